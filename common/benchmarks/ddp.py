@@ -1,0 +1,253 @@
+"""DDP training steps at each bucket cap: the measurement that predictions are held against."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from common.benchmarks.allreduce import rotated
+from common.benchmarks.gpt2_step import Gpt2Step, StepSettings
+from common.benchmarks.run import Recorder, record_run, require_positive
+from common.errors import UserError
+from common.perfmodel.buckets import cap_label, parse_cap
+from common.runtime.process_group import Worker, process_group
+from common.runtime.progress import Progress
+from common.runtime.timing import clock_for
+
+STEP_COLUMNS = (
+    *("bucket_cap_mib", "num_buckets", "first_bucket_bytes", "last_bucket_bytes"),
+    *("round", "iteration", "rank", "forward_time_ms", "backward_time_ms", "step_time_ms"),
+)
+BUCKET_COLUMNS = ("bucket_cap_mib", "rank", "bucket", "size_bytes", "parameters")
+OVERLAP_COLUMNS = (
+    *("bucket_cap_mib", "round", "iteration", "rank"),
+    *("backward_compute_time_ms", "communication_time_ms", "overlap_time_ms"),
+)
+LOCAL_COLUMNS = (
+    *("round", "iteration", "rank"),
+    *("forward_time_ms", "backward_time_ms", "step_time_ms"),
+)
+
+
+@dataclass(frozen=True)
+class DdpBenchmark:
+    """Time DDP training steps of a GPT-2 over bucket caps; a step's time is its slowest rank's.
+
+    Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment2/ddp_benchmark.py
+    --bucket_cap_mb 1 5 25. The variable BUCKET_SIZE sets the list too.
+
+    Caps are visited in rounds whose order rotates, each time in a fresh DDP instance; every
+    round also times the step without DDP. All ranks start the backward pass together.
+    Writes ddp-times.csv (raw, one row per measured iteration and rank), ddp-warmup-times.csv,
+    ddp-buckets.csv (the buckets DDP really made), ddp-overlap-times.csv (DDP's own record of
+    computation, communication and overlap) and local-times.csv (without DDP).
+    Settings may also come from --config FILE (a YAML file; flags win).
+    """
+
+    bucket_cap_mb: tuple[str, ...] = ("1", "5", "10", "25", "50", "100", "200", "400")
+    """Caps in DDP's unit (MiB); None is DDP's default (a first bucket of 1 MiB, then 25)."""
+    model: str = "gpt2-large"
+    """gpt2-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl."""
+    batch_size: int = 4
+    """Sequences per rank and step."""
+    max_seq_len: int = 1024
+    """Tokens per sequence."""
+    dtype: str = "float32"
+    """float32, float16 or bfloat16 (the latter two by autocast; gradients stay float32)."""
+    rounds: int = 4
+    num_steps: int = 5
+    """Measured steps per cap and round."""
+    warmup_steps: int = 3
+    """Steps before the measured ones; at least 3, as DDP forms its buckets in the first two."""
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = False
+    find_unused_parameters: bool = False
+    optimizer: str = "adamw"
+    """adamw or sgd."""
+    lr: float = 6e-4
+    compile: bool = False
+    backend: str | None = None
+    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
+    device: str | None = None
+    seed: int = 42
+    output_dir: str = "outputs/assignment2"
+    run_id: str = ""
+    """Name of the run directory below output_dir; made up by default."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rounds", "num_steps", "lr")
+        if self.warmup_steps < 3:
+            raise UserError(
+                f"warmup_steps {self.warmup_steps}: at least 3, DDP rebuilds its buckets in the "
+                "first two steps"
+            )
+        self.caps()
+        self.step_settings()
+
+    def caps(self) -> tuple[float | None, ...]:
+        """The caps in MiB, each once, None for DDP's default."""
+        return tuple(dict.fromkeys(parse_cap(text) for text in self.bucket_cap_mb))
+
+    def step_settings(self) -> StepSettings:
+        """The part of the settings that says what is trained."""
+        return StepSettings(
+            *(self.model, self.batch_size, self.max_seq_len, self.dtype),
+            *(self.optimizer, self.lr, self.compile, self.seed),
+        )
+
+
+def main(settings: DdpBenchmark) -> None:
+    """Run the benchmark and print the medians."""
+    with process_group(settings.device, settings.backend) as worker:
+        step = Gpt2Step(settings.step_settings(), worker)
+        with record_run(settings, "ddp_benchmark", worker) as recorder:
+            samples = measure(settings, step, worker, recorder)
+            if recorder.run:
+                print(_medians(samples).to_string(index=False, float_format="%.4g"))
+                print(f"Written to {recorder.run.path}")
+
+
+def measure(
+    settings: DdpBenchmark, step: Gpt2Step, worker: Worker, recorder: Recorder
+) -> pd.DataFrame:
+    """Visit the caps in rotated rounds; the measured samples of all ranks, on rank 0."""
+    times = recorder.stream("ddp-times.csv", STEP_COLUMNS)
+    warmup = recorder.stream("ddp-warmup-times.csv", STEP_COLUMNS)
+    buckets = recorder.stream("ddp-buckets.csv", BUCKET_COLUMNS)
+    overlap = recorder.stream("ddp-overlap-times.csv", OVERLAP_COLUMNS)
+    local = recorder.stream("local-times.csv", LOCAL_COLUMNS)
+    caps = settings.caps()
+    arms = ("local", *caps)
+    progress = Progress(settings.rounds * len(arms), worker.is_main)
+    for round_ in range(settings.rounds):
+        for arm in rotated(arms, round_):
+            if arm == "local":
+                rows = [timed_step(step, step.forward_model, worker, i) for i in _steps(settings)]
+                local.write([{"round": round_} | row for row in rows if row["iteration"] >= 0])
+                progress.step(f"round {round_ + 1}, without DDP")
+                continue
+            with ddp_instance(settings, step, worker, arm) as model:
+                rows, records = [], []
+                for iteration in _steps(settings):
+                    rows.append(timed_step(step, model, worker, iteration))
+                    records.append(model._get_ddp_logging_data())
+            described = describe_buckets(records[-1], step)
+            keys = {"bucket_cap_mib": cap_label(arm), "round": round_}
+            sizes = {
+                "num_buckets": len(described),
+                "first_bucket_bytes": described[0]["size_bytes"],
+                "last_bucket_bytes": described[-1]["size_bytes"],
+            }
+            times.write([keys | sizes | row for row in rows if row["iteration"] >= 0])
+            warmup.write([keys | sizes | row for row in rows if row["iteration"] < 0])
+            overlap.write([keys | row for row in overlap_rows(records, settings.warmup_steps)])
+            if round_ == 0:
+                buckets.write([{"bucket_cap_mib": cap_label(arm)} | row for row in described])
+            progress.step(f"round {round_ + 1}, cap {cap_label(arm)} MiB")
+    return times.table()
+
+
+def _steps(settings: DdpBenchmark) -> range:
+    return range(-settings.warmup_steps, settings.num_steps)
+
+
+@contextmanager
+def ddp_instance(
+    settings: DdpBenchmark, step: Gpt2Step, worker: Worker, cap_mib: float | None
+) -> Iterator[DistributedDataParallel]:
+    """A fresh DDP around the step's model; its hooks are gone at the end."""
+    model = DistributedDataParallel(
+        step.model,
+        device_ids=[worker.device] if worker.device.type == "cuda" else None,
+        bucket_cap_mb=cap_mib,
+        static_graph=settings.static_graph,
+        gradient_as_bucket_view=settings.gradient_as_bucket_view,
+        find_unused_parameters=settings.find_unused_parameters,
+    )
+    model._set_ddp_runtime_logging_sample_rate(1)
+    yield torch.compile(model) if settings.compile else model
+    step.zero_grad()
+    del model
+    gc.collect()
+
+
+def timed_step(step: Gpt2Step, model: torch.nn.Module, worker: Worker, iteration: int) -> dict:
+    """One training step; ranks wait for each other before the backward pass.
+
+    The wait counts in the step's time, where it would otherwise be part of the first all-reduce,
+    and in neither forward nor backward time.
+    """
+    clock = clock_for(worker.device)
+    step.zero_grad()
+    worker.barrier()
+    clock.wait()
+    marks = [clock.mark()]
+    loss = step.forward(model)
+    marks.append(clock.mark())
+    clock.wait()
+    worker.barrier()
+    marks.append(clock.mark())
+    loss.backward()
+    marks.append(clock.mark())
+    step.optimize()
+    marks.append(clock.mark())
+    clock.wait()
+    return {
+        "iteration": iteration,
+        "forward_time_ms": clock.elapsed_s(marks[0], marks[1]) * 1e3,
+        "backward_time_ms": clock.elapsed_s(marks[2], marks[3]) * 1e3,
+        "step_time_ms": clock.elapsed_s(marks[0], marks[4]) * 1e3,
+    }
+
+
+def describe_buckets(record: dict, step: Gpt2Step) -> list[dict]:
+    """The buckets that DDP used, in reduction order, from its logging data.
+
+    Before the first rebuild, or when it never rebuilds, these are the initial buckets, for which
+    DDP logs sizes but no parameters.
+    """
+    names = [name for name, _ in step.model.named_parameters()]
+    rebuilt = record.get("rebuilt_bucket_sizes") or ""
+    sizes = [int(size) for size in (rebuilt or record["bucket_sizes"]).split(",")]
+    members = (record.get("rebuilt_per_bucket_param_indices") or "").split(",")
+    rows = []
+    for index, size in enumerate(sizes):
+        indices = members[index].split() if rebuilt else []
+        rows.append(
+            {
+                "bucket": index,
+                "size_bytes": size,
+                "parameters": " ".join(names[int(i)] for i in indices),
+            }
+        )
+    return rows
+
+
+def overlap_rows(records: list[dict], warmup_steps: int) -> list[dict]:
+    """DDP's timing of each measured step but the last: it is known one step later."""
+    rows = []
+    for iteration, record in enumerate(records[warmup_steps + 1 :]):
+        if "backward_comm_time" not in record:
+            continue
+        rows.append(
+            {
+                "iteration": iteration,
+                "backward_compute_time_ms": record["backward_compute_time"] / 1e6,
+                "communication_time_ms": record["backward_comm_time"] / 1e6,
+                "overlap_time_ms": record["backward_compute_comm_overlap_time"] / 1e6,
+            }
+        )
+    return rows
+
+
+def _medians(samples: pd.DataFrame) -> pd.DataFrame:
+    keys = ["bucket_cap_mib", "num_buckets"]
+    times = ["forward_time_ms", "backward_time_ms", "step_time_ms"]
+    slowest = samples.groupby([*keys, "round", "iteration"], sort=False)[times].max()
+    return slowest.groupby(keys, sort=False).median().reset_index()

@@ -1,0 +1,220 @@
+"""When each gradient of GPT-2 becomes ready in the backward pass, and how long each layer takes.
+
+Every rank trains on its own, without communication, at the same time: the compute side of DDP.
+A hook on each parameter marks the moment its gradient is final (for the tied embedding: after
+both of its uses). The marks are CUDA events on a GPU and clock readings on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from common.benchmarks.gpt2_step import Gpt2Step, StepSettings
+from common.benchmarks.run import Recorder, record_run, require_positive
+from common.models.gpt2 import GPT2
+from common.runtime.process_group import Worker, process_group
+from common.runtime.progress import Progress
+from common.runtime.timing import clock_for
+
+
+@dataclass(frozen=True)
+class LayerBenchmark:
+    """Time forward, each layer's gradient, and the optimizer step of a GPT-2 on one device.
+
+    Writes layer-sizes.csv and layer-times.csv (seconds; the course's columns), and raw:
+    gradient-ready-times.csv (one row per rank, step and parameter) and local-step-times.csv.
+    Under torchrun every rank measures at the same time and the slowest counts.
+    Settings may also come from --config FILE (a YAML file; flags win).
+    """
+
+    model: str = "gpt2-large"
+    """gpt2-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl."""
+    batch_size: int = 4
+    """Sequences per rank and step."""
+    max_seq_len: int = 1024
+    """Tokens per sequence."""
+    dtype: str = "float32"
+    """float32, float16 or bfloat16 (the latter two by autocast; gradients stay float32)."""
+    warmup_steps: int = 5
+    num_steps: int = 15
+    optimizer: str = "adamw"
+    """adamw or sgd."""
+    lr: float = 6e-4
+    gradient_accumulation: int = 1
+    """Micro-batches per step; the last one is timed."""
+    compile: bool = False
+    """Compile the model. The hooks then mark when the compiled backward hands gradients over."""
+    layer_size_output: str = ""
+    """Write layer-sizes.csv to this path too."""
+    device: str | None = None
+    """cpu or cuda; by default CUDA where it is."""
+    seed: int = 42
+    output_dir: str = "outputs/assignment2"
+    run_id: str = ""
+    """Name of the run directory below output_dir; made up by default."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "num_steps", "gradient_accumulation", "lr")
+        self.step_settings()
+
+    def step_settings(self) -> StepSettings:
+        """The part of the settings that says what is trained."""
+        return StepSettings(
+            *(self.model, self.batch_size, self.max_seq_len, self.dtype),
+            *(self.optimizer, self.lr, self.compile, self.seed),
+        )
+
+
+READY_COLUMNS = (
+    *("rank", "iteration", "parameter", "registration_index"),
+    *("dtype", "size_bytes", "ready_time_ms"),
+)
+STEP_COLUMNS = ("rank", "iteration", "forward_time_ms", "backward_time_ms", "optimizer_time_ms")
+
+
+def main(settings: LayerBenchmark) -> None:
+    """Run the benchmark and print where its tables are."""
+    with process_group(settings.device) as worker:
+        step = Gpt2Step(settings.step_settings(), worker)
+        with record_run(settings, "train_benchmark", worker) as recorder:
+            layers = measure(settings, step, worker, recorder)
+            if recorder.run:
+                sizes = layer_sizes(step.model)
+                times = layer_times(layers)
+                recorder.run.write_table("layer-sizes.csv", sizes, index=True)
+                recorder.run.write_table("layer-times.csv", times)
+                if settings.layer_size_output:
+                    sizes.to_csv(Path(settings.layer_size_output))
+                print(times.to_string(index=False, float_format="%.6f"))
+                print(f"Written to {recorder.run.path}")
+
+
+def measure(
+    settings: LayerBenchmark, step: Gpt2Step, worker: Worker, recorder: Recorder
+) -> pd.DataFrame:
+    """Time the steps; stream the raw samples.
+
+    Returns:
+        on rank 0 the duration in seconds of every layer's gradient, of ``forward``, ``backward``
+        and ``step``: one row per measured iteration and name, the slowest rank's. Elsewhere empty.
+    """
+    clock = clock_for(worker.device)
+    ready = recorder.stream("gradient-ready-times.csv", READY_COLUMNS)
+    steps = recorder.stream("local-step-times.csv", STEP_COLUMNS)
+    progress = Progress(settings.warmup_steps + settings.num_steps, worker.is_main)
+    durations = []
+    with gradient_marks(step.model, clock) as marks:
+        for iteration in range(-settings.warmup_steps, settings.num_steps):
+            step.zero_grad()
+            for _ in range(settings.gradient_accumulation):
+                marks.clear()
+                forward_start = clock.mark()
+                loss = step.forward()
+                forward_end = clock.mark()
+                clock.wait()
+                worker.barrier()
+                start = clock.mark()
+                loss.backward()
+                end = clock.mark()
+            optimizer_start = clock.mark()
+            step.optimize()
+            optimizer_end = clock.mark()
+            clock.wait()
+            progress.step("warm-up step" if iteration < 0 else "measured step")
+            if iteration < 0:
+                continue
+            at = {name: clock.elapsed_s(start, mark) for name, mark in marks.items()}
+            forward_s = clock.elapsed_s(forward_start, forward_end)
+            backward_s = clock.elapsed_s(start, end)
+            optimizer_s = clock.elapsed_s(optimizer_start, optimizer_end)
+            ready.write(_ready_rows(step.model, at, iteration))
+            row = dict(zip(STEP_COLUMNS[2:], (forward_s, backward_s, optimizer_s), strict=True))
+            steps.write([{"iteration": iteration} | {k: v * 1e3 for k, v in row.items()}])
+            spans = {
+                **layer_durations(at, backward_s),
+                **{"forward": forward_s, "backward": backward_s, "step": optimizer_s},
+            }
+            durations.append(pd.DataFrame(worker.gather(spans)).max().rename(iteration))
+    return pd.DataFrame(durations) if worker.is_main else pd.DataFrame()
+
+
+@contextmanager
+def gradient_marks(model: GPT2, clock) -> Iterator[dict]:
+    """Mark when each parameter's gradient is final, and when that of the logits' input is.
+
+    Yields a dict from parameter name (and ``hidden``, the gradient that leaves the LM head) to
+    the mark of the latest backward pass. The hooks are removed at the end.
+    """
+    marks: dict = {}
+
+    def mark(name: str) -> None:
+        marks[name] = clock.mark()
+
+    def mark_hidden(_module, _inputs, output) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda _: mark("hidden"))
+
+    handles = [model.ln_f.register_forward_hook(mark_hidden)]
+    for name, parameter in model.named_parameters():
+        handles.append(
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: mark(name))
+        )
+    try:
+        yield marks
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def layer_durations(ready_s: dict[str, float], backward_s: float) -> dict[str, float]:
+    """Seconds that each layer's part of the backward pass takes; they add up to ``backward_s``.
+
+    A layer's part ends when the last of its gradients is ready. The embeddings' part is what
+    remains after the first block: the tied weight is counted there, where it becomes final.
+    """
+    layers: dict[str, float] = {"lm_head grad": ready_s.get("hidden", 0.0)}
+    for name, at in ready_s.items():
+        if name.startswith("ln_f."):
+            layers["ln_f grad"] = max(layers.get("ln_f grad", 0.0), at)
+        elif name.startswith("blocks."):
+            block = f"block_{name.split('.')[1]} grad"
+            layers[block] = max(layers.get(block, 0.0), at)
+    layers["embedding grad"] = backward_s
+    ends = sorted(layers.items(), key=lambda item: item[1])
+    starts = [0.0] + [end for _, end in ends[:-1]]
+    return {name: end - start for (name, end), start in zip(ends, starts, strict=True)}
+
+
+def layer_sizes(model: GPT2) -> pd.DataFrame:
+    """The course's ``layer-sizes.csv``: parameters per layer, the tied weight counted once."""
+    rows = [("Token embedding", model.wte.weight.numel())]
+    rows.append(("Position embedding", model.wpe.weight.numel()))
+    for index, block in enumerate(model.blocks):
+        rows.append((f"Block {index}", sum(p.numel() for p in block.parameters())))
+    rows.append(("LayerNorm final", sum(p.numel() for p in model.ln_f.parameters())))
+    return pd.DataFrame(rows, columns=["Name", "No. Params"])
+
+
+def layer_times(durations: pd.DataFrame) -> pd.DataFrame:
+    """The course's ``layer-times.csv``: min, max, mean, std and median in seconds per name."""
+    table = durations.agg(["min", "max", "mean", "std", "median"]).T
+    return table.rename_axis("Name").reset_index().sort_values("Name", ignore_index=True)
+
+
+def _ready_rows(model: GPT2, ready_s: dict[str, float], iteration: int) -> list[dict]:
+    return [
+        {
+            "iteration": iteration,
+            "parameter": name,
+            "registration_index": index,
+            "dtype": str(parameter.dtype).removeprefix("torch."),
+            "size_bytes": parameter.numel() * parameter.element_size(),
+            "ready_time_ms": ready_s[name] * 1e3,
+        }
+        for index, (name, parameter) in enumerate(model.named_parameters())
+    ]

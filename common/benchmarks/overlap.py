@@ -1,0 +1,263 @@
+"""What DDP adds to a backward pass besides waiting: its bookkeeping, and contention.
+
+Arms in rotated rounds, all ranks at the same time, none of them a bucketing that predictions are
+judged on:
+
+- ``local``: the backward pass alone.
+- ``bookkeeping``: DDP over a group of one rank: gradients are copied into a bucket, divided and
+  copied back, and nothing is sent.
+- ``paced``: the backward pass with all-reduces of one size launched now and then, each done before
+  the next: what they take from computation is what they add to the backward pass.
+- ``continuous``: the backward pass beside all-reduces without pause, more of them than it lasts;
+  and ``all_reduce``, the same all-reduces alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from common.benchmarks.allreduce import rotated, time_in_flight, time_sequence
+from common.benchmarks.gpt2_step import Gpt2Step, StepSettings
+from common.benchmarks.run import Recorder, record_run, require_positive
+from common.errors import UserError
+from common.runtime.process_group import Worker, process_group
+from common.runtime.progress import Progress
+from common.runtime.timing import clock_for
+
+COLUMNS = (
+    *("arm", "message_bytes", "messages", "round", "iteration", "rank"),
+    *("backward_time_ms", "all_reduce_time_ms", "gradient_bytes"),
+)
+
+
+@dataclass(frozen=True)
+class OverlapBenchmark:
+    """Measure DDP's bookkeeping, and how backward pass and all-reduce slow each other down.
+
+    Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment2/overlap_benchmark.py
+    --model gpt2-nano --max_seq_len 64. Writes overlap-times.csv (raw).
+    Settings may also come from --config FILE (a YAML file; flags win).
+    """
+
+    model: str = "gpt2-large"
+    """gpt2-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl."""
+    batch_size: int = 4
+    max_seq_len: int = 1024
+    dtype: str = "float32"
+    message_mib: tuple[float, ...] = (0.001, 0.0625, 0.25, 1, 4, 8)
+    """Sizes of the all-reduces beside the backward pass, in MiB."""
+    rounds: int = 4
+    num_steps: int = 4
+    """Measured backward passes per arm and round."""
+    warmup_steps: int = 2
+    backend: str | None = None
+    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
+    device: str | None = None
+    seed: int = 42
+    output_dir: str = "outputs/assignment2"
+    run_id: str = ""
+    """Name of the run directory below output_dir; made up by default."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rounds", "num_steps")
+        for size in self.message_mib:
+            if size <= 0:
+                raise UserError(f"message_mib {size}: a message has at least one byte")
+        self.step_settings()
+
+    def step_settings(self) -> StepSettings:
+        """The part of the settings that says what is trained."""
+        return StepSettings(
+            self.model, self.batch_size, self.max_seq_len, self.dtype, seed=self.seed
+        )
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One condition: ``messages`` all-reduces of ``size_bytes`` beside the backward pass."""
+
+    kind: str
+    size_bytes: int = 0
+    messages: int = 0
+
+
+def main(settings: OverlapBenchmark) -> None:
+    """Run the benchmark and print the medians."""
+    with process_group(settings.device, settings.backend) as worker:
+        step = Gpt2Step(settings.step_settings(), worker)
+        with record_run(settings, "overlap_benchmark", worker) as recorder:
+            samples = measure(settings, step, worker, recorder)
+            if recorder.run:
+                keys = ["arm", "message_bytes", "messages"]
+                times = ["backward_time_ms", "all_reduce_time_ms"]
+                slowest = samples.groupby([*keys, "round", "iteration"], sort=False)[times].max()
+                medians = slowest.groupby(keys, sort=False).median().reset_index()
+                print(medians.to_string(index=False, float_format="%.4g"))
+                print(f"Written to {recorder.run.path}")
+
+
+def measure(
+    settings: OverlapBenchmark, step: Gpt2Step, worker: Worker, recorder: Recorder
+) -> pd.DataFrame:
+    """Visit the arms in rotated rounds; the samples of all ranks, on rank 0."""
+    stream = recorder.stream("overlap-times.csv", COLUMNS)
+    lab = OverlapLab(step, worker)
+    arms = lab.plan([int(size * 2**20) for size in settings.message_mib])
+    progress = Progress(settings.rounds * len(arms), worker.is_main)
+    for round_ in range(settings.rounds):
+        for arm in rotated(arms, round_):
+            times_s = lab.run(arm, settings.warmup_steps + settings.num_steps)
+            stream.write(
+                [
+                    {
+                        "arm": arm.kind,
+                        "message_bytes": arm.size_bytes,
+                        "messages": arm.messages,
+                        "round": round_,
+                        "iteration": iteration,
+                        "backward_time_ms": backward_s * 1e3,
+                        "all_reduce_time_ms": all_reduce_s * 1e3,
+                        "gradient_bytes": lab.gradient_bytes,
+                    }
+                    for iteration, (backward_s, all_reduce_s) in enumerate(
+                        times_s[settings.warmup_steps :]
+                    )
+                ]
+            )
+            progress.step(f"round {round_ + 1}, {arm.kind}")
+    return stream.table()
+
+
+class OverlapLab:
+    """One model's backward pass, to be run beside all-reduces of any size."""
+
+    def __init__(self, step: Gpt2Step, worker: Worker) -> None:
+        self.step = step
+        self.worker = worker
+        self.clock = clock_for(worker.device)
+        self.gradient_bytes = sum(p.numel() * p.element_size() for p in step.model.parameters())
+        groups = [dist.new_group([rank]) for rank in range(worker.world_size)]
+        self.one_rank_group = groups[worker.rank]
+        self.ready_order, self.backward_s = self._watch_backward()
+
+    def plan(self, sizes_bytes: Sequence[int]) -> tuple[Arm, ...]:
+        """The arms: as many messages as fit in the backward pass without queueing.
+
+        Paced ones take up a third of it at most; continuous ones outlast it by half.
+        """
+        arms = [Arm("local"), Arm("bookkeeping")]
+        for size in sizes_bytes:
+            once = self._agree(min(time_sequence(self._buffers(size, 1)[0], 6, self.worker)[2:]))
+            paced = max(2, min(12, int(self.backward_s / 3 / once)))
+            arms.append(Arm("paced", size, paced))
+        size = max(sizes_bytes)
+        buffers = self._buffers(size, 4)
+        each = self._agree(min(time_in_flight(buffers, self.worker) for _ in range(3))) / 4
+        continuous = max(4, math.ceil(2 * self.backward_s / each))
+        return (*arms, Arm("continuous", size, continuous), Arm("all_reduce", size, continuous))
+
+    def run(self, arm: Arm, count: int) -> list[tuple[float, float]]:
+        """Seconds of ``count`` backward passes, each with that of its all-reduces to the last."""
+        buffers = self._buffers(arm.size_bytes, min(arm.messages, 8))
+        messages = [buffers[i % len(buffers)] for i in range(arm.messages)]
+        if arm.kind == "all_reduce":
+            return [(0.0, time_in_flight(messages, self.worker)) for _ in range(count)]
+        if arm.kind == "bookkeeping":
+            model = self._bookkeeping_model()
+            times_s = [self._timed_backward(model, []) for _ in range(count)]
+            del model
+            gc.collect()  # DDP's hooks go with it
+            return times_s
+        if arm.kind == "paced":
+            return [self._timed_backward(None, [], messages) for _ in range(count)]
+        return [self._timed_backward(None, messages) for _ in range(count)]
+
+    def _timed_backward(
+        self,
+        model: torch.nn.Module | None,
+        at_start: Sequence[Tensor],
+        paced: Sequence[Tensor] = (),
+    ) -> tuple[float, float]:
+        """Seconds of the backward pass and of the all-reduces, ``paced`` launched on its way."""
+        works: list[dist.Work] = []
+
+        def launch(message: Tensor) -> None:
+            works.append(dist.all_reduce(message, async_op=True))
+
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(lambda _, message=message: launch(message))
+            for parameter, message in zip(self._spread(len(paced)), paced, strict=True)
+        ]
+        self.step.zero_grad()
+        loss = self.step.forward(model)
+        self.clock.wait()
+        self.worker.barrier()
+        start = self.clock.mark()
+        for message in at_start:
+            launch(message)
+        backward_start = self.clock.mark()
+        loss.backward()
+        backward_end = self.clock.mark()
+        for work in works:
+            work.wait()
+        end = self.clock.mark()
+        self.clock.wait()
+        for hook in hooks:
+            hook.remove()
+        elapsed = self.clock.elapsed_s
+        return elapsed(backward_start, backward_end), elapsed(start, end)
+
+    def _watch_backward(self) -> tuple[list[tuple[torch.nn.Parameter, float]], float]:
+        """Parameters with the share of the backward pass at which each is ready; its seconds."""
+        marks: dict = {}
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(
+                lambda p: marks.__setitem__(p, self.clock.mark())
+            )
+            for parameter in self.step.model.parameters()
+        ]
+        for _ in range(3):
+            start = self.clock.mark()
+            backward_s, _ = self._timed_backward(None, [])
+        for hook in hooks:
+            hook.remove()
+        ready = {parameter: self.clock.elapsed_s(start, mark) for parameter, mark in marks.items()}
+        last = max(ready.values())
+        first = last - backward_s
+        order = sorted(ready.items(), key=lambda item: item[1])
+        return [(p, (at - first) / backward_s) for p, at in order], self._agree(backward_s)
+
+    def _spread(self, count: int) -> list[torch.nn.Parameter]:
+        """Parameters that become ready evenly over the first four fifths of the backward pass."""
+        chosen = []
+        for k in range(count):
+            share = 0.8 * (k + 0.5) / count
+            left = [item for item in self.ready_order if item[0] not in set(chosen)]
+            chosen.append(min(left, key=lambda item: abs(item[1] - share))[0])
+        return chosen
+
+    def _bookkeeping_model(self) -> DistributedDataParallel:
+        """DDP over this rank alone, all gradients in one bucket."""
+        device = self.worker.device
+        return DistributedDataParallel(
+            self.step.model,
+            device_ids=[device] if device.type == "cuda" else None,
+            process_group=self.one_rank_group,
+            bucket_cap_mb=2**20,
+        )
+
+    def _buffers(self, size_bytes: int, count: int) -> list[Tensor]:
+        numel = max(1, size_bytes // 4)
+        return [torch.zeros(numel, device=self.worker.device) for _ in range(count)]
+
+    def _agree(self, value: float) -> float:
+        return max(self.worker.gather(value))

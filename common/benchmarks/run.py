@@ -1,0 +1,85 @@
+"""What every benchmark shares: its run directory, opened by rank 0 on behalf of all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pandas as pd
+
+from common.errors import UserError
+from common.runtime.environment import describe_environment
+from common.runtime.process_group import Worker
+from common.runtime.run_directory import RunDirectory, SampleStream
+
+
+class Recorder:
+    """Writes on rank 0 what the ranks measured; on the others it only takes part in gathering."""
+
+    def __init__(self, worker: Worker, run: RunDirectory | None) -> None:
+        self.worker = worker
+        self.run = run
+
+    def stream(self, name: str, columns: Sequence[str]) -> RankStream:
+        """A table of raw samples that every rank adds to."""
+        return RankStream(self.worker, self.run.stream(name, columns) if self.run else None)
+
+
+class RankStream:
+    """A CSV of samples; ``write`` gathers the rows of all ranks, so all ranks must call it."""
+
+    def __init__(self, worker: Worker, sink: SampleStream | None) -> None:
+        self.worker = worker
+        self.sink = sink
+        self._rows: list[dict] = []
+
+    def write(self, rows: list[dict]) -> None:
+        """Append the rows of every rank, in rank order, each with its ``rank``."""
+        gathered = self.worker.gather(rows)
+        if self.sink is not None:
+            ranked = [{"rank": rank, **row} for rank, own in enumerate(gathered) for row in own]
+            self.sink.write(ranked)
+            self._rows += ranked
+
+    def table(self) -> pd.DataFrame:
+        """On rank 0 all that was written so far; elsewhere empty."""
+        return pd.DataFrame(self._rows)
+
+
+@contextmanager
+def record_run(settings: Any, label: str, worker: Worker) -> Iterator[Recorder]:
+    """Open the run directory named by ``settings.output_dir`` and ``settings.run_id``.
+
+    The run ends as complete, failed or interrupted, as the block does. A folder that cannot be
+    written is a UserError on every rank, so that none is left waiting for rank 0.
+    """
+    run, refusal = None, None
+    if worker.is_main:
+        try:
+            run = RunDirectory.create(
+                settings.output_dir,
+                label,
+                dataclasses.asdict(settings),
+                describe_environment(worker.backend, worker.device.type, worker.world_size),
+                settings.run_id or None,
+            )
+        except UserError as error:
+            refusal = str(error)
+    refusal = worker.broadcast(refusal)
+    if refusal:
+        raise UserError(refusal)
+    if run is None:
+        yield Recorder(worker, None)
+        return
+    with run:
+        yield Recorder(worker, run)
+
+
+def require_positive(settings: Any, *names: str) -> None:
+    """Raise UserError for the first of the named settings that is not above zero."""
+    for name in names:
+        value = getattr(settings, name)
+        if value <= 0:
+            raise UserError(f"{name} is {value}; it must be above 0")

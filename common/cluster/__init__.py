@@ -1,0 +1,1 @@
+"""Starting ranks: torchrun here, emulated hosts and Slurm with their issues."""

@@ -1,0 +1,30 @@
+"""Errors that a user can cause: one line that says what was wrong, where, and what is legal."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake of the user's. Shown as one line, without a traceback; exit status 2.
+
+    ``this_rank_only`` marks an error that other ranks do not see, so that its own rank shows it;
+    otherwise rank 0 speaks for all.
+    """
+
+    def __init__(self, message: str, *, this_rank_only: bool = False) -> None:
+        super().__init__(message)
+        self.this_rank_only = this_rank_only
+
+
+class RunFailed(Exception):
+    """Work that was started correctly but broke off (a rank died). One line; exit status 1."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """The message for a name that does not exist: the nearest known one, then all of them."""
+    known = list(known)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
+    return f"unknown {kind} {name!r}{hint} known: {', '.join(known)}"

@@ -1,0 +1,1 @@
+"""Predictions. A leaf: NumPy and pandas only, so that predicting starts in a moment."""

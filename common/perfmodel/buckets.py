@@ -1,0 +1,166 @@
+"""How DistributedDataParallel groups gradients into buckets.
+
+Sources: ``compute_bucket_assignment_by_size`` and ``Reducer::rebuild_buckets`` in PyTorch's
+torch/csrc/distributed/c10d/reducer.cpp, ``_ddp_init_helper`` in torch/nn/parallel/distributed.py.
+"MB" in ``bucket_cap_mb`` is MiB there, and so it is here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from common.errors import UserError
+
+MIB = 2**20
+DEFAULT_FIRST_CAP_BYTES = 1 * MIB
+DEFAULT_CAP_BYTES = 25 * MIB
+
+
+def parse_cap(text: str) -> float | None:
+    """A cap in MiB from what a user typed; ``None`` or ``default`` is DDP's own default.
+
+    Raises UserError for anything that is not a finite number above zero.
+    """
+    if str(text).lower() in ("none", "default"):
+        return None
+    try:
+        cap = float(text)
+    except ValueError:
+        raise UserError(f"bucket cap {text!r} is not a number of MiB (or None)") from None
+    if not math.isfinite(cap) or cap * MIB < 1:
+        raise UserError(f"bucket cap {text} MiB: it must be above 0 and finite")
+    return cap
+
+
+def cap_label(cap_mib: float | None) -> str:
+    """The cap as a table shows it: ``0.25``, ``25``, ``None``."""
+    return "None" if cap_mib is None else f"{cap_mib:g}"
+
+
+def assign_buckets(
+    sizes_bytes: Sequence[int],
+    cap_bytes: int,
+    first_cap_bytes: int | None = None,
+    kinds: Sequence[Hashable] | None = None,
+) -> list[list[int]]:
+    """Group tensors into buckets, as DDP does when it rebuilds them.
+
+    A tensor joins the open bucket of its kind, which closes once it holds at least the cap. No
+    tensor is split, so a bucket may be larger than the cap.
+
+    Args:
+        sizes_bytes: sizes in gradient-ready order, in bytes.
+        cap_bytes: when a bucket closes; at least 1.
+        first_cap_bytes: the cap of the first bucket of each kind, where it differs.
+        kinds: (dtype, device) of each tensor; only equal kinds share a bucket.
+
+    Returns:
+        For each bucket, in reduction order, the indices of its tensors. Buckets left open at the
+        end come last; of several, the kind seen last comes first (the order in which libstdc++
+        walks the hash map that PyTorch keeps them in).
+    """
+    caps = (cap_bytes,) if first_cap_bytes is None else (first_cap_bytes, cap_bytes)
+    if min(caps) < 1:
+        raise UserError(f"bucket cap of {min(caps)} bytes: it must be at least 1 byte")
+    if kinds is None:
+        return _assign_one_kind(sizes_bytes, cap_bytes, caps[0])
+    buckets: list[list[int]] = []
+    open_buckets: dict[Hashable, tuple[list[int], int, int]] = {}  # members, bytes, buckets closed
+    for index, (size, kind) in enumerate(zip(sizes_bytes, kinds, strict=True)):
+        members, total, closed = open_buckets.get(kind, ([], 0, 0))
+        members.append(index)
+        total += size
+        if total >= caps[min(closed, len(caps) - 1)]:
+            buckets.append(members)
+            members, total, closed = [], 0, closed + 1
+        open_buckets[kind] = (members, total, closed)
+    left_open = [members for members, _, _ in open_buckets.values() if members]
+    return buckets + left_open[::-1]
+
+
+def _assign_one_kind(sizes_bytes: Sequence[int], cap: int, first_cap: int) -> list[list[int]]:
+    buckets: list[list[int]] = []
+    members: list[int] = []
+    total = 0
+    limit = first_cap
+    for index, size in enumerate(sizes_bytes):
+        members.append(index)
+        total += size
+        if total >= limit:
+            buckets.append(members)
+            members, total, limit = [], 0, cap
+    if members:
+        buckets.append(members)
+    return buckets
+
+
+@dataclass(frozen=True)
+class DdpOptions:
+    """The arguments of DDP that decide its buckets; ``bucket_cap_mib`` None is its default."""
+
+    bucket_cap_mib: float | None = None
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+
+    def caps_bytes(self) -> tuple[int, int]:
+        """(cap, first cap): any explicit cap, 25 too, is also that of the first bucket."""
+        if self.bucket_cap_mib is None:
+            return DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES
+        cap = int(self.bucket_cap_mib * MIB)
+        return cap, cap
+
+    def rebuild_iteration(self) -> int | None:
+        """The first iteration whose backward pass uses buckets in gradient-ready order."""
+        if self.static_graph:
+            return 2
+        return None if self.find_unused_parameters else 1
+
+
+def ddp_buckets(
+    sizes_bytes: Sequence[int],
+    ready_order: Sequence[int],
+    options: DdpOptions,
+    iteration: int | None = None,
+    kinds: Sequence[Hashable] | None = None,
+) -> list[list[int]]:
+    """The buckets that DDP uses in an iteration.
+
+    Args:
+        sizes_bytes: sizes in registration order (that of ``module.parameters()``), in bytes.
+        ready_order: the parameters' indices in the order their gradients become ready on rank 0.
+        options: arguments given to DDP.
+        iteration: counted from 0; None is the steady state.
+        kinds: (dtype, device) of each parameter, in registration order.
+
+    Returns:
+        For each bucket, in reduction order, the registration indices of its parameters.
+    """
+    cap, first_cap = options.caps_bytes()
+    rebuilt_at = options.rebuild_iteration()
+    if rebuilt_at is None or (iteration is not None and iteration < rebuilt_at):
+        if rebuilt_at is not None:  # everything in one bucket (of each kind) until the rebuild
+            cap = first_cap = sum(sizes_bytes) + 1
+        # Filled in registration order, then reversed: the last-registered parameters go first.
+        buckets = assign_buckets(sizes_bytes, cap, first_cap, kinds)
+        return sorted(buckets, key=min)[::-1]
+    ordered_kinds = None if kinds is None else [kinds[index] for index in ready_order]
+    buckets = assign_buckets([sizes_bytes[i] for i in ready_order], cap, first_cap, ordered_kinds)
+    return [[ready_order[i] for i in bucket] for bucket in buckets]
+
+
+def cap_interval(sizes_bytes: Sequence[int], buckets: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """The smallest and the largest cap in bytes that give exactly these buckets.
+
+    For buckets of one kind and without a first cap of its own. A closed bucket bounds the cap
+    from above by its size and from below by its size without its last tensor. The last bucket
+    counts as closed if it is larger than all that the others allow.
+    """
+    smallest, largest = 1, 2**62
+    for bucket in buckets[:-1]:
+        size = sum(sizes_bytes[i] for i in bucket)
+        largest = min(largest, size)
+        smallest = max(smallest, size - sizes_bytes[bucket[-1]] + 1)
+    last = sum(sizes_bytes[i] for i in buckets[-1]) - sizes_bytes[buckets[-1][-1]]
+    return max(smallest, last + 1), largest

@@ -1,0 +1,115 @@
+"""a(x): the time of an all-reduce of x bytes, as a formula or as a measured curve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from common.errors import UserError
+
+
+class AllReduceModel(Protocol):
+    """Anything that predicts the time of an all-reduce."""
+
+    def time_s(self, size_bytes: ArrayLike) -> float | NDArray:
+        """Seconds for a message of ``size_bytes``; a scalar for a scalar, else an array."""
+        ...
+
+
+@dataclass(frozen=True)
+class AlphaBeta:
+    """T = α + x / β: latency plus size over algorithm bandwidth (Hockney 1994)."""
+
+    alpha_s: float
+    bandwidth_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if not self.alpha_s >= 0 or not self.bandwidth_bytes_per_s > 0:
+            raise UserError(
+                f"α = {self.alpha_s} s, β = {self.bandwidth_bytes_per_s} bytes/s: α must be at "
+                "least 0 and β above 0"
+            )
+
+    def time_s(self, size_bytes: ArrayLike) -> float | NDArray:
+        """Seconds for a message of ``size_bytes``; a scalar for a scalar, else an array."""
+        times = self.alpha_s + np.asarray(size_bytes, dtype=float) / self.bandwidth_bytes_per_s
+        return float(times) if np.ndim(size_bytes) == 0 else times
+
+    @classmethod
+    def fit(cls, size_bytes: ArrayLike, time_s: ArrayLike) -> AlphaBeta:
+        """Least squares of the relative error, so that small and large messages count alike.
+
+        Minimises Σ ((α + x/β − t) / t)², which is linear in α and 1/β; where the minimum has α
+        below 0, α is 0. Raises UserError for fewer than two sizes or unusable values.
+        """
+        sizes, times = _checked(size_bytes, time_s)
+        columns = np.stack([1 / times, sizes / times], axis=1)
+        (alpha, inverse), *_ = np.linalg.lstsq(columns, np.ones(len(times)), rcond=None)
+        if alpha < 0:
+            alpha, inverse = 0.0, float((sizes / times).sum() / ((sizes / times) ** 2).sum())
+        if inverse <= 0:
+            raise UserError("all-reduce times do not grow with the size: no bandwidth to fit")
+        return cls(float(alpha), float(1 / inverse))
+
+    @classmethod
+    def from_endpoints(cls, size_bytes: ArrayLike, time_s: ArrayLike) -> AlphaBeta:
+        """The course's recipe: α is the time of the smallest message, β that of the largest.
+
+        β = (x_max − x_min) / (t_max − t_min).
+        """
+        sizes, times = _checked(size_bytes, time_s)
+        if times[-1] <= times[0]:
+            raise UserError("the largest message is not slower than the smallest: no bandwidth")
+        return cls(float(times[0]), float((sizes[-1] - sizes[0]) / (times[-1] - times[0])))
+
+
+class MeasuredAllReduce:
+    """A measured curve, linear between its points.
+
+    It is monotone only where the data are: a measured dip stays. Below the smallest size the time
+    is that of the smallest; above the largest it grows with the bandwidth of the largest message.
+    """
+
+    def __init__(self, size_bytes: ArrayLike, time_s: ArrayLike) -> None:
+        self.sizes_bytes, self.times_s = _checked(size_bytes, time_s)
+
+    def time_s(self, size_bytes: ArrayLike) -> float | NDArray:
+        """Seconds for a message of ``size_bytes``; a scalar for a scalar, else an array."""
+        asked = np.asarray(size_bytes, dtype=float)
+        times = np.interp(asked, self.sizes_bytes, self.times_s)
+        beyond = asked > self.sizes_bytes[-1]
+        if beyond.any():
+            times = np.where(beyond, self.times_s[-1] * asked / self.sizes_bytes[-1], times)
+        return float(times) if np.ndim(size_bytes) == 0 else times
+
+
+def algorithm_bandwidth(size_bytes: ArrayLike, time_s: ArrayLike) -> NDArray:
+    """Message size over time, in bytes per second."""
+    return np.asarray(size_bytes, dtype=float) / np.asarray(time_s, dtype=float)
+
+
+def bus_bandwidth(size_bytes: ArrayLike, time_s: ArrayLike, ranks: int) -> NDArray:
+    """Algorithm bandwidth times 2(n−1)/n, bytes per second (nccl-tests, doc/PERFORMANCE.md)."""
+    return algorithm_bandwidth(size_bytes, time_s) * 2 * (ranks - 1) / ranks
+
+
+def _checked(size_bytes: ArrayLike, time_s: ArrayLike) -> tuple[NDArray, NDArray]:
+    sizes = np.asarray(size_bytes, dtype=float)
+    times = np.asarray(time_s, dtype=float)
+    if sizes.shape != times.shape or sizes.ndim != 1:
+        raise UserError(f"{sizes.size} sizes and {times.size} times: one time for each size")
+    if len(sizes) < 2:
+        raise UserError(f"an all-reduce curve of {len(sizes)} sizes: at least 2 are needed")
+    if not np.isfinite(sizes).all() or not np.isfinite(times).all():
+        raise UserError("all-reduce sizes and times must be finite numbers")
+    if (np.diff(sizes) <= 0).any():
+        row = int(np.argmax(np.diff(sizes) <= 0)) + 1
+        raise UserError(
+            f"all-reduce sizes must ascend: {sizes[row]:.0f} bytes follows {sizes[row - 1]:.0f}"
+        )
+    if sizes[0] <= 0 or (times <= 0).any():
+        raise UserError("all-reduce sizes and times must be above 0")
+    return sizes, times

@@ -1,0 +1,121 @@
+"""The compute side of a prediction: when each gradient of a backward pass is ready."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+
+
+@dataclass(frozen=True)
+class BackwardProfile:
+    """Gradients in the order they become ready, without any communication.
+
+    Attributes:
+        names: parameter names.
+        sizes_bytes: int64, bytes on the wire.
+        ready_s: float, seconds from the start of the backward pass; never decreasing.
+        backward_s: seconds until the backward pass ends, at least the last ready time.
+        kinds: dtype of each gradient; only equal ones share a bucket.
+        registration: place of each parameter in ``module.parameters()``.
+        assumptions: what was not measured and had to be assumed, one sentence each.
+    """
+
+    names: tuple[str, ...]
+    sizes_bytes: NDArray
+    ready_s: NDArray
+    backward_s: float
+    kinds: tuple[str, ...] = ()
+    registration: tuple[int, ...] = ()
+    assumptions: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        count = len(self.names)
+        if not count:
+            raise UserError("a backward profile needs at least one gradient")
+        if len(self.sizes_bytes) != count or len(self.ready_s) != count:
+            raise UserError("a backward profile needs a size and a ready time for each gradient")
+        if (np.diff(self.ready_s) < 0).any() or self.ready_s[0] < 0:
+            raise UserError("gradient-ready times must not decrease and not be negative")
+        if self.backward_s < self.ready_s[-1]:
+            raise UserError(
+                f"the backward pass ends at {self.backward_s} s, before its last gradient is "
+                f"ready at {self.ready_s[-1]} s"
+            )
+        if min(self.sizes_bytes) < 1:
+            raise UserError("a gradient has at least 1 byte")
+
+    @property
+    def total_bytes(self) -> int:
+        """B, the bytes of all gradients."""
+        return int(self.sizes_bytes.sum())
+
+    def scaled(self, compute: float = 1.0, size: float = 1.0) -> BackwardProfile:
+        """The same model on a device ``1/compute`` times as fast, with gradients of another size.
+
+        Used to ask "what if": ``compute=0.5`` halves every g_l, ``size=0.5`` halves B (as a
+        16-bit gradient would).
+        """
+        sizes = np.maximum(1, np.rint(self.sizes_bytes * size)).astype(np.int64)
+        return replace(
+            self,
+            sizes_bytes=sizes,
+            ready_s=self.ready_s * compute,
+            backward_s=self.backward_s * compute,
+        )
+
+
+@dataclass(frozen=True)
+class DdpCosts:
+    """What DDP adds to computation besides waiting for the network. All default to none.
+
+    Attributes:
+        copy_in_s_per_byte: copying a gradient into its bucket and dividing it by the world size.
+        copy_out_s_per_byte: copying a reduced bucket back into the gradients.
+        communication_slowdown: an all-reduce beside computation takes this many times longer.
+        compute_slowdown: computation beside an all-reduce takes this many times longer.
+        lost_compute: (sizes in bytes, seconds): how much computation an all-reduce of each size
+            costs when it runs beside it, where this was measured; replaces ``compute_slowdown``.
+            Linear between the sizes and, beyond them, in proportion to the last.
+    """
+
+    copy_in_s_per_byte: float = 0.0
+    copy_out_s_per_byte: float = 0.0
+    communication_slowdown: float = 1.0
+    compute_slowdown: float = 1.0
+    lost_compute: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.copy_in_s_per_byte, self.copy_out_s_per_byte) < 0:
+            raise UserError("copy costs must not be negative")
+        if min(self.compute_slowdown, self.communication_slowdown) < 1:
+            raise UserError("slowdowns must be at least 1")
+        if self.lost_compute and min(self.lost_compute[1]) < 0:
+            raise UserError("computation lost to an all-reduce must not be negative")
+
+    def beside_computation(self, sizes_bytes: NDArray, alone_s: NDArray) -> tuple[NDArray, NDArray]:
+        """All-reduces that run beside computation all along.
+
+        Args:
+            sizes_bytes: message sizes.
+            alone_s: how long each takes with nothing beside it.
+
+        Returns:
+            how long each takes, and how much computation is done meanwhile, both in seconds.
+        """
+        duration = alone_s * self.communication_slowdown
+        if self.lost_compute is None:
+            return duration, duration / self.compute_slowdown
+        known_bytes, known_s = self.lost_compute
+        lost = np.interp(sizes_bytes, known_bytes, known_s)
+        lost = np.where(
+            sizes_bytes > known_bytes[-1], known_s[-1] * sizes_bytes / known_bytes[-1], lost
+        )
+        duration = np.maximum(duration, lost)
+        return duration, duration - lost
+
+
+NO_COSTS = DdpCosts()

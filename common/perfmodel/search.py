@@ -1,0 +1,162 @@
+"""The best bucket cap: T(b) is a step function of the cap, so only its steps are searched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.errors import UserError
+from common.perfmodel.buckets import MIB, DdpOptions, assign_buckets, cap_interval
+from common.perfmodel.collectives import AllReduceModel
+from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.simulator import profile_buckets, simulate_buckets
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One distinct bucketing: every cap from ``low_mib`` to ``high_mib`` gives it."""
+
+    low_mib: float
+    high_mib: float
+    num_buckets: int
+    total_s: float
+    exposed_communication_s: float
+
+    def contains(self, cap_mib: float) -> bool:
+        """Whether this cap gives this bucketing."""
+        return self.low_mib <= cap_mib <= self.high_mib
+
+
+@dataclass(frozen=True)
+class BestCap:
+    """The answer of a search.
+
+    Attributes:
+        cap_mib: b*, a cap that gives the fastest bucketing found.
+        total_s: the predicted backward time there.
+        near_mib: every maximal interval of searched caps within 1 % of the best, ascending.
+        candidates: all distinct bucketings that were searched, by cap.
+    """
+
+    cap_mib: float
+    total_s: float
+    near_mib: tuple[tuple[float, float], ...]
+    candidates: tuple[Candidate, ...]
+
+    def predicted_s(self, cap_mib: float) -> float:
+        """T of any searched cap."""
+        for candidate in self.candidates:
+            if candidate.contains(cap_mib):
+                return candidate.total_s
+        raise UserError(f"cap {cap_mib} MiB was not searched")
+
+
+def best_bucket_cap(
+    profile: BackwardProfile,
+    network: AllReduceModel,
+    caps_mib: Sequence[float] | None = None,
+    *,
+    costs: DdpCosts = NO_COSTS,
+    tolerance: float = 0.01,
+) -> BestCap:
+    """Find the cap with the shortest predicted backward pass.
+
+    Args:
+        profile: gradient sizes and ready times.
+        network: the all-reduce model.
+        caps_mib: caps to choose from; caps that give the same buckets are simulated once. None
+            walks through all distinct bucketings there are.
+        costs: bookkeeping and contention.
+        tolerance: what counts as near the best, as a fraction of its time.
+
+    b* is the middle (geometric mean) of the caps that give the fastest bucketing, or of those
+    among ``caps_mib``; larger caps win ties.
+    """
+    if caps_mib is not None and not len(caps_mib):
+        raise UserError("no caps to search")
+    candidates = (
+        _all_candidates(profile, network, costs)
+        if caps_mib is None
+        else _given_candidates(profile, network, costs, sorted(set(map(float, caps_mib))))
+    )
+    best = min(candidates, key=lambda c: (c.total_s, -c.low_mib))
+    cap = float(np.sqrt(best.low_mib * best.high_mib))
+    if caps_mib is not None:
+        inside = [c for c in caps_mib if best.contains(c)]
+        cap = min(inside, key=lambda c: abs(np.log(c / cap)))
+    near = _near_intervals(candidates, best.total_s * (1 + tolerance))
+    return BestCap(cap, best.total_s, near, tuple(candidates))
+
+
+def regret(measured_s: dict[float, float], chosen_mib: float) -> float:
+    """How much slower the measured time at the chosen cap is than the best measured, as a fraction.
+
+    Args:
+        measured_s: measured time by cap (MiB).
+        chosen_mib: one of those caps.
+    """
+    if chosen_mib not in measured_s:
+        raise UserError(f"cap {chosen_mib} MiB was not measured")
+    return measured_s[chosen_mib] / min(measured_s.values()) - 1
+
+
+def _given_candidates(
+    profile: BackwardProfile, network: AllReduceModel, costs: DdpCosts, caps: list[float]
+) -> list[Candidate]:
+    found: dict[tuple[int, ...], list] = {}
+    for cap in caps:
+        buckets = profile_buckets(profile, DdpOptions(cap))
+        key = tuple(bucket[-1] for bucket in buckets)
+        if key not in found:
+            found[key] = [cap, cap, buckets]
+        found[key][1] = cap
+    return [_candidate(profile, network, costs, *entry) for entry in found.values()]
+
+
+def _all_candidates(
+    profile: BackwardProfile, network: AllReduceModel, costs: DdpCosts
+) -> list[Candidate]:
+    if len(set(profile.kinds)) > 1:
+        raise UserError("gradients of several dtypes: give the caps to search")
+    sizes = profile.sizes_bytes.tolist()
+    candidates = []
+    cap = 1
+    while cap <= profile.total_bytes:
+        buckets = assign_buckets(sizes, cap)
+        low, high = cap_interval(sizes, buckets)
+        high = min(high, profile.total_bytes)
+        candidates.append(_candidate(profile, network, costs, low / MIB, high / MIB, buckets))
+        cap = high + 1
+    return candidates
+
+
+def _candidate(
+    profile: BackwardProfile,
+    network: AllReduceModel,
+    costs: DdpCosts,
+    low_mib: float,
+    high_mib: float,
+    buckets: list[list[int]],
+) -> Candidate:
+    timeline = simulate_buckets(profile, network, buckets, costs)
+    return Candidate(
+        low_mib, high_mib, len(buckets), timeline.total_s, timeline.exposed_communication_s
+    )
+
+
+def _near_intervals(
+    candidates: Sequence[Candidate], limit_s: float
+) -> tuple[tuple[float, float], ...]:
+    intervals: list[tuple[float, float]] = []
+    extend = False
+    for candidate in candidates:
+        if candidate.total_s > limit_s:
+            extend = False
+        elif extend:
+            intervals[-1] = (intervals[-1][0], candidate.high_mib)
+        else:
+            intervals.append((candidate.low_mib, candidate.high_mib))
+            extend = True
+    return tuple(intervals)

@@ -1,0 +1,174 @@
+"""The process group as a context: joined on entry, left on exit, whatever happens in between."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from common.errors import RunFailed, UserError
+from common.runtime.ranks import Ranks, current_ranks, rendezvous_environment
+
+BACKENDS = ("nccl", "gloo")
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One rank of a running job: its place, its device and the backend that connects it."""
+
+    ranks: Ranks
+    device: torch.device
+    backend: str
+
+    @property
+    def rank(self) -> int:
+        return self.ranks.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.ranks.world_size
+
+    @property
+    def is_main(self) -> bool:
+        return self.ranks.is_main
+
+    def gather(self, item: object) -> list:
+        """The item of every rank, in rank order, on every rank. Not for timed regions."""
+        items: list = [None] * self.world_size
+        dist.all_gather_object(items, item)
+        return items
+
+    def broadcast(self, item: object) -> object:
+        """Rank 0's item, on every rank. Not for timed regions."""
+        items = [item]
+        dist.broadcast_object_list(items, src=0)
+        return items[0]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.device.type == "cuda":
+            dist.barrier(device_ids=[self.device.index])
+        else:
+            dist.barrier()
+
+
+@contextmanager
+def process_group(
+    device: str | None = None, backend: str | None = None, timeout_s: float = 600
+) -> Iterator[Worker]:
+    """Join the job's process group and leave it at the end.
+
+    Args:
+        device: ``cpu`` or ``cuda``; by default CUDA where it is, else the CPU.
+        backend: ``nccl`` or ``gloo``; by default NCCL on CUDA and gloo on the CPU.
+        timeout_s: how long a collective may wait for a rank, in seconds.
+
+    Raises:
+        UserError: unknown device or backend, a rank without a GPU, two ranks on one GPU.
+    """
+    ranks = current_ranks()
+    _die_with_parent(ranks)
+    device_type = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device_type not in ("cpu", "cuda"):
+        raise UserError(f"device {device_type!r}: legal are cpu and cuda")
+    if device_type == "cuda" and not torch.cuda.is_available():
+        raise UserError("device cuda: this process sees no GPU; use --device cpu")
+    backend = backend or ("nccl" if device_type == "cuda" else "gloo")
+    if backend not in BACKENDS:
+        raise UserError(f"backend {backend!r}: legal are {' and '.join(BACKENDS)}")
+    if backend == "nccl" and device_type == "cpu":
+        raise UserError("backend nccl needs GPUs; on the CPU use --backend gloo")
+
+    store = _rendezvous(ranks)
+    chosen = _choose_device(ranks, device_type)
+    if device_type == "cuda":
+        _refuse_shared_gpus(ranks, chosen, store)
+        torch.cuda.set_device(chosen)
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        timeout=datetime.timedelta(seconds=timeout_s),
+        device_id=chosen if backend == "nccl" else None,
+    )
+    try:
+        yield Worker(ranks, chosen, backend)
+    except RuntimeError as error:
+        if _is_lost_peer(error):
+            raise RunFailed(f"rank {ranks.rank} lost another rank: {error}") from None
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def _is_lost_peer(error: RuntimeError) -> bool:
+    """Whether a collective failed because another rank is gone."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
+def _rendezvous(ranks: Ranks) -> dist.Store:
+    if ranks.world_size == 1 and ranks.launcher == "single":
+        return dist.HashStore()
+    os.environ.update(
+        rendezvous_environment(),
+        RANK=str(ranks.rank),
+        WORLD_SIZE=str(ranks.world_size),
+        LOCAL_RANK=str(ranks.local_rank),
+    )
+    store, _, _ = next(iter(dist.rendezvous("env://")))
+    return dist.PrefixStore("ddplab", store)
+
+
+def _choose_device(ranks: Ranks, device_type: str) -> torch.device:
+    if device_type == "cpu":
+        return torch.device("cpu")
+    visible = torch.cuda.device_count()
+    if visible == 1:  # Slurm's --gpus-per-task shows each rank its own GPU as number 0
+        return torch.device("cuda", 0)
+    if ranks.local_rank >= visible:
+        raise UserError(
+            f"rank {ranks.rank} on {socket.gethostname()}: local rank {ranks.local_rank}, but "
+            f"{visible} GPUs are visible (CUDA_VISIBLE_DEVICES="
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}); start one rank per GPU",
+            this_rank_only=True,
+        )
+    return torch.device("cuda", ranks.local_rank)
+
+
+def find_shared_device(devices: list[str]) -> tuple[int, int] | None:
+    """The first two ranks with the same device name, or None. ``devices`` is in rank order."""
+    first: dict[str, int] = {}
+    for rank, device in enumerate(devices):
+        if device in first:
+            return first[device], rank
+        first[device] = rank
+    return None
+
+
+def _refuse_shared_gpus(ranks: Ranks, device: torch.device, store: dist.Store) -> None:
+    uuid = torch.cuda.get_device_properties(device).uuid
+    store.set(f"gpu/{ranks.rank}", f"{socket.gethostname()} GPU {uuid}")
+    names = [store.get(f"gpu/{rank}").decode() for rank in range(ranks.world_size)]
+    shared = find_shared_device(names)
+    if shared:
+        raise UserError(
+            f"ranks {shared[0]} and {shared[1]} share one GPU ({names[shared[0]]}); start as many "
+            "ranks as there are GPUs, or use --device cpu"
+        )
+
+
+def _die_with_parent(ranks: Ranks) -> None:
+    """Let Linux end this worker when its launcher is killed, so that none is left behind."""
+    if ranks.launcher == "torchrun" and sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

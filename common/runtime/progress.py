@@ -1,0 +1,28 @@
+"""Progress of a long measurement: at most one line every two seconds, from rank 0."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+logger = logging.getLogger(__name__)
+
+
+class Progress:
+    """Counts steps of a known total and logs where it is."""
+
+    def __init__(self, total: int, enabled: bool = True, interval_s: float = 2.0) -> None:
+        self.total = total
+        self.enabled = enabled
+        self.interval_s = interval_s
+        self.done = 0
+        self._start = self._last = time.monotonic()
+
+    def step(self, doing: str) -> None:
+        """One more step was done; ``doing`` says what it was."""
+        self.done += 1
+        moment = time.monotonic()
+        if self.enabled and (moment - self._last >= self.interval_s or self.done == self.total):
+            self._last = moment
+            left = (moment - self._start) / self.done * (self.total - self.done)
+            logger.info("[%d/%d] %s, about %.0f s left", self.done, self.total, doing, left)

@@ -1,0 +1,124 @@
+"""Which rank am I, of how many: torchrun's variables, or else Slurm's, or else one process."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from common.errors import UserError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The place of this process among the processes of the job."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    launcher: str = "single"
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes the files."""
+        return self.rank == 0
+
+
+def current_ranks(env: Mapping[str, str] = os.environ) -> Ranks:
+    """Read the ranks from torchrun's variables, else from those of a Slurm step.
+
+    A batch script's own shell also has ``SLURM_PROCID``; it is one process, not a rank, unless
+    ``srun`` started it (then ``SLURM_STEP_ID`` is set).
+
+    Raises:
+        UserError: a variable is missing or is not an integer, or the rank is not below the world
+            size.
+    """
+    if "RANK" in env or "WORLD_SIZE" in env:
+        ranks = Ranks(
+            rank=_integer(env, "RANK"),
+            world_size=_integer(env, "WORLD_SIZE"),
+            local_rank=_integer(env, "LOCAL_RANK"),
+            local_world_size=_integer(env, "LOCAL_WORLD_SIZE", default=1),
+            launcher="torchrun",
+        )
+    elif "SLURM_PROCID" in env and not _is_batch_shell(env):
+        size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
+        ranks = Ranks(
+            rank=_integer(env, "SLURM_PROCID"),
+            world_size=_integer(env, size, default=1),
+            local_rank=_integer(env, "SLURM_LOCALID"),
+            local_world_size=_tasks_on_this_node(env),
+            launcher="slurm",
+        )
+    else:
+        return Ranks()
+    if not 0 <= ranks.rank < ranks.world_size:
+        raise UserError(f"rank {ranks.rank} of {ranks.world_size}: a rank is below the world size")
+    return ranks
+
+
+def rendezvous_environment(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """``MASTER_ADDR`` and ``MASTER_PORT`` of a job, as init_process_group reads them.
+
+    torchrun sets both. Under Slurm the address is the step's first host and the port comes from
+    the job and step ids, so that two jobs on one node do not meet.
+    """
+    if "MASTER_ADDR" in env and "MASTER_PORT" in env:
+        return {"MASTER_ADDR": env["MASTER_ADDR"], "MASTER_PORT": env["MASTER_PORT"]}
+    hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
+    if not hosts:
+        raise UserError(
+            "no rendezvous: MASTER_ADDR and MASTER_PORT are not set; start with torchrun"
+        )
+    job = int(env.get("SLURM_JOB_ID", "0")) * 31 + int(env.get("SLURM_STEP_ID", "0"))
+    return {
+        "MASTER_ADDR": env.get("MASTER_ADDR", _first_host(hosts)),
+        "MASTER_PORT": env.get("MASTER_PORT", str(20000 + job % 20000)),
+    }
+
+
+def _integer(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    if name not in env:
+        if default is None:
+            raise UserError(f"{name} is not set, though other ranks' variables are; use torchrun")
+        return default
+    try:
+        return int(env[name])
+    except ValueError:
+        raise UserError(f"{name}={env[name]!r} is not an integer") from None
+
+
+def _is_batch_shell(env: Mapping[str, str]) -> bool:
+    in_step = "SLURM_STEP_ID" in env or "SLURM_STEP_NUM_TASKS" in env
+    return env.get("ENVIRONMENT") == "BATCH" and not in_step
+
+
+def _tasks_on_this_node(env: Mapping[str, str]) -> int:
+    """Tasks on this node, from Slurm's list such as ``4(x2),3``."""
+    if "SLURM_STEP_TASKS_PER_NODE" in env or "SLURM_TASKS_PER_NODE" in env:
+        text = env.get("SLURM_STEP_TASKS_PER_NODE") or env["SLURM_TASKS_PER_NODE"]
+        counts: list[int] = []
+        for part in text.split(","):
+            match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+            if match is None:
+                raise UserError(f"cannot read Slurm's tasks per node {text!r}; like 4(x2),3")
+            counts += [int(match[1])] * int(match[2] or 1)
+        node = _integer(env, "SLURM_NODEID", default=0)
+        if node < len(counts):
+            return counts[node]
+    return _integer(env, "SLURM_NTASKS_PER_NODE", default=1)
+
+
+def _first_host(hosts: str) -> str:
+    """First host of a Slurm host list; ``scontrol`` knows the full grammar."""
+    try:
+        listed = subprocess.run(
+            ["scontrol", "show", "hostnames", hosts], capture_output=True, text=True, check=True
+        )
+        return listed.stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return re.sub(r"\[(\d+).*", r"\1", hosts.split(",")[0])

@@ -1,0 +1,177 @@
+"""Run directories: one folder per measurement, never mistaken for complete while it is not.
+
+A run directory holds ``config.yaml``, ``environment.json`` (with ``status``: running, complete,
+failed or interrupted) and tables as CSV. Files are written beside and renamed. A run directory may
+hold others: ``ddplab run`` puts each benchmark of one assignment below one run.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from common.errors import UserError
+from common.runtime.environment import now
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def new_run_id(label: str) -> str:
+    """Sorts by time; unique even for runs started in one second on two hosts."""
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    return f"{stamp}-{label}-{secrets.token_hex(3)}"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside ``path``, flush to disk and rename: readers see all of it or none."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with beside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+class RunDirectory:
+    """A run being written. Use as a context: the status follows from how the block ends."""
+
+    def __init__(self, path: Path, environment: dict) -> None:
+        self.path = path
+        self.environment = environment
+        self._streams: list[SampleStream] = []
+
+    @classmethod
+    def create(
+        cls,
+        output_dir: Path | str,
+        label: str,
+        config: Mapping,
+        environment: dict,
+        run_id: str | None = None,
+    ) -> RunDirectory:
+        """Make ``output_dir/<run_id>`` with its configuration and environment.
+
+        Raises:
+            UserError: the folder cannot be written, or a run of this id exists.
+        """
+        path = Path(output_dir) / (run_id or new_run_id(label))
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            raise UserError(f"{path} exists; choose another --run-id") from None
+        except OSError as error:
+            raise UserError(f"output folder {path}: {error.strerror}") from None
+        run = cls(path, {"label": label, **environment})
+        write_atomically(path / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+        run._write_environment()
+        return run
+
+    def write_table(self, name: str, table: pd.DataFrame, index: bool = False) -> Path:
+        """Write a table as CSV, whole or not at all."""
+        path = self.path / name
+        write_atomically(path, table.to_csv(index=index))
+        return path
+
+    def stream(self, name: str, columns: Sequence[str]) -> SampleStream:
+        """A CSV that grows during the run; it keeps a ``.partial`` name until the run completes."""
+        stream = SampleStream(self.path / name, columns)
+        self._streams.append(stream)
+        return stream
+
+    def finish(self, status: str, reason: str | None = None) -> None:
+        """Record how the run ended; only a complete run's streams get their final name."""
+        for stream in self._streams:
+            stream.close(complete=status == "complete")
+        self.environment.update(status=status, end_time=now(), reason=reason)
+        self._write_environment()
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+        if kind is None:
+            self.finish("complete")
+        elif issubclass(kind, KeyboardInterrupt):
+            self.finish("interrupted", "interrupted by the user")
+        else:
+            self.finish("failed", f"{kind.__name__}: {error}")
+
+    def _write_environment(self) -> None:
+        write_atomically(self.path / "environment.json", json.dumps(self.environment, indent=1))
+
+
+class SampleStream:
+    """Raw samples, flushed as they come, so that a run that breaks off keeps what it measured."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self.path = path
+        self.columns = list(columns)
+        self._partial = path.with_name(f"{path.name}.partial")
+        self._file = self._partial.open("w", newline="")
+        self._writer = csv.writer(self._file)
+        self._writer.writerow(self.columns)
+
+    def write(self, rows: Iterable[Mapping]) -> None:
+        """Append rows; every row has exactly the stream's columns."""
+        for row in rows:
+            if row.keys() != set(self.columns):
+                raise ValueError(f"{self.path.name}: columns {sorted(row)} are not {self.columns}")
+            self._writer.writerow([row[column] for column in self.columns])
+        self._file.flush()
+
+    def close(self, complete: bool) -> None:
+        """Close; rename to the final name only if the run is complete."""
+        self._file.close()
+        if complete:
+            self._partial.replace(self.path)
+
+
+def read_environment(path: Path) -> dict:
+    """The environment record of a run directory, with the status as it really is.
+
+    A run marked running whose process on this host is gone was interrupted.
+    """
+    record = json.loads((path / "environment.json").read_text())
+    if record.get("status") == "running" and record.get("host") == socket.gethostname():
+        try:
+            os.kill(record["pid"], 0)
+        except ProcessLookupError:
+            record["status"] = "interrupted"
+        except PermissionError:
+            pass
+    return record
+
+
+def find_table(run_dir: Path, name: str) -> Path | None:
+    """The table ``name`` of a run: in the folder itself or in its newest complete run below."""
+    if (run_dir / name).is_file():
+        return run_dir / name
+    below = [
+        path
+        for path in run_dir.glob(f"*/{name}")
+        if (path.parent / "environment.json").is_file()
+        and read_environment(path.parent)["status"] == "complete"
+    ]
+    return max(below, key=lambda p: read_environment(p.parent)["start_time"], default=None)
+
+
+def newest_complete_run(folder: Path, tables: Sequence[str]) -> Path | None:
+    """The newest run below ``folder`` that is complete and has all ``tables``."""
+    runs = []
+    for record in folder.glob("*/environment.json"):
+        environment = read_environment(record.parent)
+        if environment["status"] == "complete" and all(
+            find_table(record.parent, table) for table in tables
+        ):
+            runs.append((environment["start_time"], record.parent))
+    return max(runs, default=(None, None))[1]

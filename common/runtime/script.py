@@ -1,0 +1,175 @@
+"""How a script begins and ends: settings from flags, variables and YAML; errors in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+
+from common.errors import RunFailed, UserError, unknown_name
+
+Settings = TypeVar("Settings")
+
+
+def run_script(
+    main: Callable[[Settings], None],
+    settings_type: type[Settings],
+    *,
+    variables: Mapping[str, str] | None = None,
+    arguments: Sequence[str] | None = None,
+) -> None:
+    """Parse settings, run ``main(settings)`` and leave with an exit status a caller can trust.
+
+    Args:
+        main: does the work.
+        settings_type: frozen dataclass; a field per flag.
+        variables: environment variables that set a flag, such as ``{"NUMEL": "numel"}``.
+        arguments: the command line; ``sys.argv`` by default.
+
+    Exit status: 0 done, 1 a bug or a rank that died, 2 a user's mistake, 130 interrupted.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        argv = list(sys.argv[1:] if arguments is None else arguments)
+        main(parse_settings(settings_type, argv, Path(sys.argv[0]).stem, variables))
+    except UserError as error:
+        report_error(error)
+        sys.exit(2)
+    except RunFailed as error:
+        print(f"failed: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted; samples so far are kept", file=sys.stderr)
+        sys.exit(130)
+
+
+def report_error(error: UserError) -> None:
+    """One line on standard error, from rank 0 unless only this rank knows.
+
+    The line is also left where ``common.cluster.launch`` asked for it.
+    """
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    if rank != "0" and not error.this_rank_only:
+        return
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    if "DDPLAB_ERROR_FILE" in os.environ:
+        with contextlib.suppress(OSError):
+            Path(os.environ["DDPLAB_ERROR_FILE"]).write_text(str(error))
+
+
+def parse_settings(
+    settings_type: type[Settings],
+    argv: Sequence[str],
+    section: str,
+    variables: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings from, in rising priority: defaults, ``--config FILE``, variables, flags.
+
+    ``section`` is the part of the YAML file that belongs to this script; a file without it is
+    taken as a whole. Raises UserError for an unknown key or an unusable value.
+    """
+    import tyro
+
+    config_file, flags = _take_option(argv, "--config")
+    arguments = _yaml_arguments(Path(config_file), settings_type, section) if config_file else []
+    for variable, field in (variables or {}).items():
+        if os.environ.get(variable):
+            arguments += [f"--{field}", *re.split(r"[\s,]+", os.environ[variable].strip())]
+    arguments = _later_wins(arguments + flags, settings_type)
+    captured = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(captured):
+            return tyro.cli(settings_type, args=arguments, description=settings_type.__doc__)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UserError(one_line(captured.getvalue())) from None
+
+
+def one_line(boxed: str) -> str:
+    """The message of a boxed error of tyro's, without the frame."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", boxed)
+    text = re.sub(r"[│╭╮╰╯─┌┐└┘]+", " ", text)
+    text = re.sub(r"For full helptext, (see|run) .*", "", text, flags=re.S)
+    text = re.sub(r"^\s*(Parsing error|Unrecognized options|Required options)\s+", r"\1: ", text)
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def _later_wins(arguments: list[str], settings_type: type) -> list[str]:
+    """Drop a flag's earlier values, so that a later source replaces a list instead of adding."""
+    groups: list[list[str]] = []
+    for argument in arguments:
+        if argument.startswith("--") or not groups:
+            groups.append([argument])
+        else:
+            groups[-1].append(argument)
+    names = {field.name for field in dataclasses.fields(settings_type)}
+
+    def key(group: list[str]) -> str:
+        name = group[0].removeprefix("--").split("=")[0].replace("-", "_")
+        return name.removeprefix("no_") if name.removeprefix("no_") in names else name
+
+    last = {key(group): group for group in groups}
+    return [part for group in last.values() for part in group]
+
+
+def _take_option(argv: Sequence[str], option: str) -> tuple[str | None, list[str]]:
+    rest = list(argv)
+    for index, argument in enumerate(rest):
+        if argument == option:
+            if index + 1 == len(rest):
+                raise UserError(f"{option} needs a file")
+            return rest[index + 1], rest[:index] + rest[index + 2 :]
+        if argument.startswith(f"{option}="):
+            return argument.split("=", 1)[1], rest[:index] + rest[index + 1 :]
+    return None, rest
+
+
+def read_yaml(path: Path) -> dict:
+    """A YAML file that holds a mapping. Raises UserError with the line of a syntax error."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        raise UserError(f"{path}: {where}not YAML ({getattr(error, 'problem', error)})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected settings as 'key: value' lines")
+    return content
+
+
+def _yaml_arguments(path: Path, settings_type: type, section: str) -> list[str]:
+    content = read_yaml(path)
+    known = [field.name for field in dataclasses.fields(settings_type)]
+    values = content.get(section, content)
+    if values is content and "stages" in content:
+        raise UserError(f"{path}: no section {section!r}; has {', '.join(content)}")
+    arguments: list[str] = []
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            raise UserError(f"{path}: {unknown_name('setting', str(key), known)}")
+        if isinstance(value, bool):
+            arguments.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list):
+            arguments += [f"--{name}", *map(str, value)]
+        else:
+            arguments += [f"--{name}", str(value)]
+    return arguments
+
+
+def _terminated(*_: object) -> None:
+    raise RunFailed("terminated: another rank died, or the job was cancelled")
