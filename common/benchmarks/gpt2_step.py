@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +61,6 @@ class Gpt2Step:
         self.tokens, self.targets = random_tokens(
             settings.batch_size, settings.max_seq_len, config.vocab_size, worker.device
         )
-        self.optimizer = _optimizer(self.model, settings)
         self.scaler = torch.amp.GradScaler(
             worker.device.type, enabled=settings.dtype == "float16" and worker.device.type == "cuda"
         )
@@ -73,6 +73,11 @@ class Gpt2Step:
             loss = (model or self.forward_model)(self.tokens, self.targets)
         return self.scaler.scale(loss)
 
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Made when first needed: torch's optimizers take seconds to import."""
+        return _optimizer(self.model, self.settings)
+
     def optimize(self) -> None:
         """Update the parameters; gradients stay until ``zero_grad``."""
         self.scaler.step(self.optimizer)
@@ -80,7 +85,7 @@ class Gpt2Step:
 
     def zero_grad(self) -> None:
         """Forget the gradients, as the optimizers do by default (set to None)."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
 
 
 def _optimizer(model: nn.Module, settings: StepSettings) -> torch.optim.Optimizer:

@@ -86,6 +86,15 @@ class MeasuredAllReduce:
         return float(times) if np.ndim(size_bytes) == 0 else times
 
 
+def with_latency(curve: MeasuredAllReduce, alpha_s: float) -> MeasuredAllReduce:
+    """The curve as if its smallest message took ``alpha_s``: all times shifted by the difference.
+
+    For a measurement whose latency is that of its harness. No time falls below ``alpha_s``.
+    """
+    shifted = curve.times_s - curve.times_s[0] + alpha_s
+    return MeasuredAllReduce(curve.sizes_bytes, np.maximum(shifted, alpha_s))
+
+
 def algorithm_bandwidth(size_bytes: ArrayLike, time_s: ArrayLike) -> NDArray:
     """Message size over time, in bytes per second."""
     return np.asarray(size_bytes, dtype=float) / np.asarray(time_s, dtype=float)

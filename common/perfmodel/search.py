@@ -46,7 +46,9 @@ class BestCap:
     candidates: tuple[Candidate, ...]
 
     def predicted_s(self, cap_mib: float) -> float:
-        """T of any searched cap."""
+        """T of any searched cap, and of any cap above the last (all in one bucket)."""
+        if cap_mib > self.candidates[-1].high_mib:
+            return self.candidates[-1].total_s
         for candidate in self.candidates:
             if candidate.contains(cap_mib):
                 return candidate.total_s

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,9 +40,16 @@ def run_script(
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     signal.signal(signal.SIGTERM, _terminated)
-    try:
+    with exit_status():
         argv = list(sys.argv[1:] if arguments is None else arguments)
         main(parse_settings(settings_type, argv, Path(sys.argv[0]).stem, variables))
+
+
+@contextlib.contextmanager
+def exit_status() -> Iterator[None]:
+    """Turn errors into one line and an exit status: 2 a mistake, 1 a failure, 130 Ctrl-C."""
+    try:
+        yield
     except UserError as error:
         report_error(error)
         sys.exit(2)
@@ -98,12 +105,13 @@ def parse_settings(
 
 
 def one_line(boxed: str) -> str:
-    """The message of a boxed error of tyro's, without the frame."""
+    """The message of a boxed error of tyro's, without its frame, title and help text."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", boxed)
-    text = re.sub(r"[│╭╮╰╯─┌┐└┘]+", " ", text)
-    text = re.sub(r"For full helptext, (see|run) .*", "", text, flags=re.S)
-    text = re.sub(r"^\s*(Parsing error|Unrecognized options|Required options)\s+", r"\1: ", text)
-    return re.sub(r"\s+", " ", text).strip()
+    text = re.sub(r"╭─*( [^─╭]*? )?─*╮", " ", text)
+    text = re.sub(r"[│╭╮╰╯─]+", " ", text)
+    text = re.sub(r"\s+", " ", text).strip()
+    text = re.sub(r" (For full helptext|Argument helptext:|in \S+( \S+)? --help).*", "", text)
+    return re.sub(r"^Unrecognized options: ", "unknown: ", text)
 
 
 def _later_wins(arguments: list[str], settings_type: type) -> list[str]:

@@ -1,0 +1,340 @@
+"""The figures of the course: one style, units on both axes, and where the data come from."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from common.analysis.sweep import BucketSweep
+from common.analysis.tables import size_text
+from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
+from common.perfmodel.search import BestCap
+from common.perfmodel.simulator import BackwardTimeline
+
+# Okabe and Ito's palette, told apart by colour-blind readers.
+BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, BLACK, GREY = "#CC79A7", "#56B4E9", "#000000", "#888888"
+SMALLEST_CAP_MIB = 0.0625  # smaller caps are not drawn
+CYCLE = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY)
+
+DPI = 180
+STYLE = {
+    "font.size": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "axes.prop_cycle": cycler(color=CYCLE),
+}
+
+
+class CourseFigure(Figure):
+    """A figure that a notebook shows by itself, without pyplot and its global state."""
+
+    def _repr_png_(self) -> tuple[bytes, dict]:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=DPI)
+        return buffer.getvalue(), {"width": int(self.get_figwidth() * 100)}
+
+
+@contextmanager
+def figure(
+    caption: str, figsize: tuple[float, float] = (7.2, 3.9), **subplots
+) -> Iterator[tuple[CourseFigure, Axes]]:
+    """A figure in the course's style with the caption line that says where its data come from."""
+    with matplotlib.rc_context(STYLE):
+        fig = CourseFigure(figsize=figsize, layout="constrained")
+        yield fig, fig.subplots(**subplots)
+        fig.supxlabel(caption, fontsize=7, color="#555555", x=0.01, ha="left")
+
+
+def _mib_axis(axes: Axes, label: str) -> None:
+    """A logarithmic axis in MiB with plain numbers: 0.25, 1, 4, …"""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=4))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel(label)
+
+
+def _byte_axis(axes: Axes) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2**5))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
+    axes.set_xlabel("message size")
+
+
+def timeline(timeline_: BackwardTimeline, caption: str, title: str = "") -> Figure:
+    """One backward pass of DDP: computation above, each bucket's all-reduce below."""
+    with figure(caption, figsize=(7.2, 2.6)) as (fig, axes):
+        end = timeline_.compute_end_s * 1e3
+        axes.barh(1, end, color=SKY, height=0.55, edgecolor="white")
+        axes.text(end / 2, 1, "gradients", ha="center", va="center")
+        for event in timeline_.events:
+            start, stop = event.start_s * 1e3, event.end_s * 1e3
+            axes.barh(0, stop - start, left=start, color=ORANGE, height=0.55, edgecolor="white")
+            axes.plot([event.ready_s * 1e3] * 2, [0.72, 0.32], color=BLACK, linewidth=0.8)
+            if stop - start > 0.035 * timeline_.total_s * 1e3:
+                axes.text((start + stop) / 2, 0, f"{event.index + 1}", ha="center", va="center")
+        total = timeline_.total_s * 1e3
+        axes.axvspan(end, total, color=RED, alpha=0.15, linewidth=0)
+        axes.text(total, 1.42, f"exposed {total - end:.1f} ms", color=RED, ha="right", va="bottom")
+        axes.set_yticks([0, 1], ["all-reduce\nof bucket", "backward\npass"])
+        axes.set_ylim(-0.5, 1.75)
+        axes.set_xlim(0, total * 1.01)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("time since the backward pass began (ms)")
+        axes.set_title(title, loc="left", fontsize=9.5)
+    return fig
+
+
+def all_reduce_curve(
+    curve: MeasuredAllReduce,
+    models: Mapping[str, AlphaBeta],
+    caption: str,
+    samples: pd.DataFrame | None = None,
+    spread_s: Sequence[float] | None = None,
+) -> Figure:
+    """a(x): measured points with spread, the lines of α–β models, log-log."""
+    with figure(caption) as (fig, axes):
+        x, y = curve.sizes_bytes, curve.times_s * 1e3
+        bars = None
+        if samples is not None:
+            slowest = samples[samples["mode"] == "sequential"].groupby(
+                ["total_bytes", "round", "iteration"]
+            )["time_ms"]
+            low, high = (
+                slowest.max().groupby("total_bytes").quantile(q).to_numpy() for q in (0.25, 0.75)
+            )
+            bars = np.maximum(0, [y - low, high - y])
+        elif spread_s is not None:
+            bars = np.minimum(np.asarray(spread_s) * 1e3, y * 0.95)
+        axes.errorbar(
+            x,
+            y,
+            yerr=bars,
+            fmt="o",
+            markersize=4.5,
+            color=BLACK,
+            capsize=2,
+            lw=1,
+            label="measured",
+            zorder=3,
+        )
+        sizes = np.geomspace(x[0], x[-1], 200)
+        for name, model in models.items():
+            axes.plot(sizes, model.time_s(sizes) * 1e3, label=name)
+        _byte_axis(axes)
+        _ms_axis(axes, "time of an all-reduce (ms)")
+        axes.legend()
+    return fig
+
+
+def _ms_axis(axes: Axes, label: str) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylabel(label)
+
+
+def chunks(samples: pd.DataFrame, caption: str) -> Figure:
+    """Figures 2a and 2b of Li et al.: the same bytes in ever larger chunks."""
+    slowest = samples.groupby(["mode", "chunk_bytes", "round", "iteration"])["time_ms"].max()
+    with figure(caption) as (fig, axes):
+        for mode, label in (("sequential", "one after another"), ("in_flight", "all in flight")):
+            quantiles = slowest[mode].groupby("chunk_bytes").quantile([0.25, 0.5, 0.75]).unstack()
+            middle = quantiles[0.5]
+            bars = [middle - quantiles[0.25], quantiles[0.75] - middle]
+            axes.errorbar(
+                middle.index, middle, yerr=bars, marker="o", markersize=4.5, capsize=2, label=label
+            )
+        _byte_axis(axes)
+        axes.set_xlabel("chunk size")
+        total = samples["total_bytes"].iloc[0] / 2**20
+        _ms_axis(axes, f"time to all-reduce {total:.1f} MiB (ms)")
+        axes.legend()
+    return fig
+
+
+def bucket_times(
+    best: BestCap,
+    caption: str,
+    *,
+    others: Mapping[str, BestCap] | None = None,
+    sweep: BucketSweep | None = None,
+    measured_best_mib: float | None = None,
+    floor_ms: float | None = None,
+    column: str = "backward_time_ms",
+) -> Figure:
+    """T(b): predicted as a line, measured as points with quartiles, predicted b* marked."""
+    with figure(caption) as (fig, axes):
+        _step_line(axes, best, "predicted", BLUE, 2.2)
+        for (name, other), colour in zip((others or {}).items(), (GREY, ORANGE), strict=False):
+            _step_line(axes, other, name, colour, 1.2)
+        axes.plot(
+            best.cap_mib,
+            best.total_s * 1e3,
+            marker="*",
+            markersize=15,
+            color=BLUE,
+            linestyle="none",
+            label=f"predicted b* = {best.cap_mib:.3g} MiB",
+            zorder=5,
+        )
+        if sweep is not None:
+            table = sweep.summary(column).dropna(subset="bucket_cap_mib")
+            bars = [table["median_ms"] - table["q25_ms"], table["q75_ms"] - table["median_ms"]]
+            axes.errorbar(
+                table["bucket_cap_mib"],
+                table["median_ms"],
+                yerr=bars,
+                fmt="o",
+                color=BLACK,
+                markersize=5,
+                capsize=3,
+                lw=1,
+                zorder=4,
+                label="measured (median, quartiles)",
+            )
+            low, high = table["bucket_cap_mib"].min(), table["bucket_cap_mib"].max()
+            axes.set_xlim(low / 1.3, high * 1.3)
+            if measured_best_mib is not None:
+                row = table[table["bucket_cap_mib"] == measured_best_mib].iloc[0]
+                axes.plot(
+                    row["bucket_cap_mib"],
+                    row["median_ms"],
+                    "o",
+                    markersize=13,
+                    mew=1.8,
+                    mfc="none",
+                    mec=RED,
+                    zorder=6,
+                    label=f"measured best, {measured_best_mib:g} MiB",
+                )
+        if floor_ms is not None:
+            axes.axhline(floor_ms, color=GREY, linestyle="--", linewidth=1)
+            axes.text(
+                0.99,
+                floor_ms,
+                "computation alone",
+                color=GREY,
+                va="bottom",
+                ha="right",
+                transform=axes.get_yaxis_transform(),
+                fontsize=8,
+            )
+        _mib_axis(axes, "bucket cap b (MiB)")
+        axes.set_ylabel("backward pass T(b) (ms)")
+        axes.legend(fontsize=8)
+    return fig
+
+
+def _step_line(axes: Axes, best: BestCap, label: str, colour: str, width: float) -> None:
+    """T is constant between two caps that give the same buckets."""
+    seen = [candidate for candidate in best.candidates if candidate.high_mib > SMALLEST_CAP_MIB]
+    lows = [max(candidate.low_mib, SMALLEST_CAP_MIB) for candidate in seen]
+    highs = [candidate.high_mib for candidate in seen]
+    highs[-1] *= 4  # any larger cap puts everything in one bucket, too
+    x = np.column_stack([lows, highs]).ravel()
+    y = np.repeat([candidate.total_s * 1e3 for candidate in seen], 2)
+    axes.plot(x, y, label=label, color=colour, linewidth=width)
+
+
+def sensitivity(table: pd.DataFrame, caption: str) -> Figure:
+    """How the good caps move when one quantity is scaled: by simulation, and by hand."""
+    quantities = list(dict.fromkeys(table["quantity"]))
+    with figure(caption, figsize=(7.2, 4.4), ncols=3, nrows=2, sharey=True) as (fig, grid):
+        for axes, quantity in zip(grid.flat, quantities, strict=False):
+            rows = table[table["quantity"] == quantity].sort_values("factor")
+            low = rows["low_mib"].clip(lower=SMALLEST_CAP_MIB)
+            axes.fill_between(
+                rows["factor"],
+                low,
+                rows["high_mib"],
+                color=SKY,
+                alpha=0.35,
+                linewidth=0,
+                label="simulated: within 1 % of the best",
+            )
+            axes.plot(
+                rows["factor"],
+                rows["best_mib"],
+                "o",
+                color=BLUE,
+                markersize=3.5,
+                label="simulated: b*",
+            )
+            axes.plot(
+                rows["factor"],
+                rows["closed_form_mib"],
+                "--",
+                color=RED,
+                label="by hand: b*, without the\nlimit of the tensors' sizes",
+            )
+            axes.set_yscale("log")
+            axes.set_ylim(bottom=SMALLEST_CAP_MIB)
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            _mib_axis(axes, f"{quantity}, factor")
+        for axes in grid.flat[len(quantities) :]:
+            axes.set_axis_off()
+        for axes in grid[:, 0]:
+            axes.set_ylabel("bucket cap (MiB)")
+        handles, labels = grid.flat[0].get_legend_handles_labels()
+        grid.flat[-1].legend(handles, labels, loc="center", fontsize=8.5)
+    return fig
+
+
+def ready_times(names: Sequence[str], ready_s, sizes_bytes, caption: str) -> Figure:
+    """Gradient bytes ready so far, over the backward pass."""
+    with figure(caption) as (fig, axes):
+        done = np.cumsum(sizes_bytes) / 2**20
+        axes.step(np.asarray(ready_s) * 1e3, done, where="post", color=BLUE)
+        share = sizes_bytes[-1] / sum(sizes_bytes)
+        axes.annotate(
+            f"{names[-1]}, {share:.0%} of all bytes,\nis ready last",
+            xy=(ready_s[-1] * 1e3, done[-1] - sizes_bytes[-1] / 2**21),
+            xytext=(0.42, 0.86),
+            textcoords="axes fraction",
+            fontsize=8.5,
+            arrowprops={"arrowstyle": "->", "color": GREY},
+        )
+        axes.set_xlabel("time since the backward pass began (ms)")
+        axes.set_ylabel("gradients ready (MiB)")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+    return fig
+
+
+def accuracy_by_term(table: pd.DataFrame, noise_floor: float, caption: str) -> Figure:
+    """Error of each model over the caps: columns are models, the index is the cap in MiB."""
+    with figure(caption) as (fig, axes):
+        axes.axhspan(
+            -noise_floor * 100,
+            noise_floor * 100,
+            color=GREY,
+            alpha=0.2,
+            linewidth=0,
+            label="noise floor",
+        )
+        for column in table.columns:
+            axes.plot(table.index, table[column] * 100, marker="o", markersize=4, label=column)
+        axes.axhline(0, color=BLACK, linewidth=0.8)
+        _mib_axis(axes, "bucket cap b (MiB)")
+        axes.set_ylabel("predicted against measured (%)")
+        axes.legend(fontsize=8)
+    return fig

@@ -1,0 +1,140 @@
+"""A measured sweep over bucket caps, and what a prediction of it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common.errors import UserError
+from common.perfmodel.search import regret
+from common.perfmodel.tables import numbers, read_table
+
+KEYS = ["bucket_cap_mib", "round", "iteration"]
+BUCKETS = ["num_buckets", "first_bucket_bytes", "last_bucket_bytes"]
+TIMES = ["forward_time_ms", "backward_time_ms", "step_time_ms"]
+
+
+@dataclass(frozen=True)
+class BucketSweep:
+    """Raw DDP times as one row per step, a step's time being its slowest rank's.
+
+    Attributes:
+        steps: columns bucket_cap_mib (NaN is DDP's default), round, iteration, num_buckets,
+            first_bucket_bytes, last_bucket_bytes and the three times in ms.
+        world_size: number of ranks.
+    """
+
+    steps: pd.DataFrame
+    world_size: int
+
+    def summary(self, column: str = "backward_time_ms") -> pd.DataFrame:
+        """Per cap: buckets, median time, quartiles and number of samples; by ascending cap."""
+        groups = self.steps.groupby("bucket_cap_mib", dropna=False)
+        quantiles = groups[column].quantile([0.25, 0.5, 0.75]).unstack()
+        quantiles.columns = ["q25_ms", "median_ms", "q75_ms"]
+        table = quantiles.assign(
+            num_buckets=groups["num_buckets"].first(), samples=groups[column].size()
+        )
+        return table.reset_index().sort_values("bucket_cap_mib", ignore_index=True)
+
+    def noise_floor(self, column: str = "backward_time_ms") -> float:
+        """Median over caps of |A/B − 1|, A and B the medians of the even and the odd rounds.
+
+        What two measurements of the same thing differ by; NaN with fewer than two rounds.
+        """
+        even = self.steps["round"] % 2 == 0
+        halves = [
+            self.steps[half].groupby("bucket_cap_mib", dropna=False)[column].median()
+            for half in (even, ~even)
+        ]
+        if halves[1].empty:
+            return float("nan")
+        return float((halves[0] / halves[1] - 1).abs().median())
+
+    def measured_s(self) -> dict[float, float]:
+        """Median backward time in seconds by explicit cap in MiB."""
+        table = self.summary().dropna(subset="bucket_cap_mib")
+        return dict(zip(table["bucket_cap_mib"], table["median_ms"] / 1e3, strict=True))
+
+    def distinct(self) -> BucketSweep:
+        """Caps that gave the same buckets joined to one case, under the smallest of them."""
+        explicit = self.steps.dropna(subset="bucket_cap_mib")
+        smallest = explicit.groupby(BUCKETS)["bucket_cap_mib"].transform("min")
+        return BucketSweep(explicit.assign(bucket_cap_mib=smallest), self.world_size)
+
+
+def read_sweep(path: Path | str) -> BucketSweep:
+    """Read ``ddp-times.csv``. Raises UserError for a table that cannot be one."""
+    table = read_table(path, [*KEYS, *BUCKETS, *TIMES, "rank"])
+    for column in TIMES:
+        numbers(table, column, path, above=0)
+    ranks = set(table["rank"])
+    if ranks != set(range(len(ranks))):
+        raise UserError(f"{path}: ranks are {sorted(ranks)}; expected 0 to {len(ranks) - 1}")
+    steps = table.groupby([*KEYS, *BUCKETS], dropna=False, sort=False)[TIMES].max()
+    return BucketSweep(steps.reset_index(), len(ranks))
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A prediction held against a sweep.
+
+    Attributes:
+        table: per distinct bucketing: bucket_cap_mib (its smallest cap), num_buckets,
+            predicted_ms, measured_ms and error (predicted / measured − 1).
+        median_error, worst_error: of |error|.
+        noise_floor: of the sweep.
+        predicted_best_mib, measured_best_mib: among these caps.
+        regret: what following the prediction costs, as a fraction of the best measured time.
+    """
+
+    table: pd.DataFrame
+    median_error: float
+    worst_error: float
+    noise_floor: float
+    predicted_best_mib: float
+    measured_best_mib: float
+    regret: float
+
+
+def evaluate(sweep: BucketSweep, predicted_s: Mapping[float, float]) -> Accuracy:
+    """Compare predicted backward times (seconds by cap in MiB) with a sweep's medians.
+
+    Caps that gave the same buckets are one case. Raises UserError if no cap is in both.
+    """
+    sweep = sweep.distinct()
+    measured = sweep.measured_s()
+    caps = [cap for cap in measured if cap in predicted_s]
+    if not caps:
+        raise UserError("no cap was both predicted and measured")
+    summary = sweep.summary().set_index("bucket_cap_mib").loc[caps]
+    table = pd.DataFrame(
+        {
+            "bucket_cap_mib": caps,
+            "num_buckets": summary["num_buckets"].to_numpy(),
+            "predicted_ms": [predicted_s[cap] * 1e3 for cap in caps],
+            "measured_ms": summary["median_ms"].to_numpy(),
+        }
+    )
+    table["error"] = table["predicted_ms"] / table["measured_ms"] - 1
+    predicted_best = min(reversed(caps), key=lambda cap: predicted_s[cap])
+    return Accuracy(
+        table=table,
+        median_error=float(table["error"].abs().median()),
+        worst_error=float(table["error"].abs().max()),
+        noise_floor=sweep.noise_floor(),
+        predicted_best_mib=predicted_best,
+        measured_best_mib=min(caps, key=lambda cap: measured[cap]),
+        regret=regret({cap: measured[cap] for cap in caps}, predicted_best),
+    )
+
+
+def local_backward_s(path: Path | str) -> float:
+    """Median backward time without DDP, measured in the rounds of a sweep (``local-times.csv``)."""
+    table = read_table(path, ["round", "iteration", "rank", "backward_time_ms"])
+    slowest = table.groupby(["round", "iteration"])["backward_time_ms"].max()
+    return float(np.median(slowest)) / 1e3

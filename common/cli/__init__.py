@@ -1,0 +1,1 @@
+"""The command ``ddplab``: one small file per subcommand, heavy imports inside the one that runs."""

@@ -1,0 +1,51 @@
+"""``ddplab``: parse the subcommand and run it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+from typing import Annotated
+
+import tyro
+
+from common.cli.data import Data
+from common.cli.doctor import Doctor
+from common.cli.handin import Handin
+from common.cli.predict import Predict
+from common.cli.run import Run
+from common.errors import UserError
+from common.runtime.script import exit_status, one_line
+
+Command = (
+    Annotated[Run, tyro.conf.subcommand("run")]
+    | Annotated[Predict, tyro.conf.subcommand("predict")]
+    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+    | Annotated[Data, tyro.conf.subcommand("data")]
+    | Annotated[Handin, tyro.conf.subcommand("handin")]
+)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    with exit_status():
+        command = _parse(sys.argv[1:])
+        command.run()
+
+
+def _parse(arguments: list[str]) -> Run | Predict | Doctor | Data | Handin:
+    captured = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(captured):
+            return tyro.cli(
+                Command,
+                args=arguments or ["--help"],
+                prog="ddplab",
+                description="Measure, predict, verify and explain data-parallel training.",
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UserError(one_line(captured.getvalue())) from None

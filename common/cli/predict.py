@@ -1,0 +1,252 @@
+"""``ddplab predict``: T(b) and b* from measured tables, and how good that was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+    from common.analysis.sweep import Accuracy, BucketSweep
+    from common.perfmodel.collectives import MeasuredAllReduce
+    from common.perfmodel.profile import BackwardProfile, DdpCosts
+    from common.perfmodel.search import BestCap
+
+SUSPICIOUS_ALPHA_S = 1e-3
+PLAUSIBLE_ALPHA_S = 40e-6
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Predict the backward time of DDP by bucket cap, and the best cap b*.
+
+    Gradients come from --layer-sizes and --layer-times (the course's CSVs) or, exactly, from
+    --ready-times; --run-dir takes all tables of one run. With --measured the prediction is held
+    against ddp-times.csv.
+    """
+
+    layer_sizes: str | None = None
+    """layer-sizes.csv: parameters of each layer."""
+    layer_times: str | None = None
+    """layer-times.csv: seconds of each layer's gradient."""
+    ready_times: str | None = None
+    """gradient-ready-times.csv, in place of the two layer tables."""
+    allreduce: str | None = None
+    """allreduce-times.csv or allreduce-samples.csv."""
+    overlap: str | None = None
+    """overlap-times.csv: DDP's bookkeeping and contention; without it both are left out."""
+    bucket_cap_mb: tuple[str, ...] = ()
+    """Caps in MiB (None is DDP's default); by default a few from 0.25 MiB to the whole model."""
+    measured: str | None = None
+    """ddp-times.csv to compare with."""
+    run_dir: str | None = None
+    """A run directory whose tables are used where no other is given."""
+    alpha_us: float | None = None
+    """Answer also for this latency, in microseconds, in place of the measured one."""
+
+    def run(self) -> None:
+        """Print the prediction."""
+        from rich.console import Console
+
+        Report(self).print(Console())
+
+
+class Report:
+    """The inputs of one prediction and the printing of its results."""
+
+    def __init__(self, asked: Predict) -> None:
+        from common.analysis.sweep import read_sweep
+        from common.perfmodel.buckets import parse_cap
+        from common.perfmodel.profile import NO_COSTS
+        from common.perfmodel.tables import read_all_reduce, read_costs
+
+        caps = [parse_cap(text) for text in asked.bucket_cap_mb]
+        asked = with_tables_of_run(asked)
+        if not asked.allreduce:
+            raise UserError("no all-reduce table: give --allreduce FILE or --run-dir DIR")
+        if asked.alpha_us is not None and not asked.alpha_us >= 0:
+            raise UserError(f"--alpha-us {asked.alpha_us}: a latency is at least 0")
+        self.asked = asked
+        self.notes: list[str] = []
+        self.profile: BackwardProfile = self._read_profile()
+        table = read_all_reduce(asked.allreduce)
+        self.curve: MeasuredAllReduce = table.curve
+        self.world_size = table.world_size
+        self.costs: DdpCosts = read_costs(asked.overlap) if asked.overlap else NO_COSTS
+        self.sweep: BucketSweep | None = read_sweep(asked.measured) if asked.measured else None
+        if self.sweep and self.world_size != self.sweep.world_size:
+            raise UserError(
+                f"{asked.allreduce} was measured on {self.world_size} ranks and "
+                f"{asked.measured} on {self.sweep.world_size}: they cannot be compared"
+            )
+        self.caps = caps or self._default_caps()
+
+    def print(self, console) -> None:
+        """Everything, in the order a reader wants it."""
+        from common.perfmodel.search import best_bucket_cap
+
+        best = best_bucket_cap(self.profile, self.curve, costs=self.costs)
+        accuracy = self._accuracy()
+        console.print(self._table(accuracy))
+        self._print_best(console, best)
+        if accuracy:
+            self._print_accuracy(console, accuracy)
+        for line in (*self.notes, *self._assumptions()):
+            console.print(f"- {line}", highlight=False, soft_wrap=True)
+
+    def _read_profile(self) -> BackwardProfile:
+        from common.perfmodel.tables import (
+            profile_from_layers,
+            read_layer_tables,
+            read_ready_times,
+        )
+
+        asked = self.asked
+        if asked.ready_times:
+            return read_ready_times(asked.ready_times)
+        if not (asked.layer_sizes and asked.layer_times):
+            raise UserError(
+                "no gradients: give --layer-sizes and --layer-times, or --ready-times, or --run-dir"
+            )
+        tables = read_layer_tables(asked.layer_sizes, asked.layer_times)
+        self.notes += [f"warning: {note}" for note in tables.notes]
+        return profile_from_layers(tables)
+
+    def _default_caps(self) -> list[float | None]:
+        if self.sweep:
+            return list(self.sweep.measured_s())
+        largest = self.profile.total_bytes / 2**20
+        caps = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 200, 400, 800, 1600, 3200)
+        return [None, *(cap for cap in caps if cap < 2 * largest)]
+
+    def _predicted_s(self, cap: float | None) -> float:
+        from common.perfmodel.simulator import simulate_backward
+
+        return simulate_backward(self.profile, self.curve, cap, costs=self.costs).total_s
+
+    def _accuracy(self) -> Accuracy | None:
+        from common.analysis.sweep import evaluate
+
+        if not self.sweep:
+            return None
+        explicit = [cap for cap in self.caps if cap is not None]
+        return evaluate(self.sweep, {cap: self._predicted_s(cap) for cap in explicit})
+
+    def _table(self, accuracy: Accuracy | None) -> Table:
+        from rich.table import Table
+
+        from common.perfmodel.buckets import cap_label
+        from common.perfmodel.simulator import simulate_backward
+
+        table = Table(title="Backward pass of DDP by bucket cap", title_justify="left")
+        for name in ("cap (MiB)", "buckets", "predicted (ms)", "exposed (ms)"):
+            table.add_column(name, justify="right")
+        measured: pd.DataFrame | None = None
+        if accuracy:
+            measured = accuracy.table.set_index("bucket_cap_mib")
+            table.add_column("measured (ms)", justify="right")
+            table.add_column("error", justify="right")
+        for cap in self.caps:
+            timeline = simulate_backward(self.profile, self.curve, cap, costs=self.costs)
+            row = [
+                cap_label(cap),
+                str(timeline.num_buckets),
+                f"{timeline.total_s * 1e3:.1f}",
+                f"{timeline.exposed_communication_s * 1e3:.1f}",
+            ]
+            if measured is not None and cap in measured.index:
+                found = measured.loc[cap]
+                row += [f"{found['measured_ms']:.1f}", f"{found['error']:+.1%}"]
+            table.add_row(*row)
+        return table
+
+    def _print_best(self, console, best: BestCap) -> None:
+        from common.perfmodel.collectives import with_latency
+        from common.perfmodel.search import best_bucket_cap
+
+        measured_alpha = float(self.curve.times_s[0])
+        console.print(_best_line("b*", best), highlight=False, soft_wrap=True)
+        alpha = self.asked.alpha_us / 1e6 if self.asked.alpha_us is not None else None
+        if alpha is None and measured_alpha > SUSPICIOUS_ALPHA_S:
+            alpha = PLAUSIBLE_ALPHA_S
+            self.notes.append(
+                f"the smallest message takes {measured_alpha * 1e3:.2f} ms, more than a network's "
+                f"latency: mostly the harness. The second answer takes {alpha * 1e6:.0f} µs (one "
+                "A100 node measures 32 µs in nccl-tests; NCCL's tuner gives a tree over 2 × 4 "
+                "GPUs 20 µs); choose another with --alpha-us"
+            )
+        if alpha is not None:
+            other = best_bucket_cap(self.profile, with_latency(self.curve, alpha), costs=self.costs)
+            console.print(
+                _best_line(f"b* with α = {alpha * 1e6:.0f} µs", other),
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def _print_accuracy(self, console, accuracy: Accuracy) -> None:
+        console.print(
+            f"Error of the prediction: median {accuracy.median_error:.1%}, worst "
+            f"{accuracy.worst_error:.1%}; noise floor {accuracy.noise_floor:.1%} (two halves of "
+            "the rounds)",
+            highlight=False,
+            soft_wrap=True,
+        )
+        console.print(
+            f"Regret of the predicted best cap, {accuracy.predicted_best_mib:g} MiB: "
+            f"{accuracy.regret:.1%} above the measured best, {accuracy.measured_best_mib:g} MiB",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def _assumptions(self) -> list[str]:
+        lines = [f"assumed: {text}" for text in self.profile.assumptions]
+        if not self.asked.overlap:
+            lines.append(
+                "assumed: DDP's copies are free and communication does not slow computation "
+                "(no --overlap table)"
+            )
+        return lines
+
+
+def _best_line(label: str, best: BestCap) -> str:
+    from common.perfmodel.whatif import near_interval
+
+    low, high = near_interval(best)
+    span = f"{low:.3g} to {high:.3g} MiB" if low > 0.001 else f"all caps up to {high:.3g} MiB"
+    others = len(best.near_mib) - 1
+    more = f", and {others} more narrow interval{'s' if others > 1 else ''}" if others else ""
+    return (
+        f"{label} = {best.cap_mib:.3g} MiB: {best.total_s * 1e3:.1f} ms; within 1 %: "
+        f"{span}{more} ({len(best.candidates)} distinct bucketings searched)"
+    )
+
+
+def with_tables_of_run(asked: Predict) -> Predict:
+    """Fill in the tables of ``--run-dir`` where none was given."""
+    from dataclasses import replace
+    from pathlib import Path
+
+    from common.runtime.run_directory import find_table
+
+    if not asked.run_dir:
+        return asked
+    folder = Path(asked.run_dir)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such run directory")
+    wanted = {
+        "allreduce": "allreduce-samples.csv",
+        "overlap": "overlap-times.csv",
+        "measured": "ddp-times.csv",
+    }
+    if not (asked.layer_sizes or asked.layer_times):
+        wanted["ready_times"] = "gradient-ready-times.csv"
+    found = {
+        field: str(path)
+        for field, name in wanted.items()
+        if not getattr(asked, field) and (path := find_table(folder, name))
+    }
+    return replace(asked, **found)

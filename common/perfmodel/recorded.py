@@ -1,0 +1,69 @@
+"""Published measurements under ``data/``, each with its source, hardware, date and caveats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from common.errors import UserError
+from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.profile import BackwardProfile
+from common.perfmodel.tables import LayerTables, numbers, profile_from_layers, read_table
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+
+
+@dataclass(frozen=True)
+class RecordedSystem:
+    """A published system: its model's gradients, its network, and where they come from."""
+
+    name: str
+    profile: BackwardProfile
+    all_reduce: MeasuredAllReduce
+    world_size: int
+    settings: dict
+    caption: str
+    caveats: tuple[str, ...]
+
+
+def load_recorded(name: str, folder: Path = DATA) -> RecordedSystem:
+    """Load ``data/<name>``. Raises UserError where there is no such recording."""
+    path = folder / name
+    if not (path / "source.yaml").is_file():
+        known = sorted(source.parent.name for source in folder.glob("*/source.yaml"))
+        raise UserError(f"no recorded system {name!r}; known: {', '.join(known)}")
+    source = yaml.safe_load((path / "source.yaml").read_text())
+    curve = read_table(path / "all-reduce.csv", ["size_bytes", "time_mean_ms"])
+    times = numbers(curve, "time_mean_ms", path / "all-reduce.csv", above=0) / 1e3
+    return RecordedSystem(
+        name=name,
+        profile=profile_from_layers(_layer_tables(path)),
+        all_reduce=MeasuredAllReduce(curve["size_bytes"], times),
+        world_size=source["settings"]["world_size"],
+        settings=source["settings"],
+        caption=f"{source['hardware']}; {source['date']}; recorded: {source['source']}",
+        caveats=tuple(source["caveats"]),
+    )
+
+
+def _layer_tables(path: Path) -> LayerTables:
+    columns = ["layer", "parameters", "gradient_time_median_ms"]
+    table = read_table(path / "layers.csv", columns).set_index("layer")
+    times_s = table["gradient_time_median_ms"] / 1e3
+    layers = [name for name in table.index if name.startswith("block_")] + ["ln_f"]
+    phases = read_table(path / "phases.csv", ["phase", "time_median_ms"]).set_index("phase")
+    return LayerTables(
+        layers=tuple(
+            (name.replace("_", " ") if name != "ln_f" else name, int(count), float(times_s[name]))
+            for name, count in table["parameters"][layers].items()
+        ),
+        embedding_parameters=int(table["parameters"]["token_embedding"]),
+        position_parameters=int(table["parameters"]["position_embedding"]),
+        lm_head_s=float(times_s["lm_head"]),
+        embedding_s=0.0,
+        forward_s=float(phases["time_median_ms"]["forward"]) / 1e3,
+        step_s=float(phases["time_median_ms"]["step"]) / 1e3,
+        notes=(),
+    )

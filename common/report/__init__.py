@@ -1,0 +1,1 @@
+"""From a preset to a report: stages, executed notebooks, HTML and PDF."""

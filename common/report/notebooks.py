@@ -1,0 +1,53 @@
+"""Execute notebooks with papermill."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from common.errors import RunFailed, UserError
+
+
+def execute_notebooks(
+    notebooks: Sequence[Path],
+    folder: Path,
+    parameters: Mapping[str, object],
+    on_progress: Callable[[str], None] = lambda line: None,
+) -> list[Path]:
+    """Execute each notebook with the parameters; the results go to ``folder``.
+
+    Raises RunFailed naming the notebook and its error when a cell fails.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import papermill
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    folder.mkdir(exist_ok=True)
+
+    def execute(notebook: Path) -> Path:
+        on_progress(notebook.stem)
+        result = folder / notebook.name
+        try:
+            papermill.execute_notebook(
+                notebook,
+                result,
+                parameters=dict(parameters),
+                kernel_name="python3",
+                kernel_manager_class="common.report.kernel.LocalKernelManager",
+                cwd=notebook.parent,
+                progress_bar=False,
+                log_output=False,
+            )
+        except papermill.PapermillExecutionError as error:
+            if error.ename == "UserError":
+                raise UserError(f"{notebook.stem}: {error.evalue}") from None
+            message = re.sub(r"\x1b\[[0-9;]*m", "", f"{error.ename}: {error.evalue}")
+            raise RunFailed(f"{notebook.stem}, cell {error.exec_count}: {message}") from None
+        return result
+
+    with ThreadPoolExecutor(max_workers=2) as pool:  # a kernel mostly waits for imports
+        return list(pool.map(execute, notebooks))

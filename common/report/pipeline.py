@@ -1,0 +1,140 @@
+"""``ddplab run``: every stage of an assignment's preset, its notebooks, and the report.
+
+A preset (``assignments/<assignment>/configs/<preset>.yaml``) lists the stages, each a script and
+a number of ranks, the settings of each script in a section of its name, and the notebooks.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.cluster.launch import launch
+from common.errors import UserError, unknown_name
+from common.report.document import Document, write_report
+from common.report.notebooks import execute_notebooks
+from common.report.progress import StageProgress
+from common.runtime.environment import describe_environment
+from common.runtime.paths import project_root, relative_to_project
+from common.runtime.run_directory import RunDirectory
+from common.runtime.script import read_yaml
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One script of a preset, to be started on ``ranks`` ranks."""
+
+    title: str
+    script: Path
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A preset file, read and checked."""
+
+    assignment: str
+    path: Path
+    stages: tuple[Stage, ...]
+    notebooks: tuple[Path, ...]
+    content: dict
+
+
+def known_assignments() -> list[str]:
+    """The assignments that have presets, in order."""
+    folders = (project_root() / "assignments").glob("assignment*/configs/smoke.yaml")
+    return sorted(path.parents[1].name for path in folders)
+
+
+def load_preset(assignment: str, name: str) -> Preset:
+    """Read a preset. Raises UserError for one that does not exist or names what does not."""
+    root = project_root()
+    path = root / "assignments" / assignment / "configs" / f"{name}.yaml"
+    if not path.is_file():
+        raise UserError(f"{assignment} has no preset {name!r}")
+    content = read_yaml(path)
+    stages = tuple(
+        Stage(entry["title"], path.parents[1] / entry["script"], _ranks(entry["ranks"]))
+        for entry in content["stages"]
+    )
+    notebooks = tuple(root / "notebooks" / f"{name}.ipynb" for name in content["notebooks"])
+    for needed in (*(stage.script for stage in stages), *notebooks):
+        if not needed.is_file():
+            raise UserError(f"{relative_to_project(path)} names {needed.name}, which is not there")
+    return Preset(assignment, path, stages, notebooks, content)
+
+
+def run_assignments(what: str, preset: str, output_dir: str, progress: StageProgress) -> Path:
+    """Run one assignment or ``all``; returns the folder with report.pdf and index.html.
+
+    Each run directory keeps its own report; a copy of the latest is in ``output_dir``.
+    """
+    known = known_assignments()
+    if what != "all" and what not in known:
+        raise UserError(unknown_name("assignment", what, ["all", *known]))
+    output = Path(output_dir).absolute()
+    presets = [load_preset(name, preset) for name in (known if what == "all" else [what])]
+    documents = [run_assignment(chosen, preset, output, progress) for chosen in presets]
+    if len(documents) == 1:
+        folder = documents[0].notebooks[0].parents[1]
+        for name in ("report.pdf", "index.html"):
+            shutil.copyfile(folder / name, output / name)
+    else:
+        with progress.stage("report of all assignments"):
+            write_report(documents, output)
+    progress.say(f"Done in {progress.elapsed_s:.0f} s. Report: {_shown(output / 'report.pdf')}")
+    progress.say(f"and {_shown(output / 'index.html')}")
+    for document in documents:
+        progress.say(f"Measurements: {_shown(document.notebooks[0].parents[1])}")
+    return output
+
+
+def run_assignment(preset: Preset, name: str, output: Path, progress: StageProgress) -> Document:
+    """Measure, execute the notebooks and write the report of one assignment."""
+    device = None if name == "gpu" else "cpu"
+    environment = describe_environment(device=device)
+    run = RunDirectory.create(output / preset.assignment, name, preset.content, environment)
+    progress.say(f"{preset.assignment}, preset {name}: {_shown(run.path)}")
+    logs = run.path / "logs"
+    logs.mkdir()
+    with run:
+        for stage in preset.stages:
+            with progress.stage(f"{stage.title} ({_count(stage.ranks, 'rank')})") as update:
+                launch(
+                    stage.script,
+                    [
+                        *("--config", str(preset.path)),
+                        *("--output_dir", str(run.path), "--run_id", stage.script.stem),
+                    ],
+                    stage.ranks,
+                    logs / f"{stage.script.stem}.log",
+                    on_output=update,
+                )
+        with progress.stage(_count(len(preset.notebooks), "notebook")) as update:
+            executed = execute_notebooks(
+                preset.notebooks, run.path / "notebooks", {"run_dir": str(run.path)}, update
+            )
+        with progress.stage("report"):
+            document = Document(preset.assignment, tuple(executed))
+            write_report([document], run.path)
+    return document
+
+
+def _ranks(text: object) -> int:
+    """A number of ranks; ``all`` is one per GPU."""
+    if text == "all":
+        import torch
+
+        return max(1, torch.cuda.device_count())
+    if not isinstance(text, int) or text < 1:
+        raise UserError(f"ranks {text!r}: a number above 0, or all")
+    return text
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def _shown(path: Path) -> str:
+    return relative_to_project(path)

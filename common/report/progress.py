@@ -1,0 +1,47 @@
+"""What ``ddplab run`` shows while it works: stages, their time, the last line of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+
+
+class StageProgress:
+    """One line per finished stage; while one runs, its elapsed time and its latest output."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._start = time.monotonic()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[Callable[[str], None]]:
+        """Show a stage; yields a function that takes its output lines."""
+        start = time.monotonic()
+        if not self.console.is_terminal:
+            self.console.print(f"… {name}", highlight=False)
+        with self.console.status(name) as status:
+
+            def update(line: str) -> None:
+                elapsed = time.monotonic() - start
+                status.update(f"{name} [dim]{elapsed:.0f} s  {escape(line[:70])}[/dim]")
+
+            try:
+                yield update
+            except BaseException:
+                self.console.print(f"[red]✗[/red] {name}", highlight=False)
+                raise
+        took = time.monotonic() - start
+        self.console.print(f"[green]✓[/green] {name:<44} {took:6.1f} s", highlight=False)
+
+    def say(self, line: str) -> None:
+        """A line of its own."""
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._start

@@ -1,0 +1,74 @@
+"""Keep a run under ``data/<machine>/`` for others: its tables, settings and environment.
+
+What belongs to one machine or user is left out: host name, process id, paths.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import yaml
+
+from common.errors import UserError
+from common.runtime.paths import project_root
+from common.runtime.run_directory import read_environment, write_atomically
+
+PRIVATE = ("host", "pid", "slurm_job_id")
+LIMIT_BYTES = 2 * 2**20
+
+
+def record_run(run_dir: Path, machine: str, assignment: str, folder: Path | None = None) -> Path:
+    """Copy the complete run's tables to ``data/<machine>/<assignment>``, replacing what is there.
+
+    Raises UserError for a run that is not complete, a machine name that is no folder name, or
+    tables above 2 MiB in all.
+    """
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", machine):
+        raise UserError(f"machine {machine!r}: lower-case letters, digits and '-', like h100-8")
+    if not (run_dir / "environment.json").is_file():
+        raise UserError(f"{run_dir}: not a run directory (no environment.json)")
+    status = read_environment(run_dir)["status"]
+    if status != "complete":
+        raise UserError(f"{run_dir}: its status is {status}; only a complete run is recorded")
+    tables = sorted(run_dir.glob("**/*.csv"))
+    size = sum(table.stat().st_size for table in tables)
+    if size > LIMIT_BYTES:
+        raise UserError(f"{run_dir}: {size / 2**20:.1f} MiB of tables; at most 2 are recorded")
+    target = (folder or project_root() / "data") / machine / assignment
+    beside = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    for table in tables:
+        copy = beside / table.relative_to(run_dir)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(table, copy)
+    for record in run_dir.glob("**/environment.json"):
+        copy = beside / record.parent.relative_to(run_dir)
+        if copy.is_dir():
+            _copy_description(record.parent, copy)
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(beside, target)
+    return target
+
+
+def _copy_description(source: Path, target: Path) -> None:
+    environment = json.loads((source / "environment.json").read_text())
+    for key in PRIVATE:
+        environment.pop(key, None)
+    environment["command"] = _without_paths(environment["command"])
+    environment["variables"] = {
+        key: value for key, value in environment["variables"].items() if "/" not in value
+    }
+    write_atomically(target / "environment.json", json.dumps(environment, indent=1))
+    config = yaml.safe_load((source / "config.yaml").read_text())
+    kept = {key: value for key, value in config.items() if key not in ("output_dir", "run_id")}
+    write_atomically(target / "config.yaml", yaml.safe_dump(kept, sort_keys=False))
+
+
+def _without_paths(command: str) -> str:
+    """The command without the options that only say where its files were."""
+    return re.sub(r" --(output[_-]dir|run[_-]id) \S+", "", command)

@@ -1,0 +1,218 @@
+"""allreduce_benchmark.py and allreduce_chunk_benchmark.py: tables, summary, checks, bad input."""
+
+from __future__ import annotations
+
+import statistics
+
+import pandas as pd
+import pytest
+import torch
+import torch.distributed as dist
+from rank_support import ASSIGNMENT2
+
+from common.benchmarks.allreduce import check_sum, course_table, rotated, summarise
+from common.benchmarks.allreduce_chunks import chunk_sizes
+from common.errors import RunFailed
+from common.perfmodel.tables import read_all_reduce
+from common.runtime.process_group import Worker
+from common.runtime.ranks import Ranks
+
+ALONE = Worker(Ranks(), torch.device("cpu"), "gloo")
+
+
+def hand_made(times_ms: dict[int, list[float]], mode: str = "sequential") -> pd.DataFrame:
+    """Samples of two ranks by size in bytes; rank 1 takes half a millisecond less than rank 0."""
+    return pd.DataFrame(
+        [
+            {
+                **{"mode": mode, "total_elements": size // 4, "total_bytes": size, "in_flight": 1},
+                **{"round": 0, "iteration": i, "rank": rank, "time_ms": time_ms - 0.5 * rank},
+            }
+            for size, times in times_ms.items()
+            for i, time_ms in enumerate(times)
+            for rank in (0, 1)
+        ]
+    )
+
+
+def test_the_table_has_the_courses_columns_and_a_row_for_each_size_of_numel(allreduce_run):
+    table = pd.read_csv(allreduce_run / "allreduce-times.csv")
+    assert list(table.columns) == [
+        *("backend", "world_size", "total_elements", "total_bytes", "average_time", "stdev_time")
+    ]
+    assert list(table["total_elements"]) == [1, 1000, 20000]
+    assert list(table["total_bytes"]) == [4, 4000, 80000]
+    assert set(table["backend"]) == {"gloo"}
+    assert set(table["world_size"]) == {2}
+    assert (table["average_time"] > 0).all()
+
+
+def test_the_tables_times_are_the_raw_samples_slowest_ranks_in_seconds(allreduce_run):
+    samples = pd.read_csv(allreduce_run / "allreduce-samples.csv")
+    table = pd.read_csv(allreduce_run / "allreduce-times.csv").set_index("total_elements")
+    for numel, row in table.iterrows():
+        own = samples.query("mode == 'sequential' and total_elements == @numel")
+        by_rank = own.pivot(index=["round", "iteration"], columns="rank", values="time_ms")
+        slowest = [max(pair) / 1e3 for pair in zip(by_rank[0], by_rank[1], strict=True)]
+        assert len(slowest) == 3 * 2  # rounds × iterations, no warm-up
+        assert row["average_time"] == pytest.approx(statistics.mean(slowest))
+        assert row["stdev_time"] == pytest.approx(statistics.stdev(slowest))
+
+
+def test_raw_samples_hold_both_modes_of_every_size_round_and_rank(allreduce_run):
+    samples = pd.read_csv(allreduce_run / "allreduce-samples.csv")
+    for mode in ("sequential", "in_flight"):
+        seen = samples[samples["mode"] == mode][["total_elements", "round", "rank"]]
+        assert len(seen.drop_duplicates()) == 3 * 3 * 2
+    assert (samples["time_ms"] > 0).all()
+    in_flight = samples[samples["mode"] == "in_flight"]
+    # 1 MiB of buffers holds 13 of 80,000 bytes; of smaller ones there are 16 at most.
+    assert set(zip(in_flight["total_elements"], in_flight["in_flight"], strict=True)) == {
+        *((1, 16), (1000, 16), (20000, 13))
+    }
+
+
+def test_the_performance_model_reads_both_tables(allreduce_run):
+    for name in ("allreduce-times.csv", "allreduce-samples.csv"):
+        table = read_all_reduce(allreduce_run / name)
+        assert table.world_size == 2
+        assert table.curve.time_s(4000) > 0
+
+
+def test_the_summary_has_median_p95_and_bandwidths_of_the_slowest_rank():
+    # 0 to 100 ms in steps of 1: the median is 50 and the 95th percentile 95, by definition.
+    samples = hand_made({10**9: [float(ms) for ms in range(101)]})
+    for world_size, factor in ((2, 1.0), (4, 1.5), (8, 1.75), (1, 0.0)):  # 2(n−1)/n
+        row = summarise(samples, world_size).iloc[0]
+        assert (row["p50_ms"], row["p95_ms"]) == (50, 95)
+        assert row["algbw_gb_per_s"] == pytest.approx(20)  # 1 GB in 50 ms
+        assert row["busbw_gb_per_s"] == pytest.approx(20 * factor)
+
+
+def test_the_courses_table_leaves_calls_in_flight_out():
+    both = pd.concat([hand_made({4: [2.0, 4.0]}), hand_made({4: [90.0]}, mode="in_flight")])
+    row = course_table(both, "gloo", 2).iloc[0]
+    assert row["average_time"] == pytest.approx(3e-3)
+    assert row["stdev_time"] == pytest.approx(2**0.5 / 1e3)  # of 2 and 4 ms
+
+
+def test_a_right_sum_passes_the_check_and_leaves_zeros(monkeypatch):
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: None)  # the sum over one rank
+    buffer = torch.full((5,), 7.0)
+    check_sum(buffer, ALONE)
+    assert buffer.tolist() == [0] * 5
+
+
+@pytest.mark.parametrize("wrong_element", [0, 4])
+def test_a_sum_that_is_wrong_in_one_element_breaks_the_run_off(monkeypatch, wrong_element):
+    def tampered(tensor):
+        tensor[wrong_element] += 1
+
+    monkeypatch.setattr(dist, "all_reduce", tampered)
+    with pytest.raises(RunFailed, match="all-reduce of 5 elements is wrong on rank 0"):
+        check_sum(torch.zeros(5), ALONE)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 9, 20])
+def test_a_round_visits_everything_once_and_the_next_starts_elsewhere(count):
+    items = tuple(range(count))
+    rounds = [rotated(items, round_) for round_ in range(3)]
+    assert all(sorted(visited) == list(items) for visited in rounds)
+    assert all(a[0] != b[0] for a, b in zip(rounds, rounds[1:], strict=False))
+
+
+def test_the_chunk_table_has_the_courses_columns_and_chunks_of_powers_of_ten(chunk_run):
+    table = pd.read_csv(chunk_run / "allreduce-chunk-times.csv")
+    assert list(table.columns) == [
+        *("backend", "world_size", "num_gpus", "total_elements", "total_bytes"),
+        *("chunk_elements", "chunk_bytes", "average_time", "stdev_time"),
+    ]
+    assert list(table["chunk_elements"]) == [1000, 10000, 12000]  # NUMEL=12000
+    assert list(table["chunk_bytes"]) == [4000, 40000, 48000]
+    assert set(table["total_elements"]) == {12000}
+    assert (table[["world_size", "num_gpus"]] == [2, 0]).all().all()
+
+
+def test_the_chunk_tables_times_are_of_all_chunks_in_flight_the_raw_ones_of_both_modes(chunk_run):
+    samples = pd.read_csv(chunk_run / "allreduce-chunk-samples.csv")
+    table = pd.read_csv(chunk_run / "allreduce-chunk-times.csv").set_index("chunk_elements")
+    assert len(samples) == 2 * 3 * 2 * 2 * 2  # modes, chunk sizes, rounds, iterations, ranks
+    for size, row in table.iterrows():
+        own = samples.query("mode == 'in_flight' and chunk_elements == @size")
+        slowest = own.groupby(["round", "iteration"])["time_ms"].max() / 1e3
+        assert row["average_time"] == pytest.approx(slowest.mean())
+
+
+@pytest.mark.parametrize(
+    ("total", "sizes"),
+    [
+        (10_000_000, (1000, 10_000, 100_000, 1_000_000, 10_000_000)),  # the course's
+        (25_000, (1000, 10_000, 25_000)),
+        (1000, (1000,)),
+        (7, (7,)),
+    ],
+)
+def test_chunks_grow_tenfold_up_to_the_total(total, sizes):
+    assert chunk_sizes(total) == sizes
+
+
+@pytest.mark.parametrize(
+    ("script", "numel", "said"),
+    [
+        ("allreduce_benchmark", "0 10", "at least 1 element"),
+        ("allreduce_benchmark", "-5 10", "at least 1 element"),
+        ("allreduce_benchmark", "1000 10", "ascending"),
+        ("allreduce_benchmark", "10 10", "ascending"),
+        ("allreduce_benchmark", "1 many", "many"),
+        ("allreduce_benchmark", "1.5", "1.5"),
+        ("allreduce_chunk_benchmark", "0", "numel is 0"),
+        ("allreduce_chunk_benchmark", "-1", "numel is -1"),
+        ("allreduce_chunk_benchmark", "ten", "ten"),
+        ("allreduce_chunk_benchmark", "1 2", "2"),
+    ],
+)
+def test_an_unusable_numel_is_refused_in_one_line_before_anything_is_written(
+    rank_server, tmp_path, script, numel, said
+):
+    where = ["--output_dir", tmp_path / "out", "--device", "cpu"]
+    script = ASSIGNMENT2 / f"{script}.py"
+    done = rank_server.run(script, *where, variables={"NUMEL": numel})
+    assert done.exit_codes == [2], done.stderr
+    assert said in done.error_line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--numel"], "numel is empty"),
+        (["--warmup_steps", -1], "warmup_steps"),
+        (["--rounds", 0], "rounds is 0"),
+        (["--iterations", 0], "iterations is 0"),
+        (["--in_flight_mib", 0], "in_flight_mib is 0"),
+        (["--dtype", "int8"], "unknown dtype 'int8'"),
+        (["--backend", "mpi"], "legal are nccl and gloo"),
+        (["--backend", "nccl"], "gloo"),
+        (["--device", "tpu"], "legal are cpu and cuda"),
+    ],
+)
+def test_an_unusable_setting_is_refused_in_one_line_before_anything_is_written(
+    rank_server, tmp_path, flags, said
+):
+    tiny = ["--numel", 1, "--rounds", 1, "--iterations", 1]
+    where = ["--output_dir", tmp_path / "out", "--device", "cpu"]
+    done = rank_server.run(ASSIGNMENT2 / "allreduce_benchmark.py", *tiny, *where, *flags)
+    assert done.exit_codes == [2], done.stderr
+    assert said in done.error_line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.two_ranks
+def test_an_output_folder_that_cannot_be_written_is_refused_once_for_all_ranks(
+    rank_server, tmp_path
+):
+    (tmp_path / "file").touch()
+    flags = ["--numel", 1, "--device", "cpu", "--output_dir", tmp_path / "file" / "out"]
+    done = rank_server.run(ASSIGNMENT2 / "allreduce_benchmark.py", *flags, ranks=2)
+    assert done.exit_codes == [2, 2], done.stderr
+    assert "Not a directory" in done.error_line

@@ -1,0 +1,103 @@
+"""overlap_benchmark.py: what DDP adds besides waiting, measured in arms of rotated rounds.
+
+The fixture's run has messages of 0.001 and 0.0625 MiB, 2 rounds, 2 measured steps and 2 ranks.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+from rank_support import ASSIGNMENT2
+
+from common.perfmodel.tables import read_costs
+
+SIZES = [1048, 65536]  # 0.001 and 0.0625 MiB in bytes
+ROUNDS, STEPS, RANKS = 2, 2, 2
+
+
+@pytest.fixture(scope="module")
+def times(overlap_run):
+    return pd.read_csv(overlap_run / "overlap-times.csv")
+
+
+def test_the_table_has_its_columns(times):
+    assert list(times.columns) == [
+        *("arm", "message_bytes", "messages", "round", "iteration", "rank"),
+        *("backward_time_ms", "all_reduce_time_ms", "gradient_bytes"),
+    ]
+    assert set(times["gradient_bytes"]) == {4 * 6_901_760}  # gpt2-nano in float32
+
+
+def test_the_arms_are_local_bookkeeping_paced_by_size_and_continuous_with_its_all_reduces(times):
+    arms = times[["arm", "message_bytes"]].drop_duplicates()
+    assert sorted(arms.itertuples(index=False, name=None)) == sorted(
+        [
+            *(("local", 0), ("bookkeeping", 0)),
+            *(("paced", size) for size in SIZES),
+            *(("continuous", max(SIZES)), ("all_reduce", max(SIZES))),
+        ]
+    )
+
+
+def test_every_arm_is_measured_equally_often_on_every_rank(times):
+    counts = times.groupby(["arm", "message_bytes", "messages", "round", "rank"]).size()
+    assert set(counts) == {STEPS}
+    assert len(counts) == 6 * ROUNDS * RANKS  # the number of messages is planned once
+
+
+def test_all_ranks_plan_the_same_number_of_messages(times):
+    """They must: an all-reduce that one rank does not join never ends."""
+    messages = times.groupby(["arm", "message_bytes"])["messages"].agg(["nunique", "max"])
+    assert (messages["nunique"] == 1).all()
+    assert (messages.loc[["local", "bookkeeping"], "max"] == 0).all()
+    assert messages.loc["paced", "max"].between(2, 12).all()
+    # Both arms of the pair do the same work.
+    assert messages.loc["continuous", "max"].iloc[0] == messages.loc["all_reduce", "max"].iloc[0]
+
+
+def test_only_the_arm_without_a_backward_pass_has_no_backward_time(times):
+    alone = times["arm"] == "all_reduce"
+    assert (times[alone]["backward_time_ms"] == 0).all()
+    assert (times[~alone]["backward_time_ms"] > 0).all()
+    assert (times[alone]["all_reduce_time_ms"] > 0).all()
+    # All-reduces launched during the pass are awaited after it.
+    assert (times["all_reduce_time_ms"] >= times["backward_time_ms"]).all()
+
+
+def test_the_performance_model_reads_the_costs(overlap_run):
+    costs = read_costs(overlap_run / "overlap-times.csv")
+    sizes, lost_s = costs.lost_compute
+    assert list(sizes) == SIZES
+    assert all(math.isfinite(seconds) and seconds >= 0 for seconds in lost_s)
+    assert costs.communication_slowdown >= 1
+    assert 0 <= costs.copy_in_s_per_byte < 1e-6  # less than a second for a megabyte
+    assert costs.copy_in_s_per_byte == costs.copy_out_s_per_byte
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--message_mib", 0], "message_mib 0"),
+        (["--message_mib", 1, -1], "message_mib -1"),
+        (["--message_mib", "nan"], "message_mib"),
+        (["--message_mib", "inf"], "message_mib"),
+        (["--message_mib"], "message_mib"),
+        (["--message_mib", "big"], "big"),
+        (["--num_steps", 0], "num_steps is 0"),
+        (["--warmup_steps", -1], "warmup_steps"),
+        (["--model", "nanno"], "did you mean"),
+    ],
+)
+def test_an_unusable_setting_is_refused_in_one_line_before_anything_is_written(
+    rank_server, tmp_path, flags, said
+):
+    tiny = ["--model", "nano", "--batch_size", 1, "--max_seq_len", 16]
+    few = ["--rounds", 1, "--num_steps", 1, "--message_mib", 0.001]
+    where = ["--output_dir", tmp_path / "out", "--device", "cpu"]
+    script = ASSIGNMENT2 / "overlap_benchmark.py"
+    done = rank_server.run(script, *tiny, *few, *where, *flags)
+    assert done.exit_codes == [2], done.stderr
+    assert said in done.error_line
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,176 @@
+"""The launcher: runs a script on local ranks through torchrun and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.cluster.launch import MARK, launch, threads_per_rank
+from common.errors import RunFailed, UserError
+
+pytestmark = pytest.mark.two_ranks
+
+# The ranks do not import torch: that would take seconds, and torchrun does not ask for it.
+REPORT = """
+import json, os, pathlib, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "OMP_NUM_THREADS")
+said = {name: os.environ[name] for name in names}
+path = pathlib.Path(sys.argv[1]) / (said["RANK"] + ".json")
+path.write_text(json.dumps(said | {"arguments": sys.argv[2:]}))
+os.write(1, f"rank {said['RANK']} was here\\n".encode())  # in one piece, so that lines stay whole
+"""
+REFUSE = """
+from dataclasses import dataclass
+from common.errors import UserError
+from common.runtime.script import run_script
+
+@dataclass(frozen=True)
+class Settings:
+    rounds: int = 1
+
+def main(settings):
+    raise UserError(f"rounds is {settings.rounds}; it must be above 0")
+
+run_script(main, Settings)
+"""
+DIE = """
+import os, signal, time
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+WAIT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print("waiting", flush=True)
+time.sleep(60)
+"""
+LAUNCH_AND_WAIT = """
+import pathlib, sys
+from common.cluster.launch import launch
+launch(pathlib.Path(sys.argv[1]), [], 2, pathlib.Path(sys.argv[2]),
+       on_output=lambda line: print(line, flush=True))
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    """``write(code)``: the path of a script that holds it."""
+
+    def write(code: str) -> Path:
+        script = tmp_path / "script.py"
+        script.write_text(code)
+        return script
+
+    return write
+
+
+def launched_processes() -> set[int]:
+    """All living processes that some launch started, seen through the system's process table."""
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            if MARK in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process.pid)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def reports(folder: Path) -> list[dict]:
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cores", "threads"), [(1, 8, 8), (2, 8, 4), (3, 8, 2), (2, 2, 1), (4, 2, 1)]
+)
+def test_ranks_share_the_cores_and_each_has_at_least_one_thread(ranks, cores, threads):
+    assert threads_per_rank(ranks, cores) == threads
+
+
+def test_two_launches_at_once_each_run_their_script_on_every_rank(tmp_path, write):
+    script = write(REPORT)
+    folders = [tmp_path / "a", tmp_path / "b"]
+    lines: dict[Path, list[str]] = {folder: [] for folder in folders}
+    threads = []
+    for folder in folders:
+        folder.mkdir()
+        work = (script, [str(folder), "--flag"], 2, folder / "log")
+        options = {"on_output": lines[folder].append}
+        threads.append(threading.Thread(target=launch, args=work, kwargs=options))
+    before = launched_processes()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for folder in folders:
+        said = reports(folder)
+        assert [own["RANK"] for own in said] == ["0", "1"]
+        assert [own["LOCAL_RANK"] for own in said] == ["0", "1"]
+        for own in said:
+            assert own["WORLD_SIZE"] == "2"
+            assert own["arguments"] == ["--flag"]
+            assert int(own["OMP_NUM_THREADS"]) == max(1, os.cpu_count() // 2)
+        # What the ranks print arrives line by line and is in the log.
+        assert {"rank 0 was here", "rank 1 was here"} <= set(lines[folder])
+        assert {"rank 0 was here", "rank 1 was here"} <= set(
+            (folder / "log").read_text().split("\n")
+        )
+    # The ranks of one launch meet at one port, those of the other elsewhere.
+    ports = [{own["MASTER_PORT"] for own in reports(folder)} for folder in folders]
+    assert [len(port) for port in ports] == [1, 1]
+    assert ports[0] != ports[1]
+    assert launched_processes() <= before
+
+
+def test_a_ranks_refusal_arrives_with_its_own_message(tmp_path, write):
+    with pytest.raises(UserError) as raised:
+        launch(write(REFUSE), ["--rounds", "0"], 2, tmp_path / "log")
+    assert str(raised.value) == "rounds is 0; it must be above 0"
+
+
+def test_a_killed_rank_ends_the_launch_with_the_signals_name_and_nothing_is_left(tmp_path, write):
+    before = launched_processes()
+    with pytest.raises(RunFailed, match="SIGKILL") as raised:
+        launch(write(DIE), [], 2, tmp_path / "log")
+    assert len(str(raised.value).splitlines()) == 1
+    assert "log" in str(raised.value)  # where to read more
+    assert launched_processes() <= before
+
+
+def test_ctrl_c_during_a_launch_leaves_no_process_not_even_a_ranks_child(tmp_path, write):
+    before = launched_processes()
+    command = [sys.executable, "-c", LAUNCH_AND_WAIT, str(write(WAIT)), str(tmp_path / "log")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as parent:
+        said = [parent.stdout.readline() for _ in range(2)]
+        assert said == ["waiting\n"] * 2
+        # torchrun, two ranks and a child of each
+        assert len(launched_processes() - before) == 5
+        parent.send_signal(signal.SIGINT)
+        status = parent.wait(30)
+    assert status in (-signal.SIGINT, 130)
+    assert launched_processes() <= before
+
+
+def test_output_that_is_no_text_does_not_end_the_launch(tmp_path, write):
+    script = write("import os; os.write(1, bytes([0xff, 0xfe, 10]) + b'done' + bytes([10]))")
+    launch(script, [], 1, tmp_path / "log")
+    assert b"done" in (tmp_path / "log").read_bytes()
+
+
+def test_a_log_that_cannot_be_written_is_the_users_error(tmp_path, write):
+    script = write("")
+    before = launched_processes()
+    with pytest.raises(UserError, match="Not a directory"):
+        launch(script, [], 1, script / "log")
+    assert launched_processes() <= before

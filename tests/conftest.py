@@ -1,0 +1,65 @@
+"""Ranks for the tests, and the benchmarks of assignment 2, each run once a session on two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from rank_support import ASSIGNMENT2, RankServer
+
+TINY_STEP = ("--model", "nano", "--batch_size", 1, "--max_seq_len", 16)
+
+
+@pytest.fixture(scope="session")
+def rank_server(tmp_path_factory: pytest.TempPathFactory) -> RankServer:
+    """Runs scripts on ranks that start at once; the first use takes seconds."""
+    return RankServer(tmp_path_factory.mktemp)
+
+
+@pytest.fixture(scope="session")
+def benchmark_run(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Callable:
+    """``benchmark_run(script, *flags, variables={})``: the folder of a finished two-rank run."""
+
+    def run(script: str, *flags: object, variables: Mapping[str, str] | None = None) -> Path:
+        folder = tmp_path_factory.mktemp("runs")
+        arguments = [*flags, "--device", "cpu", "--output_dir", folder, "--run_id", "run"]
+        script = ASSIGNMENT2 / f"{script}.py"
+        done = rank_server.run(script, *arguments, ranks=2, variables=variables)
+        assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+        return folder / "run"
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def train_run(benchmark_run: Callable) -> Path:
+    """A finished run of train_benchmark.py: 3 measured steps of gpt2-nano."""
+    return benchmark_run("train_benchmark", *TINY_STEP, "--warmup-steps", 1, "--num_steps", 3)
+
+
+@pytest.fixture(scope="session")
+def allreduce_run(benchmark_run: Callable) -> Path:
+    """A finished run of allreduce_benchmark.py, its sizes taken from NUMEL."""
+    flags = ("--rounds", 3, "--iterations", 2, "--in-flight-mib", 1)
+    return benchmark_run("allreduce_benchmark", *flags, variables={"NUMEL": "1, 1000 20000"})
+
+
+@pytest.fixture(scope="session")
+def chunk_run(benchmark_run: Callable) -> Path:
+    """A finished run of allreduce_chunk_benchmark.py over 12,000 elements, taken from NUMEL."""
+    return benchmark_run("allreduce_chunk_benchmark", "--rounds", 2, variables={"NUMEL": "12000"})
+
+
+@pytest.fixture(scope="session")
+def ddp_run(benchmark_run: Callable) -> Path:
+    """A finished run of ddp_benchmark.py: 3 rounds of 2 steps, three caps from BUCKET_SIZE."""
+    flags = (*TINY_STEP, "--rounds", 3, "--num_steps", 2)
+    return benchmark_run("ddp_benchmark", *flags, variables={"BUCKET_SIZE": "0.5 5,None"})
+
+
+@pytest.fixture(scope="session")
+def overlap_run(benchmark_run: Callable) -> Path:
+    """A finished run of overlap_benchmark.py: 2 rounds of 2 steps, messages of two sizes."""
+    flags = ("--message_mib", 0.001, 0.0625, "--rounds", 2, "--num_steps", 2)
+    return benchmark_run("overlap_benchmark", *TINY_STEP, *flags)

@@ -1,0 +1,215 @@
+"""The event-by-event simulator without costs: the textbook recurrence, bounds, DDP's buckets.
+
+With bookkeeping and contention it is tested in test_simulator_costs.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from perfmodel_support import MIB, gpt2_profile, make_profile, refused
+
+from common.perfmodel.buckets import DdpOptions, ddp_buckets
+from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
+from common.perfmodel.profile import BackwardProfile
+from common.perfmodel.simulator import simulate_backward
+
+
+def multiples(low: int, high: int) -> st.SearchStrategy[float]:
+    """Numbers that add up without rounding, so that what is simultaneous stays so."""
+    return st.integers(64 * low, 64 * high).map(lambda count: count / 64)
+
+
+@st.composite
+def profiles(draw, kinds=("float32",)):
+    """Up to ten gradients of 1 to 60 bytes; some are ready at once, some computation may follow."""
+    count = draw(st.integers(1, 10))
+    gaps = draw(st.lists(st.just(0.0) | multiples(0, 3), min_size=count, max_size=count))
+    return make_profile(
+        draw(st.lists(st.integers(1, 60), min_size=count, max_size=count)),
+        np.cumsum(gaps),
+        tail_s=draw(st.just(0.0) | multiples(0, 2)),
+        kinds=draw(st.lists(st.sampled_from(kinds), min_size=count, max_size=count)),
+        registration=draw(st.permutations(range(count))),
+    )
+
+
+@st.composite
+def networks(draw):
+    """A formula, or a measured curve with dips."""
+    if draw(st.booleans()):
+        return AlphaBeta(draw(multiples(0, 2)), draw(st.sampled_from([8.0, 64.0, 512.0])))
+    sizes = sorted(draw(st.sets(st.integers(1, 300), min_size=2, max_size=6)))
+    times = draw(st.lists(multiples(1, 200), min_size=len(sizes), max_size=len(sizes)))
+    return MeasuredAllReduce(sizes, np.array(times) / 64)
+
+
+CAPS_BYTES = st.integers(1, 250)
+
+
+def greedy_groups(sizes: list[int], cap: int) -> list[list[int]]:
+    """Gradients in ready order, a bucket closed as soon as it holds the cap."""
+    groups: list[list[int]] = [[]]
+    for index, size in enumerate(sizes):
+        groups[-1].append(index)
+        if sum(sizes[i] for i in groups[-1]) >= cap and index + 1 < len(sizes):
+            groups.append([])
+    return groups
+
+
+def recurrence(
+    profile: BackwardProfile, network, groups: list[list[int]]
+) -> list[tuple[float, float, float]]:
+    """start_i = max(end_{i−1}, ready_i), end_i = start_i + a(S_i): ready, start, end by bucket."""
+    spans = []
+    end = 0.0
+    for group in groups:
+        ready = max(float(profile.ready_s[i]) for i in group)
+        start = max(end, ready)
+        end = start + network.time_s(sum(int(profile.sizes_bytes[i]) for i in group))
+        spans.append((ready, start, end))
+    return spans
+
+
+@settings(max_examples=300, deadline=None)
+@given(profiles(), networks(), CAPS_BYTES)
+def test_without_costs_the_simulation_is_the_textbook_recurrence(profile, network, cap):
+    timeline = simulate_backward(profile, network, cap / MIB)
+    groups = greedy_groups(profile.sizes_bytes.tolist(), cap)
+    expected = recurrence(profile, network, groups)
+    for event, group, span in zip(timeline.events, groups, expected, strict=True):
+        assert list(event.members) == group
+        assert (event.ready_s, event.start_s, event.end_s) == pytest.approx(span)
+    assert timeline.total_s == pytest.approx(max(profile.backward_s, expected[-1][2]))
+    assert timeline.compute_end_s == pytest.approx(profile.backward_s)
+    assert timeline.num_buckets == len(groups)
+
+
+@settings(max_examples=200, deadline=None)
+@given(profiles(), networks(), CAPS_BYTES)
+def test_a_backward_pass_is_bounded_by_computation_and_communication(profile, network, cap):
+    timeline = simulate_backward(profile, network, cap / MIB)
+    reduces = [network.time_s(event.size_bytes) for event in timeline.events]
+    slack = 1e-9
+    assert timeline.total_s >= profile.backward_s - slack
+    # From each bucket's readiness on, it and all later buckets still have to be reduced.
+    for event in timeline.events:
+        assert timeline.total_s >= event.ready_s + sum(reduces[event.index :]) - slack
+    # Nothing is slower than no overlap at all.
+    assert timeline.total_s <= profile.backward_s + sum(reduces) + slack
+    assert timeline.communication_s == pytest.approx(sum(reduces))
+    assert timeline.exposed_communication_s == pytest.approx(
+        timeline.total_s - timeline.compute_end_s
+    )
+    assert -slack <= timeline.exposed_communication_s <= sum(reduces) + slack
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    profiles(kinds=("float32", "float64")),
+    networks(),
+    st.none() | CAPS_BYTES,
+    st.booleans(),
+    st.booleans(),
+)
+def test_every_gradient_is_in_one_of_ddps_buckets(profile, network, cap, static, unused):
+    cap_mib = None if cap is None else cap / MIB
+    timeline = simulate_backward(
+        profile, network, cap_mib, static_graph=static, find_unused_parameters=unused
+    )
+    members = [list(event.members) for event in timeline.events]
+    assert sorted(sum(members, [])) == list(range(len(profile.names)))
+    for event in timeline.events:
+        assert event.size_bytes == sum(int(profile.sizes_bytes[i]) for i in event.members)
+    # ddp_buckets speaks of places in module.parameters(), the timeline of places in the profile.
+    place = list(profile.registration)
+    sizes = [int(profile.sizes_bytes[place.index(i)]) for i in range(len(place))]
+    kinds = [profile.kinds[place.index(i)] for i in range(len(place))]
+    expected = ddp_buckets(sizes, place, DdpOptions(cap_mib, static, unused), kinds=kinds)
+    assert [[place[i] for i in bucket] for bucket in members] == expected
+    # Whatever the order of the buckets, the recurrence holds.
+    spans = recurrence(profile, network, members)
+    assert timeline.total_s == pytest.approx(max(profile.backward_s, spans[-1][2]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(profiles(), networks(), CAPS_BYTES, st.floats(1, 5))
+def test_slower_computation_or_network_is_never_faster(profile, network, cap, factor):
+    class Slower:
+        def time_s(self, size_bytes):
+            return np.multiply(network.time_s(size_bytes), factor)
+
+    total = simulate_backward(profile, network, cap / MIB).total_s
+    slower_network = simulate_backward(profile, Slower(), cap / MIB).total_s
+    slower_device = simulate_backward(profile.scaled(compute=factor), network, cap / MIB).total_s
+    assert slower_network >= total - 1e-9
+    assert slower_device >= total - 1e-9
+
+
+def test_unused_parameters_reduce_the_small_first_bucket_last():
+    # Registered in reverse of their readiness, as in a chain of layers; MiB as in DDP's default.
+    sizes = [2 * MIB] * 20
+    profile = make_profile(sizes, np.arange(1, 21) / 20)
+    network = AlphaBeta(1e-3, 1e9)
+    rebuilt = simulate_backward(profile, network, None)
+    fixed = simulate_backward(profile, network, None, find_unused_parameters=True)
+    assert [len(event.members) for event in rebuilt.events] == [1, 13, 6]
+    assert [len(event.members) for event in fixed.events] == [6, 13, 1]
+
+
+def test_the_tied_embedding_of_gpt2_is_exposed_at_any_cap():
+    # Its gradient is final when computation ends, so its all-reduce cannot be hidden (≥ 147 MiB).
+    profile = gpt2_profile("gpt2")
+    network = AlphaBeta(1e-4, 10e9)
+    for cap_mib in (1, 5, 25, 100, 400, None):
+        timeline = simulate_backward(profile, network, cap_mib)
+        assert timeline.exposed_communication_s >= network.time_s(147 * MIB)
+
+
+def test_a_scaled_profile_has_other_times_and_sizes_and_the_same_gradients():
+    profile = make_profile([4, 8, 1], [1.0, 2.0, 3.0], tail_s=1.0)
+    scaled = profile.scaled(compute=0.5, size=0.5)
+    assert scaled.ready_s.tolist() == [0.5, 1.0, 1.5]
+    assert scaled.backward_s == 2.0
+    assert scaled.sizes_bytes.tolist() == [2, 4, 1]  # never below one byte
+    assert scaled.names == profile.names
+    assert profile.total_bytes == 13
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"names": ()}, ["at least one gradient"]),
+        ({"sizes_bytes": np.array([4])}, ["size"]),
+        ({"ready_s": np.array([1.0])}, ["ready time"]),
+        ({"ready_s": np.array([2.0, 1.0])}, ["not decrease"]),
+        ({"ready_s": np.array([-1.0, 1.0])}, ["negative"]),
+        ({"backward_s": 1.5}, ["1.5 s", "2.0 s"]),
+        ({"sizes_bytes": np.array([4, 0])}, ["1 byte"]),
+        ({"ready_s": np.array([1.0, np.nan])}, ["ready"]),
+    ],
+)
+def test_an_impossible_profile_is_refused(changes, words):
+    good = {
+        "names": ("a", "b"),
+        "sizes_bytes": np.array([4, 4]),
+        "ready_s": np.array([1.0, 2.0]),
+        "backward_s": 2.0,
+    }
+    BackwardProfile(**good)
+    with refused(*words):
+        BackwardProfile(**good | changes)
+
+
+@pytest.mark.parametrize("cap_mib", [0, -25, float("nan"), float("inf")])
+def test_an_impossible_cap_is_refused(cap_mib):
+    with refused("cap"):
+        simulate_backward(make_profile([4], [1.0]), AlphaBeta(0, 1), cap_mib)
+
+
+def test_unused_parameters_need_a_profile_that_knows_the_registration_order():
+    profile = BackwardProfile(("a", "b"), np.array([4, 4]), np.array([1.0, 2.0]), 2.0)
+    with refused("registration"):
+        simulate_backward(profile, AlphaBeta(0, 1), 1, find_unused_parameters=True)

@@ -1,0 +1,205 @@
+"""The simulator with DDP's bookkeeping and contention, against integration in small time steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from perfmodel_support import MIB, make_profile, refused
+from test_simulator import CAPS_BYTES, greedy_groups, multiples, networks, profiles
+
+from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.simulator import simulate_backward
+
+STEPS = 300  # at least, of a whole backward pass
+TINY = 1e-10
+
+
+@st.composite
+def lost_compute(draw):
+    """Computation lost to an all-reduce by its size: from nothing to more than it lasts."""
+    sizes = sorted(draw(st.sets(st.integers(1, 200), min_size=1, max_size=4)))
+    lost = draw(st.lists(multiples(0, 2), min_size=len(sizes), max_size=len(sizes)))
+    return tuple(map(float, sizes)), tuple(lost)
+
+
+PER_BYTE = multiples(0, 2).map(lambda seconds: seconds / 64)
+COSTS = st.builds(
+    DdpCosts,
+    copy_in_s_per_byte=PER_BYTE,
+    copy_out_s_per_byte=PER_BYTE,
+    communication_slowdown=st.just(1.0) | multiples(1, 3),
+    compute_slowdown=st.just(1.0) | multiples(1, 3),
+    lost_compute=st.none() | lost_compute(),
+)
+
+
+def lost_to(size: int, costs: DdpCosts) -> float:
+    """Computation lost to one all-reduce: a line between known sizes, in proportion beyond."""
+    known, lost = costs.lost_compute
+    if size <= known[0]:
+        return lost[0]
+    for (x0, x1), (y0, y1) in zip(
+        zip(known, known[1:], strict=False), zip(lost, lost[1:], strict=False), strict=True
+    ):
+        if size <= x1:
+            return y0 + (y1 - y0) * (size - x0) / (x1 - x0)
+    return lost[-1] * size / known[-1]
+
+
+def integrate(profile: BackwardProfile, network, groups: list[list[int]], costs: DdpCosts) -> dict:
+    """The same backward pass in small steps, as a description of what happens and no more.
+
+    Computation is a row of gradients, each followed by its copy into the bucket. At any moment at
+    most one all-reduce is active; while computation runs too, both are slowed. A step is cut short
+    where a bucket becomes ready or an all-reduce or computation ends.
+    """
+    copied_at, done, previous = [], 0.0, 0.0  # computation done when each gradient is copied in
+    for ready, size in zip(profile.ready_s, profile.sizes_bytes, strict=True):
+        done += (ready - previous) + size * costs.copy_in_s_per_byte
+        previous = ready
+        copied_at.append(done)
+    total_work = done + profile.backward_s - previous
+    sizes = [sum(int(profile.sizes_bytes[i]) for i in group) for group in groups]
+    needed = [max(copied_at[i] for i in group) for group in groups]
+    alone = [network.time_s(size) for size in sizes]
+    dt = (total_work + sum(alone)) / STEPS
+    now = work = reduced = 0.0
+    ends, compute_end = [], None
+    while len(ends) < len(groups) or compute_end is None:
+        computing = total_work - work > TINY
+        if not computing and compute_end is None:
+            compute_end = now
+            continue
+        bucket = len(ends)
+        sending = bucket < len(groups) and needed[bucket] - work < TINY
+        compute_rate, duration = 1.0, alone[bucket] if sending else 0.0
+        if sending and computing:
+            duration *= costs.communication_slowdown
+            compute_rate = 1 / costs.compute_slowdown
+            if costs.lost_compute:
+                lost = lost_to(sizes[bucket], costs)
+                duration = max(duration, lost)
+                compute_rate = 1 - lost / duration
+        step = dt
+        if sending:
+            step = min(step, (1 - reduced) * duration)
+        elif bucket < len(groups):
+            step = min(step, needed[bucket] - work)
+        if computing and compute_rate:
+            step = min(step, (total_work - work) / compute_rate)
+        now += step
+        work += step * compute_rate if computing else 0.0
+        if sending:
+            reduced += step / duration
+            if reduced > 1 - TINY:
+                ends.append(now)
+                reduced = 0.0
+    copied = compute_end
+    for size, end in zip(sizes, ends, strict=True):
+        copied = max(copied, end) + size * costs.copy_out_s_per_byte
+    return {"total": copied, "compute_end": compute_end, "ends": ends}
+
+
+@settings(max_examples=120, deadline=None)
+@given(profiles(), networks(), CAPS_BYTES, COSTS)
+def test_with_costs_the_simulation_equals_integration_in_small_steps(profile, network, cap, costs):
+    timeline = simulate_backward(profile, network, cap / MIB, costs=costs)
+    groups = greedy_groups(profile.sizes_bytes.tolist(), cap)
+    expected = integrate(profile, network, groups, costs)
+    assert timeline.total_s == pytest.approx(expected["total"])
+    assert timeline.compute_end_s == pytest.approx(expected["compute_end"])
+    assert [event.end_s for event in timeline.events] == pytest.approx(expected["ends"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(profiles(), networks(), CAPS_BYTES, COSTS)
+def test_each_bucket_is_ready_then_reduced_in_order_then_copied_back(profile, network, cap, costs):
+    timeline = simulate_backward(profile, network, cap / MIB, costs=costs)
+    free = 0.0
+    for event in timeline.events:
+        # The network takes a bucket the moment that it is ready and the one before is done.
+        assert event.start_s == pytest.approx(max(free, event.ready_s))
+        assert event.end_s >= event.start_s
+        assert event.copied_s >= event.end_s
+        free = event.end_s
+    assert timeline.total_s == timeline.events[-1].copied_s
+
+
+@settings(max_examples=150, deadline=None)
+@given(profiles(), networks(), CAPS_BYTES, COSTS, multiples(0, 2))
+def test_more_of_any_cost_is_never_faster(profile, network, cap, costs, more):
+    total = simulate_backward(profile, network, cap / MIB, costs=costs).total_s
+    worse = [
+        replace(costs, copy_in_s_per_byte=costs.copy_in_s_per_byte + more / 100),
+        replace(costs, copy_out_s_per_byte=costs.copy_out_s_per_byte + more / 100),
+        replace(costs, compute_slowdown=costs.compute_slowdown + more),
+    ]
+    if costs.lost_compute is None:
+        slower = costs.communication_slowdown + more
+        worse.append(replace(costs, communication_slowdown=slower))
+    else:
+        sizes, lost = costs.lost_compute
+        worse.append(replace(costs, lost_compute=(sizes, tuple(x + more for x in lost))))
+    for more_costs in worse:
+        slower = simulate_backward(profile, network, cap / MIB, costs=more_costs)
+        assert slower.total_s >= total - 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(profiles(), networks(), CAPS_BYTES, COSTS)
+def test_costs_never_make_a_pass_shorter_than_without_them(profile, network, cap, costs):
+    bare = simulate_backward(profile, network, cap / MIB)
+    costly = simulate_backward(profile, network, cap / MIB, costs=costs)
+    assert costly.total_s >= bare.total_s - 1e-9
+    copies_in = costs.copy_in_s_per_byte * profile.total_bytes
+    assert costly.compute_alone_s == pytest.approx(profile.backward_s + copies_in)
+    assert costly.compute_end_s >= costly.compute_alone_s - 1e-9
+
+
+def test_costs_of_none_change_nothing():
+    profile = make_profile([10, 20, 30], [1.0, 2.0, 3.0])
+    network = AlphaBeta(0.3, 20)
+    bare = simulate_backward(profile, network, 20 / MIB)
+    assert simulate_backward(profile, network, 20 / MIB, costs=NO_COSTS) == bare
+
+
+def test_computation_is_slowed_only_while_a_bucket_is_reduced():
+    # Ready after 1 s of 4; the all-reduce of 1 s runs beside computation, which does half as much
+    # in it: the remaining 3 s of computation take 1 s for 0.5 and 2.5 s for the rest.
+    profile = make_profile([10, 1], [1.0, 4.0])
+    network = AlphaBeta(1.0, 1e9)
+    timeline = simulate_backward(profile, network, 10 / MIB, costs=DdpCosts(compute_slowdown=2.0))
+    assert timeline.events[0].end_s == pytest.approx(2.0)
+    assert timeline.compute_end_s == pytest.approx(4.5)
+    # The last bucket is ready when computation ends and is reduced with nothing beside it.
+    assert timeline.total_s == pytest.approx(5.5)
+
+
+def test_only_the_last_copy_back_is_exposed_where_the_network_is_slow():
+    # Buckets of 10 bytes, 1 s each to reduce, 0.5 s each to copy back: all but the last copy are
+    # done while the next bucket is reduced.
+    profile = make_profile([10, 10, 10], [0.1, 0.2, 0.3])
+    timeline = simulate_backward(
+        profile, AlphaBeta(1.0, 1e12), 10 / MIB, costs=DdpCosts(copy_out_s_per_byte=0.05)
+    )
+    assert timeline.total_s == pytest.approx(0.1 + 3 * 1.0 + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("costs", "words"),
+    [
+        ({"copy_in_s_per_byte": -1e-9}, ["copy", "negative"]),
+        ({"copy_out_s_per_byte": -1e-9}, ["copy", "negative"]),
+        ({"compute_slowdown": 0.9}, ["at least 1"]),
+        ({"communication_slowdown": 0.0}, ["at least 1"]),
+        ({"lost_compute": ((1.0,), (-0.1,))}, ["lost", "negative"]),
+    ],
+)
+def test_impossible_costs_are_refused(costs, words):
+    with refused(*words):
+        DdpCosts(**costs)

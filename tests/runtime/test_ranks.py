@@ -1,0 +1,162 @@
+"""Ranks are read from torchrun's variables, else Slurm's, else there is one process."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import UserError
+from common.runtime.ranks import Ranks, current_ranks, rendezvous_environment
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+SLURM = {
+    "SLURM_PROCID": "9",
+    "SLURM_NTASKS": "11",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_TASKS_PER_NODE": "4(x2),3",
+    "SLURM_STEP_ID": "0",
+}
+
+
+def test_without_variables_there_is_one_process():
+    assert current_ranks({}) == Ranks(0, 1, 0, 1, "single")
+    assert current_ranks({}).is_main
+
+
+def test_torchruns_variables_give_the_rank():
+    ranks = current_ranks(TORCHRUN)
+    assert ranks == Ranks(5, 8, 1, 4, "torchrun")
+    assert not ranks.is_main
+
+
+def test_torchruns_variables_win_over_those_of_the_slurm_step_it_runs_in():
+    assert current_ranks(SLURM | TORCHRUN) == current_ranks(TORCHRUN)
+
+
+def test_slurms_variables_give_the_rank():
+    assert current_ranks(SLURM) == Ranks(9, 11, 1, 3, "slurm")
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "tasks"),
+    [
+        *(("4(x2),3", "0", 4), ("4(x2),3", "1", 4), ("4(x2),3", "2", 3)),
+        *(("8", "0", 8), ("1(x16)", "15", 1), ("2,1,2", "1", 1)),
+    ],
+)
+def test_the_tasks_of_a_node_are_read_from_slurms_compressed_list(text, node, tasks):
+    env = SLURM | {"SLURM_TASKS_PER_NODE": text, "SLURM_NODEID": node, "SLURM_LOCALID": "0"}
+    assert current_ranks(env).local_world_size == tasks
+
+
+def test_the_steps_own_size_wins_over_that_of_the_allocation():
+    """``srun -n 2`` in an allocation of 8 tasks starts 2 ranks."""
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": "1"}
+    ranks = current_ranks(SLURM | {"SLURM_NTASKS": "8", "SLURM_NODEID": "0"} | step)
+    assert (ranks.world_size, ranks.local_world_size) == (2, 2)
+
+
+def test_the_shell_of_a_batch_script_is_no_rank():
+    shell = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8", "ENVIRONMENT": "BATCH"}
+    assert current_ranks(shell) == Ranks()
+
+
+def test_a_step_that_srun_starts_from_a_batch_script_has_ranks():
+    assert current_ranks(SLURM | {"ENVIRONMENT": "BATCH"}).rank == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"RANK": "two"}, "RANK='two'"),
+        ({"WORLD_SIZE": "1.5"}, "WORLD_SIZE='1.5'"),
+        ({"LOCAL_RANK": ""}, "LOCAL_RANK"),
+        ({"RANK": "8"}, "rank 8 of 8"),
+        ({"RANK": "-1"}, "rank -1"),
+        ({"WORLD_SIZE": "0", "RANK": "0"}, "rank 0 of 0"),
+        ({"WORLD_SIZE": None}, "WORLD_SIZE is not set"),
+        ({"RANK": None}, "RANK is not set"),
+        ({"LOCAL_RANK": None}, "LOCAL_RANK is not set"),
+    ],
+)
+def test_unusable_torchrun_variables_are_named(change, named):
+    with pytest.raises(UserError, match=named):
+        current_ranks(_changed(TORCHRUN, change))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID='x'"),
+        ({"SLURM_NTASKS": "many"}, "SLURM_NTASKS='many'"),
+        ({"SLURM_PROCID": "11"}, "rank 11 of 11"),
+        ({"SLURM_LOCALID": None}, "SLURM_LOCALID is not set"),
+        ({"SLURM_NODEID": "?"}, "SLURM_NODEID='\\?'"),
+        ({"SLURM_TASKS_PER_NODE": "four"}, "'four'"),
+        ({"SLURM_TASKS_PER_NODE": "4(x2"}, "4\\(x2"),
+    ],
+)
+def test_unusable_slurm_variables_are_named(change, named):
+    with pytest.raises(UserError, match=named):
+        current_ranks(_changed(SLURM, change))
+
+
+@pytest.mark.parametrize("env", [TORCHRUN | {"LOCAL_RANK": "4"}, SLURM | {"SLURM_LOCALID": "3"}])
+def test_a_local_rank_beyond_the_ranks_of_its_node_is_refused(env):
+    with pytest.raises(UserError, match="(?i)local"):
+        current_ranks(env)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        *(("n[1-2]", "n1"), ("n[3,7]", "n3"), ("gpu[008-012,020]", "gpu008"), ("gpu7", "gpu7")),
+        *(("a1,b2", "a1"), ("rack-a[10,12],rack-b1", "rack-a10")),
+    ],
+)
+def test_the_rendezvous_is_on_the_first_node_of_slurms_list(monkeypatch, tmp_path, nodes, first):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no scontrol
+    job = {"SLURM_STEP_NODELIST": nodes, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    assert rendezvous_environment(job)["MASTER_ADDR"] == first
+
+
+def test_scontrol_is_asked_for_the_nodes_where_it_is(monkeypatch, tmp_path):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\n[ "$1 $2 $3" = "show hostnames r[1-2]b[3-4]" ] && echo r1b3\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert rendezvous_environment({"SLURM_JOB_NODELIST": "r[1-2]b[3-4]"})["MASTER_ADDR"] == "r1b3"
+
+
+def test_jobs_and_steps_on_one_node_get_ports_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    steps = [(str(job), str(step)) for job in range(812_000, 812_100) for step in range(4)]
+    ports = [
+        rendezvous_environment(
+            {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": job, "SLURM_STEP_ID": step}
+        )["MASTER_PORT"]
+        for job, step in steps
+    ]
+    assert len(set(ports)) == len(steps)
+    assert all(1024 <= int(port) <= 65535 for port in ports)
+
+
+def test_torchruns_rendezvous_wins():
+    given = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
+    job = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "7"}
+    assert rendezvous_environment(given | job) == given
+
+
+def test_without_any_rendezvous_the_message_says_how_to_start():
+    with pytest.raises(UserError, match="torchrun"):
+        rendezvous_environment(TORCHRUN)
+
+
+def test_a_job_id_that_is_no_number_is_the_users_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="SLURM_JOB_ID"):
+        rendezvous_environment({"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_ID": "job"})
+
+
+def _changed(env: dict, change: dict) -> dict:
+    return {name: value for name, value in (env | change).items() if value is not None}
