@@ -24,7 +24,7 @@ class RunFailed(Exception):
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """The message for a name that does not exist: the nearest known one, then all of them."""
-    known = list(known)
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
-    return f"unknown {kind} {name!r}{hint} known: {', '.join(known)}"
+    by_lower = {str(one).lower(): one for one in known}
+    nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
+    hint = f"did you mean {by_lower[nearest[0]]!r}? " if nearest else ""
+    return f"unknown {kind} {name!r}; {hint}known: {', '.join(by_lower.values())}"

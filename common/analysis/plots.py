@@ -286,7 +286,6 @@ def sensitivity(table: pd.DataFrame, caption: str) -> Figure:
                 label="by hand: b*, without the\nlimit of the tensors' sizes",
             )
             axes.set_yscale("log")
-            axes.set_ylim(bottom=SMALLEST_CAP_MIB)
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.yaxis.set_minor_formatter(NullFormatter())
             _mib_axis(axes, f"{quantity}, factor")
@@ -294,6 +293,9 @@ def sensitivity(table: pd.DataFrame, caption: str) -> Figure:
             axes.set_axis_off()
         for axes in grid[:, 0]:
             axes.set_ylabel("bucket cap (MiB)")
+        grid[0, 0].set_ylim(
+            SMALLEST_CAP_MIB, 1.5 * table[["high_mib", "closed_form_mib"]].max().max()
+        )
         handles, labels = grid.flat[0].get_legend_handles_labels()
         grid.flat[-1].legend(handles, labels, loc="center", fontsize=8.5)
     return fig

@@ -163,7 +163,8 @@ class GPT2(nn.Module):
         """A GPT2 with a copy of the weights of a transformers ``GPT2LMHeadModel``.
 
         Dropout is taken from ``resid_pdrop``. Raises UserError for variants of the architecture
-        that this model does not have (another activation, scaled attention, untied embeddings).
+        that this model does not have (another activation or width, scaled or cross attention,
+        untied embeddings).
         """
         theirs = hf_model.config
         for setting, expected in {
@@ -171,11 +172,14 @@ class GPT2(nn.Module):
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,
             "tie_word_embeddings": True,
+            "add_cross_attention": False,
         }.items():
             if getattr(theirs, setting, expected) != expected:
                 raise UserError(
                     f"cannot convert: {setting} is {getattr(theirs, setting)!r}, not {expected!r}"
                 )
+        if theirs.n_inner not in (None, 4 * theirs.n_embd):
+            raise UserError(f"cannot convert: n_inner is {theirs.n_inner}, not 4 × n_embd")
         config = GPT2Config(
             vocab_size=theirs.vocab_size,
             n_positions=theirs.n_positions,

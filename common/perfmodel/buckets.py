@@ -18,8 +18,8 @@ DEFAULT_FIRST_CAP_BYTES = 1 * MIB
 DEFAULT_CAP_BYTES = 25 * MIB
 
 
-def parse_cap(text: str) -> float | None:
-    """A cap in MiB from what a user typed; ``None`` or ``default`` is DDP's own default.
+def parse_cap(text: str | float) -> float | None:
+    """A cap in MiB from what a user typed or gave; ``None`` or ``default`` is DDP's own default.
 
     Raises UserError for anything that is not a finite number above zero.
     """
@@ -27,7 +27,7 @@ def parse_cap(text: str) -> float | None:
         return None
     try:
         cap = float(text)
-    except ValueError:
+    except (TypeError, ValueError):
         raise UserError(f"bucket cap {text!r} is not a number of MiB (or None)") from None
     if not math.isfinite(cap) or cap * MIB < 1:
         raise UserError(f"bucket cap {text} MiB: it must be above 0 and finite")
@@ -36,7 +36,7 @@ def parse_cap(text: str) -> float | None:
 
 def cap_label(cap_mib: float | None) -> str:
     """The cap as a table shows it: ``0.25``, ``25``, ``None``."""
-    return "None" if cap_mib is None else f"{cap_mib:g}"
+    return "None" if cap_mib is None else f"{cap_mib:.12g}"
 
 
 def assign_buckets(
@@ -98,11 +98,18 @@ def _assign_one_kind(sizes_bytes: Sequence[int], cap: int, first_cap: int) -> li
 
 @dataclass(frozen=True)
 class DdpOptions:
-    """The arguments of DDP that decide its buckets; ``bucket_cap_mib`` None is its default."""
+    """The arguments of DDP that decide its buckets; ``bucket_cap_mib`` None is its default.
+
+    Raises UserError for a cap that is not a finite number of at least one byte.
+    """
 
     bucket_cap_mib: float | None = None
     static_graph: bool = False
     find_unused_parameters: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bucket_cap_mib is not None:
+            parse_cap(self.bucket_cap_mib)
 
     def caps_bytes(self) -> tuple[int, int]:
         """(cap, first cap): any explicit cap, 25 too, is also that of the first bucket."""
@@ -129,7 +136,8 @@ def ddp_buckets(
 
     Args:
         sizes_bytes: sizes in registration order (that of ``module.parameters()``), in bytes.
-        ready_order: the parameters' indices in the order their gradients become ready on rank 0.
+        ready_order: the parameters' indices in the order their gradients become ready on rank 0;
+            unused ones, which never do, may be left out.
         options: arguments given to DDP.
         iteration: counted from 0; None is the steady state.
         kinds: (dtype, device) of each parameter, in registration order.
@@ -145,6 +153,8 @@ def ddp_buckets(
         # Filled in registration order, then reversed: the last-registered parameters go first.
         buckets = assign_buckets(sizes_bytes, cap, first_cap, kinds)
         return sorted(buckets, key=min)[::-1]
+    # A rebuild adds parameters whose gradients never came, in registration order.
+    ready_order = [*ready_order, *sorted(set(range(len(sizes_bytes))) - set(ready_order))]
     ordered_kinds = None if kinds is None else [kinds[index] for index in ready_order]
     buckets = assign_buckets([sizes_bytes[i] for i in ready_order], cap, first_cap, ordered_kinds)
     return [[ready_order[i] for i in bucket] for bucket in buckets]

@@ -52,7 +52,7 @@ class ClosedForm:
     all_reduce: AlphaBeta
 
     def __post_init__(self) -> None:
-        if self.gradient_bytes <= 0 or self.compute_s <= 0 or self.layers < 1:
+        if not (self.gradient_bytes > 0 and self.compute_s > 0 and self.layers >= 1):
             raise UserError("B and T_c must be above 0, and there is at least 1 layer")
 
     @property

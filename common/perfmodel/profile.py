@@ -38,6 +38,8 @@ class BackwardProfile:
             raise UserError("a backward profile needs at least one gradient")
         if len(self.sizes_bytes) != count or len(self.ready_s) != count:
             raise UserError("a backward profile needs a size and a ready time for each gradient")
+        if not (np.isfinite(self.ready_s).all() and np.isfinite(self.backward_s)):
+            raise UserError("gradient-ready times must be finite numbers")
         if (np.diff(self.ready_s) < 0).any() or self.ready_s[0] < 0:
             raise UserError("gradient-ready times must not decrease and not be negative")
         if self.backward_s < self.ready_s[-1]:
@@ -89,11 +91,11 @@ class DdpCosts:
     lost_compute: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def __post_init__(self) -> None:
-        if min(self.copy_in_s_per_byte, self.copy_out_s_per_byte) < 0:
+        if not min(self.copy_in_s_per_byte, self.copy_out_s_per_byte) >= 0:
             raise UserError("copy costs must not be negative")
-        if min(self.compute_slowdown, self.communication_slowdown) < 1:
+        if not min(self.compute_slowdown, self.communication_slowdown) >= 1:
             raise UserError("slowdowns must be at least 1")
-        if self.lost_compute and min(self.lost_compute[1]) < 0:
+        if self.lost_compute and not min(self.lost_compute[1]) >= 0:
             raise UserError("computation lost to an all-reduce must not be negative")
 
     def beside_computation(self, sizes_bytes: NDArray, alone_s: NDArray) -> tuple[NDArray, NDArray]:

@@ -66,4 +66,5 @@ def _layer_tables(path: Path) -> LayerTables:
         forward_s=float(phases["time_median_ms"]["forward"]) / 1e3,
         step_s=float(phases["time_median_ms"]["step"]) / 1e3,
         notes=(),
+        source=str(path / "layers.csv"),
     )

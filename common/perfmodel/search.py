@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,8 +26,9 @@ class Candidate:
     exposed_communication_s: float
 
     def contains(self, cap_mib: float) -> bool:
-        """Whether this cap gives this bucketing."""
-        return self.low_mib <= cap_mib <= self.high_mib
+        """Whether this cap, in whole bytes as DDP takes it, is in the interval."""
+        low, cap, high = (math.floor(mib * MIB) for mib in (self.low_mib, cap_mib, self.high_mib))
+        return low <= cap <= high
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,10 @@ class BestCap:
     candidates: tuple[Candidate, ...]
 
     def predicted_s(self, cap_mib: float) -> float:
-        """T of any searched cap, and of any cap above the last (all in one bucket)."""
-        if cap_mib > self.candidates[-1].high_mib:
-            return self.candidates[-1].total_s
+        """T of any searched cap, and of larger ones where the largest gave a single bucket."""
+        last = self.candidates[-1]
+        if last.num_buckets == 1 and cap_mib > last.high_mib:
+            return last.total_s
         for candidate in self.candidates:
             if candidate.contains(cap_mib):
                 return candidate.total_s

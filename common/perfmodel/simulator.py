@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions, assign_buckets, ddp_buckets
 from common.perfmodel.collectives import AllReduceModel
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
@@ -97,6 +98,8 @@ def profile_buckets(profile: BackwardProfile, options: DdpOptions) -> list[list[
     kinds = profile.kinds if len(set(profile.kinds)) > 1 else None
     if options.rebuild_iteration() is not None:
         return assign_buckets(profile.sizes_bytes.tolist(), cap, first_cap, kinds)
+    if len(profile.registration) != len(profile.names):
+        raise UserError("buckets in registration order need the profile's registration indices")
     ready_order = list(profile.registration)  # position in the profile -> registration index
     position = {registered: index for index, registered in enumerate(ready_order)}
     sizes = [int(profile.sizes_bytes[position[i]]) for i in range(len(ready_order))]
@@ -183,5 +186,6 @@ def _advance(
     compute_end = path_s[-1] if work >= total_work else path_s[-1] + total_work - work
     path_work.append(total_work)
     path_s.append(compute_end)
-    ready_s = np.interp(ready_work, path_work, path_s).tolist()
+    # A plateau of the path (computation at rest) has two times; the earlier one is meant.
+    ready_s = np.minimum(np.interp(ready_work, path_work, path_s), start_s).tolist()
     return _Spans(ready_s, start_s, end_s, compute_end)

@@ -43,17 +43,27 @@ def read_table(path: Path | str, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def numbers(
-    table: pd.DataFrame, column: str, path: Path | str, above: float = -np.inf
+    table: pd.DataFrame,
+    column: str,
+    path: Path | str,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
 ) -> pd.Series:
-    """A column as finite numbers above a bound; UserError names the first row that is not."""
+    """A column as finite numbers within a bound; UserError names the first row that is not."""
     values = pd.to_numeric(table[column], errors="coerce")
-    bad = ~np.isfinite(values) | ~(values > above)
+    bad = ~np.isfinite(values)
+    bound = ""
+    if above is not None:
+        bad, bound = bad | ~(values > above), f" above {above:g}"
+    elif at_least is not None:
+        bad, bound = bad | ~(values >= at_least), f" of at least {at_least:g}"
     if bad.any():
-        row = int(np.argmax(bad))
-        bound = f" above {above:g}" if above > -np.inf else ""
+        row = int(bad.idxmax())
+        found = table[column][row]
+        shown = "blank" if pd.isna(found) else f"'{found}'"
         raise UserError(
-            f"{path}: line {row + 2}, column {column!r}: {table[column].iloc[row]!r} is not a "
-            f"number{bound}"
+            f"{path}: line {row + 2}, column '{column}': {shown} is not a number{bound}"
         )
     return values
 
@@ -76,7 +86,9 @@ def read_all_reduce(path: Path | str, mode: str = "sequential") -> AllReduceTabl
     table = read_table(path, [])
     if "time_ms" in table.columns:
         table = read_table(path, ["mode", "total_bytes", "rank", "time_ms", "round", "iteration"])
-        numbers(table, "time_ms", path, above=0)
+        for column in ("time_ms", "total_bytes"):
+            table[column] = numbers(table, column, path, above=0)
+        table["rank"] = numbers(table, "rank", path, at_least=0)
         chosen = table[table["mode"] == mode]
         if chosen.empty:
             raise UserError(f"{path}: no samples of mode {mode!r}; has {set(table['mode'])}")
@@ -102,8 +114,11 @@ def read_ready_times(path: Path | str) -> BackwardProfile:
     """The profile from raw ``gradient-ready-times.csv``: median of the slowest rank's times."""
     columns = ["rank", "iteration", "parameter", "registration_index", "dtype", "size_bytes"]
     table = read_table(path, [*columns, "ready_time_ms"])
-    numbers(table, "ready_time_ms", path, above=0)
-    numbers(table, "size_bytes", path, above=0)
+    for column in ("ready_time_ms", "size_bytes"):
+        table[column] = numbers(table, column, path, above=0)
+    table["registration_index"] = numbers(table, "registration_index", path, at_least=0).astype(int)
+    if table[["parameter", "dtype"]].isna().any(axis=None):
+        raise UserError(f"{path}: every row needs a parameter and a dtype")
     keys = ["parameter", "registration_index", "dtype", "size_bytes"]
     slowest = table.groupby([*keys, "iteration"], sort=False)["ready_time_ms"].max()
     medians = slowest.groupby(keys, sort=False).median().reset_index()
@@ -134,8 +149,10 @@ def read_costs(path: Path | str) -> DdpCosts:
     """
     columns = ["arm", "message_bytes", "messages", "round", "iteration", "backward_time_ms"]
     table = read_table(path, [*columns, "all_reduce_time_ms", "gradient_bytes"])
-    for column in ("backward_time_ms", "all_reduce_time_ms", "gradient_bytes"):
-        numbers(table, column, path, above=-1e-9)
+    for column in ("message_bytes", "messages", "backward_time_ms", "all_reduce_time_ms"):
+        table[column] = numbers(table, column, path, at_least=0)
+    numbers(table, "gradient_bytes", path, above=0)
+    numbers(table[table["arm"] == "paced"], "messages", path, above=0)
     missing = {"local", "bookkeeping", "paced", "continuous", "all_reduce"} - set(table["arm"])
     if missing:
         raise UserError(f"{path}: no samples of {', '.join(sorted(missing))}")
@@ -157,17 +174,19 @@ def read_costs(path: Path | str) -> DdpCosts:
     return DdpCosts(
         copy_in_s_per_byte=per_byte,
         copy_out_s_per_byte=per_byte,
-        communication_slowdown=_communication_slowdown(by_round),
+        communication_slowdown=_communication_slowdown(by_round, path),
         lost_compute=(tuple(map(float, sizes)), tuple(np.maximum.accumulate(seconds).tolist())),
     )
 
 
-def _communication_slowdown(by_round: pd.DataFrame) -> float:
+def _communication_slowdown(by_round: pd.DataFrame, path: Path | str) -> float:
     medians = by_round.groupby(["arm", "message_bytes"])[
         ["backward_time_ms", "all_reduce_time_ms"]
     ].median()
     slowdowns = []
     for size, both in medians.loc["continuous"].iterrows():
+        if ("all_reduce", size) not in medians.index:
+            raise UserError(f"{path}: no all_reduce samples of {size:.0f} bytes, as continuous has")
         alone = medians.loc[("all_reduce", size), "all_reduce_time_ms"]
         beside = both["backward_time_ms"]
         left = both["all_reduce_time_ms"] - beside
@@ -192,6 +211,7 @@ class LayerTables:
     forward_s: float | None
     step_s: float | None
     notes: tuple[str, ...]
+    source: str
 
 
 def read_layer_tables(sizes_path: Path | str, times_path: Path | str) -> LayerTables:
@@ -202,9 +222,9 @@ def read_layer_tables(sizes_path: Path | str, times_path: Path | str) -> LayerTa
     size_table = read_table(sizes_path, ["Name", "No. Params"])
     time_table = read_table(times_path, ["Name", "median"])
     counts = numbers(size_table, "No. Params", sizes_path, above=0).astype(int)
-    medians = numbers(time_table, "median", times_path, above=-1e-12)
-    sizes = dict(zip(map(layer_key, size_table["Name"]), counts, strict=True))
-    times = dict(zip(map(layer_key, time_table["Name"]), medians, strict=True))
+    medians = numbers(time_table, "median", times_path, at_least=0)
+    sizes = _by_layer(size_table["Name"], counts, sizes_path)
+    times = _by_layer(time_table["Name"], medians, times_path)
     notes = _check_rows(sizes, times, sizes_path, times_path)
     blocks = sorted((k for k in sizes if k.startswith("block ")), key=lambda k: int(k[6:]))
     layers = [(name, int(sizes[name]), float(times[name])) for name in blocks]
@@ -218,7 +238,16 @@ def read_layer_tables(sizes_path: Path | str, times_path: Path | str) -> LayerTa
         forward_s=times.get("forward"),
         step_s=times.get("step"),
         notes=tuple(notes),
+        source=str(sizes_path),
     )
+
+
+def _by_layer(names: pd.Series, values: pd.Series, path: Path | str) -> dict:
+    keys = [layer_key(name) for name in names]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        raise UserError(f"{path}: {', '.join(twice)} is listed more than once")
+    return dict(zip(keys, values, strict=True))
 
 
 def layer_key(name: str) -> str:
@@ -252,6 +281,8 @@ def _check_rows(sizes: dict, times: dict, sizes_path, times_path) -> list[str]:
         raise UserError(
             f"rows do not match: {', '.join(only[:4])} in only one of {sizes_path} and {times_path}"
         )
+    if "position embedding" not in sizes:
+        notes.append(f"{sizes_path}: no row for the position embedding; taken as 0 parameters")
     if "lm_head" in sizes:
         if sizes["lm_head"] != sizes["token embedding"]:
             raise UserError(
@@ -287,7 +318,7 @@ def profile_from_layers(tables: LayerTables) -> BackwardProfile:
         parts = [("weight", width), ("bias", width)] if layer == "ln_f" else _block_parts(width)
         if sum(size for _, size in parts) != count:
             raise UserError(
-                f"{layer} has {count:,} parameters; a GPT-2 of width {width} has "
+                f"{tables.source}: {layer} has {count:,} parameters; a GPT-2 of width {width} has "
                 f"{sum(size for _, size in parts):,} there"
             )
         weights = np.array([size if size > 4 * width else 0 for _, size in parts], dtype=float)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 import pandas as pd
@@ -51,7 +52,7 @@ def test_the_tables_times_are_the_raw_samples_slowest_ranks_in_seconds(allreduce
     samples = pd.read_csv(allreduce_run / "allreduce-samples.csv")
     table = pd.read_csv(allreduce_run / "allreduce-times.csv").set_index("total_elements")
     for numel, row in table.iterrows():
-        own = samples.query("mode == 'sequential' and total_elements == @numel")
+        own = samples[(samples["mode"] == "sequential") & (samples["total_elements"] == numel)]
         by_rank = own.pivot(index=["round", "iteration"], columns="rank", values="time_ms")
         slowest = [max(pair) / 1e3 for pair in zip(by_rank[0], by_rank[1], strict=True)]
         assert len(slowest) == 3 * 2  # rounds × iterations, no warm-up
@@ -118,7 +119,7 @@ def test_a_round_visits_everything_once_and_the_next_starts_elsewhere(count):
     items = tuple(range(count))
     rounds = [rotated(items, round_) for round_ in range(3)]
     assert all(sorted(visited) == list(items) for visited in rounds)
-    assert all(a[0] != b[0] for a, b in zip(rounds, rounds[1:], strict=False))
+    assert all(a[0] != b[0] for a, b in itertools.pairwise(rounds))
 
 
 def test_the_chunk_table_has_the_courses_columns_and_chunks_of_powers_of_ten(chunk_run):
@@ -138,7 +139,7 @@ def test_the_chunk_tables_times_are_of_all_chunks_in_flight_the_raw_ones_of_both
     table = pd.read_csv(chunk_run / "allreduce-chunk-times.csv").set_index("chunk_elements")
     assert len(samples) == 2 * 3 * 2 * 2 * 2  # modes, chunk sizes, rounds, iterations, ranks
     for size, row in table.iterrows():
-        own = samples.query("mode == 'in_flight' and chunk_elements == @size")
+        own = samples[(samples["mode"] == "in_flight") & (samples["chunk_elements"] == size)]
         slowest = own.groupby(["round", "iteration"])["time_ms"].max() / 1e3
         assert row["average_time"] == pytest.approx(slowest.mean())
 

@@ -33,6 +33,10 @@ def buckets(ddp_run):
     return read(ddp_run, "ddp-buckets.csv")
 
 
+def of(table: pd.DataFrame, cap: str, rank: int) -> pd.DataFrame:
+    return table[(table["bucket_cap_mib"] == cap) & (table["rank"] == rank)]
+
+
 def visits(samples: pd.DataFrame) -> list[list[str]]:
     """For each round the caps in the order in which their rows were written."""
     return [
@@ -87,9 +91,9 @@ def test_every_round_also_times_the_step_without_ddp(ddp_run):
 @pytest.mark.parametrize("cap", CAPS)
 def test_number_first_and_last_size_are_those_of_the_bucket_table(times, buckets, cap):
     for rank in range(RANKS):
-        own = buckets.query("bucket_cap_mib == @cap and rank == @rank")
+        own = of(buckets, cap, rank)
         assert list(own["bucket"]) == list(range(len(own)))
-        rows = times.query("bucket_cap_mib == @cap and rank == @rank")
+        rows = of(times, cap, rank)
         sizes = list(own["size_bytes"])
         described = rows[["num_buckets", "first_bucket_bytes", "last_bucket_bytes"]]
         assert set(described.itertuples(index=False, name=None)) == {
@@ -109,7 +113,7 @@ def test_the_performance_model_forms_the_buckets_that_ddp_really_made(buckets, t
     order = [names.index(name) for name in ready.sort_values("ready_time_ms")["parameter"]]
     expected = ddp_buckets(sizes, order, DdpOptions(bucket_cap_mib=CAPS[cap]))
     for rank in range(RANKS):
-        own = buckets.query("bucket_cap_mib == @cap and rank == @rank")
+        own = of(buckets, cap, rank)
         assert list(own["size_bytes"]) == [sum(sizes[i] for i in b) for b in expected]
         members = [" ".join(names[i] for i in bucket) for bucket in expected]
         assert list(own["parameters"]) == members

@@ -1,4 +1,5 @@
-"""Helpers of the performance model's tests: GPT-2's gradients in order, profiles, refusals."""
+"""Helpers of the performance model's tests: refusals, GPT-2's gradients in order, and generated
+profiles, networks and caps."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from common.errors import UserError
 from common.models.gpt2 import GPT2, GPT2Config
+from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
 from common.perfmodel.profile import BackwardProfile
 
 MIB = 2**20
@@ -24,6 +27,7 @@ def refused(*expected: object) -> Iterator[None]:
         yield
     message = str(caught.value)
     assert "\n" not in message
+    assert "np.float64" not in message  # a value is shown as the user wrote it
     for word in expected:
         assert str(word) in message
 
@@ -82,3 +86,45 @@ def gpt2_profile(name: str, seconds_per_gib: float = 1.0) -> BackwardProfile:
     sizes = [parameters[key] for key in order]
     ready = np.cumsum(np.array(sizes, dtype=float)) / 2**30 * seconds_per_gib
     return make_profile(sizes, ready, registration=[list(parameters).index(key) for key in order])
+
+
+def multiples(low: int, high: int) -> st.SearchStrategy[float]:
+    """Numbers that add up without rounding, so that what is simultaneous stays so."""
+    return st.integers(64 * low, 64 * high).map(lambda count: count / 64)
+
+
+@st.composite
+def profiles(draw, kinds=("float32",)):
+    """Up to ten gradients of 1 to 60 bytes; some are ready at once, some computation may follow."""
+    count = draw(st.integers(1, 10))
+    gaps = draw(st.lists(st.just(0.0) | multiples(0, 3), min_size=count, max_size=count))
+    return make_profile(
+        draw(st.lists(st.integers(1, 60), min_size=count, max_size=count)),
+        np.cumsum(gaps),
+        tail_s=draw(st.just(0.0) | multiples(0, 2)),
+        kinds=draw(st.lists(st.sampled_from(kinds), min_size=count, max_size=count)),
+        registration=draw(st.permutations(range(count))),
+    )
+
+
+@st.composite
+def networks(draw):
+    """A formula, or a measured curve with dips."""
+    if draw(st.booleans()):
+        return AlphaBeta(draw(multiples(0, 2)), draw(st.sampled_from([8.0, 64.0, 512.0])))
+    sizes = sorted(draw(st.sets(st.integers(1, 300), min_size=2, max_size=6)))
+    times = draw(st.lists(multiples(1, 200), min_size=len(sizes), max_size=len(sizes)))
+    return MeasuredAllReduce(sizes, np.array(times) / 64)
+
+
+CAPS_BYTES = st.integers(1, 250)
+
+
+def greedy_groups(sizes: list[int], cap: int) -> list[list[int]]:
+    """Gradients in ready order, a bucket closed as soon as it holds the cap."""
+    groups: list[list[int]] = [[]]
+    for index in range(len(sizes)):
+        groups[-1].append(index)
+        if sum(sizes[i] for i in groups[-1]) >= cap and index + 1 < len(sizes):
+            groups.append([])
+    return groups

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -100,8 +102,8 @@ def test_a_measured_curve_goes_through_its_points_and_is_straight_between_them(s
     times = data.draw(st.lists(st.floats(1e-6, 10), min_size=count, max_size=count))
     curve = MeasuredAllReduce(sizes, times)
     assert curve.time_s(sizes) == pytest.approx(times)
-    middles = [(low + high) / 2 for low, high in zip(sizes, sizes[1:], strict=False)]
-    expected = [(low + high) / 2 for low, high in zip(times, times[1:], strict=False)]
+    middles = [(low + high) / 2 for low, high in pairwise(sizes)]
+    expected = [(low + high) / 2 for low, high in pairwise(times)]
     assert curve.time_s(middles) == pytest.approx(expected)
 
 

@@ -5,58 +5,27 @@ With bookkeeping and contention it is tested in test_simulator_costs.py.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perfmodel_support import MIB, gpt2_profile, make_profile, refused
+from perfmodel_support import (
+    CAPS_BYTES,
+    MIB,
+    gpt2_profile,
+    greedy_groups,
+    make_profile,
+    networks,
+    profiles,
+    refused,
+)
 
 from common.perfmodel.buckets import DdpOptions, ddp_buckets
-from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
+from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.profile import BackwardProfile
 from common.perfmodel.simulator import simulate_backward
-
-
-def multiples(low: int, high: int) -> st.SearchStrategy[float]:
-    """Numbers that add up without rounding, so that what is simultaneous stays so."""
-    return st.integers(64 * low, 64 * high).map(lambda count: count / 64)
-
-
-@st.composite
-def profiles(draw, kinds=("float32",)):
-    """Up to ten gradients of 1 to 60 bytes; some are ready at once, some computation may follow."""
-    count = draw(st.integers(1, 10))
-    gaps = draw(st.lists(st.just(0.0) | multiples(0, 3), min_size=count, max_size=count))
-    return make_profile(
-        draw(st.lists(st.integers(1, 60), min_size=count, max_size=count)),
-        np.cumsum(gaps),
-        tail_s=draw(st.just(0.0) | multiples(0, 2)),
-        kinds=draw(st.lists(st.sampled_from(kinds), min_size=count, max_size=count)),
-        registration=draw(st.permutations(range(count))),
-    )
-
-
-@st.composite
-def networks(draw):
-    """A formula, or a measured curve with dips."""
-    if draw(st.booleans()):
-        return AlphaBeta(draw(multiples(0, 2)), draw(st.sampled_from([8.0, 64.0, 512.0])))
-    sizes = sorted(draw(st.sets(st.integers(1, 300), min_size=2, max_size=6)))
-    times = draw(st.lists(multiples(1, 200), min_size=len(sizes), max_size=len(sizes)))
-    return MeasuredAllReduce(sizes, np.array(times) / 64)
-
-
-CAPS_BYTES = st.integers(1, 250)
-
-
-def greedy_groups(sizes: list[int], cap: int) -> list[list[int]]:
-    """Gradients in ready order, a bucket closed as soon as it holds the cap."""
-    groups: list[list[int]] = [[]]
-    for index, size in enumerate(sizes):
-        groups[-1].append(index)
-        if sum(sizes[i] for i in groups[-1]) >= cap and index + 1 < len(sizes):
-            groups.append([])
-    return groups
 
 
 def recurrence(
@@ -120,7 +89,7 @@ def test_every_gradient_is_in_one_of_ddps_buckets(profile, network, cap, static,
         profile, network, cap_mib, static_graph=static, find_unused_parameters=unused
     )
     members = [list(event.members) for event in timeline.events]
-    assert sorted(sum(members, [])) == list(range(len(profile.names)))
+    assert sorted(chain.from_iterable(members)) == list(range(len(profile.names)))
     for event in timeline.events:
         assert event.size_bytes == sum(int(profile.sizes_bytes[i]) for i in event.members)
     # ddp_buckets speaks of places in module.parameters(), the timeline of places in the profile.

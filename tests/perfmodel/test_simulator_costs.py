@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perfmodel_support import MIB, make_profile, refused
-from test_simulator import CAPS_BYTES, greedy_groups, multiples, networks, profiles
+from perfmodel_support import (
+    CAPS_BYTES,
+    MIB,
+    greedy_groups,
+    make_profile,
+    multiples,
+    networks,
+    profiles,
+    refused,
+)
 
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
@@ -43,9 +51,7 @@ def lost_to(size: int, costs: DdpCosts) -> float:
     known, lost = costs.lost_compute
     if size <= known[0]:
         return lost[0]
-    for (x0, x1), (y0, y1) in zip(
-        zip(known, known[1:], strict=False), zip(lost, lost[1:], strict=False), strict=True
-    ):
+    for (x0, x1), (y0, y1) in zip(pairwise(known), pairwise(lost), strict=True):
         if size <= x1:
             return y0 + (y1 - y0) * (size - x0) / (x1 - x0)
     return lost[-1] * size / known[-1]

@@ -103,7 +103,7 @@ def test_unusable_slurm_variables_are_named(change, named):
 
 @pytest.mark.parametrize("env", [TORCHRUN | {"LOCAL_RANK": "4"}, SLURM | {"SLURM_LOCALID": "3"}])
 def test_a_local_rank_beyond_the_ranks_of_its_node_is_refused(env):
-    with pytest.raises(UserError, match="(?i)local"):
+    with pytest.raises(UserError, match=r"(?i)local"):
         current_ranks(env)
 
 

@@ -77,8 +77,9 @@ def test_a_run_holds_its_settings_and_is_running_until_it_ends(tmp_path):
 def test_a_run_that_breaks_off_says_how_and_keeps_its_samples_as_partial(
     tmp_path, error, status, reason
 ):
-    with pytest.raises(type(error)), new_run(tmp_path) as run:
-        run.stream("samples.csv", COLUMNS).write(ROWS)
+    run = new_run(tmp_path)
+    run.stream("samples.csv", COLUMNS).write(ROWS)
+    with pytest.raises(type(error)), run:
         raise error
     record = json.loads((run.path / "environment.json").read_text())
     assert (record["status"], record["reason"]) == (status, reason)

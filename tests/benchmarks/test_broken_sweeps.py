@@ -1,0 +1,162 @@
+"""A sweep that breaks off: what it measured is kept, its run says how it ended, nothing is left.
+
+The sweeps are far too long to end by themselves; they run under the launcher, as in ddplab run.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+from rank_support import ASSIGNMENT2
+
+from common.cluster.launch import MARK
+from common.runtime.run_directory import newest_complete_run, read_environment
+
+pytestmark = pytest.mark.two_ranks
+
+LAUNCH = """
+import sys
+from pathlib import Path
+from common.cluster.launch import launch
+from common.errors import RunFailed
+try:
+    launch(Path(sys.argv[1]), sys.argv[3:], 2, Path(sys.argv[2]))
+except RunFailed as error:
+    sys.exit(f"failed: {error}")
+"""
+CAPS = ["1", "None"]
+STEPS = 2
+DDP_SWEEP = [
+    *("ddp_benchmark", "--bucket_cap_mb", *CAPS, "--rounds", "5000", "--num_steps", str(STEPS)),
+    *("--model", "nano", "--batch_size", "1", "--max_seq_len", "16"),
+]
+ALL_REDUCE_SWEEP = [
+    *("allreduce_benchmark", "--numel", "1", "1000", "--rounds", "100000", "--iterations", "2")
+]
+
+
+@dataclass
+class Sweep:
+    """A sweep in progress: the process that launched it, and where its samples appear."""
+
+    parent: subprocess.Popen
+    run: Path
+    partial: Path
+
+    def wait_for_rows(self, count: int) -> None:
+        """Wait until the growing table has so many rows; fails if the sweep ends before."""
+        deadline = time.monotonic() + 60
+        while not self.partial.exists() or self.partial.read_bytes().count(b"\n") <= count:
+            assert self.parent.poll() is None, self.parent.communicate()
+            assert time.monotonic() < deadline, "no samples after a minute"
+            time.sleep(0.05)
+
+    def workers(self) -> dict[int, psutil.Process]:
+        """The ranks' processes by rank, found among what the launching process started."""
+        found = {}
+        for process in psutil.Process(self.parent.pid).children(recursive=True):
+            environment = process.environ()
+            if "RANK" in environment and MARK in environment:
+                found[int(environment["RANK"])] = process
+        return found
+
+    def processes(self) -> list[psutil.Process]:
+        """The launching process and all that descend from it."""
+        parent = psutil.Process(self.parent.pid)
+        return [parent, *parent.children(recursive=True)]
+
+
+@pytest.fixture
+def start(tmp_path) -> Iterator:
+    """``start(sweep, table)`` launches a sweep that streams to ``table`` and waits for rows."""
+    sweeps = []
+
+    def start(sweep: list[str], table: str, rows: int) -> Sweep:
+        script, *flags = sweep
+        where = ["--output_dir", str(tmp_path), "--run_id", "run", "--device", "cpu"]
+        parent = subprocess.Popen(
+            [
+                *(sys.executable, "-c", LAUNCH, str(ASSIGNMENT2 / f"{script}.py")),
+                *(str(tmp_path / "log"), *flags, *where),
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        sweeps.append(Sweep(parent, tmp_path / "run", tmp_path / "run" / f"{table}.partial"))
+        sweeps[-1].wait_for_rows(rows)
+        return sweeps[-1]
+
+    yield start
+    for sweep in sweeps:
+        if sweep.parent.poll() is None:
+            for process in sweep.processes():
+                process.kill()
+            sweep.parent.wait()
+
+
+def living(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def kept(sweep: Sweep) -> pd.DataFrame:
+    """The samples so far; there is no table of the final name, and the run is not complete."""
+    assert not sweep.partial.with_suffix("").exists()
+    assert newest_complete_run(sweep.run.parent, []) is None
+    return pd.read_csv(sweep.partial, keep_default_na=False)
+
+
+def test_a_killed_rank_fails_the_ddp_sweep_and_the_finished_caps_are_kept(start):
+    rows_per_visit = STEPS * 2  # of both ranks
+    sweep = start(DDP_SWEEP, "ddp-times.csv", rows=2 * rows_per_visit)
+    processes = sweep.processes()
+    assert len(processes) == 4  # who launched, torchrun, two ranks
+    sweep.workers()[1].kill()
+    _, stderr = sweep.parent.communicate(timeout=40)
+
+    assert sweep.parent.returncode == 1
+    assert stderr.startswith("failed: ")
+    assert len(stderr.splitlines()) == 1
+    record = read_environment(sweep.run)
+    assert record["status"] == "failed"
+    assert record["reason"]
+    assert record["end_time"] >= record["start_time"]
+    visits = kept(sweep).groupby(["bucket_cap_mib", "round"])[["iteration", "rank"]]
+    whole = {(step, rank) for step in range(STEPS) for rank in range(2)}
+    assert len(visits) >= 2
+    assert all(set(rows.itertuples(index=False, name=None)) == whole for _, rows in visits)
+    assert living(processes) == []
+
+
+def test_the_run_is_failed_too_when_the_rank_that_writes_it_is_killed(start):
+    sweep = start(ALL_REDUCE_SWEEP, "allreduce-samples.csv", rows=8)
+    processes = sweep.processes()
+    sweep.workers()[0].kill()
+    sweep.parent.communicate(timeout=40)
+    assert sweep.parent.returncode == 1
+    assert len(kept(sweep)) >= 8
+    assert living(processes) == []
+    assert read_environment(sweep.run)["status"] == "failed"
+
+
+def test_ctrl_c_interrupts_the_sweep_and_its_samples_are_kept(start):
+    sweep = start(ALL_REDUCE_SWEEP, "allreduce-samples.csv", rows=8)
+    processes = sweep.processes()
+    sweep.parent.send_signal(signal.SIGINT)
+    sweep.parent.communicate(timeout=40)
+    assert sweep.parent.returncode in (-signal.SIGINT, 130)
+    record = read_environment(sweep.run)
+    assert record["status"] == "interrupted"
+    assert record["end_time"] >= record["start_time"]  # by the run itself, not from its absence
+    samples = kept(sweep)
+    assert len(samples) >= 8
+    assert set(samples["rank"]) == {0, 1}
+    assert living(processes) == []

@@ -1,0 +1,235 @@
+"""GPT-2 against transformers' GPT2LMHeadModel with the same weights, and the published sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import GPT2Config as TheirConfig
+from transformers import GPT2LMHeadModel
+
+from common.errors import UserError
+from common.models.gpt2 import CONFIGS, GPT2, GPT2Config
+
+LENGTH = 24
+SHAPES = {
+    "width 64": {"n_embd": 64, "n_head": 4, "n_layer": 3, "vocab_size": 211, "n_positions": 32},
+    "width 60": {"n_embd": 60, "n_head": 3, "n_layer": 2, "vocab_size": 97, "n_positions": 24},
+    "epsilon": {"n_embd": 40, "n_head": 5, "n_layer": 1, "layer_norm_epsilon": 1e-3},
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def transformers_model(attention: str = "eager", **settings) -> GPT2LMHeadModel:
+    """A small model of transformers without dropout whose every weight is random."""
+    torch.manual_seed(0)
+    small = {"vocab_size": 50, "n_positions": 24, "n_embd": 16, "n_head": 2, "n_layer": 2}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    config = TheirConfig(**small | dropout | settings, attn_implementation=attention)
+    model = GPT2LMHeadModel(config)
+    for parameter in model.parameters():  # biases and norms too, which start at 0 and 1
+        torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
+    return model
+
+
+@pytest.fixture(params=[(shape, how) for shape in SHAPES for how in ("eager", "sdpa")], ids=str)
+def pair(request) -> tuple[GPT2LMHeadModel, GPT2, torch.Tensor]:
+    """Theirs, ours with the same weights, and tokens of the longest length."""
+    shape, attention = request.param
+    theirs = transformers_model(attention, **SHAPES[shape])
+    tokens = torch.randint(theirs.config.vocab_size, (3, LENGTH))
+    return theirs, GPT2.from_huggingface(theirs), tokens
+
+
+def their_names(ours: GPT2) -> dict[str, str]:
+    """Our parameters' names in transformers' model."""
+    names = [name for name, _ in ours.named_parameters()]
+    return {name: "transformer." + name.replace("blocks.", "h.") for name in names}
+
+
+def test_logits_equal_those_of_transformers(pair):
+    theirs, ours, tokens = pair
+    expected = theirs(tokens).logits
+    assert expected.abs().max() > 0.5  # the comparison is not one of zeros
+    torch.testing.assert_close(ours(tokens), expected, atol=1e-5, rtol=0)
+
+
+def test_loss_equals_that_of_transformers_on_shifted_labels(pair):
+    # transformers shifts the labels itself; ours takes the next tokens.
+    theirs, ours, tokens = pair
+    expected = theirs(tokens, labels=tokens).loss
+    assert ours(tokens[:, :-1], tokens[:, 1:]).item() == pytest.approx(expected.item(), abs=1e-5)
+    # Or the whole sequence, the last token without a target.
+    targets = F.pad(tokens[:, 1:], (0, 1), value=-100)
+    assert ours(tokens, targets).item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_every_gradient_equals_that_of_transformers(pair):
+    theirs, ours, tokens = pair
+    theirs(tokens, labels=tokens).loss.backward()
+    ours(tokens[:, :-1], tokens[:, 1:]).backward()
+    expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    # The tied embedding is one parameter on both sides, so its two uses are added up.
+    assert sorted(their_names(ours).values()) == sorted(expected)
+    gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    for name, gradient in gradients.items():
+        other = expected[their_names(ours)[name]]
+        other = other.T if other.ndim == 2 and ".c_" in name else other
+        assert other.norm() > 0
+        assert (gradient - other).norm() <= 1e-4 * other.norm(), name
+
+
+def test_a_converted_model_has_a_copy_of_the_weights():
+    theirs = transformers_model()
+    ours = GPT2.from_huggingface(theirs)
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    before = ours(tokens)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.zero_()
+    torch.testing.assert_close(ours(tokens), before, atol=0, rtol=0)
+
+
+def test_a_converted_model_keeps_the_dtype():
+    assert GPT2.from_huggingface(transformers_model().to(torch.float64)).wte.weight.dtype == (
+        torch.float64
+    )
+
+
+def test_a_token_does_not_see_those_after_it():
+    ours = GPT2.from_huggingface(transformers_model())
+    tokens = torch.randint(50, (1, 12))
+    changed = tokens.clone()
+    changed[0, 7] = (changed[0, 7] + 1) % 50
+    difference = (ours(tokens) - ours(changed)).abs().amax(dim=(0, 2))
+    assert difference[:7].max() == 0
+    assert difference[7:].min() > 0
+
+
+def test_dropout_acts_in_training_only():
+    model = GPT2(GPT2Config(50, 24, n_layer=2, n_head=2, n_embd=16, dropout=0.5))
+    tokens = torch.randint(50, (1, 12))
+    assert not torch.equal(model(tokens), model(tokens))
+    model.eval()
+    assert torch.equal(model(tokens), model(tokens))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+    ],
+)
+def test_published_sizes_have_their_number_of_parameters(name, parameters):
+    with torch.device("meta"):
+        model = GPT2(GPT2Config.named(name))
+    assert model.num_parameters() == parameters
+    # The tied embedding is one parameter: DDP sees it once.
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_published_sizes_are_those_of_transformers():
+    with torch.device("meta"):
+        theirs = GPT2LMHeadModel(TheirConfig())
+        ours = GPT2(GPT2Config.named("gpt2"))
+    assert sum(p.numel() for p in theirs.parameters()) == ours.num_parameters()
+    shapes = {name: p.shape.numel() for name, p in theirs.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        assert shapes[their_names(ours)[name]] == parameter.numel()
+
+
+def test_a_model_starts_at_the_loss_of_a_uniform_guess():
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config.named("gpt2-nano", n_layer=2))
+    tokens = torch.randint(8192, (2, 65))
+    loss = model(tokens[:, :-1], tokens[:, 1:]).item()
+    assert loss == pytest.approx(torch.log(torch.tensor(8192.0)).item(), abs=0.15)
+
+
+def test_a_name_is_known_with_and_without_its_family():
+    assert GPT2Config.named("large") == GPT2Config.named("gpt2-large") == CONFIGS["gpt2-large"]
+    assert GPT2Config.named("nano", n_layer=2).n_layer == 2
+
+
+def one_line(caught: pytest.ExceptionInfo) -> str:
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "nearest"),
+    [
+        ("gpt2-lagre", "gpt2-large"),
+        ("gpt2-huge", "gpt2"),
+        ("gpt2_medium", "gpt2-medium"),
+        ("GPT2-XL", "gpt2-xl"),
+        ("gpt-2", "gpt2"),
+        ("gpt2-nanno", "gpt2-nano"),
+    ],
+)
+def test_an_unknown_model_is_refused_with_the_nearest_known_one(wrong, nearest):
+    with pytest.raises(UserError) as caught:
+        GPT2Config.named(wrong)
+    message = one_line(caught)
+    assert repr(wrong) in message
+    assert f"did you mean '{nearest}" in message
+    assert all(known in message for known in CONFIGS)
+
+
+def test_a_model_nothing_like_gpt2_is_refused_with_all_known_ones():
+    with pytest.raises(UserError) as caught:
+        GPT2Config.named("llama")
+    assert all(known in one_line(caught) for known in CONFIGS)
+
+
+def test_a_sequence_beyond_the_positions_is_refused_with_both_lengths():
+    model = GPT2.from_huggingface(transformers_model())
+    model(torch.zeros(1, 24, dtype=torch.long))
+    with pytest.raises(UserError) as caught:
+        model(torch.zeros(1, 25, dtype=torch.long))
+    assert "25" in one_line(caught)
+    assert "24" in one_line(caught)
+
+
+def test_a_width_that_the_heads_do_not_divide_is_refused():
+    with pytest.raises(UserError) as caught:
+        GPT2Config(n_embd=100, n_head=3)
+    assert "100" in one_line(caught)
+    assert "3" in one_line(caught)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("activation_function", "relu"),
+        ("scale_attn_weights", False),
+        ("scale_attn_by_inverse_layer_idx", True),
+        ("tie_word_embeddings", False),
+        ("n_inner", 40),
+        ("add_cross_attention", True),
+    ],
+)
+def test_a_variant_that_cannot_be_expressed_is_refused_by_its_setting(setting, value):
+    with pytest.raises(UserError) as caught:
+        GPT2.from_huggingface(transformers_model(**{setting: value}))
+    assert setting in one_line(caught)
+    assert str(value) in one_line(caught)
+
+
+def test_an_inner_width_written_out_is_no_variant():
+    theirs = transformers_model(n_inner=64)  # 4 · n_embd, the default
+    tokens = torch.randint(50, (1, 12))
+    torch.testing.assert_close(
+        GPT2.from_huggingface(theirs)(tokens), theirs(tokens).logits, atol=1e-5, rtol=0
+    )

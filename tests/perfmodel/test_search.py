@@ -1,0 +1,182 @@
+"""The search for the best cap against brute force over every cap of one byte more."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from perfmodel_support import MIB, gpt2_profile, make_profile, multiples, networks, refused
+
+from common.perfmodel.buckets import assign_buckets
+from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.profile import DdpCosts
+from common.perfmodel.search import best_bucket_cap, regret
+from common.perfmodel.simulator import simulate_backward
+
+COSTS = DdpCosts(
+    copy_in_s_per_byte=0.01,
+    copy_out_s_per_byte=0.02,
+    communication_slowdown=1.2,
+    compute_slowdown=1.5,
+)
+
+
+@st.composite
+def small_profiles(draw):
+    """Few bytes, so that every cap there is can be tried."""
+    count = draw(st.integers(1, 8))
+    sizes = draw(st.lists(st.integers(1, 30), min_size=count, max_size=count))
+    gaps = draw(st.lists(multiples(0, 3), min_size=count, max_size=count))
+    return make_profile(sizes, np.cumsum(gaps), tail_s=draw(multiples(0, 1)))
+
+
+cases = given(small_profiles(), networks(), st.sampled_from([DdpCosts(), COSTS]))
+
+
+def every_cap(profile, network, costs) -> dict[int, float]:
+    """T of each cap in bytes, up to one that holds all gradients."""
+    return {
+        cap: simulate_backward(profile, network, cap / MIB, costs=costs).total_s
+        for cap in range(1, profile.total_bytes + 1)
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@cases
+def test_the_best_cap_is_the_best_of_all_caps(profile, network, costs):
+    best = best_bucket_cap(profile, network, costs=costs)
+    times = every_cap(profile, network, costs)
+    assert best.total_s == pytest.approx(min(times.values()))
+    # The cap itself, in MiB as DDP takes it, gives that time, and it is a searched cap.
+    chosen = simulate_backward(profile, network, best.cap_mib, costs=costs)
+    assert chosen.total_s == best.total_s == best.predicted_s(best.cap_mib)
+    # Of caps that are equally good a larger one is taken: fewer all-reduces.
+    ties = [cap for cap, total in times.items() if total == best.total_s]
+    assert assign_buckets(profile.sizes_bytes.tolist(), int(best.cap_mib * MIB)) == assign_buckets(
+        profile.sizes_bytes.tolist(), max(ties)
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@cases
+def test_candidates_are_all_bucketings_and_each_cap_is_in_one(profile, network, costs):
+    best = best_bucket_cap(profile, network, costs=costs)
+    times = every_cap(profile, network, costs)
+    sizes = profile.sizes_bytes.tolist()
+    owners = []
+    for cap, total in times.items():
+        (owner,) = (c for c in best.candidates if c.contains(cap / MIB))
+        owners.append(best.candidates.index(owner))
+        assert owner.total_s == best.predicted_s(cap / MIB) == total
+        assert owner.num_buckets == len(assign_buckets(sizes, cap))
+    # In ascending order, none of them empty, and no two with the same buckets.
+    assert sorted(owners) == owners
+    assert set(owners) == set(range(len(best.candidates)))
+    different = {str(assign_buckets(sizes, cap)) for cap in times}
+    assert len(best.candidates) == len(different)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    small_profiles(),
+    networks(),
+    st.sampled_from([DdpCosts(), COSTS]),
+    st.sampled_from([0.0, 0.01, 0.1]),
+)
+def test_near_intervals_are_the_caps_within_the_tolerance_and_no_others(
+    profile, network, costs, tolerance
+):
+    best = best_bucket_cap(profile, network, costs=costs, tolerance=tolerance)
+    times = every_cap(profile, network, costs)
+    for cap, total in times.items():
+        inside = any(low <= cap / MIB <= high for low, high in best.near_mib)
+        assert inside == (total <= best.total_s * (1 + tolerance))
+    # The intervals ascend and are maximal: between two of them lies a cap that is not near.
+    for (_, high), (low, _) in pairwise(best.near_mib):
+        assert any(high * MIB < cap < low * MIB for cap in times)
+    assert any(low <= best.cap_mib <= high for low, high in best.near_mib)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    small_profiles(),
+    networks(),
+    st.lists(st.integers(1, 260).map(lambda cap: cap / MIB), min_size=1, max_size=12),
+)
+def test_of_given_caps_the_best_is_one_of_them(profile, network, caps):
+    best = best_bucket_cap(profile, network, caps)
+    times = {cap: simulate_backward(profile, network, cap).total_s for cap in caps}
+    assert best.cap_mib in caps
+    assert times[best.cap_mib] == best.total_s == min(times.values())
+    for cap, total in times.items():
+        assert best.predicted_s(cap) == total
+    # Caps with the same buckets are one candidate.
+    sizes = profile.sizes_bytes.tolist()
+    assert len(best.candidates) == len({str(assign_buckets(sizes, int(c * MIB))) for c in caps})
+    within = {cap for cap in caps if times[cap] <= best.total_s * 1.01}
+    inside = {cap for cap in caps if any(low <= cap <= high for low, high in best.near_mib)}
+    assert inside == within
+
+
+def test_the_best_of_240_caps_for_gpt2_large_is_the_minimum_by_brute_force():
+    # A network on which both many small and few large buckets are bad.
+    profile = gpt2_profile("gpt2-large", seconds_per_gib=0.25)
+    network = AlphaBeta(2e-4, 12e9)
+    caps = np.geomspace(0.25, 1000, 240).tolist()
+    best = best_bucket_cap(profile, network, caps)
+    times = [simulate_backward(profile, network, cap).total_s for cap in caps]
+    assert best.total_s == min(times)
+    assert times[caps.index(best.cap_mib)] == min(times)
+    assert 1 < len(best.candidates) < len(caps)
+    # The best of all bucketings is at least as good as the best of some caps.
+    assert best_bucket_cap(profile, network).total_s <= best.total_s
+
+
+def test_gradients_of_several_dtypes_are_searched_over_given_caps():
+    profile = make_profile([8, 4, 8, 4], [1.0, 2.0, 3.0, 4.0], kinds=["f64", "f32", "f64", "f32"])
+    network = AlphaBeta(0.1, 10)
+    caps = [4 / MIB, 9 / MIB, 100 / MIB]
+    best = best_bucket_cap(profile, network, caps)
+    assert best.total_s == min(simulate_backward(profile, network, cap).total_s for cap in caps)
+    with refused("dtypes", "caps"):
+        best_bucket_cap(profile, network)
+
+
+def test_regret_is_the_slowdown_against_the_best_measured_cap():
+    measured = {1.0: 0.30, 5.0: 0.20, 25.0: 0.25}
+    assert regret(measured, 5.0) == 0
+    assert regret(measured, 25.0) == pytest.approx(0.25)
+    assert regret(measured, 1.0) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("asked_bytes", [1, 10, 25 * MIB])
+def test_a_cap_that_was_not_among_the_given_ones_has_no_prediction(asked_bytes):
+    # Below, between and above them; above, too, another cap may give other buckets.
+    profile = make_profile([8, 8, 8], [1.0, 2.0, 3.0])
+    best = best_bucket_cap(profile, AlphaBeta(0.1, 10), [4 / MIB, 12 / MIB])
+    with refused("cap", asked_bytes / MIB, "not searched"):
+        best.predicted_s(asked_bytes / MIB)
+
+
+def test_regret_of_a_cap_that_was_not_measured_is_refused():
+    with refused("cap", "25", "not measured"):
+        regret({1.0: 0.3}, 25)
+
+
+@pytest.mark.parametrize("caps", [[], [0], [1, -5], [float("nan")], [1, float("inf")]])
+def test_caps_that_cannot_be_are_refused(caps):
+    with refused("cap"):
+        best_bucket_cap(make_profile([8, 8], [1.0, 2.0]), AlphaBeta(0.1, 10), caps)
+
+
+@pytest.mark.parametrize("cap_bytes", [1.9, 8.5, 10.5, 16.5, 23.9, 24, 25, 1000, 25 * MIB])
+def test_every_cap_has_a_prediction_when_all_bucketings_were_searched(cap_bytes):
+    # DDP rounds a cap down to bytes, so 8.5 bytes give the buckets of 8; and a cap beyond all
+    # gradients gives the one bucket that a cap of their sum gives.
+    profile = make_profile([8, 8, 8], [1.0, 2.0, 3.0])
+    network = AlphaBeta(0.1, 10)
+    expected = simulate_backward(profile, network, cap_bytes / MIB).total_s
+    assert best_bucket_cap(profile, network).predicted_s(cap_bytes / MIB) == expected

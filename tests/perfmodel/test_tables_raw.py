@@ -1,0 +1,258 @@
+"""This project's raw tables against numbers worked out by hand, and the refusals of bad ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from perfmodel_support import refused
+
+from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
+
+
+def write(folder: Path, name: str, header: str, rows: list) -> Path:
+    """A CSV of these rows."""
+    lines = [header, *(",".join(map(str, row)) for row in rows)]
+    (folder / name).write_text("\n".join(lines) + "\n")
+    return folder / name
+
+
+# --- gradient-ready-times.csv ----------------------------------------------------------------
+
+READY_HEADER = "rank,iteration,parameter,registration_index,dtype,size_bytes,ready_time_ms"
+
+# Ready times of three parameters by (rank, iteration). The slower rank differs by iteration, and
+# the median of the slowest is neither that of a rank nor the slowest of the medians: for head,
+# max over ranks is 3, 9, 4 ms (median 4), while the ranks' own medians are 2 and 3 ms.
+READY_MS = {
+    "wte.weight": {(0, 0): 20, (0, 1): 30, (0, 2): 21, (1, 0): 19, (1, 1): 22, (1, 2): 25},
+    "body.weight": {(0, 0): 8, (0, 1): 9, (0, 2): 10, (1, 0): 11, (1, 1): 8, (1, 2): 9},
+    "head.weight": {(0, 0): 2, (0, 1): 9, (0, 2): 1, (1, 0): 3, (1, 1): 1, (1, 2): 4},
+}
+ABOUT = {
+    "wte.weight": (0, "torch.float32", 400),
+    "body.weight": (1, "torch.float64", 800),
+    "head.weight": (2, "torch.float32", 40),
+}
+
+
+def ready_rows() -> list[tuple]:
+    """One row per rank, iteration and parameter, in registration order."""
+    return [
+        (rank, iteration, name, *ABOUT[name], READY_MS[name][rank, iteration])
+        for rank in range(2)
+        for iteration in range(3)
+        for name in READY_MS
+    ]
+
+
+def test_ready_times_are_medians_over_iterations_of_the_slowest_rank(tmp_path):
+    path = write(tmp_path, "gradient-ready-times.csv", READY_HEADER, ready_rows())
+    profile = read_ready_times(path)
+    # max over ranks: head 3, 9, 4; body 11, 9, 10; wte 20, 30, 25.
+    assert profile.names == ("head.weight", "body.weight", "wte.weight")
+    assert profile.ready_s == pytest.approx([0.004, 0.010, 0.025])
+    assert profile.backward_s == pytest.approx(0.025)
+    assert profile.sizes_bytes.tolist() == [40, 800, 400]
+    assert profile.kinds == ("torch.float32", "torch.float64", "torch.float32")
+    assert profile.registration == (2, 1, 0)
+
+
+def test_the_order_of_the_rows_does_not_matter(tmp_path):
+    one = write(tmp_path, "one.csv", READY_HEADER, ready_rows())
+    other = write(tmp_path, "other.csv", READY_HEADER, ready_rows()[::-1])
+    first, second = read_ready_times(one), read_ready_times(other)
+    assert first.names == second.names
+    assert first.ready_s.tolist() == second.ready_s.tolist()
+
+
+GOOD = (1, 0, "a", 0, "float32", 4, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], ["no rows"]),
+        ([GOOD, (1, 1, "a", 0, "float32", 4, -1)], ["line 3", "ready_time_ms", "-1"]),
+        ([GOOD, (1, 1, "a", 0, "float32", 4, "soon")], ["line 3", "soon"]),
+        ([GOOD, (1, 1, "a", 0, "float32", 0, 1.5)], ["line 3", "size_bytes"]),
+        ([GOOD, (1, 1, "a", 0, "float32", "big", 1)], ["line 3", "size_bytes"]),
+        ([GOOD, (1, 1, "b", "first", "float32", 4, 1)], ["registration_index"]),
+    ],
+)
+def test_an_unusable_table_of_ready_times_is_refused_by_its_name(tmp_path, rows, words):
+    path = write(tmp_path, "gradient-ready-times.csv", READY_HEADER, rows)
+    with refused("gradient-ready-times.csv", *words):
+        read_ready_times(path)
+
+
+# --- overlap-times.csv -----------------------------------------------------------------------
+
+OVERLAP_HEADER = (
+    "arm,message_bytes,messages,round,iteration,rank,"
+    "backward_time_ms,all_reduce_time_ms,gradient_bytes"
+)
+GRADIENT_BYTES = 1000
+
+
+def arm(name: str, size: int, messages: int, by_round: dict[int, list[tuple]], reduce_ms=0.0):
+    """Rows of an arm: for each round its iterations, each the two ranks' backward times in ms."""
+    return [
+        (name, size, messages, round_, iteration, rank, backward_ms, reduce_ms, GRADIENT_BYTES)
+        for round_, iterations in by_round.items()
+        for iteration, ranks in enumerate(iterations)
+        for rank, backward_ms in enumerate(ranks)
+    ]
+
+
+# The slowest rank's medians are 100, 110 and 130 ms: the machine drifts from round to round.
+LOCAL = arm(
+    *("local", 0, 0),
+    {0: [(98, 99), (100, 90), (1, 140)], 1: [(110, 109)] * 2, 2: [(130, 120)] * 2},
+)
+# DDP's bookkeeping adds 6, 4 and 5 ms in its rounds: 5 ms.
+BOOKKEEPING = arm("bookkeeping", 0, 0, {0: [(106, 90)], 1: [(114, 90)], 2: [(135, 90)]})
+PACED = [
+    # 10 messages of 64 bytes add 20, 30 and 25 ms: 2.5 ms each.
+    *arm("paced", 64, 10, {0: [(120, 1)], 1: [(140, 1)], 2: [(155, 1)]}),
+    # 4 messages of 256 bytes add 40 ms in every round: 10 ms each.
+    *arm("paced", 256, 4, {0: [(1, 140)], 1: [(1, 150)], 2: [(1, 170)]}),
+]
+# 8 messages take 200 ms alone. Beside the backward pass of 150 ms they take 270 ms, 120 of them
+# after it: in its 150 ms they did what alone takes 80 ms.
+CONTINUOUS = arm("continuous", 256, 8, {r: [(150, 150)] for r in range(3)}, reduce_ms=270)
+ALONE = arm("all_reduce", 256, 8, {r: [(0, 0)] for r in range(3)}, reduce_ms=200)
+OVERLAP = [*LOCAL, *BOOKKEEPING, *PACED, *CONTINUOUS, *ALONE]
+
+
+def test_costs_are_differences_within_rounds_as_computed_by_hand(tmp_path):
+    costs = read_costs(write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, OVERLAP))
+    # 5 ms for 1000 bytes, half for the copies in and half for those out.
+    assert costs.copy_in_s_per_byte == pytest.approx(2.5e-6)
+    assert costs.copy_out_s_per_byte == pytest.approx(2.5e-6)
+    sizes, seconds = costs.lost_compute
+    assert sizes == (64, 256)
+    assert seconds == pytest.approx((0.0025, 0.010))
+    assert costs.communication_slowdown == pytest.approx(150 / 80)
+
+
+def test_costs_below_the_noise_are_none_and_not_negative(tmp_path):
+    fast = [
+        (*row[:6], row[6] / 2, *row[7:]) if row[0] in ("bookkeeping", "paced") else row
+        for row in OVERLAP
+    ]
+    costs = read_costs(write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, fast))
+    assert costs.copy_in_s_per_byte == costs.copy_out_s_per_byte == 0
+    assert costs.lost_compute == ((64, 256), (0, 0))
+
+
+def test_a_larger_message_never_costs_less_computation_than_a_smaller(tmp_path):
+    # 256 bytes measured at 1 ms each, below the 2.5 ms of 64 bytes: noise.
+    quick = arm("paced", 256, 4, {0: [(104, 1)], 1: [(114, 1)], 2: [(134, 1)]})
+    rows = [*LOCAL, *BOOKKEEPING, *PACED[:6], *quick, *CONTINUOUS, *ALONE]
+    costs = read_costs(write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, rows))
+    assert costs.lost_compute[1] == pytest.approx((0.0025, 0.0025))
+
+
+def changed(column: int, value: object) -> list[tuple]:
+    """The table with another value in its last row."""
+    last = list(OVERLAP[-1])
+    last[column] = value
+    return [*OVERLAP[:-1], tuple(last)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], ["no rows"]),
+        (LOCAL, ["bookkeeping", "paced", "continuous"]),
+        (changed(6, -5), ["backward_time_ms", "-5"]),
+        (changed(7, "long"), ["all_reduce_time_ms", "long"]),
+        (changed(8, ""), ["gradient_bytes"]),
+        (changed(1, "big"), ["message_bytes", "big"]),
+        ([*LOCAL, *BOOKKEEPING, *PACED, *CONTINUOUS], ["all_reduce"]),
+        ([row for row in OVERLAP if row[0] != "paced"], ["paced"]),
+        (
+            [*OVERLAP, *arm("continuous", 512, 8, {0: [(150, 150)]}, reduce_ms=270)],
+            ["512", "all_reduce"],
+        ),
+        ([(*row[:8], 0) for row in OVERLAP], ["gradient_bytes"]),
+        (
+            [(*row[:2], 0, *row[3:]) if row[0] == "paced" else row for row in OVERLAP],
+            ["messages"],
+        ),
+    ],
+)
+def test_an_unusable_table_of_overlap_is_refused_by_its_name(tmp_path, rows, words):
+    path = write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, rows)
+    with refused("overlap-times.csv", *words):
+        read_costs(path)
+
+
+# --- allreduce-samples.csv -------------------------------------------------------------------
+
+SAMPLES_HEADER = "mode,total_elements,total_bytes,in_flight,round,iteration,rank,time_ms"
+
+# By size: the slowest rank of each sample, then the median. 4 bytes: 3, 9, 4 → 4 ms.
+SAMPLES_MS = {4: [(2, 3), (9, 1), (1, 4)], 4000: [(8, 7), (7, 9), (30, 10)]}
+
+
+def sample_rows(mode: str = "sequential", slower: float = 1.0) -> list[tuple]:
+    """One row per sample and rank, the larger size first, as an interleaved run writes them."""
+    return [
+        (mode, size // 4, size, 1, round_, 0, rank, milliseconds * slower)
+        for size in sorted(SAMPLES_MS, reverse=True)
+        for round_, ranks in enumerate(SAMPLES_MS[size])
+        for rank, milliseconds in enumerate(ranks)
+    ]
+
+
+def test_a_point_from_raw_samples_is_the_median_of_the_slowest_rank(tmp_path):
+    rows = [*sample_rows("sequential"), *sample_rows("in_flight", slower=2)]
+    path = write(tmp_path, "allreduce-samples.csv", SAMPLES_HEADER, rows)
+    table = read_all_reduce(path)
+    assert table.world_size == 2
+    assert table.curve.sizes_bytes.tolist() == [4, 4000]
+    assert table.curve.times_s == pytest.approx([0.004, 0.009])
+    # The other mode's samples are not mixed in.
+    in_flight = read_all_reduce(path, mode="in_flight")
+    assert in_flight.curve.times_s == pytest.approx([0.008, 0.018])
+
+
+def sample(column: int, value: object) -> list[tuple]:
+    """The samples with another value in their last row, which is on line 13."""
+    last = list(sample_rows()[-1])
+    last[column] = value
+    return [*sample_rows()[:-1], tuple(last)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], ["no rows"]),
+        (sample_rows("in_flight"), ["'sequential'", "in_flight"]),
+        (sample_rows()[:6], ["at least 2"]),
+        (sample(7, -1), ["line 13", "time_ms", "-1"]),
+        (sample(7, "long"), ["line 13", "time_ms", "long"]),
+        (sample(2, "large"), ["line 13", "total_bytes", "large"]),
+        (sample(6, "first"), ["line 13", "rank", "first"]),
+    ],
+)
+def test_unusable_samples_are_refused_by_their_name(tmp_path, rows, words):
+    path = write(tmp_path, "allreduce-samples.csv", SAMPLES_HEADER, rows)
+    with refused("allreduce-samples.csv", *words):
+        read_all_reduce(path)
+
+
+@pytest.mark.parametrize(
+    ("read", "header", "rows", "column"),
+    [
+        *((read_ready_times, READY_HEADER, [GOOD], c) for c in READY_HEADER.split(",")),
+        *((read_costs, OVERLAP_HEADER, OVERLAP, c) for c in ("arm", "round", "gradient_bytes")),
+        *((read_all_reduce, SAMPLES_HEADER, sample_rows(), c) for c in ("mode", "total_bytes")),
+    ],
+)
+def test_a_misnamed_column_is_refused_by_its_file_and_name(tmp_path, read, header, rows, column):
+    names = ["other" if name == column else name for name in header.split(",")]
+    with refused("samples.csv", f"'{column}'", "other"):
+        read(write(tmp_path, "samples.csv", ",".join(names), rows))

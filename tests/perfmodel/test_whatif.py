@@ -1,0 +1,60 @@
+"""What-ifs: a ring's cost on other numbers of ranks, and how b* moves."""
+
+import numpy as np
+import pytest
+
+from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce, with_latency
+from common.perfmodel.profile import BackwardProfile
+from common.perfmodel.search import best_bucket_cap
+from common.perfmodel.whatif import best_caps, cases, near_interval, scale_ranks
+
+MIB = 2**20
+
+
+@pytest.fixture
+def profile() -> BackwardProfile:
+    count = 64
+    return BackwardProfile(
+        names=tuple(f"layer{i}" for i in range(count)),
+        sizes_bytes=np.full(count, MIB, dtype=np.int64),
+        ready_s=np.linspace(0.001, 0.064, count),
+        backward_s=0.064,
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 64])
+def test_a_ring_makes_two_passes_of_n_minus_1_steps(ranks: int) -> None:
+    # One step costs 10 µs plus its bytes over 1 GB/s; a ring moves x/n bytes in 2(n−1) steps.
+    def ring(n: int) -> AlphaBeta:
+        return AlphaBeta(2 * (n - 1) * 10e-6, 1e9 / (2 * (n - 1) / n))
+
+    scaled = scale_ranks(ring(4), 4, ranks)
+    assert scaled.alpha_s == pytest.approx(ring(ranks).alpha_s)
+    assert scaled.bandwidth_bytes_per_s == pytest.approx(ring(ranks).bandwidth_bytes_per_s)
+
+
+def test_b_star_grows_with_latency(profile: BackwardProfile) -> None:
+    table = best_caps(cases(profile, AlphaBeta(1e-4, 1e9), 2, (1, 4, 16)))
+    alpha = table[table["quantity"] == "latency α"].sort_values("factor")
+    assert alpha["closed_form_mib"].is_monotonic_increasing
+    # communication-bound at 1 GB/s: the square-root law doubles b* for four times the latency
+    ratios = alpha["closed_form_mib"].to_numpy()[1:] / alpha["closed_form_mib"].to_numpy()[:-1]
+    assert ratios == pytest.approx([2, 2], rel=0.05)
+
+
+def test_only_whole_numbers_of_ranks_are_asked_about(profile: BackwardProfile) -> None:
+    found = cases(profile, AlphaBeta(1e-4, 1e9), 2, (0.25, 0.5, 1, 2))
+    assert [case.factor for case in found if case.quantity.startswith("ranks")] == [1, 2]
+
+
+def test_the_near_interval_holds_b_star(profile: BackwardProfile) -> None:
+    best = best_bucket_cap(profile, AlphaBeta(1e-4, 1e9))
+    low, high = near_interval(best)
+    assert low <= best.cap_mib <= high
+
+
+def test_another_latency_shifts_the_whole_curve() -> None:
+    curve = MeasuredAllReduce([4, 100, 1000], [3.0, 2.9, 5.0])
+    shifted = with_latency(curve, 1.0)
+    # 3.0 -> 1.0, 5.0 -> 3.0; the dip below the first time stays at the latency
+    assert shifted.times_s.tolist() == pytest.approx([1.0, 1.0, 3.0])

@@ -1,0 +1,154 @@
+"""Notebooks and report: executed on recorded data, without outputs in git, one PDF and one page."""
+
+import base64
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from common.analysis import assignment2
+from common.errors import RunFailed, UserError
+from common.report.document import Document, write_report
+from common.report.notebooks import execute_notebooks
+from common.report.pipeline import known_assignments, load_preset
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+RECORDED = ROOT / assignment2.RECORDED
+
+
+def cells(path: Path, kind: str) -> list:
+    return [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == kind]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_committed_as_the_style_has_them(path: Path) -> None:
+    code = cells(path, "code")
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+    assert code[0].metadata.get("tags") == ["parameters"]
+    # load, call, explain: no process group and no training in the kernel
+    text = "\n".join(cell.source for cell in code)
+    assert not re.search(r"init_process_group|torch|backward\(", text)
+    assert max(cell.source.count("\n") + 1 for cell in code) <= 15
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("report") / "notebooks"
+    return execute_notebooks(NOTEBOOKS, folder, {"run_dir": str(RECORDED)})
+
+
+def test_recorded_data_is_never_shown_as_the_readers_own(executed: list[Path]) -> None:
+    for path in executed:
+        outputs = json.dumps([cell.outputs for cell in cells(path, "code")])
+        assert "Recorded data, not yours" in outputs
+
+
+def test_every_figure_of_the_notebooks_is_there(executed: list[Path]) -> None:
+    figures = {
+        path.stem: sum(
+            "image/png" in output.get("data", {})
+            for cell in cells(path, "code")
+            for output in cell.outputs
+        )
+        for path in executed
+    }
+    assert figures == {
+        "assignment2_discussion": 2,
+        "assignment2_part1_model": 4,
+        "assignment2_part2_prediction": 5,
+        "assignment2_part3_evaluation": 2,
+    }
+    for path in executed:
+        for cell in cells(path, "code"):
+            for output in cell.outputs:
+                png = output.get("data", {}).get("image/png")
+                # an empty figure compresses to next to nothing
+                assert png is None or len(base64.b64decode(png)) > 10_000
+
+
+def test_the_report_is_one_pdf_and_one_page_that_needs_nothing_else(
+    executed: list[Path], tmp_path: Path
+) -> None:
+    write_report([Document("assignment2", tuple(executed))], tmp_path)
+    pdf = (tmp_path / "report.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF-")
+    page = (tmp_path / "index.html").read_text()
+    assert page.count("data:image/png") == 13
+    # nothing is fetched when the page is opened: no address but namespaces
+    links = re.findall(r"(?:src|href)=\"(http[^\"]*)\"", page)
+    assert links == []
+    assert "<math" in page
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["index.html", "report.pdf"]
+
+
+def test_a_notebook_that_fails_is_named(tmp_path: Path) -> None:
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell("1 / 0")]
+    nbformat.write(notebook, tmp_path / "broken.ipynb")
+    with pytest.raises(RunFailed, match="broken, cell 1: ZeroDivisionError"):
+        execute_notebooks([tmp_path / "broken.ipynb"], tmp_path / "out", {})
+
+
+def test_a_run_directory_that_is_none_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such run directory"):
+        assignment2.open_run(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="no complete run with"):
+        assignment2.open_run(tmp_path)
+
+
+def copy_recorded(target: Path) -> Path:
+    for source in RECORDED.glob("**/*"):
+        if source.is_file():
+            copy = target / source.relative_to(RECORDED)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(source.read_bytes())
+    return target
+
+
+def test_benchmarks_of_different_batches_are_not_compared(tmp_path: Path) -> None:
+    run = copy_recorded(tmp_path / "run")
+    config = run / "ddp_benchmark" / "config.yaml"
+    config.write_text(re.sub(r"batch_size: \d+", "batch_size: 32", config.read_text()))
+    with pytest.raises(UserError, match="batch_size differs"):
+        assignment2.open_run(run)
+
+
+def test_benchmarks_on_different_numbers_of_ranks_are_not_compared(tmp_path: Path) -> None:
+    run = copy_recorded(tmp_path / "run")
+    table = run / "allreduce_benchmark" / "allreduce-samples.csv"
+    header, *rows = table.read_text().splitlines()
+    rank = header.split(",").index("rank")
+    kept = [row for row in rows if row.split(",")[rank] == "0"]
+    table.write_text("\n".join([header, *kept]) + "\n")
+    with pytest.raises(UserError, match="all-reduces were measured on 1 rank"):
+        assignment2.open_run(run)
+
+
+def test_a_failed_part_of_a_run_is_not_read(tmp_path: Path) -> None:
+    run = copy_recorded(tmp_path / "run")
+    record = run / "ddp_benchmark" / "environment.json"
+    record.write_text(record.read_text().replace('"complete"', '"failed"'))
+    with pytest.raises(UserError, match="no complete run with ddp-times"):
+        assignment2.open_run(run)
+
+
+@pytest.mark.parametrize("preset", ["smoke", "laptop", "gpu"])
+def test_presets_give_every_stage_settings_that_it_accepts(preset: str) -> None:
+    from common.benchmarks import allreduce, allreduce_chunks, ddp, layers, overlap
+    from common.runtime.script import parse_settings
+
+    settings = {
+        "train_benchmark": layers.LayerBenchmark,
+        "allreduce_benchmark": allreduce.AllReduceBenchmark,
+        "allreduce_chunk_benchmark": allreduce_chunks.ChunkBenchmark,
+        "overlap_benchmark": overlap.OverlapBenchmark,
+        "ddp_benchmark": ddp.DdpBenchmark,
+    }
+    assert known_assignments() == ["assignment2"]
+    loaded = load_preset("assignment2", preset)
+    assert [stage.script.stem for stage in loaded.stages] == list(settings)
+    for name, kind in settings.items():
+        parse_settings(kind, ["--config", str(loaded.path)], name)

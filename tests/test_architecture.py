@@ -1,0 +1,62 @@
+"""The rules of ARCHITECTURE.md that a machine can hold."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ALLOWED = {
+    "errors": set(),
+    "runtime": {"errors"},
+    "models": {"errors", "runtime"},
+    "data": {"errors", "runtime"},
+    "perfmodel": {"errors"},
+    "analysis": {"errors", "perfmodel", "runtime"},
+    "benchmarks": {"errors", "runtime", "models", "data", "perfmodel", "analysis"},
+    "cluster": {"errors", "runtime"},
+    "report": {"errors", "runtime", "cluster", "perfmodel", "analysis"},
+    "cli": {"errors", "runtime", "cluster", "perfmodel", "analysis", "report", "benchmarks"},
+}
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """The rooms of common/ that a file imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("common.")}
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_imports_go_one_way(room: str) -> None:
+    files = [ROOT / "common" / f"{room}.py", *(ROOT / "common" / room).glob("**/*.py")]
+    for path in filter(Path.is_file, files):
+        assert imported_rooms(path) - {room} <= ALLOWED[room], path
+
+
+def test_every_room_has_a_rule() -> None:
+    rooms = {path.parent.name for path in (ROOT / "common").glob("*/__init__.py")}
+    assert rooms <= set(ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "module", ["common.cli.main", "common.perfmodel.search", "common.analysis.assignment2"]
+)
+def test_predicting_and_reading_do_not_import_torch(module: str) -> None:
+    code = f"import sys, {module}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "assignments").glob("*/*.py")), ids=str)
+def test_scripts_hold_no_logic(script: Path) -> None:
+    # A script parses flags and calls one function: no definitions, loops or branches but main's.
+    tree = ast.parse(script.read_text())
+    logic = (ast.FunctionDef, ast.ClassDef, ast.For, ast.While, ast.With, ast.Try)
+    assert not [node for node in ast.walk(tree) if isinstance(node, logic)]
