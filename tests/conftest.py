@@ -11,6 +11,13 @@ from rank_support import ASSIGNMENT2, RankServer
 TINY_STEP = ("--model", "nano", "--batch_size", 1, "--max_seq_len", 16)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a run on two ranks, so that ``-m "not two_ranks"`` leaves it out."""
+    for item in items:
+        if "benchmark_run" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.two_ranks)
+
+
 @pytest.fixture(scope="session")
 def rank_server(tmp_path_factory: pytest.TempPathFactory) -> RankServer:
     """Runs scripts on ranks that start at once; the first use takes seconds."""

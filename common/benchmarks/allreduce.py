@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.benchmarks.gpt2_step import DTYPES
-from common.benchmarks.run import Recorder, record_run, require_positive
+from common.benchmarks.run import Recorder, record_run, require_not_negative, require_positive
 from common.errors import RunFailed, UserError, unknown_name
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
@@ -61,6 +61,7 @@ class AllReduceBenchmark:
     """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
+        require_not_negative(self, "warmup_steps")
         require_positive(self, "rounds", "iterations", "in_flight_mib")
         check_numel(self.numel)
         if self.dtype not in DTYPES:

@@ -92,6 +92,8 @@ class DdpBenchmark:
 
     def caps(self) -> tuple[float | None, ...]:
         """The caps in MiB, each once, None for DDP's default."""
+        if not self.bucket_cap_mb:
+            raise UserError("bucket_cap_mb is empty; give at least one cap")
         return tuple(dict.fromkeys(parse_cap(text) for text in self.bucket_cap_mb))
 
     def step_settings(self) -> StepSettings:

@@ -15,10 +15,12 @@ from pathlib import Path
 import pandas as pd
 
 from common.benchmarks.gpt2_step import Gpt2Step, StepSettings
-from common.benchmarks.run import Recorder, record_run, require_positive
+from common.benchmarks.run import Recorder, record_run, require_not_negative, require_positive
+from common.errors import UserError
 from common.models.gpt2 import GPT2
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
+from common.runtime.run_directory import write_atomically
 from common.runtime.timing import clock_for
 
 
@@ -59,6 +61,7 @@ class LayerBenchmark:
     """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
+        require_not_negative(self, "warmup_steps")
         require_positive(self, "num_steps", "gradient_accumulation", "lr")
         self.step_settings()
 
@@ -81,15 +84,15 @@ def main(settings: LayerBenchmark) -> None:
     """Run the benchmark and print where its tables are."""
     with process_group(settings.device) as worker:
         step = Gpt2Step(settings.step_settings(), worker)
+        sizes = layer_sizes(step.model)
+        if settings.layer_size_output and worker.is_main:
+            _write_copy(sizes, Path(settings.layer_size_output))
         with record_run(settings, "train_benchmark", worker) as recorder:
             layers = measure(settings, step, worker, recorder)
             if recorder.run:
-                sizes = layer_sizes(step.model)
                 times = layer_times(layers)
                 recorder.run.write_table("layer-sizes.csv", sizes, index=True)
                 recorder.run.write_table("layer-times.csv", times)
-                if settings.layer_size_output:
-                    sizes.to_csv(Path(settings.layer_size_output))
                 print(times.to_string(index=False, float_format="%.6f"))
                 print(f"Written to {recorder.run.path}")
 
@@ -204,6 +207,13 @@ def layer_times(durations: pd.DataFrame) -> pd.DataFrame:
     """The course's ``layer-times.csv``: min, max, mean, std and median in seconds per name."""
     table = durations.agg(["min", "max", "mean", "std", "median"]).T
     return table.rename_axis("Name").reset_index().sort_values("Name", ignore_index=True)
+
+
+def _write_copy(sizes: pd.DataFrame, path: Path) -> None:
+    try:
+        write_atomically(path, sizes.to_csv())
+    except OSError as error:
+        raise UserError(f"layer_size_output {path}: {error.strerror}") from None
 
 
 def _ready_rows(model: GPT2, ready_s: dict[str, float], iteration: int) -> list[dict]:

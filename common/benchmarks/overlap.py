@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.benchmarks.allreduce import rotated, time_in_flight, time_sequence
 from common.benchmarks.gpt2_step import Gpt2Step, StepSettings
-from common.benchmarks.run import Recorder, record_run, require_positive
+from common.benchmarks.run import Recorder, record_run, require_not_negative, require_positive
 from common.errors import UserError
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
@@ -68,10 +68,13 @@ class OverlapBenchmark:
     """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
+        require_not_negative(self, "warmup_steps")
         require_positive(self, "rounds", "num_steps")
+        if not self.message_mib:
+            raise UserError("message_mib is empty; give at least one size")
         for size in self.message_mib:
-            if size <= 0:
-                raise UserError(f"message_mib {size}: a message has at least one byte")
+            if not 1 / 2**20 <= size < float("inf"):
+                raise UserError(f"message_mib {size}: a message has at least one byte, and an end")
         self.step_settings()
 
     def step_settings(self) -> StepSettings:

@@ -78,8 +78,16 @@ def record_run(settings: Any, label: str, worker: Worker) -> Iterator[Recorder]:
 
 
 def require_positive(settings: Any, *names: str) -> None:
-    """Raise UserError for the first of the named settings that is not above zero."""
+    """Raise UserError for the first of the named settings that is not finite and above zero."""
     for name in names:
         value = getattr(settings, name)
-        if value <= 0:
-            raise UserError(f"{name} is {value}; it must be above 0")
+        if not 0 < value < float("inf"):
+            raise UserError(f"{name} is {value}; it must be above 0 and finite")
+
+
+def require_not_negative(settings: Any, *names: str) -> None:
+    """Raise UserError for the first of the named settings that is below zero."""
+    for name in names:
+        value = getattr(settings, name)
+        if value < 0:
+            raise UserError(f"{name} is {value}; it must be at least 0")

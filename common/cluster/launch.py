@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -40,10 +41,15 @@ def launch(
     carries a mark in its environment and those still alive after ``grace_s`` are killed.
 
     Raises:
-        UserError: a rank refused its settings; the message is its own.
+        UserError: a rank refused its settings (the message is its own), or the log cannot be
+            written.
         RunFailed: a rank died.
     """
     mark = secrets.token_hex(8)
+    try:
+        output = log.open("w")
+    except OSError as error:
+        raise UserError(f"log {log}: {error.strerror}") from None
     error_file = log.with_suffix(".error")
     environment = os.environ | {
         "OMP_NUM_THREADS": str(threads_per_rank(ranks)),
@@ -62,13 +68,14 @@ def launch(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
         start_new_session=True,
     )
     try:
-        with log.open("w") as file:
+        with output:
             for line in process.stdout:
-                file.write(line)
-                file.flush()
+                output.write(line)
+                output.flush()
                 on_output(line.rstrip())
         status = process.wait()
     except BaseException:
@@ -112,14 +119,16 @@ def marked_processes(mark: str) -> list[psutil.Process]:
 
 
 def _cause(log: Path) -> str:
-    """The line of the log that says most about why a launch failed."""
-    lines = log.read_text().splitlines()
-    said = [line for line in lines if line.startswith(("failed: ", "error: "))]
-    raised = [line for line in lines if _names_an_exception(line)]
-    died = [line.strip() for line in lines if "Signal" in line and "received by PID" in line]
-    return next((found[0] for found in (died, raised, said) if found), "a rank died")
+    """The line of the log that says most about why a launch failed.
 
-
-def _names_an_exception(line: str) -> bool:
-    name = line.split(":", 1)[0]
-    return name.isidentifier() and name.endswith(("Error", "Exception")) and ":" in line
+    torchrun names the rank that failed first and its signal; an exception's last line says more
+    than that a rank left with status 1.
+    """
+    text = log.read_text()
+    first = re.search(r"Root Cause.*?(Signal \d+ \(SIG\w+\)) received", text, flags=re.S)
+    if first and "SIGTERM" not in first[1]:
+        return f"a rank died of {first[1]}"
+    lines = text.splitlines()
+    raised = [line for line in lines if re.match(r"(\w+\.)*\w+(Error|Exception): ", line)]
+    said = [line.removeprefix("failed: ") for line in lines if line.startswith("failed: ")]
+    return next((found[0] for found in (raised, said) if found), "a rank died")

@@ -80,8 +80,9 @@ def cpu_model() -> str:
 
 def _command() -> str:
     """The command line with paths below the project made relative to it."""
-    root = f"{project_root()}{os.sep}"
-    return " ".join(["python", *(argument.replace(root, "") for argument in sys.argv)])
+    root = str(project_root())
+    shown = (text.replace(f"{root}{os.sep}", "").replace(root, ".") for text in sys.argv)
+    return " ".join(["python", *shown])
 
 
 def _git() -> dict:

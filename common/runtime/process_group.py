@@ -119,14 +119,13 @@ def _is_lost_peer(error: RuntimeError) -> bool:
 def _rendezvous(ranks: Ranks) -> dist.Store:
     if ranks.world_size == 1 and ranks.launcher == "single":
         return dist.HashStore()
-    os.environ.update(
-        rendezvous_environment(),
-        RANK=str(ranks.rank),
-        WORLD_SIZE=str(ranks.world_size),
-        LOCAL_RANK=str(ranks.local_rank),
+    if ranks.launcher == "torchrun":
+        store, _, _ = next(iter(dist.rendezvous("env://")))  # torchrun may serve it itself
+        return dist.PrefixStore("ddplab", store)
+    meet = rendezvous_environment()
+    return dist.TCPStore(
+        meet["MASTER_ADDR"], int(meet["MASTER_PORT"]), ranks.world_size, is_master=ranks.is_main
     )
-    store, _, _ = next(iter(dist.rendezvous("env://")))
-    return dist.PrefixStore("ddplab", store)
 
 
 def _choose_device(ranks: Ranks, device_type: str) -> torch.device:

@@ -58,6 +58,11 @@ def current_ranks(env: Mapping[str, str] = os.environ) -> Ranks:
         return Ranks()
     if not 0 <= ranks.rank < ranks.world_size:
         raise UserError(f"rank {ranks.rank} of {ranks.world_size}: a rank is below the world size")
+    if not 0 <= ranks.local_rank < ranks.local_world_size:
+        raise UserError(
+            f"local rank {ranks.local_rank} of {ranks.local_world_size} on this node: a local rank "
+            "is below the node's number of ranks"
+        )
     return ranks
 
 
@@ -74,7 +79,7 @@ def rendezvous_environment(env: Mapping[str, str] = os.environ) -> dict[str, str
         raise UserError(
             "no rendezvous: MASTER_ADDR and MASTER_PORT are not set; start with torchrun"
         )
-    job = int(env.get("SLURM_JOB_ID", "0")) * 31 + int(env.get("SLURM_STEP_ID", "0"))
+    job = _integer(env, "SLURM_JOB_ID", 0) * 31 + _integer(env, "SLURM_STEP_ID", 0)
     return {
         "MASTER_ADDR": env.get("MASTER_ADDR", _first_host(hosts)),
         "MASTER_PORT": env.get("MASTER_PORT", str(20000 + job % 20000)),

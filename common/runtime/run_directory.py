@@ -139,14 +139,14 @@ class SampleStream:
 def read_environment(path: Path) -> dict:
     """The environment record of a run directory, with the status as it really is.
 
-    A run marked running whose process on this host is gone was interrupted.
+    A run marked running whose process on this host is gone has failed.
     """
     record = json.loads((path / "environment.json").read_text())
     if record.get("status") == "running" and record.get("host") == socket.gethostname():
         try:
             os.kill(record["pid"], 0)
         except ProcessLookupError:
-            record["status"] = "interrupted"
+            record.update(status="failed", reason="its process was killed")
         except PermissionError:
             pass
     return record

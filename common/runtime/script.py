@@ -10,6 +10,9 @@ import os
 import re
 import signal
 import sys
+import threading
+import time
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -39,7 +42,7 @@ def run_script(
     Exit status: 0 done, 1 a bug or a rank that died, 2 a user's mistake, 130 interrupted.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGTERM, _terminated)
+    leave_when_terminated()
     with exit_status():
         argv = list(sys.argv[1:] if arguments is None else arguments)
         main(parse_settings(settings_type, argv, Path(sys.argv[0]).stem, variables))
@@ -64,15 +67,17 @@ def exit_status() -> Iterator[None]:
 def report_error(error: UserError) -> None:
     """One line on standard error, from rank 0 unless only this rank knows.
 
-    The line is also left where ``common.cluster.launch`` asked for it.
+    The line is also left where ``common.cluster.launch`` asked for it. Ranks that say nothing
+    wait a moment, because the first to leave makes torchrun end the others.
     """
-    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
-    if rank != "0" and not error.this_rank_only:
-        return
-    print(f"error: {error}", file=sys.stderr, flush=True)
     if "DDPLAB_ERROR_FILE" in os.environ:
         with contextlib.suppress(OSError):
             Path(os.environ["DDPLAB_ERROR_FILE"]).write_text(str(error))
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    if rank == "0" or error.this_rank_only:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(1)
 
 
 def parse_settings(
@@ -150,34 +155,75 @@ def read_yaml(path: Path) -> dict:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a text file") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
-        raise UserError(f"{path}: {where}not YAML ({getattr(error, 'problem', error)})") from None
+        problem = " ".join(str(getattr(error, "problem", error)).split())
+        raise UserError(f"{path}: {where}not YAML ({problem})") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected settings as 'key: value' lines")
     return content
 
 
 def _yaml_arguments(path: Path, settings_type: type, section: str) -> list[str]:
+    """The settings of a YAML file as flags."""
     content = read_yaml(path)
-    known = [field.name for field in dataclasses.fields(settings_type)]
+    types = typing.get_type_hints(settings_type)
     values = content.get(section, content)
     if values is content and "stages" in content:
         raise UserError(f"{path}: no section {section!r}; has {', '.join(content)}")
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: section {section!r} holds no 'key: value' settings")
     arguments: list[str] = []
     for key, value in values.items():
         name = str(key).replace("-", "_")
-        if name not in known:
-            raise UserError(f"{path}: {unknown_name('setting', str(key), known)}")
+        if name not in types:
+            raise UserError(f"{path}: {unknown_name('setting', str(key), types)}")
+        _check_kind(path, str(key), value, types[name])
         if isinstance(value, bool):
             arguments.append(f"--{name}" if value else f"--no-{name}")
         elif isinstance(value, list):
             arguments += [f"--{name}", *map(str, value)]
-        else:
+        elif value is not None:
             arguments += [f"--{name}", str(value)]
     return arguments
 
 
-def _terminated(*_: object) -> None:
-    raise RunFailed("terminated: another rank died, or the job was cancelled")
+def _check_kind(path: Path, key: str, value: object, expected: object) -> None:
+    """Refuse what flags cannot express; the rest is checked as flags are."""
+    one_of = typing.get_args(expected) or (expected,)
+    if (expected is bool) != isinstance(value, bool):
+        kind = "true or false" if expected is bool else f"{expected}, not true or false"
+        raise UserError(f"{path}: {key}: {value!r}; expected {kind}")
+    if isinstance(value, dict) or (
+        isinstance(value, list) and typing.get_origin(expected) is not tuple
+    ):
+        raise UserError(f"{path}: {key}: {value!r}; expected a single value")
+    if value is None and type(None) not in one_of:
+        raise UserError(f"{path}: {key} has no value")
+
+
+def leave_when_terminated(grace_s: float = 5.0) -> None:
+    """End this process on SIGTERM: by RunFailed, or after ``grace_s`` without ceremony.
+
+    A rank that waits in a collective for one that is gone does not return to Python, where the
+    exception would be raised; a thread then ends it, before torchrun's half minute is over.
+    """
+
+    def terminated(*_: object) -> None:
+        raise RunFailed("terminated: another rank died, or the job was cancelled")
+
+    signal.signal(signal.SIGTERM, terminated)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while os.read(reader, 1) != bytes([signal.SIGTERM]):
+            pass
+        time.sleep(grace_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

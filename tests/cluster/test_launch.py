@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -73,16 +74,26 @@ def write(tmp_path):
     return write
 
 
-def launched_processes() -> set[int]:
-    """All living processes that some launch started, seen through the system's process table."""
-    found = set()
-    for process in psutil.process_iter():
-        try:
-            if MARK in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process.pid)
-        except (psutil.Error, OSError):
-            continue
-    return found
+@pytest.fixture
+def alive(tmp_path, monkeypatch) -> Callable[[], int]:
+    """``alive()``: how many processes live that this test's launches started.
+
+    They are found in the system's process table by a variable that all of them inherit.
+    """
+    monkeypatch.setenv("STARTED_BY_TEST", str(tmp_path))
+
+    def count() -> int:
+        found = 0
+        for process in psutil.process_iter():
+            try:
+                environment = process.environ()
+                launched = MARK in environment and process.status() != psutil.STATUS_ZOMBIE
+                found += launched and environment.get("STARTED_BY_TEST") == str(tmp_path)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    return count
 
 
 def reports(folder: Path) -> list[dict]:
@@ -96,7 +107,7 @@ def test_ranks_share_the_cores_and_each_has_at_least_one_thread(ranks, cores, th
     assert threads_per_rank(ranks, cores) == threads
 
 
-def test_two_launches_at_once_each_run_their_script_on_every_rank(tmp_path, write):
+def test_two_launches_at_once_each_run_their_script_on_every_rank(tmp_path, write, alive):
     script = write(REPORT)
     folders = [tmp_path / "a", tmp_path / "b"]
     lines: dict[Path, list[str]] = {folder: [] for folder in folders}
@@ -106,7 +117,6 @@ def test_two_launches_at_once_each_run_their_script_on_every_rank(tmp_path, writ
         work = (script, [str(folder), "--flag"], 2, folder / "log")
         options = {"on_output": lines[folder].append}
         threads.append(threading.Thread(target=launch, args=work, kwargs=options))
-    before = launched_processes()
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -128,7 +138,7 @@ def test_two_launches_at_once_each_run_their_script_on_every_rank(tmp_path, writ
     ports = [{own["MASTER_PORT"] for own in reports(folder)} for folder in folders]
     assert [len(port) for port in ports] == [1, 1]
     assert ports[0] != ports[1]
-    assert launched_processes() <= before
+    assert alive() == 0
 
 
 def test_a_ranks_refusal_arrives_with_its_own_message(tmp_path, write):
@@ -137,17 +147,17 @@ def test_a_ranks_refusal_arrives_with_its_own_message(tmp_path, write):
     assert str(raised.value) == "rounds is 0; it must be above 0"
 
 
-def test_a_killed_rank_ends_the_launch_with_the_signals_name_and_nothing_is_left(tmp_path, write):
-    before = launched_processes()
+def test_a_killed_rank_ends_the_launch_with_the_signals_name_and_nothing_is_left(
+    tmp_path, write, alive
+):
     with pytest.raises(RunFailed, match="SIGKILL") as raised:
         launch(write(DIE), [], 2, tmp_path / "log")
     assert len(str(raised.value).splitlines()) == 1
     assert "log" in str(raised.value)  # where to read more
-    assert launched_processes() <= before
+    assert alive() == 0
 
 
-def test_ctrl_c_during_a_launch_leaves_no_process_not_even_a_ranks_child(tmp_path, write):
-    before = launched_processes()
+def test_ctrl_c_during_a_launch_leaves_no_process_not_even_a_ranks_child(tmp_path, write, alive):
     command = [sys.executable, "-c", LAUNCH_AND_WAIT, str(write(WAIT)), str(tmp_path / "log")]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -155,11 +165,11 @@ def test_ctrl_c_during_a_launch_leaves_no_process_not_even_a_ranks_child(tmp_pat
         said = [parent.stdout.readline() for _ in range(2)]
         assert said == ["waiting\n"] * 2
         # torchrun, two ranks and a child of each
-        assert len(launched_processes() - before) == 5
+        assert alive() == 5
         parent.send_signal(signal.SIGINT)
         status = parent.wait(30)
     assert status in (-signal.SIGINT, 130)
-    assert launched_processes() <= before
+    assert alive() == 0
 
 
 def test_output_that_is_no_text_does_not_end_the_launch(tmp_path, write):
@@ -168,9 +178,8 @@ def test_output_that_is_no_text_does_not_end_the_launch(tmp_path, write):
     assert b"done" in (tmp_path / "log").read_bytes()
 
 
-def test_a_log_that_cannot_be_written_is_the_users_error(tmp_path, write):
+def test_a_log_that_cannot_be_written_is_the_users_error(tmp_path, write, alive):
     script = write("")
-    before = launched_processes()
     with pytest.raises(UserError, match="Not a directory"):
         launch(script, [], 1, script / "log")
-    assert launched_processes() <= before
+    assert alive() == 0

@@ -154,10 +154,10 @@ def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path, below):
     assert file.read_text() == "not a folder"
 
 
-def test_a_running_record_whose_process_is_gone_reads_as_interrupted(tmp_path):
+def test_a_running_record_whose_process_is_gone_reads_as_failed(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    assert read_environment(new_run(tmp_path, pid=gone.pid).path)["status"] == "interrupted"
+    assert read_environment(new_run(tmp_path, pid=gone.pid).path)["status"] == "failed"
 
 
 def test_a_running_record_of_a_living_process_or_of_another_host_stays_running(tmp_path):
