@@ -105,9 +105,13 @@ def measure(settings: AllReduceBenchmark, worker: Worker, recorder: Recorder) ->
 
 
 def rotated(items: tuple, round_: int) -> tuple:
-    """The items starting from another one each round, so that drift favours none."""
-    shift = round_ * max(1, len(items) // 3) % len(items)
-    return items[shift:] + items[:shift]
+    """The items starting from another one each round, every second round backwards.
+
+    So drift of the machine favours none, and no item always follows the same other.
+    """
+    shift = round_ % len(items)
+    order = items[shift:] + items[:shift]
+    return order[::-1] if round_ % 2 else order
 
 
 def _sample_size(

@@ -61,7 +61,8 @@ def record_run(settings: Any, label: str, worker: Worker) -> Iterator[Recorder]:
             run = RunDirectory.create(
                 settings.output_dir,
                 label,
-                dataclasses.asdict(settings),
+                dataclasses.asdict(settings)
+                | {"device": worker.device.type, "backend": worker.backend},
                 describe_environment(worker.backend, worker.device.type, worker.world_size),
                 settings.run_id or None,
             )

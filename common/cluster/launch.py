@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from common.errors import RunFailed, UserError
+from common.runtime.orphans import die_with_parent
 from common.runtime.paths import project_root, relative_to_project
 
 MARK = "DDPLAB_LAUNCH_ID"
@@ -46,6 +47,7 @@ def launch(
         RunFailed: a rank died.
     """
     mark = secrets.token_hex(8)
+    script, log = script.absolute(), log.absolute()
     try:
         output = log.open("w")
     except OSError as error:
@@ -70,6 +72,7 @@ def launch(
         text=True,
         errors="replace",
         start_new_session=True,
+        preexec_fn=die_with_parent,
     )
     try:
         with output:
@@ -94,16 +97,22 @@ def launch(
 
 
 def end_marked_processes(mark: str, grace_s: float) -> None:
-    """Wait up to ``grace_s`` for the processes that carry ``mark`` to end, then kill the rest."""
+    """Wait up to ``grace_s`` for the processes that carry ``mark`` to end, then kill the rest.
+
+    Ctrl-C while it waits ends the waiting, not the killing.
+    """
     deadline = time.monotonic() + grace_s
-    while (alive := marked_processes(mark)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    for process in alive:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(alive, timeout=5)
+    try:
+        while marked_processes(mark) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        alive = marked_processes(mark)
+        for process in alive:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(alive, timeout=5)
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:

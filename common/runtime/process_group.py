@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import datetime
 import os
-import signal
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from common.errors import RunFailed, UserError
+from common.runtime.orphans import die_with_parent
 from common.runtime.ranks import Ranks, current_ranks, rendezvous_environment
 
 BACKENDS = ("nccl", "gloo")
@@ -76,7 +74,8 @@ def process_group(
         UserError: unknown device or backend, a rank without a GPU, two ranks on one GPU.
     """
     ranks = current_ranks()
-    _die_with_parent(ranks)
+    if ranks.launcher == "torchrun":
+        die_with_parent()
     device_type = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device_type not in ("cpu", "cuda"):
         raise UserError(f"device {device_type!r}: legal are cpu and cuda")
@@ -105,7 +104,8 @@ def process_group(
         yield Worker(ranks, chosen, backend)
     except RuntimeError as error:
         if _is_lost_peer(error):
-            raise RunFailed(f"rank {ranks.rank} lost another rank: {error}") from None
+            first_line = str(error).splitlines()[0]
+            raise RunFailed(f"rank {ranks.rank} lost another rank: {first_line}") from None
         raise
     finally:
         dist.destroy_process_group()
@@ -113,7 +113,8 @@ def process_group(
 
 def _is_lost_peer(error: RuntimeError) -> bool:
     """Whether a collective failed because another rank is gone."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
+    lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "timed out")
+    return isinstance(error, dist.DistError) or any(words in str(error) for words in lost)
 
 
 def _rendezvous(ranks: Ranks) -> dist.Store:
@@ -164,10 +165,3 @@ def _refuse_shared_gpus(ranks: Ranks, device: torch.device, store: dist.Store) -
             f"ranks {shared[0]} and {shared[1]} share one GPU ({names[shared[0]]}); start as many "
             "ranks as there are GPUs, or use --device cpu"
         )
-
-
-def _die_with_parent(ranks: Ranks) -> None:
-    """Let Linux end this worker when its launcher is killed, so that none is left behind."""
-    if ranks.launcher == "torchrun" and sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -141,7 +141,10 @@ def read_environment(path: Path) -> dict:
 
     A run marked running whose process on this host is gone has failed.
     """
-    record = json.loads((path / "environment.json").read_text())
+    try:
+        record = json.loads((path / "environment.json").read_text())
+    except (OSError, ValueError):
+        return {"status": "failed", "reason": "its environment.json cannot be read"}
     if record.get("status") == "running" and record.get("host") == socket.gethostname():
         try:
             os.kill(record["pid"], 0)
@@ -162,7 +165,7 @@ def find_table(run_dir: Path, name: str) -> Path | None:
         if (path.parent / "environment.json").is_file()
         and read_environment(path.parent)["status"] == "complete"
     ]
-    return max(below, key=lambda p: read_environment(p.parent)["start_time"], default=None)
+    return max(below, key=lambda p: read_environment(p.parent).get("start_time", ""), default=None)
 
 
 def newest_complete_run(folder: Path, tables: Sequence[str]) -> Path | None:
@@ -173,5 +176,6 @@ def newest_complete_run(folder: Path, tables: Sequence[str]) -> Path | None:
         if environment["status"] == "complete" and all(
             find_table(record.parent, table) for table in tables
         ):
-            runs.append((environment["start_time"], record.parent))
-    return max(runs, default=(None, None))[1]
+            written = record.stat().st_mtime_ns  # tells apart runs started in one second
+            runs.append((environment.get("start_time", ""), written, record.parent))
+    return max(runs, default=(None,))[-1]
