@@ -15,13 +15,14 @@ RUN_BY_CI = {
     "uv run ddplab doctor": "uv run ddplab doctor",
     "uv run ddplab run assignment2 --preset smoke": "uv run ddplab run --preset smoke",
     "uv run pytest": "uv run pytest",
-}
-RUN_HERE = {
-    "uv run ddplab predict --run-dir data/epyc-2-cores/assignment2",
-    "uv run papermill notebooks/assignment2_part1_model.ipynb outputs/part1.ipynb",
+    "uv run papermill notebooks/assignment2_part1_model.ipynb outputs/part1.ipynb": "uv run "
+    "papermill --no-progress-bar notebooks/assignment2_part1_model.ipynb outputs/part1.ipynb",
     "uv run torchrun --nproc_per_node=2 assignments/assignment2/ddp_benchmark.py "
+    "--config assignments/assignment2/configs/smoke.yaml --bucket_cap_mb 1 25": "uv run torchrun "
+    "--nproc_per_node=2 assignments/assignment2/ddp_benchmark.py "
     "--config assignments/assignment2/configs/smoke.yaml --bucket_cap_mb 1 25",
 }
+RUN_HERE = {"uv run ddplab predict --run-dir data/epyc-2-cores/assignment2"}
 
 
 def readme_commands() -> list[str]:
@@ -35,16 +36,13 @@ def test_every_command_is_run_somewhere() -> None:
 
 
 def test_ci_runs_its_share() -> None:
-    ci = (ROOT / ".ci" / "run").read_text()
+    ci = re.sub(r"\\\n\s*", "", (ROOT / ".ci" / "run").read_text())
     assert [command for command in RUN_BY_CI.values() if command not in ci] == []
 
 
-def test_the_other_commands_work(tmp_path: Path) -> None:
-    (ROOT / "outputs").mkdir(exist_ok=True)
+def test_the_other_commands_work() -> None:
     for command in sorted(RUN_HERE):
-        arguments = shlex.split(command.replace("outputs/", f"{tmp_path}/"))[2:]
-        if arguments[0] == "torchrun":
-            arguments += ["--output_dir", str(tmp_path)]
+        arguments = shlex.split(command)[2:]
         tool = Path(sys.executable).with_name(arguments[0])
         done = subprocess.run(
             [tool, *arguments[1:]], cwd=ROOT, capture_output=True, text=True, timeout=100

@@ -60,11 +60,17 @@ class BucketSweep:
         table = self.summary().dropna(subset="bucket_cap_mib")
         return dict(zip(table["bucket_cap_mib"], table["median_ms"] / 1e3, strict=True))
 
+    def smallest_alike(self) -> dict[float, float]:
+        """For each explicit cap the smallest cap (MiB) that gave the same buckets."""
+        explicit = self.steps.dropna(subset="bucket_cap_mib")
+        smallest = explicit.groupby(BUCKETS)["bucket_cap_mib"].transform("min")
+        return dict(zip(explicit["bucket_cap_mib"], smallest, strict=True))
+
     def distinct(self) -> BucketSweep:
         """Caps that gave the same buckets joined to one case, under the smallest of them."""
         explicit = self.steps.dropna(subset="bucket_cap_mib")
-        smallest = explicit.groupby(BUCKETS)["bucket_cap_mib"].transform("min")
-        return BucketSweep(explicit.assign(bucket_cap_mib=smallest), self.world_size)
+        joined = explicit["bucket_cap_mib"].map(self.smallest_alike())
+        return BucketSweep(explicit.assign(bucket_cap_mib=joined), self.world_size)
 
 
 def read_sweep(path: Path | str) -> BucketSweep:

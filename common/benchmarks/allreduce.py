@@ -105,11 +105,12 @@ def measure(settings: AllReduceBenchmark, worker: Worker, recorder: Recorder) ->
 
 
 def rotated(items: tuple, round_: int) -> tuple:
-    """The items starting from another one each round, every second round backwards.
+    """The order of a round: rotated by one every two rounds, each second round backwards.
 
-    So drift of the machine favours none, and no item always follows the same other.
+    Over two rounds every item has the same mean position, so a steady drift of the machine
+    favours none, and over many no item always follows the same other.
     """
-    shift = round_ % len(items)
+    shift = round_ // 2 % len(items)
     order = items[shift:] + items[:shift]
     return order[::-1] if round_ % 2 else order
 

@@ -53,6 +53,8 @@ def build(asked: Handin) -> Path:
         beside.replace(path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
+    finally:
+        beside.unlink(missing_ok=True)
     return path
 
 

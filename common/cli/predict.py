@@ -133,8 +133,9 @@ class Report:
 
         if not self.sweep:
             return None
-        explicit = [cap for cap in self.caps if cap is not None]
-        return evaluate(self.sweep, {cap: self._predicted_s(cap) for cap in explicit})
+        return evaluate(
+            self.sweep, {cap: self._predicted_s(cap) for cap in self.sweep.measured_s()}
+        )
 
     def _table(self, accuracy: Accuracy | None) -> Table:
         from rich.table import Table
@@ -158,8 +159,9 @@ class Report:
                 f"{timeline.total_s * 1e3:.1f}",
                 f"{timeline.exposed_communication_s * 1e3:.1f}",
             ]
-            if measured is not None and cap in measured.index:
-                found = measured.loc[cap]
+            case = self.sweep.smallest_alike().get(cap) if self.sweep else None
+            if measured is not None and case in measured.index:
+                found = measured.loc[case]
                 row += [f"{found['measured_ms']:.1f}", f"{found['error']:+.1%}"]
             table.add_row(*row)
         return table
@@ -196,6 +198,7 @@ class Report:
             soft_wrap=True,
         )
         console.print(
+            "Caps that gave the same buckets are one case.\n"
             f"Regret of the predicted best cap, {accuracy.predicted_best_mib:g} MiB: "
             f"{accuracy.regret:.1%} above the measured best, {accuracy.measured_best_mib:g} MiB",
             highlight=False,

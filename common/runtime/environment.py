@@ -141,9 +141,11 @@ def _interconnect(has_gpus: bool, backend: str | None) -> dict:
     speeds = {}
     for card in sorted(Path("/sys/class/net").glob("*/speed")):
         try:
-            speeds[card.parent.name] = int(card.read_text())
+            speed = int(card.read_text())
         except (OSError, ValueError):
             continue
+        if speed > 0:  # −1: the driver does not know
+            speeds[card.parent.name] = speed
     found["network_mbit_per_s"] = speeds
     if backend == "gloo" and current_ranks().world_size == current_ranks().local_world_size:
         found["transport"] = "TCP over loopback"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def new_run_id(label: str) -> str:
     """Sorts by time; unique even for runs started in one second on two hosts."""
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-    return f"{stamp}-{label}-{secrets.token_hex(3)}"
+    return f"{stamp}-{label}-{secrets.token_hex(4)}"
 
 
 def write_atomically(path: Path, text: str) -> None:

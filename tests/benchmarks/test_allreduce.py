@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 
 import pandas as pd
@@ -115,11 +114,14 @@ def test_a_sum_that_is_wrong_in_one_element_breaks_the_run_off(monkeypatch, wron
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 9, 20])
-def test_a_round_visits_everything_once_and_the_next_starts_elsewhere(count):
+def test_a_steady_drift_favours_no_item_of_the_rounds(count):
     items = tuple(range(count))
-    rounds = [rotated(items, round_) for round_ in range(3)]
+    rounds = [rotated(items, round_) for round_ in range(2 * count)]
     assert all(sorted(visited) == list(items) for visited in rounds)
-    assert all(a[0] != b[0] for a, b in itertools.pairwise(rounds))
+    # Over each pair of rounds the positions of every item add up to the same.
+    for there, back in zip(rounds[::2], rounds[1::2], strict=True):
+        assert {there.index(item) + back.index(item) for item in items} == {count - 1}
+    assert {visited[0] for visited in rounds} == set(items)
 
 
 def test_the_chunk_table_has_the_courses_columns_and_chunks_of_powers_of_ten(chunk_run):
