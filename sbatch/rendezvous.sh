@@ -11,7 +11,7 @@ OUTPUT_DIR=${OUTPUT_DIR:-outputs/assignment2/cluster}
 
 # run_ranks SCRIPT [FLAG…]: run the script on all ranks of the job; a rank that fails ends the job.
 run_ranks() {
-    srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=1 \
+    srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none \
         uv run --no-sync torchrun \
         --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node="$RANKS_PER_NODE" \
         --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" \

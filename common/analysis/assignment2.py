@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 import yaml
 
-from common.analysis.sweep import BucketSweep, local_backward_s, read_sweep
+from common.analysis.sweep import BucketSweep, exposed_record, local_backward_s, read_sweep
 from common.errors import UserError
 from common.perfmodel.profile import BackwardProfile, DdpCosts
 from common.perfmodel.simulator import BackwardTimeline, simulate_backward
@@ -20,7 +21,8 @@ TABLES = (
     *("gradient-ready-times.csv", "allreduce-samples.csv", "allreduce-chunk-samples.csv"),
     *("overlap-times.csv", "ddp-times.csv"),
 )
-COMPARED = ("model", "batch_size", "max_seq_len", "dtype")
+TRAINING = ("model", "batch_size", "max_seq_len", "dtype", "compile")
+COMPARED = (*TRAINING, "backend", "device")
 RECORDED = "data/epyc-2-cores/assignment2"
 
 
@@ -30,12 +32,13 @@ class Assignment2Run:
 
     Attributes:
         caption: hardware, date and source, for every figure.
-        settings: model, batch_size, max_seq_len and dtype.
+        settings: model, batch_size, max_seq_len, dtype, backend and device.
         profile: gradients of the backward pass, without communication.
         all_reduce: the measured curve, calls one after another.
         costs: DDP's bookkeeping and contention.
         sweep: DDP over bucket caps.
         local_s: the backward pass without DDP, measured among the rounds of the sweep.
+        exposed_ms: exposed communication by cap from DDP's own record.
         all_reduce_samples, chunk_samples: raw tables.
     """
 
@@ -48,6 +51,7 @@ class Assignment2Run:
     costs: DdpCosts
     sweep: BucketSweep
     local_s: float
+    exposed_ms: pd.Series
     all_reduce_samples: pd.DataFrame
     chunk_samples: pd.DataFrame
 
@@ -71,7 +75,7 @@ def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
     """
     folder = _choose(run_dir)
     paths = {name: _table(folder, name) for name in TABLES}
-    settings = _common_settings(paths["gradient-ready-times.csv"], paths["ddp-times.csv"])
+    settings = check_comparable(paths.values())
     all_reduce = read_all_reduce(paths["allreduce-samples.csv"])
     sweep = read_sweep(paths["ddp-times.csv"])
     if all_reduce.world_size != sweep.world_size:
@@ -83,17 +87,20 @@ def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
     environment = read_environment(paths["ddp-times.csv"].parent)
     below = folder.resolve().is_relative_to(project_root())
     source = relative_to_project(folder) if below else folder.name
+    profile = read_ready_times(paths["gradient-ready-times.csv"])
+    sweep.check_buckets(profile)
     return Assignment2Run(
         run_dir=folder,
         recorded=recorded,
         caption=f"{environment['hardware']}; {environment['start_time'][:10]}; "
         f"{'recorded' if recorded else 'run'} {source}",
         settings=settings,
-        profile=read_ready_times(paths["gradient-ready-times.csv"]),
+        profile=profile,
         all_reduce=all_reduce,
         costs=read_costs(paths["overlap-times.csv"]),
         sweep=sweep,
         local_s=local_backward_s(_table(folder, "local-times.csv")),
+        exposed_ms=exposed_record(_table(folder, "ddp-overlap-times.csv")),
         all_reduce_samples=pd.read_csv(paths["allreduce-samples.csv"]),
         chunk_samples=pd.read_csv(paths["allreduce-chunk-samples.csv"]),
     )
@@ -118,14 +125,31 @@ def _table(folder: Path, name: str) -> Path:
     return path
 
 
-def _common_settings(*tables: Path) -> dict:
-    """The settings that all tables' runs share; UserError names one that differs."""
-    configs = [yaml.safe_load((path.parent / "config.yaml").read_text()) for path in tables]
-    for key in COMPARED:
-        values = [config.get(key) for config in configs]
-        if len(set(values)) > 1:
+def check_comparable(tables: Iterable[Path]) -> dict:
+    """The settings that the runs of all these tables share.
+
+    Raises UserError naming one that differs: model, batch, sequence, precision, backend or device
+    (a model's long and short name are one), or the number of ranks. Tables without a run's
+    ``config.yaml`` beside them say nothing.
+    """
+    shared: dict = {}
+    told_by: dict[str, Path] = {}
+    for path in tables:
+        if not (path.parent / "config.yaml").is_file():
+            continue
+        found = yaml.safe_load((path.parent / "config.yaml").read_text())
+        found = {key: found[key] for key in COMPARED if key in found}
+        found["world_size"] = read_environment(path.parent).get("world_size")
+        for key, value in found.items():
+            value = value.removeprefix("gpt2-") if key == "model" else value
+            if value is None or value == shared.setdefault(key, value):
+                told_by.setdefault(key, path)
+                continue
             raise UserError(
-                f"{key} differs between {tables[0].name} ({values[0]}) and {tables[1].name} "
-                f"({values[1]}): they cannot be compared"
+                f"{key} differs between {told_by[key].name} ({shared[key]}) and {path.name} "
+                f"({value}): they cannot be compared"
             )
-    return {key: configs[0][key] for key in COMPARED}
+    if "model" in shared:
+        name = shared["model"]
+        shared["model"] = name if name.startswith("gpt2") else f"gpt2-{name}"
+    return shared

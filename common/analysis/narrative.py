@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from common.analysis.assignment2 import Assignment2Run
 from common.analysis.sweep import Accuracy
 from common.perfmodel.search import BestCap
@@ -27,18 +29,20 @@ def interval_text(best: BestCap) -> str:
 
 def accuracy_text(accuracy: Accuracy) -> str:
     """How good the prediction was, beside what could be told apart at all."""
-    within = accuracy.median_error <= max(accuracy.noise_floor, 0.01)
+    off = (
+        f"The predicted backward time is off by **{accuracy.median_error:.1%}** in the median and "
+        f"{accuracy.worst_error:.1%} at worst"
+    )
+    if math.isnan(accuracy.noise_floor):
+        return f"{off}; with a single round the noise floor is unknown."
+    within = accuracy.median_error <= accuracy.noise_floor
     verdict = (
         "no more than two halves of the same measurement differ from each other"
         if within
         else f"{accuracy.median_error / accuracy.noise_floor:.1f} times what two halves of the "
         "same measurement differ by"
     )
-    return (
-        f"The predicted backward time is off by **{accuracy.median_error:.1%}** in the median and "
-        f"{accuracy.worst_error:.1%} at worst; the noise floor is {accuracy.noise_floor:.1%}. "
-        f"The median error is {verdict}."
-    )
+    return f"{off}; the noise floor is {accuracy.noise_floor:.1%}. The median error is {verdict}."
 
 
 def choice_text(accuracy: Accuracy) -> str:

@@ -10,7 +10,10 @@ import numpy as np
 import pandas as pd
 
 from common.errors import UserError
+from common.perfmodel.buckets import DdpOptions, cap_label
+from common.perfmodel.profile import BackwardProfile
 from common.perfmodel.search import regret
+from common.perfmodel.simulator import profile_buckets
 from common.perfmodel.tables import numbers, read_table
 
 KEYS = ["bucket_cap_mib", "round", "iteration"]
@@ -42,11 +45,13 @@ class BucketSweep:
         return table.reset_index().sort_values("bucket_cap_mib", ignore_index=True)
 
     def noise_floor(self, column: str = "backward_time_ms") -> float:
-        """Median over caps of |A/B − 1|, A and B the medians of the even and the odd rounds.
+        """Median over caps of |A/B − 1|, A and B the medians of two halves of the rounds.
 
-        What two measurements of the same thing differ by; NaN with fewer than two rounds.
+        What two measurements of the same thing differ by; NaN with fewer than two rounds. Rounds
+        go to the halves in pairs, as a round and the next visit the caps in opposite order.
         """
-        even = self.steps["round"] % 2 == 0
+        pair = 2 if self.steps["round"].nunique() >= 4 else 1
+        even = self.steps["round"] // pair % 2 == 0
         halves = [
             self.steps[half].groupby("bucket_cap_mib", dropna=False)[column].median()
             for half in (even, ~even)
@@ -59,6 +64,20 @@ class BucketSweep:
         """Median backward time in seconds by explicit cap in MiB."""
         table = self.summary().dropna(subset="bucket_cap_mib")
         return dict(zip(table["bucket_cap_mib"], table["median_ms"] / 1e3, strict=True))
+
+    def check_buckets(self, profile: BackwardProfile) -> None:
+        """Raise UserError where DDP's buckets were not those of the profile's model."""
+        caps = self.steps.drop_duplicates("bucket_cap_mib")[["bucket_cap_mib", *BUCKETS]]
+        for cap, *found in caps.itertuples(index=False):
+            options = DdpOptions(None if pd.isna(cap) else cap)
+            buckets = profile_buckets(profile, options)
+            sizes = [int(profile.sizes_bytes[bucket].sum()) for bucket in (buckets[0], buckets[-1])]
+            if found != [len(buckets), *sizes]:
+                raise UserError(
+                    f"at a cap of {cap_label(options.bucket_cap_mib)} MiB DDP made {found[0]} "
+                    f"buckets, the first of {found[1]:,} bytes; the gradients given make "
+                    f"{len(buckets)}, the first of {sizes[0]:,}: another model or DDP options"
+                )
 
     def smallest_alike(self) -> dict[float, float]:
         """For each explicit cap the smallest cap (MiB) that gave the same buckets."""
@@ -81,6 +100,13 @@ def read_sweep(path: Path | str) -> BucketSweep:
     ranks = set(table["rank"])
     if ranks != set(range(len(ranks))):
         raise UserError(f"{path}: ranks are {sorted(ranks)}; expected 0 to {len(ranks) - 1}")
+    counts = table.groupby(KEYS, dropna=False)["rank"].nunique()
+    if (counts < len(ranks)).any():
+        cap, round_, iteration = counts.idxmin()
+        raise UserError(
+            f"{path}: not all {len(ranks)} ranks are there at cap {cap:g} MiB, round {round_}, "
+            f"iteration {iteration}"
+        )
     steps = table.groupby([*KEYS, *BUCKETS], dropna=False, sort=False)[TIMES].max()
     return BucketSweep(steps.reset_index(), len(ranks))
 
@@ -137,6 +163,16 @@ def evaluate(sweep: BucketSweep, predicted_s: Mapping[float, float]) -> Accuracy
         measured_best_mib=min(caps, key=lambda cap: measured[cap]),
         regret=regret({cap: measured[cap] for cap in caps}, predicted_best),
     )
+
+
+def exposed_record(path: Path | str) -> pd.Series:
+    """Exposed communication by cap, in ms, from DDP's own record (``ddp-overlap-times.csv``).
+
+    Communication minus its overlap with computation; the median over steps and ranks.
+    """
+    table = read_table(path, ["bucket_cap_mib", "communication_time_ms", "overlap_time_ms"])
+    exposed = table["communication_time_ms"] - table["overlap_time_ms"]
+    return exposed.groupby(table["bucket_cap_mib"]).median()
 
 
 def local_backward_s(path: Path | str) -> float:

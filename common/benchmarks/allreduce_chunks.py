@@ -5,21 +5,24 @@ Figures 2a and 2b of Li et al., "PyTorch Distributed", VLDB 2020.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import pandas as pd
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from common.benchmarks.allreduce import check_sum, rotated, slowest_rank, time_in_flight
+from common.benchmarks.allreduce import (
+    check_sum,
+    rotated,
+    slowest_rank,
+    time_in_flight,
+    time_sequence,
+)
 from common.benchmarks.gpt2_step import DTYPES
 from common.benchmarks.run import Recorder, record_run, require_positive
 from common.errors import UserError, unknown_name
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
-from common.runtime.timing import clock_for
 
 
 @dataclass(frozen=True)
@@ -117,14 +120,7 @@ def measure(settings: ChunkBenchmark, worker: Worker, recorder: Recorder) -> pd.
 def _time_chunks(chunks: list[Tensor], worker: Worker, mode: str) -> float:
     if mode == "in_flight":
         return time_in_flight(chunks, worker)
-    clock = clock_for(worker.device)
-    worker.barrier()
-    clock.wait()
-    start = time.perf_counter()
-    for chunk in chunks:
-        dist.all_reduce(chunk)
-        clock.wait()
-    return time.perf_counter() - start
+    return sum(time_sequence(chunks, worker))
 
 
 def course_table(samples: pd.DataFrame, worker: Worker) -> pd.DataFrame:

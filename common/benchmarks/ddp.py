@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pandas as pd
@@ -13,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.benchmarks.allreduce import rotated
 from common.benchmarks.gpt2_step import Gpt2Step, StepSettings
-from common.benchmarks.run import Recorder, record_run, require_positive
+from common.benchmarks.run import Recorder, record_run, require_not_negative, require_positive
 from common.errors import UserError
 from common.perfmodel.buckets import cap_label, parse_cap
 from common.runtime.process_group import Worker, process_group
@@ -65,6 +63,8 @@ class DdpBenchmark:
     """Measured steps per cap and round."""
     warmup_steps: int = 3
     """Steps before the measured ones; at least 3, as DDP forms its buckets in the first two."""
+    initial_steps: int = 10
+    """Steps before the first round, after which the machine runs at its usual speed."""
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
     find_unused_parameters: bool = False
@@ -82,6 +82,7 @@ class DdpBenchmark:
 
     def __post_init__(self) -> None:
         require_positive(self, "rounds", "num_steps", "lr")
+        require_not_negative(self, "initial_steps")
         if self.warmup_steps < 3:
             raise UserError(
                 f"warmup_steps {self.warmup_steps}: at least 3, DDP rebuilds its buckets in the "
@@ -124,9 +125,10 @@ def measure(
     buckets = recorder.stream("ddp-buckets.csv", BUCKET_COLUMNS)
     overlap = recorder.stream("ddp-overlap-times.csv", OVERLAP_COLUMNS)
     local = recorder.stream("local-times.csv", LOCAL_COLUMNS)
-    caps = settings.caps()
-    arms = ("local", *caps)
+    arms = ("local", *settings.caps())
     progress = Progress(settings.rounds * len(arms), worker.is_main)
+    for _ in range(settings.initial_steps):
+        timed_step(step, step.forward_model, worker, 0)
     for round_ in range(settings.rounds):
         for arm in rotated(arms, round_):
             if arm == "local":
@@ -134,11 +136,8 @@ def measure(
                 local.write([{"round": round_} | row for row in rows if row["iteration"] >= 0])
                 progress.step(f"round {round_ + 1}, without DDP")
                 continue
-            with ddp_instance(settings, step, worker, arm) as model:
-                rows, records = [], []
-                for iteration in _steps(settings):
-                    rows.append(timed_step(step, model, worker, iteration))
-                    records.append(model._get_ddp_logging_data())
+            rows, records = visit(settings, step, worker, arm)
+            gc.collect()  # the DDP instance of this visit, its hooks and its buckets
             described = describe_buckets(records[-1], step)
             keys = {"bucket_cap_mib": cap_label(arm), "round": round_}
             sizes = {
@@ -159,12 +158,13 @@ def _steps(settings: DdpBenchmark) -> range:
     return range(-settings.warmup_steps, settings.num_steps)
 
 
-@contextmanager
-def ddp_instance(
+def visit(
     settings: DdpBenchmark, step: Gpt2Step, worker: Worker, cap_mib: float | None
-) -> Iterator[DistributedDataParallel]:
-    """A fresh DDP around the step's model; its hooks are gone at the end."""
-    model = DistributedDataParallel(
+) -> tuple[list[dict], list[dict]]:
+    """The steps of one fresh DDP instance, warm-up included: their times and DDP's own records."""
+    if settings.compile:
+        torch.compiler.reset()  # a compiled graph is split for one cap
+    ddp = DistributedDataParallel(
         step.model,
         device_ids=[worker.device] if worker.device.type == "cuda" else None,
         bucket_cap_mb=cap_mib,
@@ -172,11 +172,14 @@ def ddp_instance(
         gradient_as_bucket_view=settings.gradient_as_bucket_view,
         find_unused_parameters=settings.find_unused_parameters,
     )
-    model._set_ddp_runtime_logging_sample_rate(1)
-    yield torch.compile(model) if settings.compile else model
+    ddp._set_ddp_runtime_logging_sample_rate(1)
+    model = torch.compile(ddp) if settings.compile else ddp
+    rows, records = [], []
+    for iteration in _steps(settings):
+        rows.append(timed_step(step, model, worker, iteration))
+        records.append(ddp._get_ddp_logging_data())
     step.zero_grad()
-    del model
-    gc.collect()
+    return rows, records
 
 
 def timed_step(step: Gpt2Step, model: torch.nn.Module, worker: Worker, iteration: int) -> dict:

@@ -74,7 +74,7 @@ class LayerBenchmark:
 
 
 READY_COLUMNS = (
-    *("rank", "iteration", "parameter", "registration_index"),
+    *("rank", "iteration", "parameter", "registration_index", "ready_index"),
     *("dtype", "size_bytes", "ready_time_ms"),
 )
 STEP_COLUMNS = ("rank", "iteration", "forward_time_ms", "backward_time_ms", "optimizer_time_ms")
@@ -111,7 +111,7 @@ def measure(
     steps = recorder.stream("local-step-times.csv", STEP_COLUMNS)
     progress = Progress(settings.warmup_steps + settings.num_steps, worker.is_main)
     durations = []
-    with gradient_marks(step.model, clock) as marks:
+    with gradient_marks(step.model, clock, hidden=not settings.compile) as marks:
         for iteration in range(-settings.warmup_steps, settings.num_steps):
             step.zero_grad()
             for _ in range(settings.gradient_accumulation):
@@ -138,20 +138,20 @@ def measure(
             ready.write(_ready_rows(step.model, at, iteration))
             row = dict(zip(STEP_COLUMNS[2:], (forward_s, backward_s, optimizer_s), strict=True))
             steps.write([{"iteration": iteration} | {k: v * 1e3 for k, v in row.items()}])
-            spans = {
-                **layer_durations(at, backward_s),
-                **{"forward": forward_s, "backward": backward_s, "step": optimizer_s},
-            }
-            durations.append(pd.DataFrame(worker.gather(spans)).max().rename(iteration))
+            others = {"forward": forward_s, "backward": backward_s, "step": optimizer_s}
+            slowest = pd.DataFrame(worker.gather(at | others)).max()
+            layers = layer_durations(slowest[list(at)].to_dict(), slowest["backward"])
+            durations.append(pd.Series(layers | slowest[list(others)].to_dict(), name=iteration))
     return pd.DataFrame(durations) if worker.is_main else pd.DataFrame()
 
 
 @contextmanager
-def gradient_marks(model: GPT2, clock) -> Iterator[dict]:
+def gradient_marks(model: GPT2, clock, hidden: bool = True) -> Iterator[dict]:
     """Mark when each parameter's gradient is final, and when that of the logits' input is.
 
-    Yields a dict from parameter name (and ``hidden``, the gradient that leaves the LM head) to
-    the mark of the latest backward pass. The hooks are removed at the end.
+    Yields a dict from parameter name (and ``hidden``, the gradient that leaves the LM head, which
+    a compiled model does not show) to the mark of the latest backward pass, in the order in which
+    they came. The hooks are removed at the end.
     """
     marks: dict = {}
 
@@ -162,7 +162,7 @@ def gradient_marks(model: GPT2, clock) -> Iterator[dict]:
         if output.requires_grad:
             output.register_hook(lambda _: mark("hidden"))
 
-    handles = [model.ln_f.register_forward_hook(mark_hidden)]
+    handles = [model.ln_f.register_forward_hook(mark_hidden)] if hidden else []
     for name, parameter in model.named_parameters():
         handles.append(
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: mark(name))
@@ -180,7 +180,7 @@ def layer_durations(ready_s: dict[str, float], backward_s: float) -> dict[str, f
     A layer's part ends when the last of its gradients is ready. The embeddings' part is what
     remains after the first block: the tied weight is counted there, where it becomes final.
     """
-    layers: dict[str, float] = {"lm_head grad": ready_s.get("hidden", 0.0)}
+    layers = {"lm_head grad": ready_s["hidden"]} if "hidden" in ready_s else {}
     for name, at in ready_s.items():
         if name.startswith("ln_f."):
             layers["ln_f grad"] = max(layers.get("ln_f grad", 0.0), at)
@@ -217,11 +217,13 @@ def _write_copy(sizes: pd.DataFrame, path: Path) -> None:
 
 
 def _ready_rows(model: GPT2, ready_s: dict[str, float], iteration: int) -> list[dict]:
+    came = [name for name in ready_s if name != "hidden"]
     return [
         {
             "iteration": iteration,
             "parameter": name,
             "registration_index": index,
+            "ready_index": came.index(name),
             "dtype": str(parameter.dtype).removeprefix("torch."),
             "size_bytes": parameter.numel() * parameter.element_size(),
             "ready_time_ms": ready_s[name] * 1e3,

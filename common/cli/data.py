@@ -23,7 +23,7 @@ class Data:
 
     def run(self) -> None:
         """Copy the tables and say where they are."""
-        from common.report.recording import record_run
+        from common.report.recording import keep_run
         from common.runtime.paths import relative_to_project
 
-        print(relative_to_project(record_run(Path(self.run_dir), self.machine, self.assignment)))
+        print(relative_to_project(keep_run(Path(self.run_dir), self.machine, self.assignment)))

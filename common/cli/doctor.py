@@ -21,7 +21,7 @@ class Doctor:
     """Show devices, ranks, backends and versions, and what is missing for which feature."""
 
     def run(self) -> None:
-        """Print the tables; exit status 1 when something the main job needs is missing."""
+        """Print the tables; exit status 2 when something the main job needs is missing."""
         from rich.console import Console
         from rich.table import Table
 
@@ -55,7 +55,7 @@ def describe() -> list[tuple[str, str]]:
     import torch
     import torch.distributed as dist
 
-    from common.runtime.environment import cpu_model
+    from common.runtime.environment import cpu_model, usable_cores
     from common.runtime.ranks import current_ranks
 
     ranks = current_ranks()
@@ -71,7 +71,7 @@ def describe() -> list[tuple[str, str]]:
     ]
     versions = "  ".join(f"{name} {version(name) or 'missing'}" for name in PACKAGES)
     return [
-        ("CPU", f"{os.cpu_count()} cores of {cpu_model()}"),
+        ("CPU", f"{usable_cores()} cores of {cpu_model()}"),
         ("GPUs", ", ".join(gpus) or "none visible"),
         ("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", "not set")),
         (

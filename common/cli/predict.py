@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from common.perfmodel.search import BestCap
 
 SUSPICIOUS_ALPHA_S = 1e-3
-PLAUSIBLE_ALPHA_S = 40e-6
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,8 @@ class Report:
                 f"{asked.allreduce} was measured on {self.world_size} ranks and "
                 f"{asked.measured} on {self.sweep.world_size}: they cannot be compared"
             )
+        if self.sweep:
+            self.sweep.check_buckets(self.profile)
         self.caps = caps or self._default_caps()
 
     def print(self, console) -> None:
@@ -167,7 +168,7 @@ class Report:
         return table
 
     def _print_best(self, console, best: BestCap) -> None:
-        from common.perfmodel.collectives import with_latency
+        from common.perfmodel.collectives import PLAUSIBLE_ALPHA_S, with_latency
         from common.perfmodel.search import best_bucket_cap
 
         measured_alpha = float(self.curve.times_s[0])
@@ -221,7 +222,7 @@ def _best_line(label: str, best: BestCap) -> str:
     low, high = near_interval(best)
     span = f"{low:.3g} to {high:.3g} MiB" if low > 0.001 else f"all caps up to {high:.3g} MiB"
     others = len(best.near_mib) - 1
-    more = f", and {others} more narrow interval{'s' if others > 1 else ''}" if others else ""
+    more = f", and {others} more interval{'s' if others > 1 else ''}" if others else ""
     return (
         f"{label} = {best.cap_mib:.3g} MiB: {best.total_s * 1e3:.1f} ms; within 1 %: "
         f"{span}{more} ({len(best.candidates)} distinct bucketings searched)"
@@ -233,6 +234,7 @@ def with_tables_of_run(asked: Predict) -> Predict:
     from dataclasses import replace
     from pathlib import Path
 
+    from common.analysis.assignment2 import check_comparable
     from common.runtime.run_directory import find_table
 
     if not asked.run_dir:
@@ -252,4 +254,5 @@ def with_tables_of_run(asked: Predict) -> Predict:
         for field, name in wanted.items()
         if not getattr(asked, field) and (path := find_table(folder, name))
     }
+    check_comparable(map(Path, found.values()))
     return replace(asked, **found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ class Run:
     what: Annotated[str, tyro.conf.Positional] = "all"
     """all, or one assignment such as assignment2."""
     preset: Literal["smoke", "laptop", "gpu"] | None = None
-    """Sizes: smoke (a minute), laptop (two CPU cores), gpu; by default gpu where there is one."""
+    """smoke (a minute), laptop (two CPU cores) or gpu (at least two GPUs, then the default)."""
     output_dir: str = "outputs"
     """Where run directories and the report go."""
 
@@ -26,13 +27,15 @@ class Run:
         from common.report.pipeline import run_assignments
         from common.report.progress import StageProgress
 
-        preset = self.preset or ("gpu" if _has_gpu() else "laptop")
+        preset = self.preset or ("gpu" if _gpus() >= 2 else "laptop")
         run_assignments(self.what, preset, self.output_dir, StageProgress())
 
 
-def _has_gpu() -> bool:
-    """Whether the NVIDIA driver lists a GPU (asking torch would take seconds)."""
+def _gpus() -> int:
+    """GPUs that the NVIDIA driver lists and that are visible (asking torch would take seconds)."""
     if not shutil.which("nvidia-smi"):
-        return False
+        return 0
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
-    return listed.returncode == 0 and "GPU 0" in listed.stdout
+    count = listed.stdout.count("GPU ") if listed.returncode == 0 else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return count if visible is None else min(count, len(visible.split(",")) if visible else 0)

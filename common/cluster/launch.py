@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from common.errors import RunFailed, UserError
+from common.runtime.environment import usable_cores
 from common.runtime.orphans import die_with_parent
 from common.runtime.paths import project_root, relative_to_project
 
@@ -23,7 +24,7 @@ MARK = "DDPLAB_LAUNCH_ID"
 
 def threads_per_rank(ranks: int, cores: int | None = None) -> int:
     """OMP_NUM_THREADS that shares the cores fairly: their number over that of ranks, at least 1."""
-    return max(1, (cores or os.cpu_count() or 1) // ranks)
+    return max(1, (cores or usable_cores()) // ranks)
 
 
 def launch(

@@ -21,7 +21,8 @@ is a sum of a term that grows with b (waiting for the first bucket) and one that
     b* = sqrt(α·B / g) = B · sqrt(α / T_c)
 
 The compute-bound branch grows with b, so if it begins (at b₀ = α / (g − 1/β), where a(b₀) = g·b₀)
-before that minimum is reached, b* = b₀. Doubling α or B multiplies the square root by √2.
+before that minimum is reached, b* = b₀. Doubling α multiplies the square root by √2; so does
+doubling B at the same g, and at the same T_c it doubles it.
 """
 
 from __future__ import annotations

@@ -86,6 +86,11 @@ class MeasuredAllReduce:
         return float(times) if np.ndim(size_bytes) == 0 else times
 
 
+# A plausible latency between A100s: nccl-tests measures 32 µs on one node of eight (OCI), NCCL's
+# tuner (src/graph/tuning.cc) gives a tree over 2 × 4 GPUs 20 µs; two nodes add a network.
+PLAUSIBLE_ALPHA_S = 40e-6
+
+
 def with_latency(curve: MeasuredAllReduce, alpha_s: float) -> MeasuredAllReduce:
     """The curve as if its smallest message took ``alpha_s``: all times shifted by the difference.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
@@ -22,6 +23,7 @@ class RecordedSystem:
     name: str
     profile: BackwardProfile
     all_reduce: MeasuredAllReduce
+    all_reduce_std_s: NDArray
     world_size: int
     settings: dict
     caption: str
@@ -35,12 +37,13 @@ def load_recorded(name: str, folder: Path = DATA) -> RecordedSystem:
         known = sorted(source.parent.name for source in folder.glob("*/source.yaml"))
         raise UserError(f"no recorded system {name!r}; known: {', '.join(known)}")
     source = yaml.safe_load((path / "source.yaml").read_text())
-    curve = read_table(path / "all-reduce.csv", ["size_bytes", "time_mean_ms"])
+    curve = read_table(path / "all-reduce.csv", ["size_bytes", "time_mean_ms", "time_std_ms"])
     times = numbers(curve, "time_mean_ms", path / "all-reduce.csv", above=0) / 1e3
     return RecordedSystem(
         name=name,
         profile=profile_from_layers(_layer_tables(path)),
         all_reduce=MeasuredAllReduce(curve["size_bytes"], times),
+        all_reduce_std_s=curve["time_std_ms"].to_numpy() / 1e3,
         world_size=source["settings"]["world_size"],
         settings=source["settings"],
         caption=f"{source['hardware']}; {source['date']}; recorded: {source['source']}",

@@ -28,7 +28,7 @@ def read_table(path: Path | str, columns: Sequence[str]) -> pd.DataFrame:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except pd.errors.EmptyDataError:
-        raise UserError(f"{path}: empty; expected columns {', '.join(columns)}") from None
+        raise UserError(f"{path}: empty, without even a header") from None
     except (pd.errors.ParserError, UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path}: not a CSV table ({str(error).strip()})") from None
     table.columns = [str(column).strip() for column in table.columns]
@@ -111,19 +111,29 @@ def read_all_reduce(path: Path | str, mode: str = "sequential") -> AllReduceTabl
 
 
 def read_ready_times(path: Path | str) -> BackwardProfile:
-    """The profile from raw ``gradient-ready-times.csv``: median of the slowest rank's times."""
+    """The profile from raw ``gradient-ready-times.csv``: median of the slowest rank's times.
+
+    The order is that in which gradients came on rank 0, which is the one DDP goes by
+    (``ready_index``; in a table without it, the order of the times).
+    """
     columns = ["rank", "iteration", "parameter", "registration_index", "dtype", "size_bytes"]
     table = read_table(path, [*columns, "ready_time_ms"])
     for column in ("ready_time_ms", "size_bytes"):
         table[column] = numbers(table, column, path, above=0)
-    table["registration_index"] = numbers(table, "registration_index", path, at_least=0).astype(int)
+    for column in ("registration_index", "rank"):
+        table[column] = numbers(table, column, path, at_least=0).astype(int)
     if table[["parameter", "dtype"]].isna().any(axis=None):
         raise UserError(f"{path}: every row needs a parameter and a dtype")
     keys = ["parameter", "registration_index", "dtype", "size_bytes"]
     slowest = table.groupby([*keys, "iteration"], sort=False)["ready_time_ms"].max()
     medians = slowest.groupby(keys, sort=False).median().reset_index()
-    ordered = medians.sort_values("ready_time_ms", kind="stable")
-    ready = ordered["ready_time_ms"].to_numpy() / 1e3
+    medians["order"] = medians["ready_time_ms"]
+    if "ready_index" in table.columns:
+        table["ready_index"] = numbers(table, "ready_index", path, at_least=0)
+        on_first = table[table["rank"] == 0].groupby("parameter")["ready_index"].median()
+        medians["order"] = medians["parameter"].map(on_first)
+    ordered = medians.sort_values("order", kind="stable")
+    ready = np.maximum.accumulate(ordered["ready_time_ms"].to_numpy()) / 1e3
     return BackwardProfile(
         names=tuple(ordered["parameter"]),
         sizes_bytes=ordered["size_bytes"].to_numpy(np.int64),
@@ -159,11 +169,12 @@ def read_costs(path: Path | str) -> DdpCosts:
     keys = ["arm", "message_bytes", "messages", "round"]
     times = ["backward_time_ms", "all_reduce_time_ms"]
     slowest = table.groupby([*keys, "iteration"])[times].max() / 1e3
+    slowest.columns = ["backward_s", "all_reduce_s"]
     by_round = slowest.groupby(keys).median().reset_index()
-    local = by_round[by_round["arm"] == "local"].set_index("round")["backward_time_ms"]
+    local = by_round[by_round["arm"] == "local"].set_index("round")["backward_s"]
 
     def added(arm: pd.DataFrame) -> float:
-        own = arm.set_index("round")["backward_time_ms"]
+        own = arm.set_index("round")["backward_s"]
         return max(0.0, float((own - local).median()))
 
     bookkeeping = added(by_round[by_round["arm"] == "bookkeeping"])
@@ -180,16 +191,14 @@ def read_costs(path: Path | str) -> DdpCosts:
 
 
 def _communication_slowdown(by_round: pd.DataFrame, path: Path | str) -> float:
-    medians = by_round.groupby(["arm", "message_bytes"])[
-        ["backward_time_ms", "all_reduce_time_ms"]
-    ].median()
+    medians = by_round.groupby(["arm", "message_bytes"])[["backward_s", "all_reduce_s"]].median()
     slowdowns = []
     for size, both in medians.loc["continuous"].iterrows():
         if ("all_reduce", size) not in medians.index:
             raise UserError(f"{path}: no all_reduce samples of {size:.0f} bytes, as continuous has")
-        alone = medians.loc[("all_reduce", size), "all_reduce_time_ms"]
-        beside = both["backward_time_ms"]
-        left = both["all_reduce_time_ms"] - beside
+        alone = medians.loc[("all_reduce", size), "all_reduce_s"]
+        beside = both["backward_s"]
+        left = both["all_reduce_s"] - beside
         if alone > left:
             slowdowns.append(max(1.0, beside / (alone - left)))
     return float(np.median(slowdowns or [1.0]))

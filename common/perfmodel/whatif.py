@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from common.errors import UserError
 from common.perfmodel.closed_form import ClosedForm
 from common.perfmodel.collectives import AllReduceModel, AlphaBeta
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
@@ -18,7 +19,12 @@ def scale_ranks(measured: AlphaBeta, measured_ranks: int, ranks: int) -> AlphaBe
 
     A ring makes 2(n−1) steps and sends 2(n−1)/n of the message over each link (Patarasuk and
     Yuan 2009), so latency grows with n−1 and the bytes' share approaches a limit.
+    Raises UserError for fewer than 2 ranks.
     """
+    if min(measured_ranks, ranks) < 2:
+        raise UserError(
+            f"an all-reduce on {min(measured_ranks, ranks)} rank: at least 2 are needed"
+        )
     steps = (ranks - 1) / (measured_ranks - 1)
     share = ((ranks - 1) / ranks) / ((measured_ranks - 1) / measured_ranks)
     return AlphaBeta(measured.alpha_s * steps, measured.bandwidth_bytes_per_s / share)
@@ -89,7 +95,10 @@ def near_interval(best: BestCap) -> tuple[float, float]:
 
 
 def closed_form(profile: BackwardProfile, network: AllReduceModel) -> ClosedForm:
-    """The course's quantities of a profile: B, T_c, L (matrices) and a(x) = α + x/β."""
+    """The course's quantities of a profile: B, T_c, L (embeddings, blocks) and a(x) = α + x/β."""
     if not isinstance(network, AlphaBeta):
         network = AlphaBeta.fit(network.sizes_bytes, network.times_s)
-    return ClosedForm(profile.total_bytes, profile.backward_s, len(profile.names), network)
+    layers = {
+        tuple(name.split(".")[: 2 if name.startswith("blocks.") else 1]) for name in profile.names
+    }
+    return ClosedForm(profile.total_bytes, profile.backward_s, len(layers), network)

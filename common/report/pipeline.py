@@ -23,11 +23,11 @@ from common.runtime.script import read_yaml
 
 @dataclass(frozen=True)
 class Stage:
-    """One script of a preset, to be started on ``ranks`` ranks."""
+    """One script of a preset, to be started on ``ranks`` ranks (``all``: one per GPU)."""
 
     title: str
     script: Path
-    ranks: int
+    ranks: int | str
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def load_preset(assignment: str, name: str) -> Preset:
         raise UserError(f"{assignment} has no preset {name!r}")
     content = read_yaml(path)
     stages = tuple(
-        Stage(entry["title"], path.parents[1] / entry["script"], _ranks(entry["ranks"]))
+        Stage(entry["title"], path.parents[1] / entry["script"], _check_ranks(entry["ranks"]))
         for entry in content["stages"]
     )
     notebooks = tuple(root / "notebooks" / f"{name}.ipynb" for name in content["notebooks"])
@@ -93,21 +93,23 @@ def run_assignments(what: str, preset: str, output_dir: str, progress: StageProg
 def run_assignment(preset: Preset, name: str, output: Path, progress: StageProgress) -> Document:
     """Measure, execute the notebooks and write the report of one assignment."""
     device = None if name == "gpu" else "cpu"
-    environment = describe_environment(device=device)
+    ranks = {stage: count_ranks(stage.ranks) for stage in preset.stages}
+    backend = "gloo" if device == "cpu" else "nccl"
+    environment = describe_environment(backend, device, max(ranks.values()))
     run = RunDirectory.create(output / preset.assignment, name, preset.content, environment)
     progress.say(f"{preset.assignment}, preset {name}: {_shown(run.path)}")
     logs = run.path / "logs"
     logs.mkdir()
     with run:
         for stage in preset.stages:
-            with progress.stage(f"{stage.title} ({_count(stage.ranks, 'rank')})") as update:
+            with progress.stage(f"{stage.title} ({_count(ranks[stage], 'rank')})") as update:
                 launch(
                     stage.script,
                     [
                         *("--config", str(preset.path)),
                         *("--output_dir", str(run.path), "--run_id", stage.script.stem),
                     ],
-                    stage.ranks,
+                    ranks[stage],
                     logs / f"{stage.script.stem}.log",
                     on_output=update,
                 )
@@ -121,15 +123,25 @@ def run_assignment(preset: Preset, name: str, output: Path, progress: StageProgr
     return document
 
 
-def _ranks(text: object) -> int:
-    """A number of ranks; ``all`` is one per GPU."""
-    if text == "all":
-        import torch
-
-        return max(1, torch.cuda.device_count())
-    if not isinstance(text, int) or text < 1:
+def _check_ranks(text: object) -> int | str:
+    if text != "all" and (not isinstance(text, int) or text < 1):
         raise UserError(f"ranks {text!r}: a number above 0, or all")
     return text
+
+
+def count_ranks(ranks: int | str) -> int:
+    """The number of ranks of a stage; ``all`` is one per GPU, of which there must be two."""
+    if isinstance(ranks, int):
+        return ranks
+    import torch
+
+    found = torch.cuda.device_count()
+    if found < 2:
+        raise UserError(
+            f"the preset wants a rank per GPU and at least 2; torch can use {found} here. "
+            "Without them: --preset laptop"
+        )
+    return found
 
 
 def _count(number: int, noun: str) -> str:

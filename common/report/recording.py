@@ -18,10 +18,11 @@ from common.runtime.paths import project_root
 from common.runtime.run_directory import read_environment, write_atomically
 
 PRIVATE = ("host", "pid", "slurm_job_id")
+SHARED_VARIABLES = ("NCCL_", "OMP_", "GLOO_", "MKL_", "PYTORCH_", "CUDA_VISIBLE", "SLURM_NNODES")
 LIMIT_BYTES = 2 * 2**20
 
 
-def record_run(run_dir: Path, machine: str, assignment: str, folder: Path | None = None) -> Path:
+def keep_run(run_dir: Path, machine: str, assignment: str, folder: Path | None = None) -> Path:
     """Copy the complete run's tables to ``data/<machine>/<assignment>``, replacing what is there.
 
     Raises UserError for a run that is not complete, a machine name that is no folder name, or
@@ -61,7 +62,9 @@ def _copy_description(source: Path, target: Path) -> None:
         environment.pop(key, None)
     environment["command"] = _without_paths(environment["command"])
     environment["variables"] = {
-        key: value for key, value in environment["variables"].items() if "/" not in value
+        key: value
+        for key, value in environment["variables"].items()
+        if key.startswith(SHARED_VARIABLES) and "/" not in value
     }
     write_atomically(target / "environment.json", json.dumps(environment, indent=1))
     config = yaml.safe_load((source / "config.yaml").read_text())

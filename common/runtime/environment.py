@@ -43,7 +43,7 @@ def describe_environment(
         "packages": _versions(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
-        "cpu": {"model": cpu_model(), "cores": os.cpu_count()},
+        "cpu": {"model": cpu_model(), "cores": usable_cores()},
         "gpus": gpus,
         "interconnect": _interconnect(bool(gpus), backend),
         "backend": backend,
@@ -65,6 +65,13 @@ def hardware_line(record: dict) -> str:
     cores = f"{record['cpu']['cores']} cores of {record['cpu']['model']}"
     where = record["gpus"][0]["name"] if record["gpus"] else cores
     return ", ".join(part for part in (ranks, where, record["backend"]) if part)
+
+
+def usable_cores() -> int:
+    """Cores this process may run on, which a job or container can make fewer than the host's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def cpu_model() -> str:

@@ -60,7 +60,7 @@ def exit_status() -> Iterator[None]:
         print(f"failed: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("interrupted; samples so far are kept", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         sys.exit(130)
 
 
