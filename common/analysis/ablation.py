@@ -13,7 +13,7 @@ from common.perfmodel.profile import NO_COSTS
 from common.perfmodel.simulator import simulate_backward
 from common.perfmodel.whatif import closed_form
 
-FULL = "full model (with contention)"
+FULL = "full model"
 
 
 def predictions(run: Assignment2Run) -> dict[str, dict[float, float]]:
@@ -40,7 +40,7 @@ def predictions(run: Assignment2Run) -> dict[str, dict[float, float]]:
         "measured a(x)": simulated(curve, NO_COSTS),
         "with DDP's copies": simulated(curve, copies),
         FULL: simulated(curve, run.costs),
-        "full model, computation as fast as in the sweep": {
+        "full model, sweep's own speed": {
             cap: simulate_backward(in_sweep, curve, cap, costs=run.costs).total_s for cap in caps
         },
     }

@@ -338,5 +338,5 @@ def accuracy_by_term(table: pd.DataFrame, noise_floor: float, caption: str) -> F
         axes.axhline(0, color=BLACK, linewidth=0.8)
         _mib_axis(axes, "bucket cap b (MiB)")
         axes.set_ylabel("predicted against measured (%)")
-        axes.legend(fontsize=8)
+        fig.legend(loc="outside upper center", ncols=3, fontsize=8)
     return fig
