@@ -100,11 +100,8 @@ class Report:
             console.print(f"- {line}", highlight=False, soft_wrap=True)
 
     def _read_profile(self) -> BackwardProfile:
-        from common.perfmodel.tables import (
-            profile_from_layers,
-            read_layer_tables,
-            read_ready_times,
-        )
+        from common.perfmodel.layer_tables import profile_from_layers, read_layer_tables
+        from common.perfmodel.tables import read_ready_times
 
         asked = self.asked
         if asked.ready_times:

@@ -12,7 +12,8 @@ import pytest
 from rank_support import ASSIGNMENT2
 
 from common.benchmarks.layers import layer_durations
-from common.perfmodel.tables import profile_from_layers, read_layer_tables, read_ready_times
+from common.perfmodel.layer_tables import profile_from_layers, read_layer_tables
+from common.perfmodel.tables import read_ready_times
 
 WIDTH, BLOCKS, VOCABULARY, POSITIONS = 256, 6, 8192, 256
 RANKS, STEPS = 2, 3
