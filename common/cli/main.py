@@ -6,12 +6,14 @@ import contextlib
 import io
 import logging
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import tyro
 
 from common.cli.data import Data
 from common.cli.doctor import Doctor
+from common.cli.emulate import Emulate
 from common.cli.handin import Handin
 from common.cli.predict import Predict
 from common.cli.run import Run
@@ -21,6 +23,7 @@ from common.runtime.script import exit_status, one_line
 Command = (
     Annotated[Run, tyro.conf.subcommand("run")]
     | Annotated[Predict, tyro.conf.subcommand("predict")]
+    | Annotated[Emulate, tyro.conf.subcommand("emulate")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[Handin, tyro.conf.subcommand("handin")]
@@ -31,11 +34,17 @@ def main() -> None:
     """Entry point of the console script."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     with exit_status():
-        command = _parse(sys.argv[1:])
-        command.run()
+        _parse(sys.argv[1:]).run()
 
 
-def _parse(arguments: list[str]) -> Run | Predict | Doctor | Data | Handin:
+def _parse(arguments: list[str]) -> Command:
+    """The subcommand; what follows ``--`` is the program that ``ddplab emulate`` runs."""
+    if "--" in arguments:
+        own, program = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+        command = _parse(own)
+        if not isinstance(command, Emulate):
+            raise UserError("only ddplab emulate takes a program after --")
+        return replace(command, program=tuple(program))
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):

@@ -1,4 +1,4 @@
-"""Start a script on several ranks of this machine with torchrun, and leave nothing behind."""
+"""Start a script on ranks of this machine or of emulated hosts, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
+from common.cluster import emulated
+from common.cluster.emulated import EmulatedCluster
 from common.errors import RunFailed, UserError
 from common.runtime.environment import usable_cores
 from common.runtime.orphans import die_with_parent
 from common.runtime.paths import project_root, relative_to_project
 
 MARK = "DDPLAB_LAUNCH_ID"
+LAUNCHER = "DDPLAB_EMULATE_PID"
 
 
 def threads_per_rank(ranks: int, cores: int | None = None) -> int:
@@ -33,14 +37,14 @@ def launch(
     ranks: int,
     log: Path,
     *,
+    hosts: EmulatedCluster | None = None,
     on_output: Callable[[str], None] = lambda line: None,
     grace_s: float = 10,
 ) -> None:
-    """Run ``script`` on ``ranks`` local ranks and wait for it.
+    """Run ``script`` on ``ranks`` local ranks, or on emulated hosts, and wait for it.
 
     torchrun chooses a free port; what the ranks print goes to ``log`` and, line by line, to
-    ``on_output``. After success, failure or an exception here (Ctrl-C) no process is left: each
-    carries a mark in its environment and those still alive after ``grace_s`` are killed.
+    ``on_output``. After success, failure or an exception here (Ctrl-C) no process is left.
 
     Raises:
         UserError: a rank refused its settings (the message is its own), or the log cannot be
@@ -49,44 +53,33 @@ def launch(
     """
     mark = secrets.token_hex(8)
     script, log = script.absolute(), log.absolute()
+    if hosts:
+        command = emulated.command(hosts, [str(script), *arguments], mark)
+    else:
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(ranks), str(script), *arguments),
+        ]
     try:
         output = log.open("w")
     except OSError as error:
         raise UserError(f"log {log}: {error.strerror}") from None
     error_file = log.with_suffix(".error")
-    environment = os.environ | {
+    variables = {
         "OMP_NUM_THREADS": str(threads_per_rank(ranks)),
         "PYTHONUNBUFFERED": "1",
         "DDPLAB_ERROR_FILE": str(error_file),
-        MARK: mark,
     }
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(ranks), str(script), *arguments),
-    ]
-    process = subprocess.Popen(
-        command,
-        cwd=project_root(),
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        preexec_fn=die_with_parent,
-    )
-    try:
-        with output:
-            for line in process.stdout:
-                output.write(line)
-                output.flush()
-                on_output(line.rstrip())
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with (
+        output,
+        started(command, mark, variables, grace_s, cwd=project_root(), **streams) as process,
+    ):
+        for line in process.stdout:
+            output.write(line)
+            output.flush()
+            on_output(re.sub(r"^\[host\d+ rank \d+\] ?:?", "", line.rstrip()))
         status = process.wait()
-    except BaseException:
-        process.send_signal(signal.SIGINT)
-        raise
-    finally:
-        end_marked_processes(mark, grace_s if process.poll() is None else 0)
     if status and error_file.exists():
         message = error_file.read_text()
         error_file.unlink()
@@ -95,6 +88,75 @@ def launch(
         raise RunFailed(
             f"{script.name} on {ranks} ranks: {_cause(log)}; log: {relative_to_project(log)}"
         )
+
+
+@contextmanager
+def started(
+    command: Sequence[str], mark: str, variables: Mapping[str, str], grace_s: float, **options
+) -> Iterator[subprocess.Popen]:
+    """A process that, with all it started, has ended when the block is left.
+
+    The processes carry ``mark`` in their environment. If the block is left by an exception they
+    are told to stop, by SIGINT and by the end of their standard input; those still alive after
+    ``grace_s`` are killed.
+    """
+    process = subprocess.Popen(
+        command,
+        env=os.environ | variables | {MARK: mark},
+        stdin=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+        **options,
+    )
+    try:
+        yield process
+        process.wait()
+    except BaseException:
+        process.send_signal(signal.SIGINT)
+        raise
+    finally:
+        process.stdin.close()
+        end_marked_processes(mark, grace_s if process.poll() is None else 0)
+        process.wait()
+
+
+def emulate(cluster: EmulatedCluster, program: Sequence[str], grace_s: float = 12) -> int:
+    """Run ``program`` (a script or ``-m`` and a module, and its flags) on emulated hosts.
+
+    What the ranks print goes to this process's own output. Returns torchrun's exit status.
+
+    Raises:
+        UserError: the script does not exist, or this machine cannot emulate hosts.
+    """
+    if program[0] != "-m" and not Path(program[0]).is_file():
+        raise UserError(f"script {program[0]}: no such file")
+    end_orphaned_clusters()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    mark = secrets.token_hex(8)
+    command = emulated.command(cluster, program, mark)
+    with started(command, mark, {LAUNCHER: str(os.getpid())}, grace_s) as process:
+        return process.wait()
+
+
+def end_orphaned_clusters() -> int:
+    """End what is left of emulated clusters whose launcher is gone; returns how many processes.
+
+    The kernel leaves nothing in the usual case. This finds clusters that are just ending, or that
+    hang in doing so.
+    """
+    launchers = {}
+    for process in psutil.process_iter():
+        try:
+            variables = process.environ()
+        except (psutil.Error, OSError):
+            continue
+        if LAUNCHER in variables and not psutil.pid_exists(int(variables[LAUNCHER])):
+            launchers[variables[MARK]] = launchers.get(variables[MARK], 0) + 1
+    for mark in launchers:
+        end_marked_processes(mark, 0)
+    return sum(launchers.values())
 
 
 def end_marked_processes(mark: str, grace_s: float) -> None:
@@ -138,7 +200,7 @@ def _cause(log: Path) -> str:
     first = re.search(r"Root Cause.*?(Signal \d+ \(SIG\w+\)) received", text, flags=re.S)
     if first and "SIGTERM" not in first[1]:
         return f"a rank died of {first[1]}"
-    lines = text.splitlines()
+    lines = [re.sub(r"^\[host\d+ rank \d+\] ?:?", "", line) for line in text.splitlines()]
     raised = [line for line in lines if re.match(r"(\w+\.)*\w+(Error|Exception): ", line)]
     said = [line.removeprefix("failed: ") for line in lines if line.startswith("failed: ")]
     return next((found[0] for found in (raised, said) if found), "a rank died")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from common.runtime.network import emulated_network, network_name
 from common.runtime.paths import project_root
 from common.runtime.ranks import current_ranks
 
@@ -46,6 +47,7 @@ def describe_environment(
         "cpu": {"model": cpu_model(), "cores": usable_cores()},
         "gpus": gpus,
         "interconnect": _interconnect(bool(gpus), backend),
+        "network": network_name(backend),
         "backend": backend,
         "device": device,
         "world_size": world_size or ranks.world_size,
@@ -59,9 +61,11 @@ def describe_environment(
 
 
 def hardware_line(record: dict) -> str:
-    """One line for a caption: ranks, device, backend."""
+    """One line for a caption: ranks, device, backend, and the network where it was emulated."""
     size = record["world_size"]
     ranks = f"{size} rank{'s' if size != 1 else ''}"
+    if emulated_network():
+        ranks += f" on {record['network']}"
     cores = f"{record['cpu']['cores']} cores of {record['cpu']['model']}"
     where = record["gpus"][0]["name"] if record["gpus"] else cores
     return ", ".join(part for part in (ranks, where, record["backend"]) if part)
@@ -141,6 +145,9 @@ def _interconnect(has_gpus: bool, backend: str | None) -> dict:
             found["nvidia_smi_topo"] = topology.stdout.splitlines()
         except (OSError, subprocess.TimeoutExpired):
             found["nvidia_smi_topo"] = None
+    emulated = emulated_network()
+    if emulated:
+        return found | {"emulated": emulated, "transport": "TCP over emulated links"}
     infiniband = Path("/sys/class/infiniband")
     found["infiniband"] = (
         sorted(p.name for p in infiniband.iterdir()) if infiniband.is_dir() else []
@@ -154,6 +161,6 @@ def _interconnect(has_gpus: bool, backend: str | None) -> dict:
         if speed > 0:  # −1: the driver does not know
             speeds[card.parent.name] = speed
     found["network_mbit_per_s"] = speeds
-    if backend == "gloo" and current_ranks().world_size == current_ranks().local_world_size:
-        found["transport"] = "TCP over loopback"
+    if network_name(backend):
+        found["transport"] = network_name(backend)
     return found

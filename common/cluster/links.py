@@ -1,0 +1,92 @@
+"""The hosts and links of an emulated cluster, made with ``ip`` and ``tc``.
+
+Runs inside the cluster's own namespaces (``common.cluster.switch``). The switch is a bridge; each
+host has one end of a veth pair, called eth0, and the bridge has the other. A token bucket (tbf)
+on both ends limits what the host sends and what it receives.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from common.cluster.emulated import EmulatedCluster
+from common.errors import UserError
+
+INTERFACE = "eth0"
+SWITCH_ADDRESS = "10.77.0.254"
+QUEUE_S = 0.05
+
+
+def address(host: int) -> str:
+    """Address of a host, counted from 1. As text these sort like the hosts, which gives host 1
+    rank 0: torchrun orders nodes by the text of their addresses."""
+    return f"10.77.0.{100 + host}"
+
+
+def build(cluster: EmulatedCluster, burst_bytes: int) -> None:
+    """Make the switch, the hosts and their links.
+
+    Raises:
+        UserError: a command was refused, with its own words.
+    """
+    run("mount", "-t", "tmpfs", "tmpfs", "/run")  # hides the machine's /run/netns from us
+    Path("/run/netns").mkdir()
+    run("ip", "link", "set", "lo", "up")
+    run("ip", "link", "add", "switch", "type", "bridge")
+    run("ip", "address", "add", f"{SWITCH_ADDRESS}/24", "dev", "switch")
+    run("ip", "link", "set", "switch", "up")
+    for host in range(1, cluster.hosts + 1):
+        name, port = f"host{host}", f"port{host}"
+        run("ip", "netns", "add", name)
+        run(
+            *("ip", "link", "add", port, "type", "veth"),
+            *("peer", "name", INTERFACE, "netns", name),
+        )
+        run("ip", "link", "set", port, "master", "switch", "up")
+        run("ip", "-n", name, "address", "add", f"{address(host)}/24", "dev", INTERFACE)
+        run("ip", "-n", name, "link", "set", INTERFACE, "up")
+        run("ip", "-n", name, "link", "set", "lo", "up")
+        if cluster.delay_ms:
+            delay(name, cluster.delay_ms)
+    shape(cluster, burst_bytes)
+
+
+def shape(cluster: EmulatedCluster, burst_bytes: int) -> None:
+    """Limit every link, both ways, with token buckets of this depth; again, with another depth."""
+    for host, rate in enumerate(cluster.rates_bit_per_s, start=1):
+        parent = ("parent", "1:1") if cluster.delay_ms else ("root",)
+        _token_bucket(rate, burst_bytes, "dev", INTERFACE, *parent, netns=f"host{host}")
+        _token_bucket(rate, burst_bytes, "dev", f"port{host}", "root")
+
+
+def _token_bucket(rate: float, burst_bytes: int, *where: str, netns: str | None = None) -> None:
+    limit = int(max(4 * burst_bytes, rate / 8 * QUEUE_S))
+    inside = ("-n", netns) if netns else ()
+    bucket = ("tbf", "rate", f"{rate:.0f}bit", "burst", str(burst_bytes), "limit", str(limit))
+    try:
+        run("tc", *inside, "qdisc", "replace", *where, *bucket)
+    except UserError as error:
+        if "Unknown qdisc" in str(error) or "kind is unknown" in str(error):
+            raise UserError("this kernel has no tbf (sch_tbf), which limits the links") from None
+        raise
+
+
+def delay(netns: str, delay_ms: float) -> None:
+    """Delay what a host sends. Raises UserError where the kernel has no netem."""
+    netem = ("handle", "1:", "netem", "delay", f"{delay_ms}ms", "limit", "100000")
+    try:
+        run("tc", "-n", netns, "qdisc", "add", "dev", INTERFACE, "root", *netem)
+    except UserError:
+        raise UserError(
+            "this kernel has no netem (sch_netem), which --delay-ms needs; ddp_benchmark.py "
+            "--added_latency_ms adds latency in a comm hook instead"
+        ) from None
+
+
+def run(*arguments: str) -> None:
+    """One command. Raises UserError with what it said."""
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    if done.returncode:
+        said = " ".join(done.stderr.split())
+        raise UserError(f"emulated network: `{' '.join(arguments)}`: {said}")
