@@ -1,4 +1,4 @@
-"""``ddplab doctor``: what this machine can do, and what is missing for what."""
+"""``ddplab doctor``: what this machine can do, where ranks run, and a self-test of everything."""
 
 from __future__ import annotations
 
@@ -18,10 +18,31 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Doctor:
-    """Show devices, ranks, backends and versions, and what is missing for which feature."""
+    """Show devices, ranks, backends and versions, and what is missing for which feature.
+
+    Started on several ranks (srun, torchrun) it shows the placement of every rank instead, and
+    fails when two share a device or when there are more workers than GPUs.
+    """
+
+    selftest: bool = False
+    """Run every benchmark at its smallest and show what passed (at most three minutes)."""
+    output_dir: str = "outputs"
+    """Where the self-test writes."""
 
     def run(self) -> None:
         """Print the tables; exit status 2 when something the main job needs is missing."""
+        from common.cli.selftest import run_selftest
+        from common.runtime.ranks import current_ranks
+
+        if self.selftest:
+            run_selftest(self.output_dir)
+        elif current_ranks().world_size > 1:
+            show_placement()
+        else:
+            self.show_features()
+
+    def show_features(self) -> None:
+        """What works on this machine."""
         from rich.console import Console
         from rich.table import Table
 
@@ -38,6 +59,33 @@ class Doctor:
         broken = [check.feature for check in checks if check.required and not check.works]
         if broken:
             raise UserError(f"missing for the main job: {', '.join(broken)}; run `uv sync`")
+
+
+def show_placement() -> None:
+    """Print where every rank runs. Raises UserError when that cannot go well."""
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    from common.runtime.placement import own_placement, placement_problems
+    from common.runtime.process_group import process_group
+
+    with process_group("cpu") as worker:
+        places = worker.gather(own_placement(gpus_found=torch.cuda.device_count()))
+    if worker.is_main and os.environ.get("SLURM_PROCID", "0") == "0":
+        table = Table(
+            *("rank", "host", "local rank", "device", "CUDA_VISIBLE_DEVICES", "GPUs granted"),
+            title="Placement",
+            title_justify="left",
+        )
+        for place in places:
+            row = (place.rank, place.host, place.local_rank, place.device)
+            granted = "not said" if place.granted_gpus is None else place.granted_gpus
+            table.add_row(*map(str, (*row, place.visible or "not set", granted)))
+        Console(width=110).print(table)
+    problems = placement_problems(places)
+    if problems:
+        raise UserError("; ".join(problems))
 
 
 @dataclass(frozen=True)
@@ -98,6 +146,7 @@ def check_features() -> list[Check]:
         _all_reduce(),
         _packages("notebooks", ("papermill", "jupyterlab", "ipykernel")),
         _packages("report", ("nbconvert", "pypandoc_binary", "typst")),
+        _emulated_hosts(),
         _slurm(),
     ]
 
@@ -148,6 +197,13 @@ def _packages(feature: str, names: tuple[str, ...]) -> Check:
     missing = [name for name in names if version(name) is None]
     detail = f"missing: {', '.join(missing)}" if missing else ", ".join(names)
     return Check(feature, not missing, detail, True)
+
+
+def _emulated_hosts() -> Check:
+    from common.cluster.emulated import why_not
+
+    reason = why_not()
+    return Check("emulated hosts", reason is None, reason or "namespaces, veth and tbf")
 
 
 def _slurm() -> Check:

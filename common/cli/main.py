@@ -58,3 +58,7 @@ def _parse(arguments: list[str]) -> Command:
         if not stop.code:
             raise
         raise UserError(one_line(captured.getvalue())) from None
+
+
+if __name__ == "__main__":  # torchrun -m common.cli.main doctor
+    main()

@@ -65,6 +65,8 @@ def process_group(
 ) -> Iterator[Worker]:
     """Join the job's process group and leave it at the end.
 
+    Inside such a block the group that is there is used again, and stays.
+
     Args:
         device: ``cpu`` or ``cuda``; by default CUDA where it is, else the CPU.
         backend: ``nccl`` or ``gloo``; by default NCCL on CUDA and gloo on the CPU.
@@ -87,6 +89,9 @@ def process_group(
     if backend == "nccl" and device_type == "cpu":
         raise UserError("backend nccl needs GPUs; on the CPU use --backend gloo")
 
+    if dist.is_initialized():
+        yield Worker(ranks, _choose_device(ranks, device_type), backend)
+        return
     store = _rendezvous(ranks)
     chosen = _choose_device(ranks, device_type)
     if device_type == "cuda":

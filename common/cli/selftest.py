@@ -1,0 +1,43 @@
+"""``ddplab doctor --selftest``: the self-test on the ranks that this machine can have."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from common.errors import RunFailed, UserError
+
+
+def run_selftest(output_dir: str) -> None:
+    """Start the self-test, show its table, and leave with its verdict.
+
+    Raises:
+        RunFailed: a check failed, or a rank died.
+    """
+    import torch
+
+    from common.benchmarks.selftest import Result, print_results, read_results
+    from common.cluster.launch import launch
+    from common.report.progress import StageProgress
+    from common.runtime.paths import project_root
+
+    ranks = torch.cuda.device_count() or 2
+    with tempfile.TemporaryDirectory(prefix="ddplab-selftest-") as folder:
+        results = Path(folder) / "results"
+        log = Path(folder) / "log"
+        flags = ["--output_dir", str(Path(output_dir).absolute()), "--results", str(results)]
+        script = project_root() / "common" / "benchmarks" / "selftest.py"
+        failure = None
+        try:
+            with StageProgress().stage(f"self-test ({ranks} ranks)") as update:
+                launch(script, flags, ranks, log, on_output=update)
+        except (RunFailed, UserError) as error:
+            failure = str(error)
+        found = read_results(results)
+        if not found:
+            said = log.read_text().strip().splitlines()[-1:] or [""]
+            found = [Result("start", "failed", failure or said[0], "see ddplab doctor")]
+    print_results(found)
+    failed = [result.name for result in found if result.outcome != "passed"]
+    if failed or failure:
+        raise RunFailed(f"self-test: {', '.join(failed) or failure}")

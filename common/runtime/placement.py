@@ -1,0 +1,105 @@
+"""Where every rank of a job runs, and what is wrong with that.
+
+Read from the variables that torchrun and Slurm set, so that a placement can be checked before a
+GPU is touched (and on a machine without one).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from common.runtime.ranks import current_ranks, tasks_on_this_node
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One rank's place.
+
+    Attributes:
+        device: ``GPU 3`` (the entry of CUDA_VISIBLE_DEVICES), ``cpu`` where none is visible, or
+            ``none`` for a local rank beyond the visible devices.
+        visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
+        launchers_on_host: tasks that Slurm started on the host, each with ranks of its own.
+        ranks_per_launcher: ranks that this rank's launcher started on the host.
+        granted_gpus: GPUs that Slurm gave the job on this host, or None where it does not say.
+    """
+
+    rank: int
+    host: str
+    local_rank: int
+    device: str
+    visible: str | None
+    launchers_on_host: int
+    ranks_per_launcher: int
+    granted_gpus: int | None
+
+
+def own_placement(env: Mapping[str, str] = os.environ, gpus_found: int = 0) -> Placement:
+    """This rank's placement; ``gpus_found`` is what CUDA sees where no variable limits it."""
+    ranks = current_ranks(env)
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    devices = [str(i) for i in range(gpus_found)] if visible is None else _entries(visible)
+    torchrun = ranks.launcher == "torchrun"
+    in_step = "SLURM_STEP_ID" in env or "SLURM_STEP_NUM_TASKS" in env
+    granted = env.get("SLURM_GPUS_ON_NODE")
+    return Placement(
+        rank=ranks.rank,
+        host=env.get("SLURMD_NODENAME") or socket.gethostname(),
+        local_rank=ranks.local_rank,
+        device=_device(devices, ranks.local_rank),
+        visible=visible,
+        launchers_on_host=tasks_on_this_node(env) if torchrun and in_step else 1,
+        ranks_per_launcher=ranks.local_world_size,
+        granted_gpus=int(granted) if granted and granted.isdigit() else None,
+    )
+
+
+def _entries(visible: str) -> list[str]:
+    return [entry.strip() for entry in visible.split(",") if entry.strip()]
+
+
+def _device(devices: Sequence[str], local_rank: int) -> str:
+    if not devices:
+        return "cpu"
+    if len(devices) == 1:  # Slurm's --gpus-per-task shows each rank its own GPU only
+        return f"GPU {devices[0]}"
+    return f"GPU {devices[local_rank]}" if local_rank < len(devices) else "none"
+
+
+def placement_problems(placements: Sequence[Placement]) -> list[str]:
+    """What is wrong, one sentence each, with the remedy: too many workers, shared devices."""
+    problems = []
+    for host in dict.fromkeys(place.host for place in placements):
+        here = [place for place in placements if place.host == host]
+        workers = max(len(here), here[0].launchers_on_host * here[0].ranks_per_launcher)
+        granted = here[0].granted_gpus
+        if granted and workers > granted:
+            how = ""
+            if here[0].launchers_on_host > 1:
+                how = (
+                    f" ({here[0].launchers_on_host} srun tasks, each with a torchrun that starts "
+                    f"{here[0].ranks_per_launcher})"
+                )
+            problems.append(
+                f"{host}: {workers} workers for {granted} GPUs{how}; start one torchrun on each "
+                "node (srun --ntasks-per-node=1), or one rank per GPU without torchrun"
+            )
+        problems += [
+            f"{host}: local rank {place.local_rank} has no device (CUDA_VISIBLE_DEVICES="
+            f"{place.visible}); start one rank per GPU"
+            for place in here
+            if place.device == "none"
+        ]
+        used: dict[str, int] = {}
+        for place in here:
+            if place.device in used:
+                problems.append(
+                    f"{host}: ranks {used[place.device]} and {place.rank} share {place.device}; "
+                    "start one rank per GPU"
+                )
+            elif place.device not in ("cpu", "none"):
+                used[place.device] = place.rank
+    return problems
