@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from common.analysis.assignment2 import Assignment2Run
+from common.analysis.emulated import Networks
 from common.analysis.sweep import Accuracy
 from common.perfmodel.search import BestCap
 from common.perfmodel.whatif import near_interval
@@ -97,4 +98,37 @@ def spread_text(accuracy: Accuracy) -> str:
         f"From the best cap to the worst ({worst['bucket_cap_mib']:g} MiB, "
         f"{worst['num_buckets']:.0f} buckets) the measured backward pass grows by "
         f"{times.max() / times.min() - 1:.0%}."
+    )
+
+
+def where_networks_from(networks: Networks) -> str:
+    """Whose data these are, and why there are none of the reader's own where that is so."""
+    names = " and ".join(run.name for run in networks.runs if not run.links.empty)
+    if networks.left_out:
+        return (
+            f"> **Recorded data, not yours** ({names}): {networks.left_out}. "
+            "`uv run ddplab doctor` says whether this machine can emulate hosts."
+        )
+    if networks.recorded:
+        return (
+            f"> **Recorded data, not yours** ({names}). `uv run ddplab run assignment2` "
+            "measures here."
+        )
+    return f"> Measured in this run: {names}."
+
+
+def networks_text(networks: Networks) -> str:
+    """How much the cap matters on the slowest network and over loopback, and where it is best."""
+    slowest, loopback = networks.runs[0].accuracy(), networks.runs[-1].accuracy()
+
+    def grows(accuracy: Accuracy) -> str:
+        times = accuracy.table["measured_ms"]
+        return f"{times.max() / times.min() - 1:.0%}"
+
+    return (
+        f"On {networks.runs[0].name} the worst cap costs {grows(slowest)} over the best, "
+        f"{slowest.measured_best_mib:g} MiB; over loopback {grows(loopback)} over "
+        f"{loopback.measured_best_mib:g} MiB. There one large bucket has nothing left to hide "
+        f"behind. On {networks.runs[0].name} the prediction is off by {slowest.median_error:.1%} "
+        f"in the median, beside a noise floor of {slowest.noise_floor:.1%}."
     )

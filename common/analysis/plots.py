@@ -61,7 +61,7 @@ def figure(
         fig.supxlabel(caption, fontsize=7, color="#555555", x=0.01, ha="left")
 
 
-def _mib_axis(axes: Axes, label: str) -> None:
+def cap_axis(axes: Axes, label: str) -> None:
     """A logarithmic axis in MiB with plain numbers: 0.25, 1, 4, …"""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(LogLocator(base=4))
@@ -182,9 +182,9 @@ def bucket_times(
 ) -> Figure:
     """T(b): predicted as a line, measured as points with quartiles, predicted b* marked."""
     with figure(caption) as (fig, axes):
-        _step_line(axes, best, "predicted", BLUE, 2.2)
+        step_line(axes, best, "predicted", BLUE, 2.2)
         for (name, other), colour in zip((others or {}).items(), (GREY, ORANGE), strict=False):
-            _step_line(axes, other, name, colour, 1.2)
+            step_line(axes, other, name, colour, 1.2)
         axes.plot(
             best.cap_mib,
             best.total_s * 1e3,
@@ -237,13 +237,13 @@ def bucket_times(
                 transform=axes.get_yaxis_transform(),
                 fontsize=8,
             )
-        _mib_axis(axes, "bucket cap b (MiB)")
+        cap_axis(axes, "bucket cap b (MiB)")
         axes.set_ylabel("backward pass T(b) (ms)")
         axes.legend(fontsize=8)
     return fig
 
 
-def _step_line(axes: Axes, best: BestCap, label: str, colour: str, width: float) -> None:
+def step_line(axes: Axes, best: BestCap, label: str, colour: str, width: float) -> None:
     """T is constant between two caps that give the same buckets."""
     seen = [candidate for candidate in best.candidates if candidate.high_mib > SMALLEST_CAP_MIB]
     lows = [max(candidate.low_mib, SMALLEST_CAP_MIB) for candidate in seen]
@@ -288,7 +288,7 @@ def sensitivity(table: pd.DataFrame, caption: str) -> Figure:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.yaxis.set_minor_formatter(NullFormatter())
-            _mib_axis(axes, f"{quantity}, factor")
+            cap_axis(axes, f"{quantity}, factor")
         for axes in grid.flat[len(quantities) :]:
             axes.set_axis_off()
         for axes in grid[:, 0]:
@@ -336,7 +336,7 @@ def accuracy_by_term(table: pd.DataFrame, noise_floor: float, caption: str) -> F
         for column in table.columns:
             axes.plot(table.index, table[column] * 100, marker="o", markersize=4, label=column)
         axes.axhline(0, color=BLACK, linewidth=0.8)
-        _mib_axis(axes, "bucket cap b (MiB)")
+        cap_axis(axes, "bucket cap b (MiB)")
         axes.set_ylabel("predicted against measured (%)")
         fig.legend(loc="outside upper center", ncols=3, fontsize=8)
     return fig

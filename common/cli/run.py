@@ -21,12 +21,17 @@ class Run:
     """smoke (a minute), laptop (two CPU cores) or gpu (at least two GPUs, then the default)."""
     output_dir: str = "outputs"
     """Where run directories and the report go."""
+    run_dir: str | None = None
+    """Measure nothing: write the report of the measurements in this folder (of cluster jobs)."""
 
     def run(self) -> None:
         """Do it and say where the results are."""
-        from common.report.pipeline import run_assignments
+        from common.report.pipeline import report_measured, run_assignments
         from common.report.progress import StageProgress
 
+        if self.run_dir:
+            report_measured(self.what, self.run_dir, StageProgress())
+            return
         preset = self.preset or ("gpu" if _gpus() >= 2 else "laptop")
         run_assignments(self.what, preset, self.output_dir, StageProgress())
 

@@ -1,15 +1,19 @@
 """``ddplab run``: every stage of an assignment's preset, its notebooks, and the report.
 
 A preset (``assignments/<assignment>/configs/<preset>.yaml``) lists the stages, each a script and
-a number of ranks, the settings of each script in a section of its name, and the notebooks.
+a number of ranks, the settings of each script in a section of its name, and the notebooks. A stage
+with ``hosts`` and ``rate`` runs on emulated hosts, one rank on each, with further settings of its
+own; its results go to a folder of that rate, apart from those over loopback.
 """
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError, unknown_name
 from common.report.document import Document, write_report
@@ -21,13 +25,27 @@ from common.runtime.run_directory import RunDirectory
 from common.runtime.script import read_yaml
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stage:
-    """One script of a preset, to be started on ``ranks`` ranks (``all``: one per GPU)."""
+    """One script of a preset, to be started on ``ranks`` ranks (``all``: one per GPU).
+
+    ``folder`` is where its run goes, below the run directory of the assignment; ``settings`` are
+    flags on top of those in the script's section.
+    """
 
     title: str
     script: Path
     ranks: int | str
+    hosts: EmulatedCluster | None = None
+    folder: str = "."
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    def flags(self) -> list[str]:
+        """The stage's own settings as flags."""
+        flags = []
+        for name, value in self.settings.items():
+            flags += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+        return flags
 
 
 @dataclass(frozen=True)
@@ -54,10 +72,7 @@ def load_preset(assignment: str, name: str) -> Preset:
     if not path.is_file():
         raise UserError(f"{assignment} has no preset {name!r}")
     content = read_yaml(path)
-    stages = tuple(
-        Stage(entry["title"], path.parents[1] / entry["script"], _check_ranks(entry["ranks"]))
-        for entry in content["stages"]
-    )
+    stages = tuple(_stage(entry, path.parents[1]) for entry in content["stages"])
     notebooks = tuple(root / "notebooks" / f"{name}.ipynb" for name in content["notebooks"])
     for needed in (*(stage.script for stage in stages), *notebooks):
         if not needed.is_file():
@@ -96,31 +111,80 @@ def run_assignment(preset: Preset, name: str, output: Path, progress: StageProgr
     ranks = {stage: count_ranks(stage.ranks) for stage in preset.stages}
     backend = "gloo" if device == "cpu" else "nccl"
     environment = describe_environment(backend, device, max(ranks.values()))
+    left_out = why_not() if any(stage.hosts for stage in preset.stages) else None
+    environment["emulated_hosts_left_out"] = left_out
     run = RunDirectory.create(output / preset.assignment, name, preset.content, environment)
     progress.say(f"{preset.assignment}, preset {name}: {_shown(run.path)}")
-    logs = run.path / "logs"
-    logs.mkdir()
+    if left_out:
+        progress.say(f"Emulated hosts are left out: {left_out}")
+    (run.path / "logs").mkdir()
     with run:
         for stage in preset.stages:
-            with progress.stage(f"{stage.title} ({_count(ranks[stage], 'rank')})") as update:
-                launch(
-                    stage.script,
-                    [
-                        *("--config", str(preset.path)),
-                        *("--output_dir", str(run.path), "--run_id", stage.script.stem),
-                    ],
-                    ranks[stage],
-                    logs / f"{stage.script.stem}.log",
-                    on_output=update,
-                )
-        with progress.stage(_count(len(preset.notebooks), "notebook")) as update:
-            executed = execute_notebooks(
-                preset.notebooks, run.path / "notebooks", {"run_dir": str(run.path)}, update
-            )
-        with progress.stage("report"):
-            document = Document(preset.assignment, tuple(executed))
-            write_report([document], run.path)
+            if not (stage.hosts and left_out):
+                where = str(stage.hosts) if stage.hosts else _count(ranks[stage], "rank")
+                with progress.stage(f"{stage.title} ({where})") as update:
+                    _measure(stage, ranks[stage], preset, run.path, update)
+        return _write_up(preset, run.path, progress)
+
+
+def report_measured(assignment: str, run_dir: str, progress: StageProgress) -> Path:
+    """Notebooks and report from measurements that are there, such as those of cluster jobs.
+
+    They go into ``run_dir``, which holds the runs of the benchmarks; returns its path.
+
+    Raises:
+        UserError: there is no such assignment or folder.
+    """
+    if assignment not in known_assignments():
+        raise UserError(unknown_name("assignment", assignment, known_assignments()))
+    folder = Path(run_dir).absolute()
+    if not folder.is_dir():
+        raise UserError(f"{run_dir}: no such run directory")
+    _write_up(load_preset(assignment, "laptop"), folder, progress)
+    progress.say(f"Report: {_shown(folder / 'report.pdf')}")
+    progress.say(f"and {_shown(folder / 'index.html')}")
+    return folder
+
+
+def _measure(
+    stage: Stage, ranks: int, preset: Preset, run_dir: Path, on_output: Callable[[str], None]
+) -> None:
+    name = stage.script.stem if stage.folder == "." else f"{stage.folder}-{stage.script.stem}"
+    where = ("--output_dir", str(run_dir / stage.folder), "--run_id", stage.script.stem)
+    launch(
+        stage.script,
+        ["--config", str(preset.path), *where, *stage.flags()],
+        ranks,
+        run_dir / "logs" / f"{name}.log",
+        hosts=stage.hosts,
+        on_output=on_output,
+    )
+
+
+def _write_up(preset: Preset, folder: Path, progress: StageProgress) -> Document:
+    """Execute the notebooks on the measurements in ``folder`` and write the report there."""
+    with progress.stage(_count(len(preset.notebooks), "notebook")) as update:
+        executed = execute_notebooks(
+            preset.notebooks, folder / "notebooks", {"run_dir": str(folder)}, update
+        )
+    with progress.stage("report"):
+        document = Document(preset.assignment, tuple(executed))
+        write_report([document], folder)
     return document
+
+
+def _stage(entry: Mapping, folder: Path) -> Stage:
+    """One entry of a preset's stages."""
+    script = folder / entry["script"]
+    settings = entry.get("settings", {})
+    if "hosts" not in entry:
+        return Stage(entry["title"], script, _check_ranks(entry["ranks"]), settings=settings)
+    rate = str(entry["rate"])
+    cluster = EmulatedCluster.of(entry["hosts"], [rate])
+    return Stage(
+        *(entry["title"], script, cluster.ranks, cluster),
+        *(f"emulated-{cluster.hosts}x{rate}", settings),
+    )
 
 
 def _check_ranks(text: object) -> int | str:

@@ -1,0 +1,169 @@
+"""DDP on emulated hosts beside DDP over loopback: one measured sweep and prediction per network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from common.analysis.assignment2 import RECORDED, Assignment2Run, check_comparable, open_run
+from common.analysis.sweep import Accuracy, BucketSweep, evaluate, read_sweep
+from common.errors import UserError
+from common.perfmodel.profile import BackwardProfile, DdpCosts
+from common.perfmodel.search import BestCap, best_bucket_cap
+from common.perfmodel.simulator import simulate_backward
+from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs
+from common.runtime.paths import project_root
+from common.runtime.run_directory import find_table, read_environment
+
+LINK_RATES = ("link (Mbit/s)", "TCP stream out (Mbit/s)", "in (Mbit/s)")
+TIMES = ("T there (ms)", "T there (ms) ")
+SHARES = ("median error", "noise floor", "regret")
+
+
+@dataclass(frozen=True)
+class NetworkRun:
+    """DDP's sweep over one network, with what predicts it.
+
+    Attributes:
+        name: such as ``2 emulated hosts at 1 Gbit/s``, or ``loopback``.
+        caption: hardware, network, date and source.
+        links: per host what a TCP stream reached, in Mbit/s; empty over loopback.
+        rate_bit_per_s: of the slowest link; infinite over loopback.
+    """
+
+    name: str
+    caption: str
+    profile: BackwardProfile
+    all_reduce: AllReduceTable
+    costs: DdpCosts
+    sweep: BucketSweep
+    links: pd.DataFrame
+    rate_bit_per_s: float
+
+    def best(self) -> BestCap:
+        """T(b) as predicted, and the predicted b*."""
+        return best_bucket_cap(self.profile, self.all_reduce.curve, costs=self.costs)
+
+    def accuracy(self) -> Accuracy:
+        """The prediction held against the sweep."""
+        curve = self.all_reduce.curve
+        caps = self.sweep.measured_s()
+        predicted = {
+            cap: simulate_backward(self.profile, curve, cap, costs=self.costs).total_s
+            for cap in caps
+        }
+        return evaluate(self.sweep, predicted)
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Loopback and the emulated networks of one run, slowest first.
+
+    ``left_out`` is the reason why nothing was measured on emulated hosts in the reader's run;
+    then these are recorded measurements.
+    """
+
+    runs: tuple[NetworkRun, ...]
+    recorded: bool
+    left_out: str | None
+
+
+def open_networks(run_dir: str | Path | None = None) -> Networks:
+    """The networks of a run, or the recorded ones where the run has no emulated hosts.
+
+    The profile of the backward pass holds no communication, so one serves all networks; what an
+    all-reduce takes, and what it takes from computation, is each network's own.
+    """
+    run = open_run(run_dir)
+    emulated = [folder for folder in sorted(run.run_dir.glob("emulated-*")) if _complete(folder)]
+    if not emulated:
+        reason = read_environment(run.run_dir).get("emulated_hosts_left_out")
+        if run.run_dir.resolve() == (project_root() / RECORDED).resolve():
+            raise UserError(f"{RECORDED}: no runs on emulated hosts")
+        left_out = reason or "the run that is shown measured none"
+        return replace(open_networks(project_root() / RECORDED), left_out=left_out)
+    runs = [_loopback(run), *(_emulated(run, folder) for folder in emulated)]
+    runs.sort(key=lambda found: found.rate_bit_per_s)
+    return Networks(tuple(runs), run.recorded, None)
+
+
+def _complete(folder: Path) -> bool:
+    return all(find_table(folder, name) for name in ("allreduce-samples.csv", "ddp-times.csv"))
+
+
+def _loopback(run: Assignment2Run) -> NetworkRun:
+    return NetworkRun(
+        *("loopback", run.caption, run.profile, run.all_reduce, run.costs, run.sweep),
+        *(pd.DataFrame(), float("inf")),
+    )
+
+
+def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
+    tables = {
+        name: find_table(folder, name)
+        for name in ("allreduce-samples.csv", "ddp-times.csv", "overlap-times.csv")
+    }
+    found = {name: path for name, path in tables.items() if path}
+    ready = find_table(run.run_dir, "gradient-ready-times.csv")
+    check_comparable([ready, *found.values()])
+    environment = read_environment(found["ddp-times.csv"].parent)
+    network = environment["interconnect"]["emulated"]
+    costs = (
+        read_costs(found["overlap-times.csv"])
+        if "overlap-times.csv" in found
+        else copies(run.costs)
+    )
+    sweep = read_sweep(found["ddp-times.csv"])
+    sweep.check_buckets(run.profile)
+    links = pd.DataFrame(network["probe"]).assign(rate=network["rates_bit_per_s"])
+    links[["up", "down", "rate"]] = links[["up", "down", "rate"]].astype(float) / 1e6
+    source = run.caption.rsplit("; ", 1)[1]
+    return NetworkRun(
+        name=environment["network"],
+        caption=f"{environment['hardware']}; {environment['start_time'][:10]}; {source}",
+        profile=run.profile,
+        all_reduce=read_all_reduce(found["allreduce-samples.csv"]),
+        costs=costs,
+        sweep=sweep,
+        links=links,
+        rate_bit_per_s=min(network["rates_bit_per_s"]),
+    )
+
+
+def copies(costs: DdpCosts) -> DdpCosts:
+    """DDP's copies alone: they do not depend on the network, contention does."""
+    return DdpCosts(costs.copy_in_s_per_byte, costs.copy_out_s_per_byte)
+
+
+def summary(networks: Networks) -> pd.DataFrame:
+    """One row per network: what the caps do there, and how well that was predicted."""
+    rows = []
+    for run in networks.runs:
+        accuracy = run.accuracy()
+        times = accuracy.table.set_index("bucket_cap_mib")["measured_ms"]
+        rows.append(
+            {
+                "network": run.name,
+                "best cap (MiB)": accuracy.measured_best_mib,
+                "T there (ms)": times.min(),
+                "worst cap (MiB)": times.idxmax(),
+                "T there (ms) ": times.max(),
+                "worst / best": times.max() / times.min(),
+                "median error": accuracy.median_error,
+                "noise floor": accuracy.noise_floor,
+                "regret": accuracy.regret,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def links(networks: Networks) -> pd.DataFrame:
+    """Per network and host the rate of the link and what a TCP stream reached on it."""
+    rows = [
+        (run.name, link["host"], link["rate"], link["up"], link["down"])
+        for run in networks.runs
+        for link in run.links.to_dict("records")
+    ]
+    return pd.DataFrame(rows, columns=["network", "host", *LINK_RATES])

@@ -1,0 +1,328 @@
+"""Emulated hosts: real namespaces, links and torchruns; nothing is left of them afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.analysis.assignment2 import check_comparable
+from common.cluster import emulated
+from common.cluster.emulated import EmulatedCluster, parse_rate
+from common.cluster.launch import LAUNCHER, launch
+from common.errors import UserError
+from common.runtime.run_directory import read_environment
+
+DDPLAB = Path(sys.executable).with_name("ddplab")
+REASON = emulated.why_not()
+needs_hosts = pytest.mark.skipif(REASON is not None, reason=f"no emulated hosts here: {REASON}")
+
+# The ranks do not import torch: that would take seconds, and torchrun does not ask for it.
+REPORT = """
+import json, os, socket, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")
+said = {name: os.environ[name] for name in names}
+said |= {"host": socket.gethostname(), "arguments": sys.argv[1:]}
+said |= {"found": socket.gethostbyname("host2"), "cards": sorted(os.listdir("/sys/class/net"))}
+said |= {"network": json.loads(os.environ["DDPLAB_EMULATED_NETWORK"])}
+print(json.dumps(said))
+"""
+FAIL = """
+import os, sys
+if os.environ["RANK"] == "1":
+    sys.exit("rank 1 has had enough")
+"""
+WAIT = """
+import pathlib, os, sys, time
+(pathlib.Path(sys.argv[1]) / os.environ["RANK"]).touch()
+time.sleep(120)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path):
+    def write(text: str, name: str = "script.py") -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def start(*arguments: object, command: tuple = (DDPLAB,)) -> subprocess.Popen:
+    return subprocess.Popen(
+        [*map(str, command), "emulate", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # as in a terminal; a shell starts background jobs with SIGINT ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def processes_of(launcher: int) -> list[psutil.Process]:
+    """What runs on behalf of one ``ddplab emulate``."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(LAUNCHER) == str(launcher):
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """After every test: no namespace with a name, no new link, as before."""
+
+    def visible() -> tuple[str, str]:
+        links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True).stdout
+        spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+        return re.sub(r"\s.*", "", links), spaces
+
+    before = visible() if REASON is None else None
+    yield
+    assert before is None or visible() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "bit_per_s"),
+    [("1gbit", 1e9), ("2.5Gbit", 2.5e9), ("100mbit", 1e8), ("64000kbit", 6.4e7)],
+)
+def test_rates_are_in_the_notation_of_tc(text: str, bit_per_s: float) -> None:
+    assert parse_rate(text) == bit_per_s
+
+
+@pytest.mark.parametrize(
+    "text", ["fast", "", "1", "1gb", "1gbps", "-1gbit", "0gbit", "nangbit", "1e9gbit", "1kbit"]
+)
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="rate "):
+        parse_rate(text)
+
+
+def test_a_cluster_has_1_to_16_hosts_and_a_rate_for_all_or_for_each() -> None:
+    assert EmulatedCluster.of(3, ["1gbit"]).rates_bit_per_s == (1e9, 1e9, 1e9)
+    assert EmulatedCluster.of(2, ["1gbit", "500mbit"], 2).ranks == 4
+    assert str(EmulatedCluster.of(2, ["1gbit", "500mbit"])) == "2 emulated hosts at 1, 0.5 Gbit/s"
+    for hosts, rates in ((0, ["1gbit"]), (17, ["1gbit"]), (3, ["1gbit", "2gbit"]), (2, [])):
+        with pytest.raises(UserError):
+            EmulatedCluster.of(hosts, rates)
+    for delay_ms in (-1.0, float("nan")):
+        with pytest.raises(UserError, match="delay"):
+            EmulatedCluster.of(2, ["1gbit"], delay_ms=delay_ms)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--hosts", 0, "--", "x.py"), "0 hosts: an emulated cluster has 1 to 16"),
+        (("--hosts", 17, "--", "x.py"), "17 hosts"),
+        (("--rate", "fast", "--", "x.py"), "rate 'fast' is not one; like 100mbit"),
+        (("--hosts", 3, "--rate", "1gbit", "1gbit", "--", "x.py"), "2 rates for 3 hosts"),
+        (("--", "nowhere.py"), "script nowhere.py: no such file"),
+        ((), "nothing to run"),
+        (("--nproc-per-host", 0, "--", "x.py"), "0 ranks per host"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: tuple, said: str) -> None:
+    process = start(*arguments)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert len(errors.strip().splitlines()) == 1
+    assert said in errors
+
+
+def test_only_emulate_runs_a_program() -> None:
+    done = subprocess.run([DDPLAB, "doctor", "--", "x.py"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "only ddplab emulate" in done.stderr
+
+
+def test_missing_tools_are_named_with_their_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(emulated, "_search_path", lambda: str(tmp_path))
+    with pytest.raises(UserError, match="no ip here; install iproute2"):
+        emulated.own_namespaces()
+
+
+@needs_hosts
+def test_a_machine_that_refuses_namespaces_says_so(script) -> None:
+    # A user namespace whose limits allow no namespaces below it is such a machine.
+    refuse = "for kind in net user; do echo 0 > /proc/sys/user/max_${kind}_namespaces; done"
+    command = f"{refuse}; exec {DDPLAB} emulate -- {script(REPORT)}"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "emulated hosts need namespaces, which this machine refuses" in done.stderr
+
+
+@needs_hosts
+def test_a_kernel_without_tbf_says_so(script, tmp_path: Path) -> None:
+    # tc's words for a kind of queue that the kernel does not have (seen with netem)
+    fake = tmp_path / "tools" / "tc"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\necho 'Error: Specified qdisc kind is unknown.' >&2\nexit 2\n")
+    fake.chmod(0o755)
+    process = subprocess.run(
+        [DDPLAB, "emulate", "--", script(REPORT)],
+        env=os.environ | {"PATH": f"{fake.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert process.returncode == 2
+    assert process.stderr == "error: this kernel has no tbf (sch_tbf), which limits the links\n"
+
+
+@needs_hosts
+def test_delay_needs_netem(script) -> None:
+    tried = subprocess.run(
+        [*emulated.own_namespaces(), "tc", "qdisc", "add", "dev", "lo", "root", "netem"],
+        capture_output=True,
+    )
+    if tried.returncode == 0:
+        pytest.skip("this kernel has netem")
+    process = start("--delay-ms", 5, "--", script(REPORT))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert errors.startswith("error: this kernel has no netem")
+    assert len(errors.splitlines()) == 1
+
+
+@needs_hosts
+def test_two_clusters_at_once_each_with_its_own_hosts_and_rates(script) -> None:
+    report, fail = script(REPORT), script(FAIL, "fail.py")
+    good = start("--rate", "200mbit", "20mbit", "--", report, "--flag", "a b")
+    bad = start("--hosts", 2, "--", fail)
+    out, errors = good.communicate(timeout=100)
+    assert good.returncode == 0, errors
+    lines = dict(re.findall(r"^\[host(\d) rank \d\]:?\s*(\{.*\})$", out, flags=re.M))
+    said = {host: json.loads(line) for host, line in lines.items()}
+    assert sorted(said) == ["1", "2"], out
+    for host, rank in (("1", "0"), ("2", "1")):
+        # the first host has rank 0 and holds the rendezvous; gloo uses the link and not loopback
+        assert said[host]["RANK"] == rank
+        assert said[host]["host"] == f"host{host}"
+        assert said[host]["WORLD_SIZE"] == "2"
+        assert said[host]["LOCAL_RANK"] == "0"
+        assert said[host]["GLOO_SOCKET_IFNAME"] == "eth0"
+        assert said[host]["cards"] == ["eth0", "lo"]
+        assert said[host]["arguments"] == ["--flag", "a b"]
+    assert said["2"]["MASTER_ADDR"] != "127.0.0.1"
+    network = said["1"]["network"]
+    assert network["rates_bit_per_s"] == [2e8, 2e7]
+    assert network["burst_bytes"] <= 2**16
+    fast, slow = network["probe"]
+    # ten times the rate: three times is beyond what a busy machine can blur
+    assert fast["up"] > 3 * slow["up"]
+    assert fast["down"] > 3 * slow["down"]
+
+    _, errors = bad.communicate(timeout=100)
+    assert bad.returncode == 1  # torchrun's
+    assert "[host2 rank 1]" in errors
+    assert "rank 1 has had enough" in errors
+
+
+@needs_hosts
+def test_killed_interrupted_or_bereft_of_a_host_nothing_is_left(script, tmp_path: Path) -> None:
+    def started(name: str, *command: object) -> subprocess.Popen:
+        folder = tmp_path / name
+        folder.mkdir()
+        return start("--", script(WAIT), folder, command=command or (DDPLAB,))
+
+    def running(name: str) -> bool:
+        return len(list((tmp_path / name).iterdir())) == 2
+
+    # As any user but root would start it: in a user namespace.
+    as_user = "import os; os.geteuid = lambda: 1000; from common.cli.main import main; main()"
+    clusters = {
+        "killed": started("killed"),
+        "interrupted": started("interrupted", sys.executable, "-c", as_user),
+        "bereft": started("bereft"),
+    }
+    for name in clusters:
+        wait_for(lambda name=name: running(name))
+    pids = {name: process.pid for name, process in clusters.items()}
+    user_space = os.stat("/proc/self/ns/user").st_ino
+    inside = {os.stat(f"/proc/{p.pid}/ns/user").st_ino for p in processes_of(pids["interrupted"])}
+    assert inside - {user_space}  # it really was in one
+
+    clusters["killed"].kill()
+    clusters["interrupted"].send_signal(signal.SIGINT)
+    torchruns = [
+        process
+        for process in processes_of(pids["bereft"])
+        if "torch.distributed.run" in process.cmdline()
+        and "--log-dir=/run/logs/host2" in process.cmdline()
+    ]
+    torchruns[0].kill()
+
+    assert clusters["interrupted"].wait(timeout=30) == 130
+    assert clusters["bereft"].wait(timeout=30) == 128 + signal.SIGKILL
+    assert "failed: host2 died of SIGKILL" in clusters["bereft"].stderr.read()
+    clusters["killed"].wait(timeout=30)
+    subprocess.run([DDPLAB, "emulate", "--clean"], check=True, capture_output=True)
+    for pid in pids.values():
+        assert processes_of(pid) == []
+
+
+@needs_hosts
+def test_a_benchmark_records_the_emulated_network_and_is_not_mixed_with_loopback(
+    tmp_path: Path, allreduce_run: Path
+) -> None:
+    root = Path(__file__).resolve().parents[2]
+    script = root / "assignments" / "assignment2" / "allreduce_benchmark.py"
+    flags = ("--numel", "1", "1000", "--rounds", "1", "--iterations", "2")
+    launch(
+        script,
+        [*flags, "--output_dir", str(tmp_path), "--run_id", "run"],
+        2,
+        tmp_path / "log",
+        hosts=EmulatedCluster.of(2, ["100mbit"]),
+    )
+    record = read_environment(tmp_path / "run")
+    assert record["status"] == "complete"
+    assert record["network"] == "2 emulated hosts at 100 Mbit/s"
+    assert "2 ranks on 2 emulated hosts at 100 Mbit/s" in record["hardware"]
+    assert [link["host"] for link in record["interconnect"]["emulated"]["probe"]] == [
+        "host1",
+        "host2",
+    ]
+    with pytest.raises(UserError, match="network differs"):
+        check_comparable(
+            [tmp_path / "run" / "allreduce-samples.csv", allreduce_run / "allreduce-samples.csv"]
+        )
+
+
+@needs_hosts
+def test_what_a_rank_refuses_comes_back_from_emulated_hosts(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    script = root / "assignments" / "assignment2" / "allreduce_benchmark.py"
+    with pytest.raises(UserError, match="at least 1 element"):
+        launch(
+            script, ["--numel", "0"], 2, tmp_path / "log", hosts=EmulatedCluster.of(2, ["1gbit"])
+        )
