@@ -11,14 +11,24 @@ ROOT = Path(__file__).resolve().parents[1]
 ALLOWED = {
     "errors": set(),
     "runtime": {"errors"},
-    "models": {"errors", "runtime"},
+    "models": {"errors", "runtime", "perfmodel"},
     "data": {"errors", "runtime"},
     "perfmodel": {"errors"},
     "analysis": {"errors", "perfmodel", "runtime"},
     "benchmarks": {"errors", "runtime", "models", "data", "perfmodel", "analysis"},
     "cluster": {"errors", "runtime"},
     "report": {"errors", "runtime", "cluster", "perfmodel", "analysis"},
-    "cli": {"errors", "runtime", "cluster", "perfmodel", "analysis", "report", "benchmarks"},
+    "studies": {"errors", "runtime", "cluster", "perfmodel", "analysis", "report"},
+    "cli": {
+        "studies",
+        "errors",
+        "runtime",
+        "cluster",
+        "perfmodel",
+        "analysis",
+        "report",
+        "benchmarks",
+    },
 }
 
 

@@ -13,6 +13,11 @@ RUN_BY_CI = {
     "uv run ddplab run": "uv run ddplab run --preset smoke",
     "uv run ddplab --help": "uv run ddplab --help",
     "uv run ddplab doctor": "uv run ddplab doctor",
+    "uv run ddplab doctor --selftest": "uv run ddplab doctor --selftest",
+    "uv run ddplab emulate --hosts 2 --rate 1gbit -- assignments/assignment2/ddp_benchmark.py "
+    "--config assignments/assignment2/configs/smoke.yaml": "uv run ddplab emulate --hosts 2 "
+    "--rate 1gbit -- assignments/assignment2/ddp_benchmark.py "
+    "--config assignments/assignment2/configs/smoke.yaml",
     "uv run ddplab run assignment2 --preset smoke": "uv run ddplab run --preset smoke",
     "uv run pytest": "uv run pytest",
     "uv run papermill notebooks/assignment2_part1_model.ipynb outputs/part1.ipynb": "uv run "

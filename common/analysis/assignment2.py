@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +11,7 @@ import yaml
 
 from common.analysis.sweep import BucketSweep, exposed_record, local_backward_s, read_sweep
 from common.errors import UserError
+from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.profile import BackwardProfile, DdpCosts
 from common.perfmodel.simulator import BackwardTimeline, simulate_backward
 from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs, read_ready_times
@@ -22,7 +23,9 @@ TABLES = (
     *("overlap-times.csv", "ddp-times.csv"),
 )
 TRAINING = ("model", "batch_size", "max_seq_len", "dtype", "compile")
-COMPARED = (*TRAINING, "backend", "device")
+REPLAYED = ("replay", "replay_factor", "replay_time_factor", "added_latency_ms")
+COMPARED = (*TRAINING, *REPLAYED, "backend", "device")
+WITHOUT_COMMUNICATION = ("gradient-ready-times.csv",)
 RECORDED = "data/epyc-2-cores/assignment2"
 
 
@@ -34,7 +37,8 @@ class Assignment2Run:
         caption: hardware, date and source, for every figure.
         settings: model, batch_size, max_seq_len, dtype, backend and device.
         profile: gradients of the backward pass, without communication.
-        all_reduce: the measured curve, calls one after another.
+        all_reduce: the measured curve, calls one after another, and the latency that DDP's
+            runs added to every bucket, where they did.
         costs: DDP's bookkeeping and contention.
         sweep: DDP over bucket caps.
         local_s: the backward pass without DDP, measured among the rounds of the sweep.
@@ -96,13 +100,21 @@ def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
         f"{'recorded' if recorded else 'run'} {source}",
         settings=settings,
         profile=profile,
-        all_reduce=all_reduce,
+        all_reduce=_delayed(all_reduce, settings.get("added_latency_ms", 0.0) / 1e3),
         costs=read_costs(paths["overlap-times.csv"]),
         sweep=sweep,
         local_s=local_backward_s(_table(folder, "local-times.csv")),
         exposed_ms=exposed_record(_table(folder, "ddp-overlap-times.csv")),
         all_reduce_samples=pd.read_csv(paths["allreduce-samples.csv"]),
         chunk_samples=pd.read_csv(paths["allreduce-chunk-samples.csv"]),
+    )
+
+
+def _delayed(all_reduce: AllReduceTable, latency_s: float) -> AllReduceTable:
+    """The table as it is for buckets that each wait for ``latency_s`` before they are sent."""
+    curve = all_reduce.curve
+    return replace(
+        all_reduce, curve=MeasuredAllReduce(curve.sizes_bytes, curve.times_s + latency_s)
     )
 
 
@@ -128,9 +140,10 @@ def _table(folder: Path, name: str) -> Path:
 def check_comparable(tables: Iterable[Path]) -> dict:
     """The settings that the runs of all these tables share.
 
-    Raises UserError naming one that differs: model, batch, sequence, precision, backend or device
-    (a model's long and short name are one), or the number of ranks. Tables without a run's
-    ``config.yaml`` beside them say nothing.
+    Raises UserError naming one that differs: model, batch, sequence, precision, what is replayed
+    and by what factors, the latency added to buckets, backend or device (a model's long and short
+    name are one), the network where it is known for sure, or the number of ranks. Tables without
+    a run's ``config.yaml`` beside them say nothing.
     """
     shared: dict = {}
     told_by: dict[str, Path] = {}
@@ -139,7 +152,10 @@ def check_comparable(tables: Iterable[Path]) -> dict:
             continue
         found = yaml.safe_load((path.parent / "config.yaml").read_text())
         found = {key: found[key] for key in COMPARED if key in found}
-        found["world_size"] = read_environment(path.parent).get("world_size")
+        environment = read_environment(path.parent)
+        found["world_size"] = environment.get("world_size")
+        if path.name not in WITHOUT_COMMUNICATION:
+            found["network"] = environment.get("network")
         for key, value in found.items():
             value = value.removeprefix("gpt2-") if key == "model" else value
             if value is None or value == shared.setdefault(key, value):
@@ -151,5 +167,6 @@ def check_comparable(tables: Iterable[Path]) -> dict:
             )
     if "model" in shared:
         name = shared["model"]
-        shared["model"] = name if name.startswith("gpt2") else f"gpt2-{name}"
+        named = name.startswith(("gpt2", "replay of "))
+        shared["model"] = name if named else f"gpt2-{name}"
     return shared

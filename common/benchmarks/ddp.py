@@ -10,7 +10,15 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from common.benchmarks.allreduce import rotated
-from common.benchmarks.gpt2_step import Gpt2Step, StepSettings
+from common.benchmarks.ddp_record import describe_buckets, lateness_rows, overlap_rows
+from common.benchmarks.gpt2_step import StepSettings
+from common.benchmarks.latency_hook import (
+    LatencyHook,
+    added_latency,
+    check_added_latency,
+    latency_note,
+)
+from common.benchmarks.replay_step import ReplayStep, Step, make_step
 from common.benchmarks.run import Recorder, record_run, require_not_negative, require_positive
 from common.errors import UserError
 from common.perfmodel.buckets import cap_label, parse_cap
@@ -27,6 +35,7 @@ OVERLAP_COLUMNS = (
     *("bucket_cap_mib", "round", "iteration", "rank"),
     *("backward_compute_time_ms", "communication_time_ms", "overlap_time_ms"),
 )
+LATENESS_COLUMNS = ("bucket_cap_mib", "round", "iteration", "rank", "lateness_ms")
 LOCAL_COLUMNS = (
     *("round", "iteration", "rank"),
     *("forward_time_ms", "backward_time_ms", "step_time_ms"),
@@ -44,7 +53,8 @@ class DdpBenchmark:
     round also times the step without DDP. All ranks start the backward pass together.
     Writes ddp-times.csv (raw, one row per measured iteration and rank), ddp-warmup-times.csv,
     ddp-buckets.csv (the buckets DDP really made), ddp-overlap-times.csv (DDP's own record of
-    computation, communication and overlap) and local-times.csv (without DDP).
+    computation, communication and overlap) and local-times.csv (without DDP); of a replay also
+    replay-lateness.csv (by how much its gradients were late in each measured step, at worst).
     Settings may also come from --config FILE (a YAML file; flags win).
     """
 
@@ -72,6 +82,16 @@ class DdpBenchmark:
     """adamw or sgd."""
     lr: float = 6e-4
     compile: bool = False
+    replay: str = ""
+    """Instead of training a model, sleep as this recorded backward pass computed: a system below
+    data/, a run directory or a gradient-ready-times.csv. Model, batch, sequence, dtype, optimizer
+    and seed then mean nothing."""
+    replay_factor: float = 1.0
+    """Divide the recording's sizes by this; links as much slower then give the same picture."""
+    replay_time_factor: float = 1.0
+    """Divide the recording's times by this."""
+    added_latency_ms: float = 0.0
+    """Delay every bucket by this, with a comm hook that reduces one bucket after another."""
     backend: str | None = None
     """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
     device: str | None = None
@@ -83,6 +103,7 @@ class DdpBenchmark:
     def __post_init__(self) -> None:
         require_positive(self, "rounds", "num_steps", "lr")
         require_not_negative(self, "initial_steps")
+        check_added_latency(self.added_latency_ms)
         if self.warmup_steps < 3:
             raise UserError(
                 f"warmup_steps {self.warmup_steps}: at least 3, DDP rebuilds its buckets in the "
@@ -102,22 +123,35 @@ class DdpBenchmark:
         return StepSettings(
             *(self.model, self.batch_size, self.max_seq_len, self.dtype),
             *(self.optimizer, self.lr, self.compile, self.seed),
+            *(self.replay, self.replay_factor, self.replay_time_factor),
         )
 
 
 def main(settings: DdpBenchmark) -> None:
     """Run the benchmark and print the medians."""
     with process_group(settings.device, settings.backend) as worker:
-        step = Gpt2Step(settings.step_settings(), worker)
-        with record_run(settings, "ddp_benchmark", worker) as recorder:
-            samples = measure(settings, step, worker, recorder)
+        step = make_step(settings.step_settings(), worker)
+        notes = (step.note, latency_note(settings.added_latency_ms))
+        with (
+            added_latency(settings.added_latency_ms, worker.device) as hook,
+            record_run(
+                *(settings, "ddp_benchmark", worker),
+                recorded_settings=step.recorded_settings,
+                notes=notes,
+            ) as recorder,
+        ):
+            samples = measure(settings, step, worker, recorder, hook)
             if recorder.run:
                 print(_medians(samples).to_string(index=False, float_format="%.4g"))
                 print(f"Written to {recorder.run.path}")
 
 
 def measure(
-    settings: DdpBenchmark, step: Gpt2Step, worker: Worker, recorder: Recorder
+    settings: DdpBenchmark,
+    step: Step,
+    worker: Worker,
+    recorder: Recorder,
+    hook: LatencyHook | None = None,
 ) -> pd.DataFrame:
     """Visit the caps in rotated rounds; the measured samples of all ranks, on rank 0."""
     times = recorder.stream("ddp-times.csv", STEP_COLUMNS)
@@ -125,6 +159,7 @@ def measure(
     buckets = recorder.stream("ddp-buckets.csv", BUCKET_COLUMNS)
     overlap = recorder.stream("ddp-overlap-times.csv", OVERLAP_COLUMNS)
     local = recorder.stream("local-times.csv", LOCAL_COLUMNS)
+    late = recorder.stream("replay-lateness.csv", LATENESS_COLUMNS) if settings.replay else None
     arms = ("local", *settings.caps())
     progress = Progress(settings.rounds * len(arms), worker.is_main)
     for _ in range(settings.initial_steps):
@@ -136,7 +171,7 @@ def measure(
                 local.write([{"round": round_} | row for row in rows if row["iteration"] >= 0])
                 progress.step(f"round {round_ + 1}, without DDP")
                 continue
-            rows, records = visit(settings, step, worker, arm)
+            rows, records = visit(settings, step, worker, arm, hook)
             gc.collect()  # the DDP instance of this visit, its hooks and its buckets
             described = describe_buckets(records[-1], step)
             keys = {"bucket_cap_mib": cap_label(arm), "round": round_}
@@ -148,6 +183,8 @@ def measure(
             times.write([keys | sizes | row for row in rows if row["iteration"] >= 0])
             warmup.write([keys | sizes | row for row in rows if row["iteration"] < 0])
             overlap.write([keys | row for row in overlap_rows(records, settings.warmup_steps)])
+            if late:
+                late.write([keys | row for row in lateness_rows(records, settings.warmup_steps)])
             if round_ == 0:
                 buckets.write([{"bucket_cap_mib": cap_label(arm)} | row for row in described])
             progress.step(f"round {round_ + 1}, cap {cap_label(arm)} MiB")
@@ -159,7 +196,11 @@ def _steps(settings: DdpBenchmark) -> range:
 
 
 def visit(
-    settings: DdpBenchmark, step: Gpt2Step, worker: Worker, cap_mib: float | None
+    settings: DdpBenchmark,
+    step: Step,
+    worker: Worker,
+    cap_mib: float | None,
+    hook: LatencyHook | None = None,
 ) -> tuple[list[dict], list[dict]]:
     """The steps of one fresh DDP instance, warm-up included: their times and DDP's own records."""
     if settings.compile:
@@ -172,17 +213,21 @@ def visit(
         gradient_as_bucket_view=settings.gradient_as_bucket_view,
         find_unused_parameters=settings.find_unused_parameters,
     )
+    if hook:
+        hook.register(ddp)
     ddp._set_ddp_runtime_logging_sample_rate(1)
     model = torch.compile(ddp) if settings.compile else ddp
     rows, records = [], []
     for iteration in _steps(settings):
         rows.append(timed_step(step, model, worker, iteration))
         records.append(ddp._get_ddp_logging_data())
+        if isinstance(step, ReplayStep):
+            records[-1]["replay_lateness_s"] = step.lateness_s
     step.zero_grad()
     return rows, records
 
 
-def timed_step(step: Gpt2Step, model: torch.nn.Module, worker: Worker, iteration: int) -> dict:
+def timed_step(step: Step, model: torch.nn.Module, worker: Worker, iteration: int) -> dict:
     """One training step; ranks wait for each other before the backward pass.
 
     The wait counts in the step's time, where it would otherwise be part of the first all-reduce,
@@ -209,46 +254,6 @@ def timed_step(step: Gpt2Step, model: torch.nn.Module, worker: Worker, iteration
         "backward_time_ms": clock.elapsed_s(marks[2], marks[3]) * 1e3,
         "step_time_ms": clock.elapsed_s(marks[0], marks[4]) * 1e3,
     }
-
-
-def describe_buckets(record: dict, step: Gpt2Step) -> list[dict]:
-    """The buckets that DDP used, in reduction order, from its logging data.
-
-    Before the first rebuild, or when it never rebuilds, these are the initial buckets, for which
-    DDP logs sizes but no parameters.
-    """
-    names = [name for name, _ in step.model.named_parameters()]
-    rebuilt = record.get("rebuilt_bucket_sizes") or ""
-    sizes = [int(size) for size in (rebuilt or record["bucket_sizes"]).split(",")]
-    members = (record.get("rebuilt_per_bucket_param_indices") or "").split(",")
-    rows = []
-    for index, size in enumerate(sizes):
-        indices = members[index].split() if rebuilt else []
-        rows.append(
-            {
-                "bucket": index,
-                "size_bytes": size,
-                "parameters": " ".join(names[int(i)] for i in indices),
-            }
-        )
-    return rows
-
-
-def overlap_rows(records: list[dict], warmup_steps: int) -> list[dict]:
-    """DDP's timing of each measured step but the last: it is known one step later."""
-    rows = []
-    for iteration, record in enumerate(records[warmup_steps + 1 :]):
-        if "backward_comm_time" not in record:
-            continue
-        rows.append(
-            {
-                "iteration": iteration,
-                "backward_compute_time_ms": record["backward_compute_time"] / 1e6,
-                "communication_time_ms": record["backward_comm_time"] / 1e6,
-                "overlap_time_ms": record["backward_compute_comm_overlap_time"] / 1e6,
-            }
-        )
-    return rows
 
 
 def _medians(samples: pd.DataFrame) -> pd.DataFrame:

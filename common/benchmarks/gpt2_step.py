@@ -1,13 +1,16 @@
-"""The training step of a GPT-2 that the benchmarks time: model, data, precision and optimizer."""
+"""What the benchmarks train, and the step of a GPT-2: model, data, precision and optimizer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
+from common.benchmarks.replayed_profile import ReplayedProfile, open_replayed
 from common.data.synthetic import random_tokens
 from common.errors import UserError, unknown_name
 from common.models.gpt2 import GPT2, GPT2Config
@@ -19,7 +22,10 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What is trained. ``dtype`` other than float32 means autocast: gradients stay float32."""
+    """What is trained. ``dtype`` other than float32 means autocast: gradients stay float32.
+
+    With ``replay``, a recorded backward pass, the fields before it do not count.
+    """
 
     model: str
     batch_size: int
@@ -29,6 +35,9 @@ class StepSettings:
     lr: float = 6e-4
     compile: bool = False
     seed: int = 42
+    replay: str = ""
+    replay_factor: float = 1.0
+    replay_time_factor: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_seq_len"):
@@ -43,10 +52,31 @@ class StepSettings:
             raise UserError(
                 f"max_seq_len {self.max_seq_len}: {self.model} has {config.n_positions} positions"
             )
+        self._check_replay()
+
+    def _check_replay(self) -> None:
+        if not self.replay:
+            for name in ("replay_factor", "replay_time_factor"):
+                if getattr(self, name) != 1:
+                    raise UserError(f"{name} {getattr(self, name):g} without --replay: of what?")
+            return
+        if self.compile:
+            raise UserError("--compile with --replay: a replay computes nothing to compile")
+        self.replayed_profile()
+
+    def replayed_profile(self) -> ReplayedProfile:
+        """What ``replay`` names, scaled. Raises UserError where it cannot be opened."""
+        return open_replayed(self.replay, self.replay_factor, self.replay_time_factor)
 
 
 class Gpt2Step:
-    """Forward, backward and optimizer step on one fixed batch, each callable on its own."""
+    """Forward, backward and optimizer step on one fixed batch, each callable on its own.
+
+    ``note`` and ``recorded_settings`` are what the record of a run must say besides its settings.
+    """
+
+    note = ""
+    recorded_settings: Mapping[str, object] = MappingProxyType({})
 
     def __init__(self, settings: StepSettings, worker: Worker) -> None:
         self.settings = settings

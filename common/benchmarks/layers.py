@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from torch import nn
 
-from common.benchmarks.gpt2_step import Gpt2Step, StepSettings
+from common.benchmarks.gpt2_step import StepSettings
+from common.benchmarks.replay_step import Step, make_step
 from common.benchmarks.run import Recorder, record_run, require_not_negative, require_positive
 from common.errors import UserError
 from common.models.gpt2 import GPT2
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
-from common.runtime.run_directory import write_atomically
+from common.runtime.run_directory import RunDirectory, write_atomically
 from common.runtime.timing import clock_for
 
 
@@ -30,6 +32,7 @@ class LayerBenchmark:
 
     Writes layer-sizes.csv and layer-times.csv (seconds; the course's columns), and raw:
     gradient-ready-times.csv (one row per rank, step and parameter) and local-step-times.csv.
+    A replay has gradients but no layers: its run has the two raw tables only.
     Under torchrun every rank measures at the same time and the slowest counts.
     Settings may also come from --config FILE (a YAML file; flags win).
     """
@@ -51,6 +54,14 @@ class LayerBenchmark:
     """Micro-batches per step; the last one is timed."""
     compile: bool = False
     """Compile the model. The hooks then mark when the compiled backward hands gradients over."""
+    replay: str = ""
+    """Instead of training a model, sleep as this recorded backward pass computed: a system below
+    data/, a run directory or a gradient-ready-times.csv. Model, batch, sequence, dtype, optimizer
+    and seed then mean nothing."""
+    replay_factor: float = 1.0
+    """Divide the recording's sizes by this; links as much slower then give the same picture."""
+    replay_time_factor: float = 1.0
+    """Divide the recording's times by this."""
     layer_size_output: str = ""
     """Write layer-sizes.csv to this path too."""
     device: str | None = None
@@ -63,6 +74,8 @@ class LayerBenchmark:
     def __post_init__(self) -> None:
         require_not_negative(self, "warmup_steps")
         require_positive(self, "num_steps", "gradient_accumulation", "lr")
+        if self.replay and self.layer_size_output:
+            raise UserError("--layer_size_output with --replay: a replay has no layers")
         self.step_settings()
 
     def step_settings(self) -> StepSettings:
@@ -70,6 +83,7 @@ class LayerBenchmark:
         return StepSettings(
             *(self.model, self.batch_size, self.max_seq_len, self.dtype),
             *(self.optimizer, self.lr, self.compile, self.seed),
+            *(self.replay, self.replay_factor, self.replay_time_factor),
         )
 
 
@@ -83,22 +97,35 @@ STEP_COLUMNS = ("rank", "iteration", "forward_time_ms", "backward_time_ms", "opt
 def main(settings: LayerBenchmark) -> None:
     """Run the benchmark and print where its tables are."""
     with process_group(settings.device) as worker:
-        step = Gpt2Step(settings.step_settings(), worker)
-        sizes = layer_sizes(step.model)
+        step = make_step(settings.step_settings(), worker)
+        sizes = None if settings.replay else layer_sizes(step.model)
         if settings.layer_size_output and worker.is_main:
             _write_copy(sizes, Path(settings.layer_size_output))
-        with record_run(settings, "train_benchmark", worker) as recorder:
+        with record_run(
+            *(settings, "train_benchmark", worker),
+            recorded_settings=step.recorded_settings,
+            notes=(step.note,),
+        ) as recorder:
             layers = measure(settings, step, worker, recorder)
             if recorder.run:
-                times = layer_times(layers)
-                recorder.run.write_table("layer-sizes.csv", sizes, index=True)
-                recorder.run.write_table("layer-times.csv", times)
-                print(times.to_string(index=False, float_format="%.6f"))
+                _report(recorder.run, sizes, layers)
                 print(f"Written to {recorder.run.path}")
 
 
+def _report(run: RunDirectory, sizes: pd.DataFrame | None, durations: pd.DataFrame) -> None:
+    """Write and print the course's layer tables; a replay has no layers, only gradients."""
+    if sizes is None:
+        median_ms = durations["backward"].median() * 1e3
+        print(f"Backward pass: {median_ms:.3f} ms (median). A replay has no layer tables.")
+        return
+    times = layer_times(durations)
+    run.write_table("layer-sizes.csv", sizes, index=True)
+    run.write_table("layer-times.csv", times)
+    print(times.to_string(index=False, float_format="%.6f"))
+
+
 def measure(
-    settings: LayerBenchmark, step: Gpt2Step, worker: Worker, recorder: Recorder
+    settings: LayerBenchmark, step: Step, worker: Worker, recorder: Recorder
 ) -> pd.DataFrame:
     """Time the steps; stream the raw samples.
 
@@ -111,7 +138,8 @@ def measure(
     steps = recorder.stream("local-step-times.csv", STEP_COLUMNS)
     progress = Progress(settings.warmup_steps + settings.num_steps, worker.is_main)
     durations = []
-    with gradient_marks(step.model, clock, hidden=not settings.compile) as marks:
+    show_hidden = not settings.compile and not settings.replay
+    with gradient_marks(step.model, clock, hidden=show_hidden) as marks:
         for iteration in range(-settings.warmup_steps, settings.num_steps):
             step.zero_grad()
             for _ in range(settings.gradient_accumulation):
@@ -146,12 +174,12 @@ def measure(
 
 
 @contextmanager
-def gradient_marks(model: GPT2, clock, hidden: bool = True) -> Iterator[dict]:
+def gradient_marks(model: nn.Module, clock, hidden: bool = True) -> Iterator[dict]:
     """Mark when each parameter's gradient is final, and when that of the logits' input is.
 
     Yields a dict from parameter name (and ``hidden``, the gradient that leaves the LM head, which
-    a compiled model does not show) to the mark of the latest backward pass, in the order in which
-    they came. The hooks are removed at the end.
+    neither a compiled model nor a replay shows) to the mark of the latest backward pass, in the
+    order in which they came. The hooks are removed at the end.
     """
     marks: dict = {}
 
@@ -216,7 +244,7 @@ def _write_copy(sizes: pd.DataFrame, path: Path) -> None:
         raise UserError(f"layer_size_output {path}: {error.strerror}") from None
 
 
-def _ready_rows(model: GPT2, ready_s: dict[str, float], iteration: int) -> list[dict]:
+def _ready_rows(model: nn.Module, ready_s: dict[str, float], iteration: int) -> list[dict]:
     came = [name for name in ready_s if name != "hidden"]
     return [
         {

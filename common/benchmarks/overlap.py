@@ -26,7 +26,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from common.benchmarks.allreduce import rotated, time_in_flight, time_sequence
-from common.benchmarks.gpt2_step import Gpt2Step, StepSettings
+from common.benchmarks.gpt2_step import StepSettings
+from common.benchmarks.replay_step import Step, make_step
 from common.benchmarks.run import Recorder, record_run, require_not_negative, require_positive
 from common.errors import UserError
 from common.runtime.process_group import Worker, process_group
@@ -53,6 +54,14 @@ class OverlapBenchmark:
     batch_size: int = 4
     max_seq_len: int = 1024
     dtype: str = "float32"
+    replay: str = ""
+    """Instead of training a model, sleep as this recorded backward pass computed: a system below
+    data/, a run directory or a gradient-ready-times.csv. Model, batch, sequence, dtype and
+    seed then mean nothing."""
+    replay_factor: float = 1.0
+    """Divide the recording's sizes by this; links as much slower then give the same picture."""
+    replay_time_factor: float = 1.0
+    """Divide the recording's times by this."""
     message_mib: tuple[float, ...] = (0.001, 0.0625, 0.25, 1, 4, 8)
     """Sizes of the all-reduces beside the backward pass, in MiB."""
     rounds: int = 4
@@ -80,7 +89,11 @@ class OverlapBenchmark:
     def step_settings(self) -> StepSettings:
         """The part of the settings that says what is trained."""
         return StepSettings(
-            self.model, self.batch_size, self.max_seq_len, self.dtype, seed=self.seed
+            *(self.model, self.batch_size, self.max_seq_len, self.dtype),
+            seed=self.seed,
+            replay=self.replay,
+            replay_factor=self.replay_factor,
+            replay_time_factor=self.replay_time_factor,
         )
 
 
@@ -96,8 +109,12 @@ class Arm:
 def main(settings: OverlapBenchmark) -> None:
     """Run the benchmark and print the medians."""
     with process_group(settings.device, settings.backend) as worker:
-        step = Gpt2Step(settings.step_settings(), worker)
-        with record_run(settings, "overlap_benchmark", worker) as recorder:
+        step = make_step(settings.step_settings(), worker)
+        with record_run(
+            *(settings, "overlap_benchmark", worker),
+            recorded_settings=step.recorded_settings,
+            notes=(step.note,),
+        ) as recorder:
             samples = measure(settings, step, worker, recorder)
             if recorder.run:
                 keys = ["arm", "message_bytes", "messages"]
@@ -109,7 +126,7 @@ def main(settings: OverlapBenchmark) -> None:
 
 
 def measure(
-    settings: OverlapBenchmark, step: Gpt2Step, worker: Worker, recorder: Recorder
+    settings: OverlapBenchmark, step: Step, worker: Worker, recorder: Recorder
 ) -> pd.DataFrame:
     """Visit the arms in rotated rounds; the samples of all ranks, on rank 0."""
     stream = recorder.stream("overlap-times.csv", COLUMNS)
@@ -148,7 +165,7 @@ def model_is_new(arm: Arm) -> bool:
 class OverlapLab:
     """One model's backward pass, to be run beside all-reduces of any size."""
 
-    def __init__(self, step: Gpt2Step, worker: Worker) -> None:
+    def __init__(self, step: Step, worker: Worker) -> None:
         self.step = step
         self.worker = worker
         self.clock = clock_for(worker.device)

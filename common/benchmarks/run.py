@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,9 +49,18 @@ class RankStream:
 
 
 @contextmanager
-def record_run(settings: Any, label: str, worker: Worker) -> Iterator[Recorder]:
+def record_run(
+    settings: Any,
+    label: str,
+    worker: Worker,
+    *,
+    recorded_settings: Mapping[str, object] | None = None,
+    notes: Sequence[str] = (),
+) -> Iterator[Recorder]:
     """Open the run directory named by ``settings.output_dir`` and ``settings.run_id``.
 
+    ``recorded_settings`` replace settings that mean nothing in this run, in ``config.yaml``;
+    ``notes`` are what every caption must say of the run.
     The run ends as complete, failed or interrupted, as the block does. A folder that cannot be
     written is a UserError on every rank, so that none is left waiting for rank 0.
     """
@@ -62,8 +71,14 @@ def record_run(settings: Any, label: str, worker: Worker) -> Iterator[Recorder]:
                 settings.output_dir,
                 label,
                 dataclasses.asdict(settings)
-                | {"device": worker.device.type, "backend": worker.backend},
-                describe_environment(worker.backend, worker.device.type, worker.world_size),
+                | {"device": worker.device.type, "backend": worker.backend}
+                | dict(recorded_settings or {}),
+                describe_environment(
+                    worker.backend,
+                    worker.device.type,
+                    worker.world_size,
+                    ", ".join(filter(None, notes)),
+                ),
                 settings.run_id or None,
             )
         except UserError as error:

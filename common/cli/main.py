@@ -17,6 +17,7 @@ from common.cli.emulate import Emulate
 from common.cli.handin import Handin
 from common.cli.predict import Predict
 from common.cli.run import Run
+from common.cli.study import Study
 from common.errors import UserError
 from common.runtime.script import exit_status, one_line
 
@@ -26,6 +27,7 @@ Command = (
     | Annotated[Emulate, tyro.conf.subcommand("emulate")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Data, tyro.conf.subcommand("data")]
+    | Annotated[Study, tyro.conf.subcommand("study")]
     | Annotated[Handin, tyro.conf.subcommand("handin")]
 )
 

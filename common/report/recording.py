@@ -45,7 +45,7 @@ def keep_run(run_dir: Path, machine: str, assignment: str, folder: Path | None =
     beside.mkdir(parents=True)
     for table in tables:
         copy = beside / table.relative_to(run_dir)
-        copy.parent.mkdir(exist_ok=True)
+        copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(table, copy)
     for record in run_dir.glob("**/environment.json"):
         copy = beside / record.parent.relative_to(run_dir)

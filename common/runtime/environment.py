@@ -25,11 +25,15 @@ def now() -> str:
 
 
 def describe_environment(
-    backend: str | None = None, device: str | None = None, world_size: int | None = None
+    backend: str | None = None,
+    device: str | None = None,
+    world_size: int | None = None,
+    note: str = "",
 ) -> dict:
     """All that is known about where this process runs, ready for ``environment.json``.
 
-    ``hardware`` is the short form for captions, such as ``2 × AMD EPYC (2 cores), gloo``.
+    ``hardware`` is the short form for captions, such as ``2 × AMD EPYC (2 cores), gloo``; it ends
+    with the ``note``, where there is something that every caption must say.
     """
     ranks = current_ranks()
     gpus = _gpus() if device != "cpu" else []
@@ -50,6 +54,7 @@ def describe_environment(
         "network": network_name(backend),
         "backend": backend,
         "device": device,
+        "note": note,
         "world_size": world_size or ranks.world_size,
         "ranks_per_node": ranks.local_world_size,
         "launcher": ranks.launcher,
@@ -68,7 +73,8 @@ def hardware_line(record: dict) -> str:
         ranks += f" on {record['network']}"
     cores = f"{record['cpu']['cores']} cores of {record['cpu']['model']}"
     where = record["gpus"][0]["name"] if record["gpus"] else cores
-    return ", ".join(part for part in (ranks, where, record["backend"]) if part)
+    parts = (ranks, where, record["backend"], record.get("note"))
+    return ", ".join(part for part in parts if part)
 
 
 def usable_cores() -> int:

@@ -1,0 +1,53 @@
+"""What DDP and a replay say of themselves after a step, as rows of the benchmark's tables."""
+
+from __future__ import annotations
+
+from common.benchmarks.replay_step import Step
+
+
+def describe_buckets(record: dict, step: Step) -> list[dict]:
+    """The buckets that DDP used, in reduction order, from its logging data.
+
+    Before the first rebuild, or when it never rebuilds, these are the initial buckets, for which
+    DDP logs sizes but no parameters.
+    """
+    names = [name for name, _ in step.model.named_parameters()]
+    rebuilt = record.get("rebuilt_bucket_sizes") or ""
+    sizes = [int(size) for size in (rebuilt or record["bucket_sizes"]).split(",")]
+    members = (record.get("rebuilt_per_bucket_param_indices") or "").split(",")
+    rows = []
+    for index, size in enumerate(sizes):
+        indices = members[index].split() if rebuilt else []
+        rows.append(
+            {
+                "bucket": index,
+                "size_bytes": size,
+                "parameters": " ".join(names[int(i)] for i in indices),
+            }
+        )
+    return rows
+
+
+def overlap_rows(records: list[dict], warmup_steps: int) -> list[dict]:
+    """DDP's timing of each measured step but the last: it is known one step later."""
+    rows = []
+    for iteration, record in enumerate(records[warmup_steps + 1 :]):
+        if "backward_comm_time" not in record:
+            continue
+        rows.append(
+            {
+                "iteration": iteration,
+                "backward_compute_time_ms": record["backward_compute_time"] / 1e6,
+                "communication_time_ms": record["backward_comm_time"] / 1e6,
+                "overlap_time_ms": record["backward_compute_comm_overlap_time"] / 1e6,
+            }
+        )
+    return rows
+
+
+def lateness_rows(records: list[dict], warmup_steps: int) -> list[dict]:
+    """By how much a replay fell behind its recording in each measured step."""
+    return [
+        {"iteration": iteration, "lateness_ms": record["replay_lateness_s"] * 1e3}
+        for iteration, record in enumerate(records[warmup_steps:])
+    ]

@@ -1,0 +1,1 @@
+"""Evidence that a test is too short for: ``ddplab study``. Results are committed under data/."""

@@ -1,0 +1,134 @@
+"""All-reduces on a ring of emulated hosts beside what the links allow.
+
+A ring all-reduce of S bytes on n ranks sends 2(n−1)/n·S over every link (nccl-tests,
+doc/PERFORMANCE.md). With links that carry R bytes/s of payload it takes at least that over R, so
+its algorithm bandwidth is at most R·n/(2(n−1)). R is what a plain TCP stream reached on the
+slowest link before the ranks started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from common.cluster.emulated import EmulatedCluster, parse_rate
+from common.cluster.launch import launch
+from common.perfmodel.collectives import algorithm_bandwidth
+from common.report.progress import StageProgress
+from common.runtime.paths import project_root
+from common.runtime.run_directory import read_environment
+
+SCRIPTS = project_root() / "assignments" / "assignment2"
+ELEMENTS = (262144, 1048576, 4194304)
+REPLAYED, FACTOR = "umd-2x4-a100", 128
+
+
+def ring_bandwidth(
+    hosts: Sequence[int], rates: Sequence[str], scratch: Path, progress: StageProgress
+) -> pd.DataFrame:
+    """Medians per ring and message size; the last ring of each rate has one host at half of it.
+
+    Columns: hosts, rate, slow_host, size_bytes, time_ms, samples, link_mbit_per_s (the slowest
+    TCP stream), limit_ms (a ring's least time) and share (limit / time).
+    """
+    tables = []
+    for rate in rates:
+        for count in hosts:
+            tables.append(_ring(count, rate, False, scratch, progress))
+        tables.append(_ring(4, rate, True, scratch, progress))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _ring(
+    hosts: int, rate: str, slow_host: bool, scratch: Path, progress: StageProgress
+) -> pd.DataFrame:
+    rates = [rate] * hosts
+    if slow_host:
+        rates[1] = f"{parse_rate(rate) / 2e6:g}mbit"
+    cluster = EmulatedCluster.of(hosts, rates)
+    name = f"ring-{hosts}x{rate}{'-slow-host' if slow_host else ''}"
+    with progress.stage(f"all-reduce on {cluster}") as update:
+        launch(
+            SCRIPTS / "allreduce_benchmark.py",
+            [
+                *("--numel", *map(str, ELEMENTS), "--rounds", "4", "--iterations", "5"),
+                *("--output_dir", str(scratch), "--run_id", name),
+            ],
+            hosts,
+            scratch / f"{name}.log",
+            hosts=cluster,
+            on_output=update,
+        )
+    samples = pd.read_csv(scratch / name / "allreduce-samples.csv")
+    sequential = samples[samples["mode"] == "sequential"]
+    keys = ["total_bytes", "round", "iteration"]
+    slowest = sequential.groupby(keys)["time_ms"].max().groupby("total_bytes")
+    table = slowest.agg(["median", "size"]).reset_index()
+    table.columns = ["size_bytes", "time_ms", "samples"]
+    table.insert(0, "hosts", hosts)
+    table.insert(1, "rate", rate)
+    table.insert(2, "slow_host", slow_host)
+    return table.assign(**_limit(scratch / name, hosts, table["size_bytes"], table["time_ms"]))
+
+
+def replay_bucket(
+    hosts: int, rates: Sequence[str], scratch: Path, progress: StageProgress
+) -> pd.DataFrame:
+    """DDP with one bucket that holds all gradients, on a replayed model: what is exposed.
+
+    A single bucket is reduced when the backward pass is over, so the time beyond it is an
+    all-reduce of all gradients with the copies of DDP. Columns as for the rings, and
+    backward_ms (the replayed computation) and step_ms (the backward pass under DDP).
+    """
+    tables = []
+    for rate in rates:
+        cluster = EmulatedCluster.of(hosts, [rate])
+        name = f"replay-{hosts}x{rate}"
+        with progress.stage(f"replay on {cluster}") as update:
+            launch(
+                SCRIPTS / "ddp_benchmark.py",
+                [
+                    *("--replay", REPLAYED, "--replay_factor", str(FACTOR)),
+                    *("--bucket_cap_mb", "4096", "--rounds", "3", "--num_steps", "3"),
+                    *("--initial_steps", "2", "--device", "cpu"),
+                    *("--output_dir", str(scratch), "--run_id", name),
+                ],
+                hosts,
+                scratch / f"{name}.log",
+                hosts=cluster,
+                on_output=update,
+            )
+        steps = pd.read_csv(scratch / name / "ddp-times.csv")
+        local = pd.read_csv(scratch / name / "local-times.csv")
+        keys = ["round", "iteration"]
+        step_ms = steps.groupby(keys)["backward_time_ms"].max().median()
+        backward_ms = local.groupby(keys)["backward_time_ms"].max().median()
+        size = int(steps["first_bucket_bytes"].iloc[0])
+        row = {"hosts": hosts, "rate": rate, "size_bytes": size}
+        row |= {"backward_ms": backward_ms, "step_ms": step_ms, "time_ms": step_ms - backward_ms}
+        row |= {"samples": int(steps[keys].drop_duplicates().shape[0])}
+        tables.append(row | _limit(scratch / name, hosts, size, row["time_ms"]))
+    return pd.DataFrame(tables)
+
+
+def _limit(run: Path, hosts: int, size_bytes, time_ms) -> dict:
+    """The least time of a ring on the links that this run had, and how near to it it came."""
+    network = read_environment(run)["interconnect"]["emulated"]
+    link = min(min(found["up"], found["down"]) for found in network["probe"])
+    limit_ms = 2 * (hosts - 1) / hosts * size_bytes * 8 / link * 1e3
+    return {
+        "link_mbit_per_s": link / 1e6,
+        "limit_ms": limit_ms,
+        "algorithm_bandwidth_mb_per_s": algorithm_bandwidth(size_bytes, time_ms / 1e3) / 1e6,
+        "share": limit_ms / time_ms,
+    }
+
+
+def summarise(rings: pd.DataFrame, replay: pd.DataFrame) -> pd.DataFrame:
+    """The largest message of every ring, and the replay: share of the limit that was reached."""
+    largest = rings[rings["size_bytes"] == rings["size_bytes"].max()].assign(what="all-reduce")
+    largest.loc[largest["slow_host"], "what"] = "all-reduce, one host at half the rate"
+    columns = ["what", "hosts", "rate", "link_mbit_per_s", "limit_ms", "time_ms", "share"]
+    return pd.concat([largest, replay.assign(what="DDP, one bucket")])[columns]
