@@ -1,20 +1,53 @@
-# Sourced by every sbatch file, from the project's root: one torchrun per node, which starts one
-# rank per GPU (or RANKS_PER_NODE ranks). The first node of the job is where they meet.
+# Sourced by every sbatch file: goes to the project's root, loads the site's modules, and starts one
+# torchrun per node, which starts one rank per GPU (or RANKS_PER_NODE ranks).
 
-# A site's own modules and settings; see README.md.
-if [ -f "$PROJECT_ROOT/sbatch/modules.sh" ]; then source "$PROJECT_ROOT/sbatch/modules.sh"; fi
+cd "$PROJECT_ROOT"
+if [ -f sbatch/modules.sh ]; then source sbatch/modules.sh; fi # see README.md
 
-HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-RENDEZVOUS_PORT=$((20000 + SLURM_JOB_ID % 20000)) # its own for every job
-RANKS_PER_NODE=${RANKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}
 OUTPUT_DIR=${OUTPUT_DIR:-outputs/assignment2/cluster}
 
-# run_ranks SCRIPT [FLAG…]: run the script on all ranks of the job; a rank that fails ends the job.
+# `#SBATCH --signal=USR1@…` and `scancel --signal=USR1` are for the ranks. Whoever does not expect
+# USR1 dies of it, so the shells ignore it; srun, uv and torchrun inherit that, and so do the
+# ranks until they install a handler.
+trap '' USR1
+
+# run_ranks SCRIPT [FLAG…], or run_ranks -m MODULE [FLAG…]: run it on all ranks of the job. The
+# nodes meet at the first one; a rank that fails ends the job.
 run_ranks() {
+    local endpoint
+    endpoint=$(rendezvous_endpoint)
+    # shellcheck disable=SC2016  # expanded on each node, where SLURM_NODEID is known
     srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none \
-        uv run --no-sync torchrun \
-        --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node="$RANKS_PER_NODE" \
-        --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" \
-        --rdzv-endpoint="$HEAD_NODE:$RENDEZVOUS_PORT" \
+        bash -c 'trap "" USR1
+            exec uv run --no-sync torchrun --rdzv-conf="is_host=$((SLURM_NODEID == 0))" "$@"' torchrun \
+        --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node="${RANKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}" \
+        --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$endpoint" \
         "$@"
+}
+
+# Address of the job's first node, and a port of the job's own below those that Linux hands out.
+rendezvous_endpoint() {
+    local head address
+    read -r head < <(scontrol show hostnames "$SLURM_JOB_NODELIST") || return
+    if ! getent hosts "$head" >/dev/null; then # a node's name need not be a host's; Slurm knows
+        address=$(scontrol show node "$head" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
+    fi
+    echo "${address:-$head}:$((20000 + SLURM_JOB_ID % 12000))"
+}
+
+# choose_model LIST: sets MODEL. Task i of a job array takes item i, and writes below
+# OUTPUT_DIR/MODEL; without an array it is the first item.
+choose_model() {
+    local models index=${SLURM_ARRAY_TASK_ID:-0}
+    read -r -a models <<<"${1//,/ }"
+    if [ "$index" -ge "${#models[@]}" ]; then
+        echo "error: array index $index, but MODEL has ${#models[@]} items, from 0: ${models[*]}" >&2
+        exit 2
+    fi
+    MODEL=${models[index]}
+    if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
+        OUTPUT_DIR=$OUTPUT_DIR/$MODEL
+    elif [ "${#models[@]}" -gt 1 ]; then
+        echo "MODEL has ${#models[@]} items; only $MODEL without sbatch --array=0-$((${#models[@]} - 1))"
+    fi
 }

@@ -213,6 +213,7 @@ def tiny(main: Callable, settings_type: type, **tiny_settings: object) -> Callab
 
 
 STEP = {"model": "gpt2-nano", "batch_size": 1, "max_seq_len": 16}
+SGD = {"optimizer": "sgd"}  # torch needs seconds to import the machinery of AdamW
 CHECKS = (
     Check(
         "torch and driver",
@@ -232,7 +233,7 @@ CHECKS = (
     Check("output folder", check_output, "free space, or set OUTPUT_DIR to a folder of yours"),
     Check(
         "train_benchmark",
-        tiny(layers.main, layers.LayerBenchmark, **STEP, warmup_steps=1, num_steps=2),
+        tiny(layers.main, layers.LayerBenchmark, **STEP, **SGD, warmup_steps=1, num_steps=2),
         "run assignments/assignment2/train_benchmark.py by itself to see more",
     ),
     Check(
@@ -265,8 +266,8 @@ CHECKS = (
             ddp.main,
             ddp.DdpBenchmark,
             **STEP,
+            **SGD,
             **{"bucket_cap_mb": ("1", "25"), "rounds": 1, "num_steps": 1, "initial_steps": 0},
-            optimizer="sgd",
         ),
         "run assignments/assignment2/ddp_benchmark.py by itself to see more",
     ),

@@ -63,11 +63,15 @@ class Doctor:
 
 def show_placement() -> None:
     """Print where every rank runs. Raises UserError when that cannot go well."""
-    import torch
     from rich.console import Console
     from rich.table import Table
 
     from common.runtime.placement import own_placement, placement_problems
+
+    # What a rank sees by itself comes first: launchers too many do not find each other.
+    _refuse(placement_problems([own_placement()]))
+    import torch
+
     from common.runtime.process_group import process_group
 
     with process_group("cpu") as worker:
@@ -83,7 +87,10 @@ def show_placement() -> None:
             granted = "not said" if place.granted_gpus is None else place.granted_gpus
             table.add_row(*map(str, (*row, place.visible or "not set", granted)))
         Console(width=110).print(table)
-    problems = placement_problems(places)
+    _refuse(placement_problems(places))
+
+
+def _refuse(problems: list[str]) -> None:
     if problems:
         raise UserError("; ".join(problems))
 

@@ -21,8 +21,10 @@ from common.report.notebooks import execute_notebooks
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
 from common.runtime.paths import project_root, relative_to_project
-from common.runtime.run_directory import RunDirectory
+from common.runtime.run_directory import RunDirectory, read_environment
 from common.runtime.script import read_yaml
+
+PRESETS = ("smoke", "laptop", "gpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,10 +142,17 @@ def report_measured(assignment: str, run_dir: str, progress: StageProgress) -> P
     folder = Path(run_dir).absolute()
     if not folder.is_dir():
         raise UserError(f"{run_dir}: no such run directory")
-    _write_up(load_preset(assignment, "laptop"), folder, progress)
+    _write_up(_preset_of(folder, assignment), folder, progress)
     progress.say(f"Report: {_shown(folder / 'report.pdf')}")
     progress.say(f"and {_shown(folder / 'index.html')}")
     return folder
+
+
+def _preset_of(folder: Path, assignment: str) -> Preset:
+    """The preset that a run of ``ddplab run`` was made with; for cluster jobs, that of GPUs."""
+    record = folder / "environment.json"
+    label = read_environment(folder).get("label") if record.is_file() else None
+    return load_preset(assignment, label if label in PRESETS else "gpu")
 
 
 def _measure(

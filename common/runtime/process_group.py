@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from common.errors import RunFailed, UserError
 from common.runtime.orphans import die_with_parent
-from common.runtime.ranks import Ranks, current_ranks, rendezvous_environment
+from common.runtime.ranks import Ranks, current_ranks, node_address, rendezvous_environment
 
 BACKENDS = ("nccl", "gloo")
 
@@ -129,9 +129,8 @@ def _rendezvous(ranks: Ranks) -> dist.Store:
         store, _, _ = next(iter(dist.rendezvous("env://")))  # torchrun may serve it itself
         return dist.PrefixStore("ddplab", store)
     meet = rendezvous_environment()
-    return dist.TCPStore(
-        meet["MASTER_ADDR"], int(meet["MASTER_PORT"]), ranks.world_size, is_master=ranks.is_main
-    )
+    host, port = node_address(meet["MASTER_ADDR"]), int(meet["MASTER_PORT"])
+    return dist.TCPStore(host, port, ranks.world_size, is_master=ranks.is_main)
 
 
 def _choose_device(ranks: Ranks, device_type: str) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ def current_ranks(env: Mapping[str, str] = os.environ) -> Ranks:
             rank=_integer(env, "SLURM_PROCID"),
             world_size=_integer(env, size, default=1),
             local_rank=_integer(env, "SLURM_LOCALID"),
-            local_world_size=_tasks_on_this_node(env),
+            local_world_size=tasks_on_this_node(env),
             launcher="slurm",
         )
     else:
@@ -81,9 +82,19 @@ def rendezvous_environment(env: Mapping[str, str] = os.environ) -> dict[str, str
         )
     job = _integer(env, "SLURM_JOB_ID", 0) * 31 + _integer(env, "SLURM_STEP_ID", 0)
     return {
-        "MASTER_ADDR": env.get("MASTER_ADDR", _first_host(hosts)),
+        "MASTER_ADDR": env.get("MASTER_ADDR") or _first_host(hosts),
         "MASTER_PORT": env.get("MASTER_PORT", str(20000 + job % 20000)),
     }
+
+
+def node_address(node: str) -> str:
+    """A Slurm node's name if that is a host's, as almost everywhere, else the address Slurm has."""
+    try:
+        socket.getaddrinfo(node, None)
+    except OSError:
+        found = re.search(r"\bNodeAddr=(\S+)", _ask_scontrol("node", node))
+        return found[1] if found else node
+    return node
 
 
 def _integer(env: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -102,7 +113,7 @@ def _is_batch_shell(env: Mapping[str, str]) -> bool:
     return env.get("ENVIRONMENT") == "BATCH" and not in_step
 
 
-def _tasks_on_this_node(env: Mapping[str, str]) -> int:
+def tasks_on_this_node(env: Mapping[str, str]) -> int:
     """Tasks on this node, from Slurm's list such as ``4(x2),3``."""
     if "SLURM_STEP_TASKS_PER_NODE" in env or "SLURM_TASKS_PER_NODE" in env:
         text = env.get("SLURM_STEP_TASKS_PER_NODE") or env["SLURM_TASKS_PER_NODE"]
@@ -120,10 +131,16 @@ def _tasks_on_this_node(env: Mapping[str, str]) -> int:
 
 def _first_host(hosts: str) -> str:
     """First host of a Slurm host list; ``scontrol`` knows the full grammar."""
+    listed = _ask_scontrol("hostnames", hosts).split()
+    return listed[0] if listed else re.sub(r"\[(\d+).*", r"\1", hosts.split(",")[0])
+
+
+def _ask_scontrol(*what: str) -> str:
+    """What ``scontrol show`` prints, or nothing where there is no Slurm to ask."""
     try:
-        listed = subprocess.run(
-            ["scontrol", "show", "hostnames", hosts], capture_output=True, text=True, check=True
+        done = subprocess.run(
+            ["scontrol", "show", *what], capture_output=True, text=True, check=True, timeout=30
         )
-        return listed.stdout.split()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return re.sub(r"\[(\d+).*", r"\1", hosts.split(",")[0])
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout

@@ -213,6 +213,8 @@ def leave_when_terminated(grace_s: float = 5.0) -> None:
     """
 
     def terminated(*_: object) -> None:
+        # Slurm, uv and torchrun each pass the signal on: once is enough to end in good order.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise RunFailed("terminated: another rank died, or the job was cancelled")
 
     signal.signal(signal.SIGTERM, terminated)

@@ -41,9 +41,27 @@ import os, sys
 if os.environ["RANK"] == "1":
     sys.exit("rank 1 has had enough")
 """
+REFUSE = """
+from dataclasses import dataclass
+from common.errors import UserError
+from common.runtime.script import run_script
+
+@dataclass(frozen=True)
+class Settings:
+    rounds: int = 1
+
+def main(settings):
+    raise UserError(f"rounds is {settings.rounds}; it must be above 1")
+
+run_script(main, Settings)
+"""
 WAIT = """
 import pathlib, os, sys, time
-(pathlib.Path(sys.argv[1]) / os.environ["RANK"]).touch()
+folder, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
+(folder / f"rank-{rank}").touch()
+while len(list(folder.glob("rank-*"))) < int(sys.argv[2]):
+    time.sleep(0.1)
+(folder / "all").touch()
 time.sleep(120)
 """
 
@@ -249,20 +267,21 @@ def test_two_clusters_at_once_each_with_its_own_hosts_and_rates(script) -> None:
 
 @needs_hosts
 def test_killed_interrupted_or_bereft_of_a_host_nothing_is_left(script, tmp_path: Path) -> None:
-    def started(name: str, *command: object) -> subprocess.Popen:
+    def started(name: str, *command: object, hosts: int = 1) -> subprocess.Popen:
         folder = tmp_path / name
         folder.mkdir()
-        return start("--", script(WAIT), folder, command=command or (DDPLAB,))
+        more = ("--hosts", hosts, "--", script(WAIT), folder, hosts)
+        return start(*more, command=command or (DDPLAB,))
 
     def running(name: str) -> bool:
-        return len(list((tmp_path / name).iterdir())) == 2
+        return (tmp_path / name / "all").exists()
 
     # As any user but root would start it: in a user namespace.
     as_user = "import os; os.geteuid = lambda: 1000; from common.cli.main import main; main()"
     clusters = {
         "killed": started("killed"),
         "interrupted": started("interrupted", sys.executable, "-c", as_user),
-        "bereft": started("bereft"),
+        "bereft": started("bereft", hosts=2),
     }
     for name in clusters:
         wait_for(lambda name=name: running(name))
@@ -319,10 +338,7 @@ def test_a_benchmark_records_the_emulated_network_and_is_not_mixed_with_loopback
 
 
 @needs_hosts
-def test_what_a_rank_refuses_comes_back_from_emulated_hosts(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[2]
-    script = root / "assignments" / "assignment2" / "allreduce_benchmark.py"
-    with pytest.raises(UserError, match="at least 1 element"):
-        launch(
-            script, ["--numel", "0"], 2, tmp_path / "log", hosts=EmulatedCluster.of(2, ["1gbit"])
-        )
+def test_what_a_rank_refuses_comes_back_from_emulated_hosts(script, tmp_path: Path) -> None:
+    refuse = script(REFUSE)
+    with pytest.raises(UserError, match="rounds is 1; it must be above 1"):
+        launch(refuse, [], 1, tmp_path / "log", hosts=EmulatedCluster.of(1, ["1gbit"]))

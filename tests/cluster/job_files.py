@@ -1,0 +1,85 @@
+"""The job files of sbatch/ as the tests submit them, and the tables they must write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.cluster.slurm import PrivateSlurm
+
+ROOT = Path(__file__).resolve().parents[2]
+SBATCH = ROOT / "sbatch"
+STEP = "--device cpu --batch_size 1 --max_seq_len 16"
+SGD = "--optimizer sgd"  # torch needs seconds to import the machinery of AdamW
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a job file is tried, and the tables it writes, each with its number of rows."""
+
+    variables: dict[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    tables: dict[str, int] = field(default_factory=dict)
+    world_size: int = 2
+    says: str = ""
+    """A part of its output."""
+
+
+# Two ranks each, on one node or on two, so that the report can compare what they measured. (As many
+# ranks as GPUs have the job that is signalled, whose ranks are cheap, and the course's way.)
+ONE_NODE = ("--nodes=1",)
+PER_NODE = {1: {"RANKS_PER_NODE": "2"}, 2: {"RANKS_PER_NODE": "1"}}
+CASES = {
+    "launch-train-benchmark": Case(
+        PER_NODE[1]
+        | {"MODEL": "gpt2-nano", "FLAGS": f"{STEP} {SGD} --warmup_steps 1 --num_steps 2"},
+        ONE_NODE,
+        # Two embeddings, 6 blocks and the last LayerNorm; in times the embeddings are one, and
+        # there are the head, the forward pass, the backward pass and the step besides.
+        tables={"layer-sizes.csv": 9, "layer-times.csv": 12},
+    ),
+    "launch-allreduce-benchmark": Case(
+        PER_NODE[2] | {"NUMEL": "1 20000 300000", "FLAGS": "--device cpu --rounds 2"},
+        tables={"allreduce-times.csv": 3},
+    ),
+    "launch-allreduce-chunk-benchmark": Case(
+        PER_NODE[1] | {"NUMEL": "12000", "FLAGS": "--device cpu --rounds 2"},
+        ONE_NODE,
+        tables={"allreduce-chunk-times.csv": 3},  # chunks of 1,000, 10,000 and 12,000
+    ),
+    "launch-overlap-benchmark": Case(
+        PER_NODE[1]
+        | {"MODEL": "gpt2-nano", "FLAGS": f"{STEP} --message_mib 0.1 1 --rounds 2 --num_steps 1"},
+        ONE_NODE,
+        tables={"overlap-times.csv": 6 * 2 * 1 * 2},  # arms × rounds × steps × ranks
+    ),
+    "launch-ddp-benchmark": Case(
+        PER_NODE[2]
+        | {"MODEL": "gpt2-nano", "BUCKET_SIZE": "1 5 25"}
+        | {"FLAGS": f"{STEP} {SGD} --rounds 2 --num_steps 2 --initial_steps 1"},
+        tables={"ddp-times.csv": 3 * 2 * 2 * 2},  # caps × rounds × steps × ranks
+    ),
+    "selftest": Case(PER_NODE[2] | {"FLAGS": "--device cpu"}, says="2 ranks on 2 hosts"),
+    "launch-report": Case(says="report.pdf"),
+}
+
+
+def job_files() -> list[Path]:
+    """All of them: one without a case fails."""
+    return sorted(SBATCH.glob("*.sbatch"))
+
+
+def submit_job_files(slurm: PrivateSlurm, output: Path) -> dict[str, int]:
+    """Submit all of them; their ids. The report comes after the measurements."""
+    names = [path.stem for path in job_files() if path.stem != "launch-report"]
+    common = {"PROJECT_ROOT": str(ROOT), "OUTPUT_DIR": str(output), "OMP_NUM_THREADS": "1"}
+    ids = {}
+    for name in names:
+        case = CASES.get(name, Case())
+        flags = (*case.flags, f"--output={output}/%x-%j.out")
+        variables = common | case.variables
+        ids[name] = slurm.submit(SBATCH / f"{name}.sbatch", *flags, variables=variables)
+    after = ":".join(str(ids[name]) for name in names if name.startswith("launch-"))
+    flags = (f"--dependency=afterok:{after}", f"--output={output}/%x-%j.out")
+    ids["launch-report"] = slurm.submit(SBATCH / "launch-report.sbatch", *flags, variables=common)
+    return ids

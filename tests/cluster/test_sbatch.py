@@ -1,0 +1,272 @@
+"""The job files of sbatch/, submitted as they are to a private Slurm of two nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+
+import pandas as pd
+import pytest
+from job_files import CASES, ROOT, SBATCH, job_files
+
+from common.cluster.slurm import Job, PrivateSlurm, why_not
+
+pytestmark = [
+    pytest.mark.two_ranks,
+    pytest.mark.skipif(why_not() is not None, reason=f"no private Slurm: {why_not()}"),
+    pytest.mark.timeout(300),  # the first test waits for the cluster, each for the jobs before
+]
+
+SIGNALLED = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --exclusive --signal=USR1@60
+set -euo pipefail
+source "$PROJECT_ROOT/sbatch/rendezvous.sh"
+run_ranks "$SCRIPT" "$OUTPUT_DIR"
+"""
+# Leaves a file when it is ready, one when it is told to make a checkpoint, and then goes on.
+CHECKPOINT = """
+import os, pathlib, signal, sys, time
+folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
+told = []
+signal.signal(signal.SIGUSR1, lambda *_: told.append(True))
+(folder / ("ready-" + rank)).touch()
+while not told:
+    time.sleep(0.05)
+(folder / ("checkpoint-" + rank)).touch()
+time.sleep(1)
+print("rank", rank, "went on to its end")
+"""
+
+FAILING = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --exclusive
+set -euo pipefail
+source "$PROJECT_ROOT/sbatch/rendezvous.sh"
+run_ranks "$SCRIPT" --output_dir "$OUTPUT_DIR"
+echo "not reached"
+"""
+# The last rank, on the second node, fails in the middle of a run that the first one writes.
+FAIL = """
+import time
+from dataclasses import dataclass
+from common.errors import RunFailed
+from common.runtime.ranks import current_ranks
+from common.runtime.run_directory import RunDirectory
+from common.runtime.script import run_script
+
+@dataclass(frozen=True)
+class Settings:
+    output_dir: str = ""
+
+def main(settings):
+    ranks = current_ranks()
+    name, started = f"of-rank-{ranks.rank}", {"status": "running"}
+    with RunDirectory.create(settings.output_dir, "fail", {}, started, name) as run:
+        run.stream("samples.csv", ("rank", "time_ms")).write([{"rank": 0, "time_ms": 1.0}])
+        time.sleep(1)
+        if ranks.rank == ranks.world_size - 1:
+            raise RunFailed("the disk of the last rank is full")
+        time.sleep(1000)
+
+run_script(main, Settings)
+"""
+
+COURSE = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks=2 --gpus-per-task=1 --distribution=block
+srun uv run --no-sync python assignments/assignment2/allreduce_benchmark.py \\
+    --device cpu --rounds 2 --iterations 2 --output_dir "$OUTPUT_DIR" --run_id run
+"""
+
+
+@pytest.fixture
+def submit(slurm, tmp_path):
+    """``submit(text, script, **variables)``: a job file and its script, submitted; the job id."""
+
+    def submit(text: str, script: str = "", **variables: str) -> int:
+        (tmp_path / "job.sbatch").write_text(text)
+        (tmp_path / "script.py").write_text(script)
+        places = {"SCRIPT": tmp_path / "script.py", "PROJECT_ROOT": ROOT, "OUTPUT_DIR": tmp_path}
+        variables |= {name: str(place) for name, place in places.items()}
+        return slurm.submit(
+            tmp_path / "job.sbatch", f"--output={tmp_path}/log", variables=variables
+        )
+
+    return submit
+
+
+@pytest.fixture
+def fake_uv(tmp_path) -> dict[str, str]:
+    """Variables of a job whose ``uv`` only says where it was started and what it was to run."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "uv").write_text('#!/bin/sh\necho "$PWD: uv $*"\n')
+    (tmp_path / "bin" / "uv").chmod(0o755)
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "PROJECT_ROOT": str(ROOT)}
+
+
+def ended(slurm: PrivateSlurm, job_id: int) -> tuple[Job, str]:
+    """The job's end and what it said."""
+    [job] = slurm.wait(job_id)
+    return job, job.log.read_text()
+
+
+@pytest.mark.parametrize("path", job_files(), ids=lambda path: path.stem)
+def test_every_job_file_runs_as_it_is(slurm, submitted, output, path):
+    assert path.stem in CASES, f"{path.name}: say in CASES how it is tried and what it writes"
+    case = CASES[path.stem]
+    job, said = ended(slurm, submitted[path.stem])
+    assert (job.state, job.exit_status) == ("COMPLETED", 0), said
+    assert case.says in said
+    for name, rows in case.tables.items():
+        [table] = output.glob(f"*/{name}")
+        assert len(pd.read_csv(table)) == rows
+        record = json.loads((table.parent / "environment.json").read_text())
+        assert record["status"] == "complete"
+        assert record["slurm_job_id"] == str(job.job_id)
+        assert (record["world_size"], record["launcher"]) == (case.world_size, "torchrun")
+        assert (record["device"], record["backend"]) == ("cpu", "gloo")
+    if path.stem == "launch-report":
+        assert (output / "report.pdf").read_bytes().startswith(b"%PDF")
+        assert "<html" in (output / "index.html").read_text()
+
+
+def test_task_i_of_an_array_measures_model_i_in_a_folder_of_its_name(slurm, tmp_path, fake_uv):
+    variables = fake_uv | {"MODEL": "gpt2 gpt2-large", "OUTPUT_DIR": "out"}
+    flags = ("--array=0-2", "--nodes=1", f"--output={tmp_path}/%a")
+    job_file = SBATCH / "launch-train-benchmark.sbatch"
+    tasks = slurm.wait(slurm.submit(job_file, *flags, variables=variables))
+    states = {job.array_index: (job.state, job.exit_status) for job in tasks}
+    assert states == {0: ("COMPLETED", 0), 1: ("COMPLETED", 0), 2: ("FAILED", 2)}
+    assert "--model gpt2 --output_dir out/gpt2\n" in (tmp_path / "0").read_text()
+    assert "--model gpt2-large --output_dir out/gpt2-large\n" in (tmp_path / "1").read_text()
+    # An index without a model is one clear line, and the user's mistake.
+    said = (tmp_path / "2").read_text()
+    assert said == "error: array index 2, but MODEL has 2 items, from 0: gpt2 gpt2-large\n"
+    # Without an array a list is not silently cut to its first item.
+    job_id = slurm.submit(job_file, f"--output={tmp_path}/log", variables=variables)
+    said = ended(slurm, job_id)[1]
+    assert "MODEL has 2 items; only gpt2 without sbatch --array=0-1\n" in said
+    assert said.count("--model gpt2 --output_dir out\n") == 2  # on both nodes
+
+
+def test_a_failing_rank_fails_the_job_with_its_own_message_and_leaves_nothing(
+    slurm, submit, tmp_path, processes_of
+):
+    job, said = ended(slurm, submit(FAILING, FAIL, RANKS_PER_NODE="1"))
+    assert job.state == "FAILED"
+    assert job.exit_status != 0
+    assert "failed: the disk of the last rank is full" in said.splitlines()
+    assert "not reached" not in said
+    # Nothing looks complete, neither what the failing rank wrote nor what the other did.
+    for rank in range(2):
+        run = tmp_path / f"of-rank-{rank}"
+        assert json.loads((run / "environment.json").read_text())["status"] == "failed"
+        assert [path.name for path in run.glob("*.csv*")] == ["samples.csv.partial"]
+    # What runs on the nodes is what runs there without a job.
+    deadline = time.monotonic() + 10
+    while set(living := processes_of(slurm.folder)) & {"python", "uv", "srun", "slurmstepd"}:
+        assert time.monotonic() < deadline, living
+        time.sleep(0.1)
+
+
+def test_usr1_reaches_the_ranks_and_nobody_dies_of_it(slurm, submit, tmp_path):
+    job_id = submit(SIGNALLED, CHECKPOINT)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("ready-*"))) < 8:
+        assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.1)
+    slurm.command("scancel", "--signal=USR1", job_id)
+    job, said = ended(slurm, job_id)
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 8
+    assert said.count("went on to its end") == 8
+    assert (job.state, job.exit_status) == ("COMPLETED", 0)
+
+
+def test_the_courses_way_srun_with_one_process_per_gpu_works(slurm, submit, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    job, said = ended(slurm, submit(COURSE, NUMEL="1 1000"))
+    assert job.state == "COMPLETED", said
+    table = pd.read_csv(tmp_path / "run" / "allreduce-times.csv")
+    assert list(table["total_elements"]) == [1, 1000]
+    assert list(table["world_size"]) == [2, 2]
+    record = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert (record["launcher"], record["ranks_per_node"]) == ("slurm", 1)
+
+
+def test_site_env_changes_nothing_as_it_is_and_wins_over_the_job_files(slurm):
+    def shell(command: str) -> str:
+        return subprocess.run(
+            ["bash", "-c", command],
+            cwd=ROOT,
+            env=slurm.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    variables = "export -p | grep -v ' _='"  # bash's own says what was called last
+    assert shell(f"source sbatch/site.env; {variables}") == shell(variables)
+    # Lines that a new site takes the # off.
+    text = re.sub(r"# (export SBATCH_PARTITION=).*", r"\1other", (SBATCH / "site.env").read_text())
+    text = re.sub(r"# (export SBATCH_GPUS_PER_NODE=).*", r"\g<1>2", text)
+    job_id = shell(f"{text}\nsbatch --parsable --hold sbatch/launch-ddp-benchmark.sbatch").strip()
+    [job] = slurm.jobs(int(job_id))
+    described = slurm.command("scontrol", "show", "job", job_id)
+    slurm.command("scancel", job_id)
+    assert job.partition == "other"
+    assert re.search(r"TresPerNode=gres:gpu:2\b", described)
+
+
+@pytest.mark.parametrize("below", [".", "notes/week-3"])
+def test_a_project_that_is_no_git_checkout_is_found_from_a_folder_in_it(
+    slurm, tmp_path, monkeypatch, fake_uv, below
+):
+    project = tmp_path / "project"
+    (project / below).mkdir(parents=True)
+    (project / "sbatch").symlink_to(SBATCH)
+    monkeypatch.chdir(project / below)
+    job_file, variables = SBATCH / "launch-report.sbatch", {"PATH": fake_uv["PATH"]}
+    job_id = slurm.submit(job_file, f"--output={tmp_path}/log", variables=variables)
+    job, said = ended(slurm, job_id)
+    assert job.state == "COMPLETED", said
+    report = "uv run --no-sync ddplab run assignment2 --run-dir outputs/assignment2/cluster"
+    assert said == f"{project}: {report}\n"
+
+
+@pytest.mark.parametrize("path", job_files(), ids=lambda path: path.stem)
+def test_a_job_from_elsewhere_is_one_clear_line(slurm, tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    job, said = ended(slurm, slurm.submit(path, f"--output={tmp_path}/log"))
+    assert (job.state, job.exit_status) == ("FAILED", 2)
+    assert said == (f"error: {tmp_path} is not in the project; submit there or set PROJECT_ROOT\n")
+
+
+# The first places its ranks well, the second puts two on one device, the third is the classic: as
+# many tasks as GPUs, each with a torchrun that starts as many ranks again.
+PLACED = """#!/bin/bash
+#SBATCH --nodes=1 --ntasks-per-node=2 --gpus-per-node=2
+cd "$PROJECT_ROOT"
+doctor="uv run --no-sync ddplab doctor"
+echo "== good"; srun --gpus-per-task=1 $doctor; echo "status $?"
+echo "== shared"; srun env CUDA_VISIBLE_DEVICES=0 $doctor; echo "status $?"
+echo "== classic"
+srun uv run --no-sync torchrun --standalone --nproc-per-node=2 -m common.cli.main doctor
+echo "status $?"
+"""
+
+
+def test_doctor_in_a_job_shows_where_ranks_run_and_refuses_what_cannot_go_well(submit, slurm):
+    [job] = slurm.wait(submit(PLACED))
+    _, good, shared, classic = re.split(r"== \w+\n", job.log.read_text())
+    assert "status 0" in good
+    rows = [re.split(r"\s*│\s*", line)[1:-1] for line in good.splitlines() if "│ n" in line]
+    assert [row[:3] for row in rows] == [["0", rows[0][1], "0"], ["1", rows[0][1], "1"]]
+    assert rows[0][3] != rows[1][3]  # each its own GPU
+    assert rows[0][1] in ("n1", "n2")
+
+    assert "status 0" not in shared
+    assert "ranks 0 and 1 share GPU 0" in shared
+    assert "status 0" not in classic
+    assert "4 workers for 2 GPUs (2 srun tasks, each with a torchrun that starts 2)" in classic
