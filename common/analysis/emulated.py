@@ -17,8 +17,8 @@ from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs
 from common.runtime.paths import project_root
 from common.runtime.run_directory import find_table, read_environment
 
-LINK_RATES = ("link (Mbit/s)", "TCP stream out (Mbit/s)", "in (Mbit/s)")
-TIMES = ("T there (ms)", "T there (ms) ")
+LINK_RATES = ("link (Mbit/s)", "TCP out (Mbit/s)", "TCP in (Mbit/s)")
+TIMES = ("best T (ms)", "worst T (ms)")
 SHARES = ("median error", "noise floor", "regret")
 
 
@@ -41,6 +41,11 @@ class NetworkRun:
     sweep: BucketSweep
     links: pd.DataFrame
     rate_bit_per_s: float
+
+    @property
+    def link(self) -> str:
+        """The name for a table: the rate of the links, or loopback."""
+        return self.name.rpartition(" at ")[2]
 
     def best(self) -> BestCap:
         """T(b) as predicted, and the predicted b*."""
@@ -145,11 +150,11 @@ def summary(networks: Networks) -> pd.DataFrame:
         times = accuracy.table.set_index("bucket_cap_mib")["measured_ms"]
         rows.append(
             {
-                "network": run.name,
-                "best cap (MiB)": accuracy.measured_best_mib,
-                "T there (ms)": times.min(),
-                "worst cap (MiB)": times.idxmax(),
-                "T there (ms) ": times.max(),
+                "network": run.link,
+                "best b (MiB)": f"{accuracy.measured_best_mib:g}",
+                "best T (ms)": times.min(),
+                "worst b (MiB)": f"{times.idxmax():g}",
+                "worst T (ms)": times.max(),
                 "worst / best": times.max() / times.min(),
                 "median error": accuracy.median_error,
                 "noise floor": accuracy.noise_floor,
@@ -162,7 +167,7 @@ def summary(networks: Networks) -> pd.DataFrame:
 def links(networks: Networks) -> pd.DataFrame:
     """Per network and host the rate of the link and what a TCP stream reached on it."""
     rows = [
-        (run.name, link["host"], link["rate"], link["up"], link["down"])
+        (run.link, link["host"], link["rate"], link["up"], link["down"])
         for run in networks.runs
         for link in run.links.to_dict("records")
     ]

@@ -27,7 +27,7 @@ import psutil
 from common.cluster.emulated import EmulatedCluster
 from common.cluster.launch import threads_per_rank
 from common.cluster.link_probe import PAYLOAD_SHARE, probe
-from common.cluster.links import INTERFACE, address, build, shape
+from common.cluster.links import CONGESTION_CONTROL, INTERFACE, address, build, shape
 from common.runtime.network import EMULATED_NETWORK
 from common.runtime.script import exit_status
 
@@ -59,7 +59,8 @@ def main() -> None:
 def connect(cluster: EmulatedCluster) -> dict:
     """Make hosts and links, measure each link, and deepen the token buckets where they starve.
 
-    Returns the record of the network: the cluster, ``burst_bytes`` and ``probe``.
+    Returns the record of the network: the cluster, ``burst_bytes``, ``congestion_control`` and
+    ``probe``.
     """
     build(cluster, BURSTS_BYTES[0])
     write_names(cluster)
@@ -73,7 +74,8 @@ def connect(cluster: EmulatedCluster) -> dict:
         ):
             break
     links = [{"host": f"host{i}", **link} for i, link in enumerate(found, start=1)]
-    return {"hosts": cluster.hosts, **asdict(cluster), "burst_bytes": burst_bytes, "probe": links}
+    network = {"hosts": cluster.hosts, **asdict(cluster), "burst_bytes": burst_bytes}
+    return network | {"congestion_control": CONGESTION_CONTROL, "probe": links}
 
 
 def write_names(cluster: EmulatedCluster) -> None:

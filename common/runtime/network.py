@@ -14,8 +14,8 @@ EMULATED_NETWORK = "DDPLAB_EMULATED_NETWORK"
 def emulated_network(env: Mapping[str, str] = os.environ) -> dict | None:
     """The emulated network that this process runs in, as its switch describes it, or None.
 
-    Keys: hosts, rates_bit_per_s, ranks_per_host, delay_ms, burst_bytes and probe (what a plain
-    TCP stream reached on each link, in bit/s of payload).
+    Keys: hosts, rates_bit_per_s, ranks_per_host, delay_ms, burst_bytes, congestion_control and
+    probe (what a plain TCP stream reached on each link, in bit/s of payload).
     """
     return json.loads(env[EMULATED_NETWORK]) if EMULATED_NETWORK in env else None
 

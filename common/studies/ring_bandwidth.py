@@ -21,7 +21,7 @@ from common.runtime.paths import project_root
 from common.runtime.run_directory import read_environment
 
 SCRIPTS = project_root() / "assignments" / "assignment2"
-ELEMENTS = (262144, 1048576, 4194304)
+ELEMENTS = (262144, 2097152)
 REPLAYED, FACTOR = "umd-2x4-a100", 128
 
 
@@ -53,7 +53,8 @@ def _ring(
         launch(
             SCRIPTS / "allreduce_benchmark.py",
             [
-                *("--numel", *map(str, ELEMENTS), "--rounds", "4", "--iterations", "5"),
+                *("--numel", *map(str, ELEMENTS), "--rounds", "3", "--iterations", "5"),
+                *("--in_flight_mib", "1"),
                 *("--output_dir", str(scratch), "--run_id", name),
             ],
             hosts,

@@ -14,6 +14,7 @@ import pytest
 from common.cluster.slurm import private_slurm, why_not
 from common.errors import RunFailed, UserError
 
+pytestmark = pytest.mark.timeout(300)  # jobs wait for those that other tests submitted
 needs_slurm = pytest.mark.skipif(why_not() is not None, reason=f"no private Slurm: {why_not()}")
 
 # A job that leaves behind on both nodes what a job can: tasks, and a child that left its group.
@@ -60,7 +61,7 @@ def test_a_job_has_both_nodes_and_four_gpus_on_each(slurm, write, tmp_path):
     )
     variables = {"GREETING": "variables arrive"}
     job_id = slurm.submit(job_file, f"--output={tmp_path}/log", variables=variables)
-    [job] = slurm.wait(job_id, 30)
+    [job] = slurm.wait(job_id)
     assert (job.state, job.exit_status, job.nodes) == ("COMPLETED", 0, "n[1-2]")
     said = job.log.read_text().splitlines()
     assert {"n1 has 0,1,2,3", "n2 has 0,1,2,3", "variables arrive"} <= set(said)
@@ -69,7 +70,7 @@ def test_a_job_has_both_nodes_and_four_gpus_on_each(slurm, write, tmp_path):
 def test_each_task_of_an_array_has_its_own_end(slurm, write, tmp_path):
     job_file = write("#!/bin/bash\nexit $SLURM_ARRAY_TASK_ID")
     job_id = slurm.submit(job_file, "--array=0,3", f"--output={tmp_path}/%j")
-    ended = [(job.array_index, job.state, job.exit_status) for job in slurm.wait(job_id, 30)]
+    ended = [(job.array_index, job.state, job.exit_status) for job in slurm.wait(job_id)]
     assert sorted(ended) == [(0, "COMPLETED", 0), (3, "FAILED", 3)]
 
 
@@ -80,7 +81,7 @@ def test_a_job_that_does_not_end_in_time_and_one_that_is_refused_are_one_line(
     with pytest.raises(RunFailed, match=rf"job {job_id} has not ended after 0.5 s"):
         slurm.wait(job_id, 0.5)
     slurm.command("scancel", job_id)
-    [job] = slurm.wait(job_id, 30)
+    [job] = slurm.wait(job_id)
     assert job.state == "CANCELLED"
     with pytest.raises(UserError, match="invalid partition") as refused:
         slurm.submit(write("#!/bin/bash"), "--partition=nosuch")

@@ -3,12 +3,14 @@
 import base64
 import json
 import re
+import shutil
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from common.analysis import assignment2
+from common.analysis import assignment2, narrative
+from common.analysis import emulated as emulated_networks
 from common.errors import RunFailed, UserError
 from common.report.document import Document, write_report
 from common.report.notebooks import execute_notebooks
@@ -57,6 +59,7 @@ def test_every_figure_of_the_notebooks_is_there(executed: list[Path]) -> None:
     }
     assert figures == {
         "assignment2_discussion": 2,
+        "assignment2_emulated_hosts": 1,
         "assignment2_part1_model": 4,
         "assignment2_part2_prediction": 5,
         "assignment2_part3_evaluation": 2,
@@ -76,7 +79,7 @@ def test_the_report_is_one_pdf_and_one_page_that_needs_nothing_else(
     pdf = (tmp_path / "report.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-")
     page = (tmp_path / "index.html").read_text()
-    assert page.count("data:image/png") == 13
+    assert page.count("data:image/png") == 14
     # nothing is fetched when the page is opened: no address but namespaces
     links = re.findall(r"(?:src|href)=\"(http[^\"]*)\"", page)
     assert links == []
@@ -149,6 +152,49 @@ def test_presets_give_every_stage_settings_that_it_accepts(preset: str) -> None:
     }
     assert known_assignments() == ["assignment2"]
     loaded = load_preset("assignment2", preset)
-    assert [stage.script.stem for stage in loaded.stages] == list(settings)
-    for name, kind in settings.items():
-        parse_settings(kind, ["--config", str(loaded.path)], name)
+    assert list(dict.fromkeys(stage.script.stem for stage in loaded.stages)) == list(settings)
+    for stage in loaded.stages:
+        name = stage.script.stem
+        parse_settings(settings[name], ["--config", str(loaded.path), *stage.flags()], name)
+
+
+def test_emulated_stages_go_to_folders_apart_from_loopback() -> None:
+    stages = load_preset("assignment2", "laptop").stages
+    emulated = [stage for stage in stages if stage.hosts]
+    assert {str(stage.hosts) for stage in emulated} == {
+        "2 emulated hosts at 1 Gbit/s",
+        "2 emulated hosts at 2 Gbit/s",
+    }
+    assert all(stage.folder.startswith("emulated-2x") and stage.ranks == 2 for stage in emulated)
+    # both rates are measured alike, so that only the network differs
+    flags = {stage.script.stem: stage.flags() for stage in emulated}
+    assert all(stage.flags() == flags[stage.script.stem] for stage in emulated)
+
+
+def test_where_hosts_cannot_be_emulated_recorded_ones_are_shown_and_it_says_why(
+    tmp_path: Path,
+) -> None:
+    run = copy_recorded(tmp_path / "run")
+    for folder in run.glob("emulated-*"):
+        shutil.rmtree(folder)
+    record = json.loads((run / "environment.json").read_text())
+    record["emulated_hosts_left_out"] = "no tc here"
+    (run / "environment.json").write_text(json.dumps(record))
+    networks = emulated_networks.open_networks(run)
+    assert (networks.recorded, networks.left_out) == (True, "no tc here")
+    text = narrative.where_networks_from(networks)
+    assert "Recorded data, not yours" in text
+    assert "no tc here" in text
+
+
+def test_networks_are_those_of_the_record_slowest_first() -> None:
+    networks = emulated_networks.open_networks(RECORDED)
+    rates = [run.rate_bit_per_s for run in networks.runs]
+    assert rates == [1e9, 2e9, float("inf")]
+    for run in networks.runs[:-1]:
+        # each network is predicted from its own all-reduces: no link carries more than its rate
+        slowest = run.all_reduce.curve
+        bit_per_s = 8 * slowest.sizes_bytes[-1] / slowest.times_s[-1]
+        assert bit_per_s < run.rate_bit_per_s
+        assert len(run.links) == 2
+        assert run.name in run.caption
