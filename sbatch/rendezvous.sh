@@ -19,7 +19,7 @@ run_ranks() {
     # shellcheck disable=SC2016  # expanded on each node, where SLURM_NODEID is known
     srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none \
         bash -c 'trap "" USR1
-            exec uv run --no-sync torchrun --rdzv-conf="is_host=$((SLURM_NODEID == 0))" "$@"' torchrun \
+            exec uv run --no-sync torchrun --rdzv-conf="is_host=$((SLURM_NODEID == 0)),join_timeout=${JOIN_TIMEOUT_S:-600}" "$@"' torchrun \
         --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node="${RANKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}" \
         --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$endpoint" \
         "$@"

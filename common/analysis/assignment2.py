@@ -100,7 +100,7 @@ def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
         f"{'recorded' if recorded else 'run'} {source}",
         settings=settings,
         profile=profile,
-        all_reduce=_delayed(all_reduce, settings.get("added_latency_ms", 0.0) / 1e3),
+        all_reduce=with_added_latency(all_reduce, settings),
         costs=read_costs(paths["overlap-times.csv"]),
         sweep=sweep,
         local_s=local_backward_s(_table(folder, "local-times.csv")),
@@ -110,9 +110,9 @@ def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
     )
 
 
-def _delayed(all_reduce: AllReduceTable, latency_s: float) -> AllReduceTable:
-    """The table as it is for buckets that each wait for ``latency_s`` before they are sent."""
-    curve = all_reduce.curve
+def with_added_latency(all_reduce: AllReduceTable, settings: dict) -> AllReduceTable:
+    """The table as it is for buckets that each wait for the latency that a comm hook added."""
+    curve, latency_s = all_reduce.curve, settings.get("added_latency_ms", 0.0) / 1e3
     return replace(
         all_reduce, curve=MeasuredAllReduce(curve.sizes_bytes, curve.times_s + latency_s)
     )
@@ -156,6 +156,8 @@ def check_comparable(tables: Iterable[Path]) -> dict:
         found["world_size"] = environment.get("world_size")
         if path.name not in WITHOUT_COMMUNICATION:
             found["network"] = environment.get("network")
+            emulated = environment.get("interconnect", {}).get("emulated")
+            found["emulated network"] = found["network"] if emulated else "none"
         for key, value in found.items():
             value = value.removeprefix("gpt2-") if key == "model" else value
             if value is None or value == shared.setdefault(key, value):

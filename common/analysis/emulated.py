@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.assignment2 import RECORDED, Assignment2Run, check_comparable, open_run
+from common.analysis.assignment2 import (
+    RECORDED,
+    Assignment2Run,
+    check_comparable,
+    open_run,
+    with_added_latency,
+)
 from common.analysis.sweep import Accuracy, BucketSweep, evaluate, read_sweep
 from common.errors import UserError
 from common.perfmodel.profile import BackwardProfile, DdpCosts
@@ -112,7 +118,7 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
     }
     found = {name: path for name, path in tables.items() if path}
     ready = find_table(run.run_dir, "gradient-ready-times.csv")
-    check_comparable([ready, *found.values()])
+    settings = check_comparable([ready, *found.values()])
     environment = read_environment(found["ddp-times.csv"].parent)
     network = environment["interconnect"]["emulated"]
     costs = (
@@ -129,7 +135,7 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
         name=environment["network"],
         caption=f"{environment['hardware']}; {environment['start_time'][:10]}; {source}",
         profile=run.profile,
-        all_reduce=read_all_reduce(found["allreduce-samples.csv"]),
+        all_reduce=with_added_latency(read_all_reduce(found["allreduce-samples.csv"]), settings),
         costs=costs,
         sweep=sweep,
         links=links,

@@ -128,7 +128,7 @@ def networks_text(networks: Networks) -> str:
     return (
         f"On {networks.runs[0].name} the worst cap costs {grows(slowest)} over the best, "
         f"{slowest.measured_best_mib:g} MiB; over loopback {grows(loopback)} over "
-        f"{loopback.measured_best_mib:g} MiB. There one large bucket has nothing left to hide "
-        f"behind. On {networks.runs[0].name} the prediction is off by {slowest.median_error:.1%} "
-        f"in the median, beside a noise floor of {slowest.noise_floor:.1%}."
+        f"{loopback.measured_best_mib:g} MiB. On {networks.runs[0].name} the prediction is off by "
+        f"{slowest.median_error:.1%} in the median, beside a noise floor of "
+        f"{slowest.noise_floor:.1%}."
     )

@@ -12,6 +12,7 @@ import dataclasses
 import io
 import json
 import logging
+import os
 import shutil
 import socket
 import subprocess
@@ -25,14 +26,15 @@ import torch
 import torch.distributed as dist
 
 from common.benchmarks import allreduce, allreduce_chunks, ddp, layers, overlap
-from common.errors import RunFailed, UserError
+from common.errors import RunFailed
 from common.runtime.environment import describe_environment
 from common.runtime.placement import own_placement, placement_problems
-from common.runtime.process_group import Worker, process_group
+from common.runtime.process_group import Worker, process_group, visible_gpus
 from common.runtime.run_directory import RunDirectory, new_run_id
 from common.runtime.script import run_script
 
 TIMEOUT_S = 60
+LOST = "a rank was lost"
 
 
 @dataclass(frozen=True)
@@ -95,19 +97,20 @@ def main(settings: Selftest) -> None:
 
 def attempt(check: Check, worker: Worker, folder: Path, before: Sequence[Result]) -> Result:
     """Run one check on all ranks; it passes when it passed on each."""
-    if any(result.outcome == "failed" and "lost" in result.detail for result in before):
-        return Result(check.name, "not run", "the ranks no longer reach each other")
+    if any(result.detail.startswith(LOST) or result.outcome == "not run" for result in before):
+        return Result(check.name, "not run", "the ranks no longer reach each other", check.remedy)
     start = time.monotonic()
     detail, error = "", None
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             detail = check.run(worker, folder)
-    except (UserError, RunFailed, RuntimeError, OSError, ValueError) as raised:
-        error = f"{socket.gethostname()}: {str(raised).splitlines()[0]}"
+    except Exception as raised:  # whatever it is belongs in the table
+        said = str(raised).splitlines() or [type(raised).__name__]
+        error = f"{socket.gethostname()}: {said[0]}"
     try:
         errors = [found for found in worker.gather(error) if found]
-    except RuntimeError:
-        errors = [error or "another rank was lost"]
+    except Exception:  # the group is broken, or in the middle of another collective
+        errors = [f"{LOST}; {error}" if error else LOST]
     took = f"{time.monotonic() - start:.1f} s"
     if errors:
         return Result(check.name, "failed", errors[0], check.remedy)
@@ -135,6 +138,7 @@ def read_results(path: Path) -> list[Result]:
 def print_results(results: Sequence[Result]) -> None:
     """The table of passed and failed."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("check", "", "detail", "remedy", title="Self-test", title_justify="left")
@@ -142,7 +146,7 @@ def print_results(results: Sequence[Result]) -> None:
     for result in results:
         colour = colours.get(result.outcome, "yellow")
         outcome = f"[{colour}]{result.outcome}[/{colour}]"
-        table.add_row(result.name, outcome, result.detail, result.remedy)
+        table.add_row(result.name, outcome, escape(result.detail), escape(result.remedy))
     console = Console()
     console = console if console.is_terminal else Console(width=110)
     console.print(table)
@@ -151,7 +155,8 @@ def print_results(results: Sequence[Result]) -> None:
 def check_driver(worker: Worker, folder: Path) -> str:
     """torch's CUDA against the driver, and a product of two matrices on this rank's device."""
     driver = shutil.which("nvidia-smi")
-    if driver and worker.device.type == "cpu":
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
+    if driver and not hidden and worker.device.type == "cpu":
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
         if listed.returncode == 0 and "GPU " in listed.stdout and torch.cuda.device_count() == 0:
             raise RuntimeError(
@@ -169,10 +174,13 @@ def check_driver(worker: Worker, folder: Path) -> str:
 
 def check_placement(worker: Worker, folder: Path) -> str:
     """No shared device, not more workers than GPUs."""
-    places = worker.gather(own_placement(gpus_found=torch.cuda.device_count()))
+    places = worker.gather(own_placement(gpus=visible_gpus()))
     # What Slurm granted is no limit for ranks that do without a GPU.
     if worker.device.type == "cpu":
-        places = [dataclasses.replace(place, granted_gpus=None, device="cpu") for place in places]
+        places = [
+            dataclasses.replace(place, granted_gpus=None, device="cpu", identity="cpu")
+            for place in places
+        ]
     problems = placement_problems(places)
     if problems:
         raise RuntimeError("; ".join(problems))

@@ -66,16 +66,13 @@ def show_placement() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from common.runtime.placement import own_placement, placement_problems
+    from common.runtime.placement import own_placement, placement_problems, too_many_workers
 
-    # What a rank sees by itself comes first: launchers too many do not find each other.
-    _refuse(placement_problems([own_placement()]))
-    import torch
-
-    from common.runtime.process_group import process_group
+    _refuse(too_many_workers(own_placement()))
+    from common.runtime.process_group import process_group, visible_gpus
 
     with process_group("cpu") as worker:
-        places = worker.gather(own_placement(gpus_found=torch.cuda.device_count()))
+        places = worker.gather(own_placement(gpus=visible_gpus()))
     if worker.is_main and os.environ.get("SLURM_PROCID", "0") == "0":
         table = Table(
             *("rank", "host", "local rank", "device", "CUDA_VISIBLE_DEVICES", "GPUs granted"),

@@ -227,17 +227,15 @@ def _best_line(label: str, best: BestCap) -> str:
 
 
 def with_tables_of_run(asked: Predict) -> Predict:
-    """Fill in the tables of ``--run-dir`` where none was given."""
+    """Fill in the tables of ``--run-dir`` where none was given; all must be comparable."""
     from dataclasses import replace
     from pathlib import Path
 
     from common.analysis.assignment2 import check_comparable
     from common.runtime.run_directory import find_table
 
-    if not asked.run_dir:
-        return asked
-    folder = Path(asked.run_dir)
-    if not folder.is_dir():
+    folder = Path(asked.run_dir) if asked.run_dir else None
+    if folder and not folder.is_dir():
         raise UserError(f"{folder}: no such run directory")
     wanted = {
         "allreduce": "allreduce-samples.csv",
@@ -249,7 +247,9 @@ def with_tables_of_run(asked: Predict) -> Predict:
     found = {
         field: str(path)
         for field, name in wanted.items()
-        if not getattr(asked, field) and (path := find_table(folder, name))
+        if folder and not getattr(asked, field) and (path := find_table(folder, name))
     }
-    check_comparable(map(Path, found.values()))
-    return replace(asked, **found)
+    asked = replace(asked, **found)
+    tables = (asked.ready_times, asked.allreduce, asked.overlap, asked.measured)
+    check_comparable(Path(table) for table in tables if table)
+    return asked

@@ -21,6 +21,7 @@ from common.errors import UserError
 from common.runtime.network import describe_rates
 
 MAX_HOSTS = 16
+RANK_PREFIX = r"^\[host\d+ rank \d+\] ?:?"
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "util-linux"}
 UNITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 SLOWEST_BIT_PER_S, FASTEST_BIT_PER_S = 1e6, 100e9
@@ -88,18 +89,18 @@ def parse_rate(text: str) -> float:
     return rate
 
 
-def command(cluster: EmulatedCluster, program: Sequence[str], mark: str) -> list[str]:
+def command(cluster: EmulatedCluster, program: Sequence[str]) -> list[str]:
     """What starts ``program`` on the ranks of the cluster.
 
     The process ends with the status of the first torchrun that failed, and stops when its
-    standard input is closed. ``mark`` is the launch id by which leftovers are found.
+    standard input is closed. Lines that a rank prints begin as ``RANK_PREFIX`` says.
 
     Raises:
         UserError: this machine cannot emulate hosts.
     """
-    description = json.dumps(asdict(cluster) | {"id": mark})
-    switch = [sys.executable, "-m", "common.cluster.switch", description, *program]
-    return [*own_namespaces(), *switch]
+    # -P: a folder called common where the user is must not be taken for ours.
+    switch = [sys.executable, "-P", "-m", "common.cluster.switch", json.dumps(asdict(cluster))]
+    return [*own_namespaces(), *switch, *program]
 
 
 def own_namespaces() -> list[str]:
@@ -110,10 +111,11 @@ def own_namespaces() -> list[str]:
     Raises:
         UserError: with the reason, where this machine does not allow it.
     """
-    missing = [tool for tool in TOOLS if not shutil.which(tool, path=_search_path())]
-    if sys.platform != "linux" or missing:
-        what = f"no {missing[0]} here; install {TOOLS[missing[0]]}" if missing else "not Linux"
-        raise UserError(f"emulated hosts need Linux with iproute2: {what}")
+    if not sys.platform.startswith("linux"):
+        raise UserError("emulated hosts need Linux: its network namespaces and traffic control")
+    for tool, package in TOOLS.items():
+        if not shutil.which(tool, path=search_path()):
+            raise UserError(f"emulated hosts: no {tool} here; install {package}")
     kinds = ["--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
     ways = [["unshare", "--user", "--map-root-user", *kinds]]
     if os.geteuid() == 0:
@@ -137,18 +139,25 @@ def why_not() -> str | None:
         namespaces = own_namespaces()
     except UserError as error:
         return str(error)
-    shape = "tc qdisc add dev lo root tbf rate 1gbit burst 64kb limit 1mb"
-    tried = _run([*namespaces, "sh", "-c", f"ip link add link0 type veth && {shape}"])
-    if tried.returncode:
-        return "this kernel has no veth links or no tbf: " + " ".join(tried.stderr.split())
+    needed = (
+        "mount -t tmpfs tmpfs /run",
+        "ip link add switch type bridge",
+        "ip link add port1 type veth",
+        "tc qdisc add dev lo root tbf rate 1gbit burst 64kb limit 1mb",
+        "echo reno >/proc/sys/net/ipv4/tcp_congestion_control",
+    )
+    for step in needed:
+        tried = _run([*namespaces, "sh", "-c", step])
+        if tried.returncode:
+            return f"emulated hosts: `{step}`: {' '.join(tried.stderr.split())}"
     return None
 
 
 def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PATH": _search_path()}
+    environment = os.environ | {"PATH": search_path()}
     return subprocess.run(arguments, capture_output=True, text=True, env=environment)
 
 
-def _search_path() -> str:
+def search_path() -> str:
     """PATH and the folders of system tools, which a user's PATH often lacks on Debian."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])

@@ -16,14 +16,14 @@ from pathlib import Path
 import psutil
 
 from common.cluster import emulated
-from common.cluster.emulated import EmulatedCluster
+from common.cluster.emulated import RANK_PREFIX, EmulatedCluster, search_path
 from common.errors import RunFailed, UserError
 from common.runtime.environment import usable_cores
 from common.runtime.orphans import die_with_parent
 from common.runtime.paths import project_root, relative_to_project
 
 MARK = "DDPLAB_LAUNCH_ID"
-LAUNCHER = "DDPLAB_EMULATE_PID"
+LAUNCHER = "DDPLAB_LAUNCHER"
 
 
 def threads_per_rank(ranks: int, cores: int | None = None) -> int:
@@ -54,7 +54,7 @@ def launch(
     mark = secrets.token_hex(8)
     script, log = script.absolute(), log.absolute()
     if hosts:
-        command = emulated.command(hosts, [str(script), *arguments], mark)
+        command = emulated.command(hosts, [str(script), *arguments])
     else:
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -66,6 +66,7 @@ def launch(
         raise UserError(f"log {log}: {error.strerror}") from None
     error_file = log.with_suffix(".error")
     variables = {
+        "PATH": search_path(),
         "OMP_NUM_THREADS": str(threads_per_rank(ranks)),
         "PYTHONUNBUFFERED": "1",
         "DDPLAB_ERROR_FILE": str(error_file),
@@ -78,7 +79,7 @@ def launch(
         for line in process.stdout:
             output.write(line)
             output.flush()
-            on_output(re.sub(r"^\[host\d+ rank \d+\] ?:?", "", line.rstrip()))
+            on_output(re.sub(RANK_PREFIX, "", line.rstrip()))
         status = process.wait()
     if status and error_file.exists():
         message = error_file.read_text()
@@ -102,7 +103,7 @@ def started(
     """
     process = subprocess.Popen(
         command,
-        env=os.environ | variables | {MARK: mark},
+        env=os.environ | variables | {MARK: mark, LAUNCHER: own_identity()},
         stdin=subprocess.PIPE,
         text=True,
         errors="replace",
@@ -135,28 +136,50 @@ def emulate(cluster: EmulatedCluster, program: Sequence[str], grace_s: float = 1
     end_orphaned_clusters()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     mark = secrets.token_hex(8)
-    command = emulated.command(cluster, program, mark)
-    with started(command, mark, {LAUNCHER: str(os.getpid())}, grace_s) as process:
-        return process.wait()
+    command = emulated.command(cluster, program)
+    with started(command, mark, {"PATH": search_path()}, grace_s) as process:
+        status = process.wait()
+    if status < 0:
+        raise RunFailed(f"the emulated cluster was ended by {signal.Signals(-status).name}")
+    return status
 
 
 def end_orphaned_clusters() -> int:
-    """End what is left of emulated clusters whose launcher is gone; returns how many processes.
+    """End what is left of launches whose launcher is gone; returns how many processes.
 
     The kernel leaves nothing in the usual case. This finds clusters that are just ending, or that
-    hang in doing so.
+    hang in doing so. A launcher in another process namespace (a container) cannot be seen from
+    here, so what it started is left alone.
     """
-    launchers = {}
+    here = own_identity().rpartition(":")[2]
+    orphans: dict[str, int] = {}
     for process in psutil.process_iter():
         try:
             variables = process.environ()
-        except (psutil.Error, OSError):
+            pid, created, namespace = variables[LAUNCHER].split(":")
+        except (psutil.Error, OSError, KeyError, ValueError):
             continue
-        if LAUNCHER in variables and not psutil.pid_exists(int(variables[LAUNCHER])):
-            launchers[variables[MARK]] = launchers.get(variables[MARK], 0) + 1
-    for mark in launchers:
+        if namespace == here and created != _created(int(pid)):
+            orphans[variables[MARK]] = orphans.get(variables[MARK], 0) + 1
+    for mark in orphans:
         end_marked_processes(mark, 0)
-    return sum(launchers.values())
+    return sum(orphans.values())
+
+
+def own_identity() -> str:
+    """This process among all there ever are: id, time of creation, namespace of process ids."""
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0
+    return f"{os.getpid()}:{_created(os.getpid())}:{namespace}"
+
+
+def _created(pid: int) -> str:
+    try:
+        return str(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return "gone"
 
 
 def end_marked_processes(mark: str, grace_s: float) -> None:
@@ -200,7 +223,7 @@ def _cause(log: Path) -> str:
     first = re.search(r"Root Cause.*?(Signal \d+ \(SIG\w+\)) received", text, flags=re.S)
     if first and "SIGTERM" not in first[1]:
         return f"a rank died of {first[1]}"
-    lines = [re.sub(r"^\[host\d+ rank \d+\] ?:?", "", line) for line in text.splitlines()]
+    lines = [re.sub(RANK_PREFIX, "", line) for line in text.splitlines()]
     raised = [line for line in lines if re.match(r"(\w+\.)*\w+(Error|Exception): ", line)]
     said = [line.removeprefix("failed: ") for line in lines if line.startswith("failed: ")]
     return next((found[0] for found in (raised, said) if found), "a rank died")

@@ -28,6 +28,8 @@ def probe(host: int, rate_bit_per_s: float) -> dict[str, float]:
     with inside, socket.create_server((SWITCH_ADDRESS, 0)) as outside:
         with network_of(host):
             sender = socket.create_connection(outside.getsockname(), timeout=5)
+        outside.settimeout(5)
+        inside.settimeout(5)
         up = stream_rate(sender, outside.accept()[0], seconds)
         sender = socket.create_connection(inside.getsockname(), timeout=5)
         down = stream_rate(sender, inside.accept()[0], seconds)

@@ -91,7 +91,9 @@ def delay(netns: str, delay_ms: float) -> None:
     netem = ("handle", "1:", "netem", "delay", f"{delay_ms}ms", "limit", "100000")
     try:
         run("tc", "-n", netns, "qdisc", "add", "dev", INTERFACE, "root", *netem)
-    except UserError:
+    except UserError as error:
+        if "nknown" not in str(error):
+            raise
         raise UserError(
             "this kernel has no netem (sch_netem), which --delay-ms needs; ddp_benchmark.py "
             "--added_latency_ms adds latency in a comm hook instead"

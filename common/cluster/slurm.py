@@ -162,6 +162,11 @@ def why_not() -> str | None:
     done = subprocess.run([*NAMESPACE, "true"], capture_output=True, text=True)
     if done.returncode:
         return f"no process-ID namespace can be made here: {' '.join(done.stderr.split())}"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            os.mknod(Path(folder) / "gpu", 0o20666, os.stat(os.devnull).st_rdev)
+        except OSError as error:  # a container whose root has few rights
+            return f"no device files can be made here: {error.strerror}"
     return None
 
 

@@ -21,6 +21,8 @@ class Placement:
     Attributes:
         device: ``GPU 3`` (the entry of CUDA_VISIBLE_DEVICES), ``cpu`` where none is visible, or
             ``none`` for a local rank beyond the visible devices.
+        identity: what two ranks on one device have in common: its UUID where CUDA tells it (each
+            of several containers may call its own GPU 0), else the device.
         visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
         launchers_on_host: tasks that Slurm started on the host, each with ranks of its own.
         ranks_per_launcher: ranks that this rank's launcher started on the host.
@@ -31,17 +33,20 @@ class Placement:
     host: str
     local_rank: int
     device: str
+    identity: str
     visible: str | None
     launchers_on_host: int
     ranks_per_launcher: int
     granted_gpus: int | None
 
 
-def own_placement(env: Mapping[str, str] = os.environ, gpus_found: int = 0) -> Placement:
-    """This rank's placement; ``gpus_found`` is what CUDA sees where no variable limits it."""
+def own_placement(env: Mapping[str, str] = os.environ, gpus: Sequence[str] = ()) -> Placement:
+    """This rank's placement; ``gpus`` are the UUIDs of those that CUDA shows it, where asked."""
     ranks = current_ranks(env)
     visible = env.get("CUDA_VISIBLE_DEVICES")
-    devices = [str(i) for i in range(gpus_found)] if visible is None else _entries(visible)
+    devices = [str(i) for i in range(len(gpus))] if visible is None else _entries(visible)
+    device = _device(devices, ranks.local_rank)
+    own = 0 if len(gpus) == 1 else ranks.local_rank
     torchrun = ranks.launcher == "torchrun"
     in_step = "SLURM_STEP_ID" in env or "SLURM_STEP_NUM_TASKS" in env
     granted = env.get("SLURM_GPUS_ON_NODE")
@@ -49,7 +54,8 @@ def own_placement(env: Mapping[str, str] = os.environ, gpus_found: int = 0) -> P
         rank=ranks.rank,
         host=env.get("SLURMD_NODENAME") or socket.gethostname(),
         local_rank=ranks.local_rank,
-        device=_device(devices, ranks.local_rank),
+        device=device,
+        identity=gpus[own] if own < len(gpus) else device,
         visible=visible,
         launchers_on_host=tasks_on_this_node(env) if torchrun and in_step else 1,
         ranks_per_launcher=ranks.local_world_size,
@@ -58,7 +64,8 @@ def own_placement(env: Mapping[str, str] = os.environ, gpus_found: int = 0) -> P
 
 
 def _entries(visible: str) -> list[str]:
-    return [entry.strip() for entry in visible.split(",") if entry.strip()]
+    entries = [entry.strip() for entry in visible.split(",")]
+    return [entry for entry in entries if entry not in ("", "-1", "NoDevFiles")]
 
 
 def _device(devices: Sequence[str], local_rank: int) -> str:
@@ -69,24 +76,32 @@ def _device(devices: Sequence[str], local_rank: int) -> str:
     return f"GPU {devices[local_rank]}" if local_rank < len(devices) else "none"
 
 
+def too_many_workers(place: Placement) -> list[str]:
+    """A sentence if more workers run on the host than GPUs were granted; all ranks see the same.
+
+    It needs no other rank, and must not: launchers too many do not find each other.
+    """
+    workers = place.launchers_on_host * place.ranks_per_launcher
+    if not place.granted_gpus or workers <= place.granted_gpus:
+        return []
+    how = ""
+    if place.launchers_on_host > 1:
+        how = (
+            f" ({place.launchers_on_host} srun tasks, each with a torchrun that starts "
+            f"{place.ranks_per_launcher})"
+        )
+    return [
+        f"{place.host}: {workers} workers for {place.granted_gpus} GPUs{how}; start one torchrun "
+        "on each node (srun --ntasks-per-node=1), or one rank per GPU without torchrun"
+    ]
+
+
 def placement_problems(placements: Sequence[Placement]) -> list[str]:
     """What is wrong, one sentence each, with the remedy: too many workers, shared devices."""
     problems = []
     for host in dict.fromkeys(place.host for place in placements):
         here = [place for place in placements if place.host == host]
-        workers = max(len(here), here[0].launchers_on_host * here[0].ranks_per_launcher)
-        granted = here[0].granted_gpus
-        if granted and workers > granted:
-            how = ""
-            if here[0].launchers_on_host > 1:
-                how = (
-                    f" ({here[0].launchers_on_host} srun tasks, each with a torchrun that starts "
-                    f"{here[0].ranks_per_launcher})"
-                )
-            problems.append(
-                f"{host}: {workers} workers for {granted} GPUs{how}; start one torchrun on each "
-                "node (srun --ntasks-per-node=1), or one rank per GPU without torchrun"
-            )
+        problems += too_many_workers(here[0])
         problems += [
             f"{host}: local rank {place.local_rank} has no device (CUDA_VISIBLE_DEVICES="
             f"{place.visible}); start one rank per GPU"
@@ -95,11 +110,11 @@ def placement_problems(placements: Sequence[Placement]) -> list[str]:
         ]
         used: dict[str, int] = {}
         for place in here:
-            if place.device in used:
+            if place.identity in used:
                 problems.append(
-                    f"{host}: ranks {used[place.device]} and {place.rank} share {place.device}; "
+                    f"{host}: ranks {used[place.identity]} and {place.rank} share {place.device}; "
                     "start one rank per GPU"
                 )
             elif place.device not in ("cpu", "none"):
-                used[place.device] = place.rank
+                used[place.identity] = place.rank
     return problems

@@ -149,6 +149,12 @@ def _choose_device(ranks: Ranks, device_type: str) -> torch.device:
     return torch.device("cuda", ranks.local_rank)
 
 
+def visible_gpus() -> list[str]:
+    """The UUIDs of the GPUs that CUDA shows this process, in its order."""
+    count = torch.cuda.device_count()
+    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
+
+
 def find_shared_device(devices: list[str]) -> tuple[int, int] | None:
     """The first two ranks with the same device name, or None. ``devices`` is in rank order."""
     first: dict[str, int] = {}

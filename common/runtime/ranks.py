@@ -83,7 +83,7 @@ def rendezvous_environment(env: Mapping[str, str] = os.environ) -> dict[str, str
     job = _integer(env, "SLURM_JOB_ID", 0) * 31 + _integer(env, "SLURM_STEP_ID", 0)
     return {
         "MASTER_ADDR": env.get("MASTER_ADDR") or _first_host(hosts),
-        "MASTER_PORT": env.get("MASTER_PORT", str(20000 + job % 20000)),
+        "MASTER_PORT": env.get("MASTER_PORT", str(20000 + job % 12000)),
     }
 
 

@@ -3,13 +3,15 @@
 Three parts, each a table of raw results in one run directory: all-reduces on rings of emulated
 hosts beside what a TCP stream reached on the same links (``ring-bandwidth.csv``), one DDP bucket
 of a replayed model on eight hosts (``replay.csv``), and clusters started and stopped, some of them
-killed (``starts.csv``).
+killed (``starts.csv``). ``verdicts.csv`` holds them against what was promised.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import pandas as pd
 
 from common.cluster.emulated import MAX_HOSTS, why_not
 from common.errors import UserError
@@ -45,7 +47,7 @@ def run_study(study: EmulationStudy, output_dir: str, progress: StageProgress) -
     reason = why_not()
     if reason:
         raise UserError(reason)
-    environment = describe_environment("gloo", "cpu", max(study.hosts))
+    environment = describe_environment(None, "cpu", max(study.hosts))
     run = RunDirectory.create(output_dir, "emulation", asdict(study), environment)
     progress.say(f"emulation study: {run.path}")
     with run:
@@ -56,6 +58,30 @@ def run_study(study: EmulationStudy, output_dir: str, progress: StageProgress) -
         replay = replay_bucket(max(study.hosts), study.rates, scratch, progress)
         run.write_table("replay.csv", replay)
         stream = run.stream("starts.csv", START_COLUMNS)
-        survive(study.starts, study.kills, scratch, stream, progress)
+        starts = survive(study.starts, study.kills, scratch, stream, progress)
+        verdicts = judge(rings, replay, starts)
+        run.write_table("verdicts.csv", verdicts)
     progress.say(summarise(rings, replay).to_string(index=False, float_format="%.3f"))
+    progress.say(verdicts.to_string(index=False))
     return run.path
+
+
+def judge(rings: pd.DataFrame, replay: pd.DataFrame, starts: pd.DataFrame) -> pd.DataFrame:
+    """What was promised, what was found, and whether it held.
+
+    Rings are judged by their largest message: with small ones a call's latency counts, too.
+    """
+    largest = rings[rings["size_bytes"] == rings["size_bytes"].max()]
+    left = starts[["processes_left", "namespaces_left", "links_left"]]
+    alike = largest[~largest["slow_host"] & (largest["hosts"] == 4)].set_index("rate")["time_ms"]
+    slow = largest[largest["slow_host"]].set_index("rate")["time_ms"]
+    found = [
+        ("all-reduces reach a share of the ring's limit", 0.95, None, largest["share"].min()),
+        ("and so does DDP on a replay", 0.95, None, replay["share"].min()),
+        ("a host at half the rate doubles the time", 1.95, 2.05, (slow / alike).min()),
+        ("and no more than that", 1.95, 2.05, (slow / alike).max()),
+        ("left over after any start", None, 0, left.to_numpy().max()),
+    ]
+    table = pd.DataFrame(found, columns=["promise", "at_least", "at_most", "found"])
+    low, high = table["at_least"].fillna(float("-inf")), table["at_most"].fillna(float("inf"))
+    return table.assign(held=(table["found"] >= low) & (table["found"] <= high))

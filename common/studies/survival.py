@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import psutil
 
 from common.cluster.launch import LAUNCHER
@@ -30,7 +30,7 @@ START_WITHIN_S = 120.0
 
 def survive(
     starts: int, kills: int, scratch: Path, stream: SampleStream, progress: StageProgress
-) -> None:
+) -> pd.DataFrame:
     """Start so many clusters of two hosts one after another; ``kills`` of them, spread evenly,
     get SIGKILL while their ranks run.
 
@@ -39,31 +39,40 @@ def survive(
     start. After a kill this is counted when the next cluster has been started and has ended, and
     after the last one when ``ddplab emulate --clean`` has been called.
 
+    Returns all rows.
+
     Raises:
         RunFailed: a cluster that was not killed did not end with status 0.
     """
-    killed = {round((index + 1) * starts / (kills + 1)) - 1 for index in range(kills)}
+    killed = {int((index + 0.5) * starts / kills) for index in range(kills)}
     script = scratch / "rank.py"
     script.write_text(RANK)
     before = _visible()
+    rows: list[dict] = []
     pending: dict | None = None
+
+    def add(row: dict) -> None:
+        rows.append(row)
+        stream.write([row])
+
     with progress.stage(f"{starts} starts, {len(killed)} killed") as update:
         for number in range(starts):
             row = _start(number, number in killed, scratch, script)
             update(f"{number + 1} of {starts}")
             left = _left(before)
             if pending:
-                stream.write([pending | left])
+                add(pending | left)
                 pending = None
             if number in killed:
                 pending = row
             else:
-                stream.write([row | left])
+                add(row | left)
                 if row["exit_status"]:
                     raise RunFailed(f"start {number} ended with status {row['exit_status']}")
         if pending:
             subprocess.run([*_ddplab(), "--clean"], check=True, capture_output=True)
-            stream.write([pending | _left(before)])
+            add(pending | _left(before))
+    return pd.DataFrame(rows)
 
 
 def _start(number: int, kill: bool, scratch: Path, script: Path) -> dict:
@@ -75,13 +84,16 @@ def _start(number: int, kill: bool, scratch: Path, script: Path) -> dict:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    if kill:
-        while len(list(folder.iterdir())) < 2:
+    try:
+        while kill and len(list(folder.iterdir())) < 2:
             if process.poll() is not None or time.monotonic() - start > START_WITHIN_S:
                 raise RunFailed(f"start {number} never ran")
             time.sleep(0.05)
+        if kill:
+            process.kill()
+        status = process.wait(START_WITHIN_S)
+    finally:
         process.kill()
-    status = process.wait()
     return {
         "start": number,
         "end": signal.Signals(-status).name if status < 0 else "by itself",
@@ -91,7 +103,7 @@ def _start(number: int, kill: bool, scratch: Path, script: Path) -> dict:
 
 
 def _ddplab() -> list[str]:
-    return [sys.executable, "-m", "common.cli.main", "emulate"]
+    return [sys.executable, "-P", "-m", "common.cli.main", "emulate"]
 
 
 def _left(before: dict[str, int]) -> dict[str, int]:
@@ -104,7 +116,7 @@ def _visible() -> dict[str, int]:
     processes = 0
     for process in psutil.process_iter():
         try:
-            processes += LAUNCHER in process.environ() and process.pid != os.getpid()
+            processes += LAUNCHER in process.environ()
         except (psutil.Error, OSError):
             continue
     counts = {"processes": processes}

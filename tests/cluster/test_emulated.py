@@ -99,7 +99,7 @@ def processes_of(launcher: int) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(LAUNCHER) == str(launcher):
+            if process.environ().get(LAUNCHER, "").startswith(f"{launcher}:"):
                 found.append(process)
         except (psutil.Error, OSError):
             continue
@@ -110,10 +110,10 @@ def processes_of(launcher: int) -> list[psutil.Process]:
 def nothing_is_left() -> Iterator[None]:
     """After every test: no namespace with a name, no new link, as before."""
 
-    def visible() -> tuple[str, str]:
+    def visible() -> tuple[list[str], list[str]]:
         links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True).stdout
         spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
-        return re.sub(r"\s.*", "", links), spaces
+        return [line.split()[0] for line in links.splitlines()], spaces.splitlines()
 
     before = visible() if REASON is None else None
     yield
@@ -177,7 +177,7 @@ def test_only_emulate_runs_a_program() -> None:
 def test_missing_tools_are_named_with_their_package(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(emulated, "_search_path", lambda: str(tmp_path))
+    monkeypatch.setattr(emulated, "search_path", lambda: str(tmp_path))
     with pytest.raises(UserError, match="no ip here; install iproute2"):
         emulated.own_namespaces()
 
@@ -235,7 +235,7 @@ def test_delay_needs_netem(script) -> None:
 def test_two_clusters_at_once_each_with_its_own_hosts_and_rates(script) -> None:
     report, fail = script(REPORT), script(FAIL, "fail.py")
     good = start("--rate", "200mbit", "20mbit", "--", report, "--flag", "a b")
-    bad = start("--hosts", 2, "--", fail)
+    bad = start("--hosts", 1, "--nproc-per-host", 2, "--", fail)
     out, errors = good.communicate(timeout=100)
     assert good.returncode == 0, errors
     lines = dict(re.findall(r"^\[host(\d) rank \d\]:?\s*(\{.*\})$", out, flags=re.M))
@@ -261,7 +261,7 @@ def test_two_clusters_at_once_each_with_its_own_hosts_and_rates(script) -> None:
 
     _, errors = bad.communicate(timeout=100)
     assert bad.returncode == 1  # torchrun's
-    assert "[host2 rank 1]" in errors
+    assert "[host1 rank 1]" in errors
     assert "rank 1 has had enough" in errors
 
 
@@ -281,6 +281,7 @@ def test_killed_interrupted_or_bereft_of_a_host_nothing_is_left(script, tmp_path
     clusters = {
         "killed": started("killed"),
         "interrupted": started("interrupted", sys.executable, "-c", as_user),
+        "terminated": started("terminated"),
         "bereft": started("bereft", hosts=2),
     }
     for name in clusters:
@@ -292,6 +293,7 @@ def test_killed_interrupted_or_bereft_of_a_host_nothing_is_left(script, tmp_path
 
     clusters["killed"].kill()
     clusters["interrupted"].send_signal(signal.SIGINT)
+    clusters["terminated"].terminate()
     torchruns = [
         process
         for process in processes_of(pids["bereft"])
@@ -301,6 +303,9 @@ def test_killed_interrupted_or_bereft_of_a_host_nothing_is_left(script, tmp_path
     torchruns[0].kill()
 
     assert clusters["interrupted"].wait(timeout=30) == 130
+    assert clusters["terminated"].wait(timeout=30) == 128 + signal.SIGTERM
+    # those that had time to say goodbye have waited for the end of all they started
+    assert processes_of(pids["interrupted"]) + processes_of(pids["terminated"]) == []
     assert clusters["bereft"].wait(timeout=30) == 128 + signal.SIGKILL
     assert "failed: host2 died of SIGKILL" in clusters["bereft"].stderr.read()
     clusters["killed"].wait(timeout=30)

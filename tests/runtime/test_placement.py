@@ -66,7 +66,9 @@ def test_a_rank_beyond_the_visible_devices_has_none() -> None:
     assert "local rank 2 has no device (CUDA_VISIBLE_DEVICES=0,1)" in problem
 
 
-@pytest.mark.parametrize("variables", [{}, {"CUDA_VISIBLE_DEVICES": ""}])
+@pytest.mark.parametrize(
+    "variables", [{}, *({"CUDA_VISIBLE_DEVICES": none} for none in ("", "-1", "NoDevFiles"))]
+)
 def test_without_gpus_ranks_share_the_cpu(variables: dict) -> None:
     places = [own_placement(torchrun(rank, rank, 2) | variables) for rank in range(2)]
     assert [place.device for place in places] == ["cpu", "cpu"]
@@ -74,5 +76,19 @@ def test_without_gpus_ranks_share_the_cpu(variables: dict) -> None:
 
 
 def test_gpus_that_no_variable_hides_go_by_local_rank() -> None:
-    places = [own_placement(torchrun(rank, rank, 2), gpus_found=2) for rank in range(2)]
+    places = [own_placement(torchrun(rank, rank, 2), gpus=("GPU-a", "GPU-b")) for rank in range(2)]
     assert [place.device for place in places] == ["GPU 0", "GPU 1"]
+
+
+def test_ranks_that_each_call_their_own_gpu_number_0_share_nothing() -> None:
+    # With devices confined to tasks, Slurm may number each task's only GPU 0.
+    variables = {"CUDA_VISIBLE_DEVICES": "0"}
+    apart = [
+        own_placement(torchrun(rank, rank, 2) | variables, gpus=(uuid,))
+        for rank, uuid in enumerate(("GPU-a", "GPU-b"))
+    ]
+    assert placement_problems(apart) == []
+    together = [
+        own_placement(torchrun(rank, rank, 2) | variables, gpus=("GPU-a",)) for rank in (0, 1)
+    ]
+    assert len(placement_problems(together)) == 1
