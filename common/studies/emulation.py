@@ -15,10 +15,11 @@ import pandas as pd
 
 from common.cluster.emulated import MAX_HOSTS, why_not
 from common.errors import UserError
+from common.perfmodel.recorded import load_recorded
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
 from common.runtime.run_directory import RunDirectory
-from common.studies.ring_bandwidth import replay_bucket, ring_bandwidth, summarise
+from common.studies.ring_bandwidth import REPLAYED, replay_bucket, ring_bandwidth, summarise
 from common.studies.survival import START_COLUMNS, survive
 
 
@@ -75,9 +76,11 @@ def judge(rings: pd.DataFrame, replay: pd.DataFrame, starts: pd.DataFrame) -> pd
     left = starts[["processes_left", "namespaces_left", "links_left"]]
     alike = largest[~largest["slow_host"] & (largest["hosts"] == 4)].set_index("rate")["time_ms"]
     slow = largest[largest["slow_host"]].set_index("rate")["time_ms"]
+    slept = load_recorded(REPLAYED).profile.backward_s * 1e3
     found = [
         ("all-reduces reach a share of the ring's limit", 0.95, None, largest["share"].min()),
         ("and so does DDP on a replay", 0.95, None, replay["share"].min()),
+        ("a replay sleeps as long as recorded", 0.99, 1.01, (replay["backward_ms"] / slept).max()),
         ("a host at half the rate doubles the time", 1.95, 2.05, (slow / alike).min()),
         ("and no more than that", 1.95, 2.05, (slow / alike).max()),
         ("left over after any start", None, 0, left.to_numpy().max()),
