@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from job_files import submit_job_files
+from job_files import submit_job_files, submit_placed
 
 from common.cluster.slurm import PrivateSlurm, private_slurm, why_not
 
@@ -27,6 +27,7 @@ def job_files_in_the_background(request: pytest.FixtureRequest) -> None:
     """Submit the job files before the first test here: they run while other tests wait."""
     wanted = any("test_every_job_file_runs" in item.nodeid for item in request.session.items)
     if wanted and why_not() is None:
+        request.getfixturevalue("placed")
         request.getfixturevalue("submitted")
 
 
@@ -40,6 +41,12 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def submitted(slurm: PrivateSlurm, output: Path) -> dict[str, int]:
     """Job ids of all job files, submitted at once, the report to run after the measurements."""
     return submit_job_files(slurm, output)
+
+
+@pytest.fixture(scope="session")
+def placed(slurm: PrivateSlurm, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """Id of the job in which ddplab doctor looks at three placements."""
+    return submit_placed(slurm, tmp_path_factory.mktemp("placed"))
 
 
 @pytest.fixture(scope="session")

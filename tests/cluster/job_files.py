@@ -54,14 +54,28 @@ CASES = {
         tables={"overlap-times.csv": 6 * 2 * 1 * 2},  # arms × rounds × steps × ranks
     ),
     "launch-ddp-benchmark": Case(
-        PER_NODE[2]
+        PER_NODE[1]
         | {"MODEL": "gpt2-nano", "BUCKET_SIZE": "1 5 25"}
         | {"FLAGS": f"{STEP} {SGD} --rounds 2 --num_steps 2 --initial_steps 1"},
+        ONE_NODE,
         tables={"ddp-times.csv": 3 * 2 * 2 * 2},  # caps × rounds × steps × ranks
     ),
     "selftest": Case(PER_NODE[2] | {"FLAGS": "--device cpu"}, says="2 ranks on 2 hosts"),
     "launch-report": Case(says="report.pdf"),
 }
+
+# The first places its ranks well, the second puts two on one device, the third is the classic: as
+# many tasks as GPUs, each with a torchrun that starts as many ranks again.
+PLACED = """#!/bin/bash
+#SBATCH --nodes=1 --ntasks-per-node=2 --gpus-per-node=2
+cd "$PROJECT_ROOT"
+doctor="uv run --no-sync ddplab doctor"
+echo "== good"; srun --gpus-per-task=1 $doctor; echo "status $?"
+echo "== shared"; srun env CUDA_VISIBLE_DEVICES=0 $doctor; echo "status $?"
+echo "== classic"
+srun uv run --no-sync torchrun --standalone --nproc-per-node=2 -m common.cli.main doctor
+echo "status $?"
+"""
 
 
 def job_files() -> list[Path]:
@@ -83,3 +97,10 @@ def submit_job_files(slurm: PrivateSlurm, output: Path) -> dict[str, int]:
     flags = (f"--dependency=afterok:{after}", f"--output={output}/%x-%j.out")
     ids["launch-report"] = slurm.submit(SBATCH / "launch-report.sbatch", *flags, variables=common)
     return ids
+
+
+def submit_placed(slurm: PrivateSlurm, folder: Path) -> int:
+    """Submit the job in which ddplab doctor looks at three placements; its id."""
+    (folder / "job.sbatch").write_text(PLACED)
+    variables = {"PROJECT_ROOT": str(ROOT)}
+    return slurm.submit(folder / "job.sbatch", f"--output={folder}/log", variables=variables)

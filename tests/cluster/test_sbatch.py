@@ -243,22 +243,8 @@ def test_a_job_from_elsewhere_is_one_clear_line(slurm, tmp_path, monkeypatch, pa
     assert said == (f"error: {tmp_path} is not in the project; submit there or set PROJECT_ROOT\n")
 
 
-# The first places its ranks well, the second puts two on one device, the third is the classic: as
-# many tasks as GPUs, each with a torchrun that starts as many ranks again.
-PLACED = """#!/bin/bash
-#SBATCH --nodes=1 --ntasks-per-node=2 --gpus-per-node=2
-cd "$PROJECT_ROOT"
-doctor="uv run --no-sync ddplab doctor"
-echo "== good"; srun --gpus-per-task=1 $doctor; echo "status $?"
-echo "== shared"; srun env CUDA_VISIBLE_DEVICES=0 $doctor; echo "status $?"
-echo "== classic"
-srun uv run --no-sync torchrun --standalone --nproc-per-node=2 -m common.cli.main doctor
-echo "status $?"
-"""
-
-
-def test_doctor_in_a_job_shows_where_ranks_run_and_refuses_what_cannot_go_well(submit, slurm):
-    [job] = slurm.wait(submit(PLACED))
+def test_doctor_in_a_job_shows_where_ranks_run_and_refuses_what_cannot_go_well(slurm, placed):
+    [job] = slurm.wait(placed)
     _, good, shared, classic = re.split(r"== \w+\n", job.log.read_text())
     assert "status 0" in good
     rows = [re.split(r"\s*│\s*", line)[1:-1] for line in good.splitlines() if "│ n" in line]
