@@ -137,12 +137,20 @@ def report_measured(assignment: str, run_dir: str, progress: StageProgress) -> P
     Raises:
         UserError: there is no such assignment or folder.
     """
+    if assignment == "all":
+        raise UserError("--run-dir holds one assignment: say which, like assignment2")
     if assignment not in known_assignments():
         raise UserError(unknown_name("assignment", assignment, known_assignments()))
     folder = Path(run_dir).absolute()
     if not folder.is_dir():
         raise UserError(f"{run_dir}: no such run directory")
-    _write_up(_preset_of(folder, assignment), folder, progress)
+    new = not (folder / "notebooks").exists()
+    try:
+        _write_up(_preset_of(folder, assignment), folder, progress)
+    except UserError:
+        if new:  # nothing half-written where there was nothing to report
+            shutil.rmtree(folder / "notebooks", ignore_errors=True)
+        raise
     progress.say(f"Report: {_shown(folder / 'report.pdf')}")
     progress.say(f"and {_shown(folder / 'index.html')}")
     return folder

@@ -31,7 +31,7 @@ def refused(*arguments: object) -> str:
 def test_help_lists_the_subcommands() -> None:
     done = ddplab("--help")
     assert done.returncode == 0
-    for command in ("run", "predict", "doctor", "data", "handin"):
+    for command in ("run", "predict", "emulate", "doctor", "data", "study", "handin"):
         assert command in done.stdout
 
 
@@ -154,3 +154,19 @@ def test_handin_refuses_a_run_that_failed(tmp_path: Path) -> None:
     assert "not a complete run" in refused(
         "handin", "assignment2", "--name", "doe-jane", "--run-dir", run
     )
+
+
+def test_a_report_of_a_folder_without_measurements_is_refused_and_leaves_it_empty(
+    tmp_path: Path,
+) -> None:
+    assert "no complete run with" in refused_last("run", "assignment2", "--run-dir", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert "say which" in refused("run", "--run-dir", tmp_path)
+    assert "no such run directory" in refused("run", "assignment2", "--run-dir", "nowhere")
+
+
+def refused_last(*arguments: object) -> str:
+    """The last line of a refusal that comes after some work, whose kernels may say goodbye."""
+    done = ddplab(*arguments)
+    assert done.returncode == 2, done.stderr
+    return done.stderr.strip().splitlines()[-1]
