@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 
 from common.errors import UserError
 from common.runtime.network import describe_rates
+from common.runtime.paths import search_path
 
 MAX_HOSTS = 16
 RANK_PREFIX = r"^\[host\d+ rank \d+\] ?:?"
@@ -156,8 +157,3 @@ def why_not() -> str | None:
 def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess:
     environment = os.environ | {"PATH": search_path()}
     return subprocess.run(arguments, capture_output=True, text=True, env=environment)
-
-
-def search_path() -> str:
-    """PATH and the folders of system tools, which a user's PATH often lacks on Debian."""
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])

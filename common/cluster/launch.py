@@ -16,11 +16,11 @@ from pathlib import Path
 import psutil
 
 from common.cluster import emulated
-from common.cluster.emulated import RANK_PREFIX, EmulatedCluster, search_path
+from common.cluster.emulated import RANK_PREFIX, EmulatedCluster
 from common.errors import RunFailed, UserError
 from common.runtime.environment import usable_cores
 from common.runtime.orphans import die_with_parent
-from common.runtime.paths import project_root, relative_to_project
+from common.runtime.paths import project_root, relative_to_project, search_path
 
 MARK = "DDPLAB_LAUNCH_ID"
 LAUNCHER = "DDPLAB_LAUNCHER"

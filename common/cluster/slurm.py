@@ -33,6 +33,7 @@ from pathlib import Path
 
 from common.cluster.slurm_configuration import PARTITIONS, write_configuration
 from common.errors import RunFailed, UserError
+from common.runtime.paths import search_path
 
 PACKAGES = {
     "slurmctld": "slurmctld",
@@ -153,7 +154,7 @@ def why_not() -> str | None:
     """Why no private Slurm can run here, or None if one can."""
     if not sys.platform.startswith("linux"):
         return "Slurm runs on Linux only"
-    missing = [name for name in PACKAGES if not shutil.which(name, path=_search_path())]
+    missing = [name for name in PACKAGES if not shutil.which(name, path=search_path())]
     if missing:
         packages = sorted({PACKAGES[name] for name in missing})
         return f"{', '.join(missing)} missing: apt-get install {' '.join(packages)}"
@@ -225,15 +226,10 @@ def private_slurm(
             daemons.wait()  # for the namespace, which ends when nothing is left in it
 
 
-def _search_path() -> str:
-    """Where programs are looked for; the daemons are in places that only root's PATH has."""
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-
-
 def _environment(folder: Path) -> dict[str, str]:
     """This process's variables without those of a Slurm job that it may be in."""
     own = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH_", "SRUN_"))}
-    return own | {"PATH": _search_path(), "SLURM_CONF": str(folder / "slurm.conf")}
+    return own | {"PATH": search_path(), "SLURM_CONF": str(folder / "slurm.conf")}
 
 
 def _wait_until_ready(

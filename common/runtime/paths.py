@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -16,3 +17,8 @@ def relative_to_project(path: Path | str) -> str:
     return (
         str(path.relative_to(project_root())) if path.is_relative_to(project_root()) else str(path)
     )
+
+
+def search_path() -> str:
+    """PATH and the folders of system tools, which a user's PATH often lacks on Debian."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])

@@ -8,7 +8,7 @@ slowest link before the ranks started.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -49,18 +49,10 @@ def _ring(
         rates[1] = f"{parse_rate(rate) / 2e6:g}mbit"
     cluster = EmulatedCluster.of(hosts, rates)
     name = f"ring-{hosts}x{rate}{'-slow-host' if slow_host else ''}"
+    flags = ("--numel", *map(str, ELEMENTS), "--rounds", "3", "--iterations", "5")
     with progress.stage(f"all-reduce on {cluster}") as update:
-        launch(
-            SCRIPTS / "allreduce_benchmark.py",
-            [
-                *("--numel", *map(str, ELEMENTS), "--rounds", "3", "--iterations", "5"),
-                *("--in_flight_mib", "1"),
-                *("--output_dir", str(scratch), "--run_id", name),
-            ],
-            hosts,
-            scratch / f"{name}.log",
-            hosts=cluster,
-            on_output=update,
+        _run(
+            "allreduce_benchmark", (*flags, "--in_flight_mib", "1"), cluster, scratch / name, update
         )
     samples = pd.read_csv(scratch / name / "allreduce-samples.csv")
     sequential = samples[samples["mode"] == "sequential"]
@@ -87,20 +79,12 @@ def replay_bucket(
     for rate in rates:
         cluster = EmulatedCluster.of(hosts, [rate])
         name = f"replay-{hosts}x{rate}"
+        flags = (
+            *("--replay", REPLAYED, "--replay_factor", str(FACTOR), "--bucket_cap_mb", "4096"),
+            *("--rounds", "3", "--num_steps", "3", "--initial_steps", "2", "--device", "cpu"),
+        )
         with progress.stage(f"replay on {cluster}") as update:
-            launch(
-                SCRIPTS / "ddp_benchmark.py",
-                [
-                    *("--replay", REPLAYED, "--replay_factor", str(FACTOR)),
-                    *("--bucket_cap_mb", "4096", "--rounds", "3", "--num_steps", "3"),
-                    *("--initial_steps", "2", "--device", "cpu"),
-                    *("--output_dir", str(scratch), "--run_id", name),
-                ],
-                hosts,
-                scratch / f"{name}.log",
-                hosts=cluster,
-                on_output=update,
-            )
+            _run("ddp_benchmark", flags, cluster, scratch / name, update)
         steps = pd.read_csv(scratch / name / "ddp-times.csv")
         local = pd.read_csv(scratch / name / "local-times.csv")
         keys = ["round", "iteration"]
@@ -112,6 +96,24 @@ def replay_bucket(
         row |= {"samples": int(steps[keys].drop_duplicates().shape[0])}
         tables.append(row | _limit(scratch / name, hosts, size, row["time_ms"]))
     return pd.DataFrame(tables)
+
+
+def _run(
+    script: str,
+    flags: Sequence[str],
+    cluster: EmulatedCluster,
+    run: Path,
+    on_output: Callable[[str], None],
+) -> None:
+    """A benchmark on emulated hosts; its run directory is ``run``, its log beside it."""
+    launch(
+        SCRIPTS / f"{script}.py",
+        [*flags, "--output_dir", str(run.parent), "--run_id", run.name],
+        cluster.ranks,
+        run.parent / f"{run.name}.log",  # a rate like 2.5gbit has a dot
+        hosts=cluster,
+        on_output=on_output,
+    )
 
 
 def _limit(run: Path, hosts: int, size_bytes, time_ms) -> dict:

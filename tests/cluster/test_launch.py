@@ -49,9 +49,9 @@ if os.environ["RANK"] == "1":
 time.sleep(60)
 """
 WAIT = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-print("waiting", flush=True)
+os.write(1, b"waiting\\n")  # in one piece: print would write the end of the line apart
 time.sleep(60)
 """
 LAUNCH_AND_WAIT = """
