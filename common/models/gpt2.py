@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019) with tied embeddings and PyTorch's fused attention.
+"""GPT-2 (Radford et al. 2019) with tied embeddings and a choice of ways to compute it.
 
 The architecture is that of transformers' ``GPT2LMHeadModel``: the same weights give the same
 logits and gradients (tests/models/test_gpt2.py). Linear layers are ``nn.Linear`` (weight of shape
@@ -8,62 +8,30 @@ logits and gradients (tests/models/test_gpt2.py). Linear layers are ``nn.Linear`
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError
+from common.models.chunked_loss import chunked_cross_entropy
+from common.perfmodel.architecture import CONFIGS, GPT2Config
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
 
 
-@dataclass(frozen=True)
-class GPT2Config:
-    """Sizes of a GPT-2. ``n_positions`` is the longest sequence, in tokens."""
-
-    vocab_size: int = 50257
-    n_positions: int = 1024
-    n_layer: int = 12
-    n_head: int = 12
-    n_embd: int = 768
-    dropout: float = 0.0
-    layer_norm_epsilon: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if self.n_embd % self.n_head:
-            raise UserError(f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}")
-
-    @classmethod
-    def named(cls, name: str, **overrides) -> GPT2Config:
-        """The configuration of a published size, or of ``gpt2-nano`` (6.9M parameters).
-
-        Raises UserError, naming the nearest known size, for any other name.
-        """
-        key = name if name in CONFIGS else f"gpt2-{name}"
-        if key not in CONFIGS:
-            raise UserError(unknown_name("model", name, CONFIGS))
-        return replace(CONFIGS[key], **overrides)
-
-
-CONFIGS = {
-    # A laptop's GPT-2: every kind of layer of the large ones, 27.7 MB of float32 gradients.
-    "gpt2-nano": GPT2Config(vocab_size=8192, n_positions=256, n_layer=6, n_head=4, n_embd=256),
-    "gpt2": GPT2Config(),
-    "gpt2-medium": GPT2Config(n_layer=24, n_head=16, n_embd=1024),
-    "gpt2-large": GPT2Config(n_layer=36, n_head=20, n_embd=1280),
-    "gpt2-xl": GPT2Config(n_layer=48, n_head=25, n_embd=1600),
-}
+__all__ = ["CONFIGS", "GPT2", "GPT2Config"]
 
 
 class CausalSelfAttention(nn.Module):
     """Multi-head attention in which a token sees itself and the tokens before it."""
 
-    def __init__(self, config: GPT2Config) -> None:
+    def __init__(self, config: GPT2Config, attention: str) -> None:
         super().__init__()
+        self.attend = {"sdpa": fused_attention, "eager": written_out_attention}[attention]
         self.n_head = config.n_head
         self.dropout = config.dropout
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
@@ -74,9 +42,30 @@ class CausalSelfAttention(nn.Module):
         qkv = self.c_attn(x).view(batch, length, 3, self.n_head, width // self.n_head)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [batch, head, length, head width]
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
+        mixed = self.attend(query, key, value, dropout)
         mixed = mixed.transpose(1, 2).reshape(batch, length, width)
         return F.dropout(self.c_proj(mixed), self.dropout, self.training)
+
+
+def fused_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """Causal attention by PyTorch's kernels, which never write out the score matrix.
+
+    All tensors are [batch, head, length, head width].
+    """
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
+
+
+def written_out_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """Causal attention as its formula says: softmax(QKᵀ/√d)V, with all scores in memory.
+
+    All tensors are [batch, head, length, head width]. The softmax is computed in float32.
+    """
+    length = query.shape[-2]
+    hidden = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    scores = scores.masked_fill(hidden, float("-inf"))
+    weights = F.dropout(scores.float().softmax(-1).to(value.dtype), dropout)
+    return weights @ value
 
 
 class MLP(nn.Module):
@@ -96,10 +85,10 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One pre-norm Transformer block."""
 
-    def __init__(self, config: GPT2Config) -> None:
+    def __init__(self, config: GPT2Config, attention: str) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
-        self.attn = CausalSelfAttention(config)
+        self.attn = CausalSelfAttention(config, attention)
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
@@ -109,14 +98,29 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """GPT-2 language model; the output projection is the token embedding (tied)."""
+    """GPT-2 language model; the output projection is the token embedding (tied).
 
-    def __init__(self, config: GPT2Config) -> None:
+    Args:
+        config: its sizes.
+        attention: ``sdpa`` or ``eager``, which writes out the score matrix.
+        activation_checkpointing: compute each block again in the backward pass.
+        loss_chunks: pieces in which logits and loss are computed when targets are given.
+    """
+
+    def __init__(
+        self,
+        config: GPT2Config,
+        attention: str = "sdpa",
+        activation_checkpointing: bool = False,
+        loss_chunks: int = 1,
+    ) -> None:
         super().__init__()
         self.config = config
+        self.activation_checkpointing = activation_checkpointing
+        self.loss_chunks = loss_chunks
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.blocks = nn.ModuleList(Block(config, attention) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.apply(self._initialise)
         for name, parameter in self.named_parameters():
@@ -148,11 +152,21 @@ class GPT2(nn.Module):
         positions = torch.arange(length, device=tokens.device)
         x = F.dropout(self.wte(tokens) + self.wpe(positions), self.config.dropout, self.training)
         for block in self.blocks:
-            x = block(x)
-        logits = F.linear(self.ln_f(x), self.wte.weight)
+            if self.activation_checkpointing and self.training:
+                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=self.has_dropout())
+            else:
+                x = block(x)
+        x = self.ln_f(x)
         if targets is None:
-            return logits
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+            return F.linear(x, self.wte.weight)
+        if self.loss_chunks > 1:
+            return chunked_cross_entropy(x, self.wte.weight, targets, self.loss_chunks)
+        logits = F.linear(x, self.wte.weight).flatten(0, 1).float()
+        return F.cross_entropy(logits, targets.flatten())
+
+    def has_dropout(self) -> bool:
+        """Whether a pass draws random numbers."""
+        return self.config.dropout > 0
 
     def num_parameters(self) -> int:
         """Number of parameters, the tied embedding counted once."""

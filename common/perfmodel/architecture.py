@@ -1,0 +1,70 @@
+"""The sizes of a GPT-2, and what follows from them without building it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from common.errors import UserError, unknown_name
+
+
+@dataclass(frozen=True)
+class GPT2Config:
+    """Sizes of a GPT-2. ``n_positions`` is the longest sequence, in tokens."""
+
+    vocab_size: int = 50257
+    n_positions: int = 1024
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768
+    dropout: float = 0.0
+    layer_norm_epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.n_embd % self.n_head:
+            raise UserError(f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}")
+
+    @classmethod
+    def named(cls, name: str, **overrides) -> GPT2Config:
+        """The configuration of a published size, or of ``gpt2-nano`` (6.9M parameters).
+
+        Raises UserError, naming the nearest known size, for any other name.
+        """
+        key = name if name in CONFIGS else f"gpt2-{name}"
+        if key not in CONFIGS:
+            raise UserError(unknown_name("model", name, CONFIGS))
+        return replace(CONFIGS[key], **overrides)
+
+    def padded_vocabulary(self, multiple: int) -> GPT2Config:
+        """The same model with the vocabulary rounded up to a multiple (rows no token uses)."""
+        return replace(self, vocab_size=-(-self.vocab_size // multiple) * multiple)
+
+    def matrix_parameters_per_layer(self) -> int:
+        """Weights of a block's four linear layers: 3 + 1 + 4 + 4 times the width squared."""
+        return 12 * self.n_embd**2
+
+    def parameters_per_layer(self) -> int:
+        """All parameters of a block: matrices, their biases (9 widths) and two norms (4)."""
+        return self.matrix_parameters_per_layer() + 13 * self.n_embd
+
+    def num_parameters(self) -> int:
+        """All parameters, the tied embedding counted once."""
+        embeddings = (self.vocab_size + self.n_positions) * self.n_embd
+        return embeddings + self.n_layer * self.parameters_per_layer() + 2 * self.n_embd
+
+
+CONFIGS = {
+    # A laptop's GPT-2: every kind of layer of the large ones, 27.7 MB of float32 gradients.
+    "gpt2-nano": GPT2Config(vocab_size=8192, n_positions=256, n_layer=6, n_head=4, n_embd=256),
+    "gpt2": GPT2Config(),
+    "gpt2-medium": GPT2Config(n_layer=24, n_head=16, n_embd=1024),
+    "gpt2-large": GPT2Config(n_layer=36, n_head=20, n_embd=1280),
+    "gpt2-xl": GPT2Config(n_layer=48, n_head=25, n_embd=1600),
+}
+TITLES = {
+    "gpt2-nano": "GPT-2 Nano",
+    "gpt2": "GPT-2 Small",
+    "gpt2-medium": "GPT-2 Medium",
+    "gpt2-large": "GPT-2 Large",
+    "gpt2-xl": "GPT-2 XL",
+}
+"""The course's names, as its scripts print them."""

@@ -1,0 +1,158 @@
+"""One training step of a language model, with every option that makes it faster or smaller.
+
+The order is the usual one: for each micro-batch forward and backward, then the update, then the
+gradients are dropped. What is switched on is the ``Workload``'s to say; nothing here measures.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from common.errors import UserError
+from common.models.gpt2 import GPT2
+from common.perfmodel.workload import Workload
+from common.runtime.seeding import seed_everything
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+Batch = tuple[Tensor, Tensor]
+"""Tokens and next-token targets, both int64 [batch, length]."""
+
+
+def build_model(workload: Workload, device: torch.device, seed: int = 42) -> GPT2:
+    """The workload's GPT-2, with random weights, on ``device``."""
+    seed_everything(seed)
+    model = GPT2(
+        workload.config,
+        attention=workload.attention,
+        activation_checkpointing=workload.activation_checkpointing,
+        loss_chunks=workload.loss_chunks,
+    )
+    return model.to(device)
+
+
+def build_optimizer(
+    parameters: Iterable[nn.Parameter], workload: Workload, lr: float = 6e-4
+) -> torch.optim.Optimizer:
+    """AdamW with weight decay 0.1, or plain SGD, in the workload's implementation."""
+    how = {name: workload.optimizer_implementation == name for name in ("foreach", "fused")}
+    if workload.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, **how)
+    return torch.optim.AdamW(parameters, lr=lr, weight_decay=0.1, **how)
+
+
+class TrainingStep:
+    """Model, optimizer and loss scaler, and the step they make together.
+
+    Args:
+        workload: what to compute and how.
+        device: where.
+        model: called as ``model(tokens, targets)``, returns the loss; by default the workload's.
+        lr: learning rate.
+        seed: of the weights.
+
+    Raises:
+        UserError: a precision that the device lacks, or compilation without a compiler.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: torch.device,
+        *,
+        model: nn.Module | None = None,
+        lr: float = 6e-4,
+        seed: int = 42,
+    ) -> None:
+        check_precision(workload.precision, device)
+        if workload.compile:
+            check_compiler(device)
+        self.workload = workload
+        self.device = device
+        self.dtype = DTYPES[workload.precision]
+        self.model = model if model is not None else build_model(workload, device, seed)
+        self.loss_of: Callable[[Tensor, Tensor], Tensor] = (
+            torch.compile(self.model) if workload.compile else self.model
+        )
+        self.optimizer = build_optimizer(self.model.parameters(), workload, lr)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype is torch.float16)
+
+    def run(self, batches: Iterable[Batch]) -> Tensor:
+        """One update from ``gradient_accumulation`` micro-batches; the mean loss, detached.
+
+        Ranges named data, forward, backward and optimizer show in a profile.
+        """
+        set_tf32(self.workload.tf32)
+        source = iter(batches)
+        share = 1 / self.workload.gradient_accumulation
+        total = None
+        for _ in range(self.workload.gradient_accumulation):
+            with record_function("data"):
+                tokens, targets = next(source)
+            with record_function("forward"):
+                loss = self.forward(tokens, targets)
+                scaled = loss if share == 1 else loss * share
+            with record_function("backward"):
+                self.scaler.scale(scaled).backward()
+            total = scaled.detach() if total is None else total + scaled.detach()
+        with record_function("optimizer"):
+            self.update()
+        return total
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of one micro-batch, in the workload's precision."""
+        if self.dtype is torch.float32:
+            return self.loss_of(tokens, targets)
+        with torch.autocast(self.device.type, dtype=self.dtype):
+            return self.loss_of(tokens, targets)
+
+    def update(self) -> None:
+        """Update the parameters and drop the gradients."""
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def set_tf32(enabled: bool) -> None:
+    """Let float32 matrix products on GPUs use TensorFloat-32, or not."""
+    torch.backends.cuda.matmul.allow_tf32 = enabled
+    torch.backends.cudnn.allow_tf32 = enabled
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Raise UserError for bfloat16 on a GPU that would only emulate it."""
+    if device.type == "cuda" and precision == "bfloat16":
+        with torch.cuda.device(device):
+            supported = torch.cuda.is_bf16_supported(including_emulation=False)
+        if not supported:
+            name = torch.cuda.get_device_name(device)
+            raise UserError(
+                f"precision bfloat16: {name} has no bfloat16 arithmetic; use --precision float16 "
+                "or float32"
+            )
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raise UserError where torch.compile finds no compiler to call."""
+    names = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
+    if device.type == "cpu" and not any(name and shutil.which(name) for name in names):
+        raise UserError(
+            "compile: needs a C++ compiler, and neither g++ nor clang++ is installed; install one, "
+            "or leave out --compile"
+        )
+    if device.type == "cuda":
+        names = [os.environ.get("CC", ""), "gcc", "clang", "cc"]
+        if importlib.util.find_spec("triton") is None:
+            raise UserError("compile: needs the package triton on a GPU; leave out --compile")
+        if not any(name and shutil.which(name) for name in names):
+            raise UserError(
+                "compile: Triton needs a C compiler, and neither gcc nor clang is installed; "
+                "install one, or leave out --compile"
+            )
