@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import io
@@ -46,6 +47,23 @@ def run_script(
     with exit_status():
         argv = list(sys.argv[1:] if arguments is None else arguments)
         main(parse_settings(settings_type, argv, Path(sys.argv[0]).stem, variables))
+    _leave_rank()
+
+
+def _leave_rank() -> None:
+    """End a rank that has done its work, without tearing down the interpreter.
+
+    DDP keeps its process group alive beyond ``destroy_process_group``, and with it gloo's threads.
+    One that is still letting go of its last tensors when the interpreter ends aborts the process
+    ("terminate called without an active exception", pytorch#190489): a rank that had finished
+    would fail the job.
+    """
+    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+        atexit._run_exitfuncs()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 @contextlib.contextmanager

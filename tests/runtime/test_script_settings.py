@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -218,6 +219,30 @@ def test_the_exit_status_says_how_it_went_and_one_line_why(script, flags, status
     assert done.returncode == status
     assert done.stderr.startswith(line)
     assert len(done.stderr.splitlines()) == (1 if status else 0)
+
+
+def test_a_rank_that_is_done_ends_before_threads_can_abort_it(tmp_path):
+    # A thread in C++ that wants the interpreter while it is torn down aborts the process. What
+    # the script printed and registered with atexit must not be lost by leaving earlier.
+    path = tmp_path / "rank.py"
+    path.write_text(
+        "import atexit, sys\n"
+        "from dataclasses import dataclass\n"
+        "from common.runtime.script import run_script\n"
+        "class Late:\n"
+        "    def __del__(self, write=__import__('os').write): write(2, b'torn down')\n"
+        "sys.late = Late()\n"
+        "@dataclass(frozen=True)\n"
+        "class Settings: pass\n"
+        "atexit.register(print, 'registered')\n"
+        "run_script(lambda settings: print('done'), Settings)\n"
+    )
+    for variables, teardown in (({}, "torn down"), ({"RANK": "1"}, "")):
+        done = subprocess.run(
+            [sys.executable, path], capture_output=True, text=True, env=os.environ | variables
+        )
+        assert (done.returncode, done.stdout.split()) == (0, ["done", "registered"])
+        assert done.stderr == teardown
 
 
 def test_a_bug_keeps_its_traceback(script):
