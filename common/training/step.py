@@ -35,7 +35,7 @@ def build_model(workload: Workload, device: torch.device, seed: int = 42) -> GPT
         activation_checkpointing=workload.activation_checkpointing,
         loss_chunks=workload.loss_chunks,
     )
-    return model.to(device)
+    return model if device.type == "cpu" else model.to(device)
 
 
 def build_optimizer(

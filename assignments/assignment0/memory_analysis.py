@@ -1,0 +1,7 @@
+"""Task 1: where the memory of a training step goes. See --help."""
+
+from common.benchmarks.memory import MemoryAnalysis, main
+from common.runtime.script import run_script
+
+if __name__ == "__main__":
+    run_script(main, MemoryAnalysis)

@@ -1,0 +1,91 @@
+"""A run's tables, opened for a notebook: from where, of when, and whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from common.errors import UserError
+from common.runtime.paths import project_root, relative_to_project
+from common.runtime.run_directory import find_table, newest_complete_run, read_environment
+
+RECORDING_MACHINE = "epyc-2-cores"
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedRun:
+    """Tables that lie beside each other, with the settings and the environment they came from.
+
+    ``caption`` names hardware, date and source, for figures.
+    """
+
+    folder: Path
+    recorded: bool
+    caption: str
+    settings: dict
+    environment: dict
+    tables: dict[str, pd.DataFrame]
+
+    def where_from(self, command: str) -> str:
+        """Whose data these are, as Markdown; ``command`` is what measures on the spot."""
+        what = "{model}, batch {batch_size}, sequence {seq_len}, {precision}".format(
+            **self.settings
+        )
+        if self.recorded:
+            return (
+                f"> **Recorded data, not yours.** {self.caption}. {what}. "
+                f"`{command}` measures here."
+            )
+        return f"> Measured in this run: {self.caption}. {what}."
+
+
+def open_tables(
+    run_dir: str | Path | None, assignment: str, main: str, others: Sequence[str] = ()
+) -> OpenedRun:
+    """The table ``main`` and those of ``others`` that lie beside it.
+
+    Args:
+        run_dir: a run directory, or one that holds such; empty takes the newest complete run of
+            the assignment with ``main`` in it, or else recorded measurements.
+        assignment: such as ``assignment0``.
+        main: the table that must be there.
+        others: tables that may be missing.
+
+    Raises:
+        UserError: no such directory, or no complete run with ``main`` in it.
+    """
+    folder = _choose(run_dir, assignment, main)
+    path = find_table(folder, main)
+    if path is None:
+        raise UserError(f"{relative_to_project(folder)}: no complete run with {main}")
+    recorded = folder.resolve().is_relative_to(project_root() / "data")
+    environment = read_environment(path.parent)
+    below = folder.resolve().is_relative_to(project_root())
+    source = relative_to_project(folder) if below else folder.name
+    config = path.parent / "config.yaml"
+    beside = {name: path.parent / name for name in (main, *others)}
+    return OpenedRun(
+        folder=path.parent,
+        recorded=recorded,
+        caption=f"{environment['hardware']}; {environment['start_time'][:10]}; "
+        f"{'recorded' if recorded else 'run'} {source}",
+        settings=yaml.safe_load(config.read_text()) if config.is_file() else {},
+        environment=environment,
+        tables={name: pd.read_csv(table) for name, table in beside.items() if table.is_file()},
+    )
+
+
+def _choose(run_dir: str | Path | None, assignment: str, main: str) -> Path:
+    if not run_dir:
+        newest = newest_complete_run(project_root() / "outputs" / assignment, (main,))
+        return newest or project_root() / "data" / RECORDING_MACHINE / assignment
+    folder = Path(run_dir)
+    if not folder.is_absolute() and not folder.is_dir():
+        folder = project_root() / folder
+    if not folder.is_dir():
+        raise UserError(f"{run_dir}: no such run directory")
+    return folder

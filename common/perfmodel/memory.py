@@ -1,0 +1,335 @@
+"""The memory of a training step, byte by byte, from sizes alone.
+
+What PyTorch keeps for the backward pass is written down per token and layer, and the step is
+followed through the moments at which most memory is in use; the largest of them is the peak. The
+formulas are for eager execution: a compiled model saves less. They follow what autograd's nodes
+save (derivatives.yaml of PyTorch) and, for mixed precision, autocast's rules; Korthikanti et al.
+2022 (arXiv 2205.05198) count activations the same way, Rajbhandari et al. 2019 (arXiv 1910.02054)
+the states. All figures are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from common.perfmodel.activations import FLOAT32, block_activations, compute_size
+from common.perfmodel.sharding import Sharding
+from common.perfmodel.workload import Workload
+
+STATE = ("parameters", "gradients", "optimizer states")
+COMPONENTS = (
+    *STATE,
+    *("residual stream", "norm outputs", "attention", "attention scores", "feed-forward"),
+    *("logits and loss", "autocast copies", "temporary buffers", "communication", "batch"),
+)
+"""What the bytes of a moment are for, in the order of a table."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is in memory at one point of the step: component → bytes."""
+
+    name: str
+    components: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.components.values())
+
+    @property
+    def state_bytes(self) -> int:
+        """Parameters, gradients and optimizer states."""
+        return sum(self.components.get(name, 0) for name in STATE)
+
+
+@dataclass(frozen=True)
+class MemoryPrediction:
+    """The moments of a step; ``peak`` is the one that decides whether it fits."""
+
+    workload: Workload
+    moments: tuple[Moment, ...]
+
+    @property
+    def peak(self) -> Moment:
+        return max(self.moments, key=lambda moment: moment.total_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.peak.total_bytes
+
+    def at(self, name: str) -> Moment:
+        """The moment of that name."""
+        return next(moment for moment in self.moments if moment.name == name)
+
+
+def predict_memory(workload: Workload, sharding: Sharding | None = None) -> MemoryPrediction:
+    """Memory of one rank at each moment of a step that is not the first.
+
+    The first step has no optimizer states yet. What the libraries take (CUDA context, workspaces)
+    is not in it.
+    """
+    return _Step(workload, sharding or Sharding()).prediction()
+
+
+def estimated_states(workload: Workload) -> dict[str, int]:
+    """The course's estimate: parameters, gradients and optimizer states of one rank, unsharded."""
+    parameters = FLOAT32 * workload.config.num_parameters()
+    states = 2 * parameters if workload.optimizer == "adamw" else 0
+    return dict(zip(STATE, (parameters, parameters, states), strict=True))
+
+
+class _Step:
+    """The sizes that the moments of a step are made of."""
+
+    def __init__(self, workload: Workload, sharding: Sharding) -> None:
+        self.workload, self.sharding = workload, sharding
+        config = self.config = workload.config
+        self.size = compute_size(workload)
+        self.mixed = self.size < FLOAT32
+        self.tokens = workload.batch_size * workload.seq_len
+        self.width = self.tokens * config.n_embd
+        self.head = config.vocab_size * config.n_embd
+        self.all_gradients = FLOAT32 * config.num_parameters()
+        self.block_parameters = config.parameters_per_layer()
+        self.block = block_activations(workload)
+
+    def prediction(self) -> MemoryPrediction:
+        layers = self.config.n_layer
+        kept = 0 if self.workload.gradient_accumulation == 1 else self.all_gradients
+        moments = [self.forward_of_block(layers, kept)]
+        if self.workload.loss_chunks == 1:
+            moments += [self.loss(kept), self.loss_backward(kept), self.head_backward(kept)]
+        else:
+            moments += [self.chunked_loss(kept), self.chunked_head_backward(kept)]
+        moments += [self.block_backward(layers, kept), self.block_backward(1, kept)]
+        if self.workload.attention == "eager":
+            moments += [self.attention_backward(layers, kept), self.attention_backward(1, kept)]
+        moments += [self.embedding_backward(kept), self.update()]
+        return MemoryPrediction(self.workload, tuple(moments))
+
+    def moment(self, name: str, phase: str, block: int = 1, **parts: int) -> Moment:
+        """States and what comes on top; the names of ``parts`` have _ for spaces.
+
+        ``phase`` and ``block`` are ``Sharding.communication_bytes``'s.
+        """
+        named = {key.replace("_", " "): int(value) for key, value in parts.items()}
+        states = estimated_states(self.workload)
+        base = {
+            "parameters": self.sharding.of_parameters(states["parameters"]),
+            "gradients": self.sharding.of_gradients(named.pop("gradients", 0)),
+            "optimizer states": self.sharding.of_states(states["optimizer states"]),
+        }
+        base["batch"] = 16 * self.tokens  # tokens and targets
+        base["communication"] = self.sharding.communication_bytes(self.config, phase, block)
+        found = base | named
+        return Moment(name, {key: found[key] for key in COMPONENTS if found.get(key)})
+
+    def saved(self, blocks: int, *, in_backward: bool = False) -> dict[str, int]:
+        """Activations of the first ``blocks`` blocks, and the last norm's input.
+
+        That is gone once the blocks' backward passes begin, where under checkpointing the whole
+        of the block at hand is there again beside its input.
+        """
+        last_norm = 0 if in_backward else FLOAT32 * self.width + 2 * FLOAT32 * self.tokens
+        if not self.workload.activation_checkpointing:
+            parts = {name: blocks * size for name, size in self.block.items()}
+        else:
+            parts = dict(self.block) if in_backward else {"residual stream": 0}
+            inputs = blocks - 1 if in_backward else blocks
+            parts["residual stream"] += FLOAT32 * self.width * inputs
+        parts["residual stream"] += last_norm
+        return {name.replace(" ", "_"): size for name, size in parts.items()}
+
+    def casts(self, blocks: int, head: bool) -> int:
+        """Weights (and biases) that autocast has copied and autograd still needs."""
+        if not self.mixed:
+            return 0
+        matrices = 0 if self.workload.activation_checkpointing else blocks
+        matrices *= self.config.matrix_parameters_per_layer()
+        return 2 * (matrices + (self.head if head else 0))
+
+    def cached_casts(self) -> int:
+        """Autocast's cache during the forward pass: every linear layer's weight and bias."""
+        if not self.mixed:
+            return 0
+        block = self.config.matrix_parameters_per_layer() + 9 * self.config.n_embd
+        return 2 * (self.config.n_layer * block + self.head)
+
+    def forward_of_block(self, blocks: int, gradients: int) -> Moment:
+        """The last block's forward pass, where written-out attention has its temporaries."""
+        temporary = self.attention_temporaries() + FLOAT32 * self.width
+        return self.moment(
+            *("forward", "forward"),
+            **{"gradients": gradients, "temporary_buffers": temporary},
+            **{"autocast_copies": self.cached_casts()},
+            **self.saved(blocks),
+        )
+
+    def attention_temporaries(self) -> int:
+        """Score matrices beside the one that is kept, while a written-out softmax is computed."""
+        if self.workload.attention == "sdpa":
+            return 0
+        scores = self.tokens * self.config.n_head * self.workload.seq_len
+        return scores * (FLOAT32 if not self.mixed else self.size)
+
+    def normed(self) -> int:
+        """The head's input: the last norm's output."""
+        return self.size * self.width
+
+    def loss(self, gradients: int) -> Moment:
+        """Logits and their log-softmax, both float32."""
+        logits = 2 * FLOAT32 * self.tokens * self.config.vocab_size
+        return self.moment(
+            *("loss", "loss"),
+            **{"gradients": gradients, "logits_and_loss": logits + self.normed()},
+            **{"autocast_copies": self.cached_casts()},
+            **self.saved(self.config.n_layer),
+        )
+
+    def loss_backward(self, gradients: int) -> Moment:
+        """The log-softmax, its gradient and that of the logits: three tables of logits."""
+        logits = 3 * FLOAT32 * self.tokens * self.config.vocab_size
+        return self.moment(
+            *("loss backward", "loss"),
+            **{"gradients": gradients, "logits_and_loss": logits + self.normed()},
+            **{"autocast_copies": self.casts(self.config.n_layer, head=True)},
+            **self.saved(self.config.n_layer),
+        )
+
+    def head_backward(self, gradients: int) -> Moment:
+        """The logits' gradient while that of the head's weight is made (and, mixed, cast)."""
+        logits = self.size * self.tokens * self.config.vocab_size
+        weight = self.head * (FLOAT32 + (self.size if self.mixed else 0))
+        return self.moment(
+            *("head backward", "loss"),
+            **{"gradients": gradients, "logits_and_loss": logits + self.normed()},
+            **{"temporary_buffers": weight + self.size * self.width},
+            **{"autocast_copies": self.casts(self.config.n_layer, head=True)},
+            **self.saved(self.config.n_layer),
+        )
+
+    def chunked_loss(self, gradients: int) -> Moment:
+        """One piece's logits, and the head's gradients, which are made with them."""
+        piece = -(-self.tokens // self.workload.loss_chunks) * self.config.vocab_size
+        logits = piece * (FLOAT32 + (self.size if self.mixed else 0))
+        weight = self.head * (FLOAT32 + (self.size if self.mixed else 0))
+        return self.moment(
+            *("loss in pieces", "loss"),
+            **{"gradients": gradients, "logits_and_loss": logits + self.normed()},
+            **{"temporary_buffers": weight + self.size * self.width},
+            **{"autocast_copies": self.cached_casts()},
+            **self.saved(self.config.n_layer),
+        )
+
+    def chunked_head_backward(self, gradients: int) -> Moment:
+        """The head's gradients, as made and as scaled."""
+        temporary = 2 * (FLOAT32 * self.head + self.size * self.width)
+        return self.moment(
+            *("head backward", "loss"),
+            **{"gradients": gradients, "temporary_buffers": temporary},
+            **{"autocast_copies": self.casts(self.config.n_layer, head=False)},
+            **self.saved(self.config.n_layer),
+        )
+
+    def block_backward(self, block: int, gradients: int) -> Moment:
+        """The feed-forward half of block ``block`` (counted from 1) when its gradients are made.
+
+        The gradients of the GELU's output and input live at once while its saved output is gone,
+        beside the gradient of the residual stream; the head's gradient waits for the embedding's.
+        """
+        done = self.config.n_layer - block
+        made = FLOAT32 * done * self.block_parameters
+        inside = self.block_inside_backward()
+        return self.moment(
+            *(f"backward of block {block}", "backward", block),
+            **{"gradients": max(gradients, made), "temporary_buffers": inside},
+            **{"autocast_copies": self.casts(block, head=False)},
+            **self.saved(block, in_backward=True),
+        )
+
+    def block_inside_backward(self) -> int:
+        """Gradients on their way through the feed-forward or the attention half."""
+        stream = FLOAT32 * self.width
+        weight = 4 * self.config.n_embd**2 * FLOAT32
+        feed_forward = 4 * self.size * self.width + weight
+        return stream + feed_forward + FLOAT32 * self.head
+
+    def attention_backward(self, block: int, gradients: int) -> Moment:
+        """Three score matrices of block ``block``: the softmax, its gradient and its input's.
+
+        The feed-forward half of the block is gone, and so are the values.
+        """
+        made = FLOAT32 * (self.config.n_layer - block) * self.block_parameters
+        made += 9 * self.config.n_embd**2 * FLOAT32
+        scores = FLOAT32 * self.tokens * self.config.n_head * self.workload.seq_len
+        kept = self.saved(block, in_backward=True)
+        kept["residual_stream"] -= FLOAT32 * self.width
+        kept["norm_outputs"] -= self.size * self.width
+        kept["attention"] -= 2 * self.size * self.width
+        kept["attention_scores"] -= scores * self.size // FLOAT32 if self.mixed else 0
+        kept["feed-forward"] -= 8 * self.size * self.width
+        way = (FLOAT32 + self.size) * self.width + FLOAT32 * self.head
+        return self.moment(
+            *(f"attention backward of block {block}", "backward", block),
+            **{"gradients": max(gradients, made), "temporary_buffers": 2 * scores + way},
+            **{"autocast_copies": self.casts(block, head=False)},
+            **kept,
+        )
+
+    def embedding_backward(self, gradients: int) -> Moment:
+        """Both gradients of the tied embedding, and their sum."""
+        made = max(gradients, self.all_gradients - FLOAT32 * self.head)
+        return self.moment(
+            *("embedding backward", "embedding"),
+            **{"gradients": made, "temporary_buffers": 3 * FLOAT32 * self.head},
+            residual_stream=FLOAT32 * self.width,
+        )
+
+    def update(self) -> Moment:
+        """The optimizer's step: all gradients, and what its implementation needs besides."""
+        temporary = 0
+        if self.workload.optimizer == "adamw":
+            temporary = {
+                "fused": 0,
+                "foreach": self.all_gradients,
+                "for-loop": 2 * FLOAT32 * self.head,
+            }[self.workload.optimizer_implementation]
+        return self.moment(
+            "update", "update", gradients=self.all_gradients, temporary_buffers=temporary
+        )
+
+
+def largest_batch(
+    workload: Workload, capacity_bytes: float, sharding: Sharding | None = None
+) -> int:
+    """The largest batch size whose predicted peak is at most ``capacity_bytes``; 0 if none is."""
+
+    def fits(batch_size: int) -> bool:
+        sized = replace(workload, batch_size=batch_size)
+        return predict_memory(sized, sharding).peak_bytes <= capacity_bytes
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def what_would_fit(workload: Workload, capacity_bytes: float) -> str:
+    """Words on how to make a step fit: the largest batch, as it is and with what saves memory."""
+    ways = {
+        "": workload,
+        " with --loss_chunks 8": replace(workload, loss_chunks=8),
+        " with --activation_checkpointing": replace(workload, activation_checkpointing=True),
+        " with both": replace(workload, loss_chunks=8, activation_checkpointing=True),
+    }
+    fits = {way: largest_batch(changed, capacity_bytes) for way, changed in ways.items()}
+    if not fits[" with both"]:
+        return "no batch is predicted to fit; use a smaller model, or shard it over several devices"
+    found = [f"{batch}{way}" for way, batch in fits.items() if batch]
+    return f"largest batch predicted to fit: {', '.join(found)}"

@@ -1,0 +1,150 @@
+"""How much memory a process may take, and what it took.
+
+Linux promises more memory than there is and kills a process when it runs out, so a benchmark that
+looks for what fits would die without a word. Under a limit the allocation fails, as on a GPU, and
+Python can say what did not fit.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from common.errors import UserError
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+WORDS = (
+    "out of memory",
+    "can't allocate memory",  # torch's allocator on a CPU
+    "Cannot allocate memory",
+    "not enough memory",  # the same on Windows
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+)
+
+
+def limit_memory(limit_bytes: int, device: str = "cpu") -> None:
+    """Let allocations beyond ``limit_bytes`` fail, for the rest of this process.
+
+    On CUDA that is what PyTorch may reserve of the GPU. On a CPU it is all that this process may
+    write to, the interpreter and PyTorch included; only Linux can do that.
+
+    Raises:
+        UserError: a system without such limits, or less than the process holds already.
+    """
+    if device.startswith("cuda"):
+        import torch
+
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+        return
+    if not can_limit(device):
+        raise UserError("memory_limit_gib: only Linux can limit a process on a CPU; leave it out")
+    import resource
+
+    held = writable_bytes()
+    if limit_bytes <= held:
+        raise UserError(
+            f"memory_limit_gib {limit_bytes / 2**30:.2g}: Python and PyTorch alone take "
+            f"{held / 2**30:.2g} GiB; give at least {held / 2**30 + 0.5:.1f}"
+        )
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, hard))
+
+
+def can_limit(device: str) -> bool:
+    """Whether a process that computes on ``device`` can be limited here."""
+    return device.startswith("cuda") or sys.platform == "linux"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on either kind of device."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError | OSError) and any(word in str(error) for word in WORDS)
+
+
+def available_memory_bytes(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
+    """RAM that can still be had: what the system has available, or less where a cgroup says so.
+
+    A job or a container has a limit of its own, which any of the groups above its own may hold, by
+    version 2 or 1 of cgroups.
+    """
+    available = psutil.virtual_memory().available
+    left = [_left_in_group(folder) for folder in _own_groups(cgroups, own)]
+    return min([available, *(bytes_ for bytes_ in left if bytes_ is not None)])
+
+
+def writable_bytes() -> int:
+    """What counts against a limit on a CPU: memory this process may write to, 0 if unknown."""
+    return _status_bytes("VmData") if sys.platform == "linux" else 0
+
+
+def peak_resident_bytes() -> int:
+    """The most RAM this process used since ``reset_peak_resident``, or since its start.
+
+    On Linux not ``getrusage``'s figure: a process inherits that of the one that started it.
+    """
+    if sys.platform == "linux":
+        return _status_bytes("VmHWM")
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def reset_peak_resident() -> None:
+    """Begin a new peak, at what is in RAM now, where the system allows it (Linux)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def _status_bytes(field: str) -> int:
+    """A field of /proc/self/status, which has it in KiB."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(rf"^{field}:\s+(\d+) kB", status, flags=re.M)[1]) * 1024
+
+
+def _own_groups(cgroups: Path, own: Path) -> Iterator[Path]:
+    """The folders of this process's memory cgroup and of those above it, where they can be seen."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = cgroups / "memory" if controllers else cgroups
+        # In a container the path is often that of the host, and its own group is the root here.
+        folder = root / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            if group.is_relative_to(root):
+                yield group
+
+
+def _left_in_group(folder: Path) -> int | None:
+    """Bytes that a group has left, or None where it has no limit.
+
+    Pages of files that the kernel can drop are in use and yet to be had.
+    """
+    for limit_file, usage_file, droppable in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            limit = int((folder / limit_file).read_text())  # "max" is no number
+            usage = int((folder / usage_file).read_text())
+            statistics = (folder / "memory.stat").read_text()
+        except (OSError, ValueError):
+            continue
+        found = re.search(rf"^{droppable} (\d+)", statistics, flags=re.M)
+        return max(0, limit - usage + (int(found[1]) if found else 0))
+    return None

@@ -1,0 +1,180 @@
+"""``ddplab study memory``: is the predicted peak of a training step the one that is seen?
+
+Two oracles that know nothing of the formulas: an operator-level tracker on fake tensors, for the
+published sizes of GPT-2 (``memory-tracked.csv``), and PyTorch's CPU allocator under a real step,
+for small ones and every option (``memory-allocator.csv``). ``largest-batch.csv`` is what follows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from common.errors import UserError
+from common.perfmodel.memory import largest_batch, predict_memory
+from common.perfmodel.workload import Workload
+from common.report.progress import StageProgress
+from common.runtime.environment import describe_environment
+from common.runtime.run_directory import RunDirectory
+
+GB = 10**9
+GPU_OVERHEAD_GB = 1.0
+"""Left to the CUDA context and the libraries."""
+KEYS = (
+    *("model", "batch_size", "seq_len", "precision", "attention", "activation_checkpointing"),
+    *("loss_chunks", "gradient_accumulation", "optimizer", "optimizer_implementation"),
+)
+SMALL = {"model": "gpt2-nano", "batch_size": 8, "seq_len": 256}
+OPTIONS = (
+    {},
+    {"attention": "eager"},
+    {"activation_checkpointing": True},
+    {"activation_checkpointing": True, "attention": "eager"},
+    {"precision": "bfloat16"},
+    {"precision": "bfloat16", "attention": "eager"},
+    {"precision": "bfloat16", "activation_checkpointing": True},
+    {"loss_chunks": 8},
+    {"loss_chunks": 8, "precision": "bfloat16"},
+    {"loss_chunks": 8, "activation_checkpointing": True},
+    {"loss_chunks": 8, "activation_checkpointing": True, "precision": "bfloat16"},
+    {"loss_chunks": 8, "activation_checkpointing": True, "attention": "eager"},
+    {"optimizer_implementation": "for-loop", "batch_size": 1, "seq_len": 64},
+    {"optimizer_implementation": "foreach", "batch_size": 1, "seq_len": 64},
+    {"optimizer": "sgd"},
+    {"optimizer": "sgd", "batch_size": 1, "seq_len": 64},
+    {"gradient_accumulation": 2},
+    {"gradient_accumulation": 2, "batch_size": 1, "seq_len": 64},
+    {"vocab_multiple": 100, "seq_len": 100},
+)
+"""What the allocator is asked about, on top of ``SMALL`` and a fused optimizer."""
+
+
+@dataclass(frozen=True)
+class MemoryStudy:
+    """What is predicted and tracked: every combination of these."""
+
+    models: tuple[str, ...] = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+    batch_sizes: tuple[int, ...] = (1, 4, 16)
+    seq_lens: tuple[int, ...] = (512, 1024)
+    attentions: tuple[str, ...] = ("sdpa", "eager")
+    checkpointing: tuple[bool, ...] = (False, True)
+    capacities_gb: tuple[float, ...] = (24, 40, 80, 141)
+    processes: int = 2
+
+    def __post_init__(self) -> None:
+        if self.processes < 1:
+            raise UserError(f"processes is {self.processes}; it must be at least 1")
+        self.workloads()
+
+    def workloads(self) -> list[Workload]:
+        """The combinations, the largest models last."""
+        combinations = itertools.product(
+            *(self.models, self.batch_sizes, self.seq_lens, self.attentions, self.checkpointing)
+        )
+        return [
+            Workload(
+                *(model, batch_size, seq_len),
+                attention=attention,
+                activation_checkpointing=checkpointing,
+                optimizer_implementation="fused",
+            )
+            for model, batch_size, seq_len, attention, checkpointing in combinations
+        ]
+
+
+def run_study(study: MemoryStudy, output_dir: str, progress: StageProgress) -> Path:
+    """Track, measure, judge; returns the run directory."""
+    environment = describe_environment(None, "cpu", 1, "tensors without data")
+    run = RunDirectory.create(output_dir, "memory", asdict(study), environment)
+    progress.say(f"memory study: {run.path}")
+    small = [
+        replace(Workload(**SMALL, optimizer_implementation="fused"), **option) for option in OPTIONS
+    ]
+    with run:
+        with progress.stage(f"allocator, {len(small)} real steps of gpt2-nano") as update:
+            allocated = _table(_each(_allocated, small, study.processes), small, update)
+        run.write_table("memory-allocator.csv", allocated)
+        workloads = study.workloads()
+        with progress.stage(f"tracker, {len(workloads)} steps on fake tensors") as update:
+            tracked = _table(_each(_tracked, workloads, study.processes), workloads, update)
+        run.write_table("memory-tracked.csv", tracked)
+        run.write_table("largest-batch.csv", largest_batches(study))
+        verdicts = judge(tracked, allocated)
+        run.write_table("verdicts.csv", verdicts)
+    progress.say(verdicts.to_string(index=False, float_format="%.4f"))
+    return run.path
+
+
+def judge(tracked: pd.DataFrame, allocated: pd.DataFrame) -> pd.DataFrame:
+    """What was promised of the errors, what was found, and whether it held."""
+    rows = []
+    for oracle, table in (("tracker", tracked), ("allocator", allocated)):
+        error = (table["predicted_bytes"] / table["measured_bytes"] - 1).abs()
+        rows.append((f"median error against the {oracle}", 0.03, error.median()))
+        rows.append((f"largest error against the {oracle}", 0.08, error.max()))
+    found = pd.DataFrame(rows, columns=["promise", "at_most", "found"])
+    return found.assign(held=found["found"] <= found["at_most"])
+
+
+def largest_batches(study: MemoryStudy) -> pd.DataFrame:
+    """The largest batch of 1,024 tokens that fits each memory size, by model and way to run."""
+    ways = {
+        "float32": {},
+        "bfloat16": {"precision": "bfloat16"},
+        "bfloat16, loss in 8": {"precision": "bfloat16", "loss_chunks": 8},
+        "bfloat16, loss in 8, checkpointing": {
+            **{"precision": "bfloat16", "loss_chunks": 8},
+            "activation_checkpointing": True,
+        },
+    }
+    rows = []
+    for model, (way, options) in itertools.product(study.models, ways.items()):
+        workload = Workload(model, 1, 1024, optimizer_implementation="fused", **options)
+        for size in study.capacities_gb:
+            batch = largest_batch(workload, (size - GPU_OVERHEAD_GB) * GB)
+            rows.append({"model": model, "way": way, "memory_gb": size, "largest_batch": batch})
+    return pd.DataFrame(rows)
+
+
+def _each(
+    measure: Callable[[Workload], int], workloads: list[Workload], processes: int
+) -> Iterator[int]:
+    """``measure`` of every workload, in order, in fresh processes that each do a few."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=spawn, max_tasks_per_child=24) as pool:
+        yield from pool.map(measure, workloads)
+
+
+def _tracked(workload: Workload) -> int:
+    from common.benchmarks.memory_tracker import track_step
+
+    return track_step(workload).total_bytes
+
+
+def _allocated(workload: Workload) -> int:
+    import torch
+
+    from common.benchmarks.allocator import measure_peak
+
+    torch.set_num_threads(1)
+    return measure_peak(workload, torch.device("cpu")).allocated_bytes
+
+
+def _table(
+    measured: Iterator[int], workloads: list[Workload], update: Callable[[str], None]
+) -> pd.DataFrame:
+    rows = []
+    for workload, seen in zip(workloads, measured, strict=True):
+        prediction = predict_memory(workload)
+        case = {key: getattr(workload, key) for key in KEYS}
+        moment = {"moment": prediction.peak.name}
+        sizes = {"predicted_bytes": prediction.peak_bytes, "measured_bytes": seen}
+        rows.append(case | moment | sizes)
+        update(f"{workload.model}, batch {workload.batch_size}: {len(rows)} of {len(workloads)}")
+    return pd.DataFrame(rows)
