@@ -15,7 +15,7 @@ from common.perfmodel.workload import Workload
 from common.runtime.paths import project_root
 
 MIB = 2**20
-TABLES = ("memory-moments.csv", "memory-components.csv", "memory-layers.csv", "largest-batch.csv")
+TABLES = ("memory-moments.csv", "memory-components.csv", "memory-layers.csv")
 STUDY = Path("data") / RECORDING_MACHINE / "study-memory"
 
 

@@ -53,10 +53,10 @@ def open_tables(
             the assignment with ``main`` in it, or else recorded measurements.
         assignment: such as ``assignment0``.
         main: the table that must be there.
-        others: tables that may be missing.
+        others: tables of the same run.
 
     Raises:
-        UserError: no such directory, or no complete run with ``main`` in it.
+        UserError: no such directory, or no complete run with these tables in it.
     """
     folder = _choose(run_dir, assignment, main)
     path = find_table(folder, main)
@@ -68,6 +68,9 @@ def open_tables(
     source = relative_to_project(folder) if below else folder.name
     config = path.parent / "config.yaml"
     beside = {name: path.parent / name for name in (main, *others)}
+    for name, table in beside.items():
+        if not table.is_file():
+            raise UserError(f"{relative_to_project(path.parent)}: has {main} but no {name}")
     return OpenedRun(
         folder=path.parent,
         recorded=recorded,
@@ -75,7 +78,7 @@ def open_tables(
         f"{'recorded' if recorded else 'run'} {source}",
         settings=yaml.safe_load(config.read_text()) if config.is_file() else {},
         environment=environment,
-        tables={name: pd.read_csv(table) for name, table in beside.items() if table.is_file()},
+        tables={name: pd.read_csv(table) for name, table in beside.items()},
     )
 
 

@@ -96,15 +96,13 @@ def _analyse(settings: MemoryAnalysis, device: torch.device, recorder: Recorder)
     recorder.run.write_table("memory-moments.csv", moments_table(prediction))
     components = components_table(prediction.peak, tracked)
     recorder.run.write_table("memory-components.csv", components)
-    if not settings.activation_checkpointing:
-        layers = layers_table(settings)
-        recorder.run.write_table("memory-layers.csv", layers)
+    layers = layers_table(settings)
+    recorder.run.write_table("memory-layers.csv", layers)
     batches = largest_batches(settings)
     recorder.run.write_table("largest-batch.csv", batches)
     _print_course_block(settings, device, snapshot, tracked, allocator)
     _print_peak(prediction, components)
-    if not settings.activation_checkpointing:
-        _print_layers(layers)
+    _print_layers(layers, settings.activation_checkpointing)
     _print_allocator(tracked, allocator)
     if settings.sharding != "none":
         _print_sharded(settings, recorder)
@@ -184,7 +182,11 @@ def components_table(peak: Moment, tracked: TrackedPeak) -> pd.DataFrame:
 
 
 def layers_table(workload: Workload) -> pd.DataFrame:
-    """What each layer keeps for the backward pass: predicted, and seen on fake tensors."""
+    """What each layer keeps for the backward pass: predicted, and seen on fake tensors.
+
+    With activation checkpointing it is what would be kept without it.
+    """
+    workload = replace(workload, activation_checkpointing=False)
     measured = saved_by_layer(workload)
     predicted = pd.DataFrame(
         saved_per_layer(workload).items(), columns=["layer", "predicted_bytes"]
@@ -254,8 +256,9 @@ def _print_peak(prediction: MemoryPrediction, components: pd.DataFrame) -> None:
     print(shown.to_string(float_format="{:,.2f}".format))
 
 
-def _print_layers(layers: pd.DataFrame) -> None:
-    print("\n--- Kept for the backward pass, by layer ---")
+def _print_layers(layers: pd.DataFrame, checkpointing: bool) -> None:
+    without = ", if it were not computed again" if checkpointing else ""
+    print(f"\n--- Kept for the backward pass, by layer{without} ---")
     shown = layers[["predicted_bytes", "measured_bytes"]] / MIB
     shown.insert(0, "layer", layers.layer)
     same = shown.layer.str.startswith("block") & ~shown.drop(columns="layer").duplicated()

@@ -18,7 +18,7 @@ def block_activations(workload: Workload) -> dict[str, int]:
     Per token, in widths of the model: the input of each norm (float32, 2), the norms' outputs (2),
     queries, keys and values (3) and the mixed values (1), and on both sides of the GELU (4 + 4).
     SDPA adds one float32 per token and head, written-out attention the weights of every pair of
-    tokens: the float32 softmax, and where that is cast its copy.
+    tokens in every head.
     """
     config, tokens = workload.config, workload.batch_size * workload.seq_len
     width = tokens * config.n_embd
@@ -26,8 +26,7 @@ def block_activations(workload: Workload) -> dict[str, int]:
     if workload.attention == "sdpa":
         scores = FLOAT32 * tokens * config.n_head
     else:
-        scores = tokens * config.n_head * workload.seq_len * (FLOAT32 + (size if size < 4 else 0))
-        scores += workload.seq_len**2  # which pairs are masked, one byte each
+        scores = size * tokens * config.n_head * workload.seq_len
     return {
         "residual stream": 2 * FLOAT32 * width,
         "norm outputs": 2 * size * width + 4 * FLOAT32 * tokens,  # and two means, two deviations

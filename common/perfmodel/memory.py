@@ -171,7 +171,7 @@ class _Step:
         if self.workload.attention == "sdpa":
             return 0
         scores = self.tokens * self.config.n_head * self.workload.seq_len
-        return scores * (FLOAT32 if not self.mixed else self.size)
+        return self.size * (scores + self.workload.seq_len**2)  # and the mask
 
     def normed(self) -> int:
         """The head's input: the last norm's output."""
@@ -262,12 +262,11 @@ class _Step:
         """
         made = FLOAT32 * (self.config.n_layer - block) * self.block_parameters
         made += 9 * self.config.n_embd**2 * FLOAT32
-        scores = FLOAT32 * self.tokens * self.config.n_head * self.workload.seq_len
+        scores = self.size * self.tokens * self.config.n_head * self.workload.seq_len
         kept = self.saved(block, in_backward=True)
         kept["residual_stream"] -= FLOAT32 * self.width
         kept["norm_outputs"] -= self.size * self.width
         kept["attention"] -= 2 * self.size * self.width
-        kept["attention_scores"] -= scores * self.size // FLOAT32 if self.mixed else 0
         kept["feed-forward"] -= 8 * self.size * self.width
         way = (FLOAT32 + self.size) * self.width + FLOAT32 * self.head
         return self.moment(
