@@ -68,7 +68,12 @@ def test_every_room_has_a_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["common.cli.main", "common.perfmodel.search", "common.analysis.assignment2"]
+    "module",
+    [
+        *("common.cli.main", "common.perfmodel.search", "common.perfmodel.memory"),
+        *(f"common.analysis.assignment{name}" for name in ("0_memory", "0_profile", "2")),
+        "common.analysis.assignment0_throughput",
+    ],
 )
 def test_predicting_and_reading_do_not_import_torch(module: str) -> None:
     code = f"import sys, {module}; print('torch' in sys.modules)"

@@ -11,7 +11,7 @@ import torch
 
 from common.benchmarks.allocator import AllocatorPeak, measure_peak
 from common.benchmarks.memory_tracker import TrackedPeak, saved_by_layer, track_step
-from common.benchmarks.run import Recorder, record_run
+from common.benchmarks.run import Recorder, record_run, single_device
 from common.errors import UserError
 from common.perfmodel.activations import saved_per_layer
 from common.perfmodel.memory import (
@@ -25,7 +25,6 @@ from common.perfmodel.memory import (
 )
 from common.perfmodel.sharding import Sharding
 from common.perfmodel.workload import Workload
-from common.runtime.process_group import process_group
 
 MIB = 2**20
 GB = 10**9
@@ -75,9 +74,7 @@ class MemoryAnalysis(Workload):
 
 def main(settings: MemoryAnalysis) -> None:
     """Predict, measure, and print one beside the other."""
-    with process_group(settings.device, "gloo") as worker:
-        if worker.world_size > 1:
-            raise UserError("memory_analysis.py analyses one device: start it without torchrun")
+    with single_device("memory_analysis", settings.device) as worker:
         on_gpu = worker.device.type == "cuda"
         if not on_gpu and settings.run_step:
             check_fits(settings)

@@ -23,14 +23,18 @@ from common.analysis.profile_text import summary
 from common.analysis.profiler_trace import Event, read_trace
 from common.benchmarks.device_peak import peak_of, peak_table
 from common.benchmarks.operator_costs import count_costs
-from common.benchmarks.run import Recorder, record_run, require_not_negative, require_positive
+from common.benchmarks.run import (
+    Recorder,
+    record_run,
+    require_not_negative,
+    require_positive,
+    single_device,
+)
 from common.data.batches import BatchStream
 from common.errors import UserError
 from common.perfmodel.roofline import Roof, roofline_table
 from common.perfmodel.workload import Workload
-from common.runtime.process_group import process_group
 from common.runtime.progress import Progress
-from common.runtime.ranks import current_ranks
 from common.runtime.timing import clock_for
 from common.training.step import TrainingStep
 
@@ -72,13 +76,7 @@ class ProfileTraining(Workload):
 
 def main(settings: ProfileTraining) -> None:
     """Profile, write the tables and print what they say."""
-    ranks = current_ranks().world_size
-    if ranks > 1:
-        raise UserError(
-            f"profile_training is for one device, and was started on {ranks} ranks; "
-            "start it with python, or with torchrun --nproc_per_node=1"
-        )
-    with process_group(settings.device, backend="gloo") as worker:
+    with single_device("profile_training", settings.device) as worker:
         device = worker.device
         for reason in settings.without_effect(device.type):
             logger.warning("without effect: %s", reason)

@@ -11,7 +11,8 @@ import pandas as pd
 
 from common.errors import UserError
 from common.runtime.environment import describe_environment
-from common.runtime.process_group import Worker
+from common.runtime.process_group import Worker, process_group
+from common.runtime.ranks import current_ranks
 from common.runtime.run_directory import RunDirectory, SampleStream
 
 
@@ -49,6 +50,22 @@ class RankStream:
 
 
 @contextmanager
+def single_device(program: str, device: str | None) -> Iterator[Worker]:
+    """The worker of a program that measures one device: alone, and without a backend.
+
+    Raises UserError where it was started on several ranks.
+    """
+    ranks = current_ranks().world_size
+    if ranks > 1:
+        raise UserError(
+            f"{program} is for one device, and was started on {ranks} ranks; start it with "
+            "python, or with torchrun --nproc_per_node=1"
+        )
+    with process_group(device, backend="gloo") as worker:
+        yield dataclasses.replace(worker, backend="")  # nothing is communicated
+
+
+@contextmanager
 def record_run(
     settings: Any,
     label: str,
@@ -71,10 +88,10 @@ def record_run(
                 settings.output_dir,
                 label,
                 dataclasses.asdict(settings)
-                | {"device": worker.device.type, "backend": worker.backend}
+                | {"device": worker.device.type, "backend": worker.backend or None}
                 | dict(recorded_settings or {}),
                 describe_environment(
-                    worker.backend,
+                    worker.backend or None,
                     worker.device.type,
                     worker.world_size,
                     ", ".join(filter(None, notes)),

@@ -12,6 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+IGNORED = -100
+"""A target that does not count, as in ``F.cross_entropy``."""
+ROW_MULTIPLE = 64
+"""The stride of the logits' rows is a multiple of this many elements. With rows of 50,257 float32,
+which begin anywhere in a cache line, MKL computes logits at two thirds of its usual speed."""
+
 
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int) -> Tensor:
     """Mean cross-entropy, in nats, of ``hidden @ weight.T`` against ``targets``.
@@ -28,7 +34,8 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk
     if torch.is_autocast_enabled(hidden.device.type):
         compute = torch.get_autocast_dtype(hidden.device.type)
     flat = hidden.flatten(0, 1).to(compute)
-    return _ChunkedCrossEntropy.apply(flat, weight, targets.flatten(), chunks)
+    apply = _apply_eagerly if flat.device.type == "cpu" else _ChunkedCrossEntropy.apply
+    return apply(flat, weight, targets.flatten(), chunks)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -37,28 +44,34 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ctx: FunctionCtx, hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int
     ) -> Tensor:
         matrix = weight.to(hidden.dtype)
-        count = (targets != -100).sum()
-        loss = hidden.new_zeros((), dtype=torch.float32)
-        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        step = -(-len(hidden) // chunks)
-        for start in range(0, len(hidden), step):
-            piece = slice(start, start + step)
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.empty_like(weight) if needs_weight else None
+        rows = -(-len(hidden) // chunks)
+        buffer = _aligned_rows(rows, len(weight), hidden)
+        count = (targets != IGNORED).sum()
+        loss = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        for start in range(0, len(hidden), rows):
+            piece = slice(start, start + rows)
             labels = targets[piece].unsqueeze(1)
-            counted = labels != -100
+            counted = (labels != IGNORED).to(loss.dtype)
             labels = labels.clamp_min(0)
-            logits = (hidden[piece] @ matrix.T).float()
-            scale = torch.logsumexp(logits, 1, keepdim=True)
-            loss += ((scale - logits.gather(1, labels)) * counted).sum()
-            if grad_hidden is None and grad_weight is None:
+            logits = _product(hidden[piece], matrix.T, buffer[: len(labels)]).to(loss.dtype)
+            highest = logits.amax(1, keepdim=True)
+            wanted = logits.gather(1, labels)
+            exponentials = logits.sub_(highest).exp_()
+            total = exponentials.sum(1, keepdim=True)
+            loss += ((total.log() + highest - wanted) * counted).sum()
+            if not (needs_hidden or needs_weight):
                 continue
-            gradient = logits.sub_(scale).exp_()  # of the summed loss: softmax − one-hot
-            gradient.scatter_add_(1, labels, gradient.new_full((), -1.0).expand_as(labels))
-            gradient = gradient.mul_(counted).to(hidden.dtype)
-            if grad_hidden is not None:
+            # Of the summed loss: softmax − one-hot, and nothing in rows that do not count.
+            gradient = exponentials.mul_(counted / total).scatter_add_(1, labels, -counted)
+            gradient = _rounded(gradient, buffer[: len(labels)])
+            del logits, exponentials  # so that no two pieces in float32 live at once
+            if needs_hidden:
                 torch.mm(gradient, matrix, out=grad_hidden[piece])
-            if grad_weight is not None:
-                _add_product(grad_weight, gradient.T, hidden[piece])
+            if needs_weight:
+                _add_product(grad_weight, gradient.T, hidden[piece], is_first=start == 0)
         ctx.save_for_backward(grad_hidden, grad_weight, count)
         return loss / count
 
@@ -73,9 +86,32 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add ``left @ right`` to a float32 ``total`` in place."""
+# On a CPU the compiler would undo the aligned rows and compute each exponential twice.
+_apply_eagerly = torch.compiler.disable(_ChunkedCrossEntropy.apply)
+
+
+def _aligned_rows(rows: int, columns: int, like: Tensor) -> Tensor:
+    """Uninitialised [rows, columns] whose rows all begin at the same place of a cache line."""
+    return like.new_empty(rows, -(-columns // ROW_MULTIPLE) * ROW_MULTIPLE)[:, :columns]
+
+
+def _product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """``left @ right`` in ``out``, or where the compiler likes it."""
+    return left @ right if torch.compiler.is_compiling() else torch.mm(left, right, out=out)
+
+
+def _rounded(exact: Tensor, out: Tensor) -> Tensor:
+    """``exact`` in the type of ``out``, whose memory is used again."""
+    if exact.dtype == out.dtype:
+        return exact
+    return exact.to(out.dtype) if torch.compiler.is_compiling() else out.copy_(exact)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
+    """Add ``left @ right`` to ``total`` in place; the first time, overwrite it."""
     if left.dtype == total.dtype:
-        total.addmm_(left, right)
+        total.addmm_(left, right, beta=0 if is_first else 1)
+    elif is_first:
+        total.copy_(left @ right)
     else:
         total += left @ right

@@ -40,7 +40,9 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         qkv = self.c_attn(x).view(batch, length, 3, self.n_head, width // self.n_head)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [batch, head, length, head width]
+        # Unbound before they are transposed, so that the backward pass joins the three gradients
+        # in the layout of qkv, with one copy; each is [batch, head, length, head width].
+        query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
         dropout = self.dropout if self.training else 0.0
         mixed = self.attend(query, key, value, dropout)
         mixed = mixed.transpose(1, 2).reshape(batch, length, width)
@@ -58,14 +60,16 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -
 def written_out_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
     """Causal attention as its formula says: softmax(QKᵀ/√d)V, with all scores in memory.
 
-    All tensors are [batch, head, length, head width]. The softmax is computed in float32.
+    All tensors are [batch, head, length, head width]. The softmax is computed in float32 and
+    rounded once, so that what is kept for the backward pass is one tensor of weights.
     """
-    length = query.shape[-2]
-    hidden = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    scores = scores.masked_fill(hidden, float("-inf"))
-    weights = F.dropout(scores.float().softmax(-1).to(value.dtype), dropout)
-    return weights @ value
+    *heads, length, width = query.shape
+    # The product adds to the mask, and scales the smaller Q, so no pass over the scores is needed.
+    hidden = torch.full((length, length), float("-inf"), dtype=query.dtype, device=query.device)
+    scaled = (query / math.sqrt(width)).flatten(0, 1)
+    scores = torch.baddbmm(hidden.triu(1), scaled, key.flatten(0, 1).transpose(1, 2))
+    weights = F.dropout(torch.softmax(scores, -1, dtype=scores.dtype), dropout)
+    return (weights @ value.flatten(0, 1)).view(*heads, length, width)
 
 
 class MLP(nn.Module):

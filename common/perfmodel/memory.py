@@ -145,8 +145,9 @@ class _Step:
         """Weights (and biases) that autocast has copied and autograd still needs."""
         if not self.mixed:
             return 0
-        matrices = 0 if self.workload.activation_checkpointing else blocks
-        matrices *= self.config.matrix_parameters_per_layer()
+        if self.workload.activation_checkpointing:
+            blocks = 0 if head else 1  # the one that is computed again
+        matrices = blocks * self.config.matrix_parameters_per_layer()
         return 2 * (matrices + (self.head if head else 0))
 
     def cached_casts(self) -> int:
@@ -212,12 +213,14 @@ class _Step:
     def chunked_loss(self, gradients: int) -> Moment:
         """One piece's logits, and the head's gradients, which are made with them."""
         piece = -(-self.tokens // self.workload.loss_chunks) * self.config.vocab_size
-        logits = piece * (FLOAT32 + (self.size if self.mixed else 0))
-        weight = self.head * (FLOAT32 + (self.size if self.mixed else 0))
+        logits, weight = FLOAT32 * piece, FLOAT32 * self.head
+        unrounded = FLOAT32 * self.width if self.mixed else 0  # the last norm's output
+        if self.mixed:  # rounded logits, and exact ones or the part of the weight's gradient
+            logits = self.size * piece + max(FLOAT32 * piece, self.size * self.head)
         return self.moment(
             *("loss in pieces", "loss"),
             **{"gradients": gradients, "logits_and_loss": logits + self.normed()},
-            **{"temporary_buffers": weight + self.size * self.width},
+            **{"temporary_buffers": weight + self.size * self.width + unrounded},
             **{"autocast_copies": self.cached_casts()},
             **self.saved(self.config.n_layer),
         )
@@ -250,8 +253,8 @@ class _Step:
 
     def block_inside_backward(self) -> int:
         """Gradients on their way through the feed-forward or the attention half."""
-        stream = FLOAT32 * self.width
-        weight = 4 * self.config.n_embd**2 * FLOAT32
+        stream = (FLOAT32 + (self.size if self.mixed else 0)) * self.width
+        weight = 4 * self.config.n_embd**2 * self.size
         feed_forward = 4 * self.size * self.width + weight
         return stream + feed_forward + FLOAT32 * self.head
 

@@ -95,5 +95,5 @@ def test_a_step_that_this_machine_cannot_hold_is_refused_before_it_starts(rank_s
 def test_it_is_one_devices_memory_that_is_analysed(rank_server, tmp_path):
     done = rank_server.run(SCRIPT, *TINY, "--output_dir", tmp_path, ranks=2)
     assert done.exit_codes == [2, 2]
-    assert "start it without torchrun" in done.error_line
+    assert "is for one device, and was started on 2 ranks" in done.error_line
     assert not list(tmp_path.iterdir())

@@ -10,6 +10,7 @@ from common.cluster.slurm import PrivateSlurm
 ROOT = Path(__file__).resolve().parents[2]
 SBATCH = ROOT / "sbatch"
 STEP = "--device cpu --batch_size 1 --max_seq_len 16"
+SMALL = "--device cpu --batch_size 1 --seq_len 16"
 SGD = "--optimizer sgd"  # torch needs seconds to import the machinery of AdamW
 
 
@@ -21,6 +22,7 @@ class Case:
     flags: tuple[str, ...] = ()
     tables: dict[str, int] = field(default_factory=dict)
     world_size: int = 2
+    backend: str | None = "gloo"
     says: str = ""
     """A part of its output."""
 
@@ -28,6 +30,8 @@ class Case:
 # Two ranks each, on one node or on two, so that the report can compare what they measured. (As many
 # ranks as GPUs have the job that is signalled, whose ranks are cheap, and the course's way.)
 ONE_NODE = ("--nodes=1",)
+ONE_DEVICE = {"world_size": 1, "backend": None}
+NANO = {"MODEL": "gpt2-nano"}
 PER_NODE = {1: {"RANKS_PER_NODE": "2"}, 2: {"RANKS_PER_NODE": "1"}}
 CASES = {
     "launch-train-benchmark": Case(
@@ -59,6 +63,27 @@ CASES = {
         | {"FLAGS": f"{STEP} {SGD} --rounds 2 --num_steps 2 --initial_steps 1"},
         ONE_NODE,
         tables={"ddp-times.csv": 3 * 2 * 2 * 2},  # caps × rounds × steps × ranks
+    ),
+    "launch-memory-analysis": Case(
+        NANO | {"FLAGS": f"{SMALL} --optimizer_implementation fused"},
+        tables={"memory-peak.csv": 2},  # predicted and tracked
+        **ONE_DEVICE,
+    ),
+    "launch-throughput": Case(
+        NANO | {"BATCH_SIZES": "1 2", "FLAGS": f"{SMALL} {SGD} --num_steps 2 --warmup_steps 1"},
+        tables={"throughput-batches.csv": 2},
+        **ONE_DEVICE,
+    ),
+    "launch-options": Case(
+        NANO | {"FLAGS": f"{SMALL} {SGD} --arms sdpa --rounds 2 --num_steps 1"},
+        tables={"options-times.csv": 3 * 2},  # the baseline twice
+        **ONE_DEVICE,
+    ),
+    "launch-profile-training": Case(
+        NANO
+        | {"FLAGS": f"{SMALL} {SGD} --wait_steps 0 --warmup_steps 1 --active_steps 1 --no-trace"},
+        tables={"profile-phases.csv": 4},
+        **ONE_DEVICE,
     ),
     "selftest": Case(PER_NODE[2] | {"FLAGS": "--device cpu"}, says="2 ranks on 2 hosts"),
     "launch-report": Case(says="report.pdf"),

@@ -39,7 +39,12 @@ def test_notebooks_are_committed_as_the_style_has_them(path: Path) -> None:
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("report") / "notebooks"
-    return execute_notebooks(NOTEBOOKS, folder, {"run_dir": str(RECORDED)})
+    paths = []
+    for assignment in ("assignment0", "assignment2"):
+        notebooks = [path for path in NOTEBOOKS if path.stem.startswith(assignment)]
+        run_dir = str(RECORDED.with_name(assignment))
+        paths += execute_notebooks(notebooks, folder, {"run_dir": run_dir})
+    return paths
 
 
 def test_recorded_data_is_never_shown_as_the_readers_own(executed: list[Path]) -> None:
@@ -139,19 +144,38 @@ def test_a_failed_part_of_a_run_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", ["smoke", "laptop", "gpu"])
-def test_presets_give_every_stage_settings_that_it_accepts(preset: str) -> None:
-    from common.benchmarks import allreduce, allreduce_chunks, ddp, layers, overlap
+@pytest.mark.parametrize("assignment", ["assignment0", "assignment2"])
+def test_presets_give_every_stage_settings_that_it_accepts(assignment: str, preset: str) -> None:
+    from common.benchmarks import (
+        allreduce,
+        allreduce_chunks,
+        ddp,
+        layers,
+        memory,
+        options,
+        overlap,
+        profile,
+        throughput,
+    )
     from common.runtime.script import parse_settings
 
     settings = {
-        "train_benchmark": layers.LayerBenchmark,
-        "allreduce_benchmark": allreduce.AllReduceBenchmark,
-        "allreduce_chunk_benchmark": allreduce_chunks.ChunkBenchmark,
-        "overlap_benchmark": overlap.OverlapBenchmark,
-        "ddp_benchmark": ddp.DdpBenchmark,
-    }
-    assert known_assignments() == ["assignment2"]
-    loaded = load_preset("assignment2", preset)
+        "assignment0": {
+            "memory_analysis": memory.MemoryAnalysis,
+            "throughput": throughput.ThroughputBenchmark,
+            "options": options.OptionsBenchmark,
+            "profile_training": profile.ProfileTraining,
+        },
+        "assignment2": {
+            "train_benchmark": layers.LayerBenchmark,
+            "allreduce_benchmark": allreduce.AllReduceBenchmark,
+            "allreduce_chunk_benchmark": allreduce_chunks.ChunkBenchmark,
+            "overlap_benchmark": overlap.OverlapBenchmark,
+            "ddp_benchmark": ddp.DdpBenchmark,
+        },
+    }[assignment]
+    assert known_assignments() == ["assignment0", "assignment2"]
+    loaded = load_preset(assignment, preset)
     assert list(dict.fromkeys(stage.script.stem for stage in loaded.stages)) == list(settings)
     for stage in loaded.stages:
         name = stage.script.stem
