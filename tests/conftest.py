@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -9,6 +10,10 @@ import pytest
 from rank_support import ASSIGNMENT2, RankServer
 
 TINY_STEP = ("--model", "nano", "--batch_size", 1, "--max_seq_len", 16)
+
+
+# Read when torch is imported. Two threads on busy cores wait for each other more than they work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.opened_run import open_tables
+from common.analysis.opened_run import open_tables, read_peak
 from common.analysis.operator_categories import CATEGORIES, IDLE
 from common.analysis.profile_work import BETWEEN, PHASES
 from common.perfmodel.peaks import DevicePeak
@@ -144,18 +144,10 @@ def open_profile(run_dir: str | Path | None = None) -> ProfileRun:
         operators=_filled(opened.tables["profile-operators.csv"], "operator", "shapes"),
         steps=opened.tables["profile-steps.csv"],
         roofline=_filled(opened.tables["roofline.csv"], "shapes"),
-        peak=_peak(opened.tables["device-peak.csv"]),
+        peak=read_peak(opened.tables["device-peak.csv"]),
     )
 
 
 def _filled(table: pd.DataFrame, *texts: str) -> pd.DataFrame:
     """The table; its columns ``texts`` may be empty, which is no missing value."""
     return table.fillna(dict.fromkeys(texts, ""))
-
-
-def _peak(table: pd.DataFrame) -> DevicePeak | None:
-    if table.empty:
-        return None
-    rates = dict(zip(table["precision"], table["flops_per_s"], strict=True))
-    first = table.iloc[0]
-    return DevicePeak(first["device"], rates, first["memory_bytes_per_s"], first["source"])

@@ -8,52 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import yaml
 from scipy.optimize import nnls
 
+from common.analysis.opened_run import OpenedRun, open_tables, read_peak
 from common.analysis.option_ratios import in_company, noise_floor, option_ratios
 from common.errors import UserError
-from common.perfmodel.architecture import TITLES, GPT2Config
+from common.perfmodel.architecture import CONFIGS, TITLES, GPT2Config
 from common.perfmodel.extrapolation import Extrapolation, by_operations, by_parameters
 from common.perfmodel.flops import training_flops_per_token
 from common.perfmodel.peaks import DevicePeak
-from common.perfmodel.tables import numbers, read_table
-from common.runtime.paths import project_root, relative_to_project
-from common.runtime.run_directory import find_table, newest_complete_run, read_environment
+from common.perfmodel.tables import numbers
 
-BATCHES, TIMES, PEAK = "throughput-batches.csv", "throughput-times.csv", "device-peak.csv"
+BATCHES, PEAK = "throughput-batches.csv", "device-peak.csv"
 OPTION_TIMES, ARMS = "options-times.csv", "options-arms.csv"
-RECORDED = "data/epyc-2-cores/assignment0"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where measurements come from.
-
-    Attributes:
-        caption: hardware, date and folder, for every figure.
-        settings: all settings of the run.
-        device: the name of the GPU or processor.
-    """
-
-    recorded: bool
-    caption: str
-    settings: dict
-    device: str
-
-    @property
-    def config(self) -> GPT2Config:
-        """The model's own sizes, without padding of the vocabulary."""
-        return GPT2Config.named(self.settings["model"])
-
-    @property
-    def title(self) -> str:
-        """The model's name, such as GPT-2 Small."""
-        return TITLES["gpt2-" + self.settings["model"].removeprefix("gpt2").removeprefix("-")]
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.settings["device"] == "cpu"
 
 
 @dataclass(frozen=True)
@@ -79,12 +46,37 @@ class Saturation:
 
 @dataclass(frozen=True)
 class ThroughputRun:
-    """One run of throughput.py: its batch sizes and its device's peak (None where unknown)."""
+    """One run of throughput.py.
 
-    source: Source
+    Attributes:
+        opened: where it comes from, its settings and its caption.
+        batches: throughput-batches.csv, the smallest batch first.
+        peak: the device's, None where it is unknown.
+    """
+
+    opened: OpenedRun
     batches: pd.DataFrame
-    times: pd.DataFrame
     peak: DevicePeak | None
+
+    @property
+    def settings(self) -> dict:
+        return self.opened.settings
+
+    @property
+    def config(self) -> GPT2Config:
+        """The model's own sizes, without padding of the vocabulary."""
+        return GPT2Config.named(self.settings["model"])
+
+    @property
+    def title(self) -> str:
+        """The model's name, such as GPT-2 Small."""
+        return next(TITLES[name] for name in CONFIGS if CONFIGS[name] == self.config)
+
+    @property
+    def device(self) -> str:
+        """The name of the GPU or processor."""
+        gpus = self.opened.environment["gpus"]
+        return gpus[0]["name"] if gpus else self.opened.environment["cpu"]["model"]
 
     @cached_property
     def measured(self) -> pd.DataFrame:
@@ -99,7 +91,7 @@ class ThroughputRun:
     @property
     def batch_size(self) -> int:
         """The batch that the headline and the extrapolations are about."""
-        return self.source.settings["batch_size"]
+        return self.settings["batch_size"]
 
     @property
     def tokens_per_s(self) -> float:
@@ -110,18 +102,18 @@ class ThroughputRun:
     @property
     def flops_per_token(self) -> int:
         """Operations that training needs for a token."""
-        return training_flops_per_token(self.source.config, self.source.settings["seq_len"])
+        return training_flops_per_token(self.config, self.settings["seq_len"])
 
     @property
     def peak_flops_per_s(self) -> float | None:
         """The device's peak in this run's precision, where it is known."""
-        settings = self.source.settings
-        return self.peak.flops(settings["precision"], settings["tf32"]) if self.peak else None
+        how = self.settings["precision"], self.settings["tf32"]
+        return self.peak.flops(*how) if self.peak else None
 
     @property
     def naive(self) -> Extrapolation:
         """To 10¹² parameters, by their number."""
-        return by_parameters(self.tokens_per_s, self.source.config.num_parameters())
+        return by_parameters(self.tokens_per_s, self.config.num_parameters())
 
     @property
     def by_operations(self) -> Extrapolation:
@@ -145,8 +137,7 @@ class ThroughputRun:
     @property
     def tokens_per_sequence(self) -> int:
         """Tokens that one more sequence in the batch adds to a step."""
-        settings = self.source.settings
-        return settings["seq_len"] * settings["gradient_accumulation"]
+        return self.settings["seq_len"] * self.settings["gradient_accumulation"]
 
 
 @dataclass(frozen=True)
@@ -154,12 +145,13 @@ class OptionsRun:
     """One run of options.py.
 
     Attributes:
+        opened: where it comes from, its settings and its caption.
         table: a row per arm with its ratio to the baseline (``option_ratios``).
         company: what each option adds to all the others (``in_company``).
         noise_floor: what two measurements of the baseline differ by.
     """
 
-    source: Source
+    opened: OpenedRun
     table: pd.DataFrame
     company: pd.DataFrame
     noise_floor: float
@@ -170,20 +162,15 @@ def open_throughput(run_dir: str | Path | None = None) -> ThroughputRun:
 
     Raises UserError where a table is missing or cannot be right.
     """
-    path = _find(run_dir, BATCHES)
-    batches = read_table(path, ["batch_size", "status", "tokens_per_s", "steps_per_s"])
+    opened = open_tables(run_dir, "assignment0", BATCHES, [PEAK])
+    path, batches = opened.folder / BATCHES, opened.tables[BATCHES]
     measured = batches[batches["status"] == "measured"]
     for column in ("batch_size", "tokens_per_s", "steps_per_s"):
         numbers(measured, column, path, above=0)
-    source = _source(path)
-    if source.settings["batch_size"] not in set(measured["batch_size"]):
-        raise UserError(f"{path}: no result for batch_size {source.settings['batch_size']}")
-    return ThroughputRun(
-        source=source,
-        batches=batches.sort_values("batch_size", ignore_index=True),
-        times=read_table(path.parent / TIMES, ["batch_size", "iteration", "step_time_ms"]),
-        peak=read_peak(path.parent / PEAK),
-    )
+    if opened.settings["batch_size"] not in set(measured["batch_size"]):
+        raise UserError(f"{path}: no result for batch_size {opened.settings['batch_size']}")
+    batches = batches.sort_values("batch_size", ignore_index=True)
+    return ThroughputRun(opened, batches, read_peak(opened.tables[PEAK]))
 
 
 def open_options(run_dir: str | Path | None = None) -> OptionsRun:
@@ -191,55 +178,8 @@ def open_options(run_dir: str | Path | None = None) -> OptionsRun:
 
     Raises UserError where a table is missing or cannot be right.
     """
-    path = _find(run_dir, OPTION_TIMES)
-    times = read_table(path, ["arm", "round", "iteration", "tokens", "step_time_ms"])
+    opened = open_tables(run_dir, "assignment0", OPTION_TIMES, [ARMS])
+    times, arms = opened.tables[OPTION_TIMES], opened.tables[ARMS]
     for column in ("tokens", "step_time_ms"):
-        numbers(times, column, path, above=0)
-    arms = read_table(path.parent / ARMS, ["arm", "measured", "reason"])
-    return OptionsRun(
-        _source(path), option_ratios(times, arms), in_company(times), noise_floor(times)
-    )
-
-
-def read_peak(path: Path) -> DevicePeak | None:
-    """A device's peaks from device-peak.csv; None where it has no rows."""
-    table = pd.read_csv(path)
-    if table.empty:
-        return None
-    first = table.iloc[0]
-    rates = dict(zip(table["precision"], table["flops_per_s"], strict=True))
-    return DevicePeak(first["device"], rates, first["memory_bytes_per_s"], first["source"])
-
-
-def _find(run_dir: str | Path | None, name: str) -> Path:
-    """The table in this run directory, in the newest complete run, or among the recorded ones."""
-    if run_dir:
-        folder = Path(run_dir)
-        if not folder.is_absolute() and not folder.is_dir():
-            folder = project_root() / folder
-        if not folder.is_dir():
-            raise UserError(f"{run_dir}: no such run directory")
-    else:
-        newest = newest_complete_run(project_root() / "outputs" / "assignment0", (name,))
-        folder = newest or project_root() / RECORDED
-    path = find_table(folder, name)
-    if path is None:
-        raise UserError(f"{relative_to_project(folder)}: no complete run with {name}")
-    return path
-
-
-def _source(table: Path) -> Source:
-    """The record beside a table."""
-    environment = read_environment(table.parent)
-    folder = table.parent.resolve()
-    recorded = folder.is_relative_to(project_root() / "data")
-    below = folder.is_relative_to(project_root())
-    where = relative_to_project(folder) if below else folder.name
-    gpus = environment["gpus"]
-    return Source(
-        recorded=recorded,
-        caption=f"{environment['hardware']}; {environment['start_time'][:10]}; "
-        f"{'recorded' if recorded else 'run'} {where}",
-        settings=yaml.safe_load((table.parent / "config.yaml").read_text()),
-        device=gpus[0]["name"] if gpus else environment["cpu"]["model"],
-    )
+        numbers(times, column, opened.folder / OPTION_TIMES, above=0)
+    return OptionsRun(opened, option_ratios(times, arms), in_company(times), noise_floor(times))

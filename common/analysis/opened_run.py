@@ -10,6 +10,7 @@ import pandas as pd
 import yaml
 
 from common.errors import UserError
+from common.perfmodel.peaks import DevicePeak
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.run_directory import find_table, newest_complete_run, read_environment
 
@@ -92,3 +93,12 @@ def _choose(run_dir: str | Path | None, assignment: str, main: str) -> Path:
     if not folder.is_dir():
         raise UserError(f"{run_dir}: no such run directory")
     return folder
+
+
+def read_peak(table: pd.DataFrame) -> DevicePeak | None:
+    """A device's peaks from device-peak.csv; None where it has no rows."""
+    if table.empty:
+        return None
+    first = table.iloc[0]
+    rates = dict(zip(table["precision"], table["flops_per_s"], strict=True))
+    return DevicePeak(first["device"], rates, first["memory_bytes_per_s"], first["source"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from common.analysis.assignment0_throughput import OptionsRun, Source, ThroughputRun
+from common.analysis.assignment0_throughput import OptionsRun, ThroughputRun
 from common.analysis.option_ratios import AGAIN, ALL, BASELINE, WITHOUT, clear
 from common.analysis.throughput_text import (
     MEMORY,
@@ -19,20 +19,9 @@ from common.perfmodel.extrapolation import ONE_TRILLION
 from common.perfmodel.flops import matrix_parameters, training_flops_per_token
 
 
-def where_from(source: Source) -> str:
-    """Whose data these are; says so where they are recorded."""
-    what = "{model}, batch {batch_size}, sequence {seq_len}, {precision}".format(**source.settings)
-    if source.recorded:
-        return (
-            f"> **Recorded data, not yours.** {source.caption}. {what}. "
-            "`uv run ddplab run assignment0` measures here."
-        )
-    return f"> Measured in this run: {source.caption}. {what}."
-
-
 def batch_table(run: ThroughputRun) -> pd.DataFrame:
     """The sweep with MFU and memory, for a table."""
-    column, _ = MEMORY["cpu" if run.source.on_cpu else "cuda"]
+    column, _ = MEMORY[run.settings["device"]]
     memory = "memory (MiB)"
     table = run.batches[["batch_size", "status", "tokens_per_s", column]]
     table = table.rename(columns={"batch_size": "batch", "status": "result", column: memory})
@@ -47,9 +36,9 @@ def utilisation_sentence(run: ThroughputRun) -> str:
     flops_per_s = run.tokens_per_s * run.flops_per_token
     return (
         f"At batch {run.batch_size} this run did {run.tokens_per_s:,.0f} tokens/s (median step). A "
-        f"token of {run.source.title} at this length takes {run.flops_per_token:.3g} operations, "
+        f"token of {run.title} at this length takes {run.flops_per_token:.3g} operations, "
         f"so that is {rate_text(flops_per_s)}. "
-        f"**{utilisation_text(flops_per_s, run.peak_flops_per_s, run.peak, run.source.device)}**."
+        f"**{utilisation_text(flops_per_s, run.peak_flops_per_s, run.peak, run.device)}**."
     )
 
 
@@ -130,13 +119,13 @@ def extrapolation_sentence(run: ThroughputRun) -> str:
     def share(config: GPT2Config, length: int) -> float:
         return 1 - 6 * matrix_parameters(config) / training_flops_per_token(config, length)
 
-    small = share(run.source.config, run.source.settings["seq_len"])
+    small = share(run.config, run.settings["seq_len"])
     large = share(ONE_TRILLION, ONE_TRILLION.n_positions)
     difference = run.naive.days / run.by_operations.days - 1
     direction = "longer" if difference > 0 else "shorter"
     return (
         f"The naive way comes out {abs(difference):.0%} {direction}. "
-        f"Attention is {small:.0%} of {run.source.title}'s operations at this length and "
+        f"Attention is {small:.0%} of {run.title}'s operations at this length and "
         f"{large:.1%} of the large model's, whose width grew far more than its context; position "
         "embeddings, which count as parameters, take no operations."
     )

@@ -12,10 +12,13 @@ from common.analysis.assignment0_throughput import OptionsRun, ThroughputRun
 from common.analysis.option_ratios import AGAIN, ALL, BASELINE, WITHOUT
 from common.analysis.plots import BLACK, BLUE, GREY, ORANGE, RED, figure
 
+WIDE_TICKS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16)
+NARROW_TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4)
+
 
 def batch_sweep(run: ThroughputRun) -> Figure:
     """Tokens per second by batch size: measured points, and the line of a fixed cost per step."""
-    with figure(run.source.caption) as (fig, axes):
+    with figure(run.opened.caption) as (fig, axes):
         table = run.measured
         low, middle, high = (table[f"tokens_per_s{q}"] for q in ("_q25", "", "_q75"))
         axes.errorbar(
@@ -50,40 +53,65 @@ def option_bars(run: OptionsRun) -> Figure:
     rows = [*singles, *only_there, *([ALL] if ALL in table.index else [])]
     floor = run.noise_floor
     size = (7.2, 1.3 + 0.36 * len(rows))
-    with figure(run.source.caption, figsize=size) as (fig, axes):
+    with figure(run.opened.caption, figsize=size) as (fig, axes):
         band = {"color": GREY, "alpha": 0.3, "linewidth": 0, "label": f"noise floor, {floor:.1%}"}
         axes.axvspan(1 - floor, 1 + floor, **band)
         axes.axvline(1, color=BLACK, linewidth=0.8)
         places = pd.Series(range(len(rows), 0, -1), index=rows)
         alone = table.loc[[name for name in rows if name in table.index]]
-        _bars(axes, alone, places, BLUE, 0.18 if len(company) else 0, "alone, over the baseline")
-        if len(company):
-            _bars(axes, company, places, ORANGE, -0.18, "last, on top of all others")
+        beside = set(company.index)
+        _bars(axes, alone, places, BLUE, 0.18, beside, "alone, over the baseline")
+        if beside:
+            _bars(axes, company, places, ORANGE, -0.18, beside, "last, on top of all others")
         axes.set_yticks(places, rows)
         axes.set_ylim(0.4, len(rows) + 0.6)
         axes.grid(axis="y", visible=False)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+        _ratio_axis(axes)
         axes.set_xlabel("tokens/s, as a ratio (median of the rounds, least and greatest)")
         fig.legend(fontsize=8, loc="outside upper center", ncols=3)
     return fig
 
 
 def _bars(
-    axes: Axes, table: pd.DataFrame, places: pd.Series, colour: str, shift: float, label: str
+    axes: Axes,
+    table: pd.DataFrame,
+    places: pd.Series,
+    colour: str,
+    shift: float,
+    shifted: set[str],
+    label: str,
 ) -> None:
-    """Bars that start at 1: to the right what is faster, to the left what is slower."""
-    at = places[table.index] + shift
+    """Bars that start at 1: to the right what is faster, to the left what is slower.
+
+    Those of the rows ``shifted`` are moved by ``shift``, to leave room for another.
+    """
+    at = places[table.index] + shift * table.index.isin(shifted)
     ratio = table["ratio"]
     axes.barh(
         at,
         ratio - 1,
         left=1,
-        height=0.34 if shift else 0.6,
+        height=0.34,
         color=colour,
         xerr=[ratio - table["ratio_low"], table["ratio_high"] - ratio],
         error_kw={"elinewidth": 1, "capsize": 2, "ecolor": BLACK},
         label=label,
     )
+    for name, row in table.iterrows():
+        beyond = max(row["ratio_high"], 1)
+        text = f"  {row['ratio']:.2f}"
+        axes.text(beyond, at[name], text, va="center", fontsize=7.5)
+
+
+def _ratio_axis(axes: Axes) -> None:
+    """Logarithmic, as gains multiply: twice as fast is as far from 1 as half as fast."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.set_xlim(low / 1.03, high * 1.12)  # room for the numbers
+    ticks = WIDE_TICKS if high / low > 4 else NARROW_TICKS
+    axes.set_xticks([tick for tick in ticks if low <= tick <= high * 1.1])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _saturation_line(axes: Axes, run: ThroughputRun) -> None:

@@ -34,8 +34,7 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk
     if torch.is_autocast_enabled(hidden.device.type):
         compute = torch.get_autocast_dtype(hidden.device.type)
     flat = hidden.flatten(0, 1).to(compute)
-    apply = _apply_eagerly if flat.device.type == "cpu" else _ChunkedCrossEntropy.apply
-    return apply(flat, weight, targets.flatten(), chunks)
+    return _ChunkedCrossEntropy.apply(flat, weight, targets.flatten(), chunks)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -84,10 +83,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if grad_weight is not None:
             grad_weight = grad_weight * factor
         return grad_hidden, grad_weight, None, None
-
-
-# On a CPU the compiler would undo the aligned rows and compute each exponential twice.
-_apply_eagerly = torch.compiler.disable(_ChunkedCrossEntropy.apply)
 
 
 def _aligned_rows(rows: int, columns: int, like: Tensor) -> Tensor:

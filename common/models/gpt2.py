@@ -122,6 +122,7 @@ class GPT2(nn.Module):
         self.config = config
         self.activation_checkpointing = activation_checkpointing
         self.loss_chunks = loss_chunks
+        self.loss_in_pieces = chunked_cross_entropy
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, attention) for _ in range(config.n_layer))
@@ -164,7 +165,7 @@ class GPT2(nn.Module):
         if targets is None:
             return F.linear(x, self.wte.weight)
         if self.loss_chunks > 1:
-            return chunked_cross_entropy(x, self.wte.weight, targets, self.loss_chunks)
+            return self.loss_in_pieces(x, self.wte.weight, targets, self.loss_chunks)
         logits = F.linear(x, self.wte.weight).flatten(0, 1).float()
         return F.cross_entropy(logits, targets.flatten())
 

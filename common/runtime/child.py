@@ -1,0 +1,90 @@
+"""A process of its own for a measurement: a fresh allocator, and a death that harms nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import UserError
+from common.runtime.orphans import die_with_parent
+from common.runtime.paths import project_root
+
+RANK_VARIABLES = re.compile(
+    r"RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE)_(RANK|NAME|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+    r"|DDPLAB_ERROR_FILE"
+)
+"""What torchrun and ``common.cluster.launch`` say to a rank and not to its children."""
+
+
+@dataclass(frozen=True)
+class ChildExit:
+    """How a child ended: ``status`` as subprocess gives it, negative after a signal."""
+
+    status: int
+    log: Path
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, in one line; empty where it did not."""
+        if self.status == 0:
+            return ""
+        if self.status < 0:
+            name = signal.Signals(-self.status).name
+            guess = ": the kernel ran out of memory?" if name == "SIGKILL" else ""
+            return f"killed by {name}{guess}"
+        lines = self.log.read_text().splitlines()
+        raised = [line for line in lines if re.match(r"(\w+\.)*\w+(Error|Exception|Exit)\b", line)]
+        said = raised or [line for line in lines if line.strip()]
+        return said[-1].strip() if said else f"exit status {self.status}"
+
+
+def run_child(
+    module: str,
+    arguments: Sequence[str],
+    log: Path,
+    on_output: Callable[[str], None] = lambda line: None,
+) -> ChildExit:
+    """Run ``python -m module`` and wait for it.
+
+    Its standard output goes line by line to ``on_output``, its standard error to ``log``. The child
+    is no rank, whatever this process is. It ends with this process (on Linux even if that is
+    killed), and before an exception here, such as Ctrl-C, is passed on.
+
+    Raises:
+        UserError: the log cannot be written.
+    """
+    variables = {k: v for k, v in os.environ.items() if not RANK_VARIABLES.fullmatch(k)}
+    try:
+        errors = log.open("w")
+    except OSError as error:
+        raise UserError(f"log {log}: {error.strerror}") from None
+    with errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env=variables | {"PYTHONUNBUFFERED": "1"},
+            cwd=project_root(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the child
+            preexec_fn=die_with_parent,
+        )
+        with process.stdout:
+            try:
+                for line in process.stdout:
+                    on_output(line.rstrip())
+                return ChildExit(process.wait(), log)
+            except BaseException:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with the workers of torch.compile
+                process.wait()
+                raise

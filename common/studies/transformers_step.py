@@ -1,0 +1,271 @@
+"""``ddplab study transformers``: this project's training step beside transformers' own model.
+
+Both sides have the same weights, batch, precision and optimizer, and no dropout; before anything is
+timed their losses and gradients must agree. Pairings: plain eager execution with fused and with
+written-out attention, compiled, 16-bit, and each side's best settings at either precision, which
+are searched for first, one change at a time, in the same run (``candidate-times.csv``). A pairing's
+result is the ratio of their time to ours in the same round (``step-times.csv``).
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from common.benchmarks.allreduce import rotated
+from common.benchmarks.run import require_not_negative, require_positive
+from common.errors import RunFailed
+from common.models.gpt2 import GPT2
+from common.perfmodel.workload import Workload
+from common.report.progress import StageProgress
+from common.runtime.environment import describe_environment
+from common.runtime.run_directory import RunDirectory, SampleStream
+from common.runtime.seeding import seed_everything
+from common.training.loop import time_steps
+from common.training.step import TrainingStep, build_model
+
+OURS, THEIRS = "ours", "transformers"
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+"""Relative difference of losses and gradient norms that rounding explains."""
+COLUMNS = ("pairing", "side", "round", "iteration", "step_time_ms")
+PAIRINGS = {
+    "eager mode, SDPA": {},
+    "eager mode, attention written out": {"attention": "eager"},
+    "compiled, SDPA": {"compile": True},
+    "bfloat16, SDPA": {"precision": "bfloat16"},
+}
+"""What both sides run alike, on top of float32 with a fused AdamW."""
+CANDIDATES = {
+    THEIRS: ({"attention": "eager"}, {"compile": True}),
+    OURS: ({"attention": "eager"}, {"compile": True}, {"loss_chunks": 2}, {"loss_chunks": 4}),
+}
+"""Changes that are tried in this order; each is kept if it is faster."""
+
+
+@dataclass(frozen=True)
+class TransformersStudy:
+    """What is trained, and how long it is measured."""
+
+    model: str = "gpt2"
+    batch_size: int = 2
+    seq_len: int = 256
+    rounds: int = 8
+    steps: int = 1
+    """Measured steps per visit."""
+    warmup_steps: int = 1
+    candidate_steps: int = 3
+    pairings: tuple[str, ...] = tuple(PAIRINGS)
+    best_of: tuple[str, ...] = ("float32", "bfloat16")
+    """Precisions at which each side's best settings are compared."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rounds", "steps", "candidate_steps")
+        require_not_negative(self, "warmup_steps")
+        self.workload()
+
+    def workload(self, **options) -> Workload:
+        """Float32 with a fused AdamW, and ``options``."""
+        return Workload(
+            *(self.model, self.batch_size, self.seq_len),
+            optimizer_implementation="fused",
+            **options,
+        )
+
+
+class TheirModel(nn.Module):
+    """transformers' GPT2LMHeadModel with the signature of ours; it shifts the labels itself."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        sizes = workload.config
+        config = GPT2Config(
+            vocab_size=sizes.vocab_size,
+            n_positions=sizes.n_positions,
+            n_embd=sizes.n_embd,
+            n_layer=sizes.n_layer,
+            n_head=sizes.n_head,
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+            use_cache=False,  # what generation needs would only slow training down
+            attn_implementation=workload.attention,
+        )
+        seed_everything(42)
+        self.model = GPT2LMHeadModel(config)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss; ``targets`` are ``tokens`` shifted, as ``shifted_batch`` makes them."""
+        return self.model(input_ids=tokens, labels=tokens).loss
+
+
+def run_study(study: TransformersStudy, output_dir: str, progress: StageProgress) -> Path:
+    """Search, compare, judge; returns the run directory.
+
+    Raises:
+        RunFailed: the two sides do not compute the same.
+    """
+    run = RunDirectory.create(
+        output_dir, "transformers", asdict(study), describe_environment(None, "cpu", 1)
+    )
+    progress.say(f"transformers study: {run.path}")
+    with run:
+        pairs = {
+            name: (study.workload(**PAIRINGS[name]), study.workload(**PAIRINGS[name]))
+            for name in study.pairings
+        }
+        candidates = run.stream("candidate-times.csv", COLUMNS)
+        for precision in study.best_of:
+            with progress.stage(f"best settings, {precision}") as update:
+                pairs[f"best, {precision}"] = tuple(
+                    best_workload(study, side, precision, candidates, update)
+                    for side in (OURS, THEIRS)
+                )
+        times = run.stream("step-times.csv", COLUMNS)
+        frames = []
+        for name, (ours, theirs) in pairs.items():
+            with progress.stage(name):
+                frames.append(compare(study, name, ours, theirs, times))
+        samples = pd.concat(frames)
+        run.write_table("settings.csv", settings_table(pairs))
+        verdicts = judge(samples)
+        run.write_table("verdicts.csv", verdicts)
+    progress.say(verdicts.to_string(index=False, float_format="%.3f"))
+    return run.path
+
+
+def build(side: str, workload: Workload) -> TrainingStep:
+    """The training step of one side; the weights are those of transformers' seeded model."""
+    theirs = TheirModel(workload)
+    if side == THEIRS:
+        return TrainingStep(workload, torch.device("cpu"), model=theirs)
+    ours = build_model(workload, torch.device("cpu"))
+    ours.load_state_dict(GPT2.from_huggingface(theirs.model).state_dict())
+    return TrainingStep(workload, torch.device("cpu"), model=ours)
+
+
+def shifted_batch(study: TransformersStudy) -> tuple[Tensor, Tensor]:
+    """Random tokens and the next ones; the last has none, as transformers leaves it out."""
+    seed_everything(7)
+    vocabulary = study.workload().config.vocab_size
+    tokens = torch.randint(vocabulary, (study.batch_size, study.seq_len))
+    return tokens, nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
+
+
+def check_agreement(
+    ours: TrainingStep, theirs: TrainingStep, batch: tuple[Tensor, Tensor], tolerance: float
+) -> None:
+    """Raise RunFailed unless loss and norm of all gradients agree."""
+    found = {}
+    for side, step in ((OURS, ours), (THEIRS, theirs)):
+        loss = step.forward(*batch)
+        loss.backward()
+        norms = [parameter.grad.norm() for parameter in step.model.parameters()]
+        found[side] = (loss.item(), torch.stack(norms).norm().item())
+        step.optimizer.zero_grad()
+    for what, one, other in zip(("losses", "gradient norms"), *found.values(), strict=True):
+        if abs(one / other - 1) > tolerance:
+            raise RunFailed(f"{what} differ, {one:.6g} and {other:.6g}: not the same computation")
+
+
+def compare(
+    study: TransformersStudy, name: str, ours: Workload, theirs: Workload, times: SampleStream
+) -> pd.DataFrame:
+    """Time both sides in rotated rounds; the measured samples."""
+    torch._dynamo.reset()
+    batch = shifted_batch(study)
+    steps = {OURS: build(OURS, ours), THEIRS: build(THEIRS, theirs)}
+    check_agreement(steps[OURS], steps[THEIRS], batch, TOLERANCE[ours.precision])
+    batches = itertools.repeat(batch)
+    for step in steps.values():
+        time_steps(step, batches, 1 + study.warmup_steps)
+    rows = []
+    for round_ in range(study.rounds):
+        for side in rotated(tuple(steps), round_):
+            time_steps(steps[side], batches, study.warmup_steps)
+            rows += _samples(study, name, side, round_, steps[side], batches, study.steps)
+    times.write(rows)
+    del steps
+    gc.collect()
+    return pd.DataFrame(rows)
+
+
+def best_workload(
+    study: TransformersStudy,
+    side: str,
+    precision: str,
+    candidates: SampleStream,
+    update: Callable[[str], None],
+) -> Workload:
+    """The fastest settings of a side: changes are tried one after another and kept if faster."""
+    best = study.workload(precision=precision)
+    best_ms = _candidate_ms(study, side, "plain", best, candidates)
+    for change in CANDIDATES[side]:
+        tried = replace(best, **change)
+        name = ", ".join(f"{key} {value}" for key, value in change.items())
+        update(f"{side}: {name}")
+        time_ms = _candidate_ms(study, side, f"{precision}, {name}", tried, candidates)
+        if time_ms < best_ms:
+            best, best_ms = tried, time_ms
+    return best
+
+
+def _candidate_ms(
+    study: TransformersStudy, side: str, name: str, workload: Workload, candidates: SampleStream
+) -> float:
+    torch._dynamo.reset()
+    step, batches = build(side, workload), itertools.repeat(shifted_batch(study))
+    time_steps(step, batches, 1 + study.warmup_steps)
+    rows = _samples(study, name, side, 0, step, batches, study.candidate_steps)
+    candidates.write(rows)
+    del step
+    gc.collect()
+    return pd.DataFrame(rows)["step_time_ms"].median()
+
+
+def _samples(
+    study: TransformersStudy,
+    name: str,
+    side: str,
+    round_: int,
+    step: TrainingStep,
+    batches: Iterable,
+    count: int,
+) -> list[dict]:
+    return [
+        dict(zip(COLUMNS, (name, side, round_, index, time_s * 1e3), strict=True))
+        for index, time_s in enumerate(time_steps(step, batches, count))
+    ]
+
+
+def settings_table(pairs: dict[str, tuple[Workload, Workload]]) -> pd.DataFrame:
+    """What each side ran in each pairing: its options that differ from the defaults."""
+    names = [field.name for field in fields(Workload)]
+    rows = []
+    for pairing, sides in pairs.items():
+        for side, workload in zip((OURS, THEIRS), sides, strict=True):
+            changed = [n for n in names if getattr(workload, n) != getattr(Workload(), n)]
+            told = ", ".join(f"{n} {getattr(workload, n)}" for n in changed)
+            rows.append({"pairing": pairing, "side": side, "settings": told})
+    return pd.DataFrame(rows)
+
+
+def judge(samples: pd.DataFrame) -> pd.DataFrame:
+    """Their time over ours, by round: the median, the spread, and whether the aim was reached."""
+    rounds = samples.groupby(["pairing", "round", "side"], sort=False)["step_time_ms"].median()
+    wide = rounds.unstack("side")
+    rows = []
+    for pairing, ratio in (wide[THEIRS] / wide[OURS]).groupby("pairing", sort=False):
+        aim = 1.2 if pairing.startswith("best") else 1.0
+        found = ratio.median()
+        spread = {"lowest": ratio.min(), "highest": ratio.max()}
+        promise = f"their time over ours: {pairing}"
+        row = {"promise": promise, "at_least": aim, "found": found} | spread
+        rows.append(row | {"held": found >= aim})
+    return pd.DataFrame(rows)

@@ -1,0 +1,42 @@
+"""Training steps one after another, each with its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+
+from common.runtime.timing import clock_for
+from common.training.step import Batch
+
+
+class Step(Protocol):
+    """What can be run again and again, like ``TrainingStep``."""
+
+    device: torch.device
+
+    def run(self, batches: Iterable[Batch]) -> object:
+        """One step."""
+
+
+def time_steps(
+    step: Step,
+    batches: Iterable[Batch],
+    count: int,
+    after_step: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """Seconds of each of ``count`` steps, one right after another.
+
+    On a GPU the marks are events, read at the end: the host runs ahead, as it does in training.
+    """
+    clock = clock_for(step.device)
+    clock.wait()
+    marks = [clock.mark()]
+    for _ in range(count):
+        step.run(batches)
+        marks.append(clock.mark())
+        after_step()
+    clock.wait()
+    return [clock.elapsed_s(start, end) for start, end in pairwise(marks)]

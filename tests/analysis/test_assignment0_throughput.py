@@ -1,0 +1,147 @@
+"""The reading of a throughput run: tables are made up, so that the answer is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from common.analysis import throughput_narrative as narrative
+from common.analysis import throughput_plots as plots
+from common.analysis.assignment0_throughput import OptionsRun, ThroughputRun, open_throughput
+from common.analysis.opened_run import OpenedRun
+from common.analysis.option_ratios import in_company, option_ratios
+from common.errors import UserError
+from common.perfmodel.peaks import DevicePeak
+
+SETTINGS = {
+    "model": "gpt2",
+    "batch_size": 8,
+    "seq_len": 1024,
+    "gradient_accumulation": 1,
+    "precision": "float32",
+    "tf32": False,
+    "device": "cuda",
+}
+ENVIRONMENT = {"gpus": [{"name": "Pretend GPU"}], "cpu": {"model": "CPU"}}
+PEAK = DevicePeak("Pretend GPU", {"float32": 1e14}, 1e12, "its maker's data sheet")
+RATES = {1: 16_521, 4: 30_819, 8: 32_585, 16: 33_900, 32: 34_560}
+"""The course's, with batch 64 out of memory."""
+
+
+def opened(folder: Path) -> OpenedRun:
+    return OpenedRun(folder, False, "one GPU; today; run x", SETTINGS, ENVIRONMENT, {})
+
+
+def made_up(folder: Path, peak: DevicePeak | None, steps_s: dict[int, float]) -> ThroughputRun:
+    """A run with these times of a step, and one batch that did not fit."""
+    rows = [
+        {
+            "batch_size": batch,
+            "status": "measured",
+            "tokens_per_s": batch * 1024 / time_s,
+            "tokens_per_s_q25": 0.99 * batch * 1024 / time_s,
+            "tokens_per_s_q75": 1.01 * batch * 1024 / time_s,
+            "steps_per_s": 1 / time_s,
+            "peak_allocated_mib": 100.0 * batch,
+        }
+        for batch, time_s in steps_s.items()
+    ]
+    table = pd.DataFrame([*rows, {"batch_size": 64, "status": "out of memory"}])
+    return ThroughputRun(opened(folder), table, peak)
+
+
+def test_a_fixed_cost_per_step_is_found(tmp_path: Path) -> None:
+    run = made_up(tmp_path, PEAK, {b: 0.03 + 0.005 * b for b in (1, 4, 8, 16)})
+    assert run.saturation.fixed_s == pytest.approx(0.03)
+    assert run.saturation.per_sequence_s == pytest.approx(0.005)
+    # Half of the highest rate, which is length / per_sequence_s.
+    half = run.saturation.half_batch
+    assert half * 1024 / run.saturation.step_s(half) == pytest.approx(1024 / 0.005 / 2)
+
+
+def test_neither_part_of_a_step_is_negative(tmp_path: Path) -> None:
+    # A large batch that takes more than in proportion would give a negative fixed part.
+    run = made_up(tmp_path, PEAK, {b: 0.01 * b**1.3 for b in (1, 4, 8, 16)})
+    assert run.saturation.fixed_s == 0
+    assert run.saturation.per_sequence_s > 0
+
+
+def test_the_courses_figures_read_as_the_course_did(tmp_path: Path) -> None:
+    run = made_up(tmp_path, None, {b: b * 1024 / rate for b, rate in RATES.items()})
+    assert run.tokens_per_s == pytest.approx(32_585)
+    assert run.naive.years == pytest.approx(78_202, rel=1e-4)
+    # 12 · 12 · 768 · 1024 operations for attention on 6 for each of 123.5 million weights.
+    assert run.flops_per_token == 6 * (12 * 12 * 768**2 + 50_257 * 768) + 12 * 12 * 768 * 1024
+    assert "MFU: unknown (Pretend GPU is not in the table of peaks)" in (
+        narrative.utilisation_sentence(run)
+    )
+    assert "MFU" not in narrative.batch_table(run)
+    sentence = narrative.saturation_sentence(run)
+    assert "fastest batch here is 32" in sentence
+    assert "64 (out of memory)" in sentence
+    assert "12% longer" in narrative.extrapolation_sentence(run)
+
+
+def test_mfu_is_of_the_peak_in_the_runs_precision(tmp_path: Path) -> None:
+    run = made_up(tmp_path, PEAK, {8: 0.25})
+    expected = 8 * 1024 / 0.25 * run.flops_per_token / 1e14
+    assert f"MFU: {expected:.1%} of 100 TFLOP/s (its maker's data sheet)" in (
+        narrative.utilisation_sentence(run)
+    )
+    assert narrative.batch_table(run)["MFU"][0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("batches", [{8: 0.25}, {8: 0.25, 16: 0.4, 32: 0.7}], ids=["one", "three"])
+def test_the_sweep_is_drawn_with_what_did_not_fit(tmp_path: Path, batches: dict) -> None:
+    figure = plots.batch_sweep(made_up(tmp_path, PEAK, batches))
+    axes = figure.axes[0]
+    assert axes.get_ylabel() == "throughput (tokens/s)"
+    assert "sequences" in axes.get_xlabel()
+    assert "out of memory" in [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def made_up_options(folder: Path, arms: dict[str, float]) -> OptionsRun:
+    times = pd.DataFrame(
+        {"arm": arm, "round": round_, "iteration": 0, "tokens": 1, "step_time_ms": 1 / ratio}
+        for arm, ratio in arms.items()
+        for round_ in (0, 1)
+    )
+    table = pd.DataFrame({"arm": list(arms), "measured": True, "reason": ""})
+    table = table.assign(first_step_s=1.0, peak_allocated_mib=float("nan"))
+    return OptionsRun(opened(folder), option_ratios(times, table), in_company(times), 0.01)
+
+
+def test_options_are_drawn_and_read(tmp_path: Path) -> None:
+    arms = {"baseline": 1, "baseline-again": 1.01, "sdpa": 2.0, "fused": 1.005, "all": 2.2}
+    run = made_up_options(tmp_path, arms | {"all-but-sdpa": 1.1})
+    sentence = narrative.options_sentence(run)
+    assert "**sdpa** gives most: 2.00 times" in sentence
+    assert "**2.20** times" in sentence
+    assert sentence.endswith("differs: fused.")
+    axes = plots.option_bars(run).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["sdpa", "fused", "all"]
+    # sdpa alone and on top of the others, fused and all once each.
+    assert len(axes.patches) - 1 == 4
+    assert len(narrative.options_table(run)) == 6
+
+
+def test_a_baseline_alone_is_drawn_and_read_too(tmp_path: Path) -> None:
+    run = made_up_options(tmp_path, {"baseline": 1, "baseline-again": 1.01})
+    assert narrative.options_sentence(run) == "No option was measured alone."
+
+
+def test_a_run_without_its_headline_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "environment.json").write_text(
+        '{"status": "complete", "hardware": "x", "start_time": "2026-01-01", "gpus": []}'
+    )
+    (run / "config.yaml").write_text("batch_size: 8\nmodel: gpt2\n")
+    (run / "device-peak.csv").write_text("precision,flops_per_s\n")
+    (run / "throughput-batches.csv").write_text(
+        "batch_size,status,tokens_per_s,steps_per_s\n4,measured,10,1\n8,failed,,\n"
+    )
+    with pytest.raises(UserError, match="no result for batch_size 8"):
+        open_throughput(run)

@@ -1,0 +1,294 @@
+"""throughput.py: one real run whose largest batch does not fit, and what follows from outcomes.
+
+The oracle for rates is a second computation from the raw samples; the run's processes are real,
+with a real limit on their memory. How the sweep goes on after failures is tried with outcomes made
+up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from common.analysis.assignment0_throughput import open_throughput
+from common.analysis.throughput_text import utilisation_text
+from common.benchmarks import device_peak, throughput
+from common.benchmarks.throughput import ThroughputBenchmark, main
+from common.benchmarks.throughput_point import (
+    FAILED,
+    MEASURED,
+    OUT_OF_MEMORY,
+    PointOutcome,
+)
+from common.errors import RunFailed, UserError
+from common.perfmodel.peaks import known_peak
+from common.runtime.child import ChildExit
+from common.runtime.run_directory import read_environment
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory")
+TINY = ThroughputBenchmark(
+    model="gpt2-nano",
+    batch_size=1,
+    seq_len=32,
+    optimizer="sgd",  # torch needs seconds to import the machinery of AdamW
+    batch_sizes=(1024, 1),
+    num_steps=3,
+    warmup_steps=1,
+    memory_limit_gib=1.6,  # the logits of 1024 sequences alone take 1 GiB
+    device="cpu",
+    run_id="run",
+)
+BLOCKS = [
+    "Task 2: Throughput Measurement & Scaling",
+    "Model: GPT-2 Nano",
+    "Batch size: 1",
+    "Sequence length: 32",
+    "Device: CPU",
+    "Warming up...",
+    "Measuring throughput over 3 steps...",
+    "--- Throughput Results ---",
+    "Total tokens processed: 96",
+    "Time elapsed:",
+    "Tokens per second:",
+    "Steps per second:",
+    "--- Modern LLM Training Extrapolation ---",
+    "GPT-2 Nano:",
+    "1T Model throughput:",
+    "Training 10T tokens:",
+    "Time:",
+    "Testing batch_size=1024...",
+    "OOM at batch_size=1024",
+    "Testing batch_size=1...",
+    "--- Batch Size Results ---",
+    "MFU:",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_products():
+    """Peaks are measured in no time; no test reads their value."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_peak, "SIZES", (64, 128))
+        patch.setattr(device_peak, "COPY_BYTES", 2**20)
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a finished run and what it printed."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux limits a process's memory")
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        lines: list[str] = []
+        patch.setattr("builtins.print", lambda *text, **_: lines.append(" ".join(text)))
+        main(replace(TINY, output_dir=str(folder)))
+    return folder / "run", "\n".join(lines)
+
+
+def test_it_prints_the_courses_blocks_in_order(finished: tuple[Path, str]) -> None:
+    printed = [line for line in finished[1].splitlines() if line]
+    places = [next(i for i, line in enumerate(printed) if line.startswith(b)) for b in BLOCKS]
+    assert places == sorted(places)
+    table = printed[printed.index("--- Batch Size Results ---") + 1 :]
+    assert table[0].split() == ["Batch", "Size", "Tokens/sec", "Memory"]
+    assert table[1].split()[0] == "1"
+    assert table[1].split()[-1] == "MiB"
+    assert table[2].split(maxsplit=1) == ["1024", "out of memory"]
+
+
+def test_a_batch_that_does_not_fit_is_out_of_memory_and_the_run_complete(
+    finished: tuple[Path, str],
+) -> None:
+    folder, _ = finished
+    assert read_environment(folder)["status"] == "complete"
+    table = pd.read_csv(folder / "throughput-batches.csv").set_index("batch_size")
+    assert table["status"].to_dict() == {1: MEASURED, 1024: OUT_OF_MEMORY}
+    assert "tried to allocate" in table.loc[1024, "reason"]
+    # A GPU's columns stay empty; the process needs less than its limit.
+    assert table[["peak_allocated_mib", "peak_reserved_mib"]].isna().all(axis=None)
+    assert 100 < table.loc[1, "peak_resident_mib"] < 1.6 * 1024
+
+
+def test_the_headline_is_measured_once_and_its_samples_are_raw(finished: tuple[Path, str]) -> None:
+    folder, printed = finished
+    times = pd.read_csv(folder / "throughput-times.csv")
+    assert times[["batch_size", "iteration"]].to_numpy().tolist() == [[1, 0], [1, 1], [1, 2]]
+    assert len(pd.read_csv(folder / "throughput-warmup-times.csv")) == TINY.warmup_steps
+    median = 32 / times["step_time_ms"].median() * 1e3
+    table = pd.read_csv(folder / "throughput-batches.csv").set_index("batch_size")
+    assert table.loc[1, "tokens_per_s"] == pytest.approx(median)
+    mean = 96 / times["step_time_ms"].sum() * 1e3
+    assert f"Tokens per second: {mean:,.1f}" in printed
+
+
+def test_the_peak_is_measured_and_says_so(finished: tuple[Path, str]) -> None:
+    folder, printed = finished
+    peak = pd.read_csv(folder / "device-peak.csv")
+    samples = pd.read_csv(folder / "device-peak-samples.csv")
+    rates = samples["amount"] / samples["time_ms"] * 1e3
+    best = rates.groupby(samples["quantity"]).max()
+    assert peak["flops_per_s"].tolist() == [pytest.approx(best["float32"])]
+    assert peak["memory_bytes_per_s"].tolist() == [pytest.approx(best["memory"])]
+    assert "measured here" in peak["source"][0]
+    assert peak["source"][0] in printed
+
+
+def test_the_run_opens_as_the_notebook_opens_it(finished: tuple[Path, str]) -> None:
+    run = open_throughput(finished[0])
+    assert run.ended["batch_size"].tolist() == [1024]
+    assert run.saturation is None  # one point is no line
+    assert run.naive.tokens_per_s == pytest.approx(run.tokens_per_s * 6_901_760 / 1e12)
+    per_token = 6 * (6 * 12 * 256**2 + 8192 * 256) + 12 * 6 * 256 * 32
+    assert run.flops_per_token == per_token
+
+
+Outcomes = Callable[[dict[int, PointOutcome | int]], None]
+
+
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> Outcomes:
+    """Give each batch an outcome, or an exit status, instead of a process."""
+
+    def give(by_batch: dict[int, PointOutcome | int]) -> None:
+        def run_child(module: str, arguments: list[str], log: Path, on_output: object) -> ChildExit:
+            point = json.loads(arguments[0])
+            ended = by_batch[point["batch_size"]]
+            if isinstance(ended, int):
+                return ChildExit(ended, log)
+            Path(arguments[1]).write_text(json.dumps(vars(ended)))
+            return ChildExit(0, log)
+
+        monkeypatch.setattr(throughput, "run_child", run_child)
+
+    return give
+
+
+GOOD = PointOutcome(MEASURED, step_times_ms=(10.0, 20.0, 30.0), peak_resident_bytes=2**30)
+FULL = PointOutcome(OUT_OF_MEMORY, "tried to allocate 8 bytes", held_bytes=2**29)
+
+
+def test_the_sweep_goes_on_after_any_end(
+    outcomes: Outcomes, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    outcomes({1: GOOD, 2: -9, 4: FULL, 8: GOOD})
+    main(replace(TINY, batch_sizes=(1, 2, 4, 8), output_dir=str(tmp_path)))
+    table = pd.read_csv(tmp_path / "run" / "throughput-batches.csv").set_index("batch_size")
+    assert table["status"].to_list() == [MEASURED, FAILED, OUT_OF_MEMORY, MEASURED]
+    assert table.loc[2, "reason"] == "killed by SIGKILL: the kernel ran out of memory?"
+    assert table["tokens_per_s"].dropna().to_dict() == {1: 32 / 0.02, 8: 8 * 32 / 0.02}
+    printed = capsys.readouterr().out
+    assert "Failed at batch_size=2: killed by SIGKILL" in printed
+    assert "OOM at batch_size=4" in printed
+
+
+def test_a_headline_that_does_not_fit_says_what_would(outcomes: Outcomes, tmp_path: Path) -> None:
+    outcomes({1: FULL})
+    expected = (
+        r"batch_size 1: out of memory on .* with 1\.6 GiB; largest batch predicted to fit: \d+"
+    )
+    with pytest.raises(UserError, match=expected):
+        main(replace(TINY, output_dir=str(tmp_path)))
+    assert read_environment(tmp_path / "run")["status"] == "failed"
+
+
+def test_a_headline_whose_process_dies_fails_the_run(outcomes: Outcomes, tmp_path: Path) -> None:
+    outcomes({1: -9})
+    with pytest.raises(RunFailed, match="batch_size 1: killed by SIGKILL"):
+        main(replace(TINY, output_dir=str(tmp_path)))
+
+
+def test_options_without_effect_are_named_once(
+    outcomes: Outcomes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcomes({1: GOOD, 1024: FULL})
+    with caplog.at_level(logging.WARNING):
+        main(replace(TINY, async_batches=True, output_dir=str(tmp_path)))
+    assert [record.message for record in caplog.records] == [
+        "without effect: async_batches needs a GPU to copy to"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_steps": 0}, "num_steps is 0"),
+        ({"warmup_steps": -1}, "warmup_steps is -1"),
+        ({"batch_sizes": ()}, "batch_sizes is empty"),
+        ({"batch_sizes": (4, 0)}, "batch_sizes: 0 is no batch"),
+        ({"seq_len": 2000}, "gpt2-nano has 256 positions"),
+        ({"model": "gpt3"}, "did you mean 'gpt2'"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'"),
+        ({"memory_limit_gib": -1}, "memory_limit_gib is -1"),
+        ({"loss_chunks": 40}, "loss_chunks 40: more than the 32 tokens"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_settings_that_cannot_be_are_one_line(changes: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        replace(TINY, **changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "tpu"}, "device 'tpu': legal are cpu and cuda"),
+        ({"memory_limit_gib": 0.01}, "Python and PyTorch alone take"),
+    ],
+)
+@linux
+def test_devices_and_limits_that_cannot_be_are_one_line(
+    changes: dict, message: str, tmp_path: Path, outcomes: Outcomes
+) -> None:
+    refused = PointOutcome("refused", "memory_limit_gib 0.01: Python and PyTorch alone take 1 GiB")
+    outcomes({1: refused})
+    with pytest.raises(UserError, match=message):
+        main(replace(TINY, output_dir=str(tmp_path), **changes))
+
+
+def test_it_is_for_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="one device, and was started on 2 ranks"):
+        main(TINY)
+
+
+def test_compiling_without_a_compiler_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(UserError, match=r"compile: needs a C\+\+ compiler"):
+        main(replace(TINY, compile=True, output_dir=str(tmp_path / "runs")))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_mfu_is_unknown_rather_than_guessed() -> None:
+    assert utilisation_text(1e12, None, None, "NVIDIA Foo") == (
+        "MFU: unknown (NVIDIA Foo is not in the table of peaks)"
+    )
+    volta = known_peak("Tesla V100-SXM2-16GB")
+    peak = volta.flops("bfloat16")
+    assert utilisation_text(1e12, peak, volta, volta.device).startswith("MFU: unknown")
+    known = utilisation_text(50e12, volta.flops("float16"), volta, volta.device)
+    assert known == "MFU: 40.0% of 125 TFLOP/s (NVIDIA's V100 data sheet)"
+
+
+def test_a_precision_without_hardware_is_measured_in_little_time() -> None:
+    # The size of the product follows the speed: a slow one ends with the first size.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_peak, "PRODUCT_S", 0.0)
+        assert device_peak.largest_product(torch.float32) == 64
+        patch.setattr(device_peak, "PRODUCT_S", 1e9)
+        assert device_peak.largest_product(torch.float32) == 128

@@ -1,0 +1,105 @@
+"""The studies of the training step at their smallest: what they write, and what they refuse."""
+
+from __future__ import annotations
+
+import itertools
+
+import pandas as pd
+import pytest
+import torch
+
+from common.errors import RunFailed, UserError
+from common.report.progress import StageProgress
+from common.runtime.run_directory import read_environment
+from common.studies import bookkeeping, transformers_step
+from common.studies.bookkeeping import BookkeepingStudy
+from common.studies.transformers_step import OURS, THEIRS, TransformersStudy
+
+TINY = {"model": "gpt2-nano", "batch_size": 1, "seq_len": 16}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    pairings = ("eager mode, SDPA", "eager mode, attention written out", "bfloat16, SDPA")
+    study = TransformersStudy(**TINY, rounds=2, pairings=pairings, best_of=())
+    return transformers_step.run_study(study, str(tmp_path_factory.mktemp("s")), StageProgress())
+
+
+def test_every_pairing_has_a_sample_of_each_side_in_each_round(compared):
+    times = pd.read_csv(compared / "step-times.csv")
+    assert times.groupby(["pairing", "side", "round"]).size().tolist() == [1] * 3 * 2 * 2
+    assert (times["step_time_ms"] > 0).all()
+    verdicts = pd.read_csv(compared / "verdicts.csv")
+    assert len(verdicts) == 3
+    assert (verdicts["lowest"] <= verdicts["found"]).all()
+    assert (verdicts["found"] <= verdicts["highest"]).all()
+    settings = pd.read_csv(compared / "settings.csv")
+    assert set(settings["side"]) == {OURS, THEIRS}
+    assert read_environment(compared)["status"] == "complete"
+
+
+def test_different_computations_are_not_compared():
+    study = TransformersStudy(**TINY)
+    workload, batch = study.workload(), transformers_step.shifted_batch(study)
+    ours, theirs = (transformers_step.build(side, workload) for side in (OURS, THEIRS))
+    transformers_step.check_agreement(ours, theirs, batch, 1e-4)
+    with torch.no_grad():
+        ours.model.ln_f.weight.mul_(1.5)
+    with pytest.raises(RunFailed, match="not the same computation"):
+        transformers_step.check_agreement(ours, theirs, batch, 1e-4)
+
+
+def test_both_sides_take_the_same_steps():
+    # Same weights, batch and optimizer: after three updates the losses are still the same.
+    study = TransformersStudy(**TINY)
+    batches = itertools.repeat(transformers_step.shifted_batch(study))
+    losses = {}
+    for side in (OURS, THEIRS):
+        step = transformers_step.build(side, study.workload())
+        losses[side] = [step.run(batches).item() for _ in range(4)]
+    assert losses[OURS] == pytest.approx(losses[THEIRS], rel=1e-4)
+    assert losses[OURS][-1] < losses[OURS][0]
+
+
+def test_the_ratio_is_theirs_over_ours_of_one_round():
+    rows = [("p", OURS, 0, 2.0), ("p", THEIRS, 0, 3.0), ("p", OURS, 1, 4.0), ("p", THEIRS, 1, 4.0)]
+    rows += [("best, x", OURS, 0, 2.0), ("best, x", THEIRS, 0, 2.2)]
+    samples = pd.DataFrame(rows, columns=["pairing", "side", "round", "step_time_ms"])
+    verdicts = transformers_step.judge(samples)
+    assert verdicts["found"].tolist() == pytest.approx([1.25, 1.1])
+    assert verdicts["lowest"].tolist() == pytest.approx([1.0, 1.1])
+    assert verdicts["held"].tolist() == [True, False]
+
+
+def test_the_bookkeeping_study_states_the_noise_beside_the_result(tmp_path):
+    study = BookkeepingStudy(**TINY, rounds=2, steps=2, optimizer="sgd")
+    path = bookkeeping.run_study(study, str(tmp_path), StageProgress())
+    blocks = pd.read_csv(path / "block-times.csv")
+    assert blocks.groupby(["loop", "round"]).size().tolist() == [1] * 3 * 2
+    samples = pd.read_csv(path / "step-samples.csv")
+    assert len(samples) >= 2 * 2
+    verdicts = pd.read_csv(path / "verdicts.csv")
+    assert verdicts["promise"].str.startswith("noise").sum() == 1
+
+
+def test_bookkeeping_is_judged_by_what_it_adds():
+    rows = [
+        (loop, 0, ms) for loop, ms in (("bare", 10.0), ("recorded", 10.3), ("bare again", 10.0))
+    ]
+    blocks = pd.DataFrame(rows, columns=["loop", "round", "step_time_ms"])
+    verdicts = bookkeeping.judge(blocks, own_us=20)
+    assert verdicts["found"].tolist() == pytest.approx([0.03, 0.002, 0.0])
+    assert verdicts["held"].tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("study", "settings", "message"),
+    [
+        (TransformersStudy, {"rounds": 0}, "rounds is 0"),
+        (TransformersStudy, {"seq_len": 2000}, "positions"),
+        (BookkeepingStudy, {"steps": 0}, "steps is 0"),
+    ],
+)
+def test_bad_settings_get_one_line(study, settings, message):
+    with pytest.raises(UserError, match=message):
+        study(**settings)
