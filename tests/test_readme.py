@@ -20,6 +20,8 @@ RUN_BY_CI = {
     "--config assignments/assignment2/configs/smoke.yaml",
     "uv run ddplab run assignment2 --preset smoke": "uv run ddplab run --preset smoke",
     "uv run pytest": "uv run pytest",
+    "uv run python assignments/assignment0/memory_analysis.py --model gpt2-xl": "uv run python "
+    "assignments/assignment0/memory_analysis.py --model gpt2-xl",
     "uv run papermill notebooks/assignment2_part1_model.ipynb outputs/part1.ipynb": "uv run "
     "papermill --no-progress-bar notebooks/assignment2_part1_model.ipynb outputs/part1.ipynb",
     "uv run torchrun --nproc_per_node=2 assignments/assignment2/ddp_benchmark.py "

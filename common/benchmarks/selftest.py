@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from common.benchmarks import allreduce, allreduce_chunks, ddp, layers, overlap
 from common.errors import RunFailed
+from common.runtime.child import run_child
 from common.runtime.environment import describe_environment
 from common.runtime.placement import own_placement, placement_problems
 from common.runtime.process_group import Worker, process_group, visible_gpus
@@ -220,8 +221,32 @@ def tiny(main: Callable, settings_type: type, **tiny_settings: object) -> Callab
     return run
 
 
+def alone(script: str, *flags: str) -> Callable:
+    """A check that runs a script of assignment 0 on each node's first device, as no rank."""
+
+    def run(worker: Worker, folder: Path) -> str:
+        if worker.ranks.local_rank == 0:
+            small = ("--model", "gpt2-nano", "--batch_size", "1", "--seq_len", "16")
+            where = ("--device", worker.device.type, "--output_dir", str(folder / script))
+            folder.mkdir(parents=True, exist_ok=True)
+            log = folder / f"{script}-{socket.gethostname()}.log"
+            module = f"assignments.assignment0.{script}"
+            ended = run_child(module, [*small, *where, *flags], log)
+            if ended.reason:
+                raise RunFailed(ended.reason)
+        return ""
+
+    return run
+
+
 STEP = {"model": "gpt2-nano", "batch_size": 1, "max_seq_len": 16}
 SGD = {"optimizer": "sgd"}  # torch needs seconds to import the machinery of AdamW
+ONE_DEVICE = {
+    "memory_analysis": "",
+    "throughput": "--optimizer sgd --batch_sizes 1 --num_steps 2 --warmup_steps 1",
+    "options": "--optimizer sgd --arms sdpa --rounds 1 --num_steps 1",
+    "profile_training": "--optimizer sgd --wait_steps 0 --warmup_steps 1 --active_steps 1",
+}
 CHECKS = (
     Check(
         "torch and driver",
@@ -278,6 +303,14 @@ CHECKS = (
             **{"bucket_cap_mb": ("1", "25"), "rounds": 1, "num_steps": 1, "initial_steps": 0},
         ),
         "run assignments/assignment2/ddp_benchmark.py by itself to see more",
+    ),
+    *(
+        Check(
+            name,
+            alone(name, *flags.split()),
+            f"run assignments/assignment0/{name}.py by itself to see more",
+        )
+        for name, flags in ONE_DEVICE.items()
     ),
 )
 

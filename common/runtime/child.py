@@ -18,9 +18,9 @@ from common.runtime.paths import project_root
 
 RANK_VARIABLES = re.compile(
     r"RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE)_(RANK|NAME|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
-    r"|DDPLAB_ERROR_FILE"
+    r"|DDPLAB_ERROR_FILE|SLURM_(PROCID|LOCALID|NODEID|NTASKS|NPROCS|NTASKS_PER_NODE|STEP_.*)"
 )
-"""What torchrun and ``common.cluster.launch`` say to a rank and not to its children."""
+"""What torchrun, Slurm and ``common.cluster.launch`` say to a rank and not to its children."""
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ def _each(
 ) -> Iterator[int]:
     """``measure`` of every workload, in order, in fresh processes that each do a few."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=spawn, max_tasks_per_child=24) as pool:
+    with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
         yield from pool.map(measure, workloads)
 
 

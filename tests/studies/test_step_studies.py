@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import platform
+import resource
 
 import pandas as pd
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from common.errors import RunFailed, UserError
 from common.report.progress import StageProgress
+from common.runtime.kept_memory import kept_memory
 from common.runtime.run_directory import read_environment
 from common.studies import bookkeeping, transformers_step
 from common.studies.bookkeeping import BookkeepingStudy
@@ -69,6 +72,44 @@ def test_the_ratio_is_theirs_over_ours_of_one_round():
     assert verdicts["found"].tolist() == pytest.approx([1.25, 1.1])
     assert verdicts["lowest"].tolist() == pytest.approx([1.0, 1.1])
     assert verdicts["held"].tolist() == [True, False]
+
+
+def test_best_settings_are_compared_with_and_without_kept_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(transformers_step, "CANDIDATES", {OURS: ({"loss_chunks": 2},), THEIRS: ()})
+    study = TransformersStudy(
+        **TINY, rounds=2, candidate_steps=1, pairings=("eager mode, SDPA",), best_of=("float32",)
+    )
+    path = transformers_step.run_study(study, str(tmp_path), StageProgress())
+    times = pd.read_csv(path / "step-times.csv")
+    rows = times.groupby(["pairing", "side"]).size()
+    assert rows["best, float32"].to_dict() == dict.fromkeys(
+        (OURS, THEIRS, f"{OURS}, memory kept", f"{THEIRS}, memory kept"), 2
+    )
+    assert rows["eager mode, SDPA"].to_dict() == {OURS: 2, THEIRS: 2}
+    # What is ours alone is stated beside the ratio without it, and the one where both have it.
+    promises = pd.read_csv(path / "verdicts.csv")["promise"].str.split(": ").str[1]
+    best = ["best, float32", "best, float32, ours keeping memory"]
+    assert promises.tolist() == ["eager mode, SDPA", *best, "best, float32, both keeping memory"]
+    # Candidates of two precisions can be told apart.
+    candidates = pd.read_csv(path / "candidate-times.csv")
+    assert candidates["pairing"].str.startswith("float32, ").all()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_kept_memory_is_mapped_when_it_is_used_again():
+    def faults_of_a_second_use() -> int:
+        for _ in range(2):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            torch.empty(64 * 2**20, dtype=torch.uint8).fill_(1)  # 16,384 pages, then freed
+            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        return faults
+
+    with kept_memory() as kept:
+        assert kept
+        assert faults_of_a_second_use() < 1000
+    # Outside it is as it was: what is freed goes back, and is cleared anew.
+    huge = "[always]" in open("/sys/kernel/mm/transparent_hugepage/enabled").read()
+    assert faults_of_a_second_use() > (10 if huge else 10_000)
 
 
 def test_the_bookkeeping_study_states_the_noise_beside_the_result(tmp_path):
