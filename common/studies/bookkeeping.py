@@ -82,7 +82,7 @@ def measure(
     device = torch.device("cpu")
     step = TrainingStep(study, device)
     batches = BatchStream(study.batch_size, study.seq_len, study.config.vocab_size, device)
-    counter = Progress(study.rounds * study.steps, enabled=False)
+    counter = Progress(study.rounds * study.steps)
 
     def bare() -> None:
         for _ in range(study.steps):
@@ -115,7 +115,7 @@ def record(study: BookkeepingStudy, step, batches, counter: Progress, recorded) 
 
 def bookkeeping_us(study: BookkeepingStudy, recorded: SampleStream, blocks: int = 200) -> float:
     """Microseconds a step that the loop takes around nothing: the median of many blocks."""
-    counter = Progress(blocks * study.steps, enabled=False)
+    counter = Progress(blocks * study.steps)
     times = []
     for _ in range(blocks):
         start = time.perf_counter()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import resource
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
@@ -42,7 +43,7 @@ OURS, THEIRS, KEPT = "ours", "transformers", ", memory kept"
 BEST = "best, "
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 """Relative difference of losses and gradient norms that rounding explains."""
-COLUMNS = ("pairing", "side", "round", "iteration", "step_time_ms")
+COLUMNS = ("pairing", "side", "round", "iteration", "step_time_ms", "page_faults")
 PAIRINGS = {
     "eager mode, SDPA": {},
     "eager mode, attention written out": {"attention": "eager"},
@@ -250,9 +251,12 @@ def _samples(
     batches: Iterable,
     count: int,
 ) -> list[dict]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    times_s = time_steps(step, batches, count)
+    faults = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / count
     return [
-        dict(zip(COLUMNS, (name, side, round_, index, time_s * 1e3), strict=True))
-        for index, time_s in enumerate(time_steps(step, batches, count))
+        dict(zip(COLUMNS, (name, side, round_, index, time_s * 1e3, faults), strict=True))
+        for index, time_s in enumerate(times_s)
     ]
 
 
