@@ -65,11 +65,11 @@ class TransformersStudy:
     model: str = "gpt2"
     batch_size: int = 2
     seq_len: int = 256
-    rounds: int = 8
+    rounds: int = 5
     steps: int = 1
     """Measured steps per visit."""
     warmup_steps: int = 1
-    candidate_steps: int = 3
+    candidate_steps: int = 2
     pairings: tuple[str, ...] = tuple(PAIRINGS)
     best_of: tuple[str, ...] = ("float32", "bfloat16")
     """Precisions at which each side's best settings are compared."""
