@@ -20,7 +20,7 @@ STUDIES = {
 @dataclass(frozen=True)
 class Study:
     """Run a study: emulation (links and left-overs of emulated hosts; about 15 minutes), memory
-    (predicted against tracked; 5), transformers (our training step beside theirs; 20) or
+    (predicted against tracked; 12), transformers (our training step beside theirs; 15) or
     bookkeeping (what timing and recording add to a step; 2)."""
 
     what: Annotated[
