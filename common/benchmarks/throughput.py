@@ -63,6 +63,8 @@ class ThroughputBenchmark(Workload):
     num_steps: int = 20
     """Measured steps per batch size."""
     warmup_steps: int = 5
+    keep_memory: bool = False
+    """Keep freed memory mapped from step to step (CPUs with glibc; PyTorch always does on GPUs)."""
     memory_limit_gib: float = 0
     """Let the measured process take this much memory and no more; 0 is what the machine has."""
     device: str | None = None
@@ -86,7 +88,10 @@ class ThroughputBenchmark(Workload):
     def point(self, batch_size: int, **how: object) -> ThroughputPoint:
         """The settings of one point. Raises UserError where such a batch cannot be."""
         workload = {each.name: getattr(self, each.name) for each in fields(Workload)}
-        shared = {name: getattr(self, name) for name in ("num_steps", "warmup_steps", "seed")}
+        shared = {
+            name: getattr(self, name)
+            for name in ("num_steps", "warmup_steps", "keep_memory", "seed")
+        }
         return ThroughputPoint(**workload | shared | {"batch_size": batch_size} | how)
 
 
@@ -98,6 +103,8 @@ def main(settings: ThroughputBenchmark) -> None:
             check_compiler(worker.device)
         for reason in settings.without_effect(worker.device.type):
             logger.warning("without effect: %s", reason)
+        if settings.keep_memory and worker.device.type == "cuda":
+            logger.warning("without effect: keep_memory is what PyTorch does on a GPU anyway")
         with record_run(settings, "throughput", worker) as recorder:
             report(settings, Points(settings, worker.device, recorder.run))
             print(f"Written to {recorder.run.path}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from common.data.batches import BatchStream
 from common.errors import UserError
 from common.perfmodel.architecture import GPT2Config
 from common.perfmodel.workload import Workload
+from common.runtime.kept_memory import kept_memory
 from common.runtime.memory_limit import (
     is_out_of_memory,
     limit_memory,
@@ -42,6 +44,7 @@ class ThroughputPoint(Workload):
     warmup_steps: int = 5
     device: str = "cpu"
     memory_limit_bytes: int = 0
+    keep_memory: bool = False
     seed: int = 42
 
 
@@ -71,7 +74,8 @@ def outcome(point: ThroughputPoint) -> PointOutcome:
     """Measure, or say that memory ran out or that the settings were refused."""
     held_bytes = _held_bytes(torch.device(point.device))
     try:
-        return measure(point)
+        with kept_memory() if point.keep_memory else nullcontext():
+            return measure(point)
     except UserError as error:
         return PointOutcome(REFUSED, str(error))
     except (RuntimeError, MemoryError, OSError) as error:

@@ -63,6 +63,9 @@ def test_every_figure_of_the_notebooks_is_there(executed: list[Path]) -> None:
         for path in executed
     }
     assert figures == {
+        "assignment0_memory": 4,
+        "assignment0_profile": 2,
+        "assignment0_throughput": 2,
         "assignment2_discussion": 2,
         "assignment2_emulated_hosts": 1,
         "assignment2_part1_model": 4,
@@ -84,7 +87,7 @@ def test_the_report_is_one_pdf_and_one_page_that_needs_nothing_else(
     pdf = (tmp_path / "report.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-")
     page = (tmp_path / "index.html").read_text()
-    assert page.count("data:image/png") == 14
+    assert page.count("data:image/png") == 14 + 8
     # nothing is fetched when the page is opened: no address but namespaces
     links = re.findall(r"(?:src|href)=\"(http[^\"]*)\"", page)
     assert links == []
