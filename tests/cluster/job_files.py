@@ -82,7 +82,7 @@ CASES = {
     "launch-profile-training": Case(
         NANO
         | {"FLAGS": f"{SMALL} {SGD} --wait_steps 0 --warmup_steps 1 --active_steps 1 --no-trace"},
-        tables={"profile-phases.csv": 4},
+        tables={"profile-steps.csv": 2},
         **ONE_DEVICE,
     ),
     "selftest": Case(PER_NODE[2] | {"FLAGS": "--device cpu"}, says="2 ranks on 2 hosts"),

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -133,6 +134,13 @@ def test_no_process_survives_the_one_that_started_slurm(how, write, tmp_path, pr
     assert not folder.exists()
 
 
+@pytest.fixture
+def short_folder():
+    """Sockets lie below it, and pytest's own folders grow longer with every run."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @needs_slurm
 @pytest.mark.parametrize(
     ("daemon", "does", "reason"),
@@ -142,14 +150,13 @@ def test_no_process_survives_the_one_that_started_slurm(how, write, tmp_path, pr
     ],
 )
 def test_a_slurm_that_does_not_come_up_says_why_and_leaves_nothing(
-    monkeypatch, write, tmp_path, daemon, does, reason
+    monkeypatch, write, tmp_path, short_folder, daemon, does, reason
 ):
     write(f"#!/bin/bash\n{does}", daemon)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    (tmp_path / "own").mkdir()
     with (
         pytest.raises(RunFailed, match=reason) as failure,
-        private_slurm(tmp_path / "own", start_timeout_s=3),
+        private_slurm(short_folder, start_timeout_s=3),
     ):
         pass
     said = does.split('"')[1]
@@ -157,9 +164,9 @@ def test_a_slurm_that_does_not_come_up_says_why_and_leaves_nothing(
     assert said in str(failure.value)
     # The ends of the logs are shown below the line.
     assert any(said in note for note in failure.value.__notes__)
-    assert list((tmp_path / "own").iterdir()) == []
+    assert list(short_folder.iterdir()) == []
     # The daemons had this folder as their working directory.
-    assert not [p for p in Path("/proc").glob("[0-9]*/cwd") if _links_into(p, tmp_path / "own")]
+    assert not [p for p in Path("/proc").glob("[0-9]*/cwd") if _links_into(p, short_folder)]
 
 
 def test_what_is_missing_is_named_with_its_package(monkeypatch, tmp_path):
