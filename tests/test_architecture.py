@@ -87,3 +87,9 @@ def test_scripts_hold_no_logic(script: Path) -> None:
     tree = ast.parse(script.read_text())
     logic = (ast.FunctionDef, ast.ClassDef, ast.For, ast.While, ast.With, ast.Try)
     assert not [node for node in ast.walk(tree) if isinstance(node, logic)]
+
+
+def test_no_module_hides_one_of_the_standard_library_from_a_script() -> None:
+    # The self-test is started by its path, so its folder comes first where modules are looked for.
+    names = {path.stem for path in (ROOT / "common" / "benchmarks").glob("*.py")}
+    assert names & sys.stdlib_module_names <= {"__init__"}

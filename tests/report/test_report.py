@@ -157,7 +157,7 @@ def test_presets_give_every_stage_settings_that_it_accepts(assignment: str, pres
         memory,
         options,
         overlap,
-        profile,
+        profiling,
         throughput,
     )
     from common.runtime.script import parse_settings
@@ -167,7 +167,7 @@ def test_presets_give_every_stage_settings_that_it_accepts(assignment: str, pres
             "memory_analysis": memory.MemoryAnalysis,
             "throughput": throughput.ThroughputBenchmark,
             "options": options.OptionsBenchmark,
-            "profile_training": profile.ProfileTraining,
+            "profile_training": profiling.ProfileTraining,
         },
         "assignment2": {
             "train_benchmark": layers.LayerBenchmark,
