@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
+from common.analysis.opened_run import given_folder
 from common.analysis.sweep import BucketSweep, exposed_record, local_backward_s, read_sweep
 from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
@@ -120,12 +121,7 @@ def with_added_latency(all_reduce: AllReduceTable, settings: dict) -> AllReduceT
 
 def _choose(run_dir: str | Path | None) -> Path:
     if run_dir:
-        folder = Path(run_dir)
-        if not folder.is_absolute() and not folder.is_dir():
-            folder = project_root() / folder
-        if not folder.is_dir():
-            raise UserError(f"{run_dir}: no such run directory")
-        return folder
+        return given_folder(run_dir)
     newest = newest_complete_run(project_root() / "outputs" / "assignment2", TABLES)
     return newest or project_root() / RECORDED
 

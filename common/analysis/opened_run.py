@@ -87,6 +87,14 @@ def _choose(run_dir: str | Path | None, assignment: str, main: str) -> Path:
     if not run_dir:
         newest = newest_complete_run(project_root() / "outputs" / assignment, (main,))
         return newest or project_root() / "data" / RECORDING_MACHINE / assignment
+    return given_folder(run_dir)
+
+
+def given_folder(run_dir: str | Path) -> Path:
+    """The folder a user named, from here or from the project's root.
+
+    Raises UserError where there is none.
+    """
     folder = Path(run_dir)
     if not folder.is_absolute() and not folder.is_dir():
         folder = project_root() / folder
