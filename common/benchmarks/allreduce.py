@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.benchmarks.gpt2_step import DTYPES
-from common.benchmarks.run import Recorder, record_run, require_not_negative, require_positive
 from common.errors import RunFailed, UserError, unknown_name
 from common.perfmodel.collectives import algorithm_bandwidth, bus_bandwidth
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
+from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
 from common.runtime.timing import clock_for
 
 # The course's list: one element, then 12,792 doubling up to 1,676,718,080 (in float32 6.7 GB).

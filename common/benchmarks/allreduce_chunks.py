@@ -19,10 +19,10 @@ from common.benchmarks.allreduce import (
     time_sequence,
 )
 from common.benchmarks.gpt2_step import DTYPES
-from common.benchmarks.run import Recorder, record_run, require_positive
 from common.errors import UserError, unknown_name
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
+from common.runtime.recorder import Recorder, record_run, require_positive
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from common.benchmarks.latency_hook import (
     latency_note,
 )
 from common.benchmarks.replay_step import ReplayStep, Step, make_step
-from common.benchmarks.run import Recorder, record_run, require_not_negative, require_positive
 from common.errors import UserError
 from common.perfmodel.buckets import cap_label, parse_cap
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
+from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
 from common.runtime.timing import clock_for
 
 STEP_COLUMNS = (

@@ -17,11 +17,11 @@ from torch import nn
 
 from common.benchmarks.gpt2_step import StepSettings
 from common.benchmarks.replay_step import Step, make_step
-from common.benchmarks.run import Recorder, record_run, require_not_negative, require_positive
 from common.errors import UserError
 from common.models.gpt2 import GPT2
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
+from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
 from common.runtime.run_directory import RunDirectory, write_atomically
 from common.runtime.timing import clock_for
 

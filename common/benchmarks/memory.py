@@ -11,7 +11,6 @@ import torch
 
 from common.benchmarks.allocator import AllocatorPeak, measure_peak
 from common.benchmarks.memory_tracker import TrackedPeak, saved_by_layer, track_step
-from common.benchmarks.run import Recorder, record_run, single_device
 from common.errors import UserError
 from common.perfmodel.activations import saved_per_layer
 from common.perfmodel.memory import (
@@ -25,6 +24,7 @@ from common.perfmodel.memory import (
 )
 from common.perfmodel.sharding import Sharding
 from common.perfmodel.workload import Workload
+from common.runtime.recorder import Recorder, record_run, single_device
 
 MIB = 2**20
 GB = 10**9

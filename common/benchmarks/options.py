@@ -20,7 +20,6 @@ import torch
 from common.analysis.option_ratios import noise_floor, option_ratios, ratios_text
 from common.benchmarks.allreduce import rotated
 from common.benchmarks.option_arms import AGAIN, BASELINE, Arm, plan_arms
-from common.benchmarks.run import record_run, require_not_negative, require_positive, single_device
 from common.data.batches import BatchStream
 from common.errors import UserError
 from common.perfmodel.architecture import GPT2Config
@@ -28,6 +27,12 @@ from common.perfmodel.memory import estimated_states, predict_memory
 from common.perfmodel.workload import Workload
 from common.runtime.memory_limit import available_memory_bytes, is_out_of_memory
 from common.runtime.progress import Progress
+from common.runtime.recorder import (
+    record_run,
+    require_not_negative,
+    require_positive,
+    single_device,
+)
 from common.runtime.run_directory import RunDirectory
 from common.runtime.seeding import seed_everything
 from common.training.loop import time_steps

@@ -28,10 +28,10 @@ from torch.nn.parallel import DistributedDataParallel
 from common.benchmarks.allreduce import rotated, time_in_flight, time_sequence
 from common.benchmarks.gpt2_step import StepSettings
 from common.benchmarks.replay_step import Step, make_step
-from common.benchmarks.run import Recorder, record_run, require_not_negative, require_positive
 from common.errors import UserError
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
+from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
 from common.runtime.timing import clock_for
 
 COLUMNS = (

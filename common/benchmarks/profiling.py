@@ -23,18 +23,18 @@ from common.analysis.profile_text import summary
 from common.analysis.profiler_trace import Event, read_trace
 from common.benchmarks.device_peak import peak_of, peak_table
 from common.benchmarks.operator_costs import count_costs
-from common.benchmarks.run import (
+from common.data.batches import BatchStream
+from common.errors import UserError
+from common.perfmodel.roofline import Roof, roofline_table
+from common.perfmodel.workload import Workload
+from common.runtime.progress import Progress
+from common.runtime.recorder import (
     Recorder,
     record_run,
     require_not_negative,
     require_positive,
     single_device,
 )
-from common.data.batches import BatchStream
-from common.errors import UserError
-from common.perfmodel.roofline import Roof, roofline_table
-from common.perfmodel.workload import Workload
-from common.runtime.progress import Progress
 from common.runtime.timing import clock_for
 from common.training.step import TrainingStep
 

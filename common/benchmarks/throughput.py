@@ -13,7 +13,6 @@ import torch
 
 from common.analysis import throughput_text as text
 from common.benchmarks.device_peak import SAMPLE_COLUMNS, cpu_peak, measure_cpu, peak_table
-from common.benchmarks.run import record_run, require_not_negative, require_positive, single_device
 from common.benchmarks.throughput_point import (
     FAILED,
     MEASURED,
@@ -30,6 +29,12 @@ from common.perfmodel.workload import Workload
 from common.runtime.child import run_child
 from common.runtime.environment import cpu_model
 from common.runtime.memory_limit import available_memory_bytes, can_limit
+from common.runtime.recorder import (
+    record_run,
+    require_not_negative,
+    require_positive,
+    single_device,
+)
 from common.runtime.run_directory import RunDirectory
 from common.training.step import check_compiler, check_precision
 

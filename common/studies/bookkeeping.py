@@ -17,12 +17,12 @@ import pandas as pd
 import torch
 
 from common.benchmarks.allreduce import rotated
-from common.benchmarks.run import require_positive
 from common.data.batches import BatchStream
 from common.perfmodel.workload import Workload
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
 from common.runtime.progress import Progress
+from common.runtime.recorder import require_positive
 from common.runtime.run_directory import RunDirectory, SampleStream
 from common.training.loop import time_steps
 from common.training.step import TrainingStep

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor, nn
 
 from common.benchmarks.allreduce import rotated
-from common.benchmarks.run import require_not_negative, require_positive
 from common.errors import RunFailed
 from common.models.gpt2 import GPT2
 from common.perfmodel.workload import Workload
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
 from common.runtime.kept_memory import kept_memory
+from common.runtime.recorder import require_not_negative, require_positive
 from common.runtime.run_directory import RunDirectory, SampleStream
 from common.runtime.seeding import seed_everything
 from common.training.loop import time_steps

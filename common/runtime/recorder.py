@@ -1,4 +1,4 @@
-"""What every benchmark shares: its run directory, opened by rank 0 on behalf of all ranks."""
+"""A run directory opened by rank 0 on behalf of all ranks, which then add their samples to it."""
 
 from __future__ import annotations
 
