@@ -22,6 +22,13 @@ class RunFailed(Exception):
     """Work that was started correctly but broke off (a rank died). One line; exit status 1."""
 
 
+class Preempted(Exception):
+    """Work that was told to stop and was saved: the same command goes on. One line; status 75.
+
+    75 is what sysexits.h calls a temporary failure, after which to try again.
+    """
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """The message for a name that does not exist: the nearest known one, then all of them."""
     by_lower = {str(one).lower(): one for one in known}

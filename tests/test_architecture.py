@@ -40,6 +40,7 @@ ALLOWED = {
         "analysis",
         "report",
         "benchmarks",
+        "data",
     },
 }
 

@@ -58,6 +58,14 @@ def read_trace(path: Path) -> list[Event]:
 
     Raises UserError for a file that is no trace.
     """
+    return events_of(read_records(path))
+
+
+def read_records(path: Path) -> list[dict]:
+    """The records of a trace as they are in the file, with all their arguments.
+
+    Raises UserError for a file that is no trace.
+    """
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             records = json.load(file)["traceEvents"]
@@ -65,6 +73,11 @@ def read_trace(path: Path) -> list[Event]:
         raise UserError(f"{path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path}: not a trace of torch.profiler") from None
+    return records
+
+
+def events_of(records: Sequence[dict]) -> list[Event]:
+    """What the records of a trace show, by start and then longest first."""
     known = [record for record in records if record.get("cat") in KINDS and "dur" in record]
     origin_us = min((record["ts"] for record in known), default=0.0)
     events = [_event(record, origin_us) for record in known]

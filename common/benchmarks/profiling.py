@@ -171,8 +171,7 @@ def read_device_trace(path: Path, device: torch.device) -> list[Event]:
 def _prepare_profiler(settings: ProfileTraining, device: torch.device) -> None:
     if device.type != "cpu":
         return
-    # Without this a PyTorch built for CUDA reports on every run that there is no GPU.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    silence_profiler(device)
     if settings.compile:
         import torch._inductor.config
 

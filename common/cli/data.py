@@ -1,20 +1,28 @@
-"""``ddplab data record``: keep a run's measurements for others."""
+"""``ddplab data``: keep a run's measurements for others, or make token shards to train on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from common.data.token_shards import ShardWriter
+
 
 @dataclass(frozen=True)
-class Data:
+class Record:
     """Keep a complete run's tables under data/<machine>/<assignment>, for others to read."""
 
-    what: Annotated[Literal["record"], tyro.conf.Positional]
-    """record"""
     run_dir: Annotated[str, tyro.conf.Positional]
     """The run directory."""
     machine: str
@@ -27,3 +35,124 @@ class Data:
         from common.runtime.paths import relative_to_project
 
         print(relative_to_project(keep_run(Path(self.run_dir), self.machine, self.assignment)))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Make token shards from a text file, a Hugging Face dataset or a source of known entropy.
+
+    One of --text, --dataset and --synthetic says from what. For example --dataset
+    HuggingFaceFW/fineweb-edu --dataset_config sample-10BT, or --text FILE --vocab FOLDER offline.
+    """
+
+    text: str | None = None
+    """A UTF-8 file; <|endoftext|> divides documents."""
+    dataset: str | None = None
+    """A name on the Hugging Face hub or a local folder of data files; streamed."""
+    synthetic: bool = False
+    """Symbols of a Markov source whose entropy is the lowest loss that can be reached."""
+    dataset_config: str | None = None
+    """Configuration of the dataset, like wikitext-103-raw-v1."""
+    split: str = "train"
+    """Split of the dataset."""
+    text_column: str = "text"
+    """Column of the dataset that holds the text."""
+    vocab: str = "gpt2"
+    """A folder with tokenizer.json, vocab.json and merges.txt, or encoder.json and vocab.bpe; or a
+    name on the hub."""
+    max_tokens: int = 0
+    """Stop after so many tokens; 0 takes all of the text or dataset."""
+    num_tokens: int = 4_000_000
+    """Tokens of the synthetic source."""
+    seed: int = 0
+    """Seed of the synthetic source and of its sample."""
+    output_dir: str = "outputs/tokens"
+    """Where the shards go; it must hold none."""
+    shard_tokens: int = 100_000_000
+    """Tokens of a shard; the last one holds the rest."""
+
+    def run(self) -> None:
+        """Write the shards and say how to train on them."""
+        from common.data.token_shards import ShardWriter
+
+        self._check()
+        logging.getLogger("common").setLevel(logging.INFO)  # progress
+        writer = ShardWriter(self.output_dir, shard_tokens=self.shard_tokens)
+        with writer:
+            notes = self._write_synthetic(writer) if self.synthetic else self._write_text(writer)
+        for name, count in writer.written:
+            print(f"{name}: {count:,} tokens")
+        for note in notes:
+            print(note)
+        print(f"{writer.num_tokens:,} tokens; to train on them: --data {self.output_dir}")
+
+    def _check(self) -> None:
+        """Refuse options that contradict each other, or that would have no effect."""
+        given = [name for name in SOURCES if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            found = " and ".join(f"--{name}" for name in given) or "none"
+            raise UserError(f"exactly one of --text, --dataset and --synthetic, not {found}")
+        for field in fields(self):
+            only = SOURCES_OF.get(field.name, SOURCES)
+            if given[0] not in only and getattr(self, field.name) != field.default:
+                needs = " or ".join(f"--{name}" for name in only)
+                raise UserError(f"--{field.name} needs {needs}; --{given[0]} does not use it")
+        if self.max_tokens < 0:
+            raise UserError(f"--max_tokens {self.max_tokens}: at least 1, or 0 for all")
+
+    def _write_synthetic(self, writer: ShardWriter) -> list[str]:
+        from common.data.markov_text import MarkovSource, write_source
+
+        source = MarkovSource(seed=self.seed)
+        writer.append(source.sample(self.num_tokens, self.seed))
+        write_source(writer.folder, source, self.num_tokens)
+        return [
+            f"{source.symbols} symbols; the lowest loss that a model can reach, in nats a token:",
+            f"  knowing how frequent each symbol is: {source.unigram_entropy_nats:.4f}",
+            f"  knowing the symbol before: {source.first_order_entropy_nats:.4f}",
+            f"  knowing the source: {source.entropy_nats:.4f}",
+        ]
+
+    def _write_text(self, writer: ShardWriter) -> list[str]:
+        for tokens in self._encoded():
+            writer.append(tokens)
+        if not writer.num_tokens:
+            raise UserError(f"{self.text or self.dataset}: no text in it")
+        return []
+
+    def _encoded(self) -> Iterator[np.ndarray]:
+        # Read when these libraries are imported: what they say beside an error is its repetition.
+        for name in ("HF_HUB", "DATASETS", "TRANSFORMERS"):
+            os.environ.setdefault(f"{name}_VERBOSITY", "critical")
+        from common.data.tokenization import dataset_pieces, encode, load_vocabulary, text_pieces
+
+        vocabulary = load_vocabulary(self.vocab)
+        if self.text is not None:
+            pieces = text_pieces(self.text)
+        else:
+            pieces = dataset_pieces(self.dataset, self.dataset_config, self.split, self.text_column)
+        return encode(pieces, vocabulary, self.max_tokens)
+
+
+SOURCES = ("text", "dataset", "synthetic")
+SOURCES_OF = {
+    **dict.fromkeys(("dataset_config", "split", "text_column"), ("dataset",)),
+    **dict.fromkeys(("vocab", "max_tokens"), ("text", "dataset")),
+    **dict.fromkeys(("num_tokens", "seed"), ("synthetic",)),
+}
+"""Option → the sources that use it, where not all do."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Keep measurements for others (record), or make token shards to train on (tokens)."""
+
+    what: Annotated[
+        Annotated[Record, tyro.conf.subcommand("record")]
+        | Annotated[Tokens, tyro.conf.subcommand("tokens")],
+        tyro.conf.arg(name=""),
+    ]
+
+    def run(self) -> None:
+        """Run what was asked for."""
+        self.what.run()

@@ -147,7 +147,8 @@ class GPT2(nn.Module):
             targets: the next tokens, same shape; −100 is ignored.
 
         Returns:
-            logits [batch, length, vocab_size], or a scalar loss computed in float32.
+            logits [batch, length, vocab_size], or a scalar loss, computed in
+            float32 (float64 in a float64 model).
         """
         length = tokens.shape[1]
         if length > self.config.n_positions:
@@ -166,8 +167,9 @@ class GPT2(nn.Module):
             return F.linear(x, self.wte.weight)
         if self.loss_chunks > 1:
             return self.loss_in_pieces(x, self.wte.weight, targets, self.loss_chunks)
-        logits = F.linear(x, self.wte.weight).flatten(0, 1).float()
-        return F.cross_entropy(logits, targets.flatten())
+        logits = F.linear(x, self.wte.weight).flatten(0, 1)
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        return F.cross_entropy(logits.to(exact), targets.flatten())
 
     def has_dropout(self) -> bool:
         """Whether a pass draws random numbers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.errors import UserError, unknown_name
 from common.perfmodel.architecture import CONFIGS, TITLES, GPT2Config
@@ -52,6 +52,8 @@ class Workload:
     """Forward and backward passes per update."""
     async_batches: bool = False
     """Copy the next batch from pinned memory while this one is computed (GPUs only)."""
+    vocab_size: int = 0
+    """Give the model a vocabulary of this many tokens; 0 keeps its own."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "seq_len", "vocab_multiple", "loss_chunks"):
@@ -60,6 +62,8 @@ class Workload:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UserError(unknown_name(name, getattr(self, name), choices))
+        if self.vocab_size < 0:
+            raise UserError(f"vocab_size is {self.vocab_size}; at least 1, or 0 for the own")
         positions = GPT2Config.named(self.model).n_positions
         if self.seq_len > positions:
             raise UserError(
@@ -79,7 +83,9 @@ class Workload:
     @property
     def config(self) -> GPT2Config:
         """The sizes of the model, with the padded vocabulary."""
-        return GPT2Config.named(self.model).padded_vocabulary(self.vocab_multiple)
+        own = GPT2Config.named(self.model)
+        sized = replace(own, vocab_size=self.vocab_size or own.vocab_size)
+        return sized.padded_vocabulary(self.vocab_multiple)
 
     @property
     def title(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -22,6 +24,11 @@ class Recorder:
     def __init__(self, worker: Worker, run: RunDirectory | None) -> None:
         self.worker = worker
         self.run = run
+
+    @cached_property
+    def folder(self) -> Path:
+        """The run directory, on every rank; the first use is for all ranks together."""
+        return self.worker.broadcast(self.run.path if self.run else None)
 
     def stream(self, name: str, columns: Sequence[str]) -> RankStream:
         """A table of raw samples that every rank adds to."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from common.errors import UserError
+from common.errors import Preempted, UserError
 from common.runtime.environment import now
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ class RunDirectory:
             self.finish("complete")
         elif issubclass(kind, KeyboardInterrupt):
             self.finish("interrupted", "interrupted by the user")
+        elif issubclass(kind, Preempted):
+            self.finish("interrupted", str(error))
         else:
             self.finish("failed", f"{kind.__name__}: {error}")
 

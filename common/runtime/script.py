@@ -20,9 +20,11 @@ from typing import TypeVar
 
 import yaml
 
-from common.errors import RunFailed, UserError, unknown_name
+from common.errors import Preempted, RunFailed, UserError, unknown_name
 
 Settings = TypeVar("Settings")
+SAVED = 75
+"""Exit status of a program that was told to stop and can go on from what it saved."""
 
 
 def run_script(
@@ -40,7 +42,8 @@ def run_script(
         variables: environment variables that set a flag, such as ``{"NUMEL": "numel"}``.
         arguments: the command line; ``sys.argv`` by default.
 
-    Exit status: 0 done, 1 a bug or a rank that died, 2 a user's mistake, 130 interrupted.
+    Exit status: 0 done, 1 a bug or a rank that died, 2 a user's mistake, 75 stopped with its work
+    saved, 130 interrupted.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     leave_when_terminated()
@@ -50,8 +53,8 @@ def run_script(
     _leave_rank()
 
 
-def _leave_rank() -> None:
-    """End a rank that has done its work, without tearing down the interpreter.
+def _leave_rank(status: int = 0) -> None:
+    """End a rank that has done or saved its work, without tearing down the interpreter.
 
     DDP keeps its process group alive beyond ``destroy_process_group``, and with it gloo's threads.
     One that is still letting go of its last tensors when the interpreter ends aborts the process
@@ -63,12 +66,12 @@ def _leave_rank() -> None:
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(status)
 
 
 @contextlib.contextmanager
 def exit_status() -> Iterator[None]:
-    """Turn errors into one line and an exit status: 2 a mistake, 1 a failure, 130 Ctrl-C."""
+    """Turn errors into one line and an exit status, those that ``run_script`` lists."""
     try:
         yield
     except UserError as error:
@@ -77,6 +80,11 @@ def exit_status() -> Iterator[None]:
     except RunFailed as error:
         print(f"failed: {error}", file=sys.stderr)
         sys.exit(1)
+    except Preempted as stop:
+        if is_main_rank():
+            print(f"stopped: {stop}", file=sys.stderr)
+        _leave_rank(SAVED)
+        sys.exit(SAVED)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
@@ -91,11 +99,15 @@ def report_error(error: UserError) -> None:
     if "DDPLAB_ERROR_FILE" in os.environ:
         with contextlib.suppress(OSError):
             Path(os.environ["DDPLAB_ERROR_FILE"]).write_text(str(error))
-    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
-    if rank == "0" or error.this_rank_only:
+    if is_main_rank() or error.this_rank_only:
         print(f"error: {error}", file=sys.stderr, flush=True)
     else:
         time.sleep(1)
+
+
+def is_main_rank() -> bool:
+    """Whether this is rank 0, as far as the variables of torchrun or Slurm say so."""
+    return (os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0") == "0"
 
 
 def parse_settings(

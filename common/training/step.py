@@ -7,12 +7,15 @@ gradients are dropped. What is switched on is the ``Workload``'s to say; nothing
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
 from common.errors import UserError
@@ -40,13 +43,16 @@ def build_model(workload: Workload, device: torch.device, seed: int = 42) -> GPT
 
 
 def build_optimizer(
-    parameters: Iterable[nn.Parameter], workload: Workload, lr: float = 6e-4
+    parameters: Iterable[nn.Parameter],
+    workload: Workload,
+    lr: float = 6e-4,
+    weight_decay: float = 0.1,
 ) -> torch.optim.Optimizer:
-    """AdamW with weight decay 0.1, or plain SGD, in the workload's implementation."""
+    """AdamW, or SGD without momentum, in the workload's implementation."""
     how = {name: workload.optimizer_implementation == name for name in ("foreach", "fused")}
     if workload.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=lr, **how)
-    return torch.optim.AdamW(parameters, lr=lr, weight_decay=0.1, **how)
+    return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, **how)
 
 
 class TrainingStep:
@@ -57,7 +63,12 @@ class TrainingStep:
         device: where.
         model: called as ``model(tokens, targets)``, returns the loss; by default the workload's.
         lr: learning rate.
+        weight_decay: AdamW's.
         seed: of the weights.
+        gradient_sync: a context around the forward and backward pass of each micro-batch, called
+            with whether it is the step's last: where ranks exchange gradients.
+        max_gradient_norm: scale the gradients so that their joint norm is at most this; None
+            leaves them, and does not measure it.
 
     Raises:
         UserError: a precision that the device lacks, or compilation without a compiler.
@@ -70,7 +81,10 @@ class TrainingStep:
         *,
         model: nn.Module | None = None,
         lr: float = 6e-4,
+        weight_decay: float = 0.1,
         seed: int = 42,
+        gradient_sync: Callable[[bool], AbstractContextManager] = lambda is_last: nullcontext(),
+        max_gradient_norm: float | None = None,
     ) -> None:
         check_precision(workload.precision, device)
         if workload.compile:
@@ -82,7 +96,11 @@ class TrainingStep:
         self.loss_of: Callable[[Tensor, Tensor], Tensor] = (
             compiled(self.model, device) if workload.compile else self.model
         )
-        self.optimizer = build_optimizer(self.model.parameters(), workload, lr)
+        self.optimizer = build_optimizer(self.model.parameters(), workload, lr, weight_decay)
+        self.gradient_sync = gradient_sync
+        self.max_gradient_norm = max_gradient_norm
+        self.gradient_norm: Tensor | None = None
+        """Of the last update, before it was limited; a scalar."""
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype is torch.float16)
 
     def run(self, batches: Iterable[Batch]) -> Tensor:
@@ -92,16 +110,17 @@ class TrainingStep:
         """
         set_tf32(self.workload.tf32)
         source = iter(batches)
-        share = 1 / self.workload.gradient_accumulation
+        passes = self.workload.gradient_accumulation
         total = None
-        for _ in range(self.workload.gradient_accumulation):
+        for index in range(passes):
             with record_function("data"):
                 tokens, targets = next(source)
-            with record_function("forward"):
-                loss = self.forward(tokens, targets)
-                scaled = loss if share == 1 else loss * share
-            with record_function("backward"):
-                self.scaler.scale(scaled).backward()
+            with self.gradient_sync(index == passes - 1):
+                with record_function("forward"):
+                    loss = self.forward(tokens, targets)
+                    scaled = loss if passes == 1 else loss / passes
+                with record_function("backward"):
+                    self.scaler.scale(scaled).backward()
             total = scaled.detach() if total is None else total + scaled.detach()
         with record_function("optimizer"):
             self.update()
@@ -115,10 +134,30 @@ class TrainingStep:
             return self.loss_of(tokens, targets)
 
     def update(self) -> None:
-        """Update the parameters and drop the gradients."""
+        """Limit the gradients, update the parameters and drop the gradients."""
+        if self.max_gradient_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            self.gradient_norm = limit_gradients(self.model, self.max_gradient_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+
+
+def limit_gradients(model: nn.Module, max_norm: float) -> Tensor:
+    """Scale all gradients so that their joint L2 norm is at most ``max_norm``; the norm before.
+
+    Gradients may be parts of sharded ones: the norm is that of the whole, on every rank.
+    """
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    # Row by row first: on a CPU the norm of two million float32 at once is off by 4 in 10,000, as
+    # they are added up one after another.
+    rows = [torch.linalg.vector_norm(g, dim=-1) if g.dim() > 1 else g for g in gradients]
+    norm = nn.utils.get_total_norm(rows)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    if math.isfinite(max_norm):
+        nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
+    return norm
 
 
 def compiled(model: nn.Module, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:

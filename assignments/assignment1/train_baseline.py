@@ -1,0 +1,8 @@
+"""Train a GPT-2 on token shards: one device. See --help."""
+
+from common.runtime.script import run_script
+from common.training.config import BaselineConfig
+from common.training.trainer import train
+
+if __name__ == "__main__":
+    run_script(train, BaselineConfig)

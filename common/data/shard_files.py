@@ -1,0 +1,185 @@
+"""The files that tokens lie in: writing shards whole, reading them checked.
+
+The format is that of llm.c and modded-nanogpt (``write_datafile`` in llm.c's
+``dev/data/data_common.py``), so files made for either can be trained on: a header of 256
+little-endian int32, of which the first three are the magic number 20240520, the version 1 and the
+number of tokens, then the tokens as little-endian uint16. Files are mapped, never loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import numpy as np
+
+from common.errors import UserError
+
+MAGIC, VERSION = 20240520, 1
+HEADER_BYTES = 256 * 4
+TOKEN_BYTES = 2
+LARGEST_TOKEN = 2**16 - 1
+MOST_TOKENS = 2**31 - 1
+"""Of one shard: the header's count is a signed 32-bit number."""
+
+
+def write_shard(path: Path | str, tokens: np.ndarray | Sequence[int]) -> None:
+    """Write one shard beside ``path``, flush it to disk and rename it.
+
+    Args:
+        path: the file; what was there before is replaced.
+        tokens: integers [count], each from 0 to 65535.
+
+    Raises:
+        UserError: a token that 16 bits do not hold, no tokens or too many, an unwritable folder.
+    """
+    path = Path(path)
+    part = _Part(path)
+    try:
+        part.append(_as_uint16(tokens))
+        part.finish()
+        part.partial.replace(path)
+    except BaseException:
+        part.discard()
+        raise
+
+
+class ShardWriter:
+    """Appends arrays of tokens to shards ``<prefix>_000000.bin``, ``<prefix>_000001.bin``, ….
+
+    A context. Shards get their names together when the block ends well, since a data set that is
+    cut short looks like a whole one; after an exception nothing is left. ``written`` then holds
+    (name, tokens) of each shard.
+
+    Raises:
+        UserError: the folder holds shards already, which would be mixed with the new ones, or
+            cannot be written; a token that 16 bits do not hold.
+    """
+
+    def __init__(
+        self, folder: Path | str, prefix: str = "tokens", shard_tokens: int = 100_000_000
+    ) -> None:
+        if not 1 <= shard_tokens <= MOST_TOKENS:
+            raise UserError(f"{shard_tokens} tokens a shard: legal are 1 to {MOST_TOKENS}")
+        self.folder = Path(folder)
+        self.prefix = prefix
+        self.shard_tokens = shard_tokens
+        self.num_tokens = 0
+        self.written: list[tuple[str, int]] = []
+        self._parts: list[_Part] = []
+
+    def __enter__(self) -> ShardWriter:
+        if any(self.folder.glob("*.bin")):
+            raise UserError(f"{self.folder} holds token shards already; choose another folder")
+        self._made_folder = not self.folder.exists()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"output folder {self.folder}: {error.strerror}") from None
+        return self
+
+    def append(self, tokens: np.ndarray | Sequence[int]) -> None:
+        """Write tokens, integers [count], behind those that came before."""
+        tokens = _as_uint16(tokens)
+        self.num_tokens += len(tokens)
+        while len(tokens):
+            if not self._parts or self._parts[-1].count == self.shard_tokens:
+                if self._parts:
+                    self._parts[-1].finish()
+                self._parts.append(_Part(self.folder / f"{self.prefix}_{len(self._parts):06d}.bin"))
+            room = self.shard_tokens - self._parts[-1].count
+            self._parts[-1].append(tokens[:room])
+            tokens = tokens[room:]
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and self._parts:
+                self._parts[-1].finish()
+                for part in self._parts:
+                    part.partial.replace(part.path)
+                    self.written.append((part.path.name, part.count))
+        finally:
+            for part in self._parts:
+                part.discard()
+            if self._made_folder and not any(self.folder.iterdir()):
+                self.folder.rmdir()
+
+
+class _Part:
+    """A shard being written under a name that no reader takes for one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        self.count = 0
+        try:
+            self._file: BinaryIO = self.partial.open("wb")
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}") from None
+        self._file.write(bytes(HEADER_BYTES))
+
+    def append(self, tokens: np.ndarray) -> None:
+        self._file.write(tokens.astype("<u2").tobytes())
+        self.count += len(tokens)
+
+    def finish(self) -> None:
+        """Write the header, now that the count is known, and flush all to disk."""
+        if not 1 <= self.count <= MOST_TOKENS:
+            raise UserError(f"{self.path}: {self.count} tokens; a shard holds 1 to {MOST_TOKENS}")
+        header = np.zeros(256, "<i4")
+        header[:3] = MAGIC, VERSION, self.count
+        self._file.seek(0)
+        self._file.write(header.tobytes())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def discard(self) -> None:
+        self._file.close()
+        self.partial.unlink(missing_ok=True)
+
+
+def _as_uint16(tokens: np.ndarray | Sequence[int]) -> np.ndarray:
+    tokens = np.asarray(tokens)
+    if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
+        raise ValueError(f"tokens are integers [count], not {tokens.dtype} {list(tokens.shape)}")
+    outside = (tokens < 0) | (tokens > LARGEST_TOKEN)
+    if outside.any():
+        index = int(outside.argmax())
+        raise UserError(f"token {tokens[index]} at {index}: a shard holds 0 to {LARGEST_TOKEN}")
+    return tokens.astype(np.uint16)
+
+
+def read_shard(path: Path | str) -> np.memmap:
+    """The tokens of one shard, uint16 [count], mapped: only what is looked at is read.
+
+    Raises:
+        UserError: the file is missing or no shard of version 1, or does not end where its header
+            says.
+    """
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = np.frombuffer(file.read(HEADER_BYTES).ljust(HEADER_BYTES, b"\0"), "<i4")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    if size < HEADER_BYTES:
+        raise UserError(f"{path}: {size} bytes; a token shard's header alone has {HEADER_BYTES}")
+    magic, version, count = map(int, header[:3])
+    legal = f"a token shard (16-bit) begins with {MAGIC} and version {VERSION}"
+    if magic != MAGIC:
+        raise UserError(f"{path}: begins with {magic}; {legal}")
+    if version != VERSION:
+        raise UserError(f"{path}: begins with {magic} and version {version}; {legal}")
+    if count < 1:
+        raise UserError(f"{path}: its header says {count} tokens; a shard holds at least 1")
+    if size != HEADER_BYTES + count * TOKEN_BYTES:
+        body = f"{(size - HEADER_BYTES) / TOKEN_BYTES:.15g}"
+        raise UserError(f"{path}: holds {body} tokens, its header says {count}; make it again")
+    return np.memmap(path, "<u2", "r", HEADER_BYTES, (count,))

@@ -1,0 +1,287 @@
+"""Text to tokens: a byte-pair vocabulary, and documents that are encoded as they are read.
+
+No text is in memory whole. A document is preceded by ``<|endoftext|>``, as in GPT-2's and
+FineWeb's shards; a literal mark in a document of a dataset begins a new one.
+"""
+
+from __future__ import annotations
+
+import codecs
+import logging
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.data.shard_files import LARGEST_TOKEN
+from common.errors import UserError
+from common.runtime.progress import Progress
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+END_OF_TEXT = "<|endoftext|>"
+PIECE_BYTES = 2**18
+UNCUT_CHARACTERS = 2 * PIECE_BYTES
+"""A text with no place to cut it is held in memory up to this length."""
+BATCH_PIECES, BATCH_CHARACTERS = 512, 2**21
+"""A batch to encode ends at whichever comes first."""
+LOCAL_VOCABULARIES = (
+    ("tokenizer.json",),
+    ("vocab.json", "merges.txt"),
+    ("encoder.json", "vocab.bpe"),
+)
+CUT = re.compile(r".*\S(?=[ \r\n])", re.DOTALL)
+"""Up to the last visible character before a space or line break."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer whose tokens fit in 16 bits, and the token that begins a document."""
+
+    tokenizer: Tokenizer
+    end_of_text: int
+
+    @property
+    def size(self) -> int:
+        """Tokens in the vocabulary."""
+        return self.tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """The tokens of each text, without any that stand for its beginning or end."""
+        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of tokens."""
+        return self.tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a document, or all of it."""
+
+    text: str
+    begins_document: bool = True
+
+
+def load_vocabulary(name: str) -> Vocabulary:
+    """A vocabulary from a folder, or from the Hugging Face hub (or its cache) by name.
+
+    A folder holds ``tokenizer.json``, ``vocab.json`` and ``merges.txt``, or the ``encoder.json``
+    and ``vocab.bpe`` that OpenAI published; the last two pairs are read as GPT-2's byte-level BPE.
+
+    Raises:
+        UserError: none of them is there or they are damaged, the hub cannot be reached, or the
+            vocabulary has no ``<|endoftext|>`` or does not fit in 16 bits.
+    """
+    folder = Path(name)
+    if folder.exists() or name.startswith((".", "/", "~")):
+        tokenizer = _local_tokenizer(folder)
+    else:
+        tokenizer = _hub_tokenizer(name)
+    end_of_text = tokenizer.token_to_id(END_OF_TEXT)
+    if end_of_text is None:
+        raise UserError(f"vocabulary {name}: has no {END_OF_TEXT}, which begins every document")
+    vocabulary = Vocabulary(tokenizer, end_of_text)
+    if vocabulary.size > LARGEST_TOKEN + 1:
+        raise UserError(
+            f"vocabulary {name}: {vocabulary.size} tokens; a shard's 16 bits hold at most "
+            f"{LARGEST_TOKEN + 1}"
+        )
+    return vocabulary
+
+
+def _local_tokenizer(folder: Path) -> Tokenizer:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    found = [names for names in LOCAL_VOCABULARIES if all((folder / n).is_file() for n in names)]
+    if not found:
+        legal = ", or ".join(" and ".join(names) for names in LOCAL_VOCABULARIES)
+        raise UserError(f"no vocabulary in {folder}: a folder with {legal} is needed")
+    files = [str(folder / name) for name in found[0]]
+    try:
+        if len(files) == 1:
+            return Tokenizer.from_file(files[0])
+        tokenizer = Tokenizer(models.BPE.from_file(*files))
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise UserError(f"vocabulary {' and '.join(files)}: {_first_line(error)}") from None
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if tokenizer.token_to_id(END_OF_TEXT) is not None:
+        tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
+    return tokenizer
+
+
+def _hub_tokenizer(name: str) -> Tokenizer:
+    from huggingface_hub import try_to_load_from_cache
+
+    instead = "--vocab FOLDER takes a local one"
+    try:
+        cached = isinstance(try_to_load_from_cache(name, "tokenizer.json"), str)
+        if not cached:
+            check_hub(f"vocabulary {name}", instead)
+        from transformers import AutoTokenizer  # seconds, so not before it is known to help
+
+        loaded = AutoTokenizer.from_pretrained(name, local_files_only=cached)
+    except (OSError, ValueError) as error:
+        raise UserError(f"vocabulary {name}: {_first_line(error)}; {instead}") from None
+    if not hasattr(loaded, "backend_tokenizer"):
+        raise UserError(f"vocabulary {name}: has no fast tokenizer (tokenizer.json); {instead}")
+    return loaded.backend_tokenizer
+
+
+def check_hub(what: str, instead: str) -> None:
+    """Raise UserError if the Hugging Face hub does not answer within seconds.
+
+    Its libraries try again for most of a minute before they say so.
+    """
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception as error:  # of httpx or requests, by version
+        raise UserError(
+            f"{what}: {constants.ENDPOINT} cannot be reached ({_first_line(error)}); {instead}"
+        ) from None
+
+
+def text_pieces(path: Path | str) -> Iterator[Piece]:
+    """The documents of a UTF-8 file, divided at ``<|endoftext|>``, in pieces of about 256 KiB.
+
+    A piece ends where a visible character meets a space or line break. No pre-token of GPT-2
+    reaches over such a place (only its first character can be a space, and a run of white space
+    is not divided), so the tokens are those of the whole text. Only where a piece has no such
+    place is it cut anywhere, which can cost a token.
+
+    Raises:
+        UserError: the file cannot be read or is not UTF-8.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(
+            f"{path} is a folder; --text takes a file, --dataset a folder of data files"
+        )
+    done_bytes = 0
+    try:
+        progress = Progress(-(-path.stat().st_size // PIECE_BYTES))
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        rest, begins = "", True
+        with path.open("rb") as file:
+            while encoded := file.read(PIECE_BYTES):
+                *whole, last = (rest + decoder.decode(encoded)).split(END_OF_TEXT)
+                for text in whole:
+                    yield Piece(text, begins)
+                    begins = True
+                cut = _cut(last)
+                if cut:
+                    yield Piece(last[:cut], begins)
+                    begins = False
+                rest = last[cut:]
+                done_bytes += len(encoded)
+                progress.step(f"reading {path.name}")
+        decoder.decode(b"", final=True)
+        yield Piece(rest, begins)
+    except UnicodeDecodeError as error:
+        where = f"near byte {done_bytes + error.start}"
+        raise UserError(f"{path}: not UTF-8 text {where} ({error.reason})") from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+
+
+def _cut(text: str) -> int:
+    """Where a text can be cut; 0 while it is still short."""
+    match = CUT.match(text)
+    if match:
+        return match.end()
+    # Not inside of a mark whose end is still to come.
+    return len(text) - len(END_OF_TEXT) if len(text) > UNCUT_CHARACTERS else 0
+
+
+def dataset_pieces(
+    name: str, config: str | None = None, split: str = "train", text_column: str = "text"
+) -> Iterator[Piece]:
+    """The documents of a Hugging Face dataset, streamed: from a local folder or the hub.
+
+    Raises:
+        UserError: it cannot be reached or read, or has no such configuration, split or column.
+    """
+    import datasets
+
+    local = "--dataset FOLDER, --text FILE and --synthetic need no hub"
+    path = Path(name)
+    if path.is_file() or (not path.exists() and name.startswith((".", "/", "~"))):
+        problem = "a file" if path.is_file() else "does not exist"
+        raise UserError(f"dataset {name}: {problem}; a name on the hub or a folder is needed")
+    if not path.exists():
+        check_hub(f"dataset {name}", local)
+    last, characters = time.monotonic(), 0
+    try:
+        rows = datasets.load_dataset(name, config, split=split, streaming=True)
+        for number, row in enumerate(rows, 1):
+            text = row.get(text_column)
+            if text_column not in row or not isinstance(text, str | None):
+                columns = ", ".join(row)
+                raise UserError(f"dataset {name}: {text_column!r} is no text column; has {columns}")
+            yield Piece(text or "")
+            characters += len(text or "")
+            if time.monotonic() - last >= 2:
+                last = time.monotonic()
+                logger.info(
+                    "%s: %s documents, %s characters", name, f"{number:,}", f"{characters:,}"
+                )
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        hint = f"; {local}" if isinstance(error, ConnectionError) else ""
+        raise UserError(f"dataset {name}, split {split}: {_first_line(error)}{hint}") from None
+
+
+def encode(
+    pieces: Iterable[Piece], vocabulary: Vocabulary, max_tokens: int = 0
+) -> Iterator[np.ndarray]:
+    """The tokens of pieces, uint16 [any], with ``<|endoftext|>`` before each document.
+
+    Documents without text are left out. Ends after ``max_tokens`` tokens; 0 is all.
+    """
+    left = max_tokens or None
+    for batch in _batches(_without_empty(pieces)):
+        tokens: list[int] = []
+        ids = vocabulary.encode([piece.text for piece in batch])
+        for piece, of_piece in zip(batch, ids, strict=True):
+            if piece.begins_document:
+                tokens.append(vocabulary.end_of_text)
+            tokens += of_piece
+        encoded = np.array(tokens[:left], np.uint16)
+        yield encoded
+        if left is not None:
+            left -= len(encoded)
+            if not left:
+                return
+
+
+def _without_empty(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    for piece in pieces:
+        if piece.text:
+            yield piece
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    characters = 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece.text)
+        if len(batch) == BATCH_PIECES or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

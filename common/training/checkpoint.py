@@ -1,0 +1,239 @@
+"""Save and resume a training run on any strategy and any number of ranks.
+
+Model and optimizer go through torch.distributed.checkpoint under the names they have without DDP
+or FSDP, so that any number of ranks reads what any other wrote. What belongs to the run as a whole
+(step, data position, model sizes) is in the manifest; random states are each rank's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from common.errors import UserError
+from common.runtime.paths import relative_to_project
+from common.runtime.process_group import Worker
+from common.training.checkpoint_files import (
+    Damaged,
+    FileRecord,
+    SavedCheckpoint,
+    check_file,
+    describe_file,
+    finish_checkpoint,
+    finished_checkpoints,
+    flush,
+    prune,
+    read_manifest,
+    remove_leftovers,
+    start_checkpoint,
+)
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Checkpoints:
+    """The checkpoints of a run, in one folder that all ranks see. Every method is for all ranks.
+
+    Args:
+        folder: where they are.
+        worker: this rank.
+        keep: how many of the newest stay.
+        asynchronous: write while training goes on: the states are copied, and a thread of each
+            rank writes the copy. One is written at a time.
+    """
+
+    def __init__(self, folder: Path, worker: Worker, keep: int, asynchronous: bool = False) -> None:
+        self.folder = folder
+        self.worker = worker
+        self.keep = keep
+        # Its own group: a thread talks in it while the trainer talks in the others.
+        self._group = dist.new_group(backend="gloo")
+        self._thread = ThreadPoolExecutor(1) if asynchronous else None
+        self._writing: Future | None = None
+        self._stager = StateDictStager(pin_memory=worker.device.type == "cuda", share_memory=False)
+        try:
+            self._on_main(self._prepare_folder)
+        except CannotWrite as error:
+            raise UserError(f"checkpoint folder {folder}: {error}") from None
+
+    def _prepare_folder(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.folder)
+
+    def newest_intact(self) -> SavedCheckpoint | None:
+        """The newest checkpoint that is what was written, or None where there is none at all.
+
+        Damaged ones are named in the log and left where they are.
+
+        Raises:
+            UserError: there are checkpoints, and all are damaged.
+        """
+        paths = self._on_main(lambda: finished_checkpoints(self.folder))
+        for path in paths:
+            problem, saved = self._examine(path)
+            if problem is None:
+                return saved
+            if self.worker.is_main:
+                logger.warning("%s is damaged: %s", relative_to_project(path), problem)
+        if paths:
+            raise UserError(
+                f"{self.folder}: none of the {len(paths)} checkpoints is intact; remove them to "
+                "start anew, or give another --checkpoint_dir"
+            )
+        return None
+
+    def _examine(self, path: Path) -> tuple[str | None, SavedCheckpoint | None]:
+        """What is wrong with a checkpoint, or None; each rank looks at a part of its files."""
+        problem, saved = None, None
+        try:
+            saved, files = read_manifest(path)
+            for name in sorted(files)[self.worker.rank :: self.worker.world_size]:
+                check_file(path / name, files[name])
+        except Damaged as damage:
+            problem = str(damage)
+        problems = [found for found in self._gather(problem) if found]
+        return (problems[0], None) if problems else (None, saved)
+
+    def load(
+        self, saved: SavedCheckpoint, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Set model, optimizer and, on as many ranks as it was saved by, the random states."""
+        states = _states(model, optimizer)
+        dcp.load(states, checkpoint_id=saved.path, process_group=self._group)
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=states["model"],
+            optim_state_dict=states["optimizer"],
+        )
+        if saved.facts["world_size"] == self.worker.world_size:
+            _set_random_states(torch.load(saved.path / _random_file(self.worker), "cpu"))
+
+    def save(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping, wait: bool = False
+    ) -> None:
+        """Save under ``facts["step"]``; with ``wait``, or if not asynchronous, be done on return.
+
+        Raises:
+            UserError: it cannot be written (a full disk); what was there before is untouched.
+        """
+        self.wait()
+        facts = {**facts, "world_size": self.worker.world_size}
+        states = _states(model, optimizer)
+        if self._thread is None:
+            self._write(states, _random_states(), facts)
+            return
+        copy = self._stager.stage(states)
+        self._writing = self._thread.submit(self._write, copy, _random_states(), facts)
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        """Until nothing is being written. Raises what went wrong with it."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def _write(self, states: dict, random_states: dict, facts: Mapping) -> None:
+        """Write all files, then on rank 0 the manifest, and rename."""
+        partial = None
+        try:
+            partial = self._on_main(lambda: start_checkpoint(self.folder, facts["step"]))
+            writer = dcp.FileSystemWriter(partial)
+            dcp.save(states, storage_writer=writer, process_group=self._group)
+            own = self._everywhere(lambda: self._write_own(partial, random_states))
+            files = {name: record for part in own for name, record in part.items()}
+            self._on_main(lambda: self._finish(partial, facts, files))
+        except (CannotWrite, CheckpointException) as error:
+            if self.worker.is_main and partial:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise self._explained(error, facts["step"]) from None
+
+    def _write_own(self, partial: Path, random_states: dict) -> dict[str, FileRecord]:
+        """Write this rank's random states; describe all files that it wrote."""
+        random_file = partial / _random_file(self.worker)
+        torch.save(random_states, random_file)
+        flush(random_file)
+        own = [random_file, *partial.glob(f"__{self.worker.rank}_*.distcp")]
+        if self.worker.is_main:
+            own.append(partial / ".metadata")
+        return {path.name: describe_file(path) for path in own}
+
+    def _finish(self, partial: Path, facts: Mapping, files: Mapping[str, FileRecord]) -> None:
+        finish_checkpoint(partial, facts, files)
+        prune(self.folder, self.keep)
+
+    def _explained(self, error: BaseException, step: int) -> UserError:
+        if isinstance(error, CheckpointException):
+            error = next(cause for cause, _ in error.failures.values())
+        kept = finished_checkpoints(self.folder)
+        last = f"the last good one is {kept[0].name}" if kept else "there is none before it"
+        return UserError(f"checkpoint of step {step} in {self.folder}: {reason_of(error)}; {last}")
+
+    def _everywhere(self, action: Callable[[], T]) -> list[T]:
+        """What ``action`` returns on each rank; CannotWrite on all if it fails on any."""
+        result, reason = None, None
+        try:
+            result = action()
+        except (OSError, RuntimeError) as error:
+            reason = reason_of(error)
+        outcomes = self._gather((result, reason))
+        for _, reason in outcomes:
+            if reason:
+                raise CannotWrite(reason)
+        return [result for result, _ in outcomes]
+
+    def _on_main(self, action: Callable[[], T]) -> T:
+        """What ``action`` returns on rank 0, which alone does it."""
+        return self._everywhere(action if self.worker.is_main else lambda: None)[0]
+
+    def _gather(self, item: object) -> list:
+        items: list = [None] * self.worker.world_size
+        dist.all_gather_object(items, item, group=self._group)
+        return items
+
+
+class CannotWrite(Exception):
+    """Why a file could not be written, in a few words."""
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of what went wrong, or the system's words for it."""
+    return getattr(error, "strerror", None) or (str(error).splitlines() or [repr(error)])[0]
+
+
+def _states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state}
+
+
+def _random_file(worker: Worker) -> str:
+    return f"random-{worker.rank}.pt"
+
+
+def _random_states() -> dict[str, Tensor]:
+    """Of torch's generators; nothing else draws numbers in training."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _set_random_states(states: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

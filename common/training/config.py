@@ -1,0 +1,260 @@
+"""What a training run is: settings of the three training scripts, checked and completed."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+from common.errors import UserError, unknown_name
+from common.perfmodel.architecture import GPT2Config
+from common.perfmodel.workload import Workload
+from common.runtime.process_group import Worker
+from common.runtime.recorder import require_not_negative, require_positive
+
+FSDP_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD")
+ASYNCHRONOUS = ("auto", "on", "off")
+PRECISIONS = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Train a GPT-2 on token shards with AdamW and a cosine schedule.
+
+    A step consumes ``global_batch_size`` sequences whatever the number of ranks; each rank takes
+    them in micro-batches and exchanges gradients after the last one. With checkpoints on, the same
+    command goes on where a run that was cut off had saved; so it does after SIGTERM or SIGUSR1,
+    which make a checkpoint and end the run with exit status 75.
+    Writes training-steps.csv (one row per step and rank), memory.csv and traces.
+    Settings may also come from --config FILE (a YAML file; flags win).
+    """
+
+    strategy: ClassVar[str] = "single"
+
+    data: str = ""
+    """Folder of GPT-2 token shards (.bin), or one of them; by default synthetic text of known
+    entropy. `ddplab data tokens` makes shards."""
+    model: str = ""
+    """gpt2-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl; by default gpt2-large on a GPU and
+    gpt2-nano on a CPU."""
+    vocab_size: int = 0
+    """Give the model a vocabulary of this many tokens; 0 keeps its own."""
+    global_batch_size: int = 32
+    """Sequences per step, over all ranks."""
+    micro_batch_size: int = 8
+    """Sequences per forward pass of a rank."""
+    seq_len: int = 0
+    """Tokens per sequence; by default 1024, or as many as the model has positions."""
+    num_steps: int = 20
+    optimizer: str = "adamw"
+    """adamw or sgd."""
+    optimizer_implementation: str = "fused"
+    """for-loop, foreach or fused."""
+    lr: float = 3e-4
+    """Learning rate after warm-up."""
+    min_lr: float = 0.0
+    """Learning rate that the cosine ends in."""
+    warmup_steps: int = 0
+    """Steps in which the learning rate rises linearly."""
+    weight_decay: float = 0.1
+    grad_clip: float = 1.0
+    """Largest norm of all gradients together; 0 for no limit."""
+    precision: str = "float32"
+    """float32, bfloat16 or float16 (by autocast, weights stay float32), or float64."""
+    tf32: bool = False
+    """Let float32 matrix products use TensorFloat-32 (Ampere GPUs and later)."""
+    attention: str = "sdpa"
+    """sdpa or eager."""
+    activation_checkpointing: bool = False
+    """Keep each block's input only, and compute the rest again in the backward pass."""
+    loss_chunks: int = 1
+    """Compute logits and loss in this many pieces of a micro-batch."""
+    compile: bool = False
+    """torch.compile the model (each block of it under FSDP)."""
+    log_every: int = 10
+    """Steps between printed lines."""
+    profile: bool = True
+    """Trace some steps with torch.profiler."""
+    profile_wait: int = 2
+    """Steps before the profiler starts."""
+    profile_warmup: int = 2
+    """Steps with the profiler on whose records are thrown away."""
+    profile_active: int = 6
+    """Steps that are traced."""
+    measure_memory: bool = False
+    """On a CPU, follow every allocation up to the third step, which is slow; on a GPU the
+    allocator's peak is always known."""
+    save_every: int = 0
+    """Make a checkpoint each so many steps and at the end; 0 for none."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints that are kept."""
+    checkpoint_dir: str = ""
+    """Where checkpoints go, and where a run that was cut off is taken up; naming it turns them on.
+    By default a folder of the strategy's (or of --run_id's) name below output_dir."""
+    async_checkpoints: str = "auto"
+    """Write checkpoints while training goes on: on, off, or auto (on a GPU)."""
+    backend: str | None = None
+    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
+    device: str | None = None
+    """cpu or cuda; by default CUDA where it is."""
+    seed: int = 42
+    """Of the weights; rank r draws with seed + r, and takes rank 0's weights."""
+    output_dir: str = "outputs/assignment1"
+    run_id: str = ""
+    """Name of the run directory below output_dir; made up by default."""
+
+    def __post_init__(self) -> None:
+        require_positive(
+            *(self, "global_batch_size", "micro_batch_size", "num_steps", "lr", "log_every"),
+            *("keep_checkpoints", "profile_active"),
+        )
+        require_not_negative(
+            *(self, "seq_len", "min_lr", "warmup_steps", "weight_decay", "grad_clip"),
+            *("save_every", "profile_wait", "profile_warmup"),
+        )
+        if self.precision not in PRECISIONS:
+            raise UserError(unknown_name("precision", self.precision, PRECISIONS))
+        if self.async_checkpoints not in ASYNCHRONOUS:
+            raise UserError(unknown_name("async_checkpoints", self.async_checkpoints, ASYNCHRONOUS))
+        if self.min_lr > self.lr:
+            raise UserError(f"min_lr {self.min_lr} is above lr {self.lr}")
+        if self.warmup_steps >= self.num_steps:
+            raise UserError(
+                f"warmup_steps {self.warmup_steps}: must be below num_steps {self.num_steps}"
+            )
+
+    @property
+    def title(self) -> str:
+        """What the run calls itself when it is done."""
+        return {"single": "Baseline training", "DDP": "DDP training"}.get(
+            self.strategy, f"FSDP training with {self.strategy}"
+        )
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder of its traces and checkpoints: baseline, ddp, fsdp_full_shard …"""
+        names = {"single": "baseline", "DDP": "ddp"}
+        return names.get(self.strategy, f"fsdp_{self.strategy.lower()}")
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether checkpoints are made."""
+        return bool(self.save_every or self.checkpoint_dir)
+
+    def resolved(self, worker: Worker) -> TrainingConfig:
+        """The same with the defaults that depend on device and ranks filled in.
+
+        Raises:
+            UserError: a number of ranks that the strategy does not allow.
+        """
+        on_gpu = worker.device.type == "cuda"
+        model = self.model or ("gpt2-large" if on_gpu else "gpt2-nano")
+        asynchronous = self.async_checkpoints
+        if asynchronous == "auto":
+            asynchronous = "on" if on_gpu else "off"
+        complete = dataclasses.replace(
+            self,
+            model=model,
+            seq_len=self.seq_len or min(1024, GPT2Config.named(model).n_positions),
+            async_checkpoints=asynchronous,
+            checkpoint_dir=self.checkpoint_dir or self._default_checkpoint_dir(),
+        )
+        if self.strategy == "single" and worker.world_size > 1:
+            raise UserError(
+                f"train_baseline is for one device, and was started on {worker.world_size} ranks; "
+                "start it with python, or use train_ddp.py or train_fsdp.py"
+            )
+        return complete
+
+    def _default_checkpoint_dir(self) -> str:
+        named = self.run_id or self.folder
+        return f"{self.output_dir}/checkpoints/{named}" if self.save_every else ""
+
+    def workload(self, gradient_accumulation: int) -> Workload:
+        """What one rank computes in a step of so many micro-batches.
+
+        Raises UserError for sizes that do not go together.
+        """
+        return Workload(
+            model=self.model,
+            batch_size=self.micro_batch_size,
+            seq_len=self.seq_len,
+            precision="float32" if self.precision == "float64" else self.precision,
+            tf32=self.tf32,
+            attention=self.attention,
+            compile=self.compile,
+            optimizer=self.optimizer,
+            optimizer_implementation=self.optimizer_implementation,
+            activation_checkpointing=self.activation_checkpointing,
+            loss_chunks=self.loss_chunks,
+            gradient_accumulation=gradient_accumulation,
+            vocab_size=self.vocab_size,
+        )
+
+
+@dataclass(frozen=True)
+class BaselineConfig(TrainingConfig):
+    __doc__ = f"""{TrainingConfig.__doc__}
+    One device. Recipe: uv run python assignments/assignment1/train_baseline.py
+    """
+
+
+@dataclass(frozen=True)
+class DdpConfig(TrainingConfig):
+    __doc__ = f"""{TrainingConfig.__doc__}
+    Data parallel with DDP. Recipe: uv run torchrun --nproc_per_node=2
+    assignments/assignment1/train_ddp.py
+    """
+
+    strategy: ClassVar[str] = "DDP"
+
+    bucket_cap_mb: float | None = None
+    """DDP's bucket cap in MiB; by default a first bucket of 1 MiB, then 25."""
+    gradient_as_bucket_view: bool = False
+    """Let gradients be views of DDP's buckets: one copy and their memory less."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bucket_cap_mb is not None:
+            require_positive(self, "bucket_cap_mb")
+
+
+@dataclass(frozen=True)
+class FsdpConfig(TrainingConfig):
+    __doc__ = f"""{TrainingConfig.__doc__}
+    Data parallel with FSDP2, parameters and states spread over the ranks. Recipe: uv run torchrun
+    --nproc_per_node=2 assignments/assignment1/train_fsdp.py --strategy SHARD_GRAD_OP
+    """
+
+    strategy: str = "FULL_SHARD"
+    """FULL_SHARD (parameters are gathered for each use), SHARD_GRAD_OP (once a step) or
+    HYBRID_SHARD (FULL_SHARD within groups of shard_size ranks, DDP between them)."""
+    shard_size: int = 0
+    """Ranks that share one copy under HYBRID_SHARD; by default those of a node, or half of them
+    where there is one node only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.strategy not in FSDP_STRATEGIES:
+            raise UserError(unknown_name("strategy", self.strategy, FSDP_STRATEGIES))
+        require_not_negative(self, "shard_size")
+        if self.shard_size and self.strategy != "HYBRID_SHARD":
+            raise UserError(f"shard_size {self.shard_size}: only HYBRID_SHARD has groups")
+        if self.precision == "float16":
+            raise UserError(
+                "precision float16: a scaled loss is not supported under FSDP; use bfloat16"
+            )
+
+    def resolved(self, worker: Worker) -> FsdpConfig:
+        """As the base's; the size of HYBRID_SHARD's groups is filled in, too."""
+        complete = super().resolved(worker)
+        if self.strategy != "HYBRID_SHARD":
+            return complete
+        ranks, on_node = worker.world_size, worker.ranks.local_world_size
+        size = self.shard_size or (on_node if on_node < ranks else ranks // 2)
+        if not 1 < size < ranks or ranks % size:
+            raise UserError(
+                f"HYBRID_SHARD with shard_size {size} on {ranks} rank{'s' if ranks > 1 else ''}: "
+                "it takes at least 4 ranks, in 2 or more groups of 2 or more"
+            )
+        return dataclasses.replace(complete, shard_size=size)

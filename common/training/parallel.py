@@ -1,0 +1,89 @@
+"""Data parallelism: the function that wraps a model, and when ranks exchange gradients."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from common.models.gpt2 import GPT2
+from common.runtime.process_group import Worker
+
+if TYPE_CHECKING:
+    from common.training.config import TrainingConfig
+
+
+def parallelise(model: GPT2, config: TrainingConfig, worker: Worker) -> nn.Module:
+    """The model as the strategy trains it; all ranks then have rank 0's weights.
+
+    DDP keeps everything on every rank and all-reduces gradients in buckets. FSDP2 spreads
+    parameters, gradients and optimizer states, in one unit per block and one for the rest; the
+    strategies differ in when a unit's parameters, gathered for use, are dropped again:
+
+    * ``SHARD_GRAD_OP``: after its backward pass.
+    * ``FULL_SHARD``: after its forward pass, too, and gathered again for the backward pass. Not so
+      the root's (embeddings and the last norm), which the backward pass begins with.
+    * ``HYBRID_SHARD``: as ``FULL_SHARD`` within groups of ranks; gradients are then all-reduced
+      between the groups.
+    """
+    if config.strategy == "single":
+        return model
+    if config.strategy == "DDP":
+        return DistributedDataParallel(
+            model,
+            device_ids=[worker.device] if worker.device.type == "cuda" else None,
+            bucket_cap_mb=config.bucket_cap_mb,
+            gradient_as_bucket_view=config.gradient_as_bucket_view,
+        )
+    for parameter in model.parameters():  # which DDP does by itself
+        dist.broadcast(parameter.data, src=0)
+    mesh = make_mesh(config, worker)
+    reshard = config.strategy != "SHARD_GRAD_OP"
+    for block in model.blocks:
+        if config.compile:
+            block.compile()
+        fully_shard(
+            block, mesh=mesh, reshard_after_forward=reshard, mp_policy=block_precision(config)
+        )
+    return fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+def make_mesh(config: TrainingConfig, worker: Worker) -> DeviceMesh:
+    """All ranks in one row, or HYBRID_SHARD's groups as rows."""
+    device, ranks = worker.device.type, worker.world_size
+    if config.strategy != "HYBRID_SHARD":
+        return init_device_mesh(device, (ranks,))
+    shape = (ranks // config.shard_size, config.shard_size)
+    return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def block_precision(config: TrainingConfig) -> MixedPrecisionPolicy:
+    """Gather a block in the precision that autocast computes its products in: half the bytes.
+
+    Gradients are reduced in float32, as DDP's are. Inputs are not cast, so that the residual
+    stream stays float32 under every strategy; what differs are the weights of the norms, which
+    autocast alone would not round.
+    """
+    if config.precision != "bfloat16":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+
+
+def gradient_sync(model: nn.Module, strategy: str, is_last: bool) -> AbstractContextManager:
+    """The context of a micro-batch's forward and backward pass.
+
+    Gradients are exchanged in the step's last one only. Parameters that stay gathered between a
+    forward and a backward pass also stay until then: SHARD_GRAD_OP's, and the root's.
+    """
+    if isinstance(model, DistributedDataParallel):
+        return nullcontext() if is_last else model.no_sync()
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(is_last)
+        model.set_reshard_after_backward(is_last, recurse=strategy == "SHARD_GRAD_OP")
+    return nullcontext()

@@ -1,0 +1,115 @@
+"""What a run and its checkpoints know of each other: is this checkpoint one of this run?"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+
+from common.data.markov_text import read_source
+from common.data.token_shards import TokenShards
+from common.errors import UserError
+from common.perfmodel.workload import Workload
+from common.runtime.paths import relative_to_project
+from common.runtime.process_group import Worker
+from common.training.checkpoint import Checkpoints
+from common.training.checkpoint_files import SavedCheckpoint
+from common.training.config import TrainingConfig
+
+logger = logging.getLogger(__name__)
+
+DECISIVE = (
+    *("data", "global_batch_size", "seq_len", "num_steps", "lr", "min_lr", "warmup_steps"),
+    *("weight_decay", "grad_clip", "precision", "seed"),
+)
+"""Settings that the numbers depend on. Strategy, ranks and micro-batch are not among them."""
+
+
+def open_checkpoints(
+    config: TrainingConfig, worker: Worker, workload: Workload
+) -> tuple[Checkpoints | None, SavedCheckpoint | None]:
+    """The run's checkpoints, if it makes any, and the one that it goes on from, if there is one.
+
+    Raises:
+        UserError: the folder cannot be written, holds damaged checkpoints only, or another model's.
+    """
+    if not config.checkpointing:
+        return None, None
+    asynchronous = config.async_checkpoints == "on"
+    folder = Path(config.checkpoint_dir)
+    checkpoints = Checkpoints(folder, worker, config.keep_checkpoints, asynchronous)
+    saved = checkpoints.newest_intact()
+    if saved:
+        _refuse_other_model(saved, config, workload)
+        if worker.is_main:
+            for name, was, now in changed_settings(saved, config):
+                logger.warning("%s was %s in the checkpoint and is %s now", name, was, now)
+    return checkpoints, saved
+
+
+def checkpoint_facts(
+    step: int, position: int, config: TrainingConfig, workload: Workload, data: TokenShards
+) -> dict:
+    """What a checkpoint says of the run, after ``step`` steps and ``position`` tokens."""
+    return {
+        "step": step,
+        "position": position,
+        "strategy": config.strategy,
+        "model": asdict(workload.config),
+        "optimizer": config.optimizer,
+        "data_tokens": data.num_tokens,
+        "settings": {name: getattr(config, name) for name in DECISIVE},
+    }
+
+
+def _refuse_other_model(saved: SavedCheckpoint, config: TrainingConfig, workload: Workload) -> None:
+    for name, now in {"model": asdict(workload.config), "optimizer": config.optimizer}.items():
+        was = saved.facts[name]
+        if was != now:
+            raise UserError(
+                f"{relative_to_project(saved.path)} is of another {name} "
+                f"({_difference(was, now)}); give another --checkpoint_dir"
+            )
+
+
+def _difference(was: object, now: object) -> str:
+    if not isinstance(was, Mapping):
+        return f"{was}, this run has {now}"
+    other = [name for name in now if was.get(name) != now[name]]
+    return ", ".join(f"{name} {was.get(name)}, this run has {now[name]}" for name in other[:2])
+
+
+def changed_settings(
+    saved: SavedCheckpoint, config: TrainingConfig
+) -> list[tuple[str, object, object]]:
+    """(name, in the checkpoint, now) of the settings that change what the run computes."""
+    was = saved.facts["settings"]
+    return [
+        (name, was[name], getattr(config, name))
+        for name in DECISIVE
+        if name in was and was[name] != getattr(config, name)
+    ]
+
+
+def run_facts(
+    config: TrainingConfig, data: TokenShards, saved: SavedCheckpoint | None
+) -> dict[str, object]:
+    """What ``config.yaml`` says of the run beyond its settings."""
+    source = read_source(data.paths[0].parent) or {}
+    return {
+        "strategy": config.strategy,
+        "data_tokens": data.num_tokens,
+        "entropy_nats": source.get("entropy_nats"),
+        "unigram_entropy_nats": source.get("unigram_entropy_nats"),
+        "resumed_from_step": saved.step if saved else None,
+    }
+
+
+def free_run_id(config: TrainingConfig) -> str:
+    """``config.run_id``, or with a number where a run of that name was cut off and is resumed."""
+    if not (config.run_id and config.checkpointing):
+        return config.run_id
+    names = (f"{config.run_id}-{number}" if number > 1 else config.run_id for number in count(1))
+    return next(name for name in names if not (Path(config.output_dir) / name).exists())

@@ -1,0 +1,171 @@
+"""Train a GPT-2 on one device, with DDP or with FSDP: the same numbers from each.
+
+Read ``train`` from top to bottom: data, model, strategy, what a run that was cut off had saved,
+then step after step. Ranks agree once a step, after its time was taken: on the loss, and on
+whether one of them was asked to stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.data.token_shards import TokenBatches
+from common.errors import Preempted
+from common.runtime.paths import relative_to_project
+from common.runtime.process_group import Worker, process_group
+from common.runtime.recorder import record_run
+from common.training.config import TrainingConfig
+from common.training.memory_watch import AllocationWatch
+from common.training.parallel import gradient_sync, parallelise
+from common.training.resume import checkpoint_facts, free_run_id, open_checkpoints, run_facts
+from common.training.source import open_data
+from common.training.step import Batch, TrainingStep, build_model
+from common.training.step_log import WATCHED_STEP, StepLog
+from common.training.stop_request import StopRequest, stop_requests
+
+logger = logging.getLogger(__name__)
+
+CHECKED_AHEAD = 100_000_000
+"""Tokens that are looked at for ones outside the vocabulary before training starts."""
+
+
+def train(config: TrainingConfig) -> None:
+    """Train as ``config`` says, write the run directory and print what is done.
+
+    Raises:
+        UserError: settings, data or checkpoints that do not go together.
+        Preempted: a signal asked to stop, and a checkpoint was made.
+    """
+    with process_group(config.device, config.backend) as worker:
+        config = config.resolved(worker)
+        with stop_requests(config.checkpointing) as stop:
+            _train(config, worker, stop)
+
+
+def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
+    say = print if worker.is_main else lambda line: None
+    data = open_data(config, worker)
+    batches = TokenBatches(
+        shards=data,
+        global_batch_size=config.global_batch_size,
+        micro_batch_size=config.micro_batch_size,
+        seq_len=config.seq_len,
+        rank=worker.rank,
+        world_size=worker.world_size,
+        vocab_size=config.workload(1).config.vocab_size,
+    )
+    workload = config.workload(batches.accumulation)
+
+    checkpoints, saved = open_checkpoints(config, worker, workload)
+    first = saved.step if saved else 0
+    if first >= config.num_steps:
+        say(
+            f"Nothing left to do: {relative_to_project(saved.path)} is at step {first} of "
+            f"{config.num_steps}; raise --num_steps, or give another --checkpoint_dir"
+        )
+        return
+
+    watch = AllocationWatch() if watches_allocations(config, worker, first) else None
+    # Each rank draws its own weights; the strategy gives all of them those of rank 0.
+    model = build_model(workload, worker.device, config.seed + worker.rank)
+    if config.precision == "float64":
+        model = model.double()
+    model = parallelise(model, config, worker)
+    step = TrainingStep(
+        workload,
+        worker.device,
+        model=model,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        gradient_sync=partial(gradient_sync, model, config.strategy),
+        max_gradient_norm=config.grad_clip or math.inf,
+    )
+    if saved:
+        checkpoints.load(saved, model, step.optimizer)
+        batches.position = saved.position
+        say(f"Resumed from {relative_to_project(saved.path)} ({saved.origin})")
+    to_do = (config.num_steps - first) * config.global_batch_size * config.seq_len
+    data.check_vocabulary(batches.vocab_size, batches.position, min(to_do, CHECKED_AHEAD))
+
+    named = replace(config, run_id=free_run_id(config))
+    with record_run(
+        named, config.folder, worker, recorded_settings=run_facts(config, data, saved)
+    ) as recorder:
+        say(f"Tokens in shard: {data.lengths[0]:,}")
+        began = time.perf_counter()
+        with StepLog(config, worker, recorder, first, watch) as log:
+            for index in range(first, config.num_steps):
+                lr = learning_rate(index, config)
+                set_learning_rate(step.optimizer, lr)
+                log.begin_step(index)
+                loss = step.run(on_device(batches.next_step(), worker.device))
+                log.end_step(index)
+
+                loss, stopping = agree(loss, stop, worker)
+                next_lr = learning_rate(index + 1, config)
+                log.add(loss, step.gradient_norm.item(), lr, next_lr)
+                done = index + 1
+                is_last = done == config.num_steps
+                if checkpoints and (stopping or is_last or is_due(done, config.save_every)):
+                    log.flush()
+                    facts = checkpoint_facts(done, batches.position, config, workload, data)
+                    checkpoints.save(model, step.optimizer, facts, wait=stopping or is_last)
+                if stopping and not is_last:
+                    folder = relative_to_project(checkpoints.folder)
+                    raise Preempted(
+                        f"checkpoint of step {done} made in {folder}; the same command goes on"
+                    )
+            log.flush()
+        say(f"Training completed in {time.perf_counter() - began:.1f}s")
+        say(f"{config.title} completed!")
+        if config.profile:
+            say(f"Traces saved to: {relative_to_project(recorder.folder)}/traces/{config.folder}/")
+        say(f"Written to {relative_to_project(recorder.folder)}")
+
+
+def learning_rate(step: int, config: TrainingConfig) -> float:
+    """Of step ``step`` (from 0): linear warm-up, then a cosine from ``lr`` down to ``min_lr``."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / (config.warmup_steps + 1)
+    done = (step - config.warmup_steps) / (config.num_steps - config.warmup_steps)
+    return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * done)) / 2
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Of all parameter groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def is_due(done: int, save_every: int) -> bool:
+    """Whether a checkpoint is made after ``done`` steps."""
+    return bool(save_every) and done % save_every == 0
+
+
+def on_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """The micro-batches of a step, each copied when it is needed."""
+    for tokens, targets in batches:
+        yield tokens.to(device), targets.to(device)
+
+
+def agree(loss: Tensor, stop: StopRequest, worker: Worker) -> tuple[float, bool]:
+    """The mean loss over all ranks, and whether any of them was asked to stop; the same on all."""
+    own = [loss.item(), bool(stop.signal_name)]
+    both = torch.tensor(own, dtype=torch.float64, device=worker.device)
+    dist.all_reduce(both)
+    return both[0].item() / worker.world_size, both[1].item() > 0
+
+
+def watches_allocations(config: TrainingConfig, worker: Worker, first: int) -> bool:
+    """Whether there is a step whose allocations are to be followed."""
+    enough = config.num_steps - first > WATCHED_STEP
+    return config.measure_memory and worker.device.type == "cpu" and enough

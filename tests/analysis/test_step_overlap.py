@@ -1,0 +1,347 @@
+"""Overlap of computation and communication: brute force, HolisticTraceAnalysis, and real traces."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.analysis.intervals import difference, intersection, length, union
+from common.analysis.profiler_trace import read_records
+from common.analysis.step_overlap import collectives_of, read_step_overlap
+from common.errors import UserError
+
+WORKER = Path(__file__).parents[1] / "perfmodel" / "communication_worker.py"
+HOST, STREAM, NCCL_STREAM = 100, 7, 20
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+MAIN, ENGINE, GLOO = 1, 2, 3
+# Operators of ATen and FSDP, and DDP's copies.
+COMPUTING = ("aten::", "fsdp::", "torch::distributed::", "torch.distributed.")
+
+
+def record(category: str, name: str, start: float, end: float, thread: int, **arguments) -> dict:
+    place = {"ph": "X", "pid": HOST, "tid": thread, "cat": category, "name": name}
+    return place | {"ts": start, "dur": end - start, "args": arguments}
+
+
+def write(path: Path, records: list[dict]) -> Path:
+    """A trace with the heading by which HolisticTraceAnalysis knows a rank."""
+    heading = {"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": 0}}
+    path.write_text(json.dumps(heading | {"traceEvents": records}, indent=1))
+    return path
+
+
+# Sets of moments
+
+
+spans = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1])),
+    max_size=12,
+)
+
+
+def timeline(intervals, moments: int = 60) -> np.ndarray:
+    """Which of the moments [i, i + 1) are in one of the intervals: the slow, obvious way."""
+    active = np.zeros(moments, dtype=bool)
+    for start, end in intervals:
+        active[int(start) : int(end)] = True
+    return active
+
+
+@given(spans, spans)
+def test_sets_of_moments_are_those_of_a_boolean_timeline(left, right):
+    a, b, a_slow, b_slow = union(left), union(right), timeline(left), timeline(right)
+    for fast, slow in [
+        (a, a_slow),
+        (intersection(a, b), a_slow & b_slow),
+        (difference(a, b), a_slow & ~b_slow),
+        (union([*a, *b]), a_slow | b_slow),
+    ]:
+        assert length(fast) == slow.sum()
+        assert (timeline(fast) == slow).all()
+    assert (np.diff(a.ravel()) > 0).all()  # ascending, disjoint, not even touching
+
+
+# GPU
+
+
+def gpu_records(kernels: list[list[tuple[str, int, int, int]]]) -> list[dict]:
+    """A GPU trace: for each step its kernels (name, stream, start, end), in µs."""
+    # As large as real ones: HolisticTraceAnalysis keeps small numbers in a byte, in which pandas 3
+    # then refuses its row numbers.
+    records, correlation, moment = [], itertools.count(100_000), 10
+    for number, of_step in enumerate(kernels, start=1):
+        begin = moment
+        for name, stream, start, end in of_step:
+            key = next(correlation)
+            moment += 4
+            records += [
+                record("cpu_op", "aten::mm", moment, moment + 3, MAIN, **{"External id": key}),
+                record(
+                    *("cuda_runtime", "cudaLaunchKernel", moment + 1, moment + 2, MAIN),
+                    **{"correlation": key, "External id": key},
+                ),
+                record(
+                    *("gpu_memcpy" if name.startswith("Memcpy") else "kernel", name, start, end),
+                    stream,
+                    **{"correlation": key, "stream": stream, "device": 0, "External id": key},
+                ),
+            ]
+        moment += 4
+        records.append(record("user_annotation", f"ProfilerStep#{number}", begin, moment, MAIN))
+        moment += 1
+    return records
+
+
+def random_steps(seed: int, steps: int = 3) -> list[list[tuple[str, int, int, int]]]:
+    """Steps that follow each other on the device, each begun by a computing kernel."""
+    source = random.Random(seed)
+    kernels, moment = [], 1000
+    for _ in range(steps):
+        end = moment
+        of_step = []
+        for name, stream in (("gemm", STREAM), (NCCL, NCCL_STREAM), ("Memcpy HtoD", 9)):
+            start = moment + (0 if name == "gemm" else source.randint(1, 60))
+            for _ in range(source.randint(1, 12)):
+                stop = start + source.randint(1, 50)
+                of_step.append((name, stream, start, stop))
+                start = stop + source.choice([0, source.randint(1, 40)])
+            end = max(end, stop)
+        kernels.append(of_step)
+        moment = end + source.randint(0, 20)
+    return kernels
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_gpu_times_are_those_of_a_boolean_timeline(tmp_path_factory, seed):
+    steps = random_steps(seed)
+    path = tmp_path_factory.mktemp("trace") / "trace.json"
+    table = read_step_overlap(write(path, gpu_records(steps)))
+    borders = [min(s for name, _, s, _ in step if name == "gemm") for step in steps]
+    borders.append(max(end for _, _, _, end in steps[-1]))
+    everything = [kernel for step in steps for kernel in step]
+    computing, communicating, copying = (
+        timeline([(s, e) for n, _, s, e in everything if n == name], borders[-1] + 1)
+        for name in ("gemm", NCCL, "Memcpy HtoD")
+    )
+    for row, (start, end) in zip(table.itertuples(), itertools.pairwise(borders), strict=True):
+        compute, communicate = computing[start:end], communicating[start:end]
+        copy_only = copying[start:end] & ~compute & ~communicate
+        expected_us = {
+            "step_ms": end - start,
+            "computation_ms": compute.sum(),
+            "communication_ms": communicate.sum(),
+            "overlap_ms": (compute & communicate).sum(),
+            "exposed_communication_ms": (communicate & ~compute).sum(),
+            "idle_ms": (~compute & ~communicate).sum(),
+            "copy_ms": copy_only.sum(),
+        }
+        for name, value in expected_us.items():
+            assert getattr(row, name) == pytest.approx(value / 1000, abs=1e-9), name
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")
+@pytest.mark.parametrize("seed", range(4))
+def test_gpu_times_are_those_of_holistic_trace_analysis(tmp_path, seed):
+    hta = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is not installed")
+    logging.getLogger("hta").setLevel(logging.ERROR)
+    steps = random_steps(seed)
+    path = write(tmp_path / "trace.json", gpu_records(steps))
+    theirs = hta.TraceAnalysis(trace_files={0: str(path)}, include_last_profiler_step=True)
+    ours = read_step_overlap(path).sum()
+
+    overlap = theirs.get_comm_comp_overlap(visualize=False)["comp_comm_overlap_pctg"][0]
+    share = 100 * ours["overlap_ms"] / ours["communication_ms"]
+    assert share == pytest.approx(overlap, abs=0.006)  # theirs is rounded to 0.01
+
+    times = theirs.get_temporal_breakdown(visualize=False).iloc[0]
+    busy_besides = ours["exposed_communication_ms"] + ours["copy_ms"]
+    for name, milliseconds in {
+        "kernel_time(us)": ours["step_ms"],
+        "compute_time(us)": ours["computation_ms"],
+        "non_compute_time(us)": busy_besides,
+        "idle_time(us)": ours["idle_ms"] - ours["copy_ms"],
+    }.items():
+        assert 1000 * milliseconds == pytest.approx(times[name], abs=1e-6), name
+
+
+def test_collectives_of_a_gpu_are_read_from_nccls_records(tmp_path):
+    def asked(name: str, moment: int, inside: int, outside: int, kind: str) -> dict:
+        sizes = {"In msg nelems": inside, "Out msg nelems": outside, "dtype": kind}
+        what = {"Collective name": name, "Group size": 4}
+        return record("cpu_op", "record_param_comms", moment, moment + 1, MAIN, **what, **sizes)
+
+    path = write(
+        tmp_path / "trace.json",
+        [
+            record("user_annotation", "ProfilerStep#5", 0, 100, MAIN),
+            record("cpu_op", "c10d::_allgather_base_", 1, 5, MAIN),  # the same one, less precise
+            asked("_allgather_base", 2, 100, 400, "BFloat16"),
+            asked("_allgather_base", 12, 100, 400, "BFloat16"),
+            asked("_reduce_scatter_base", 20, 400, 100, "Float"),
+            asked("allreduce", 30, 7, 7, "Float"),
+            asked("wait", 40, 0, 0, "Float"),
+            asked("allreduce", 130, 7, 7, "Float"),  # in no step
+        ],
+    )
+    found = collectives_of(path).values.tolist()
+    assert found == [
+        [5, "all_gather", 800, 2],
+        [5, "all_reduce", 28, 1],
+        [5, "reduce_scatter", 1600, 1],
+    ]
+
+
+# CPU
+
+
+def host_times(tmp_path: Path, *records: dict) -> dict[str, float]:
+    """The only step of a trace on the CPU, 100 µs long; times in µs."""
+    step = record("user_annotation", "ProfilerStep#1", 0, 100, MAIN)
+    table = read_step_overlap(write(tmp_path / "trace.json", [step, *records]))
+    return {name.removesuffix("_ms"): 1000 * table[name][0] for name in table.columns[1:]}
+
+
+def test_a_wait_inside_autograd_is_exposed_communication(tmp_path):
+    # As fully_shard does it: in a hook of the backward pass a reduce-scatter is started and waited
+    # for; gloo's thread carries it out, and divides, which is no computation of the rank's own.
+    node = "autograd::engine::evaluate_function: RegisterPostBackwardFunctionBackward"
+    times = host_times(
+        tmp_path,
+        record("cpu_op", "aten::mm", 0, 30, ENGINE),
+        record("cpu_op", node, 30, 90, ENGINE),
+        record("cpu_op", "RegisterPostBackwardFunctionBackward", 31, 89, ENGINE),
+        record("cpu_op", "fsdp::chunk_cat", 32, 40, ENGINE),
+        record("cpu_op", "c10d::_reduce_scatter_base_", 40, 42, ENGINE),
+        record("user_annotation", "gloo:all_reduce", 41, 81, GLOO),
+        record("cpu_op", "aten::div_", 50, 60, GLOO),
+        record("cpu_op", "aten::add_", 90, 95, MAIN),
+    )
+    assert times["computation"] == pytest.approx(30 + 8 + 5)
+    assert times["communication"] == times["exposed_communication"] == pytest.approx(40)
+    assert times["overlap"] == 0
+    assert times["idle"] == pytest.approx(100 - 43 - 40)
+
+
+def test_all_reduces_at_once_and_beside_computation_count_once(tmp_path):
+    times = host_times(
+        tmp_path,
+        record("cpu_op", "aten::addmm", 0, 60, MAIN),
+        record("cpu_op", "aten::mm", 10, 20, MAIN),
+        record("cpu_op", "aten::mm", 40, 50, ENGINE),
+        record("user_annotation", "gloo:all_reduce", 30, 70, GLOO),
+        record("user_annotation", "gloo:all_reduce", 50, 120, GLOO + 1),  # into the next step
+    )
+    expected = {"computation": 60, "communication": 70, "overlap": 30, "exposed_communication": 40}
+    assert {name: times[name] for name in expected} == pytest.approx(expected)
+    assert times["idle"] == pytest.approx(0)
+
+
+def test_a_collective_inside_an_operator_is_taken_out_of_it(tmp_path):
+    # The norm of sharded gradients is one operator that waits for an all-reduce inside.
+    times = host_times(
+        tmp_path,
+        record("cpu_op", "aten::linalg_vector_norm", 0, 50, MAIN),
+        record("cpu_op", "_c10d_functional::wait_tensor", 10, 40, MAIN),
+        record("user_annotation", "gloo:all_reduce", 10, 40, GLOO),
+    )
+    assert times["computation"] == pytest.approx(20)
+    assert times["exposed_communication"] == pytest.approx(30)
+
+
+def test_a_list_of_tensors_has_the_type_that_gloo_names(tmp_path):
+    path = write(
+        tmp_path / "trace.json",
+        [
+            record("user_annotation", "ProfilerStep#1", 0, 100, MAIN),
+            record(
+                *("cpu_op", "c10d::allreduce_", 1, 2, MAIN),
+                **{"Input Dims": [[[6, 5]], []], "Input type": ["TensorList", ""]},
+            ),
+            record(
+                *("user_annotation", "gloo:all_reduce", 2, 9, GLOO),
+                **{"Input Dims": [[6, 5]], "Input type": ["c10::BFloat16"]},
+            ),
+            record("cpu_op", "c10d::barrier", 20, 21, MAIN),  # and one without a size
+        ],
+    )
+    table = collectives_of(path)
+    assert table["operation"].tolist() == ["all_reduce", "barrier"]
+    assert table["size_bytes"][0] == 60
+    assert table["size_bytes"].isna().tolist() == [False, True]
+
+
+@pytest.fixture(scope="module")
+def real(rank_server, tmp_path_factory) -> dict[str, Path]:
+    """Traces of rank 0 of 2, by strategy."""
+    folder = tmp_path_factory.mktemp("real")
+    done = rank_server.run(WORKER, folder, "DDP:1", "FULL_SHARD:1", ranks=2, timeout_s=100)
+    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    return {strategy: folder / f"{strategy}_1_0.json" for strategy in ("DDP", "FULL_SHARD")}
+
+
+@pytest.mark.two_ranks
+@pytest.mark.parametrize("strategy", ["DDP", "FULL_SHARD"])
+def test_parts_of_a_real_step_add_up_and_are_what_a_timeline_shows(real, strategy):
+    table = read_step_overlap(real[strategy])
+    parts = table["computation_ms"] + table["exposed_communication_ms"] + table["idle_ms"]
+    assert parts.to_numpy() == pytest.approx(table["step_ms"].to_numpy())
+    assert len(table) == 2
+    records = [r for r in read_records(real[strategy]) if "dur" in r]
+    gloo_threads = {r["tid"] for r in records if r["name"].startswith("gloo:")}
+    steps = [r for r in records if r["name"].startswith("ProfilerStep#")]
+    for row, step in zip(table.itertuples(), sorted(steps, key=lambda r: r["ts"]), strict=True):
+
+        def shown(chosen, step=step) -> np.ndarray:
+            inside = [(r["ts"] - step["ts"], r["dur"]) for r in records if chosen(r)]
+            ends = [(max(s, 0), s + d) for s, d in inside if s + d > 0]
+            return timeline(np.rint(np.array(ends) * 10), int(step["dur"] * 10))
+
+        compute = shown(lambda r: r["name"].startswith(COMPUTING) and r["tid"] not in gloo_threads)
+        compute &= ~shown(lambda r: r["name"].startswith("c10d::"))  # copies of a reduce-scatter
+        communicate = shown(lambda r: r["name"].startswith("gloo:"))
+        for name, slow in {
+            "computation_ms": compute,
+            "communication_ms": communicate,
+            "overlap_ms": compute & communicate,
+        }.items():
+            assert getattr(row, name) == pytest.approx(slow.sum() / 1e4, abs=0.1), name
+
+
+@pytest.mark.two_ranks
+def test_on_gloo_ddp_overlaps_and_fully_shard_waits_for_each_collective(real):
+    ddp, sharded = (read_step_overlap(real[name]).sum() for name in ("DDP", "FULL_SHARD"))
+    assert ddp["overlap_ms"] > 0
+    assert sharded["overlap_ms"] < 0.1 * sharded["communication_ms"]
+    assert sharded["exposed_communication_ms"] > 0
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([record("cpu_op", "aten::mm", 0, 5, MAIN)], "no steps"),
+        (gpu_records([[("gemm", STREAM, 50, 60)], [(NCCL, NCCL_STREAM, 70, 80)]]), "step 2"),
+    ],
+)
+def test_a_trace_without_steps_or_kernels_in_a_step_is_refused_by_name(tmp_path, records, message):
+    with pytest.raises(UserError, match=message) as caught:
+        read_step_overlap(write(tmp_path / "trace.json", records))
+    assert "trace.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [read_step_overlap, collectives_of])
+def test_a_file_that_is_not_there_is_a_users_mistake(tmp_path, read):
+    with pytest.raises(UserError, match="No such file"):
+        read(tmp_path / "absent.json")

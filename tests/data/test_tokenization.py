@@ -1,0 +1,332 @@
+"""Text to shards: GPT-2's tokens as transformers makes them, and ``ddplab data tokens``."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.cli.data import Tokens
+from common.data import tokenization
+from common.data.markov_text import MarkovSource, read_source
+from common.data.token_shards import TokenShards, read_shard
+from common.data.tokenization import (
+    Piece,
+    Vocabulary,
+    dataset_pieces,
+    encode,
+    load_vocabulary,
+    text_pieces,
+)
+from common.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+GPT2 = ROOT.parent / "shared" / "vocab" / "gpt2"
+SHAKESPEARE = ROOT.parent / "shared" / "datasets" / "text" / "tinyshakespeare.txt"
+MARK = "<|endoftext|>"
+UNREACHABLE = "http://127.0.0.1:9"
+
+SAMPLE = (
+    "Hello world! It's 2024, isn't it?  Two spaces,\ttabs\r\n\r\n   and\n\n\nlines.\n"
+    "naïve café — 東京タワー 🙂🙃 \u00a0\u2003wide   \n x=1;y+=22 don't WE'LL "
+)
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Vocabulary:
+    """GPT-2's published vocabulary."""
+    if not GPT2.is_dir():
+        pytest.skip("GPT-2's vocabulary is not here: no ../shared/vocab/gpt2")
+    return load_vocabulary(str(GPT2))
+
+
+@pytest.fixture
+def small_vocabulary(tmp_path: Path) -> Path:
+    """A byte-level vocabulary without merges: a token a byte. Needs no shared data."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    folder = tmp_path / "bytes"
+    folder.mkdir()
+    letters = sorted(ByteLevel.alphabet())
+    tokens = {token: number for number, token in enumerate([*letters, MARK])}
+    (folder / "vocab.json").write_text(json.dumps(tokens))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    return folder
+
+
+def tokens_of(pieces: object, vocabulary: Vocabulary, max_tokens: int = 0) -> list[int]:
+    return [int(t) for array in encode(pieces, vocabulary, max_tokens) for t in array]
+
+
+def ddplab(*arguments: object, variables: dict | None = None) -> subprocess.CompletedProcess:
+    command = [Path(sys.executable).with_name("ddplab"), "data", *map(str, arguments)]
+    environment = {**os.environ, **(variables or {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+def test_tokens_are_those_of_transformers(gpt2: Vocabulary) -> None:
+    from transformers import GPT2Tokenizer
+
+    files = {"vocab": str(GPT2 / "encoder.json"), "merges": str(GPT2 / "vocab.bpe")}
+    theirs = GPT2Tokenizer(**files)
+    assert gpt2.size == len(theirs) == 50257
+    assert gpt2.end_of_text == theirs.convert_tokens_to_ids(MARK) == 50256
+    texts = [SAMPLE, "x", " ", "\n\n", f"a {MARK} b"]
+    if SHAKESPEARE.is_file():
+        texts.append(SHAKESPEARE.read_text()[:100_000])
+    for text, ours in zip(texts, gpt2.encode(texts), strict=True):
+        assert ours == theirs(text)["input_ids"]
+        assert gpt2.decode(ours) == text
+    # published: the first example of GPT-2's own documentation
+    assert gpt2.encode(["Hello world"]) == [[15496, 995]]
+
+
+def test_a_file_read_in_pieces_has_the_tokens_of_the_whole_text(
+    gpt2: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not SHAKESPEARE.is_file():
+        pytest.skip("no ../shared/datasets/text/tinyshakespeare.txt")
+    # newline="" as bytes are: the text's own line breaks
+    whole = gpt2.tokenizer.encode(SHAKESPEARE.read_bytes().decode()).ids
+    assert tokens_of(text_pieces(SHAKESPEARE), gpt2) == [50256, *whole]
+    monkeypatch.setattr(tokenization, "PIECE_BYTES", 777)
+    pieces = list(text_pieces(SHAKESPEARE))
+    assert len(pieces) > 1000
+    assert tokens_of(pieces, gpt2) == [50256, *whole]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.sampled_from([*" \n\r\t\u00a0ab'", "12", "don't", "é", "🙂", "!?", MARK]), max_size=40
+    ),
+    st.integers(4, 30),
+)
+def test_pieces_divide_documents_at_marks_and_lose_nothing(
+    gpt2: Vocabulary, tmp_path_factory: pytest.TempPathFactory, parts: list[str], size: int
+) -> None:
+    text = "".join(parts)
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenization, "PIECE_BYTES", size)  # also in the middle of a character
+        pieces = list(text_pieces(path))
+    documents = [document for document in text.split(MARK) if document]
+    expected = [i for d in documents for i in (50256, *gpt2.tokenizer.encode(d).ids)]
+    assert tokens_of(pieces, gpt2) == expected
+
+
+def test_a_text_without_a_space_is_cut_all_the_same(
+    small_vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary = load_vocabulary(str(small_vocabulary))
+    path = tmp_path / "text.txt"
+    text = "x" * 700 + MARK + "y" * 1500 + MARK
+    path.write_text(text)
+    monkeypatch.setattr(tokenization, "PIECE_BYTES", 100)
+    monkeypatch.setattr(tokenization, "UNCUT_CHARACTERS", 200)
+    pieces = list(text_pieces(path))
+    assert max(len(piece.text) for piece in pieces) <= 300  # memory is bounded
+    assert "".join(piece.text for piece in pieces) == "x" * 700 + "y" * 1500
+    x, y = vocabulary.encode(["xy"])[0]
+    expected = [vocabulary.end_of_text, *[x] * 700, vocabulary.end_of_text, *[y] * 1500]
+    assert tokens_of(pieces, vocabulary) == expected
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 1000])
+def test_encoding_ends_at_the_tokens_asked_for(small_vocabulary: Path, limit: int) -> None:
+    vocabulary = load_vocabulary(str(small_vocabulary))
+    taken = []
+
+    def endless():
+        for number in range(10**9):
+            taken.append(number)
+            yield Piece("abc")
+
+    assert len(tokens_of(endless(), vocabulary, limit)) == limit
+    assert len(taken) <= tokenization.BATCH_PIECES
+    whole = tokens_of([Piece("abc"), Piece("", True), Piece("d"), Piece("e", False)], vocabulary)
+    a, b, c, d, e = vocabulary.encode(["abcde"])[0]
+    end = vocabulary.end_of_text
+    assert whole == [end, a, b, c, end, d, e]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_local_folder_is_streamed_as_documents(
+    small_vocabulary: Path, tmp_path: Path, kind: str
+) -> None:
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    table = pd.DataFrame({"id": [1, 2, 3, 4], "body": ["one two", "", None, "three"]})
+    if kind == "jsonl":
+        table.to_json(folder / "train.jsonl", orient="records", lines=True)
+    else:
+        table.to_parquet(folder / "train.parquet")
+    vocabulary = load_vocabulary(str(small_vocabulary))
+    tokens = tokens_of(dataset_pieces(str(folder), text_column="body"), vocabulary)
+    assert vocabulary.decode(tokens) == f"{MARK}one two{MARK}three"
+    for asked, words in (
+        ({"text_column": "text"}, "'text' is no text column; has id, body"),
+        ({"text_column": "id"}, "'id' is no text column"),
+        ({"text_column": "body", "split": "nope"}, r"split nope: .*Available splits: \['train'\]"),
+        ({"text_column": "body", "config": "nope"}, "'nope' not found"),
+    ):
+        with pytest.raises(UserError, match=words) as refusal:
+            list(dataset_pieces(str(folder), **asked))
+        assert "\n" not in str(refusal.value)
+
+
+def test_datasets_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("{broken")
+    (tmp_path / "empty").mkdir()
+    cases = {
+        tmp_path: "JSON",
+        tmp_path / "empty": "doesn't contain any data",
+        tmp_path / "x": "exist",
+    }
+    for name, words in {**cases, tmp_path / "train.jsonl": "a file; a name on the hub"}.items():
+        with pytest.raises(UserError, match=words) as refusal:
+            list(dataset_pieces(str(name)))
+        assert str(name) in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+
+
+def test_vocabularies_that_do_not_serve_are_refused(small_vocabulary: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tokenizer.json, or vocab.json and merges.txt, or encode"):
+        load_vocabulary(str(tmp_path))
+    with pytest.raises(UserError, match="no vocabulary in nowhere"):
+        load_vocabulary("./nowhere")
+    tokens = json.loads((small_vocabulary / "vocab.json").read_text())
+    more = {f"word{i}": 257 + i for i in range(65536 - 256)}
+    (small_vocabulary / "vocab.json").write_text(json.dumps(tokens | more))
+    with pytest.raises(UserError, match="65537 tokens; a shard's 16 bits hold at most 65536"):
+        load_vocabulary(str(small_vocabulary))
+    del tokens[MARK]
+    (small_vocabulary / "vocab.json").write_text(json.dumps(tokens))
+    with pytest.raises(UserError, match="which begins every document"):
+        load_vocabulary(str(small_vocabulary))
+    (small_vocabulary / "vocab.json").write_text("{broken")
+    with pytest.raises(UserError, match=r"vocab\.json") as refusal:
+        load_vocabulary(str(small_vocabulary))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_tokenizer_json_is_read_as_it_is(small_vocabulary: Path, tmp_path: Path) -> None:
+    vocabulary = load_vocabulary(str(small_vocabulary))
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    vocabulary.tokenizer.save(str(folder / "tokenizer.json"))
+    again = load_vocabulary(str(folder))
+    assert again.encode([SAMPLE]) == vocabulary.encode([SAMPLE])
+    assert again.decode(again.encode([SAMPLE])[0]) == SAMPLE
+
+
+def test_texts_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "latin.txt"
+    path.write_bytes("é".encode("latin-1") + b" abc")
+    cases = {path: "not UTF-8 text near byte 0", tmp_path: "is a folder", tmp_path / "x": "No such"}
+    for name, words in cases.items():
+        with pytest.raises(UserError, match=words):
+            list(text_pieces(name))
+    path.write_bytes("abc é".encode()[:-1])  # ends inside of a character
+    with pytest.raises(UserError, match="not UTF-8"):
+        list(text_pieces(path))
+
+
+def test_the_command_writes_shards_and_says_how_to_train(
+    small_vocabulary: Path, tmp_path: Path
+) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("ab\n" * 500)
+    asked = ("tokens", "--text", text, "--vocab", small_vocabulary, "--output_dir", out)
+    done = ddplab(*asked, "--shard_tokens", 600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "tokens_000000.bin: 600 tokens",
+        "tokens_000001.bin: 600 tokens",
+        "tokens_000002.bin: 301 tokens",
+        f"1,501 tokens; to train on them: --data {out}",
+    ]
+    shards = TokenShards.open(out)
+    vocabulary = load_vocabulary(str(small_vocabulary))
+    assert vocabulary.decode(shards.read(0, 1501)) == MARK + "ab\n" * 500
+    # Other shards are not mixed in.
+    again = ddplab(*asked)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert again.stderr == f"error: {out} holds token shards already; choose another folder\n"
+
+
+def test_the_command_makes_a_source_of_known_entropy(tmp_path: Path) -> None:
+    asked = ("--num_tokens", 9000, "--seed", 3, "--output_dir", tmp_path / "out")
+    done = ddplab("tokens", "--synthetic", *asked)
+    assert done.returncode == 0, done.stderr
+    source = MarkovSource(seed=3)
+    entropies = (
+        source.unigram_entropy_nats,
+        source.first_order_entropy_nats,
+        source.entropy_nats,
+    )
+    for entropy in entropies:
+        assert f"{entropy:.4f}" in done.stdout
+    assert read_source(tmp_path / "out")["entropy_nats"] == pytest.approx(source.entropy_nats)
+    tokens = read_shard(tmp_path / "out" / "tokens_000000.bin")
+    assert np.array_equal(tokens, source.sample(9000, 3))
+
+
+def test_mistakes_are_one_line_and_leave_nothing(
+    small_vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", UNREACHABLE)
+    out, text = tmp_path / "out", tmp_path / "text.txt"
+    text.write_bytes(b"")
+    local = {"vocab": str(small_vocabulary)}
+    of_text = {"text": str(text), **local}
+    cases = [
+        ({}, "exactly one of --text, --dataset and --synthetic, not none"),
+        ({"text": str(text), "synthetic": True}, "not --text and --synthetic"),
+        ({"text": str(text), "seed": 1}, "--seed needs --synthetic"),
+        ({"synthetic": True, "max_tokens": 5}, "--max_tokens needs --text or --dataset"),
+        ({**of_text, "max_tokens": -1}, "--max_tokens -1: at least 1, or 0 for all"),
+        ({**of_text, "shard_tokens": 0}, "0 tokens a shard"),
+        (of_text, "no text in it"),
+        ({"dataset": "a/b", **local}, "--dataset FOLDER, --text FILE and --synthetic need no hub"),
+    ]
+    for flags, words in cases:
+        with pytest.raises(UserError) as refusal:
+            Tokens(**flags, output_dir=str(out)).run()
+        assert words in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+        assert not out.exists(), flags
+
+
+def test_an_unreachable_hub_is_said_at_once_and_how_to_do_without(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("abc")
+    variables = {"HF_ENDPOINT": UNREACHABLE, "HF_HOME": str(tmp_path / "cache")}
+    asked = ("tokens", "--text", text, "--output_dir", tmp_path / "out")
+    done = ddplab(*asked, variables=variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()  # no warnings of the hub's libraries beside it
+    assert line.startswith(f"error: vocabulary gpt2: {UNREACHABLE} cannot be reached")
+    assert "--vocab FOLDER" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_recording_a_run_is_asked_for_as_before() -> None:
+    for flags, words in (
+        (("record", "/nowhere", "--machine", "m"), "/nowhere"),
+        (("record", "--machine", "m"), "run directory"),
+        (("nope",), "record, tokens"),
+    ):
+        done = ddplab(*flags)
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert len(done.stderr.splitlines()) == 1

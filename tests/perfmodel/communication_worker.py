@@ -1,0 +1,87 @@
+"""What real training steps of a small GPT-2 send on this rank: one JSON line a case.
+
+Arguments: a folder for the profiler's traces, then cases such as ``DDP:1`` (strategy and
+micro-batches a step). HYBRID_SHARD shares a copy between two ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from common.models.gpt2 import GPT2
+from common.perfmodel.architecture import GPT2Config
+from common.runtime.process_group import process_group
+from common.runtime.socket_bytes import received_bytes, sent_bytes
+
+# No size here is a multiple of 3, the vocabulary not of 2 either: padding shows.
+CONFIG = GPT2Config.named(
+    "gpt2-nano", n_layer=2, vocab_size=1001, n_embd=64, n_positions=32, n_head=4
+)
+BUCKET_CAP_MB = 0.2
+
+
+def parallel(strategy: str, ranks: int) -> torch.nn.Module:
+    """The model under a strategy, in one unit per block and one for the rest."""
+    model = GPT2(CONFIG)
+    if strategy == "DDP":
+        return DistributedDataParallel(model, bucket_cap_mb=BUCKET_CAP_MB)
+    reshard = strategy != "SHARD_GRAD_OP"
+    mesh = None
+    if strategy == "HYBRID_SHARD":
+        mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("replicate", "shard"))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+    return fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+def train_step(model, strategy: str, accumulation: int, optimizer) -> None:
+    """One step that synchronises in its last micro-batch only."""
+    tokens = torch.randint(CONFIG.vocab_size, (2, CONFIG.n_positions))
+    for micro_batch in range(accumulation):
+        last = micro_batch == accumulation - 1
+        is_ddp = strategy == "DDP"
+        if not is_ddp:  # what a backward pass needs stays gathered until the last one
+            model.set_requires_gradient_sync(last)
+            model.set_reshard_after_backward(last, recurse=strategy == "SHARD_GRAD_OP")
+        with model.no_sync() if is_ddp and not last else nullcontext():
+            model(tokens, tokens).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+folder = Path(sys.argv[1])
+with process_group("cpu") as worker:
+    for case in sys.argv[2:]:
+        strategy, accumulation = case.split(":")
+        model = parallel(strategy, worker.world_size)
+        optimizer = torch.optim.AdamW(model.parameters())
+        arguments = (model, strategy, int(accumulation), optimizer)
+        for _ in range(2):  # DDP has its final buckets from the second step on
+            train_step(*arguments)
+        worker.barrier()
+        before = sent_bytes(), received_bytes()
+        train_step(*arguments)
+        after = sent_bytes(), received_bytes()
+        worker.barrier()
+        # Only with a schedule does the profiler mark steps.
+        steps = schedule(wait=0, warmup=1, active=2, repeat=1)
+        cpu = [ProfilerActivity.CPU]
+        with profile(activities=cpu, schedule=steps, record_shapes=True) as profiler:
+            for _ in range(3):
+                train_step(*arguments)
+                profiler.step()
+        trace = folder / f"{strategy}_{accumulation}_{worker.rank}.json"
+        profiler.export_chrome_trace(str(trace))
+        found = {"case": case, "sent_bytes": after[0] - before[0], "trace": str(trace)}
+        found["received_bytes"] = after[1] - before[1]
+        print(json.dumps(found), flush=True)
+        del model, optimizer, arguments

@@ -1,0 +1,191 @@
+"""What strategies send, against what two and more real ranks did, and against known ratios."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from common.analysis.step_overlap import collectives_of
+from common.errors import UserError
+from common.perfmodel.architecture import GPT2Config
+from common.perfmodel.communication import (
+    Collective,
+    control_bytes,
+    step_collectives,
+    step_control_bytes,
+    step_wire_bytes,
+    strategy_table,
+    wire_bytes,
+)
+
+WORKER = Path(__file__).with_name("communication_worker.py")
+CONFIG = GPT2Config.named(  # the worker's
+    "gpt2-nano", n_layer=2, vocab_size=1001, n_embd=64, n_positions=32, n_head=4
+)
+CASES = {
+    2: [f"{name}:{n}" for name in ("DDP", "SHARD_GRAD_OP", "FULL_SHARD") for n in (1, 2)],
+    3: ["DDP:1", "FULL_SHARD:2"],
+    4: ["HYBRID_SHARD:2"],
+}
+EVERY_CASE = [(ranks, case) for ranks, cases in CASES.items() for case in cases]
+
+
+@pytest.fixture(scope="module")
+def seen(rank_server, tmp_path_factory) -> dict[tuple[int, str], list[dict]]:
+    """What each rank sent in a step, by number of ranks and case."""
+    found: dict[tuple[int, str], list[dict]] = {}
+    for ranks, cases in CASES.items():
+        folder = tmp_path_factory.mktemp("traces")
+        done = rank_server.run(WORKER, folder, *cases, ranks=ranks, timeout_s=100)
+        assert done.exit_codes == [0] * ranks, "\n".join(done.stderr)
+        for output in done.stdout:
+            for line in output.splitlines():
+                if line.startswith("{"):
+                    found.setdefault((ranks, json.loads(line)["case"]), []).append(json.loads(line))
+    return found
+
+
+def predicted(ranks: int, case: str) -> list[Collective]:
+    strategy, accumulation = case.split(":")
+    return step_collectives(
+        CONFIG,
+        strategy,
+        ranks,
+        accumulation=int(accumulation),
+        shard_size=2 if strategy == "HYBRID_SHARD" else None,
+        bucket_cap_mb=0.2,
+    )
+
+
+@pytest.mark.two_ranks
+@pytest.mark.parametrize(("ranks", "case"), EVERY_CASE)
+def test_a_rank_sends_the_predicted_bytes(seen, ranks, case):
+    payload = step_wire_bytes(predicted(ranks, case), "gloo")
+    control = step_control_bytes(predicted(ranks, case), "gloo")
+    everybody = [rank["sent_bytes"] for rank in seen[ranks, case]]
+    assert len(everybody) == ranks
+    for sent in everybody:
+        assert sent == pytest.approx(payload, rel=0.01, abs=control)
+        # With gloo's headers only the rounding of its pieces is left, and none for two ranks.
+        rounding = 0 if ranks == 2 else 16 * sum(c.count for c in predicted(ranks, case))
+        assert sent == pytest.approx(payload + control, abs=rounding)
+    # Nothing went anywhere else.
+    received = sum(rank["received_bytes"] for rank in seen[ranks, case])
+    assert received == pytest.approx(sum(everybody), abs=ranks * 144)  # barriers have tails
+
+
+@pytest.mark.two_ranks
+@pytest.mark.parametrize(("ranks", "case"), EVERY_CASE)
+def test_a_step_makes_the_predicted_collectives(seen, ranks, case):
+    # The profiler's own record of a step: operation and size, padding included, exactly.
+    expected = Counter()
+    for collective in predicted(ranks, case):
+        expected[collective.operation, collective.size_bytes] += collective.count
+    recorded = collectives_of(Path(seen[ranks, case][0]["trace"]))
+    assert recorded["step"].nunique() == 2
+    for _, of_step in recorded.groupby("step"):
+        found = {(row.operation, row.size_bytes): row.count for row in of_step.itertuples(name="R")}
+        assert found == expected
+
+
+def test_large_models_have_the_known_ratios_to_ddp():
+    # Rajbhandari et al. 2019, section 7: stage 2 sends what data parallelism does, stage 3 half as
+    # much more; here a little less, as the embeddings are gathered once.
+    table = strategy_table(GPT2Config.named("gpt2-xl"), 2, accumulations=(1,))
+    ratio = table.set_index(["backend", "strategy"])["ratio_to_ddp"]
+    assert ratio["nccl", "SHARD_GRAD_OP"] == pytest.approx(1, rel=1e-4)
+    assert 1.47 < ratio["nccl", "FULL_SHARD"] < 1.5
+    # gloo's reduce-scatter is an all-reduce.
+    assert ratio["gloo", "SHARD_GRAD_OP"] == pytest.approx(1.5, rel=1e-4)
+    assert 1.97 < ratio["gloo", "FULL_SHARD"] < 2
+
+
+def test_accumulation_costs_full_shard_two_gathers_a_block_and_others_nothing():
+    def counts(strategy: str, accumulation: int) -> dict[tuple[str, str], int]:
+        found = step_collectives(CONFIG, strategy, 4, accumulation=accumulation)
+        return {(c.operation, c.unit): c.count for c in found}
+
+    for accumulation in (1, 2, 5):
+        full = counts("FULL_SHARD", accumulation)
+        assert full["all_gather", "block"] == 2 * accumulation * CONFIG.n_layer
+        assert full["all_gather", "root"] == 1
+        assert full["reduce_scatter", "block"] == CONFIG.n_layer
+        for strategy in ("DDP", "SHARD_GRAD_OP"):
+            assert counts(strategy, accumulation) == counts(strategy, 1)
+
+
+def test_hybrid_sharding_sends_less_between_the_groups():
+    # Two nodes of four: a rank's quarter of the gradients crosses, in place of all of DDP's.
+    config = GPT2Config.named("gpt2-nano")
+    hybrid = step_collectives(config, "HYBRID_SHARD", 8, shard_size=4)
+    between = [c for c in hybrid if c.group_size == 2]
+    assert {c.operation for c in between} == {"all_reduce"}
+    gradients = 4 * config.num_parameters()
+    assert sum(c.count * c.size_bytes for c in between) == pytest.approx(gradients / 4, rel=1e-6)
+    # One group is FULL_SHARD; its all-reduces have nobody to talk to.
+    alone = step_collectives(config, "HYBRID_SHARD", 4, shard_size=4)
+    full = step_wire_bytes(step_collectives(config, "FULL_SHARD", 4), "nccl")
+    assert step_wire_bytes(alone, "nccl") == full
+
+
+def test_half_precision_halves_what_is_gathered_or_reduced():
+    full = step_collectives(CONFIG, "FULL_SHARD", 2)
+    half = step_collectives(CONFIG, "FULL_SHARD", 2, parameter_bytes=2)
+    for a, b in zip(full, half, strict=True):
+        assert b.size_bytes * (2 if b.operation == "all_gather" else 1) == a.size_bytes
+    mixed = step_collectives(CONFIG, "FULL_SHARD", 2, parameter_bytes=2, root_parameter_bytes=4)
+    for a, b, c in zip(full, half, mixed, strict=True):
+        assert c == (a if c.unit == "root" else b)
+    ddp = [step_collectives(CONFIG, "DDP", 2, gradient_bytes=n)[0].size_bytes for n in (4, 2)]
+    assert ddp[0] == 2 * ddp[1]
+
+
+def test_one_rank_sends_nothing():
+    assert step_collectives(CONFIG, "single", 1) == []
+    for strategy in ("DDP", "FULL_SHARD"):
+        alone = step_collectives(CONFIG, strategy, 1)
+        assert step_wire_bytes(alone, "gloo") == step_control_bytes(alone, "gloo") == 0
+    assert strategy_table(CONFIG, 1)["ratio_to_ddp"].isna().all()
+
+
+def test_a_ring_sends_what_its_formula_says():
+    sizes = {"all_reduce": 1800, "all_gather": 900, "reduce_scatter": 900}
+    for operation, expected in sizes.items():
+        assert wire_bytes(Collective(operation, "x", 1200, 1, 4), "nccl") == expected
+    assert wire_bytes(Collective("reduce_scatter", "x", 1200, 1, 4), "gloo") == 1800
+    assert control_bytes(Collective("all_gather", "x", 1200, 1, 4), "nccl") == 0
+
+
+def test_the_table_shows_each_strategy_on_each_backend():
+    table = strategy_table(CONFIG, 8, accumulations=(1, 4), shard_size=4)
+    assert len(table) == 2 * 2 * 4
+    assert (table.loc[table["strategy"] == "DDP", "ratio_to_ddp"] == 1).all()
+    assert "HYBRID_SHARD" not in set(strategy_table(CONFIG, 8)["strategy"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        (("FSDP", 2), {}, "unknown strategy 'FSDP'|strategy 'FSDP'"),
+        (("DDP", 0), {}, "ranks is 0"),
+        (("DDP", 2), {"accumulation": 0}, "accumulation is 0"),
+        (("single", 2), {}, "one rank, not 2"),
+        (("FULL_SHARD", 4), {"shard_size": 2}, "no effect on FULL_SHARD"),
+        (("HYBRID_SHARD", 4), {}, "must divide 4 ranks"),
+        (("HYBRID_SHARD", 4), {"shard_size": 3}, "must divide 4 ranks"),
+    ],
+)
+def test_bad_input_to_step_collectives_gets_one_line(arguments, settings, message):
+    with pytest.raises(UserError, match=message) as caught:
+        step_collectives(CONFIG, *arguments, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_backend_or_operation_is_refused():
+    with pytest.raises(UserError, match="backend 'mpi'"):
+        wire_bytes(Collective("all_reduce", "x", 4, 1, 2), "mpi")
+    with pytest.raises(UserError, match="operation 'gossip'"):
+        wire_bytes(Collective("gossip", "x", 4, 1, 2), "gloo")
