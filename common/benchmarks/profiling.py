@@ -9,7 +9,6 @@ operations and bytes of every operator.
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from common.runtime.recorder import (
 )
 from common.runtime.timing import clock_for
 from common.training.step import TrainingStep
+from common.training.tracing import silence_profiler
 
 logger = logging.getLogger(__name__)
 

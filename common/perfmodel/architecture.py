@@ -53,6 +53,8 @@ class GPT2Config:
 
 
 CONFIGS = {
+    # Small enough to learn the synthetic text to its entropy within a minute.
+    "gpt2-pico": GPT2Config(vocab_size=256, n_positions=256, n_layer=2, n_head=4, n_embd=128),
     # A laptop's GPT-2: every kind of layer of the large ones, 27.7 MB of float32 gradients.
     "gpt2-nano": GPT2Config(vocab_size=8192, n_positions=256, n_layer=6, n_head=4, n_embd=256),
     "gpt2": GPT2Config(),
@@ -61,6 +63,7 @@ CONFIGS = {
     "gpt2-xl": GPT2Config(n_layer=48, n_head=25, n_embd=1600),
 }
 TITLES = {
+    "gpt2-pico": "GPT-2 Pico",
     "gpt2-nano": "GPT-2 Nano",
     "gpt2": "GPT-2 Small",
     "gpt2-medium": "GPT-2 Medium",
