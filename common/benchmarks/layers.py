@@ -163,7 +163,7 @@ def measure(
             forward_s = clock.elapsed_s(forward_start, forward_end)
             backward_s = clock.elapsed_s(start, end)
             optimizer_s = clock.elapsed_s(optimizer_start, optimizer_end)
-            ready.write(_ready_rows(step.model, at, iteration))
+            ready.write(ready_rows(step.model, at, iteration))
             row = dict(zip(STEP_COLUMNS[2:], (forward_s, backward_s, optimizer_s), strict=True))
             steps.write([{"iteration": iteration} | {k: v * 1e3 for k, v in row.items()}])
             others = {"forward": forward_s, "backward": backward_s, "step": optimizer_s}
@@ -244,7 +244,8 @@ def _write_copy(sizes: pd.DataFrame, path: Path) -> None:
         raise UserError(f"layer_size_output {path}: {error.strerror}") from None
 
 
-def _ready_rows(model: nn.Module, ready_s: dict[str, float], iteration: int) -> list[dict]:
+def ready_rows(model: nn.Module, ready_s: dict[str, float], iteration: int) -> list[dict]:
+    """Rows of READY_COLUMNS, but for the rank, from the seconds at which gradients were ready."""
     came = [name for name in ready_s if name != "hidden"]
     return [
         {

@@ -1,9 +1,10 @@
 """``ddplab run``: every stage of an assignment's preset, its notebooks, and the report.
 
 A preset (``assignments/<assignment>/configs/<preset>.yaml``) lists the stages, each a script and
-a number of ranks, the settings of each script in a section of its name, and the notebooks. A stage
-with ``hosts`` and ``rate`` runs on emulated hosts, one rank on each, with further settings of its
-own; its results go to a folder of that rate, apart from those over loopback.
+a number of ranks (and a name, where a script runs several times), the settings of each script in a
+section of its name, and the notebooks. A stage with ``hosts`` and ``rate`` runs on emulated hosts,
+one rank on each, with further settings of its own; its results go to a folder of that rate, apart
+from those over loopback.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ PRESETS = ("smoke", "laptop", "gpu")
 class Stage:
     """One script of a preset, to be started on ``ranks`` ranks (``all``: one per GPU).
 
-    ``folder`` is where its run goes, below the run directory of the assignment; ``settings`` are
-    flags on top of those in the script's section.
+    ``name`` is that of its run directory, which lies in ``folder`` below the assignment's;
+    ``settings`` are flags on top of those in the script's section.
     """
 
     title: str
+    name: str
     script: Path
     ranks: int | str
     hosts: EmulatedCluster | None = None
@@ -166,8 +168,8 @@ def _preset_of(folder: Path, assignment: str) -> Preset:
 def _measure(
     stage: Stage, ranks: int, preset: Preset, run_dir: Path, on_output: Callable[[str], None]
 ) -> None:
-    name = stage.script.stem if stage.folder == "." else f"{stage.folder}-{stage.script.stem}"
-    where = ("--output_dir", str(run_dir / stage.folder), "--run_id", stage.script.stem)
+    name = stage.name if stage.folder == "." else f"{stage.folder}-{stage.name}"
+    where = ("--output_dir", str(run_dir / stage.folder), "--run_id", stage.name)
     launch(
         stage.script,
         ["--config", str(preset.path), *where, *stage.flags()],
@@ -194,12 +196,13 @@ def _stage(entry: Mapping, folder: Path) -> Stage:
     """One entry of a preset's stages."""
     script = folder / entry["script"]
     settings = entry.get("settings", {})
+    name = entry.get("name", script.stem)
     if "hosts" not in entry:
-        return Stage(entry["title"], script, _check_ranks(entry["ranks"]), settings=settings)
+        return Stage(entry["title"], name, script, _check_ranks(entry["ranks"]), settings=settings)
     rate = str(entry["rate"])
     cluster = EmulatedCluster.of(entry["hosts"], [rate])
     return Stage(
-        *(entry["title"], script, cluster.ranks, cluster),
+        *(entry["title"], name, script, cluster.ranks, cluster),
         *(f"emulated-{cluster.hosts}x{rate}", settings),
     )
 

@@ -1,0 +1,243 @@
+"""One training step under each strategy, in rotated order, on the same ranks: which is fastest?
+
+Beside DDP and FSDP there are two ways to do without communication: ``single`` is one rank that does
+the whole global batch while the others wait, which is what a speedup is measured against; ``local``
+is every rank with its own part of it at the same time, and no exchange: the computation that a
+prediction starts from.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pandas as pd
+from torch import nn
+
+from common.benchmarks.allreduce import rotated
+from common.benchmarks.layers import READY_COLUMNS, gradient_marks, ready_rows
+from common.data.synthetic import random_tokens
+from common.errors import UserError, unknown_name
+from common.perfmodel.workload import Workload
+from common.runtime.process_group import Worker, process_group
+from common.runtime.progress import Progress
+from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
+from common.runtime.seeding import seed_everything
+from common.runtime.socket_bytes import sent_bytes
+from common.runtime.timing import clock_for
+from common.training.config import BaselineConfig, DdpConfig, FsdpConfig, TrainingConfig
+from common.training.parallel import gradient_sync, parallelise
+from common.training.step import TrainingStep, build_model
+
+STRATEGIES = ("single", "local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP")
+TIME_COLUMNS = (
+    *("strategy", "accumulation", "round", "iteration", "rank", "step_time_ms", "sent_bytes"),
+)
+LOCAL_COLUMNS = (
+    *("accumulation", "round", "iteration", "rank"),
+    *("before_time_ms", "backward_time_ms", "update_time_ms"),
+)
+
+
+@dataclass(frozen=True)
+class StrategyBenchmark:
+    """Time one training step under each strategy, in rounds whose order rotates.
+
+    Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment1/compare_strategies.py
+    --accumulations 1 4. Every visit to a strategy is a fresh instance. Writes strategy-times.csv
+    (raw, one row per measured step and rank, with the bytes that the rank sent where its sockets
+    tell), local-times.csv and gradient-ready-times.csv (the computation without communication).
+    Settings may also come from --config FILE (a YAML file; flags win).
+    """
+
+    strategies: tuple[str, ...] = STRATEGIES
+    """single, local, DDP, FULL_SHARD, SHARD_GRAD_OP."""
+    accumulations: tuple[int, ...] = (1,)
+    """Micro-batches per step and rank; each is measured."""
+    model: str = "gpt2-large"
+    micro_batch_size: int = 4
+    """Sequences per forward pass of a rank."""
+    seq_len: int = 1024
+    precision: str = "float32"
+    """float32 or bfloat16."""
+    bucket_cap_mb: float | None = None
+    """DDP's, in MiB; by default a first bucket of 1 MiB, then 25."""
+    rounds: int = 3
+    num_steps: int = 4
+    """Measured steps per visit."""
+    warmup_steps: int = 3
+    """Steps before the measured ones; at least 3, as DDP forms its buckets in the first two."""
+    backend: str | None = None
+    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
+    device: str | None = None
+    seed: int = 42
+    output_dir: str = "outputs/assignment1"
+    run_id: str = ""
+    """Name of the run directory below output_dir; made up by default."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "micro_batch_size", "seq_len", "rounds", "num_steps")
+        require_not_negative(self, "warmup_steps")
+        if self.warmup_steps < 3:
+            raise UserError(f"warmup_steps {self.warmup_steps}: at least 3, for DDP's buckets")
+        if not self.strategies or not self.accumulations:
+            raise UserError("strategies and accumulations: give at least one of each")
+        for name in self.strategies:
+            if name not in STRATEGIES:
+                raise UserError(unknown_name("strategy", name, STRATEGIES))
+        if min(self.accumulations) < 1:
+            raise UserError(f"accumulations {self.accumulations}: each is at least 1")
+        self.workload(1)
+
+    def workload(self, accumulation: int) -> Workload:
+        """What one rank computes in a step. Raises UserError for sizes that do not go together."""
+        return Workload(
+            model=self.model,
+            batch_size=self.micro_batch_size,
+            seq_len=self.seq_len,
+            precision=self.precision,
+            optimizer_implementation="fused",
+            gradient_accumulation=accumulation,
+        )
+
+    def strategy_config(self, strategy: str) -> TrainingConfig:
+        """How the model is wrapped."""
+        common = {"model": self.model, "precision": self.precision}
+        if strategy == "DDP":
+            return DdpConfig(**common, bucket_cap_mb=self.bucket_cap_mb)
+        if strategy in ("single", "local"):
+            return BaselineConfig(**common)
+        return FsdpConfig(**common, strategy=strategy)
+
+
+def main(settings: StrategyBenchmark) -> None:
+    """Run the benchmark and print the medians."""
+    with process_group(settings.device, settings.backend) as worker:
+        if worker.world_size < 2:
+            raise UserError("compare_strategies needs 2 ranks or more; start it with torchrun")
+        with record_run(settings, "compare_strategies", worker) as recorder:
+            times = measure(settings, worker, recorder)
+            if recorder.run:
+                keys = ["strategy", "accumulation"]
+                steps = [*keys, "round", "iteration"]
+                slowest = times.groupby(steps, sort=False)["step_time_ms"].max()
+                medians = slowest.groupby(keys, sort=False).median().reset_index()
+                print(medians.to_string(index=False, float_format="%.1f"))
+                print(f"Written to {recorder.run.path}")
+
+
+def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> pd.DataFrame:
+    """Visit all strategies in rotated rounds; the measured rows of all ranks, on rank 0."""
+    times = recorder.stream("strategy-times.csv", TIME_COLUMNS)
+    local = recorder.stream("local-times.csv", LOCAL_COLUMNS)
+    ready = recorder.stream("gradient-ready-times.csv", READY_COLUMNS)
+    arms = [(name, count) for count in settings.accumulations for name in settings.strategies]
+    progress = Progress(settings.rounds * len(arms), worker.is_main)
+    for round_ in range(settings.rounds):
+        for strategy, accumulation in rotated(arms, round_):
+            visit = _Visit(settings, strategy, accumulation, round_, worker)
+            rows = visit.run()
+            keys = {"strategy": strategy, "accumulation": accumulation, "round": round_}
+            times.write([keys | row for row in rows])
+            if strategy == "local":
+                keys = {"accumulation": accumulation, "round": round_}
+                local.write([keys | row for row in visit.local_rows])
+                first = accumulation == settings.accumulations[0]
+                ready.write(visit.ready_rows if first else [])
+            del visit
+            gc.collect()  # DDP's hooks and buckets, FSDP's parameters
+            progress.step(f"round {round_ + 1}, {strategy} × {accumulation}")
+    return times.table()
+
+
+class _Visit:
+    """A fresh instance of a strategy, and its measured steps on this rank."""
+
+    def __init__(
+        self,
+        settings: StrategyBenchmark,
+        strategy: str,
+        accumulation: int,
+        round_: int,
+        worker: Worker,
+    ) -> None:
+        self.settings, self.strategy, self.worker = settings, strategy, worker
+        self.round = round_
+        # One rank alone does what all do together.
+        passes = accumulation * (worker.world_size if strategy == "single" else 1)
+        workload = settings.workload(passes)
+        config = settings.strategy_config(strategy)
+        self.model = parallelise(build_model(workload, worker.device), config, worker)
+        self.step = TrainingStep(
+            workload,
+            worker.device,
+            model=self.model,
+            gradient_sync=functools.partial(gradient_sync, self.model, strategy),
+            max_gradient_norm=1.0,
+        )
+        seed_everything(settings.seed, worker.rank)
+        vocabulary = workload.config.vocab_size
+        shape = (settings.micro_batch_size, settings.seq_len, vocabulary, worker.device)
+        self.batches = [random_tokens(*shape) for _ in range(passes)]
+        self.local_rows: list[dict] = []
+        self.ready_rows: list[dict] = []
+
+    def run(self) -> list[dict]:
+        """Warm-up and measured steps; a row for each of the latter."""
+        steps = range(-self.settings.warmup_steps, self.settings.num_steps)
+        clock = clock_for(self.worker.device)
+        rows = []
+        idle = self.strategy == "single" and not self.worker.is_main
+        with marked(self.model, clock, self.strategy == "local") as (ready, forward_ends):
+            for iteration in steps:
+                self.worker.barrier()
+                if idle:
+                    continue
+                sent_before = sent_bytes()
+                clock.wait()
+                start = clock.mark()
+                self.step.run(self.batches)
+                end = clock.mark()
+                clock.wait()
+                sent = sent_bytes()
+                if iteration >= 0:
+                    known = sent is not None and sent_before is not None
+                    step_ms = clock.elapsed_s(start, end) * 1e3
+                    exchanged = sent - sent_before if known else None
+                    row = {"step_time_ms": step_ms, "sent_bytes": exchanged}
+                    rows.append({"iteration": iteration} | row)
+                if iteration >= 0 and ready:
+                    self._note_parts(iteration, start, forward_ends[-1], end, ready, clock)
+        self.worker.barrier()
+        return rows
+
+    def _note_parts(self, iteration: int, start, forward_end, end, ready: dict, clock) -> None:
+        """The parts of a step without communication: what a prediction is made from."""
+        at = {name: clock.elapsed_s(forward_end, mark) for name, mark in ready.items()}
+        backward_s = max(at.values())
+        parts = {
+            "before_time_ms": clock.elapsed_s(start, forward_end) * 1e3,
+            "backward_time_ms": backward_s * 1e3,
+            "update_time_ms": (clock.elapsed_s(forward_end, end) - backward_s) * 1e3,
+        }
+        self.local_rows.append({"iteration": iteration} | parts)
+        over_rounds = self.round * self.settings.num_steps + iteration
+        self.ready_rows += ready_rows(self.model, at, over_rounds)
+
+
+@contextmanager
+def marked(model: nn.Module, clock, enabled: bool) -> Iterator[tuple[dict, list]]:
+    """Marks of each gradient's last moment, and of the ends of all forward passes so far."""
+    if not enabled:
+        yield {}, []
+        return
+    ends: list = []
+    handle = model.register_forward_hook(lambda *_: ends.append(clock.mark()))
+    try:
+        with gradient_marks(model, clock, hidden=False) as ready:
+            yield ready, ends
+    finally:
+        handle.remove()
