@@ -9,24 +9,27 @@ from typing import Annotated, Literal
 import tyro
 
 STUDIES = {
-    "emulation": ("emulation", "EmulationStudy"),
-    "memory": ("memory", "MemoryStudy"),
-    "transformers": ("transformers_step", "TransformersStudy"),
-    "bookkeeping": ("bookkeeping", "BookkeepingStudy"),
+    "emulation": ("emulation", "EmulationStudy", "links and left-overs of emulated hosts", 15),
+    "memory": ("memory", "MemoryStudy", "predicted against tracked", 12),
+    "transformers": ("transformers_step", "TransformersStudy", "our step beside theirs", 15),
+    "bookkeeping": ("bookkeeping", "BookkeepingStudy", "what recording adds to a step", 2),
+    "equivalence": ("equivalence", "EquivalenceStudy", "DDP and FSDP compute the same numbers", 3),
+    "survival": ("survival", "SurvivalStudy", "killed runs, damaged checkpoints", 15),
+    "trainer": ("trainer", "TrainerStudy", "our trainer beside theirs, and its checkpoints", 8),
 }
-"""Study → its module below common.studies, which has ``run_study``, and its settings."""
+"""Study → its module below common.studies, which has ``run_study``; its settings; what it shows;
+and minutes on two cores."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """Run a study: emulation (links and left-overs of emulated hosts; about 15 minutes), memory
-    (predicted against tracked; 12), transformers (our training step beside theirs; 15) or
-    bookkeeping (what timing and recording add to a step; 2)."""
+    __doc__ = "Run a study: " + "; ".join(
+        f"{name} ({shows}; about {minutes} minutes)"
+        for name, (_, _, shows, minutes) in STUDIES.items()
+    )
 
-    what: Annotated[
-        Literal["emulation", "memory", "transformers", "bookkeeping"], tyro.conf.Positional
-    ]
-    """emulation, memory, transformers or bookkeeping"""
+    what: Annotated[Literal[tuple(STUDIES)], tyro.conf.Positional]
+    """Which one."""
     output_dir: str = "outputs/studies"
     """Where its run directory goes."""
 
@@ -34,7 +37,7 @@ class Study:
         """Run it and say where the results are."""
         from common.report.progress import StageProgress
 
-        name, settings = STUDIES[self.what]
+        name, settings, *_ = STUDIES[self.what]
         module = importlib.import_module(f"common.studies.{name}")
         progress = StageProgress()
         path = module.run_study(getattr(module, settings)(), self.output_dir, progress)

@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["CONFIGS", "GPT2", "GPT2Config"]
 
 
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm in the precision of its input, also where FSDP hands it rounded weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
 class CausalSelfAttention(nn.Module):
     """Multi-head attention in which a token sees itself and the tokens before it."""
 
@@ -91,9 +99,9 @@ class Block(nn.Module):
 
     def __init__(self, config: GPT2Config, attention: str) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.ln_1 = LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.attn = CausalSelfAttention(config, attention)
-        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.ln_2 = LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,7 +134,7 @@ class GPT2(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, attention) for _ in range(config.n_layer))
-        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.ln_f = LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.apply(self._initialise)
         for name, parameter in self.named_parameters():
             if name.endswith("c_proj.weight"):  # residual branches, scaled by depth (section 2.3)

@@ -48,8 +48,8 @@ class TrainingConfig:
     num_steps: int = 20
     optimizer: str = "adamw"
     """adamw or sgd."""
-    optimizer_implementation: str = "fused"
-    """for-loop, foreach or fused."""
+    optimizer_implementation: str = ""
+    """for-loop, foreach or fused; by default fused, or foreach for sgd under FSDP."""
     lr: float = 3e-4
     """Learning rate after warm-up."""
     min_lr: float = 0.0
@@ -137,6 +137,11 @@ class TrainingConfig:
         return names.get(self.strategy, f"fsdp_{self.strategy.lower()}")
 
     @property
+    def chosen_implementation(self) -> str:
+        """The optimizer's implementation."""
+        return self.optimizer_implementation or "fused"
+
+    @property
     def checkpointing(self) -> bool:
         """Whether checkpoints are made."""
         return bool(self.save_every or self.checkpoint_dir)
@@ -155,6 +160,7 @@ class TrainingConfig:
         complete = dataclasses.replace(
             self,
             model=model,
+            optimizer_implementation=self.chosen_implementation,
             seq_len=self.seq_len or min(1024, GPT2Config.named(model).n_positions),
             async_checkpoints=asynchronous,
             checkpoint_dir=self.checkpoint_dir or self._default_checkpoint_dir(),
@@ -184,7 +190,7 @@ class TrainingConfig:
             attention=self.attention,
             compile=self.compile,
             optimizer=self.optimizer,
-            optimizer_implementation=self.optimizer_implementation,
+            optimizer_implementation=self.chosen_implementation,
             activation_checkpointing=self.activation_checkpointing,
             loss_chunks=self.loss_chunks,
             gradient_accumulation=gradient_accumulation,
@@ -237,6 +243,8 @@ class FsdpConfig(TrainingConfig):
         super().__post_init__()
         if self.strategy not in FSDP_STRATEGIES:
             raise UserError(unknown_name("strategy", self.strategy, FSDP_STRATEGIES))
+        if (self.optimizer, self.optimizer_implementation) == ("sgd", "fused"):
+            raise UserError("optimizer_implementation fused: not for sgd under FSDP; use foreach")
         require_not_negative(self, "shard_size")
         if self.shard_size and self.strategy != "HYBRID_SHARD":
             raise UserError(f"shard_size {self.shard_size}: only HYBRID_SHARD has groups")
@@ -244,6 +252,16 @@ class FsdpConfig(TrainingConfig):
             raise UserError(
                 "precision float16: a scaled loss is not supported under FSDP; use bfloat16"
             )
+
+    @property
+    def chosen_implementation(self) -> str:
+        """As the base's; fused SGD does not know sharded parameters."""
+        default = "foreach" if self.optimizer == "sgd" else "fused"
+        return self.optimizer_implementation or default
+
+    def workload(self, gradient_accumulation: int) -> Workload:
+        """As the base's; ``parallelise`` compiles the blocks, and nothing is left to compile."""
+        return dataclasses.replace(super().workload(gradient_accumulation), compile=False)
 
     def resolved(self, worker: Worker) -> FsdpConfig:
         """As the base's; the size of HYBRID_SHARD's groups is filled in, too."""

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.models.gpt2 import GPT2
 from common.runtime.process_group import Worker
+from common.training.step import check_compiler
 
 if TYPE_CHECKING:
     from common.training.config import TrainingConfig
@@ -43,6 +44,8 @@ def parallelise(model: GPT2, config: TrainingConfig, worker: Worker) -> nn.Modul
         )
     for parameter in model.parameters():  # which DDP does by itself
         dist.broadcast(parameter.data, src=0)
+    if config.compile:
+        check_compiler(worker.device)
     mesh = make_mesh(config, worker)
     reshard = config.strategy != "SHARD_GRAD_OP"
     for block in model.blocks:

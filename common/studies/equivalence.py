@@ -1,0 +1,128 @@
+"""``ddplab study equivalence``: does every strategy compute the numbers of one device?
+
+One device, DDP and FSDP on 2 and 4 ranks, each with and without gradient accumulation, in float64
+and float32, from ranks that were seeded differently. The losses of all steps (``losses.csv``) and,
+in float64, the final weights are held against those of one device without accumulation
+(``differences.csv``). In float32 weights are no measure: where a gradient is zero in theory, Adam
+turns the noise of rounding into updates of full size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pandas as pd
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from common.cluster.launch import launch
+from common.errors import RunFailed
+from common.report.progress import StageProgress
+from common.runtime.environment import describe_environment
+from common.runtime.run_directory import RunDirectory
+from common.training.checkpoint_files import finished_checkpoints
+
+SCRIPT = Path(__file__).with_name("equivalence_ranks.py")
+CASE = ["precision", "strategy", "ranks", "accumulation"]
+ALLOWED = {("float64", "loss"): 1e-10, ("float64", "weight"): 1e-8, ("float32", "loss"): 1e-5}
+"""Largest absolute difference, by precision and quantity."""
+
+
+@dataclass(frozen=True)
+class EquivalenceStudy:
+    """What is run; see ``equivalence_ranks.Cases`` for the rest."""
+
+    ranks: tuple[int, ...] = (1, 2, 4)
+    num_steps: int = 20
+
+
+def run_study(study: EquivalenceStudy, output_dir: str, progress: StageProgress) -> Path:
+    """Run all cases and judge; returns the run directory."""
+    environment = describe_environment("gloo", "cpu", max(study.ranks))
+    run = RunDirectory.create(output_dir, "equivalence", asdict(study), environment)
+    progress.say(f"equivalence study: {run.path}")
+    with run, TemporaryDirectory(dir=run.path) as scratch:
+        refused = False
+        for ranks in study.ranks:
+            with progress.stage(f"all strategies on {ranks} rank{'s' * (ranks > 1)}") as update:
+                log = Path(scratch) / f"{ranks}.log"
+                flags = ["--output_dir", scratch, "--num_steps", str(study.num_steps)]
+                launch(SCRIPT, flags, ranks, log, on_output=update)
+                refused = refused or "refused: HYBRID_SHARD" in log.read_text()
+        losses = read_losses(Path(scratch))
+        run.write_table("losses.csv", losses)
+        differences = compare(losses, read_weights(Path(scratch)))
+        run.write_table("differences.csv", differences)
+        verdicts = judge(differences, refused)
+        run.write_table("verdicts.csv", verdicts)
+    progress.say(differences.to_string(index=False, float_format="%.1e"))
+    progress.say(verdicts.to_string(index=False))
+    return run.path
+
+
+def read_losses(folder: Path) -> pd.DataFrame:
+    """The losses and gradient norms of all runs: a row per case and step."""
+    tables = []
+    for path in sorted(folder.glob("*/training-steps.csv")):
+        table = pd.read_csv(path)
+        if table.groupby("step")["loss"].nunique().max() > 1:
+            raise RunFailed(f"{path.parent.name}: the ranks do not agree on the loss")
+        kept = table[table["rank"] == 0][["step", "loss", "gradient_norm"]]
+        tables.append(kept.assign(**_case(path.parent.name)))
+    return pd.concat(tables)[[*CASE, "step", "loss", "gradient_norm"]]
+
+
+def read_weights(folder: Path) -> dict[tuple, dict[str, torch.Tensor]]:
+    """The final weights of the float64 runs, by case, whole, from their last checkpoints."""
+    weights = {}
+    for path in sorted((folder / "checkpoints").glob("*-float64")):
+        [newest, *_] = finished_checkpoints(path)
+        whole = path / "whole.pt"
+        dcp_to_torch_save(newest, whole)
+        weights[tuple(_case(path.name).values())] = torch.load(whole)["model"]
+        whole.unlink()
+    return weights
+
+
+def _case(name: str) -> dict[str, str | int]:
+    strategy, ranks, accumulation, precision = name.split("-")
+    values = (precision, strategy, int(ranks), int(accumulation))
+    return dict(zip(CASE, values, strict=True))
+
+
+def compare(losses: pd.DataFrame, weights: dict[tuple, dict[str, torch.Tensor]]) -> pd.DataFrame:
+    """The largest difference of any loss and any weight from one device's, a row per case."""
+    rows = []
+    for case, table in losses.groupby(CASE, sort=False):
+        reference = (case[0], "single", 1, 1)
+        there = losses[(losses[CASE] == pd.Series(reference, CASE)).all(axis=1)]
+        both = table.merge(there, on="step", suffixes=("", "_there"), validate="1:1")
+        if len(both) != len(there) or len(table) != len(there):
+            raise RunFailed(f"{case}: not the same steps as {reference}")
+        found = {"loss": (both["loss"] - both["loss_there"]).abs().max(), "weight": None}
+        if case in weights:
+            own, other = weights[case], weights[reference]
+            found["weight"] = max((own[n] - other[n]).abs().max().item() for n in other)
+        rows.append(dict(zip(CASE, case, strict=True)) | found)
+    return pd.DataFrame(rows)
+
+
+def judge(differences: pd.DataFrame, refused: bool) -> pd.DataFrame:
+    """What was promised, the largest difference found, and whether it held."""
+    others = differences[differences["strategy"] != "single"]
+    rows = []
+    for (precision, quantity), allowed in ALLOWED.items():
+        found = others.loc[others["precision"] == precision, quantity].max()
+        rows.append(
+            (
+                f"{quantity} in {precision}, {(others['precision'] == precision).sum()} cases",
+                allowed,
+                found,
+            )
+        )
+    table = pd.DataFrame(rows, columns=["promise", "at_most", "found"])
+    table["held"] = table["found"] <= table["at_most"]
+    refusal = {"promise": "HYBRID_SHARD is refused on 2 ranks", "held": refused}
+    return pd.concat([table, pd.DataFrame([refusal])], ignore_index=True)

@@ -1,0 +1,84 @@
+"""What ``ddplab study equivalence`` starts on 1, 2 and 4 ranks: the trainer, under each strategy.
+
+All cases of one number of ranks run one after another in one process group. Each leaves its run
+directory and, as its last checkpoint, the final weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from common.errors import UserError
+from common.runtime.process_group import process_group
+from common.runtime.script import run_script
+from common.training.config import (
+    FSDP_STRATEGIES,
+    BaselineConfig,
+    DdpConfig,
+    FsdpConfig,
+    TrainingConfig,
+)
+from common.training.trainer import train
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Which runs to make; they share everything that the numbers may depend on."""
+
+    output_dir: str
+    model: str = "gpt2-pico"
+    global_batch_size: int = 16
+    seq_len: int = 32
+    num_steps: int = 20
+    accumulations: tuple[int, ...] = (1, 2)
+    precisions: tuple[str, ...] = ("float64", "float32")
+
+    def configs(self, ranks: int) -> Iterator[TrainingConfig]:
+        """The runs on so many ranks, named ``strategy-ranks-accumulation-precision``."""
+        for precision in self.precisions:
+            for accumulation in self.accumulations:
+                for kind, extra in strategies(ranks):
+                    strategy = extra.get("strategy", kind.strategy)
+                    name = f"{strategy}-{ranks}-{accumulation}-{precision}"
+                    yield kind(
+                        model=self.model,
+                        global_batch_size=self.global_batch_size,
+                        micro_batch_size=self.global_batch_size // (ranks * accumulation),
+                        seq_len=self.seq_len,
+                        num_steps=self.num_steps,
+                        lr=1e-3,
+                        precision=precision,
+                        log_every=self.num_steps,
+                        profile=False,
+                        checkpoint_dir=f"{self.output_dir}/checkpoints/{name}",
+                        device="cpu",
+                        output_dir=self.output_dir,
+                        run_id=name,
+                        **extra,
+                    )
+
+
+def strategies(ranks: int) -> list[tuple[type[TrainingConfig], dict]]:
+    """The strategies that so many ranks allow: HYBRID_SHARD takes 4."""
+    if ranks == 1:
+        return [(BaselineConfig, {})]
+    sharded = FSDP_STRATEGIES if ranks >= 4 else FSDP_STRATEGIES[:2]
+    return [(DdpConfig, {}), *((FsdpConfig, {"strategy": name}) for name in sharded)]
+
+
+def main(cases: Cases) -> None:
+    """Run all of them; on 2 ranks also try HYBRID_SHARD, which must be refused."""
+    with process_group("cpu") as worker:
+        for config in cases.configs(worker.world_size):
+            train(config)
+        if worker.world_size == 2:
+            try:
+                train(FsdpConfig(strategy="HYBRID_SHARD", device="cpu"))
+            except UserError as refusal:
+                if worker.is_main:
+                    print(f"refused: {refusal}")
+
+
+if __name__ == "__main__":
+    run_script(main, Cases)
