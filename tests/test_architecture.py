@@ -15,7 +15,7 @@ ALLOWED = {
     "data": {"errors", "runtime"},
     "perfmodel": {"errors"},
     "analysis": {"errors", "perfmodel", "runtime"},
-    "training": {"errors", "runtime", "models", "data", "perfmodel"},
+    "training": {"errors", "runtime", "models", "data", "perfmodel", "analysis"},
     "benchmarks": {"errors", "runtime", "models", "data", "perfmodel", "analysis", "training"},
     "cluster": {"errors", "runtime"},
     "report": {"errors", "runtime", "cluster", "perfmodel", "analysis"},
@@ -73,7 +73,9 @@ def test_every_room_has_a_rule() -> None:
     [
         *("common.cli.main", "common.perfmodel.search", "common.perfmodel.memory"),
         *(f"common.analysis.assignment{name}" for name in ("0_memory", "0_profile", "2")),
-        "common.analysis.assignment0_throughput",
+        *("common.analysis.assignment0_throughput", "common.analysis.assignment1"),
+        *("common.analysis.strategy_plots", "common.analysis.strategy_narrative"),
+        *("common.analysis.training_plots", "common.analysis.training_narrative"),
     ],
 )
 def test_predicting_and_reading_do_not_import_torch(module: str) -> None:

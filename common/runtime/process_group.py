@@ -122,11 +122,18 @@ def _is_lost_peer(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or any(words in str(error) for words in lost)
 
 
-def _rendezvous(ranks: Ranks) -> dist.Store:
+def _rendezvous(ranks: Ranks, rendezvous_s: float = 300) -> dist.Store:
     if ranks.world_size == 1 and ranks.launcher == "single":
         return dist.HashStore()
     if ranks.launcher == "torchrun":
-        store, _, _ = next(iter(dist.rendezvous("env://")))  # torchrun may serve it itself
+        # torchrun serves the store, or its rank 0 does. A rank whose torchrun was killed before it
+        # could ask to end with it would otherwise try for half an hour.
+        limit = datetime.timedelta(seconds=rendezvous_s)
+        try:
+            store, _, _ = next(iter(dist.rendezvous("env://", timeout=limit)))
+        except dist.DistError as error:
+            first_line = str(error).splitlines()[0]
+            raise RunFailed(f"rank {ranks.rank} found no rendezvous: {first_line}") from None
         return dist.PrefixStore("ddplab", store)
     meet = rendezvous_environment()
     host, port = node_address(meet["MASTER_ADDR"]), int(meet["MASTER_PORT"])

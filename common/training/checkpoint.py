@@ -153,8 +153,7 @@ class Checkpoints:
         partial = None
         try:
             partial = self._on_main(lambda: start_checkpoint(self.folder, facts["step"]))
-            writer = dcp.FileSystemWriter(partial)
-            dcp.save(states, storage_writer=writer, process_group=self._group)
+            dcp.save(states, storage_writer=Writer(partial), process_group=self._group)
             own = self._everywhere(lambda: self._write_own(partial, random_states))
             files = {name: record for part in own for name, record in part.items()}
             self._on_main(lambda: self._finish(partial, facts, files))
@@ -211,8 +210,26 @@ class CannotWrite(Exception):
     """Why a file could not be written, in a few words."""
 
 
+class Writer(dcp.FileSystemWriter):
+    """Fails with the system's error, which reaches the other ranks without its context."""
+
+    def write_data(self, *arguments: object) -> object:
+        """As the base's."""
+        try:
+            return super().write_data(*arguments)
+        except RuntimeError as error:
+            raise system_error(error) from None
+
+
+def system_error(error: BaseException) -> BaseException:
+    """The system's error (a full disk) behind one of torch's file writer, which only says at which
+    byte it noticed; else ``error`` itself."""
+    return error.__context__ if isinstance(error.__context__, OSError) else error
+
+
 def reason_of(error: BaseException) -> str:
     """The first line of what went wrong, or the system's words for it."""
+    error = system_error(error)
     return getattr(error, "strerror", None) or (str(error).splitlines() or [repr(error)])[0]
 
 

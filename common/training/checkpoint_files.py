@@ -5,6 +5,7 @@
     checkpoints/step-00000050/manifest.json    step, data position, model; size and CRC of each file
                               .metadata, __0_0.distcp …    torch.distributed.checkpoint's
                               random-0.pt …    random states of each rank
+                stopped            the step of the checkpoint that a run was told to stop with
 
 A checkpoint is written as ``.partial-…``, flushed, and renamed when its manifest is complete; an
 old one is renamed to ``.old-…`` before it is deleted. So a folder called ``step-…`` is one that was
@@ -25,6 +26,7 @@ from common.runtime.run_directory import write_atomically
 
 MANIFEST = "manifest.json"
 FINISHED, PARTIAL, OLD = "step-", ".partial-", ".old-"
+STOPPED = "stopped"
 PIECE_BYTES = 2**24
 
 FileRecord = tuple[int, int]
@@ -65,8 +67,16 @@ def finished_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name[len(FINISHED) :]), reverse=True)
 
 
+def mark_stopped(folder: Path, step: int) -> None:
+    """Leave word that the run was told to stop and is saved, for those who hear of it only as of
+    a failure: torchrun's exit status is 1 whatever that of its ranks (sbatch/rendezvous.sh).
+    """
+    write_atomically(folder / STOPPED, f"{step}\n")
+
+
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a run that was killed was just writing or deleting."""
+    """Remove what a run that was killed was just writing or deleting, and word of a stop."""
+    (folder / STOPPED).unlink(missing_ok=True)
     for prefix in (PARTIAL, OLD):
         for path in folder.glob(f"{prefix}*"):
             shutil.rmtree(path, ignore_errors=True)

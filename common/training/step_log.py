@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 
 from common.runtime.process_group import Worker
@@ -45,14 +47,21 @@ class StepLog:
         self._clock, self._peak = clock_for(worker.device), PeakMemory(worker.device)
         self._rows: list[dict] = []
         self._exits = ExitStack()
-        folder = recorder.folder / "traces" / config.folder if config.profile else None
+        self.trace: Path | None = None
+        """This rank's trace, if steps are traced."""
+        self.traced_from = first
+        """The training step that the trace counts as its first, traced or not."""
+        if config.profile:
+            folder = recorder.folder / "traces" / config.folder
+            self.trace = folder / TRACE.format(rank=worker.rank)
         self._tracing = traced_steps(
-            *(folder and folder / TRACE.format(rank=worker.rank), worker.device),
+            *(self.trace, worker.device),
             *(config.profile_wait, config.profile_warmup, config.profile_active),
         )
 
+        self._step_traced: Callable[[], bool] | None = None
+
     def __enter__(self) -> StepLog:
-        self._step_traced = self._exits.enter_context(self._tracing)
         return self
 
     def __exit__(
@@ -64,6 +73,9 @@ class StepLog:
         """Step ``index`` begins."""
         if self._watch and index == self._first + WATCHED_STEP:
             self._watch.start_step()
+        if not self._watch and not self._step_traced:  # there can be one profiler at a time
+            self.traced_from = index
+            self._step_traced = self._exits.enter_context(self._tracing)
         self._peak.start()
         self._sent = sent_bytes()
         self._clock.wait()

@@ -23,6 +23,7 @@ from common.errors import Preempted
 from common.runtime.paths import relative_to_project
 from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import record_run
+from common.training.checkpoint_files import mark_stopped
 from common.training.config import TrainingConfig
 from common.training.memory_watch import AllocationWatch
 from common.training.parallel import gradient_sync, parallelise
@@ -31,6 +32,7 @@ from common.training.source import open_data
 from common.training.step import Batch, TrainingStep, build_model
 from common.training.step_log import WATCHED_STEP, StepLog
 from common.training.stop_request import StopRequest, stop_requests
+from common.training.trace_tables import write_trace_tables
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +122,9 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
                     facts = checkpoint_facts(done, batches.position, config, workload, data)
                     checkpoints.save(model, step.optimizer, facts, wait=stopping or is_last)
                 if stopping and not is_last:
+                    if worker.is_main:
+                        mark_stopped(checkpoints.folder, done)
+                    worker.barrier()  # the first rank to leave ends the others
                     folder = relative_to_project(checkpoints.folder)
                     raise Preempted(
                         f"checkpoint of step {done} made in {folder}; the same command goes on"
@@ -127,7 +132,8 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
             log.flush()
         say(f"Training completed in {time.perf_counter() - began:.1f}s")
         say(f"{config.title} completed!")
-        if config.profile:
+        traced = range(log.traced_from, config.num_steps)
+        if log.trace and write_trace_tables(recorder, log.trace, traced):
             say(f"Traces saved to: {relative_to_project(recorder.folder)}/traces/{config.folder}/")
         say(f"Written to {relative_to_project(recorder.folder)}")
 

@@ -7,9 +7,11 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
+from rank_support import free_port, torchrun_variables
 
-from common.errors import UserError
-from common.runtime.process_group import find_shared_device, process_group
+from common.errors import RunFailed, UserError
+from common.runtime.process_group import _rendezvous, find_shared_device, process_group
+from common.runtime.ranks import current_ranks
 
 PROBE = """
 import json, os, pathlib, sys, time
@@ -142,3 +144,10 @@ def test_cuda_is_refused_where_there_is_no_gpu():
 )
 def test_two_ranks_on_one_device_are_found(devices, shared):
     assert find_shared_device(devices) == shared
+
+
+def test_a_rank_whose_launcher_is_gone_does_not_wait_for_it_for_long(monkeypatch) -> None:
+    for name, value in torchrun_variables(rank=1, ranks=2, port=free_port()).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunFailed, match="rank 1 found no rendezvous: "):
+        _rendezvous(current_ranks(), rendezvous_s=1)
