@@ -15,7 +15,7 @@ trap '' USR1
 # nodes meet at the first one; a rank that fails ends the job.
 run_ranks() {
     local endpoint
-    endpoint=$(rendezvous_endpoint)
+    endpoint=$(rendezvous_endpoint) || return
     # shellcheck disable=SC2016  # expanded on each node, where SLURM_NODEID is known
     srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none \
         bash -c 'trap "" USR1
@@ -50,4 +50,47 @@ choose_model() {
     elif [ "${#models[@]}" -gt 1 ]; then
         echo "MODEL has ${#models[@]} items; only $MODEL without sbatch --array=0-$((${#models[@]} - 1))"
     fi
+}
+
+# train_ranks NAME SCRIPT [FLAG…]: run_ranks, with a checkpoint every SAVE_EVERY steps in
+# CHECKPOINT_DIR (by default NAME in a folder below OUTPUT_DIR), from whose newest the training goes
+# on. Ranks that were told to stop (USR1) and have saved leave a file `stopped` there; then the job
+# goes back into the queue. Not so after a failure, without a new checkpoint, or MAX_REQUEUES times.
+train_ranks() {
+    local name=$1 status=0 before
+    CHECKPOINT_DIR=${CHECKPOINT_DIR:-$OUTPUT_DIR/checkpoints/$name}
+    rm -f "$CHECKPOINT_DIR/stopped"
+    before=$(newest_checkpoint)
+    # In front, so that FLAGS win; the folder last, because it is looked into here.
+    run_ranks "$2" --save_every "${SAVE_EVERY:-50}" "${@:3}" --checkpoint_dir "$CHECKPOINT_DIR" || status=$?
+    if [ "$status" -eq 0 ] || [ ! -f "$CHECKPOINT_DIR/stopped" ]; then return "$status"; fi
+    if [ "$(newest_checkpoint)" = "$before" ]; then
+        echo "stopped without a new checkpoint in $CHECKPOINT_DIR: not requeued" >&2
+        return 1
+    fi
+    requeue_job "step $(cat "$CHECKPOINT_DIR/stopped")"
+}
+
+# The newest checkpoint and when it was made.
+newest_checkpoint() {
+    if [ -d "$CHECKPOINT_DIR" ]; then
+        find "$CHECKPOINT_DIR" -maxdepth 1 -name 'step-*' -printf '%T@ %f\n' | sort -n | tail -n 1
+    fi
+}
+
+# requeue_job WHERE: put this job back into the queue, unless Slurm has done so or ends it anyway
+# (`scontrol requeue`, preemption, `scancel`, the time limit: the state is then another).
+requeue_job() {
+    local state restarts=${SLURM_RESTART_COUNT:-0}
+    state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
+    if [ "$state" != RUNNING ]; then return 75; fi
+    if [ "$restarts" -ge "${MAX_REQUEUES:-20}" ]; then
+        echo "stopped at $1 after $restarts requeues (MAX_REQUEUES): submit again to go on" >&2
+        return 75
+    fi
+    if ! scontrol requeue "$SLURM_JOB_ID"; then # --no-requeue, or a site that allows it to nobody
+        echo "stopped at $1 and not requeued: submit again to go on" >&2
+        return 75
+    fi
+    echo "stopped at $1: requeued"
 }

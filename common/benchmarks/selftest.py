@@ -26,13 +26,16 @@ import torch
 import torch.distributed as dist
 
 from common.benchmarks import allreduce, allreduce_chunks, ddp, layers, overlap
-from common.errors import RunFailed
+from common.data.markov_text import synthetic_shards
+from common.errors import RunFailed, UserError
 from common.runtime.child import run_child
 from common.runtime.environment import describe_environment
 from common.runtime.placement import own_placement, placement_problems
 from common.runtime.process_group import Worker, process_group, visible_gpus
 from common.runtime.run_directory import RunDirectory, new_run_id
 from common.runtime.script import run_script
+from common.training.config import DdpConfig, FsdpConfig, TrainingConfig
+from common.training.trainer import train
 
 TIMEOUT_S = 60
 LOST = "a rank was lost"
@@ -40,7 +43,7 @@ LOST = "a rank was lost"
 
 @dataclass(frozen=True)
 class Selftest:
-    """Run every benchmark at its smallest and check devices, network and output folder.
+    """Run every script at its smallest and check devices, network and output folder.
 
     Prints a table of what passed and what failed, with a remedy; exit status 1 if any failed.
     """
@@ -222,16 +225,15 @@ def tiny(main: Callable, settings_type: type, **tiny_settings: object) -> Callab
 
 
 def alone(script: str, *flags: str) -> Callable:
-    """A check that runs a script of assignment 0 on each node's first device, as no rank."""
+    """A check that runs a script on each node's first device, as no rank."""
 
     def run(worker: Worker, folder: Path) -> str:
         if worker.ranks.local_rank == 0:
-            small = ("--model", "gpt2-nano", "--batch_size", "1", "--seq_len", "16")
-            where = ("--device", worker.device.type, "--output_dir", str(folder / script))
+            name = script.rpartition(".")[2]
+            where = ("--device", worker.device.type, "--output_dir", str(folder / name))
             folder.mkdir(parents=True, exist_ok=True)
-            log = folder / f"{script}-{socket.gethostname()}.log"
-            module = f"assignments.assignment0.{script}"
-            ended = run_child(module, [*small, *where, *flags], log)
+            log = folder / f"{name}-{socket.gethostname()}.log"
+            ended = run_child(f"assignments.{script}", [*flags, *where], log)
             if ended.reason:
                 raise RunFailed(ended.reason)
         return ""
@@ -239,14 +241,47 @@ def alone(script: str, *flags: str) -> Callable:
     return run
 
 
+def tiny_training(config_type: type[TrainingConfig], **tiny_settings: object) -> Callable:
+    """A check that trains for two steps on all ranks."""
+
+    def run(worker: Worker, folder: Path) -> str:
+        common = {"device": worker.device.type, "backend": worker.backend}
+        settings = TRAINING | {"global_batch_size": 2 * worker.world_size} | tiny_settings
+        data = own_tokens(worker, folder)
+        train(config_type(data=data, output_dir=str(folder), **common, **settings))
+        return ""
+
+    return run
+
+
+def own_tokens(worker: Worker, folder: Path) -> str:
+    """Synthetic text of this rank's own, as nodes need not share a folder; all ranks or none."""
+    path, problem = "", None
+    try:
+        path = str(synthetic_shards(folder / f"tokens-{worker.rank}", num_tokens=4096))
+    except UserError as error:
+        problem = str(error)
+    problems = [found for found in worker.gather(problem) if found]
+    if problems:
+        raise UserError(problems[0])
+    return path
+
+
 STEP = {"model": "gpt2-nano", "batch_size": 1, "max_seq_len": 16}
 SGD = {"optimizer": "sgd"}  # torch needs seconds to import the machinery of AdamW
+SMALL = "--model gpt2-nano --batch_size 1 --seq_len 16"
 ONE_DEVICE = {
-    "memory_analysis": "",
-    "throughput": "--optimizer sgd --batch_sizes 1 --num_steps 2 --warmup_steps 1",
-    "options": "--optimizer sgd --arms sdpa --rounds 1 --num_steps 1",
-    "profile_training": "--optimizer sgd --wait_steps 0 --warmup_steps 1 --active_steps 1",
+    "assignment0.memory_analysis": SMALL,
+    "assignment0.throughput": f"{SMALL} --optimizer sgd --batch_sizes 1 --num_steps 2 "
+    "--warmup_steps 1",
+    "assignment0.options": f"{SMALL} --optimizer sgd --arms sdpa --rounds 1 --num_steps 1",
+    "assignment0.profile_training": f"{SMALL} --optimizer sgd --wait_steps 0 --warmup_steps 1 "
+    "--active_steps 1",
+    "assignment1.train_baseline": "--model gpt2-pico --global_batch_size 2 --micro_batch_size 1 "
+    "--seq_len 16 --num_steps 2 --optimizer sgd --no-profile",
 }
+TRAINING = {"model": "gpt2-pico", "micro_batch_size": 1, "seq_len": 16, "num_steps": 2}
+TRAINING |= SGD | {"profile": False}
 CHECKS = (
     Check(
         "torch and driver",
@@ -306,11 +341,21 @@ CHECKS = (
     ),
     *(
         Check(
-            name,
-            alone(name, *flags.split()),
-            f"run assignments/assignment0/{name}.py by itself to see more",
+            script.rpartition(".")[2],
+            alone(script, *flags.split()),
+            f"run assignments/{script.replace('.', '/')}.py by itself to see more",
         )
-        for name, flags in ONE_DEVICE.items()
+        for script, flags in ONE_DEVICE.items()
+    ),
+    Check(
+        "train_ddp",
+        tiny_training(DdpConfig, save_every=1),
+        "run assignments/assignment1/train_ddp.py by itself to see more",
+    ),
+    Check(
+        "train_fsdp",
+        tiny_training(FsdpConfig),
+        "run assignments/assignment1/train_fsdp.py by itself to see more",
     ),
 )
 

@@ -13,6 +13,8 @@ PARTITIONS = ("gpu", "other")
 
 # linuxproc and no cgroups: it takes no rights but root's, and changes nothing of the machine.
 # config_overrides: a node may have more cores than the machine. MinJobAge: ended jobs stay listed.
+# FirstJobId: job files make ports from job ids, and there may be two private Slurms on a machine.
+# cred_expire: a requeued job waits that long, which by default are two minutes.
 CONFIGURATION = """
 ClusterName=private
 SlurmctldHost={host}(127.0.0.1)
@@ -20,7 +22,7 @@ SlurmctldPort={controller_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
 CredType=cred/munge
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
@@ -32,6 +34,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+FirstJobId={first_job_id}
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 JobAcctGatherType=jobacct_gather/none
@@ -49,7 +52,8 @@ def write_configuration(folder: Path, names: list[str], gpus: int, cores: int) -
     """Write slurm.conf, gres.conf with the device files it names, and a key for munge."""
     host = socket.gethostname().split(".")[0]
     controller_port, *ports = _free_ports(1 + len(names))
-    lines = [CONFIGURATION.format(host=host, controller_port=controller_port, folder=folder)]
+    first = {"folder": folder, "first_job_id": 1 + secrets.randbelow(10_000)}
+    lines = [CONFIGURATION.format(host=host, controller_port=controller_port, **first)]
     gpu_lines = []
     for name, port in zip(names, ports, strict=True):
         gres = f"Gres=gpu:{gpus} " if gpus else ""

@@ -19,8 +19,8 @@ from common.perfmodel.recorded import load_recorded
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
 from common.runtime.run_directory import RunDirectory
+from common.studies.cluster_starts import START_COLUMNS, survive
 from common.studies.ring_bandwidth import REPLAYED, replay_bucket, ring_bandwidth, summarise
-from common.studies.survival import START_COLUMNS, survive
 
 
 @dataclass(frozen=True)

@@ -1,126 +1,272 @@
-"""Clusters started and stopped many times, some killed in mid-run: is anything left?"""
+"""``ddplab study survival``: does training survive what kills it?
+
+Three parts, each a table of raw results in one run directory. A rank is killed by SIGKILL at a
+random moment, often while a checkpoint is written or an old one deleted, and the same command is
+given again (``trials.csv``). The newest checkpoint is damaged, and the run resumed
+(``damage.csv``). Ranks are killed under ``torchrun --max-restarts`` (``restarts.csv``). Each time
+the losses must be those of an undisturbed run, bit for bit. ``verdicts.csv`` holds all of it
+against what was promised. Nothing is measured by time.
+"""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
+import random
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pandas as pd
-import psutil
 
-from common.cluster.launch import LAUNCHER
-from common.errors import RunFailed
+from common.data.markov_text import synthetic_shards
+from common.errors import UserError, unknown_name
 from common.report.progress import StageProgress
-from common.runtime.run_directory import SampleStream
-
-START_COLUMNS = (
-    *("start", "end", "exit_status", "seconds"),
-    *("processes_left", "namespaces_left", "links_left"),
+from common.runtime.environment import describe_environment
+from common.runtime.recorder import require_not_negative, require_positive
+from common.runtime.run_directory import RunDirectory
+from common.studies.damaged_checkpoints import resume_from_damaged
+from common.studies.killed_runs import (
+    RANKS,
+    Launched,
+    Training,
+    equal_losses,
+    kill,
+    launched,
+    run_to_the_end,
+    unreadable,
 )
-RANK = """
-import os, pathlib, sys, time
-(pathlib.Path(sys.argv[1]) / os.environ["RANK"]).touch()
-time.sleep(float(sys.argv[2]))
-"""
-START_WITHIN_S = 120.0
+from common.training.checkpoint_files import OLD, PARTIAL, finished_checkpoints
+
+STRATEGIES = ("DDP", "FULL_SHARD", "SHARD_GRAD_OP")
+SAVING, DELETING, ANY_MOMENT = "saving", "deleting", ""
+AIMS = (SAVING, ANY_MOMENT, DELETING, ANY_MOMENT, SAVING)
+"""Taken in turn: three of five trials aim at a checkpoint that is being written or deleted."""
+MOST_DELAY_S = 0.08
+"""Writing a checkpoint takes about as long."""
+MAX_RESTARTS = 3
+DATA_TOKENS = 200_000
 
 
-def survive(
-    starts: int, kills: int, scratch: Path, stream: SampleStream, progress: StageProgress
+@dataclass(frozen=True)
+class SurvivalStudy:
+    """What is trained, and how often it is disturbed."""
+
+    trials: int = 30
+    restarts: int = 3
+    """Launches with --max-restarts in which a rank is killed twice."""
+    damage: bool = True
+    """Whether checkpoints are damaged, too."""
+    strategies: tuple[str, ...] = ("DDP", "FULL_SHARD")
+    """Taken in turn."""
+    num_steps: int = 30
+    save_every: int = 3
+    seed: int = 0
+    """Of the moments and ranks."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "save_every")
+        require_not_negative(self, "trials", "restarts", "seed")
+        if self.num_steps < 6 * self.save_every:
+            raise UserError(
+                f"num_steps {self.num_steps}: at least 6 × save_every, {6 * self.save_every}, so "
+                "that there are checkpoints to kill and to resume from"
+            )
+        for strategy in self.strategies:
+            if strategy not in STRATEGIES:
+                raise UserError(unknown_name("strategy", strategy, STRATEGIES))
+        if not self.strategies:
+            raise UserError(f"no strategies; known: {', '.join(STRATEGIES)}")
+
+    def training(self, strategy: str, folder: Path, data: Path, **settings: object) -> Training:
+        """A run of gpt2-pico that takes seconds and says after each step that it was done."""
+        common = {
+            **{"data": str(data), "model": "gpt2-pico", "seq_len": 64, "lr": 0.003},
+            **{"global_batch_size": 16, "micro_batch_size": 4, "num_steps": self.num_steps},
+            **{"save_every": self.save_every, "log_every": 1, "device": "cpu"},
+        }
+        return Training(strategy, common | settings, folder)
+
+
+def run_study(study: SurvivalStudy, output_dir: str, progress: StageProgress) -> Path:
+    """Run all three parts and judge; returns the run directory."""
+    environment = describe_environment("gloo", "cpu", RANKS)
+    run = RunDirectory.create(output_dir, "survival", asdict(study), environment)
+    progress.say(f"survival study: {run.path}")
+    runs = (run.path / "runs").absolute()
+    with run:
+        data = synthetic_shards(runs / "tokens", DATA_TOKENS)
+        references = {}
+        with progress.stage("undisturbed runs"):
+            for strategy in study.strategies:
+                folder = runs / f"reference-{strategy}"
+                keep = {"keep_checkpoints": study.num_steps}
+                references[strategy] = study.training(strategy, folder, data, **keep)
+                run_to_the_end(references[strategy])
+        tables = {"trials.csv": try_kills(study, references, runs, data, progress)}
+        if study.damage:
+            tables["damage.csv"] = try_damage(references, runs, progress)
+        tables["restarts.csv"] = try_restarts(study, references, runs, data, progress)
+        for name, table in tables.items():
+            run.write_table(name, table)
+        verdicts = judge(*(tables.get(f"{n}.csv") for n in ("trials", "damage", "restarts")))
+        run.write_table("verdicts.csv", verdicts)
+    for table in tables.values():
+        progress.say(table.to_string(index=False))
+    progress.say(verdicts.to_string(index=False))
+    return run.path
+
+
+def try_kills(
+    study: SurvivalStudy,
+    references: dict[str, Training],
+    runs: Path,
+    data: Path,
+    progress: StageProgress,
 ) -> pd.DataFrame:
-    """Start so many clusters of two hosts one after another; ``kills`` of them, spread evenly,
-    get SIGKILL while their ranks run.
-
-    One row each: how it ended (``by itself`` or ``SIGKILL``), the launcher's status, and how many
-    processes, named namespaces and links of this machine there are more than before the first
-    start. After a kill this is counted when the next cluster has been started and has ended, and
-    after the last one when ``ddplab emulate --clean`` has been called.
-
-    Returns all rows.
-
-    Raises:
-        RunFailed: a cluster that was not killed did not end with status 0.
-    """
-    killed = {int((index + 0.5) * starts / kills) for index in range(kills)}
-    script = scratch / "rank.py"
-    script.write_text(RANK)
-    before = _visible()
-    rows: list[dict] = []
-    pending: dict | None = None
-
-    def add(row: dict) -> None:
-        rows.append(row)
-        stream.write([row])
-
-    with progress.stage(f"{starts} starts, {len(killed)} killed") as update:
-        for number in range(starts):
-            row = _start(number, number in killed, scratch, script)
-            update(f"{number + 1} of {starts}")
-            left = _left(before)
-            if pending:
-                add(pending | left)
-                pending = None
-            if number in killed:
-                pending = row
-            else:
-                add(row | left)
-                if row["exit_status"]:
-                    raise RunFailed(f"start {number} ended with status {row['exit_status']}")
-        if pending:
-            subprocess.run([*_ddplab(), "--clean"], check=True, capture_output=True)
-            add(pending | _left(before))
+    """The trials, one row each."""
+    rows = []
+    with progress.stage(f"{study.trials} runs in which a rank is killed") as update:
+        for number in range(study.trials):
+            strategy = study.strategies[number % len(study.strategies)]
+            asynchronous = number // len(study.strategies) % 2 == 1
+            training = study.training(
+                *(strategy, runs / f"trial-{number}", data),
+                async_checkpoints="on" if asynchronous else "off",
+            )
+            chance = random.Random(f"{study.seed} {number}")
+            row = {"trial": number, "strategy": strategy, "asynchronous": asynchronous}
+            row |= one_trial(
+                study, training, references[strategy], AIMS[number % len(AIMS)], chance
+            )
+            rows.append(row)
+            update(f"{number + 1} of {study.trials}; losses equal: {row['losses_equal']}")
     return pd.DataFrame(rows)
 
 
-def _start(number: int, kill: bool, scratch: Path, script: Path) -> dict:
-    folder = scratch / f"start-{number}"
-    folder.mkdir()
-    start = time.monotonic()
-    process = subprocess.Popen(
-        [*_ddplab(), "--rate", "500mbit", "--", str(script), str(folder), "60" if kill else "0.1"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        while kill and len(list(folder.iterdir())) < 2:
-            if process.poll() is not None or time.monotonic() - start > START_WITHIN_S:
-                raise RunFailed(f"start {number} never ran")
-            time.sleep(0.05)
-        if kill:
-            process.kill()
-        status = process.wait(START_WITHIN_S)
-    finally:
-        process.kill()
-    return {
-        "start": number,
-        "end": signal.Signals(-status).name if status < 0 else "by itself",
-        "exit_status": status,
-        "seconds": round(time.monotonic() - start, 2),
+def one_trial(
+    study: SurvivalStudy, training: Training, reference: Training, aim: str, chance: random.Random
+) -> dict:
+    """Start, kill, look at what is left, and start again until it is done."""
+    with launched(training) as run:
+        killed = kill_at(run, study, aim, chance)
+        status = run.wait()
+        left = run.processes_left()
+    found = finished_checkpoints(training.checkpoint_dir)
+    row = {
+        **{"killed_rank": killed, "aimed_at_saving": bool(aim), "aimed_at": aim},
+        **{"exit_status": status, "killed_after_step": training.steps_done(1)},
+        "left_unfinished": " ".join(sorted(training.being_changed())),
+        "checkpoints_found": len(found),
+        "unreadable_checkpoints": len(unreadable(training.checkpoint_dir)),
+        "newest_checkpoint": int(found[0].name.rpartition("-")[2]) if found else 0,
+    }
+    run_to_the_end(training)
+    return row | {
+        "resumed_from_step": training.resumed_from(2),
+        "losses_equal": equal_losses(training.rows(), reference.rows()),
+        "processes_left": left,
+        "unfinished_at_end": len(training.being_changed()),
     }
 
 
-def _ddplab() -> list[str]:
-    return [sys.executable, "-P", "-m", "common.cli.main", "emulate"]
+def kill_at(run: Launched, study: SurvivalStudy, aim: str, chance: random.Random) -> int | None:
+    """Kill a random rank at a random moment; returns the rank, or None if the run ended before.
+
+    Old checkpoints are deleted by rank 0, so it is that one which is killed then.
+    """
+    every = study.save_every
+    saves = study.num_steps // every - 2
+    last_step = study.num_steps - 4
+    step = every * chance.randint(3 if aim == DELETING else 1, saves) if aim else None
+    begin = step - every + 1 if step else chance.randint(1, last_step)
+    rank = 0 if aim == DELETING else chance.randrange(RANKS)
+    delay_s = 0 if aim == DELETING else chance.uniform(0, MOST_DELAY_S)
+    if not run.wait_for_step(1):
+        return None
+    process = run.workers().get(rank)
+    prefix = {SAVING: (f"{PARTIAL}{step or 0:08d}",), DELETING: (OLD,)}.get(aim)
+    reached = run.wait_for_step(begin) and (
+        not prefix or run.wait_until(lambda: run.training.being_changed(prefix))
+    )
+    if not reached or process is None:
+        return None
+    time.sleep(delay_s)
+    return rank if kill(process) else None
 
 
-def _left(before: dict[str, int]) -> dict[str, int]:
-    now = _visible()
-    return {f"{name}_left": now[name] - count for name, count in before.items()}
+def try_damage(
+    references: dict[str, Training], runs: Path, progress: StageProgress
+) -> pd.DataFrame:
+    """Every kind of damage under every strategy, one row each."""
+    tables = []
+    with progress.stage("damaged checkpoints") as update:
+        for strategy, reference in references.items():
+            update(strategy)
+            tables.append(resume_from_damaged(reference, runs / f"damaged-{strategy}"))
+    return pd.concat(tables)
 
 
-def _visible() -> dict[str, int]:
-    """What this machine shows of clusters: their processes, named namespaces, network links."""
-    processes = 0
-    for process in psutil.process_iter():
-        try:
-            processes += LAUNCHER in process.environ()
-        except (psutil.Error, OSError):
-            continue
-    counts = {"processes": processes}
-    for name, what in (("namespaces", ["netns", "list"]), ("links", ["link", "show"])):
-        listed = subprocess.run(["ip", "-o", *what], capture_output=True, text=True, check=True)
-        counts[name] = len(listed.stdout.splitlines())
-    return counts
+def try_restarts(
+    study: SurvivalStudy,
+    references: dict[str, Training],
+    runs: Path,
+    data: Path,
+    progress: StageProgress,
+) -> pd.DataFrame:
+    """Launches in which torchrun starts the ranks again after each of two kills."""
+    rows = []
+    third = study.num_steps // 3
+    with progress.stage(f"{study.restarts} launches that restart by themselves") as update:
+        for number in range(study.restarts):
+            strategy = study.strategies[number % len(study.strategies)]
+            training = study.training(strategy, runs / f"restarts-{number}", data)
+            chance = random.Random(f"{study.seed} restarts {number}")
+            kills = 0
+            with launched(training, MAX_RESTARTS) as run:
+                for attempt in (1, 2):
+                    step = attempt * third - chance.randrange(third)
+                    run.wait_for_step(step, attempt)
+                    process = run.workers().get(chance.randrange(RANKS))
+                    kills += bool(process and kill(process))
+                status, left = run.wait(), run.processes_left()
+            rows.append(
+                {
+                    **{"launch": number, "strategy": strategy, "kills": kills},
+                    "restarts": len(training.attempts) - 1,
+                    "exit_status": status,
+                    "losses_equal": equal_losses(training.rows(), references[strategy].rows()),
+                    "processes_left": left,
+                }
+            )
+            update(f"{number + 1} of {study.restarts}")
+    return pd.DataFrame(rows)
+
+
+def judge(
+    trials: pd.DataFrame | None, damage: pd.DataFrame | None, restarts: pd.DataFrame | None
+) -> pd.DataFrame:
+    """What was promised, what was found (a number of cases), and whether it held."""
+    rows: list[tuple[str, int, int]] = []  # promise, found, expected
+
+    def all_of(promise: str, held: pd.Series) -> None:
+        rows.append((promise, int(held.sum()), len(held)))
+
+    if trials is not None and len(trials):
+        all_of("a rank was killed before the run was done", trials["killed_rank"].notna())
+        all_of("no process was left", trials["processes_left"] == 0)
+        all_of("every checkpoint left was readable", trials["unreadable_checkpoints"] == 0)
+        newest = trials["resumed_from_step"] == trials["newest_checkpoint"]
+        all_of("the newest checkpoint was resumed from", newest)
+        all_of("losses equal the undisturbed run's bit for bit", trials["losses_equal"])
+        all_of("nothing unfinished was left in the end", trials["unfinished_at_end"] == 0)
+    if damage is not None:
+        all_of("damage was named: which checkpoint, which file and how", damage["named"])
+        before = damage["resumed_from_step"] == damage["expected_step"]
+        all_of("the checkpoint before the damaged one was resumed from", before)
+        all_of("losses equal, from there on", damage["losses_equal"])
+    if restarts is not None and len(restarts):
+        whole = (restarts["exit_status"] == 0) & (restarts["restarts"] == restarts["kills"])
+        all_of("a launch with --max-restarts went on by itself", whole & (restarts["kills"] == 2))
+        all_of("losses equal over its restarts", restarts["losses_equal"])
+        all_of("no process was left of it", restarts["processes_left"] == 0)
+    table = pd.DataFrame(rows, columns=["promise", "found", "of"])
+    return table.assign(held=table["found"] == table["of"])

@@ -35,8 +35,8 @@ class TrainingConfig:
     """Folder of GPT-2 token shards (.bin), or one of them; by default synthetic text of known
     entropy. `ddplab data tokens` makes shards."""
     model: str = ""
-    """gpt2-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl; by default gpt2-large on a GPU and
-    gpt2-nano on a CPU."""
+    """gpt2-pico, gpt2-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl; by default gpt2-large on a
+    GPU and gpt2-nano on a CPU."""
     vocab_size: int = 0
     """Give the model a vocabulary of this many tokens; 0 keeps its own."""
     global_batch_size: int = 32

@@ -66,6 +66,8 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
         vocab_size=config.workload(1).config.vocab_size,
     )
     workload = config.workload(batches.accumulation)
+    for reason in workload.without_effect(worker.device.type) if worker.is_main else ():
+        logger.warning("without effect: %s", reason)
 
     checkpoints, saved = open_checkpoints(config, worker, workload)
     first = saved.step if saved else 0

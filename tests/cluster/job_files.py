@@ -12,6 +12,10 @@ SBATCH = ROOT / "sbatch"
 STEP = "--device cpu --batch_size 1 --max_seq_len 16"
 SMALL = "--device cpu --batch_size 1 --seq_len 16"
 SGD = "--optimizer sgd"  # torch needs seconds to import the machinery of AdamW
+TRAIN = (
+    "--device cpu --global_batch_size 2 --micro_batch_size 1 --seq_len 16 --num_steps 3 "
+    f"--no-profile {SGD}"
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,23 @@ CASES = {
         | {"FLAGS": f"{SMALL} {SGD} --wait_steps 0 --warmup_steps 1 --active_steps 1 --no-trace"},
         tables={"profile-steps.csv": 2},
         **ONE_DEVICE,
+    ),
+    "launch-train-baseline": Case(
+        {"MODEL": "gpt2-pico", "FLAGS": TRAIN},
+        tables={"training-steps.csv": 3},
+        says="Baseline training completed!",
+        world_size=1,
+    ),
+    "launch-train-ddp": Case(
+        PER_NODE[2] | {"MODEL": "gpt2-pico", "FLAGS": TRAIN},
+        ("--nodes=2",),
+        tables={"training-steps.csv": 3 * 2},  # steps × ranks
+        says="DDP training completed!",
+    ),
+    "launch-train-fsdp": Case(
+        PER_NODE[1] | {"MODEL": "gpt2-pico", "STRATEGY": "SHARD_GRAD_OP", "FLAGS": TRAIN},
+        tables={"training-steps.csv": 3 * 2},
+        says="FSDP training with SHARD_GRAD_OP completed!",
     ),
     "selftest": Case(PER_NODE[2] | {"FLAGS": "--device cpu"}, says="2 ranks on 2 hosts"),
     "launch-report": Case(says="report.pdf"),

@@ -120,11 +120,14 @@ def test_every_job_file_runs_as_it_is(slurm, submitted, output, path):
     assert (job.state, job.exit_status) == ("COMPLETED", 0), said
     assert case.says in said
     for name, rows in case.tables.items():
-        [table] = output.glob(f"*/{name}")
+        records = {
+            table: json.loads((table.parent / "environment.json").read_text())
+            for table in output.glob(f"*/{name}")
+        }
+        [table] = [of for of in records if records[of]["slurm_job_id"] == str(job.job_id)]
         assert len(pd.read_csv(table)) == rows
-        record = json.loads((table.parent / "environment.json").read_text())
+        record = records[table]
         assert record["status"] == "complete"
-        assert record["slurm_job_id"] == str(job.job_id)
         assert (record["world_size"], record["launcher"]) == (case.world_size, "torchrun")
         assert (record["device"], record["backend"]) == ("cpu", case.backend)
     if path.stem == "launch-report":

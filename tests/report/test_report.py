@@ -19,6 +19,23 @@ from common.report.pipeline import known_assignments, load_preset
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 RECORDED = ROOT / assignment2.RECORDED
+RECORDED_ASSIGNMENTS = [
+    name
+    for name in ("assignment0", "assignment1", "assignment2")
+    if RECORDED.with_name(name).is_dir()
+]
+FIGURES = {
+    "assignment0_memory": 4,
+    "assignment0_profile": 2,
+    "assignment0_throughput": 2,
+    "assignment1_ddp": 4,
+    "assignment1_fsdp": 5,
+    "assignment2_discussion": 2,
+    "assignment2_emulated_hosts": 1,
+    "assignment2_part1_model": 4,
+    "assignment2_part2_prediction": 5,
+    "assignment2_part3_evaluation": 2,
+}
 
 
 def cells(path: Path, kind: str) -> list:
@@ -40,7 +57,7 @@ def test_notebooks_are_committed_as_the_style_has_them(path: Path) -> None:
 def executed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("report") / "notebooks"
     paths = []
-    for assignment in ("assignment0", "assignment2"):
+    for assignment in RECORDED_ASSIGNMENTS:
         notebooks = [path for path in NOTEBOOKS if path.stem.startswith(assignment)]
         run_dir = str(RECORDED.with_name(assignment))
         paths += execute_notebooks(notebooks, folder, {"run_dir": run_dir})
@@ -63,14 +80,9 @@ def test_every_figure_of_the_notebooks_is_there(executed: list[Path]) -> None:
         for path in executed
     }
     assert figures == {
-        "assignment0_memory": 4,
-        "assignment0_profile": 2,
-        "assignment0_throughput": 2,
-        "assignment2_discussion": 2,
-        "assignment2_emulated_hosts": 1,
-        "assignment2_part1_model": 4,
-        "assignment2_part2_prediction": 5,
-        "assignment2_part3_evaluation": 2,
+        name: count
+        for name, count in FIGURES.items()
+        if name.startswith(tuple(RECORDED_ASSIGNMENTS))
     }
     for path in executed:
         for cell in cells(path, "code"):
@@ -87,7 +99,7 @@ def test_the_report_is_one_pdf_and_one_page_that_needs_nothing_else(
     pdf = (tmp_path / "report.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-")
     page = (tmp_path / "index.html").read_text()
-    assert page.count("data:image/png") == 14 + 8
+    assert page.count("data:image/png") == sum(FIGURES[path.stem] for path in executed)
     # nothing is fetched when the page is opened: no address but namespaces
     links = re.findall(r"(?:src|href)=\"(http[^\"]*)\"", page)
     assert links == []
@@ -147,7 +159,7 @@ def test_a_failed_part_of_a_run_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", ["smoke", "laptop", "gpu"])
-@pytest.mark.parametrize("assignment", ["assignment0", "assignment2"])
+@pytest.mark.parametrize("assignment", ["assignment0", "assignment1", "assignment2"])
 def test_presets_give_every_stage_settings_that_it_accepts(assignment: str, preset: str) -> None:
     from common.benchmarks import (
         allreduce,
@@ -158,9 +170,11 @@ def test_presets_give_every_stage_settings_that_it_accepts(assignment: str, pres
         options,
         overlap,
         profiling,
+        strategies,
         throughput,
     )
     from common.runtime.script import parse_settings
+    from common.training import config
 
     settings = {
         "assignment0": {
@@ -168,6 +182,13 @@ def test_presets_give_every_stage_settings_that_it_accepts(assignment: str, pres
             "throughput": throughput.ThroughputBenchmark,
             "options": options.OptionsBenchmark,
             "profile_training": profiling.ProfileTraining,
+        },
+        "assignment1": {
+            "train_baseline": config.BaselineConfig,
+            "train_ddp": config.DdpConfig,
+            "train_fsdp": config.FsdpConfig,
+            "compare_strategies": strategies.StrategyBenchmark,
+            "allreduce_benchmark": allreduce.AllReduceBenchmark,
         },
         "assignment2": {
             "train_benchmark": layers.LayerBenchmark,
@@ -177,12 +198,27 @@ def test_presets_give_every_stage_settings_that_it_accepts(assignment: str, pres
             "ddp_benchmark": ddp.DdpBenchmark,
         },
     }[assignment]
-    assert known_assignments() == ["assignment0", "assignment2"]
+    assert known_assignments() == ["assignment0", "assignment1", "assignment2"]
     loaded = load_preset(assignment, preset)
+    if assignment == "assignment1" and not any(stage.hosts for stage in loaded.stages):
+        del settings["allreduce_benchmark"]  # assignment 1 needs it to predict emulated hosts
     assert list(dict.fromkeys(stage.script.stem for stage in loaded.stages)) == list(settings)
+    # each stage has a run directory of its own
+    folders = [(stage.folder, stage.name) for stage in loaded.stages]
+    assert len(set(folders)) == len(folders)
     for stage in loaded.stages:
         name = stage.script.stem
         parse_settings(settings[name], ["--config", str(loaded.path), *stage.flags()], name)
+
+
+def test_a_stage_that_runs_a_script_again_has_settings_of_its_own() -> None:
+    stages = {stage.name: stage for stage in load_preset("assignment1", "laptop").stages}
+    sharded = [stages["train_fsdp_full_shard"], stages["train_fsdp_shard_grad_op"]]
+    assert len({stage.script for stage in sharded}) == 1
+    assert [stage.flags() for stage in sharded] == [
+        ["--strategy", "FULL_SHARD"],
+        ["--strategy", "SHARD_GRAD_OP"],
+    ]
 
 
 def test_emulated_stages_go_to_folders_apart_from_loopback() -> None:
