@@ -24,8 +24,8 @@ def open_data(config: TrainingConfig, worker: Worker) -> TokenShards:
     if worker.ranks.local_rank == 0:  # on each node: they need not share a file system
         try:
             synthetic_shards(folder)
-        except OSError as error:
-            problem = f"synthetic text in {folder}: {error.strerror}"
+        except UserError as error:  # of this node: the others are told, not left waiting
+            problem = str(error)
     problems = [found for found in worker.gather(problem) if found]
     if problems:
         raise UserError(problems[0])
