@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from common.data.markov_text import synthetic_shards
-from common.errors import UserError, unknown_name
+from common.errors import RunFailed, UserError, unknown_name
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
 from common.runtime.recorder import require_not_negative, require_positive
@@ -101,16 +102,21 @@ def run_study(study: SurvivalStudy, output_dir: str, progress: StageProgress) ->
                 keep = {"keep_checkpoints": study.num_steps}
                 references[strategy] = study.training(strategy, folder, data, **keep)
                 run_to_the_end(references[strategy])
-        tables = {"trials.csv": try_kills(study, references, runs, data, progress)}
+        tables = {}
+
+        def keep_table(name: str, table: pd.DataFrame) -> None:
+            tables[name] = table
+            run.write_table(f"{name}.csv", table)
+
+        keep_table("trials", try_kills(study, references, runs, data, progress))
         if study.damage:
-            tables["damage.csv"] = try_damage(references, runs, progress)
-        tables["restarts.csv"] = try_restarts(study, references, runs, data, progress)
-        for name, table in tables.items():
-            run.write_table(name, table)
-        verdicts = judge(*(tables.get(f"{n}.csv") for n in ("trials", "damage", "restarts")))
+            keep_table("damage", try_damage(references, runs, progress))
+        keep_table("restarts", try_restarts(study, references, runs, data, progress))
+        verdicts = judge(*(tables.get(name) for name in ("trials", "damage", "restarts")))
         run.write_table("verdicts.csv", verdicts)
     for table in tables.values():
-        progress.say(table.to_string(index=False))
+        if len(table):
+            progress.say(table.to_string(index=False))
     progress.say(verdicts.to_string(index=False))
     return run.path
 
@@ -220,8 +226,8 @@ def try_restarts(
             strategy = study.strategies[number % len(study.strategies)]
             training = study.training(strategy, runs / f"restarts-{number}", data)
             chance = random.Random(f"{study.seed} restarts {number}")
-            kills = 0
-            with launched(training, MAX_RESTARTS) as run:
+            kills, status, left = 0, None, None  # of a launch that hangs
+            with suppress(RunFailed), launched(training, MAX_RESTARTS) as run:
                 for attempt in (1, 2):
                     step = attempt * third - chance.randrange(third)
                     run.wait_for_step(step, attempt)

@@ -1,0 +1,135 @@
+"""Checkpoints damaged on purpose: does a run say which and how, and go on from the one before?
+
+Started by torchrun, this file is also the program that resumes from each of them, one run after
+another in one process group: starting the ranks anew would take longer than all of it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from common.cluster.launch import launch
+from common.runtime.process_group import process_group
+from common.runtime.script import parse_settings, run_script
+from common.studies.killed_runs import RANKS, Training, equal_losses, read_steps
+from common.training.checkpoint_files import MANIFEST, finished_checkpoints
+from common.training.config import DdpConfig, FsdpConfig
+from common.training.trainer import train
+
+FILES = ("__1_0.distcp", ".metadata", "random-0.pt", MANIFEST)
+TRUNCATED, FLIPPED, MISSING, DIGIT = "truncated", "flipped byte", "missing", "changed digit"
+CASES = (
+    *((name, way) for name in FILES for way in (TRUNCATED, FLIPPED, MISSING)),
+    (MANIFEST, DIGIT),
+)
+
+
+def damage(path: Path, way: str) -> None:
+    """Damage a file: half of it is cut off, or a bit of its middle turned, or it is deleted, or,
+    in a manifest, another step is named."""
+    content = path.read_bytes()
+    middle = len(content) // 2
+    if way == MISSING:
+        path.unlink()
+    elif way == TRUNCATED:
+        path.write_bytes(content[:middle])
+    elif way == FLIPPED:
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    else:
+        step = re.search(rb'step\\": (\d)', content).start(1)
+        digit = b"%d" % ((int(content[step : step + 1]) + 1) % 10)
+        path.write_bytes(content[:step] + digit + content[step + 1 :])
+
+
+def expected_words(name: str, way: str) -> str:
+    """A pattern of what is to be said of it."""
+    if way == MISSING:
+        return re.escape(f"{name} is missing")
+    if way == TRUNCATED and name != MANIFEST:
+        return rf"{re.escape(name)} has [\d,]+ of [\d,]+ bytes"
+    return re.escape(f"{name} has been changed")
+
+
+def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
+    """Resume from copies of two checkpoints of a finished run, the newer of which is damaged.
+
+    One row per case: strategy, file, way, what was said, whether that was right (``named``),
+    ``expected_step``, ``resumed_from_step`` and whether the losses from there on are those of the
+    reference bit for bit.
+    """
+    good = finished_checkpoints(reference.checkpoint_dir)
+    newer, older = good[len(good) // 2 - 1 : len(good) // 2 + 1]
+    cases = {f"case-{number:02d}": case for number, case in enumerate(CASES)}
+    for case, (name, way) in cases.items():
+        for path in (older, newer):
+            shutil.copytree(path, folder / "checkpoints" / case / path.name)
+        damage(folder / "checkpoints" / case / newer.name / name, way)
+    settings = folder / "settings.yaml"
+    settings.write_text(yaml.safe_dump(dict(reference.settings)))
+    arguments = ["--folder", str(folder), "--strategy", reference.strategy]
+    launch(Path(__file__), arguments, RANKS, folder / "log")
+
+    said = _said_by_case((folder / "log").read_text())
+    expected = int(older.name.rpartition("-")[2])
+    rows = []
+    for case, (name, way) in cases.items():
+        run = folder / "runs" / case
+        resumed = yaml.safe_load((run / "config.yaml").read_text())["resumed_from_step"]
+        line = said.get(case, "")
+        named = re.search(rf"{newer.name} is damaged: {expected_words(name, way)}$", line)
+        rows.append(
+            {
+                **{"strategy": reference.strategy, "file": name, "way": way, "said": line},
+                **{"named": bool(named), "expected_step": expected, "resumed_from_step": resumed},
+                "losses_equal": equal_losses(read_steps(run), read_steps_of(reference), expected),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def read_steps_of(reference: Training) -> pd.DataFrame:
+    """The steps of an undisturbed run."""
+    return read_steps(reference.attempts[0])
+
+
+def _said_by_case(log: str) -> Mapping[str, str]:
+    """The line that names a damaged checkpoint, by case. The path before its name is left out."""
+    said: dict[str, str] = {}
+    for part in log.split("case: ")[1:]:
+        lines = [line for line in part.splitlines() if " is damaged: " in line]
+        said[part.split(maxsplit=1)[0]] = "; ".join(line.rpartition("/")[2] for line in lines)
+    return said
+
+
+@dataclass(frozen=True)
+class ResumeCases:
+    """Resume from every checkpoint folder below FOLDER/checkpoints, one after another."""
+
+    folder: str
+    strategy: str
+
+
+def resume_cases(cases: ResumeCases) -> None:
+    """A run of its own for every folder; rank 0 says which one comes."""
+    folder = Path(cases.folder)
+    kind = DdpConfig if cases.strategy == "DDP" else FsdpConfig
+    strategy = [] if cases.strategy == "DDP" else ["--strategy", cases.strategy]
+    with process_group("cpu") as worker:
+        for path in sorted((folder / "checkpoints").iterdir()):
+            if worker.is_main:
+                print(f"case: {path.name}", flush=True)
+            flags = ["--checkpoint_dir", str(path), "--run_id", path.name, "--no-profile"]
+            flags += ["--output_dir", str(folder / "runs"), *strategy]
+            settings = ["--config", str(folder / "settings.yaml"), *flags]
+            train(parse_settings(kind, settings, "train"))
+
+
+if __name__ == "__main__":
+    run_script(resume_cases, ResumeCases)

@@ -1,0 +1,226 @@
+"""The reading of training runs: run directories are made up, so that the answers are known."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from assignment1_support import ENVIRONMENT, MIB, SETTINGS, steps, write_run, write_training
+
+from common.analysis import assignment1
+from common.analysis import training_narrative as words
+from common.analysis import training_plots as plots
+from common.analysis.assignment1 import open_learning, open_training
+from common.analysis.loss_curves import final_loss, largest_difference, smoothed_loss
+from common.analysis.training_memory import memory_table
+from common.analysis.training_overlap import training_overlap
+from common.errors import UserError
+from common.perfmodel.memory import predict_memory
+from common.perfmodel.sharding import Sharding
+
+# Which runs are compared
+
+
+def test_runs_are_told_apart_by_what_they_trained_not_by_their_folders(tmp_path: Path) -> None:
+    write_training(tmp_path / "20260102-c", "FULL_SHARD", 2)
+    write_training(tmp_path / "20260102-a", "DDP", 4)
+    write_training(tmp_path / "20260102-b", "DDP", 2)
+    write_training(tmp_path / "20260102-d", "single", 1)
+    training = open_training(tmp_path)
+    assert [run.key for run in training.compared] == [
+        ("single", 1),
+        ("DDP", 2),
+        ("DDP", 4),
+        ("FULL_SHARD", 2),
+    ]
+    # only a strategy that ran on several numbers of ranks needs them in its name
+    assert training.names() == ["one device", "DDP × 2", "DDP × 4", "FULL_SHARD"]
+    assert [run.accumulation for run in training.compared] == [4, 2, 1, 2]
+
+
+def test_of_two_runs_of_a_strategy_the_newer_one_counts(tmp_path: Path) -> None:
+    write_training(tmp_path / "a", "DDP", 2, [5.0, 4.0], started="2026-01-02T03:00:00+00:00")
+    write_training(tmp_path / "b", "DDP", 2, [5.0, 3.0], started="2026-01-01T03:00:00+00:00")
+    assert open_training(tmp_path).compared[0].loss[1] == 4.0
+
+
+def test_runs_that_did_not_complete_are_not_read(tmp_path: Path) -> None:
+    write_training(tmp_path / "ddp", "DDP", 2)
+    failed = write_training(tmp_path / "fsdp", "FULL_SHARD", 2)
+    (failed / "environment.json").write_text(
+        json.dumps(ENVIRONMENT | {"status": "failed", "world_size": 2})
+    )
+    assert [run.strategy for run in open_training(tmp_path).compared] == ["DDP"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no complete training run"):
+        open_training(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("model", "gpt2-pico"), ("num_steps", 7), ("seq_len", 32), ("seed", 1)]
+)
+def test_runs_that_trained_something_else_are_not_compared(
+    tmp_path: Path, setting: str, value: object
+) -> None:
+    write_training(tmp_path / "one", "single", 1)
+    # of unknown entropy, so that it is no learning run either
+    write_training(tmp_path / "two", "DDP", 2, **{setting: value, "entropy_nats": None})
+    with pytest.raises(UserError, match=f"^{setting} differs between .* cannot be compared"):
+        open_training(tmp_path)
+
+
+def test_runs_over_different_networks_are_not_compared(tmp_path: Path) -> None:
+    write_training(tmp_path / "one", "DDP", 2)
+    other = write_training(tmp_path / "two", "FULL_SHARD", 2)
+    record = ENVIRONMENT | {"world_size": 2, "network": "2 emulated hosts at 1 Gbit/s"}
+    (other / "environment.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"^network differs"):
+        open_training(tmp_path)
+
+
+def test_the_learning_run_is_the_longest_one_and_apart_from_the_comparison(tmp_path: Path) -> None:
+    write_training(tmp_path / "a", "single", 1)
+    write_training(tmp_path / "b", "DDP", 2)
+    losses = [5.0 - 0.1 * step for step in range(20)]
+    write_training(tmp_path / "c", "DDP", 2, losses, model="gpt2-pico")
+    training = open_training(tmp_path)
+    assert training.learning.settings["model"] == "gpt2-pico"
+    assert [run.settings["model"] for run in training.compared] == ["gpt2-nano", "gpt2-nano"]
+
+
+def test_strategies_that_trained_longest_are_a_comparison_and_no_learning_run(
+    tmp_path: Path,
+) -> None:
+    write_training(tmp_path / "a", "single", 1)
+    write_training(tmp_path / "b", "DDP", 2)
+    assert open_training(tmp_path).learning is None
+    # and a shorter run beside them is one that they cannot be compared with
+    write_training(tmp_path / "c", "FULL_SHARD", 2, [9.0, 8.0])
+    with pytest.raises(UserError, match=r"^num_steps differs"):
+        open_training(tmp_path)
+
+
+def test_where_no_run_learned_for_long_the_recorded_one_is_shown_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_training(tmp_path / "mine" / "a", "DDP", 2)
+    write_training(tmp_path / "recorded" / "a", "DDP", 2)
+    write_training(tmp_path / "recorded" / "b", "DDP", 2, [5.0] * 20)
+    monkeypatch.setattr(assignment1, "recorded_folder", lambda: tmp_path / "recorded")
+    assert open_learning(tmp_path / "mine").folder == tmp_path / "recorded"
+    # a run that has one is shown itself
+    assert open_learning(tmp_path / "recorded").learning.settings["num_steps"] == 20
+
+
+# Loss
+
+
+def test_the_largest_difference_is_that_of_any_two_curves_at_any_step(tmp_path: Path) -> None:
+    write_training(tmp_path / "a", "single", 1, [9.0, 8.0, 7.0, 6.0])
+    write_training(tmp_path / "b", "DDP", 2, [9.0, 8.25, 7.0, 6.0])
+    write_training(tmp_path / "c", "FULL_SHARD", 2, [9.0, 7.5, 7.0, 6.0])
+    training = open_training(tmp_path)
+    # neither is that far from the first, but these two are from each other
+    assert largest_difference(training) == (0.75, 1)
+    assert len(plots.loss_curves(training)._repr_png_()[0]) > 10_000
+    assert "more than rounding" in words.loss_sentence(training)
+
+
+def test_losses_that_differ_in_the_last_digits_are_called_rounding(tmp_path: Path) -> None:
+    write_training(tmp_path / "a", "single", 1, [9.0, 8.0])
+    write_training(tmp_path / "b", "DDP", 2, [9.0, 8.0 + 1e-6])
+    assert "That is rounding" in words.loss_sentence(open_training(tmp_path))
+
+
+def test_the_final_loss_is_the_mean_of_the_last_tenth(tmp_path: Path) -> None:
+    write_training(tmp_path / "a", "DDP", 2)
+    write_training(tmp_path / "b", "DDP", 2, [5.0] * 18 + [3.0, 2.5])
+    run = open_training(tmp_path)
+    assert final_loss(run.learning) == (2.75, 2)
+    sentence = words.learning_sentence(run)
+    # 2.75 - 2 above the entropy; of the 5 - 2 nats that can be learned, 5 - 2.75 are
+    assert "+0.750 nats" in sentence
+    assert "75%" in sentence
+    smooth = smoothed_loss(run.learning)
+    assert smooth.attrs["window"] == 3
+    assert len(plots.learning_curve(run)._repr_png_()[0]) > 10_000
+    assert smooth.iloc[-2] == pytest.approx((5.0 + 3.0 + 2.5) / 3)
+
+
+# Steps, memory, overlap
+
+
+def test_a_step_is_its_slowest_ranks_and_profiled_ones_are_left_out(tmp_path: Path) -> None:
+    times = [[90.0, 10.0], [10.0, 20.0], [30.0, 10.0], [10.0, 70.0]]
+    rows = steps(times, profiled=(3,))
+    settings = SETTINGS | {"strategy": "DDP"}
+    write_run(tmp_path / "a", settings, {"world_size": 2}, training_steps=rows)
+    run = open_training(tmp_path).compared[0]
+    assert run.step_times_ms()["step_time_ms"].tolist() == [90.0, 20.0, 30.0]
+
+
+def test_memory_is_predicted_for_each_runs_own_micro_batch_and_sharding(tmp_path: Path) -> None:
+    write_training(tmp_path / "a", "single", 1, peak_bytes=100 * MIB)
+    write_training(tmp_path / "b", "FULL_SHARD", 2, peak_bytes=50 * MIB)
+    write_training(tmp_path / "c", "DDP", 2)
+    pd.DataFrame({"rank": [0, 1], "peak_bytes": [40 * MIB, 50 * MIB]}).to_csv(
+        tmp_path / "b" / "memory.csv", index=False
+    )
+    training = open_training(tmp_path)
+    table = memory_table(training).set_index("strategy")
+    for run in training.compared:
+        sharding = Sharding("none" if run.strategy == "single" else run.strategy, run.ranks)
+        expected = predict_memory(run.workload, sharding).peak_bytes
+        assert table.loc[run.strategy, "predicted_bytes"] == expected
+        assert run.workload.batch_size == 4
+    assert table.loc["single", "error"] == pytest.approx(
+        table.loc["single", "predicted_bytes"] / (100 * MIB) - 1
+    )
+    parts = ["parameters", "gradients", "optimizer states", "communication"]
+    of_peak = table[[*parts, "activations and the rest"]].sum(axis=1)
+    assert of_peak.tolist() == table["predicted_bytes"].tolist()
+    assert table.loc["FULL_SHARD", "parameters"] == table.loc["DDP", "parameters"] / 2
+    # the rank that needs most counts
+    of_ranks = table.loc["FULL_SHARD", ["least_bytes", "measured_bytes"]]
+    assert of_ranks.tolist() == [40 * MIB, 50 * MIB]
+    assert "differ by up to 25% (FULL_SHARD)" in words.memory_sentence(memory_table(training))
+    assert pd.isna(table.loc["DDP", "measured_bytes"])
+    assert len(plots.memory_bars(memory_table(training), "")._repr_png_()[0]) > 10_000
+
+
+def write_trace(path: Path, computing: list[tuple], reducing: list[tuple], end_us: int) -> None:
+    """A trace of one step: operators of the main thread, and gloo's all-reduces in another."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    span = {"ph": "X", "pid": 1}
+    rows = [("ProfilerStep#5", "user_annotation", 1, (0, end_us))]
+    rows += [("aten::mm", "cpu_op", 1, times) for times in computing]
+    rows += [("gloo:all_reduce", "user_annotation", 2, times) for times in reducing]
+    events = [
+        span | {"name": name, "cat": kind, "tid": thread, "ts": start, "dur": stop - start}
+        for name, kind, thread, (start, stop) in rows
+    ]
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+
+
+def test_overlap_is_that_of_the_slower_rank(tmp_path: Path) -> None:
+    run = write_training(tmp_path / "ddp", "DDP", 2)
+    traces = run / "traces" / "ddp"
+    write_trace(traces / "rank0.json.gz", [(0, 1000)], [(500, 800)], 2000)
+    write_trace(traces / "rank1.json.gz", [(0, 6000)], [(5000, 8000)], 10_000)
+    training = open_training(tmp_path)
+    row = training_overlap(training).iloc[0]
+    # 6 ms computed and 3 communicated, of which 1 at once; the rest of 10 ms is neither
+    assert (row["step_ms"], row["computation_ms"], row["communication_ms"]) == (10, 6, 3)
+    assert (row["overlap_ms"], row["exposed_communication_ms"], row["idle_ms"]) == (1, 2, 2)
+    assert row["hidden"] == pytest.approx(1 / 3)
+    assert len(plots.overlap_bars(training_overlap(training), "")._repr_png_()[0]) > 10_000
+    assert "DDP hides 33% of 3 ms" in words.overlap_sentence(training_overlap(training), training)
+
+
+def test_runs_without_traces_say_so(tmp_path: Path) -> None:
+    write_training(tmp_path / "ddp", "DDP", 2)
+    with pytest.raises(UserError, match="no traces"):
+        training_overlap(open_training(tmp_path))

@@ -1,0 +1,222 @@
+"""The reading of strategies, on one machine and on emulated hosts: answers are known by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from assignment1_support import (
+    BENCHMARK,
+    ENVIRONMENT,
+    SETTINGS,
+    steps,
+    strategy_rows,
+    write_run,
+)
+
+from common.analysis import emulated_strategies
+from common.analysis import strategy_narrative as words
+from common.analysis import strategy_plots as plots
+from common.analysis.emulated_strategies import open_emulated
+from common.analysis.strategy_times import open_strategies
+from common.errors import UserError
+from common.perfmodel.architecture import GPT2Config
+from common.perfmodel.communication import (
+    step_collectives,
+    step_control_bytes,
+    step_wire_bytes,
+)
+
+
+def made_up_strategies(folder: Path) -> None:
+    """One device 100 and 110 ms, DDP 50 and 60, in two rounds of three steps."""
+    exchange = step_collectives(GPT2Config.named("gpt2-nano"), "DDP", 2, bucket_cap_mb=4.0)
+    sent = step_wire_bytes(exchange, "gloo") + step_control_bytes(exchange, "gloo")
+    write_run(
+        folder / "compare",
+        BENCHMARK,
+        {"world_size": 2},
+        strategy_times=strategy_rows(
+            {
+                "single": [[(99.0,), (100.0,), (300.0,)], [(110.0,), (110.0,), (110.0,)]],
+                "DDP": [[(50.0, 1.0), (1.0, 50.0), (40.0, 50.0)], [(60.0, 1.0)] * 3],
+                "FULL_SHARD": [[(80.0, 80.0)] * 3] * 2,
+            },
+            {"DDP": sent, "FULL_SHARD": 3 * sent},
+        ),
+    )
+
+
+def test_medians_speedup_and_noise_of_strategies(tmp_path: Path) -> None:
+    made_up_strategies(tmp_path)
+    strategies = open_strategies(tmp_path)
+    table = strategies.summary().set_index("strategy")
+    assert list(table.index) == ["single", "DDP", "FULL_SHARD"]
+    # steps of one device: 99, 100, 300, 110, 110, 110; of DDP three of 50 and three of 60
+    assert table["step_ms"].tolist() == [110.0, 55.0, 80.0]
+    # by round 100 / 50 and 110 / 60, and what is between them
+    assert table.loc["DDP", "speedup_high"] == 2.0
+    assert table.loc["DDP", "speedup_low"] == pytest.approx(110 / 60)
+    assert table.loc["DDP", "speedup"] == pytest.approx((2 + 110 / 60) / 2)
+    assert table.loc["DDP", "noise"] == pytest.approx(10 / 55)
+    # two ranks of a micro-batch of 4 sequences of 64 tokens, whoever computes them
+    assert table.loc["single", "tokens_per_s"] == pytest.approx(2 * 4 * 64 / 0.110)
+    assert len(plots.step_times(strategies)._repr_png_()[0]) > 10_000
+    assert "**1.92** times" in words.speedup_sentence(strategies)
+
+
+@pytest.mark.parametrize(
+    ("ddp_ms", "verdict"), [(410.0, "is paid once a step"), (390.0, "noise is larger")]
+)
+def test_an_exchange_that_costs_less_than_nothing_is_called_noise(
+    tmp_path: Path, ddp_ms: float, verdict: str
+) -> None:
+    few = strategy_rows({"local": [[(100.0, 100.0)]], "DDP": [[(120.0, 120.0)]]}, {})
+    many = {"local": [[(400.0, 400.0)]], "DDP": [[(ddp_ms, ddp_ms)]]}
+    rows = few + strategy_rows(many, {}, accumulation=4)
+    write_run(tmp_path / "a", BENCHMARK, {"world_size": 2}, strategy_times=rows)
+    sentence = words.accumulation_sentence(open_strategies(tmp_path))
+    assert "20% longer with 1 micro-batch and" in sentence
+    assert verdict in sentence
+
+
+def test_bytes_sent_are_compared_with_those_of_the_collectives(tmp_path: Path) -> None:
+    made_up_strategies(tmp_path)
+    table = open_strategies(tmp_path).sent().set_index("strategy")
+    assert list(table.index) == ["DDP", "FULL_SHARD"]
+    assert table.loc["DDP", "error"] == 0
+    # measured counts where it is known
+    assert table.loc["FULL_SHARD", "ratio_to_ddp"] == 3
+    # DDP over two ranks sends its gradients once, and a header of 144 bytes for each piece
+    payload = 4 * 6_902_272
+    assert 0 < table.loc["DDP", "predicted_bytes"] - payload < 1e5
+
+
+def test_what_sockets_tell_of_nccl_is_not_taken_for_its_bytes(tmp_path: Path) -> None:
+    made_up_strategies(tmp_path)
+    record = tmp_path / "compare" / "environment.json"
+    record.write_text(json.dumps(ENVIRONMENT | {"world_size": 2, "backend": "nccl"}))
+    strategies = open_strategies(tmp_path)
+    table = strategies.sent().set_index("strategy")
+    assert table["measured_bytes"].isna().all()
+    # (blocks twice, all once) over NCCL; by less than a half more, as the root comes once only
+    assert 1 < table.loc["FULL_SHARD", "ratio_to_ddp"] < 1.5
+    assert len(plots.bytes_sent(strategies)._repr_png_()[0]) > 10_000
+    assert "was not measured" in words.sent_sentence(strategies)
+
+
+def test_without_a_comparison_in_turns_the_training_runs_steps_are_taken(tmp_path: Path) -> None:
+    for name, ranks, times in (("single", 1, [[50.0]] * 4), ("DDP", 2, [[20.0, 25.0]] * 4)):
+        settings = SETTINGS | {"strategy": name}
+        environment = {"world_size": ranks}
+        write_run(tmp_path / name, settings, environment, training_steps=steps(times))
+    strategies = open_strategies(tmp_path)
+    table = strategies.summary().set_index("strategy")
+    assert table.loc["DDP", "speedup"] == 2.0
+    # 16 sequences a step, which 2 ranks take in 2 micro-batches of 4 each
+    assert table.loc["DDP", "accumulation"] == 2
+    assert table["noise"].isna().all()
+    assert "one run after another" in words.where_from(strategies)
+
+
+def write_emulated(folder: Path, network: str = "2 emulated hosts at 1 Gbit/s") -> None:
+    """One rank on each of two hosts.
+
+    Without communication a step is 20 ms, its backward pass 10 ms, in which all 6,902,272
+    parameters are ready at the end, and the update 4 ms. An all-reduce takes 1 ms and 10 ms more
+    for each MB.
+    """
+    environment = {
+        **{"world_size": 2, "network": network},
+        "interconnect": {"emulated": {"rates_bit_per_s": [1e9, 1e9]}},
+    }
+    keys = [(round_, iteration) for round_ in range(2) for iteration in range(3)]
+    local = [
+        {
+            **{"accumulation": 1, "round": round_, "iteration": iteration, "rank": rank},
+            # of either part another rank is the slower one
+            **{"before_time_ms": (6.0, 5.0)[rank], "update_time_ms": (3.0, 4.0)[rank]},
+            "backward_time_ms": 10.0,
+        }
+        for round_, iteration in keys
+        for rank in range(2)
+    ]
+    ready = [
+        {
+            **{"rank": rank, "iteration": iteration, "parameter": "all", "registration_index": 0},
+            **{"dtype": "float32", "size_bytes": 4 * 6_902_272, "ready_time_ms": 10.0},
+        }
+        for iteration in range(3)
+        for rank in range(2)
+    ]
+    times = {name: [[(100.0, 100.0)] * 3] * 2 for name in ("DDP", "FULL_SHARD", "SHARD_GRAD_OP")}
+    write_run(
+        folder / "compare",
+        BENCHMARK,
+        environment,
+        strategy_times=strategy_rows(times, {}),
+        local_times=local,
+        gradient_ready_times=ready,
+    )
+    sizes = (4, 10**6, 10**8)
+    samples = [
+        {
+            **{"mode": "sequential", "total_bytes": size, "rank": rank, "round": 0},
+            **{"iteration": iteration, "time_ms": 1 + size / 1e5},
+        }
+        for size in sizes
+        for iteration in range(3)
+        for rank in range(2)
+    ]
+    write_run(folder / "allreduce", {}, environment, allreduce_samples=samples)
+
+
+def test_steps_on_emulated_hosts_are_predicted_as_by_hand(tmp_path: Path) -> None:
+    write_emulated(tmp_path / "emulated-2x1gbit")
+    run = open_emulated(tmp_path)
+    table = run.table().set_index("strategy")
+    local_ms = 6 + 10 + 4
+    # DDP: one tensor, ready when the backward pass ends, is one bucket of 27.6 MB
+    bucket_ms = 1 + 4 * 6_902_272 / 1e5
+    assert table.loc["DDP", "predicted_ms"] == pytest.approx(local_ms + bucket_ms, rel=1e-6)
+    assert table.loc["DDP", "error"] == pytest.approx((local_ms + bucket_ms) / 100 - 1, rel=1e-6)
+    # FSDP over gloo: an all-gather is half an all-reduce, a reduce-scatter a whole one, one after
+    # another; half of the update. gpt2-nano has 6 blocks and the root.
+    config = run.measured.config
+    block_ms = 1 + 4 * config.parameters_per_layer() / 1e5
+    root = config.num_parameters() - 6 * config.parameters_per_layer()
+    root_ms = 1 + 4 * root / 1e5
+    once_ms = 6 * (block_ms / 2 + block_ms) + root_ms / 2 + root_ms
+    update_ms = local_ms - 4 / 2
+    assert table.loc["SHARD_GRAD_OP", "predicted_ms"] == pytest.approx(update_ms + once_ms)
+    again_ms = 6 * block_ms / 2
+    assert table.loc["FULL_SHARD", "predicted_ms"] == pytest.approx(update_ms + once_ms + again_ms)
+    assert table.loc["FULL_SHARD", "computation_ms"] == pytest.approx(update_ms)
+    text = words.emulated_sentence(run)
+    assert "2 emulated hosts at 1 Gbit/s" in text
+    assert len(plots.emulated_steps(run)._repr_png_()[0]) > 10_000
+
+
+def test_an_all_reduce_over_another_network_does_not_predict_these_steps(tmp_path: Path) -> None:
+    write_emulated(tmp_path / "emulated-2x1gbit")
+    record = tmp_path / "emulated-2x1gbit" / "allreduce" / "environment.json"
+    other = record.read_text().replace("1 Gbit", "2 Gbit")
+    record.write_text(other)
+    with pytest.raises(UserError, match="network differs between allreduce-samples"):
+        open_emulated(tmp_path)
+
+
+def test_where_hosts_cannot_be_emulated_recorded_ones_are_shown_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_emulated(tmp_path / "recorded" / "emulated-2x1gbit")
+    monkeypatch.setattr(emulated_strategies, "recorded_folder", lambda: tmp_path / "recorded")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    assert "measured none" in open_emulated(mine).left_out
+    (mine / "environment.json").write_text(json.dumps({"emulated_hosts_left_out": "no tc here"}))
+    run = open_emulated(mine)
+    assert run.left_out == "no tc here"
+    assert "Recorded data, not yours" in run.where_from()
+    assert "no tc here" in run.where_from()

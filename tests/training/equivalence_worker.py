@@ -1,0 +1,112 @@
+"""One rank of the trainings that test_equivalence.py looks at: ``equivalence_worker.py FOLDER``.
+
+All run in one process group, and write run directories and checkpoints below FOLDER. Rank r
+draws its first weights with seed 42 + r, so they are alike only if the strategy makes them so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from common.runtime.process_group import process_group
+from common.training.config import BaselineConfig, DdpConfig, FsdpConfig, TrainingConfig
+from common.training.trainer import train
+
+STEPS, WARMUP_STEPS, GLOBAL_BATCH = 20, 3, 16
+STRATEGIES = ("DDP", "FULL_SHARD", "SHARD_GRAD_OP")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training, and whether rank 0's weights are kept from the other rank."""
+
+    strategy: str
+    precision: str = "float64"
+    micro_batch: int = 8
+    own_weights: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of its run directory, and for a test's id."""
+        own = "-own-weights" if self.own_weights else ""
+        return f"{self.strategy}-{self.precision}-{self.micro_batch}{own}"
+
+    @property
+    def steps(self) -> int:
+        """All, or those up to the first after warm-up: their learning rates are the same."""
+        return WARMUP_STEPS + 1 if self.own_weights else STEPS
+
+    @property
+    def saved(self) -> bool:
+        """Whether its final weights are kept."""
+        return self.precision == "float64" and not self.own_weights
+
+    def config(self, folder: Path) -> TrainingConfig:
+        """Its settings; data and output are below ``folder``."""
+        options = {
+            "data": str(folder / "tokens"),
+            "model": "gpt2-pico",
+            "global_batch_size": GLOBAL_BATCH,
+            "micro_batch_size": self.micro_batch,
+            "seq_len": 8,
+            "num_steps": self.steps,
+            "lr": 3e-3,
+            "warmup_steps": WARMUP_STEPS,
+            "precision": self.precision,
+            "log_every": STEPS,
+            "profile": False,
+            "device": "cpu",
+            "checkpoint_dir": str(folder / "checkpoints" / self.name) if self.saved else "",
+            "output_dir": str(folder / "runs"),
+            "run_id": self.name,
+        }
+        if self.strategy == "single":
+            return BaselineConfig(**options)
+        if self.strategy == "DDP":
+            return DdpConfig(**options)
+        return FsdpConfig(**options, strategy=self.strategy)
+
+
+EXACT = tuple(Case(strategy, micro_batch=m) for strategy in STRATEGIES for m in (8, 4))
+ROUNDED = tuple(Case(strategy, "float32") for strategy in STRATEGIES)
+DIFFERENT = (Case("DDP", own_weights=True), Case("FULL_SHARD", own_weights=True))
+
+
+class UnsyncedDdp(DistributedDataParallel):
+    """DDP that leaves every rank the weights it has."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options, init_sync=False)
+
+
+@contextmanager
+def every_rank_keeps_its_weights() -> Iterator[None]:
+    """DDP sends rank 0's weights in C++, so it gets an option; FSDP's are sent by broadcast."""
+    with (
+        mock.patch("common.training.parallel.DistributedDataParallel", UnsyncedDdp),
+        mock.patch.object(dist, "broadcast"),
+    ):
+        yield
+
+
+def main() -> None:
+    """Train every case, one after another."""
+    folder = Path(sys.argv[1])
+    with process_group("cpu", "gloo"):
+        for case in (*EXACT, *ROUNDED):
+            train(case.config(folder))
+        with every_rank_keeps_its_weights():
+            for case in DIFFERENT:
+                train(case.config(folder))
+
+
+if __name__ == "__main__":
+    main()

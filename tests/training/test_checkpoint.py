@@ -1,0 +1,305 @@
+"""Checkpoints: what was cut off goes on as if nothing had happened, and what is damaged is named.
+
+The oracle is a run of the same settings that was not disturbed: losses are compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from common.data.token_shards import write_shard
+from common.errors import UserError
+from common.runtime.process_group import process_group
+from common.training.config import BaselineConfig
+from common.training.trainer import train
+
+WORKER = Path(__file__).with_name("resume_worker.py")
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens")
+    write_shard(folder / "a.bin", np.random.default_rng(0).integers(0, 256, 5000).astype("uint16"))
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_group() -> Iterator[None]:
+    """All runs of this process in one process group, with one thread, as those of the ranks."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with process_group("cpu"):
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def start(tokens):
+    """``start(folder, **settings)``: train on one device; checkpoints and runs go to folder."""
+
+    def start(folder: Path, **settings: object) -> None:
+        common = {
+            **{"data": str(tokens), "model": "gpt2-pico", "seq_len": 16, "num_steps": STEPS},
+            **{"global_batch_size": 8, "micro_batch_size": 4, "lr": 0.003, "profile": False},
+            **{"device": "cpu", "output_dir": str(folder), "keep_checkpoints": 9},
+            **{"save_every": 2, "checkpoint_dir": str(folder / "checkpoints"), "run_id": "run"},
+        }
+        train(BaselineConfig(**common | settings))
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def undisturbed(start, tmp_path_factory) -> Path:
+    """A finished run on one device, with checkpoints of steps 2, 4 and 6."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    start(folder)
+    return folder
+
+
+@pytest.fixture
+def cut_off(undisturbed, tmp_path) -> Path:
+    """A folder in which the same run seems to have been killed after step 4."""
+    return cut(undisturbed, tmp_path, 2, 4)
+
+
+def cut(source: Path, target: Path, *steps: int) -> Path:
+    for step in steps:
+        name = Path("checkpoints") / f"step-{step:08d}"
+        shutil.copytree(source / name, target / name)
+    return target
+
+
+def rows(run: Path) -> pd.DataFrame:
+    """Step, rank, loss and gradient norm as they were written, to the last bit."""
+    table = pd.read_csv(run / "training-steps.csv", dtype=str)
+    columns = ["step", "rank", "loss", "gradient_norm", "learning_rate"]
+    return table[columns].astype(float)  # Python's own parser, exact in every pandas
+
+
+def from_step(table: pd.DataFrame, step: int) -> pd.DataFrame:
+    return table[table["step"] >= step].reset_index(drop=True)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What our own modules said; torch.distributed.checkpoint logs each of its calls, too."""
+    return [one.getMessage() for one in caplog.records if one.name.startswith("common.")]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def held(checkpoint: Path, scratch: Path) -> dict[str, object]:
+    """All that a checkpoint holds, read by PyTorch's own converter without any process group."""
+    dcp_to_torch_save(checkpoint, scratch)
+    found: dict[str, object] = {}
+
+    def collect(prefix: str, value: object) -> None:
+        if isinstance(value, dict | list):
+            inner = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, one in inner:
+                collect(f"{prefix}/{key}", one)
+        else:
+            found[prefix] = value
+
+    collect("", torch.load(scratch, weights_only=False))
+    return found
+
+
+def hold_the_same(one: Path, other: Path, scratch: Path) -> bool:
+    """Whether two checkpoints are equal to the last bit; the test fails if they are not whole."""
+    a, b = (held(path, scratch / f"{n}.pt") for n, path in enumerate((one, other)))
+    numbers = sum(value.numel() for value in a.values() if isinstance(value, torch.Tensor))
+    assert numbers > 3 * 400_000  # weights and both of Adam's moments
+    return a.keys() == b.keys() and all(
+        torch.equal(value, b[name]) if isinstance(value, torch.Tensor) else value == b[name]
+        for name, value in a.items()
+    )
+
+
+def test_a_run_that_was_cut_off_has_the_losses_of_one_that_was_not(
+    start, undisturbed, cut_off, capsys
+):
+    expected = rows(undisturbed / "run")
+    assert expected["loss"].nunique() == STEPS
+    start(cut_off)
+    assert "Resumed from" in capsys.readouterr().out
+    pd.testing.assert_frame_equal(rows(cut_off / "run"), from_step(expected, 4), check_exact=True)
+    config = yaml.safe_load((cut_off / "run" / "config.yaml").read_text())
+    assert config["resumed_from_step"] == 4
+
+
+def test_asynchronous_checkpoints_hold_what_synchronous_ones_do(start, undisturbed, tmp_path):
+    # Training goes on while they are written: a copy that is not one would show later weights.
+    start(tmp_path, async_checkpoints="on")
+    assert names(tmp_path) == names(undisturbed)
+    for name in names(undisturbed):
+        own, reference = (folder / "checkpoints" / name for folder in (tmp_path, undisturbed))
+        assert hold_the_same(own, reference, tmp_path)
+        random = [torch.load(path / "random-0.pt")["cpu"] for path in (own, reference)]
+        assert torch.equal(*random)
+
+
+@pytest.mark.parametrize("asynchronous", ["on", "off"])
+def test_only_the_newest_checkpoints_are_kept(start, tmp_path, asynchronous):
+    start(tmp_path, save_every=1, keep_checkpoints=2, async_checkpoints=asynchronous)
+    assert names(tmp_path) == ["step-00000005", "step-00000006"]
+
+
+def test_what_a_killed_run_was_writing_or_deleting_is_removed(start, cut_off):
+    for name in (".partial-00000006", ".old-step-00000001"):
+        (cut_off / "checkpoints" / name).mkdir()
+        (cut_off / "checkpoints" / name / "__0_0.distcp").write_bytes(b"half")
+    start(cut_off)
+    assert names(cut_off) == ["step-00000002", "step-00000004", "step-00000006"]
+
+
+def test_a_finished_run_has_nothing_left_to_do(start, undisturbed, tmp_path, capsys):
+    folder = cut(undisturbed, tmp_path, 2, 4, 6)
+    start(folder)
+    assert "Nothing left to do" in capsys.readouterr().out
+    assert not (folder / "run").exists()
+
+
+def test_changed_settings_are_said(start, cut_off, caplog):
+    start(cut_off, lr=0.002, num_steps=5, micro_batch_size=8)
+    assert warnings(caplog) == [
+        "num_steps was 6 in the checkpoint and is 5 now",
+        "lr was 0.003 in the checkpoint and is 0.002 now",
+    ]
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+
+
+def change_digit(path: Path) -> None:
+    text = path.read_text()
+    assert '\\"step\\": 4' in text
+    path.write_text(text.replace('\\"step\\": 4', '\\"step\\": 5'))
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "words"),
+    [
+        ("__0_0.distcp", truncate, "__0_0.distcp has "),
+        ("__0_0.distcp", flip, "__0_0.distcp has been changed"),
+        ("__0_0.distcp", Path.unlink, "__0_0.distcp is missing"),
+        (".metadata", truncate, ".metadata has "),
+        (".metadata", flip, ".metadata has been changed"),
+        (".metadata", Path.unlink, ".metadata is missing"),
+        ("random-0.pt", flip, "random-0.pt has been changed"),
+        ("random-0.pt", Path.unlink, "random-0.pt is missing"),
+        ("manifest.json", truncate, "manifest.json has been changed"),
+        ("manifest.json", flip, "manifest.json has been changed"),
+        ("manifest.json", change_digit, "manifest.json has been changed"),
+        ("manifest.json", Path.unlink, "manifest.json is missing"),
+        ("manifest.json", replace_by_folder, "manifest.json has been changed"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    start, undisturbed, cut_off, caplog, name, harm, words
+):
+    harm(cut_off / "checkpoints" / "step-00000004" / name)
+    start(cut_off)
+    [line] = warnings(caplog)
+    assert f"step-00000004 is damaged: {words}" in line
+    pd.testing.assert_frame_equal(
+        rows(cut_off / "run"), from_step(rows(undisturbed / "run"), 2), check_exact=True
+    )
+    # The damaged one was made anew on the way.
+    caplog.clear()
+    start(cut_off)
+    assert not warnings(caplog)
+
+
+def test_where_all_are_damaged_nothing_is_trained_or_deleted(start, cut_off):
+    for path in (cut_off / "checkpoints").iterdir():
+        flip(path / "__0_0.distcp")
+    with pytest.raises(UserError, match="none of the 2 checkpoints is intact"):
+        start(cut_off)
+    assert names(cut_off) == ["step-00000002", "step-00000004"]
+    assert not (cut_off / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def two_ranks(rank_server, start, tokens, tmp_path_factory) -> Path:
+    """The runs of resume_worker.py, and those that were moved between it and one device."""
+    folder = tmp_path_factory.mktemp("two-ranks")
+    exact = {"precision": "float64", "run_id": "one-device"}
+    start(folder, **exact, checkpoint_dir=str(folder / "one-device"), output_dir=f"{folder}/runs")
+    target = folder / "checkpoints" / "from-one-device" / "step-00000004"
+    shutil.copytree(folder / "one-device" / "step-00000004", target)
+    done = rank_server.run(WORKER, folder, tokens, ranks=2, timeout_s=100)
+    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    target = folder / "to-one-device" / "step-00000004"
+    shutil.copytree(folder / "checkpoints" / "moved" / "step-00000004", target)
+    moved = {"checkpoint_dir": str(target.parent), "run_id": "to-one-device"}
+    start(folder, **exact | moved, output_dir=f"{folder}/runs")
+    return folder
+
+
+@pytest.mark.two_ranks
+@pytest.mark.parametrize("strategy", ["DDP", "FULL_SHARD"])
+def test_two_ranks_go_on_with_the_same_losses(two_ranks, strategy):
+    expected = rows(two_ranks / "runs" / strategy)
+    assert set(expected["rank"]) == {0, 1}
+    resumed = rows(two_ranks / "runs" / f"{strategy}-resumed")
+    order = ["step", "rank"]
+    pd.testing.assert_frame_equal(
+        resumed.sort_values(order, ignore_index=True),
+        from_step(expected, 2).sort_values(order, ignore_index=True),
+        check_exact=True,
+    )
+
+
+@pytest.mark.two_ranks
+@pytest.mark.parametrize("strategy", ["DDP", "FULL_SHARD"])
+def test_asynchronous_checkpoints_of_two_ranks_hold_the_same(two_ranks, strategy, tmp_path):
+    step = "step-00000006"
+    saved = [two_ranks / "checkpoints" / f"{strategy}{end}" for end in ("", "-asynchronous")]
+    assert sorted(path.name for path in saved[1].iterdir()) == ["step-00000004", step]
+    assert hold_the_same(saved[0] / step, saved[1] / step, tmp_path)
+
+
+@pytest.mark.two_ranks
+def test_any_strategy_and_number_of_ranks_goes_on_from_any_other(two_ranks):
+    """DDP on two ranks, FULL_SHARD on two from step 2, one device from step 4; and one device,
+    DDP from step 4. In float64 the order of sums is all that differs."""
+    losses = {
+        name: rows(two_ranks / "runs" / name).query("rank == 0").set_index("step")["loss"]
+        for name in ("exact", "one-device", "moved", "to-one-device", "from-one-device")
+    }
+    firsts = {name: int(one.index.min()) for name, one in losses.items()}
+    assert firsts == {
+        **{"exact": 0, "one-device": 0, "moved": 2},
+        **{"to-one-device": 4, "from-one-device": 4},
+    }
+    expected = losses["exact"]
+    for own in losses.values():
+        assert own.index[-1] == STEPS - 1
+        assert own.to_numpy() == pytest.approx(expected.loc[own.index].to_numpy(), abs=1e-10)
+    # Weights that were not taken over would show: the losses have moved by far more than that.
+    assert abs(expected.iloc[0] - expected.iloc[-1]) > 1e-3

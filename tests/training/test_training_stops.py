@@ -1,0 +1,251 @@
+"""Training that is refused, told to stop, or runs out of disk: exit status, one line, what is left.
+
+Scripts run as processes of their own, on one rank or two.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from common.data.token_shards import write_shard
+from common.runtime.run_directory import read_environment
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "assignments" / "assignment1"
+STOPPED = Path(__file__).with_name("stopped_worker.py")
+STEPS, STOPPED_AT = 6, 4
+FLAGS = (
+    *("--model", "gpt2-pico", "--seq_len", 16, "--num_steps", STEPS, "--lr", 0.003),
+    *("--global_batch_size", 8, "--micro_batch_size", 2, "--device", "cpu", "--no-profile"),
+    *("--run_id", "run"),
+)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens")
+    write_shard(folder / "a.bin", np.random.default_rng(0).integers(0, 256, 5000).astype("uint16"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(rank_server, tokens):
+    """``run(script, folder, *flags, ranks=1)``: train with runs in folder; flags win."""
+
+    def run(script: Path | str, folder: Path, *flags: object, ranks: int = 1, **variables: str):
+        path = SCRIPTS / f"{script}.py" if isinstance(script, str) else script
+        where = ("--data", tokens, "--output_dir", folder)
+        return rank_server.run(
+            *(path, *FLAGS, *where, *flags), ranks=ranks, variables=variables or None
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def undisturbed(run, tmp_path_factory):
+    """``undisturbed(ranks)``: the steps of a run on so many ranks without any checkpoint."""
+    found: dict[int, pd.DataFrame] = {}
+
+    def undisturbed(ranks: int) -> pd.DataFrame:
+        if ranks not in found:
+            folder = tmp_path_factory.mktemp("undisturbed")
+            done = run(STOPPED, folder, ranks=ranks)
+            assert done.exit_codes == [0] * ranks, "\n".join(done.stderr)
+            found[ranks] = rows(folder / "run" / "training-steps.csv")
+        return found[ranks]
+
+    return undisturbed
+
+
+def rows(table: Path) -> pd.DataFrame:
+    read = pd.read_csv(table, dtype=str)
+    return read[["step", "rank", "loss", "gradient_norm"]].astype(float)  # exact
+
+
+def joined(*tables: Path) -> pd.DataFrame:
+    together = pd.concat([rows(table) for table in tables])
+    return together.sort_values(["step", "rank"], ignore_index=True)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("SIGTERM", 1), ("SIGUSR1", 1), ("SIGUSR1", 2)])
+def test_a_signal_saves_and_the_same_command_goes_on(run, undisturbed, tmp_path, name, ranks):
+    """On two ranks only the last one hears of it, and all stop after the same step."""
+    flags = ("--checkpoint_dir", tmp_path / "checkpoints")
+    stop = {"STOP_SIGNAL": name, "STOP_RANK": str(ranks - 1)}
+    stopped = run(STOPPED, tmp_path, *flags, ranks=ranks, **stop)
+    assert stopped.exit_codes == [75] * ranks
+    assert stopped.error_line.startswith(f"stopped: checkpoint of step {STOPPED_AT} made in ")
+    assert read_environment(tmp_path / "run")["status"] == "interrupted"
+    assert names(tmp_path / "checkpoints") == [f"step-{STOPPED_AT:08d}"]
+
+    done = run(STOPPED, tmp_path, *flags, ranks=ranks)
+    assert done.exit_codes == [0] * ranks
+    assert read_environment(tmp_path / "run-2")["status"] == "complete"
+    table = "training-steps.csv"
+    both = joined(tmp_path / "run" / f"{table}.partial", tmp_path / "run-2" / table)
+    expected = undisturbed(ranks).sort_values(["step", "rank"], ignore_index=True)
+    pd.testing.assert_frame_equal(both, expected, check_exact=True)
+
+    again = run(STOPPED, tmp_path, *flags, ranks=ranks)
+    assert again.exit_codes == [0] * ranks
+    assert "Nothing left to do" in again.stdout[0]
+    assert not (tmp_path / "run-3").exists()
+
+
+def test_without_checkpoints_a_signal_ends_the_run(run, tmp_path):
+    done = run(STOPPED, tmp_path, STOP_SIGNAL="SIGTERM", STOP_RANK="0")
+    assert done.exit_codes == [1]
+    assert done.error_line.startswith("failed: terminated")
+    assert read_environment(tmp_path / "run")["status"] == "failed"
+
+
+def test_sigusr1_ends_a_run_without_checkpoints(run, tmp_path):
+    done = run(STOPPED, tmp_path, STOP_SIGNAL="SIGUSR1", STOP_RANK="0")
+    assert done.exit_codes == [-signal.SIGUSR1]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """``small_disk(mib)``: a folder on a disk of that size, which can be made larger later."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(mib: int, *options: str) -> Path:
+        words = ["mount", "-t", "tmpfs", "-o", ",".join((*options, f"size={mib}m"))]
+        try:
+            subprocess.run([*words, "tmpfs", folder], check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"cannot mount a disk: {getattr(error, 'stderr', error)}")
+        return folder
+
+    yield mount
+    subprocess.run(["umount", folder], check=False, capture_output=True)
+
+
+@pytest.mark.parametrize(("ranks", "asynchronous"), [(1, "off"), (1, "on"), (2, "off"), (2, "on")])
+def test_a_full_disk_leaves_the_last_good_checkpoint(
+    run, undisturbed, small_disk, tmp_path, ranks, asynchronous
+):
+    # A checkpoint takes 5.2 MiB: the second does not fit.
+    folder = small_disk(8) / "checkpoints"
+    flags = ("--checkpoint_dir", folder, "--save_every", 2, "--async_checkpoints", asynchronous)
+    full = run(STOPPED, tmp_path, *flags, ranks=ranks)
+    assert full.exit_codes == [2] * ranks
+    assert "No space left on device" in full.error_line
+    assert "the last good one is step-00000002" in full.error_line
+    assert names(folder) == ["step-00000002"]
+
+    small_disk(64, "remount")
+    done = run(STOPPED, tmp_path, *flags, ranks=ranks)
+    assert done.exit_codes == [0] * ranks
+    expected = undisturbed(ranks)
+    expected = expected[expected["step"] >= 2].sort_values(["step", "rank"], ignore_index=True)
+    own = joined(tmp_path / "run-2" / "training-steps.csv")
+    pd.testing.assert_frame_equal(own, expected, check_exact=True)
+
+
+def shard(folder: Path, tokens: list[int]) -> Path:
+    folder.mkdir()
+    write_shard(folder / "a.bin", np.array(tokens, np.uint16))
+    return folder
+
+
+def wrong_magic(folder: Path) -> Path:
+    (shard(folder, [1] * 200) / "a.bin").write_bytes(bytes(2048))
+    return folder
+
+
+def fewer_tokens_than_the_header_says(folder: Path) -> Path:
+    path = shard(folder, [1] * 200) / "a.bin"
+    path.write_bytes(path.read_bytes()[:-10])
+    return folder
+
+
+def outside_the_vocabulary(folder: Path) -> Path:
+    return shard(folder, [1] * 100 + [300] + [1] * 100)
+
+
+def empty(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+BAD = {
+    "unknown strategy": ("train_fsdp", 1, ("--strategy", "FULLSHARD"), "'FULL_SHARD'"),
+    "batch": ("train_ddp", 2, ("--global_batch_size", 6), "is no multiple of micro-batch size 2"),
+    "warm-up": ("train_ddp", 2, ("--warmup_steps", STEPS), "must be below num_steps"),
+    "hybrid": ("train_fsdp", 2, ("--strategy", "HYBRID_SHARD"), "at least 4 ranks"),
+    "baseline": ("train_baseline", 2, (), "is for one device"),
+    "not a flag": ("train_ddp", 2, ("--save_evry", 3), "--save-every"),
+}
+
+
+@pytest.mark.parametrize(("script", "ranks", "flags", "words"), BAD.values(), ids=BAD)
+def test_bad_settings_get_one_line(run, tmp_path, script, ranks, flags, words):
+    done = run(script, tmp_path, *flags, ranks=ranks)
+    assert done.exit_codes == [2] * ranks
+    assert done.error_line.startswith("error: ")
+    assert words in done.error_line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "ranks", "words"),
+    [
+        (wrong_magic, 2, "a.bin"),
+        (fewer_tokens_than_the_header_says, 1, "a.bin"),
+        (outside_the_vocabulary, 2, "token 300 at 100 is outside the model's vocabulary of 256"),
+        (empty, 1, "holds no *.bin"),
+    ],
+)
+def test_bad_data_gets_one_line(run, tmp_path, make, ranks, words):
+    script = "train_ddp" if ranks > 1 else "train_baseline"
+    done = run(script, tmp_path / "out", "--data", make(tmp_path / "data"), ranks=ranks)
+    assert done.exit_codes == [2] * ranks
+    assert done.error_line.startswith("error: ")
+    assert words in done.error_line
+    assert not (tmp_path / "out" / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def saved(run, tmp_path_factory) -> Path:
+    """The checkpoints of a run on one device that was stopped after step 4."""
+    folder = tmp_path_factory.mktemp("saved")
+    stop = {"STOP_SIGNAL": "SIGTERM", "STOP_RANK": "0"}
+    assert run(STOPPED, folder, "--checkpoint_dir", folder / "c", **stop).exit_codes == [75]
+    return folder / "c"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--vocab_size", 260), "is of another model (vocab_size 256, this run has 260)"),
+        (("--optimizer", "sgd"), "is of another optimizer (adamw, this run has sgd)"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(run, saved, tmp_path, flags, words):
+    shutil.copytree(saved, tmp_path / "c")
+    done = run("train_ddp", tmp_path, "--checkpoint_dir", tmp_path / "c", *flags, ranks=2)
+    assert done.exit_codes == [2, 2]
+    assert words in done.error_line
+    assert names(tmp_path / "c") == ["step-00000004"]
+
+
+def test_an_unwritable_checkpoint_folder_gets_one_line(run, tmp_path):
+    (tmp_path / "file").touch()  # also the superuser makes no folder below a file
+    done = run("train_ddp", tmp_path, "--checkpoint_dir", tmp_path / "file" / "c", ranks=2)
+    assert done.exit_codes == [2, 2]
+    assert done.error_line.startswith("error: checkpoint folder ")
+    assert "Not a directory" in done.error_line
+    assert not (tmp_path / "run").exists()
