@@ -15,6 +15,7 @@ import torch.distributed as dist
 from common.errors import RunFailed, UserError
 from common.runtime.orphans import die_with_parent
 from common.runtime.ranks import Ranks, current_ranks, node_address, rendezvous_environment
+from common.runtime.rendezvous import agree_on_attempt
 
 BACKENDS = ("nccl", "gloo")
 
@@ -134,7 +135,9 @@ def _rendezvous(ranks: Ranks, rendezvous_s: float = 300) -> dist.Store:
         except dist.DistError as error:
             first_line = str(error).splitlines()[0]
             raise RunFailed(f"rank {ranks.rank} found no rendezvous: {first_line}") from None
-        return dist.PrefixStore("ddplab", store)
+        store = dist.PrefixStore("ddplab", store)
+        attempt = agree_on_attempt(store, ranks.rank, ranks.world_size, rendezvous_s)
+        return dist.PrefixStore(attempt, store)
     meet = rendezvous_environment()
     host, port = node_address(meet["MASTER_ADDR"]), int(meet["MASTER_PORT"])
     return dist.TCPStore(host, port, ranks.world_size, is_master=ranks.is_main)

@@ -216,7 +216,7 @@ class DdpConfig(TrainingConfig):
 
     bucket_cap_mb: float | None = None
     """DDP's bucket cap in MiB; by default a first bucket of 1 MiB, then 25."""
-    gradient_as_bucket_view: bool = False
+    gradient_as_bucket_view: bool = True
     """Let gradients be views of DDP's buckets: one copy and their memory less."""
 
     def __post_init__(self) -> None:
