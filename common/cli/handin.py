@@ -18,7 +18,7 @@ class Handin:
     """Build and check lastname-firstname-assignN.tar.gz with the report of your newest run."""
 
     assignment: Annotated[str, tyro.conf.Positional]
-    """assignment0 or assignment2"""
+    """Such as assignment1."""
     name: str
     """lastname-firstname, in lower case."""
     run_dir: str | None = None

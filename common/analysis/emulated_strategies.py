@@ -1,0 +1,164 @@
+"""Steps of DDP and FSDP on emulated hosts, predicted from what was measured without either."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from common.analysis.assignment1 import TIMES, choose_folder, recorded_folder
+from common.analysis.strategy_times import EXCHANGING, StrategyTimes, read_strategies
+from common.errors import UserError
+from common.perfmodel.profile import BackwardProfile
+from common.perfmodel.step_time import (
+    LocalStep,
+    StepPrediction,
+    predict_ddp_step,
+    predict_fsdp_step,
+)
+from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_ready_times, read_table
+from common.runtime.paths import relative_to_project
+from common.runtime.run_directory import find_table, read_environment
+
+ALL_REDUCE, LOCAL, READY = "allreduce-samples.csv", "local-times.csv", "gradient-ready-times.csv"
+LOCAL_COLUMNS = ("accumulation", "round", "iteration", "rank", "before_time_ms", "update_time_ms")
+
+
+@dataclass(frozen=True, eq=False)
+class EmulatedStrategies:
+    """A comparison of strategies over one network, with what predicts it.
+
+    Attributes:
+        measured: the strategies in turn.
+        all_reduce: by size, over the same network.
+        profile: the last backward pass of a step, without communication.
+        local: the other parts of such a step, raw (local-times.csv).
+        left_out: why these are recorded measurements and not the reader's own; or None.
+    """
+
+    measured: StrategyTimes
+    all_reduce: AllReduceTable
+    profile: BackwardProfile
+    local: pd.DataFrame
+    left_out: str | None = None
+
+    @property
+    def network(self) -> str:
+        """Such as ``2 emulated hosts at 1 Gbit/s``."""
+        return self.measured.environment.get("network") or "an unknown network"
+
+    def local_step(self, accumulation: int) -> LocalStep:
+        """Medians over steps of the slowest rank's times.
+
+        Raises UserError where this accumulation was not measured without communication.
+        """
+        own = self.local[self.local["accumulation"] == accumulation]
+        if own.empty:
+            raise UserError(f"{LOCAL}: no steps with accumulation {accumulation}")
+        parts = own.groupby(["round", "iteration"])[["before_time_ms", "update_time_ms"]].max()
+        before_ms, update_ms = parts.median()
+        return LocalStep(before_ms / 1e3, self.profile, update_ms / 1e3)
+
+    def predict(self, strategy: str, accumulation: int) -> StepPrediction:
+        """A step of DDP or FSDP."""
+        local, curve = self.local_step(accumulation), self.all_reduce.curve
+        if strategy == "DDP":
+            return predict_ddp_step(local, curve, self.measured.settings.get("bucket_cap_mb"))
+        collectives = self.measured.collectives(strategy, accumulation)
+        return predict_fsdp_step(local, strategy, collectives, curve, self.measured.backend)
+
+    def table(self) -> pd.DataFrame:
+        """A row per accumulation and strategy: predicted and measured.
+
+        Columns: accumulation, strategy, computation_ms and exposed_ms (of the prediction),
+        predicted_ms, measured_ms, q25_ms, q75_ms, noise, error (of predicted against measured).
+        """
+        summary = self.measured.summary().rename(columns={"step_ms": "measured_ms"})
+        rows = summary[summary["strategy"].isin(EXCHANGING)]
+        found = [
+            self.predict(row.strategy, row.accumulation) for row in rows.itertuples(index=False)
+        ]
+        rows = rows.assign(
+            computation_ms=[step.computation_s * 1e3 for step in found],
+            exposed_ms=[step.exposed_communication_s * 1e3 for step in found],
+            predicted_ms=[step.total_s * 1e3 for step in found],
+        )
+        rows["error"] = rows["predicted_ms"] / rows["measured_ms"] - 1
+        columns = ["accumulation", "strategy", "computation_ms", "exposed_ms", "predicted_ms"]
+        return rows[[*columns, "measured_ms", "q25_ms", "q75_ms", "noise", "error"]].reset_index(
+            drop=True
+        )
+
+    def where_from(self) -> str:
+        """Whose data these are, and why there are none of the reader's own, as Markdown."""
+        what = self.measured.caption
+        if self.left_out:
+            return (
+                f"> **Recorded data, not yours** ({what}): {self.left_out}. "
+                "`uv run ddplab doctor` says whether this machine can emulate hosts."
+            )
+        if self.measured.recorded:
+            return (
+                f"> **Recorded data, not yours** ({what}). `uv run ddplab run assignment1` "
+                "measures here."
+            )
+        return f"> Measured in this run: {what}."
+
+
+def open_emulated(run_dir: str | Path | None = None) -> EmulatedStrategies:
+    """The strategies on the emulated hosts of a run, or the recorded ones where it has none.
+
+    Of several networks the slowest is taken.
+
+    Raises:
+        UserError: no such directory, tables that do not go together, or no recorded ones either.
+    """
+    folder = choose_folder(run_dir)
+    found = [read_emulated(path, folder) for path in folder.glob("emulated-*") if _complete(path)]
+    if found:
+        return min(found, key=_rate)
+    if folder.resolve() == recorded_folder().resolve():
+        raise UserError(f"{relative_to_project(folder)}: no runs on emulated hosts")
+    reason = None
+    if (folder / "environment.json").is_file():
+        reason = read_environment(folder).get("emulated_hosts_left_out")
+    recorded = open_emulated(recorded_folder())
+    return replace(recorded, left_out=reason or "the run that is shown measured none")
+
+
+def read_emulated(path: Path, folder: Path) -> EmulatedStrategies:
+    """The measurements in ``path``, a part of the run in ``folder``.
+
+    Raises UserError where they were made on different networks or numbers of ranks.
+    """
+    measured = read_strategies(find_table(path, TIMES), folder)
+    samples = find_table(path, ALL_REDUCE)
+    for name in (LOCAL, READY):
+        if not (measured.folder / name).is_file():
+            raise UserError(f"{relative_to_project(measured.folder)}: has {TIMES} but no {name}")
+    all_reduce = read_all_reduce(samples)
+    where = read_environment(samples.parent)
+    for name, value in (("network", where.get("network")), ("ranks", all_reduce.world_size)):
+        its = measured.ranks if name == "ranks" else measured.environment.get(name)
+        if value != its:
+            raise UserError(
+                f"{relative_to_project(path)}: {name} differs between {ALL_REDUCE} ({value}) and "
+                f"{TIMES} ({its}): they cannot be compared"
+            )
+    return EmulatedStrategies(
+        measured=measured,
+        all_reduce=all_reduce,
+        profile=read_ready_times(measured.folder / READY),
+        local=read_table(measured.folder / LOCAL, LOCAL_COLUMNS),
+    )
+
+
+def _complete(path: Path) -> bool:
+    return all(find_table(path, name) for name in (TIMES, ALL_REDUCE))
+
+
+def _rate(run: EmulatedStrategies) -> float:
+    """Of the slowest link, in bit/s."""
+    emulated = run.measured.environment.get("interconnect", {}).get("emulated") or {}
+    return min(emulated.get("rates_bit_per_s", [float("inf")]))
