@@ -117,13 +117,32 @@ class _Step:
         states = estimated_states(self.workload)
         base = {
             "parameters": self.sharding.of_parameters(states["parameters"]),
-            "gradients": self.sharding.of_gradients(named.pop("gradients", 0)),
+            "gradients": self.held_gradients(named.pop("gradients", 0), phase, block),
             "optimizer states": self.sharding.of_states(states["optimizer states"]),
         }
         base["batch"] = 16 * self.tokens  # tokens and targets
         base["communication"] = self.sharding.communication_bytes(self.config, phase, block)
         found = base | named
         return Moment(name, {key: found[key] for key in COMPONENTS if found.get(key)})
+
+    def held_gradients(self, gradients: int, phase: str, block: int) -> int:
+        """A rank's gradients, where they are not in DDP's buckets.
+
+        Views of buckets are made where gradients are exchanged: in a step's last backward pass.
+        FSDP keeps gradients whole from one micro-batch to the next, and a unit has its part only
+        when that last pass has gone through it.
+        """
+        accumulates = self.workload.gradient_accumulation > 1
+        if self.sharding.strategy == "DDP" and self.sharding.gradient_as_bucket_view:
+            return gradients if accumulates and phase != "update" else 0
+        if not self.sharding.shards or not accumulates:
+            return self.sharding.of_gradients(gradients)
+        layers = self.config.n_layer
+        blocks = {"backward": layers - block, "embedding": layers, "update": layers}.get(phase, 0)
+        reduced = FLOAT32 * blocks * self.block_parameters
+        if phase == "update":
+            reduced = self.all_gradients
+        return self.all_gradients - reduced + self.sharding.of_gradients(reduced)
 
     def saved(self, blocks: int, *, in_backward: bool = False) -> dict[str, int]:
         """Activations of the first ``blocks`` blocks, and the last norm's input.

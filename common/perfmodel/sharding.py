@@ -57,7 +57,7 @@ class Sharding:
     def communication_bytes(self, config: GPT2Config, phase: str, block: int = 1) -> int:
         """Buffers that exist because there are other ranks, in ``phase`` of a step.
 
-        DDP: its buckets, as large as all gradients unless these are views of them. Sharded: the
+        DDP: its buckets, as large as all gradients, which may be views of them. Sharded: the
         unit of the embeddings, gathered from the first use to the last, and blocks: gathered ones,
         and in the backward pass one whole gradient as made and one as handed over. FULL_SHARD has
         one block in use and one fetched ahead; SHARD_GRAD_OP keeps all from the forward pass until
@@ -72,7 +72,7 @@ class Sharding:
         """
         everything = FLOAT32 * config.num_parameters()
         if self.strategy == "DDP":
-            return 0 if self.gradient_as_bucket_view else everything
+            return everything
         if not self.shards or phase == "update":
             return 0
         per_block = FLOAT32 * config.parameters_per_layer()

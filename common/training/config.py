@@ -82,7 +82,7 @@ class TrainingConfig:
     profile_active: int = 6
     """Steps that are traced."""
     measure_memory: bool = False
-    """On a CPU, follow every allocation up to the third step, which is slow; on a GPU the
+    """On a CPU, follow the allocations of the third step, and trace after it; on a GPU the
     allocator's peak is always known."""
     save_every: int = 0
     """Make a checkpoint each so many steps and at the end; 0 for none."""

@@ -7,13 +7,15 @@ import itertools
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 
 from common.training.tracing import silence_profiler
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"  # proc(5): set the peak resident set size to the present one
-WATCHED = "watched step"
 
 
 class PeakMemory:
@@ -47,34 +49,32 @@ class PeakMemory:
 
 
 class AllocationWatch:
-    """Follows every allocation on a CPU from its start to the end of one step.
+    """The most that was allocated on a CPU during one step, to the byte.
 
-    The CPU's allocator keeps no counters, but tells the profiler of all it does. Watched from
-    before the model is built, nothing that a strategy keeps from step to step is left out.
+    The CPU's allocator keeps no counters, but tells the profiler of all that this thread allocates
+    and frees; what gloo's threads free it does not see. What is there before is counted:
+    parameters, optimizer states, and DDP's buckets, all as this rank has them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         silence_profiler(torch.device("cpu"))
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        held = [*model.parameters(), *filter(torch.is_tensor, states)]
+        self._held_bytes = sum(_local(tensor).nbytes for tensor in held)
+        if isinstance(model, DistributedDataParallel):
+            self._held_bytes += sum(parameter.nbytes for parameter in model.parameters())
         self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self._profiler.start()
-        self._step = None
-
-    def start_step(self) -> None:
-        """The step whose peak is wanted begins."""
-        self._step = record_function(WATCHED)
-        self._step.__enter__()
 
     def finish(self) -> int:
-        """End the step and the watching; the most bytes that were allocated during the step."""
-        self._step.__exit__(None, None, None)
+        """End the watching; the most bytes that were allocated at once."""
         self._profiler.stop()
         events = self._profiler.profiler.kineto_results.events()
-        began = next(event.start_ns() for event in events if event.name() == WATCHED)
-        memory = sorted(
-            (event for event in events if event.name() == "[memory]"), key=lambda e: e.start_ns()
-        )
-        totals = itertools.accumulate(event.nbytes() for event in memory)
-        during = [
-            total for total, event in zip(totals, memory, strict=True) if event.start_ns() >= began
-        ]
-        return max(during)
+        memory = [event for event in events if event.name() == "[memory]"]
+        changes = [event.nbytes() for event in sorted(memory, key=lambda e: e.start_ns())]
+        return self._held_bytes + max(itertools.accumulate(changes, initial=0))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -8,6 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+import torch
+from torch import nn
+
 from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
 from common.runtime.socket_bytes import sent_bytes
@@ -29,7 +32,7 @@ class StepLog:
     """Measures steps one after another, on every rank. Use as a context around all of them.
 
     A step's time ends before ranks exchange what they measured, so that each has its own; bytes
-    sent are those of the step, too. ``watch`` was started before the model was built.
+    sent are those of the step, too. ``model`` and ``optimizer`` are whose memory is looked at.
     """
 
     def __init__(
@@ -38,10 +41,12 @@ class StepLog:
         worker: Worker,
         recorder: Recorder,
         first: int,
-        watch: AllocationWatch | None,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
     ) -> None:
         self.config, self.worker = config, worker
-        self._first, self._watch = first, watch
+        self._first, self._model, self._optimizer = first, model, optimizer
+        self._watch: AllocationWatch | None = None
         self._table = recorder.stream("training-steps.csv", STEP_COLUMNS)
         self._memory = recorder.stream("memory.csv", MEMORY_COLUMNS)
         self._clock, self._peak = clock_for(worker.device), PeakMemory(worker.device)
@@ -71,9 +76,12 @@ class StepLog:
 
     def begin_step(self, index: int) -> None:
         """Step ``index`` begins."""
-        if self._watch and index == self._first + WATCHED_STEP:
-            self._watch.start_step()
-        if not self._watch and not self._step_traced:  # there can be one profiler at a time
+        looks_at_memory = self.config.measure_memory and self.worker.device.type == "cpu"
+        if looks_at_memory and index == self._first + WATCHED_STEP:
+            self._watch = AllocationWatch(self._model, self._optimizer)
+        # There can be one profiler at a time.
+        before = looks_at_memory and index <= self._first + WATCHED_STEP
+        if not before and not self._step_traced:
             self.traced_from = index
             self._step_traced = self._exits.enter_context(self._tracing)
         self._peak.start()
@@ -95,8 +103,7 @@ class StepLog:
                 "throughput_tokens_per_s": tokens / step_s,
                 "peak_memory_bytes": self._peak.peak_bytes(),
                 "sent_bytes": None if sent is None or self._sent is None else sent - self._sent,
-                # Following allocations makes steps slow, as the profiler does.
-                "profiled": bool(self._watch) or self._step_traced(),
+                "profiled": self._step_traced() if self._step_traced else bool(self._watch),
             }
         )
 

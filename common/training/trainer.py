@@ -25,12 +25,11 @@ from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import record_run
 from common.training.checkpoint_files import mark_stopped
 from common.training.config import TrainingConfig
-from common.training.memory_watch import AllocationWatch
 from common.training.parallel import gradient_sync, parallelise
 from common.training.resume import checkpoint_facts, free_run_id, open_checkpoints, run_facts
 from common.training.source import open_data
 from common.training.step import Batch, TrainingStep, build_model
-from common.training.step_log import WATCHED_STEP, StepLog
+from common.training.step_log import StepLog
 from common.training.stop_request import StopRequest, stop_requests
 from common.training.trace_tables import write_trace_tables
 
@@ -78,7 +77,6 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
         )
         return
 
-    watch = AllocationWatch() if watches_allocations(config, worker, first) else None
     # Each rank draws its own weights; the strategy gives all of them those of rank 0.
     model = build_model(workload, worker.device, config.seed + worker.rank)
     if config.precision == "float64":
@@ -106,7 +104,7 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
     ) as recorder:
         say(f"Tokens in shard: {data.lengths[0]:,}")
         began = time.perf_counter()
-        with StepLog(config, worker, recorder, first, watch) as log:
+        with StepLog(config, worker, recorder, first, model, step.optimizer) as log:
             for index in range(first, config.num_steps):
                 lr = learning_rate(index, config)
                 set_learning_rate(step.optimizer, lr)
@@ -171,9 +169,3 @@ def agree(loss: Tensor, stop: StopRequest, worker: Worker) -> tuple[float, bool]
     both = torch.tensor(own, dtype=torch.float64, device=worker.device)
     dist.all_reduce(both)
     return both[0].item() / worker.world_size, both[1].item() > 0
-
-
-def watches_allocations(config: TrainingConfig, worker: Worker, first: int) -> bool:
-    """Whether there is a step whose allocations are to be followed."""
-    enough = config.num_steps - first > WATCHED_STEP
-    return config.measure_memory and worker.device.type == "cpu" and enough
