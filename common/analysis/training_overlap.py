@@ -1,18 +1,19 @@
-"""What the steps of a training run went to under each strategy, from its traces."""
+"""What the steps of a training run went to under each strategy, as their traces say.
+
+The trainer reads its traces when it ends (``common.analysis.step_overlap``) and keeps what they say
+as tables: they are small enough to record, where traces are not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import pandas as pd
 
 from common.analysis.assignment1 import Training, TrainingRun
-from common.analysis.step_overlap import collectives_of, read_step_overlap
 from common.errors import UserError
 
-READ_RANKS = 2
-"""Traces that are read of a run: they are large, and ranks wait for each other."""
+OVERLAP, COLLECTIVES = "step-overlap.csv", "step-collectives.csv"
 TIMES = (
     *("step_ms", "computation_ms", "communication_ms", "overlap_ms"),
     *("exposed_communication_ms", "idle_ms"),
@@ -21,17 +22,10 @@ LEAST_BYTES = 1024
 """Smaller collectives are bookkeeping: the loss and the norm of the gradients."""
 
 
-def traces(run: TrainingRun) -> list[Path]:
-    """The traces of a run's first ranks, in their order."""
-    found = run.folder.glob("traces/*/rank*.json.gz")
-    by_rank = {int(path.name.removeprefix("rank").removesuffix(".json.gz")): path for path in found}
-    return [by_rank[rank] for rank in sorted(by_rank)][:READ_RANKS]
-
-
 def overlap_table(runs: Iterable[tuple[str, TrainingRun]]) -> pd.DataFrame:
     """A row per run that was traced: medians over the traced steps, of the slowest rank.
 
-    That is the one of the longest median step, among the first two. Medians need not add up.
+    That is the one of the longest median step. Medians need not add up.
 
     Args:
         runs: what each is called, and the run.
@@ -41,15 +35,19 @@ def overlap_table(runs: Iterable[tuple[str, TrainingRun]]) -> pd.DataFrame:
     """
     rows = []
     for name, run in runs:
-        paths = traces(run)
-        medians = [(read_step_overlap(path), path) for path in paths]
-        if not medians:
+        if not (run.folder / OVERLAP).is_file():
             continue
-        steps, path = max(medians, key=lambda found: found[0]["step_ms"].median())
+        traced = pd.read_csv(run.folder / OVERLAP)
+        if traced.empty:
+            continue
+        slowest = traced.groupby("rank")["step_ms"].median().idxmax()
+        steps = traced[traced["rank"] == slowest]
         row = {"name": name, "strategy": run.strategy, "steps": len(steps)}
         row |= steps[list(TIMES)].median().to_dict()
         row["hidden"] = (steps["overlap_ms"] / steps["communication_ms"]).median()
-        rows.append(row | {"collectives": collectives_per_step(path)})
+        collectives = pd.read_csv(run.folder / COLLECTIVES)
+        own = collectives[collectives["rank"] == slowest]
+        rows.append(row | {"collectives": collectives_per_step(own)})
     columns = ["name", "strategy", "steps", *TIMES, "hidden", "collectives"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -62,16 +60,9 @@ def training_overlap(training: Training) -> pd.DataFrame:
     return table
 
 
-def collectives_per_step(path: Path) -> str:
-    """What most traced steps exchanged: ``4 all_reduce``; those of unknown size count, too.
-
-    In some steps ranks also gather what they measured, which a median leaves out.
-    """
-    found = collectives_of(path)
-    small = found["size_bytes"].fillna(LEAST_BYTES) < LEAST_BYTES
-    by_step = found.assign(count=found["count"].where(~small, 0)).pivot_table(
-        index="step", columns="operation", values="count", aggfunc="sum", fill_value=0
-    )
-    counts = by_step.median()
-    named = [f"{count:g} {operation}" for operation, count in counts.items() if count]
-    return ", ".join(named) or "none"
+def collectives_per_step(found: pd.DataFrame) -> str:
+    """What a traced step exchanged: ``4 all_reduce``; those of unknown size count, too."""
+    large = found[found["size_bytes"].isna() | (found["size_bytes"] >= LEAST_BYTES)]
+    by_step = large.groupby(["operation", "step"])["count"].sum()
+    counts = by_step.groupby("operation").median()
+    return ", ".join(f"{count:g} {operation}" for operation, count in counts.items()) or "none"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
@@ -191,31 +190,30 @@ def test_memory_is_predicted_for_each_runs_own_micro_batch_and_sharding(tmp_path
     assert len(plots.memory_bars(memory_table(training), "")._repr_png_()[0]) > 10_000
 
 
-def write_trace(path: Path, computing: list[tuple], reducing: list[tuple], end_us: int) -> None:
-    """A trace of one step: operators of the main thread, and gloo's all-reduces in another."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    span = {"ph": "X", "pid": 1}
-    rows = [("ProfilerStep#5", "user_annotation", 1, (0, end_us))]
-    rows += [("aten::mm", "cpu_op", 1, times) for times in computing]
-    rows += [("gloo:all_reduce", "user_annotation", 2, times) for times in reducing]
-    events = [
-        span | {"name": name, "cat": kind, "tid": thread, "ts": start, "dur": stop - start}
-        for name, kind, thread, (start, stop) in rows
-    ]
-    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+def write_overlap(run: Path, rows: list[tuple]) -> None:
+    """What the trainer reads from traces: (rank, step, step, computing, communicating, both)."""
+    columns = ["rank", "step", "step_ms", "computation_ms", "communication_ms", "overlap_ms"]
+    table = pd.DataFrame(rows, columns=columns)
+    exposed = table["communication_ms"] - table["overlap_ms"]
+    idle = table["step_ms"] - table["computation_ms"] - exposed
+    table.assign(exposed_communication_ms=exposed, idle_ms=idle, copy_ms=0.0).to_csv(
+        run / "step-overlap.csv", index=False
+    )
+    sent = [(rank, step, "all_reduce", size, 1) for rank, step, *_ in rows for size in (8, 10**6)]
+    names = ["rank", "step", "operation", "size_bytes", "count"]
+    pd.DataFrame(sent, columns=names).to_csv(run / "step-collectives.csv", index=False)
 
 
 def test_overlap_is_that_of_the_slower_rank(tmp_path: Path) -> None:
     run = write_training(tmp_path / "ddp", "DDP", 2)
-    traces = run / "traces" / "ddp"
-    write_trace(traces / "rank0.json.gz", [(0, 1000)], [(500, 800)], 2000)
-    write_trace(traces / "rank1.json.gz", [(0, 6000)], [(5000, 8000)], 10_000)
+    write_overlap(run, [(0, 5, 2.0, 1.0, 0.3, 0.3), (1, 5, 10.0, 6.0, 3.0, 1.0)])
     training = open_training(tmp_path)
     row = training_overlap(training).iloc[0]
     # 6 ms computed and 3 communicated, of which 1 at once; the rest of 10 ms is neither
     assert (row["step_ms"], row["computation_ms"], row["communication_ms"]) == (10, 6, 3)
     assert (row["overlap_ms"], row["exposed_communication_ms"], row["idle_ms"]) == (1, 2, 2)
     assert row["hidden"] == pytest.approx(1 / 3)
+    assert row["collectives"] == "1 all_reduce"  # the one of 8 bytes is bookkeeping
     assert len(plots.overlap_bars(training_overlap(training), "")._repr_png_()[0]) > 10_000
     assert "DDP hides 33% of 3 ms" in words.overlap_sentence(training_overlap(training), training)
 
