@@ -24,6 +24,12 @@ RUN_BY_CI = {
     "assignments/assignment0/memory_analysis.py --model gpt2-xl",
     "uv run papermill notebooks/assignment2_part1_model.ipynb outputs/part1.ipynb": "uv run "
     "papermill --no-progress-bar notebooks/assignment2_part1_model.ipynb outputs/part1.ipynb",
+    "uv run ddplab data tokens --synthetic --output_dir outputs/tokens": "uv run ddplab data "
+    "tokens --synthetic --output_dir outputs/tokens",
+    "uv run torchrun --nproc_per_node=2 assignments/assignment1/train_ddp.py --data outputs/tokens "
+    "--config assignments/assignment1/configs/smoke.yaml --save_every 5": "uv run torchrun "
+    "--nproc_per_node=2 assignments/assignment1/train_ddp.py --data outputs/tokens "
+    "--config assignments/assignment1/configs/smoke.yaml --save_every 5",
     "uv run torchrun --nproc_per_node=2 assignments/assignment2/ddp_benchmark.py "
     "--config assignments/assignment2/configs/smoke.yaml --bucket_cap_mb 1 25": "uv run torchrun "
     "--nproc_per_node=2 assignments/assignment2/ddp_benchmark.py "
