@@ -10,6 +10,7 @@ import pandas as pd
 from common.analysis.assignment1 import TIMES, choose_folder, recorded_folder
 from common.analysis.strategy_times import EXCHANGING, StrategyTimes, read_strategies
 from common.errors import UserError
+from common.perfmodel.communication import Collective
 from common.perfmodel.profile import BackwardProfile
 from common.perfmodel.step_time import (
     LocalStep,
@@ -22,6 +23,8 @@ from common.runtime.paths import relative_to_project
 from common.runtime.run_directory import find_table, read_environment
 
 ALL_REDUCE, LOCAL, READY = "allreduce-samples.csv", "local-times.csv", "gradient-ready-times.csv"
+ALONE, COLLECTIVES = "alone-times.csv", "collective-times.csv"
+COLLECTIVE_COLUMNS = ("operation", "size_bytes", "round", "iteration", "rank", "time_ms")
 LOCAL_COLUMNS = ("accumulation", "round", "iteration", "rank", "before_time_ms", "update_time_ms")
 
 
@@ -34,6 +37,8 @@ class EmulatedStrategies:
         all_reduce: by size, over the same network.
         profile: the last backward pass of a step, without communication.
         local: the other parts of such a step, raw (local-times.csv).
+        alone: steps of FSDP on a mesh of one rank, raw (alone-times.csv).
+        collectives: those of FSDP's steps, each by itself, raw (collective-times.csv).
         left_out: why these are recorded measurements and not the reader's own; or None.
     """
 
@@ -41,6 +46,8 @@ class EmulatedStrategies:
     all_reduce: AllReduceTable
     profile: BackwardProfile
     local: pd.DataFrame
+    alone: pd.DataFrame
+    collectives: pd.DataFrame
     left_out: str | None = None
 
     @property
@@ -65,8 +72,33 @@ class EmulatedStrategies:
         local, curve = self.local_step(accumulation), self.all_reduce.curve
         if strategy == "DDP":
             return predict_ddp_step(local, curve, self.measured.settings.get("bucket_cap_mb"))
-        collectives = self.measured.collectives(strategy, accumulation)
-        return predict_fsdp_step(local, strategy, collectives, curve, self.measured.backend)
+        return predict_fsdp_step(
+            strategy,
+            self.alone_s(strategy, accumulation),
+            local.update_s,
+            self.measured.collectives(strategy, accumulation),
+            self.collective_s,
+            self.measured.backend,
+        )
+
+    def alone_s(self, strategy: str, accumulation: int) -> float:
+        """Seconds of a step of FSDP on a mesh of one rank: the slowest rank's, in the median."""
+        chosen = (self.alone["strategy"] == strategy) & (self.alone["accumulation"] == accumulation)
+        if not chosen.any():
+            raise UserError(f"{ALONE}: no steps of {strategy} with accumulation {accumulation}")
+        steps = self.alone[chosen].groupby(["round", "iteration"])["step_time_ms"].max()
+        return steps.median() / 1e3
+
+    def collective_s(self, collective: Collective) -> float:
+        """Seconds of a collective by itself: the slowest rank's, in the median."""
+        operation, size = self.collectives["operation"], self.collectives["size_bytes"]
+        chosen = (operation == collective.operation) & (size == collective.size_bytes)
+        if not chosen.any():
+            raise UserError(
+                f"{COLLECTIVES}: no {collective.operation} of {collective.size_bytes} bytes"
+            )
+        calls = self.collectives[chosen].groupby(["round", "iteration"])["time_ms"].max()
+        return calls.median() / 1e3
 
     def table(self) -> pd.DataFrame:
         """A row per accumulation and strategy: predicted and measured.
@@ -134,7 +166,7 @@ def read_emulated(path: Path, folder: Path) -> EmulatedStrategies:
     """
     measured = read_strategies(find_table(path, TIMES), folder)
     samples = find_table(path, ALL_REDUCE)
-    for name in (LOCAL, READY):
+    for name in (LOCAL, READY, ALONE, COLLECTIVES):
         if not (measured.folder / name).is_file():
             raise UserError(f"{relative_to_project(measured.folder)}: has {TIMES} but no {name}")
     all_reduce = read_all_reduce(samples)
@@ -151,6 +183,8 @@ def read_emulated(path: Path, folder: Path) -> EmulatedStrategies:
         all_reduce=all_reduce,
         profile=read_ready_times(measured.folder / READY),
         local=read_table(measured.folder / LOCAL, LOCAL_COLUMNS),
+        alone=read_table(measured.folder / ALONE, ("strategy", "accumulation", "step_time_ms")),
+        collectives=read_table(measured.folder / COLLECTIVES, COLLECTIVE_COLUMNS),
     )
 
 

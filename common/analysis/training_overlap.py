@@ -63,6 +63,10 @@ def training_overlap(training: Training) -> pd.DataFrame:
 def collectives_per_step(found: pd.DataFrame) -> str:
     """What a traced step exchanged: ``4 all_reduce``; those of unknown size count, too."""
     large = found[found["size_bytes"].isna() | (found["size_bytes"] >= LEAST_BYTES)]
-    by_step = large.groupby(["operation", "step"])["count"].sum()
-    counts = by_step.groupby("operation").median()
-    return ", ".join(f"{count:g} {operation}" for operation, count in counts.items()) or "none"
+    by_step = large.pivot_table(
+        index="step", columns="operation", values="count", aggfunc="sum", fill_value=0
+    )
+    # Rows are gathered after some of the steps: what most steps do not have is no part of a step.
+    counts = by_step.reindex(found["step"].unique(), fill_value=0).median()
+    named = [f"{count:g} {operation}" for operation, count in counts.items() if count]
+    return ", ".join(named) or "none"

@@ -15,12 +15,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pandas as pd
+import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from common.benchmarks.allreduce import rotated
 from common.benchmarks.layers import READY_COLUMNS, gradient_marks, ready_rows
 from common.data.synthetic import random_tokens
 from common.errors import UserError, unknown_name
+from common.perfmodel.communication import step_collectives
 from common.perfmodel.workload import Workload
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
@@ -28,14 +32,23 @@ from common.runtime.recorder import Recorder, record_run, require_not_negative, 
 from common.runtime.seeding import seed_everything
 from common.runtime.socket_bytes import sent_bytes
 from common.runtime.timing import clock_for
-from common.training.config import BaselineConfig, DdpConfig, FsdpConfig, TrainingConfig
+from common.training.config import (
+    FSDP_STRATEGIES,
+    BaselineConfig,
+    DdpConfig,
+    FsdpConfig,
+    TrainingConfig,
+)
 from common.training.parallel import gradient_sync, parallelise
 from common.training.step import TrainingStep, build_model
 
 STRATEGIES = ("single", "local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP")
+ALONE = "alone"
 TIME_COLUMNS = (
     *("strategy", "accumulation", "round", "iteration", "rank", "step_time_ms", "sent_bytes"),
 )
+ALONE_COLUMNS = ("strategy", "accumulation", "round", "iteration", "rank", "step_time_ms")
+COLLECTIVE_COLUMNS = ("operation", "size_bytes", "round", "iteration", "rank", "time_ms")
 LOCAL_COLUMNS = (
     *("accumulation", "round", "iteration", "rank"),
     *("before_time_ms", "backward_time_ms", "update_time_ms"),
@@ -49,7 +62,9 @@ class StrategyBenchmark:
     Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment1/compare_strategies.py
     --accumulations 1 4. Every visit to a strategy is a fresh instance. Writes strategy-times.csv
     (raw, one row per measured step and rank, with the bytes that the rank sent where its sockets
-    tell), local-times.csv and gradient-ready-times.csv (the computation without communication).
+    tell), local-times.csv and gradient-ready-times.csv (the computation without communication), and
+    with --parts alone-times.csv (FSDP on a mesh of one rank: its own work, without a message) and
+    collective-times.csv (each collective of an FSDP step by itself).
     Settings may also come from --config FILE (a YAML file; flags win).
     """
 
@@ -65,6 +80,8 @@ class StrategyBenchmark:
     """float32 or bfloat16."""
     bucket_cap_mb: float | None = None
     """DDP's, in MiB; by default a first bucket of 1 MiB, then 25."""
+    parts: bool = False
+    """Also measure, in the same rounds, what FSDP's steps are predicted from."""
     rounds: int = 3
     num_steps: int = 4
     """Measured steps per visit."""
@@ -103,6 +120,11 @@ class StrategyBenchmark:
             gradient_accumulation=accumulation,
         )
 
+    @property
+    def sharded(self) -> tuple[str, ...]:
+        """The strategies that are FSDP's."""
+        return tuple(name for name in self.strategies if name in FSDP_STRATEGIES)
+
     def strategy_config(self, strategy: str) -> TrainingConfig:
         """How the model is wrapped."""
         common = {"model": self.model, "precision": self.precision}
@@ -134,14 +156,26 @@ def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> 
     times = recorder.stream("strategy-times.csv", TIME_COLUMNS)
     local = recorder.stream("local-times.csv", LOCAL_COLUMNS)
     ready = recorder.stream("gradient-ready-times.csv", READY_COLUMNS)
-    arms = [(name, count) for count in settings.accumulations for name in settings.strategies]
+    alone = recorder.stream("alone-times.csv", ALONE_COLUMNS) if settings.parts else None
+    single = recorder.stream("collective-times.csv", COLLECTIVE_COLUMNS) if settings.parts else None
+    names = list(settings.strategies)
+    if settings.parts:
+        names += [f"{name} {ALONE}" for name in settings.sharded]
+    arms = [(name, count) for count in settings.accumulations for name in names]
+    mesh = _mesh_of_one(worker) if settings.parts else None
     progress = Progress(settings.rounds * len(arms), worker.is_main)
     for round_ in range(settings.rounds):
         for strategy, accumulation in rotated(arms, round_):
-            visit = _Visit(settings, strategy, accumulation, round_, worker)
+            name = strategy.removesuffix(f" {ALONE}")
+            is_alone = name != strategy
+            of_one = mesh if is_alone else None
+            visit = _Visit(settings, name, accumulation, round_, worker, of_one)
             rows = visit.run()
-            keys = {"strategy": strategy, "accumulation": accumulation, "round": round_}
-            times.write([keys | row for row in rows])
+            keys = {"strategy": name, "accumulation": accumulation, "round": round_}
+            if is_alone:
+                for row in rows:
+                    del row["sent_bytes"]
+            (alone if is_alone else times).write([keys | row for row in rows])
             if strategy == "local":
                 keys = {"accumulation": accumulation, "round": round_}
                 local.write([keys | row for row in visit.local_rows])
@@ -150,7 +184,43 @@ def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> 
             del visit
             gc.collect()  # DDP's hooks and buckets, FSDP's parameters
             progress.step(f"round {round_ + 1}, {strategy} × {accumulation}")
+        if single:
+            single.write([{"round": round_} | row for row in time_collectives(settings, worker)])
     return times.table()
+
+
+def _mesh_of_one(worker: Worker) -> DeviceMesh:
+    """A mesh in which this rank is alone; all ranks call this."""
+    groups = [dist.new_group([rank]) for rank in range(worker.world_size)]
+    return DeviceMesh.from_group(groups[worker.rank], worker.device.type)
+
+
+def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:
+    """Each collective of the FSDP strategies' steps by itself, one call right after another."""
+    config, ranks = settings.workload(1).config, worker.world_size
+    found = {
+        (collective.operation, collective.size_bytes)
+        for strategy in settings.sharded
+        for collective in step_collectives(config, strategy, ranks)
+    }
+    clock, rows = clock_for(worker.device), []
+    for operation, size_bytes in sorted(found):
+        whole = torch.zeros(size_bytes // 4, device=worker.device)
+        part = torch.zeros(size_bytes // 4 // ranks, device=worker.device)
+        worker.barrier()
+        for iteration in range(-1, settings.num_steps):
+            clock.wait()
+            start = clock.mark()
+            if operation == "all_gather":
+                dist.all_gather_into_tensor(whole, part)
+            else:
+                dist.reduce_scatter_tensor(part, whole)
+            end = clock.mark()
+            clock.wait()
+            key = {"operation": operation, "size_bytes": size_bytes, "iteration": iteration}
+            if iteration >= 0:
+                rows.append(key | {"time_ms": clock.elapsed_s(start, end) * 1e3})
+    return rows
 
 
 class _Visit:
@@ -163,6 +233,7 @@ class _Visit:
         accumulation: int,
         round_: int,
         worker: Worker,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         self.settings, self.strategy, self.worker = settings, strategy, worker
         self.round = round_
@@ -170,7 +241,7 @@ class _Visit:
         passes = accumulation * (worker.world_size if strategy == "single" else 1)
         workload = settings.workload(passes)
         config = settings.strategy_config(strategy)
-        self.model = parallelise(build_model(workload, worker.device), config, worker)
+        self.model = parallelise(build_model(workload, worker.device), config, worker, mesh)
         self.step = TrainingStep(
             workload,
             worker.device,

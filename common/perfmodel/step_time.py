@@ -1,17 +1,18 @@
 """How long a training step takes under DDP and FSDP, from what was measured without either.
 
-Three measurements go in: the step as one rank computes it without exchanging anything, beside the
-other ranks; an all-reduce's time by size; and the collectives of the strategy
-(``common.perfmodel.communication``).
+What goes in was measured apart: the step as one rank computes it without exchanging anything,
+beside the other ranks (for FSDP on a mesh of one rank, with its hooks and copies), and the time of
+each collective by itself. An all-gather is measured, not taken for half an all-reduce: between two
+hosts gloo's takes three quarters of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from common.perfmodel.collectives import AllReduceModel
-from common.perfmodel.communication import Collective, wire_bytes
+from common.perfmodel.communication import Collective
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.simulator import simulate_backward
 
@@ -49,17 +50,6 @@ class StepPrediction:
         return self.total_s - self.computation_s
 
 
-def collective_time_s(collective: Collective, network: AllReduceModel, backend: str) -> float:
-    """Seconds of one such collective: an all-reduce of its size, in proportion to what is sent.
-
-    A ring all-gather is the second half of an all-reduce and sends half as much; so does a
-    reduce-scatter on NCCL, where gloo's is an all-reduce.
-    """
-    whole = Collective("all_reduce", "", collective.size_bytes, 1, collective.group_size)
-    share = wire_bytes(collective, backend) / wire_bytes(whole, backend)
-    return float(network.time_s(collective.size_bytes)) * share
-
-
 def predict_ddp_step(
     local: LocalStep,
     network: AllReduceModel,
@@ -73,22 +63,30 @@ def predict_ddp_step(
 
 
 def predict_fsdp_step(
-    local: LocalStep,
     strategy: str,
+    alone_s: float,
+    update_s: float,
     collectives: Sequence[Collective],
-    network: AllReduceModel,
+    time_s: Callable[[Collective], float],
     backend: str,
 ) -> StepPrediction:
-    """A step of FSDP2 with these collectives; each rank updates its part of the parameters only.
+    """A step of FSDP2 with these collectives.
 
     On gloo nothing overlaps: FSDP2 waits for each collective where it is called. On NCCL it
     gathers ahead, and what is predicted is the least that can be seen: the communication that
-    does not fit beside forward and backward passes.
+    does not fit beside the computation.
+
+    Args:
+        strategy: its name.
+        alone_s: the step on a mesh of one rank, beside the other ranks: hooks and copies, too.
+        update_s: clipping and optimizer, of which a rank does its part.
+        collectives: of the step.
+        time_s: seconds of one of them by itself.
+        backend: ``gloo`` or ``nccl``.
     """
     shards = max((c.group_size for c in collectives if c.operation == "all_gather"), default=1)
-    computation_s = local.total_s - local.update_s * (1 - 1 / shards)
-    communication_s = sum(c.count * collective_time_s(c, network, backend) for c in collectives)
+    computation_s = alone_s - update_s * (1 - 1 / shards)
+    communication_s = sum(c.count * time_s(c) for c in collectives)
     if backend == "nccl":
-        beside_s = local.before_s + local.profile.backward_s
-        communication_s = max(0.0, communication_s - beside_s)
+        communication_s = max(0.0, communication_s - computation_s)
     return StepPrediction(strategy, computation_s + communication_s, computation_s)

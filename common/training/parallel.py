@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from common.training.config import TrainingConfig
 
 
-def parallelise(model: GPT2, config: TrainingConfig, worker: Worker) -> nn.Module:
+def parallelise(
+    model: GPT2, config: TrainingConfig, worker: Worker, mesh: DeviceMesh | None = None
+) -> nn.Module:
     """The model as the strategy trains it; all ranks then have rank 0's weights.
 
     DDP keeps everything on every rank and all-reduces gradients in buckets. FSDP2 spreads
@@ -32,6 +34,8 @@ def parallelise(model: GPT2, config: TrainingConfig, worker: Worker) -> nn.Modul
       the root's (embeddings and the last norm), which the backward pass begins with.
     * ``HYBRID_SHARD``: as ``FULL_SHARD`` within groups of ranks; gradients are then all-reduced
       between the groups.
+
+    ``mesh`` are the ranks that FSDP spreads the model over, by default all.
     """
     if config.strategy == "single":
         return model
@@ -46,7 +50,7 @@ def parallelise(model: GPT2, config: TrainingConfig, worker: Worker) -> nn.Modul
         dist.broadcast(parameter.data, src=0)
     if config.compile:
         check_compiler(worker.device)
-    mesh = make_mesh(config, worker)
+    mesh = mesh or make_mesh(config, worker)
     reshard = config.strategy != "SHARD_GRAD_OP"
     for block in model.blocks:
         if config.compile:

@@ -125,7 +125,8 @@ def write_emulated(folder: Path, network: str = "2 emulated hosts at 1 Gbit/s") 
 
     Without communication a step is 20 ms, its backward pass 10 ms, in which all 6,902,272
     parameters are ready at the end, and the update 4 ms. An all-reduce takes 1 ms and 10 ms more
-    for each MB.
+    for each MB. On a mesh of one rank FULL_SHARD takes 30 ms and SHARD_GRAD_OP 26. An all-gather
+    takes 2 ms of a block and 5 of the root, a reduce-scatter 3 and 7.
     """
     environment = {
         **{"world_size": 2, "network": network},
@@ -150,6 +151,31 @@ def write_emulated(folder: Path, network: str = "2 emulated hosts at 1 Gbit/s") 
         for iteration in range(3)
         for rank in range(2)
     ]
+    alone = [
+        {
+            **{"strategy": strategy, "accumulation": 1, "round": round_, "iteration": iteration},
+            **{"rank": rank, "step_time_ms": slower_ms - 1 + rank},
+        }
+        for strategy, slower_ms in (("FULL_SHARD", 30.0), ("SHARD_GRAD_OP", 26.0))
+        for round_, iteration in keys
+        for rank in range(2)
+    ]
+    config = GPT2Config.named("gpt2-nano")
+    block = 4 * config.parameters_per_layer()
+    root = 4 * config.num_parameters() - 6 * block
+    by_itself = {
+        **{("all_gather", block): 2.0, ("all_gather", root): 5.0},
+        **{("reduce_scatter", block): 3.0, ("reduce_scatter", root): 7.0},
+    }
+    collectives = [
+        {
+            **{"operation": operation, "size_bytes": size, "round": round_},
+            **{"iteration": iteration, "rank": rank, "time_ms": slower_ms - rank},
+        }
+        for (operation, size), slower_ms in by_itself.items()
+        for round_, iteration in keys
+        for rank in range(2)
+    ]
     times = {name: [[(100.0, 100.0)] * 3] * 2 for name in ("DDP", "FULL_SHARD", "SHARD_GRAD_OP")}
     write_run(
         folder / "compare",
@@ -158,6 +184,8 @@ def write_emulated(folder: Path, network: str = "2 emulated hosts at 1 Gbit/s") 
         strategy_times=strategy_rows(times, {}),
         local_times=local,
         gradient_ready_times=ready,
+        alone_times=alone,
+        collective_times=collectives,
     )
     sizes = (4, 10**6, 10**8)
     samples = [
@@ -181,18 +209,12 @@ def test_steps_on_emulated_hosts_are_predicted_as_by_hand(tmp_path: Path) -> Non
     bucket_ms = 1 + 4 * 6_902_272 / 1e5
     assert table.loc["DDP", "predicted_ms"] == pytest.approx(local_ms + bucket_ms, rel=1e-6)
     assert table.loc["DDP", "error"] == pytest.approx((local_ms + bucket_ms) / 100 - 1, rel=1e-6)
-    # FSDP over gloo: an all-gather is half an all-reduce, a reduce-scatter a whole one, one after
-    # another; half of the update. gpt2-nano has 6 blocks and the root.
-    config = run.measured.config
-    block_ms = 1 + 4 * config.parameters_per_layer() / 1e5
-    root = config.num_parameters() - 6 * config.parameters_per_layer()
-    root_ms = 1 + 4 * root / 1e5
-    once_ms = 6 * (block_ms / 2 + block_ms) + root_ms / 2 + root_ms
-    update_ms = local_ms - 4 / 2
-    assert table.loc["SHARD_GRAD_OP", "predicted_ms"] == pytest.approx(update_ms + once_ms)
-    again_ms = 6 * block_ms / 2
-    assert table.loc["FULL_SHARD", "predicted_ms"] == pytest.approx(update_ms + once_ms + again_ms)
-    assert table.loc["FULL_SHARD", "computation_ms"] == pytest.approx(update_ms)
+    # FSDP over gloo: one collective after another, and half of the update. gpt2-nano has 6 blocks
+    # and the root; FULL_SHARD gathers the blocks twice.
+    once_ms = 6 * (2 + 3) + 5 + 7
+    assert table.loc["SHARD_GRAD_OP", "predicted_ms"] == pytest.approx(26 - 4 / 2 + once_ms)
+    assert table.loc["FULL_SHARD", "predicted_ms"] == pytest.approx(30 - 4 / 2 + once_ms + 6 * 2)
+    assert table.loc["FULL_SHARD", "computation_ms"] == pytest.approx(30 - 4 / 2)
     text = words.emulated_sentence(run)
     assert "2 emulated hosts at 1 Gbit/s" in text
     assert len(plots.emulated_steps(run)._repr_png_()[0]) > 10_000
