@@ -48,7 +48,10 @@ class Stage:
         """The stage's own settings as flags."""
         flags = []
         for name, value in self.settings.items():
-            flags += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+            if isinstance(value, bool):
+                flags.append(f"--{name}" if value else f"--no-{name}")
+            else:
+                flags += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
         return flags
 
 
