@@ -176,7 +176,7 @@ class GPT2(nn.Module):
         if self.loss_chunks > 1:
             return self.loss_in_pieces(x, self.wte.weight, targets, self.loss_chunks)
         logits = F.linear(x, self.wte.weight).flatten(0, 1)
-        exact = torch.promote_types(logits.dtype, torch.float32)
+        exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
         return F.cross_entropy(logits.to(exact), targets.flatten())
 
     def has_dropout(self) -> bool:
