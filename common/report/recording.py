@@ -68,10 +68,14 @@ def _copy_description(source: Path, target: Path) -> None:
     }
     write_atomically(target / "environment.json", json.dumps(environment, indent=1))
     config = yaml.safe_load((source / "config.yaml").read_text())
-    kept = {key: value for key, value in config.items() if key not in ("output_dir", "run_id")}
+    kept = {
+        key: value
+        for key, value in config.items()
+        if key not in ("output_dir", "run_id") and not os.path.isabs(str(value))
+    }
     write_atomically(target / "config.yaml", yaml.safe_dump(kept, sort_keys=False))
 
 
 def _without_paths(command: str) -> str:
     """The command without the options that only say where its files were."""
-    return re.sub(r" --(output[_-]dir|run[_-]id) \S+", "", command)
+    return re.sub(r" --(output[_-]dir|run[_-]id|\S+ (?=/)) ?\S+", "", command)
