@@ -15,8 +15,18 @@ ALLOWED = {
     "data": {"errors", "runtime"},
     "perfmodel": {"errors"},
     "analysis": {"errors", "perfmodel", "runtime"},
-    "training": {"errors", "runtime", "models", "data", "perfmodel", "analysis"},
-    "benchmarks": {"errors", "runtime", "models", "data", "perfmodel", "analysis", "training"},
+    "scheduling": {"errors", "runtime", "data"},
+    "training": {"errors", "runtime", "models", "data", "perfmodel", "analysis", "scheduling"},
+    "benchmarks": {
+        "errors",
+        "runtime",
+        "models",
+        "data",
+        "perfmodel",
+        "analysis",
+        "scheduling",
+        "training",
+    },
     "cluster": {"errors", "runtime"},
     "report": {"errors", "runtime", "cluster", "perfmodel", "analysis"},
     "studies": {
@@ -28,6 +38,7 @@ ALLOWED = {
         "report",
         "benchmarks",
         "training",
+        "scheduling",
         "models",
         "data",
     },
@@ -76,6 +87,7 @@ def test_every_room_has_a_rule() -> None:
         *("common.analysis.assignment0_throughput", "common.analysis.assignment1"),
         *("common.analysis.strategy_plots", "common.analysis.strategy_narrative"),
         *("common.analysis.training_plots", "common.analysis.training_narrative"),
+        *("common.scheduling.partition", "common.scheduling.modes", "common.data.text_lengths"),
     ],
 )
 def test_predicting_and_reading_do_not_import_torch(module: str) -> None:

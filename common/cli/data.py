@@ -1,4 +1,4 @@
-"""``ddplab data``: keep a run's measurements for others, or make token shards to train on."""
+"""``ddplab data``: measurements kept for others, token shards to train on, lengths of texts."""
 
 from __future__ import annotations
 
@@ -134,6 +134,42 @@ class Tokens:
         return encode(pieces, vocabulary, self.max_tokens)
 
 
+@dataclass(frozen=True)
+class TextLengths:
+    """Record how long the texts of training splits are, for ``--dataset synthetic`` to draw from.
+
+    Lengths are in tokens with [CLS] and [SEP], before any cut. Offline: --dataset_dir FOLDER with
+    the files and --tokenizer FOLDER with BERT's vocab.txt.
+    """
+
+    datasets: tuple[str, ...] = ("sst2", "ag_news", "imdb")
+    """Data sets; all of their training split is read."""
+    dataset_dir: str = "datasets"
+    """Folder of local files; else they come from the hub or its cache."""
+    tokenizer: str = "bert-base-uncased"
+    """A transformers model or a local folder."""
+    output_dir: str = "data/text-lengths"
+    """Where a CSV per data set goes."""
+
+    def run(self) -> None:
+        """Write the tables and say what is in them."""
+        from common.data.text import load_texts, open_tokenizer
+        from common.data.text_lengths import LengthDistribution, write_text_lengths
+
+        logging.getLogger("common").setLevel(logging.INFO)  # progress
+        tokenizer = open_tokenizer(self.tokenizer)
+        for name in self.datasets:
+            texts = load_texts(name, "train", dataset_dir=self.dataset_dir).texts
+            lengths = [len(tokens) for tokens in tokenizer.encode(texts)]
+            found = LengthDistribution.of(lengths, name)
+            path = write_text_lengths(found, Path(self.output_dir))
+            median, p95 = found.quantile([0.5, 0.95])
+            print(
+                f"{path}: {found.num_texts:,} texts, mean {found.mean:.1f} tokens, median "
+                f"{median}, P95 {p95}, longest {found.lengths[-1]}"
+            )
+
+
 SOURCES = ("text", "dataset", "synthetic")
 SOURCES_OF = {
     **dict.fromkeys(("dataset_config", "split", "text_column"), ("dataset",)),
@@ -145,11 +181,12 @@ SOURCES_OF = {
 
 @dataclass(frozen=True)
 class Data:
-    """Keep measurements for others (record), or make token shards to train on (tokens)."""
+    """Keep measurements for others, make token shards to train on, or measure lengths of texts."""
 
     what: Annotated[
         Annotated[Record, tyro.conf.subcommand("record")]
-        | Annotated[Tokens, tyro.conf.subcommand("tokens")],
+        | Annotated[Tokens, tyro.conf.subcommand("tokens")]
+        | Annotated[TextLengths, tyro.conf.subcommand("text-lengths")],
         tyro.conf.arg(name=""),
     ]
 

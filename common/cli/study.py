@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import tyro
+
+from common.errors import UserError
 
 STUDIES = {
     "emulation": ("emulation", "EmulationStudy", "links and left-overs of emulated hosts", 15),
@@ -16,6 +18,7 @@ STUDIES = {
     "equivalence": ("equivalence", "EquivalenceStudy", "DDP and FSDP compute the same numbers", 3),
     "survival": ("survival", "SurvivalStudy", "killed runs, damaged checkpoints", 15),
     "trainer": ("trainer", "TrainerStudy", "our trainer beside theirs, and its checkpoints", 8),
+    "micro-batches": ("micro_batches", "MicroBatchStudy", "dynamic micro-batches on real texts", 9),
 }
 """Study → its module below common.studies, which has ``run_study``; its settings; what it shows;
 and minutes on two cores."""
@@ -32,13 +35,20 @@ class Study:
     """Which one."""
     output_dir: str = "outputs/studies"
     """Where its run directory goes."""
+    dataset_dir: str = ""
+    """Folder of the real texts, for micro-batches; by default datasets."""
 
     def run(self) -> None:
         """Run it and say where the results are."""
         from common.report.progress import StageProgress
 
-        name, settings, *_ = STUDIES[self.what]
+        name, settings_name, *_ = STUDIES[self.what]
         module = importlib.import_module(f"common.studies.{name}")
+        settings = getattr(module, settings_name)()
+        if self.dataset_dir:
+            if not hasattr(settings, "dataset_dir"):
+                raise UserError(f"--dataset_dir: study {self.what} reads no texts")
+            settings = replace(settings, dataset_dir=self.dataset_dir)
         progress = StageProgress()
-        path = module.run_study(getattr(module, settings)(), self.output_dir, progress)
+        path = module.run_study(settings, self.output_dir, progress)
         progress.say(f"Done in {progress.elapsed_s:.0f} s: {path}")

@@ -25,6 +25,7 @@ WORDS = (
     "not enough memory",  # the same on Windows
     "CUBLAS_STATUS_ALLOC_FAILED",
     "std::bad_alloc",
+    "could not create a primitive",  # oneDNN, which does not say why
 )
 
 

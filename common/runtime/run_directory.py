@@ -118,6 +118,7 @@ class SampleStream:
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self.path = path
         self.columns = list(columns)
+        path.parent.mkdir(exist_ok=True)  # a table may lie in a folder of the run
         self._partial = path.with_name(f"{path.name}.partial")
         self._file = self._partial.open("w", newline="")
         self._writer = csv.writer(self._file)

@@ -27,6 +27,7 @@ from common.training.checkpoint_files import mark_stopped
 from common.training.config import TrainingConfig
 from common.training.parallel import gradient_sync, parallelise
 from common.training.resume import checkpoint_facts, free_run_id, open_checkpoints, run_facts
+from common.training.schedule import cosine, set_learning_rate
 from common.training.source import open_data
 from common.training.step import Batch, TrainingStep, build_model
 from common.training.step_log import StepLog
@@ -139,17 +140,8 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
 
 
 def learning_rate(step: int, config: TrainingConfig) -> float:
-    """Of step ``step`` (from 0): linear warm-up, then a cosine from ``lr`` down to ``min_lr``."""
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / (config.warmup_steps + 1)
-    done = (step - config.warmup_steps) / (config.num_steps - config.warmup_steps)
-    return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * done)) / 2
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Of all parameter groups."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+    """Of step ``step`` (from 0)."""
+    return cosine(step, config.lr, config.min_lr, config.warmup_steps, config.num_steps)
 
 
 def is_due(done: int, save_every: int) -> bool:

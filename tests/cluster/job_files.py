@@ -16,6 +16,10 @@ TRAIN = (
     "--device cpu --global_batch_size 2 --micro_batch_size 1 --seq_len 16 --num_steps 3 "
     f"--no-profile {SGD}"
 )
+TEXTS = (
+    "--device cpu --vocab_size 64 --max_train_samples 64 --max_length 16 --global_batch 4 "
+    "--max_local_batch_cap 4"
+)
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,21 @@ CASES = {
         PER_NODE[1] | {"MODEL": "gpt2-pico", "STRATEGY": "SHARD_GRAD_OP", "FLAGS": TRAIN},
         tables={"training-steps.csv": 3 * 2},
         says="FSDP training with SHARD_GRAD_OP completed!",
+    ),
+    "launch-micro-batches": Case(
+        PER_NODE[2]
+        | {"MODE": "dynamic", "DATASET": "synthetic", "MODEL_NAME": "small"}
+        | {"FLAGS": f"{TEXTS} --steps 3 --eval_samples 4 --warmup_steps 1 --discard_steps 1"},
+        ("--nodes=2",),
+        tables={"losses.csv": 3, "evaluations.csv": 1},
+        says="after 3 steps: accuracy",
+    ),
+    "launch-compare-modes": Case(
+        PER_NODE[1]
+        | {"DATASET": "synthetic", "MODEL_NAME": "small"}
+        | {"FLAGS": f"{TEXTS} --steps 2 --warmup 1 --slow_steps 0"},
+        ONE_NODE,
+        tables={"mode-times.csv": 8 * 2 * 2},  # seven modes and the control × steps × ranks
     ),
     "selftest": Case(PER_NODE[2] | {"FLAGS": "--device cpu"}, says="2 ranks on 2 hosts"),
     "launch-report": Case(says="report.pdf"),

@@ -1,0 +1,267 @@
+"""Every mode of choosing micro-batches, in rotated order, step by step on the same global batches.
+
+The learning rate is 0, so that the weights stay what they are: modes that make a step of the same
+texts must then find the same loss, which is written down beside the times. Modes that choose other
+texts are measured in the same rotation and marked. A control has texts of equal length, as many
+tokens as the best plan has: what its ranks wait for is not for the schedule to remove.
+
+Afterwards one rank is slowed down on purpose, without telling the planner.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from common.benchmarks.allreduce import rotated
+from common.data.text import TokenizedTexts
+from common.errors import UserError
+from common.runtime.process_group import Worker, process_group
+from common.runtime.progress import Progress
+from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
+from common.scheduling.cost import TokensCost, TokensSquaredCost
+from common.scheduling.loader import AheadLoader, MicroBatch
+from common.scheduling.modes import SAME_BATCH, Planner, StepPlan
+from common.scheduling.speeds import RankCosts
+from common.training.cost_calibration import calibrate
+from common.training.micro_batch_config import TextSettings, slow_factor_of
+from common.training.micro_batch_log import batch_facts, part_facts, split_exchange
+from common.training.text_task import Task, open_task, planner_for, task_facts
+
+ARMS = {
+    "static": "static",
+    "dynamic": "dynamic",
+    "dynamic_tokens_sq": "dynamic",
+    "dynamic_calibrated": "dynamic",
+    "karmarkar_karp": "karmarkar_karp",
+    "length_grouped": "length_grouped",
+    "token_budget": "token_budget",
+}
+"""Name in the tables and mode of the planner."""
+CONTROL = "control"
+MODE_COLUMNS = (
+    *("mode", "same_batch", "step", "rank", "order", "global_batch", "local_batch"),
+    *("max_seq_len_in_batch", "padded_tokens", "tokens", "step_time_ms", "compute_time_ms"),
+    *("waiting_time_ms", "communication_time_ms", "planning_time_ms", "planning_work_ms", "loss"),
+)
+SLOW_COLUMNS = (
+    *("mode", "step", "rank", "slow_factor", "estimated_factor", "optimum_ms", "local_batch"),
+    *("max_seq_len_in_batch", "padded_tokens", "tokens", "step_time_ms", "compute_time_ms"),
+    *("waiting_time_ms", "communication_time_ms", "planning_time_ms", "planning_work_ms"),
+)
+
+
+@dataclass(frozen=True)
+class ModeComparison(TextSettings):
+    """Time every mode of choosing micro-batches on the same global batches, in rotated order.
+
+    Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment3/compare_modes.py
+    --dataset sst2 --model_name small. Writes mode-times.csv (a row per step, mode and rank: the
+    step, computing, waiting, planning apart), calibration.csv and slow-rank.csv.
+    Settings may also come from --config FILE (a YAML file; flags win).
+    """
+
+    steps: int = 60
+    """Global batches; each is one step of every mode."""
+    warmup: int = 5
+    """Global batches before the measured ones."""
+    slow_steps: int = 40
+    """Steps of each mode with one rank slowed down; 0 to leave that out."""
+    slow_rank: int = -1
+    """The rank that is slowed down; -1 is the last."""
+    slow_factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "steps")
+        require_not_negative(self, "warmup", "slow_steps")
+        if not 1 < self.slow_factor < float("inf"):
+            raise UserError(f"slow_factor is {self.slow_factor}; it must be above 1 and finite")
+
+
+def main(settings: ModeComparison) -> None:
+    """Run the comparison and print each mode's median ratio to static."""
+    with process_group(settings.device, settings.backend) as worker:
+        if worker.world_size < 2:
+            raise UserError("compare_modes needs 2 ranks or more; start it with torchrun")
+        settings.check_ranks(worker.world_size)
+        slow_rank = settings.slow_rank if settings.slow_rank >= 0 else worker.world_size - 1
+        is_slowed = settings.slow_steps and worker.device.type == "cpu"
+        factor = slow_factor_of(worker, slow_rank, settings.slow_factor) if is_slowed else 1.0
+        task = open_task(settings, worker, eval_samples=1)
+        for group in task.step.optimizer.param_groups:
+            group["lr"] = 0.0
+        with record_run(
+            *(settings, "compare_modes", worker), recorded_settings=task_facts(task, worker)
+        ) as recorder:
+            ranks = calibrate(settings, task, worker, recorder)
+            ratios = compare(settings, task, ranks, worker, recorder)
+            if is_slowed:
+                task.step.exchange.slow_factor = factor
+                slowdown = [1.0] * worker.world_size
+                slowdown[slow_rank] = settings.slow_factor
+                compare_slowed(settings, task, ranks, slowdown, worker, recorder)
+            if worker.is_main:
+                for mode, ratio in ratios.items():
+                    print(f"{mode:20s} {ratio:5.2f} of static's step (median)")
+                print(f"Written to {recorder.run.path}")
+
+
+def compare(
+    settings: ModeComparison, task: Task, ranks: RankCosts, worker: Worker, recorder: Recorder
+) -> dict[str, float]:
+    """All modes over all global batches; on rank 0 the median ratio of each to static."""
+    table = recorder.stream("mode-times.csv", MODE_COLUMNS)
+    costs = {name: TokensCost() for name in ARMS}
+    costs |= {"dynamic_tokens_sq": TokensSquaredCost(), "dynamic_calibrated": ranks.costs}
+    plans = {
+        name: functools.partial(_plan, planner_for(settings, mode, task, worker), task, costs[name])
+        for name, mode in ARMS.items()
+    }
+    control = control_texts(settings, task, plans["dynamic"], worker)
+    ratios: dict[str, list[float]] = {}
+    visits = [
+        (name, step, order)
+        for step in range(-settings.warmup, settings.steps)
+        for order, name in enumerate(rotated([*ARMS, CONTROL], step + settings.warmup))
+    ]
+    progress = Progress(len(visits), worker.is_main)
+    with AheadLoader(task.train, worker.rank, pin=worker.device.type == "cuda") as loader:
+
+        def request(visit: tuple[str, int, int]) -> None:
+            name, step, _ = visit
+            at = step + settings.warmup
+            if name == CONTROL:
+                loader.request(
+                    functools.partial(plans["static"], at, control.lengths), data=control
+                )
+            else:
+                loader.request(functools.partial(plans[name], at))
+
+        rows: list[dict] = []
+        for index, (name, step, order) in enumerate(visits):
+            found = _one_step(task, loader, visits, index, request)
+            same = ARMS.get(name) in SAME_BATCH
+            keys = {"mode": name, "same_batch": same, "step": step, "order": order}
+            rows.append(keys | found)
+            progress.step(f"step {step}, {name}")
+            if index + 1 == len(visits) or visits[index + 1][1] != step:
+                slowest = _write(table, rows, worker) if step >= 0 else {}
+                for mode, time_ms in slowest.items():
+                    ratios.setdefault(mode, []).append(time_ms / slowest["static"])
+                rows = []
+    return {mode: float(np.median(values)) for mode, values in ratios.items()}
+
+
+def compare_slowed(
+    settings: ModeComparison,
+    task: Task,
+    ranks: RankCosts,
+    slowdown: Sequence[float],
+    worker: Worker,
+    recorder: Recorder,
+) -> None:
+    """Steps with a slowed rank: planned without knowing, found out by calibration, and told.
+
+    ``optimum_ms`` is the bottleneck of the best plan for ranks as slow as they are.
+    """
+    table = recorder.stream("slow-rank.csv", SLOW_COLUMNS)
+    planner = planner_for(settings, "dynamic", task, worker)
+    told = [cost.scaled(by) for cost, by in zip(ranks.costs, slowdown, strict=True)]
+    before = {"dynamic": ranks.costs, "told": told}
+    arms = ("dynamic", "dynamic_calibrated", "told")
+    visits = [
+        (name, step, order)
+        for step in range(settings.slow_steps)
+        for order, name in enumerate(rotated(arms, step))
+    ]
+    with AheadLoader(task.train, worker.rank) as loader:
+
+        def request(visit: tuple[str, int, int]) -> None:
+            name, step, _ = visit
+            costs = before.get(name, ranks.costs)
+            loader.request(functools.partial(_plan, planner, task, costs, step))
+
+        rows: list[dict] = []
+        for index, (name, step, _) in enumerate(visits):
+            refine = name == "dynamic_calibrated" and step % settings.refine_every == 0
+            if refine and step:
+                ranks.update(worker.gather(ranks.own_ratio))
+            found = _one_step(task, loader, visits, index, request)
+            plan = found.pop("plan")
+            optimum_s = max(
+                float(cost(batch, longest))
+                for cost, batch, longest in zip(told, plan.local_batch, plan.longest, strict=True)
+            )
+            del found["loss"], found["global_batch"]
+            if name == "dynamic_calibrated":
+                ranks.note(
+                    *(found["local_batch"], found["max_seq_len_in_batch"]),
+                    found["compute_time_ms"] / 1e3,
+                )
+            factors = ranks.factors
+            keys = {"mode": name, "step": step, "slow_factor": slowdown[worker.rank]}
+            keys |= {"estimated_factor": factors[worker.rank], "optimum_ms": optimum_s * 1e3}
+            rows.append(keys | found)
+            if index + 1 == len(visits) or visits[index + 1][1] != step:
+                _write(table, rows, worker)
+                rows = []
+
+
+def control_texts(
+    settings: ModeComparison, task: Task, plan: Callable[[int], StepPlan], worker: Worker
+) -> TokenizedTexts:
+    """The same texts, each cut or repeated to one length: that of a rank's share of a good plan."""
+    share = settings.global_batch / worker.world_size
+    bottlenecks = [plan(step).padded_tokens.max() for step in range(20)]
+    length = max(3, round(float(np.median(bottlenecks)) / share))
+    tokens = [(own * (length // len(own) + 1))[:length] for own in map(list, task.train.tokens)]
+    return replace(task.train, tokens=tokens, lengths=np.full(len(tokens), length))
+
+
+def _plan(
+    planner: Planner, task: Task, cost: object, step: int, lengths: np.ndarray | None = None
+) -> StepPlan:
+    plan = planner(step, cost, task.limits)
+    return plan if lengths is None else replace(plan, lengths=lengths)
+
+
+def _one_step(
+    task: Task,
+    loader: AheadLoader,
+    visits: Sequence[tuple[str, int, int]],
+    index: int,
+    request: Callable[[tuple[str, int, int]], None],
+) -> dict:
+    """The step of visit ``index``, while the next one is being planned; its facts on this rank."""
+    if not len(loader):
+        request(visits[index])
+
+    def next_batch() -> MicroBatch:
+        batch = loader.take()
+        if index + 1 < len(visits):
+            request(visits[index + 1])
+        return batch
+
+    parts, batch = task.step.run(next_batch)
+    plan = batch.plan
+    facts = {"global_batch": plan.global_batch, "loss": parts.loss, "plan": plan}
+    return batch_facts(batch) | part_facts(parts, batch) | facts
+
+
+def _write(table, rows: list[dict], worker: Worker) -> dict[str, float]:
+    """Divide each row's exchange into its parts and write; the slowest rank's time by mode."""
+    for row in rows:
+        row.pop("plan", None)
+    gathered = worker.gather(rows)
+    own, slowest = [], {}
+    for ranks in zip(*gathered, strict=True):
+        loss = sum(row["loss"] for row in ranks) if "loss" in ranks[0] else None
+        row = split_exchange(ranks)[worker.rank]
+        own.append(row if loss is None else row | {"loss": loss})
+        slowest[row["mode"]] = max(one["step_time_ms"] for one in ranks)
+    table.write(own)
+    return slowest

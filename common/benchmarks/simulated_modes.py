@@ -1,0 +1,239 @@
+"""The slowest rank's step in every mode on up to thousands of ranks, and how long planning takes.
+
+Nothing is trained: a step costs what the calibrated model says of each rank's micro-batch.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from common.data.text_lengths import LengthDistribution, read_text_lengths
+from common.errors import UserError
+from common.runtime.progress import Progress
+from common.runtime.recorder import (
+    record_run,
+    require_not_negative,
+    require_positive,
+    single_device,
+)
+from common.scheduling.cost import CalibratedCost, Cost, TokensCost, TokensSquaredCost
+from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
+from common.scheduling.packing import karmarkar_karp, largest_first
+from common.scheduling.partition import min_max_contiguous
+
+COLUMNS = (
+    *("dataset", "world_size", "global_batch", "draw", "mode", "same_batch"),
+    *("bottleneck_ms", "lower_bound_ms", "padded_tokens", "tokens", "samples"),
+)
+PLANNING_COLUMNS = ("world_size", "global_batch", "cost", "repeat", "time_ms")
+PACKED = {"packed_largest_first": largest_first, "packed_karmarkar_karp": karmarkar_karp}
+WARMUP_PLANS = 5
+
+
+@dataclass(frozen=True)
+class ModeSimulation:
+    """Simulate a step of every mode on many ranks, and time the planning of dynamic batches.
+
+    Each draw takes the lengths of a data set from a recorded distribution. Modes that share their
+    global batches are given one step of it. Those that form their own batches (same_batch False)
+    are given all steps of its first epoch, and a row holds the means over these: compare them by
+    bottleneck_ms / samples. The packed rows pad nothing: what could be had without padding.
+
+    Writes simulated-bottlenecks.csv (a row per data set, world size, draw and mode) and
+    planning-times.csv (a row per plan; a plan's time is from lengths to each rank's indices).
+    lower_bound_ms is valid for every partition of the same samples, padded or not (see
+    lower_bound_s). Settings may also come from --config FILE (a YAML file; flags win).
+    """
+
+    datasets: tuple[str, ...] = ("sst2", "ag_news", "imdb")
+    """Recorded length distributions, under data/text-lengths."""
+    world_sizes: tuple[int, ...] = (8, 32, 128, 512, 1024)
+    rank_batch: int = 12
+    """Samples a rank has on average: the global batch is this times the world size."""
+    draws: int = 5
+    """Data sets drawn for each world size."""
+    samples: int = 50_000
+    """Texts in each of them; at least two global batches are drawn."""
+    max_length: int = 256
+    """Tokens after which a text is cut."""
+    c0_s: float = 3e-3
+    """Of a step's cost c0 + c1·b·m + c2·b·m² in seconds; defaults are the small encoder's on a
+    laptop core."""
+    c1_s: float = 1.2e-4
+    c2_s: float = 1e-8
+    planning_world_sizes: tuple[int, ...] = (64, 1024)
+    """Sizes whose planning is timed, each with the global batch in the same place."""
+    planning_batches: tuple[int, ...] = (512, 4096)
+    planning_repeats: int = 30
+    """Plans timed of each size and cost."""
+    seed: int = 42
+    output_dir: str = "outputs/assignment3"
+    run_id: str = ""
+    """Name of the run directory below output_dir; made up by default."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rank_batch", "draws", "samples", "planning_repeats")
+        require_not_negative(self, "seed")
+        if self.max_length < 1:
+            raise UserError(f"max_length is {self.max_length}; a text keeps at least 1 token")
+        for name in ("datasets", "world_sizes"):
+            if not getattr(self, name):
+                raise UserError(f"{name} is empty; give at least one")
+        for name in ("world_sizes", "planning_world_sizes", "planning_batches"):
+            if min(getattr(self, name), default=1) < 1:
+                raise UserError(f"{name}: {min(getattr(self, name))}; each is at least 1")
+        if len(self.planning_world_sizes) != len(self.planning_batches):
+            raise UserError(
+                f"planning_batches has {len(self.planning_batches)} values and "
+                f"planning_world_sizes {len(self.planning_world_sizes)}; one batch for each"
+            )
+        for ranks, batch in zip(self.planning_world_sizes, self.planning_batches, strict=True):
+            if batch < ranks:
+                raise UserError(f"planning_batches: {batch} samples for {ranks} ranks; too few")
+        _ = self.cost
+
+    @property
+    def cost(self) -> CalibratedCost:
+        """The cost of every rank."""
+        return CalibratedCost(self.c0_s, self.c1_s, self.c2_s)
+
+
+def main(settings: ModeSimulation) -> None:
+    """Simulate, time, and print the medians."""
+    distributions = [read_text_lengths(name) for name in settings.datasets]
+    with (
+        single_device("simulate_modes", "cpu") as worker,
+        record_run(settings, "simulate_modes", worker) as recorder,
+    ):
+        run = recorder.run
+        planning = planning_times(settings, distributions[0])
+        run.write_table("planning-times.csv", planning)
+        bottlenecks = run.stream("simulated-bottlenecks.csv", COLUMNS)
+        rows = []
+        points = list(itertools.product(distributions, settings.world_sizes, range(settings.draws)))
+        progress = Progress(len(points))
+        for distribution, world_size, draw in points:
+            new = simulated_rows(settings, distribution, world_size, draw)
+            bottlenecks.write(new)
+            rows += new
+            progress.step(f"{distribution.name}, {world_size} ranks")
+        print(_medians(pd.DataFrame(rows)).to_string(float_format="%.3f"))
+        keys = ["world_size", "global_batch", "cost"]
+        medians = planning.groupby(keys, sort=False)["time_ms"].median().reset_index()
+        print(medians.to_string(index=False, float_format="%.2f"))
+        print(f"Written to {run.path}")
+
+
+def _medians(table: pd.DataFrame) -> pd.DataFrame:
+    """Bottleneck over lower bound, a row per data set and world size, a column per mode."""
+    ratio = table["bottleneck_ms"] / table["lower_bound_ms"]
+    keys = [table[key] for key in ("dataset", "world_size", "mode")]
+    return ratio.groupby(keys, sort=False).median().unstack()
+
+
+def simulated_rows(
+    settings: ModeSimulation, distribution: LengthDistribution, world_size: int, draw: int
+) -> list[dict]:
+    """A row of every mode for one drawn data set."""
+    global_batch = settings.rank_batch * world_size
+    rng = np.random.default_rng((settings.seed, draw))
+    count = max(settings.samples, 2 * global_batch)
+    lengths = distribution.draw(count, rng, settings.max_length)
+    key = {
+        "dataset": distribution.name,
+        "world_size": world_size,
+        "global_batch": global_batch,
+        "draw": draw,
+    }
+    rows = []
+    for mode in MODES:
+        same = mode in SAME_BATCH
+        planner = Planner(mode, lengths, world_size, global_batch, seed=settings.seed)
+        steps = 1 if same else planner.steps_per_epoch()
+        plans = (planner(step, settings.cost) for step in range(steps))
+        means = pd.DataFrame([_facts(plan, settings.cost) for plan in plans]).mean().to_dict()
+        rows.append(key | {"mode": mode, "same_batch": same} | means)
+        if mode == "static":
+            batch = np.concatenate([np.asarray(group) for group in planner(0).groups])
+            packed = _packed(lengths[batch], world_size, settings.cost)
+            rows += [key | {"same_batch": True} | row for row in packed]
+    return rows
+
+
+def _facts(plan: StepPlan, cost: CalibratedCost) -> dict:
+    own = plan.lengths[np.concatenate([np.asarray(group) for group in plan.groups])]
+    return {
+        "bottleneck_ms": 1e3 * plan.slowest_cost(cost),
+        "lower_bound_ms": 1e3 * lower_bound_s(own, len(plan.groups), cost),
+        "padded_tokens": int(plan.padded_tokens.sum()),
+        "tokens": plan.total_tokens,
+        "samples": plan.global_batch,
+    }
+
+
+def _packed(lengths: NDArray, world_size: int, cost: CalibratedCost) -> Iterator[dict]:
+    """The same samples without padding: a rank costs c0 and what its samples cost by themselves."""
+    weights = cost(1, lengths) - cost.c0_s
+    total = int(lengths.sum())
+    for mode, pack in PACKED.items():
+        slowest = max(weights[group].sum() for group in pack(weights, world_size))
+        yield {
+            "mode": mode,
+            "bottleneck_ms": 1e3 * (cost.c0_s + float(slowest)),
+            "lower_bound_ms": 1e3 * lower_bound_s(lengths, world_size, cost),
+            "padded_tokens": total,
+            "tokens": total,
+            "samples": len(lengths),
+        }
+
+
+def lower_bound_s(lengths: NDArray, world_size: int, cost: CalibratedCost) -> float:
+    """Seconds that no partition of the samples is below, whether it pads or packs.
+
+    Let w(m) = c1·m + c2·m² be a sample's own cost. A rank with samples m_1 … m_b, padded to the
+    longest, takes c0 + b·w(max m_i) ≥ c0 + Σ w(m_i), which packed it takes exactly. The slowest
+    rank is at least the mean of all, c0 + Σ w / G, and some rank has the longest sample: c0 + w(m).
+    """
+    # Whole numbers add up to the same in any order.
+    own = cost.c1_s * int(lengths.sum()) + cost.c2_s * int((lengths**2).sum())
+    return max(cost.c0_s + own / world_size, float(cost(1, int(lengths.max()))))
+
+
+def planning_times(settings: ModeSimulation, distribution: LengthDistribution) -> pd.DataFrame:
+    """The time of each plan, for batches drawn anew every time."""
+    rng = np.random.default_rng(settings.seed)
+    costs = {
+        "tokens": TokensCost(),
+        "tokens_sq": TokensSquaredCost(),
+        "calibrated": settings.cost,
+    }
+    sizes = zip(settings.planning_world_sizes, settings.planning_batches, strict=True)
+    rows = []
+    for (world_size, batch), (name, cost) in itertools.product(list(sizes), costs.items()):
+        plans = range(-WARMUP_PLANS, settings.planning_repeats)
+        drawn = [distribution.draw(batch, rng, settings.max_length) for _ in plans]
+        times = _time_plans(drawn, world_size, cost)[WARMUP_PLANS:]
+        rows += [
+            dict(zip(PLANNING_COLUMNS, (world_size, batch, name, repeat, time_ms), strict=True))
+            for repeat, time_ms in enumerate(times)
+        ]
+    return pd.DataFrame(rows, columns=list(PLANNING_COLUMNS))
+
+
+def _time_plans(batches: Sequence[NDArray], world_size: int, cost: Cost) -> list[float]:
+    """Milliseconds of each plan. Garbage is collected before, not in the middle of one."""
+    gc.collect()
+    times = []
+    for lengths in batches:
+        start = time.perf_counter()
+        min_max_contiguous(lengths, world_size, cost)
+        times.append(1e3 * (time.perf_counter() - start))
+    return times

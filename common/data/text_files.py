@@ -1,0 +1,259 @@
+"""Labelled texts in local files: GLUE TSV, AG News CSV, label,text CSV and parquet.
+
+A row that is not what it should be is an error that names file and line: a class of texts that was
+read wrongly still trains, only to a lower accuracy.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from common.errors import UserError
+
+TEXT_COLUMNS = ("sentence", "text", "content")
+"""What GLUE, the Hugging Face hub and copies of them call the text."""
+SPLIT_FILES = {
+    "train": ("train",),
+    "validation": ("dev", "validation", "valid", "val", "test"),
+}
+"""Split → names of files without their ending, in the order in which they are tried."""
+ENDINGS = (".tsv", ".csv", ".parquet")
+AG_NEWS_HEADER = ["class index", "title", "description"]
+WELL_FORMED_FIELD = re.compile(r'(?:"[^"]*+(?:""[^"]*+)*+"|[^",\r\n][^,\r\n]*+|)(?:,|\r\n|\r|\n)')
+INTEGER = re.compile(r"-?[0-9]{1,9}")
+
+
+class NoLabels(Exception):
+    """A file is well formed but has no column of labels."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where a row holds what: the text is its parts in order, joined by spaces."""
+
+    fields: int
+    label: int
+    text: tuple[int, ...]
+    first_label: int
+    """The number of the first class: 1 in AG News, 0 elsewhere."""
+    header: bool
+
+
+def split_files(folder: Path, split: str) -> Iterator[list[Path]]:
+    """The files in ``folder`` that may hold a split, one candidate after another.
+
+    A candidate is one file, or the parts of one parquet table (``train-00000-of-00002.parquet``).
+
+    Raises:
+        UserError: there are several files of the same name, so which is meant is not clear.
+    """
+    for name in SPLIT_FILES[split]:
+        found = [[path] for ending in ENDINGS if (path := folder / f"{name}{ending}").is_file()]
+        if parts := sorted(folder.glob(f"{name}-*-of-*.parquet")):
+            found.append(parts)
+        if len(found) > 1:
+            names = " and ".join(paths[0].name for paths in found)
+            raise UserError(f"{folder}: both {names} are there; keep the one that is meant")
+        yield from found
+
+
+def read_split(
+    folder: Path, split: str, dataset: str, num_labels: int
+) -> tuple[list[str], list[int], Path]:
+    """Texts, labels (0 to ``num_labels`` − 1) and the (first) file of the first that has labels.
+
+    Raises:
+        UserError: no such file, or one of its rows is not what it should be.
+    """
+    unlabelled = []
+    for paths in split_files(folder, split):
+        try:
+            parts = [read_file(path, dataset, num_labels) for path in paths]
+        except NoLabels:
+            unlabelled.append(paths[0].name)
+            continue
+        texts = [text for part, _ in parts for text in part]
+        return texts, [label for _, part in parts for label in part], paths[0]
+    if unlabelled:
+        raise UserError(f"{folder}: {' and '.join(unlabelled)}: no column label; it is needed")
+    names = " or ".join(SPLIT_FILES[split])
+    raise UserError(
+        f"{folder}: no {split} split; looked for {names} with the ending {' or '.join(ENDINGS)}"
+    )
+
+
+def read_file(path: Path, dataset: str, num_labels: int) -> tuple[list[str], list[int]]:
+    """The texts and labels of one file, whose ending says how it is read.
+
+    Raises:
+        NoLabels: it has no column of labels.
+        UserError: it cannot be read, or a row is not what it should be.
+    """
+    if path.suffix == ".parquet":
+        return _read_parquet(path, num_labels)
+    rows = _tsv_rows(path) if path.suffix == ".tsv" else _csv_rows(path)
+    first = next(rows)
+    columns = _columns(path, first[1], dataset)
+    if not columns.header:
+        rows = chain([first], rows)
+    texts, labels = [], []
+    for line, fields in rows:
+        where = f"{path}:{line}"
+        if len(fields) != columns.fields:
+            raise UserError(f"{where}: {len(fields)} fields, others have {columns.fields}")
+        labels.append(parse_label(fields[columns.label], columns.first_label, num_labels, where))
+        texts.append(check_text(_joined(fields, columns.text), where))
+    if not texts:
+        raise UserError(f"{path}: no texts below its header")
+    return texts, labels
+
+
+def parse_label(field: str, first_label: int, num_labels: int, where: str) -> int:
+    """The label as a number from 0. Raises UserError, beginning with ``where``, if it is none."""
+    legal = f"legal are {first_label} to {first_label + num_labels - 1}"
+    if not field.strip():
+        raise UserError(f"{where}: no label; {legal}")
+    if not INTEGER.fullmatch(field.strip()):
+        raise UserError(f"{where}: label {field.strip()[:40]!r} is not an integer; {legal}")
+    return check_label(int(field), first_label, num_labels, where)
+
+
+def check_label(label: int, first_label: int, num_labels: int, where: str) -> int:
+    """The label counted from 0. Raises UserError, beginning with ``where``, out of range."""
+    legal = f"legal are {first_label} to {first_label + num_labels - 1}"
+    if label == -1:
+        raise UserError(f"{where}: label -1 stands for a hidden one (GLUE's test split); {legal}")
+    if not first_label <= label < first_label + num_labels:
+        raise UserError(f"{where}: label {label}; {legal}")
+    return label - first_label
+
+
+def check_text(text: str, where: str) -> str:
+    """The text. Raises UserError, beginning with ``where``, if there is nothing to read in it."""
+    if not text or text.isspace():
+        raise UserError(f"{where}: empty text; remove the row")
+    return text
+
+
+def _joined(fields: Sequence[str], indices: tuple[int, ...]) -> str:
+    if len(indices) == 1:
+        return fields[indices[0]]
+    # Some copies of AG News have no titles; a text must not begin with a space for that.
+    return " ".join(fields[index] for index in indices if fields[index].strip())
+
+
+def _columns(path: Path, first: list[str], dataset: str) -> Columns:
+    """What the columns are, by the first row."""
+    names = [name.strip().lower() for name in first]
+    if names == AG_NEWS_HEADER:
+        return Columns(3, 0, (1, 2), first_label=1, header=True)
+    text = next((names.index(name) for name in TEXT_COLUMNS if name in names), None)
+    if "label" in names and text is not None:
+        return Columns(len(names), names.index("label"), (text,), first_label=0, header=True)
+    if text is not None:
+        raise NoLabels
+    if dataset == "ag_news" and path.suffix == ".csv" and len(first) == 3:
+        return Columns(3, 0, (1, 2), first_label=1, header=False)
+    found = ", ".join(name[:20] for name in first)
+    raise UserError(
+        f"{path}:1: columns label and {', '.join(TEXT_COLUMNS[:-1])} or {TEXT_COLUMNS[-1]} are "
+        f"needed (or AG News's three, without a header); found {found}"
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    try:
+        text = content.decode("utf-8-sig")  # a spreadsheet's mark at the beginning is no text
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: not UTF-8 ({error.reason})") from None
+    if not text.strip():
+        raise UserError(f"{path}: an empty file")
+    return text.rstrip("\r\n") + "\n"
+
+
+def _lines(text: str) -> list[str]:
+    # Not splitlines(), which divides also at characters that occur within a text (U+0085, U+2028).
+    return list(io.StringIO(text, newline=""))
+
+
+def _tsv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Rows with their line numbers. A row of a TSV is a line, so a quote ends where it began."""
+    for line, row in enumerate(_lines(_read_text(path)), 1):
+        try:
+            yield line, next(csv.reader([row], delimiter="\t", strict=True))
+        except csv.Error:
+            raise UserError(
+                f"{path}:{line}: a field begins with a quote that is not closed at its end "
+                "(a quote within a quoted field is written twice)"
+            ) from None
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Rows with the numbers of their first lines; a quoted field may go over several."""
+    lines = _lines(_read_text(path))
+    reader = csv.reader(lines, strict=True)
+    line = 1
+    while line <= len(lines):
+        try:
+            row = next(reader)
+        except csv.Error as error:
+            # csv has read on to the next quote, or to the end.
+            begin = _broken_field(lines, line)
+            if begin is None:
+                raise UserError(f"{path}:{line}: {error}") from None
+            raise UserError(
+                f"{path}:{begin}: a field begins with a quote that is not closed before a comma or "
+                "line break (a quote within a quoted field is written twice)"
+            ) from None
+        yield line, row
+        line = reader.line_num + 1
+
+
+def _broken_field(lines: list[str], first: int) -> int | None:
+    """The line on which the first field begins that is not well formed, from line ``first`` on."""
+    rest = "".join(lines[first - 1 :])
+    position = 0
+    while match := WELL_FORMED_FIELD.match(rest, position):
+        position = match.end()
+    return first + len(_lines(rest[:position] + "x")) - 1 if position < len(rest) else None
+
+
+def _read_parquet(path: Path, num_labels: int) -> tuple[list[str], list[int]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        problem = str(error).strip().splitlines()[0]
+        raise UserError(f"{path}: no parquet file that can be read ({problem})") from None
+    text_name = next((name for name in TEXT_COLUMNS if name in table.column_names), None)
+    if text_name is None:
+        raise UserError(
+            f"{path}: one of the columns {', '.join(TEXT_COLUMNS)} is needed; found "
+            f"{', '.join(table.column_names)}"
+        )
+    if "label" not in table.column_names:
+        raise NoLabels
+    kind = table["label"].type
+    if not pyarrow.types.is_integer(kind):
+        raise UserError(f"{path}: labels are {kind}; they must be integers")
+    if not table.num_rows:
+        raise UserError(f"{path}: no texts in it")
+    texts, labels = table[text_name].to_pylist(), table["label"].to_pylist()
+    for row, (text, label) in enumerate(zip(texts, labels, strict=True), 1):
+        where = f"{path}, row {row}"
+        parse_label("" if label is None else str(label), 0, num_labels, where)
+        check_text(text or "", where)
+    return texts, labels

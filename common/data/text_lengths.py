@@ -1,0 +1,110 @@
+"""How long texts are, as recorded under data/text-lengths: what imbalance between ranks is made of.
+
+Lengths are in tokens of bert-base-uncased's WordPiece with [CLS] and [SEP], before any cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from common.errors import UserError, unknown_name
+from common.runtime.paths import project_root
+from common.runtime.run_directory import write_atomically
+
+FOLDER = project_root() / "data" / "text-lengths"
+COLUMNS = "length_tokens,texts"
+
+
+@dataclass(frozen=True)
+class LengthDistribution:
+    """How many texts there are of each length."""
+
+    lengths: NDArray[np.int64]
+    """Tokens, ascending, each once: int64 [k]."""
+    texts: NDArray[np.int64]
+    """Texts of that length, at least one: int64 [k]."""
+    name: str
+
+    @classmethod
+    def of(cls, lengths: ArrayLike, name: str) -> LengthDistribution:
+        """The distribution of the lengths of texts, any order, [n]."""
+        values, counts = np.unique(np.asarray(lengths, np.int64), return_counts=True)
+        return cls(values, counts.astype(np.int64), name)
+
+    @property
+    def num_texts(self) -> int:
+        """Texts that were measured."""
+        return int(self.texts.sum())
+
+    @property
+    def mean(self) -> float:
+        """Tokens of a text, on average."""
+        return float(self.lengths @ self.texts) / self.num_texts
+
+    def cut_at(self, max_length: int) -> LengthDistribution:
+        """The distribution after every text was cut at ``max_length`` tokens."""
+        return LengthDistribution.of(
+            np.repeat(np.minimum(self.lengths, max_length), self.texts), self.name
+        )
+
+    def quantile(self, share: float | ArrayLike) -> NDArray[np.int64]:
+        """The shortest length that at least this share of the texts (0 to 1) does not exceed."""
+        return self._length_of_text(np.ceil(np.asarray(share) * self.num_texts) - 1)
+
+    def draw(self, count: int, rng: np.random.Generator, max_length: int = 0) -> NDArray[np.int64]:
+        """Lengths of ``count`` texts drawn with replacement, int64 [count].
+
+        Each is cut at ``max_length`` tokens; 0 leaves them as they are.
+        """
+        drawn = self._length_of_text(rng.integers(self.num_texts, size=count))
+        return np.minimum(drawn, max_length) if max_length else drawn
+
+    def _length_of_text(self, rank: NDArray) -> NDArray[np.int64]:
+        """The length of the text with this rank, from 0, among the texts in order of length."""
+        return self.lengths[np.searchsorted(np.cumsum(self.texts), np.maximum(rank, 0), "right")]
+
+
+def recorded_lengths(folder: Path = FOLDER) -> list[str]:
+    """Names of the data sets whose lengths are recorded."""
+    return sorted(path.stem for path in folder.glob("*.csv"))
+
+
+def read_text_lengths(name: str, folder: Path = FOLDER) -> LengthDistribution:
+    """The recorded lengths of ``sst2``, ``ag_news`` or ``imdb``.
+
+    Raises:
+        UserError: there is no such recording, or it is not such a table.
+    """
+    path = folder / f"{name}.csv"
+    if not path.is_file():
+        raise UserError(unknown_name("data set", name, recorded_lengths(folder)))
+    header, *rows = path.read_text().splitlines() or [""]
+    try:
+        table = np.array([[int(field) for field in row.split(",")] for row in rows], np.int64)
+        lengths, texts = table.reshape(-1, 2).T
+    except ValueError:
+        lengths = texts = np.zeros(0, np.int64)
+    well_formed = header == COLUMNS and len(texts) and min(texts) > 0 and lengths[0] > 0
+    if not well_formed or np.any(np.diff(lengths) <= 0):
+        raise UserError(
+            f"{path}: columns {COLUMNS} with ascending lengths and at least one text of each are "
+            "needed"
+        )
+    return LengthDistribution(lengths.copy(), texts.copy(), name)
+
+
+def write_text_lengths(distribution: LengthDistribution, folder: Path) -> Path:
+    """Write ``<folder>/<name>.csv`` and return its path."""
+    rows: Sequence[str] = [
+        f"{length},{texts}"
+        for length, texts in zip(distribution.lengths, distribution.texts, strict=True)
+    ]
+    path = folder / f"{distribution.name}.csv"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, "\n".join([COLUMNS, *rows, ""]))
+    return path

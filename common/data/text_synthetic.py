@@ -1,0 +1,67 @@
+"""Made-up texts as long as real ones, whose label can be learned."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from common.data.text_lengths import read_text_lengths
+from common.data.text_tokens import SPECIAL_TOKENS, TokenizedTexts, check_max_length
+from common.errors import UserError
+
+OWN_SHARE = 0.4
+"""Share of a text's tokens that come from its label's words only."""
+
+
+def synthetic_texts(
+    like: str = "sst2",
+    samples: int = 10_000,
+    *,
+    vocab_size: int = 8192,
+    num_labels: int = 2,
+    max_length: int = 0,
+    seed: int = 42,
+) -> TokenizedTexts:
+    """Random texts with lengths drawn from those recorded of the data set ``like``.
+
+    The vocabulary (without special tokens) is divided evenly among the labels. A token of a text
+    comes from its label's part with probability 0.4, and else from any part; within a part it is
+    drawn by Zipf's law (probability ∝ 1 / rank), as in real text, so that frequent words tell the
+    label after few steps. A classifier that counts words is right in most texts, a guess in
+    1 / ``num_labels``. Texts begin with [CLS] and end with [SEP], as the tokens of ``small`` do.
+
+    Raises:
+        UserError: nothing recorded of ``like``, no sample, or too small a vocabulary.
+    """
+    words = (vocab_size - len(SPECIAL_TOKENS)) // num_labels
+    if words < 1:
+        least = num_labels + len(SPECIAL_TOKENS)
+        raise UserError(f"vocabulary of {vocab_size} tokens: at least {least} are needed")
+    if samples < 1:
+        raise UserError(f"{samples} samples of synthetic text: at least 1")
+    if max_length:
+        check_max_length(max_length, None, "synthetic")
+    rng = np.random.default_rng(seed)
+    lengths = read_text_lengths(like).draw(samples, rng, max_length)
+    labels = rng.integers(num_labels, size=samples)
+    inner = lengths - 2  # without [CLS] and [SEP]
+    total = int(inner.sum())
+    own = rng.random(total) < OWN_SHARE
+    part = np.where(own, np.repeat(labels, inner), rng.integers(num_labels, size=total))
+    # Zipf's law with exponent 1, continuous and cut off: the logarithm of the rank is uniform.
+    rank = np.minimum((words + 1) ** rng.random(total) - 1, words - 1).astype(np.int64)
+    ids = (len(SPECIAL_TOKENS) + part * words + rank).tolist()
+    begin, end = SPECIAL_TOKENS.index("[CLS]"), SPECIAL_TOKENS.index("[SEP]")
+    edges = np.concatenate([[0], np.cumsum(inner)]).tolist()
+    tokens = [[begin, *ids[first:last], end] for first, last in pairwise(edges)]
+    return TokenizedTexts(
+        lengths=lengths,
+        tokens=tokens,
+        labels=labels.astype(np.int64),
+        vocab_size=vocab_size,
+        pad_id=SPECIAL_TOKENS.index("[PAD]"),
+        num_labels=num_labels,
+        name="synthetic",
+        source=f"synthetic: lengths of {like}, seed {seed}",
+    )

@@ -1,0 +1,277 @@
+"""Models that sort texts into classes, all called as ``model(input_ids, attention_mask)``.
+
+``TextClassifier`` is small and starts from random weights, so that an assignment runs without a
+hub and on two cores. ``build_text_classifier`` gives it, or a model of transformers, by name.
+Padding changes neither logits nor gradients (tests/models/test_text_classifier.py): which texts
+share a batch is then a matter of speed alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from common.errors import UserError
+from common.runtime.hub import check_hub
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+logger = logging.getLogger(__name__)
+
+Loaded = TypeVar("Loaded")
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+"""With ``.index.json`` after the name where weights are in several files."""
+POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet")
+"""Kinds of model whose first position is the one after their padding token's number."""
+INSTEAD = "--model_name takes a local folder, or small, which needs no hub"
+
+
+@dataclass(frozen=True)
+class TextClassifierConfig:
+    """Sizes of a ``TextClassifier``; ``max_length`` is its number of positions, in tokens.
+
+    Without dropout a loss depends on nothing but weights and samples, so that two ways to divide
+    the same samples among ranks can be compared step by step.
+    """
+
+    vocab_size: int
+    num_labels: int
+    max_length: int = 256
+    d_model: int = 256
+    n_head: int = 8
+    n_layer: int = 4
+    d_ff: int = 1024
+    dropout: float = 0.0
+
+
+class TextClassifier(nn.Module):
+    """A Transformer encoder with learned positions; a text is the mean over its real tokens.
+
+    The layers are PyTorch's own, in the pre-norm form, whose attention is
+    ``F.scaled_dot_product_attention`` with a mask that hides padding.
+    """
+
+    def __init__(self, config: TextClassifierConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.positions = nn.Embedding(config.max_length, config.d_model)
+        layer = nn.TransformerEncoderLayer(
+            config.d_model,
+            config.n_head,
+            config.d_ff,
+            config.dropout,
+            activation=F.gelu,
+            batch_first=True,
+            norm_first=True,
+        )
+        norm = nn.LayerNorm(config.d_model)
+        # A nested tensor would leave padding out in evaluation only, where nobody times it.
+        self.encoder = nn.TransformerEncoder(
+            layer, config.n_layer, norm=norm, enable_nested_tensor=False
+        )
+        self.head = nn.Linear(config.d_model, config.num_labels)
+        for name, parameter in self.named_parameters():  # PyTorch's layers would begin as copies
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Logits [batch, num_labels].
+
+        Args:
+            input_ids: integer tensor [batch, length], length at most ``max_length``.
+            attention_mask: the same shape; 1 or True where a token is real, at least one a text.
+
+        Raises:
+            UserError: texts longer than the model has positions.
+        """
+        length = input_ids.shape[1]
+        if length > self.config.max_length:
+            raise UserError(
+                f"texts of {length} tokens: the model has {self.config.max_length} positions"
+            )
+        real = attention_mask.bool()
+        x = self.tokens(input_ids) + self.positions.weight[:length]
+        x = F.dropout(x, self.config.dropout, self.training)
+        x = self.encoder(x, src_key_padding_mask=~real)
+        # Hidden before the sum, not multiplied by 0 after it, so that no padding reaches a text.
+        summed = x.masked_fill(~real[:, :, None], 0).sum(1)
+        return self.head(summed / real.sum(1, keepdim=True))
+
+    def num_parameters(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+class TransformersClassifier(nn.Module):
+    """A sequence classifier of transformers, called as ours is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Logits [batch, num_labels]; both arguments are [batch, length]."""
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+
+
+def build_text_classifier(
+    name: str,
+    num_labels: int,
+    vocab_size: int,
+    max_length: int,
+    dropout: float | None = None,
+    pad_id: int = 0,
+) -> nn.Module:
+    """The classifier of that name, in float32, called as ``model(input_ids, attention_mask)``.
+
+    Args:
+        name: ``small``, a folder with ``config.json`` and weights, or a name on the hub. A folder
+            without weights gives a model with random ones, and a warning.
+        num_labels: number of classes.
+        vocab_size: number of tokens that the tokenizer has.
+        max_length: longest text, in tokens.
+        dropout: set wherever the model drops something; None is the model's own.
+        pad_id: number of the padding token, for a model that has none.
+
+    Raises:
+        UserError: the model cannot be had or read, is no sequence classifier, or is too small for
+            the texts or the vocabulary.
+    """
+    if name == "small":
+        sizes = TextClassifierConfig(vocab_size, num_labels, max_length, dropout=dropout or 0.0)
+        return TextClassifier(sizes)
+    config = _read_config(name)
+    limit = _longest_input(config)
+    if limit is not None and max_length > limit:
+        raise UserError(
+            f"max_length {max_length}: {name} takes at most {limit} tokens; "
+            f"give --max_length {limit} or less"
+        )
+    if vocab_size > config.vocab_size:
+        raise UserError(
+            f"model {name}: has {config.vocab_size} tokens, but the tokenizer {vocab_size}; "
+            "the model's own tokenizer fits"
+        )
+    config.num_labels = num_labels
+    if config.pad_token_id is None:
+        config.pad_token_id = pad_id
+    if dropout is not None:
+        _set_dropout(config, dropout)
+    from transformers import AutoModelForSequenceClassification as Classifier
+
+    with _one_line_errors(name), _quiet_transformers():
+        if Path(name).is_dir() and not _has_weights(Path(name)):
+            logger.warning(
+                f"model {name}: has config.json but no {' or '.join(WEIGHT_FILES)}; "
+                "training starts from random weights"
+            )
+            model = Classifier.from_config(config)
+        else:
+            # A head for another number of classes is replaced; what is new is then said below.
+            how = {"config": config, "ignore_mismatched_sizes": True, "output_loading_info": True}
+            model, found = _load(
+                name, lambda local: Classifier.from_pretrained(name, **how, **local)
+            )
+            _say_what_is_new(name, found)
+    return TransformersClassifier(model.float())
+
+
+def model_limit(name: str) -> int | None:
+    """The longest text that a model takes, in tokens; None where it has no limit.
+
+    Raises:
+        UserError: the model cannot be had or read.
+    """
+    return None if name == "small" else _longest_input(_read_config(name))
+
+
+def _read_config(name: str) -> PretrainedConfig:
+    folder = Path(name)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"model folder {name}: has no config.json; {INSTEAD}")
+    elif folder.exists() or name.startswith((".", "/", "~")):
+        problem = "a file" if folder.exists() else "does not exist"
+        raise UserError(f"model folder {name}: {problem}; {INSTEAD}")
+    from transformers import AutoConfig
+
+    with _one_line_errors(name):
+        return _load(name, lambda local: AutoConfig.from_pretrained(name, **local))
+
+
+def _load(name: str, load: Callable[[dict], Loaded]) -> Loaded:
+    """What ``load`` gives from this machine, else from the hub if that can be reached."""
+    try:
+        return load({"local_files_only": True})
+    except OSError:
+        if Path(name).is_dir():
+            raise
+        check_hub(f"model {name}", INSTEAD)
+        return load({})
+
+
+def _longest_input(config: PretrainedConfig) -> int | None:
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and config.model_type in POSITIONS_AFTER_PADDING:
+        return positions - config.pad_token_id - 1
+    return positions
+
+
+def _set_dropout(config: PretrainedConfig, dropout: float) -> None:
+    """Give every probability of dropout in a configuration the same value."""
+    for entry in config.to_dict():
+        if "dropout" in entry and not isinstance(getattr(config, entry), bool):
+            setattr(config, entry, dropout)
+
+
+def _say_what_is_new(name: str, found: dict) -> None:
+    """Log which weights were not in the files, or not in this shape: those of a new head."""
+    mismatched = [entry[0] for entry in found["mismatched_keys"]]
+    new = sorted({*found["missing_keys"], *mismatched})
+    if new:
+        more = f" and {len(new) - 4} more" if len(new) > 4 else ""
+        logger.info(f"model {name}: random weights for {', '.join(new[:4])}{more}")
+
+
+def _has_weights(folder: Path) -> bool:
+    names = [name + end for name in WEIGHT_FILES for end in ("", ".index.json")]
+    return any((folder / name).is_file() for name in names)
+
+
+@contextlib.contextmanager
+def _one_line_errors(name: str) -> Iterator[None]:
+    """Turn what transformers says of a name or a folder that it cannot use into one line."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"model {name}: {reason}; {INSTEAD}") from None
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No table about the head, which is new by intent, and no bar for a second's work."""
+    from transformers.utils import logging as theirs
+
+    level, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
+    theirs.set_verbosity_error()
+    theirs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        theirs.set_verbosity(level)
+        if bars:
+            theirs.enable_progress_bar()

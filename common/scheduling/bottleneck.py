@@ -1,0 +1,223 @@
+"""The smallest bottleneck of contiguous groups, for ranks alike or in a given order.
+
+A bottleneck T is tried by letting each rank in turn take as many samples as it can within T. What
+a trial finds moves the bounds: a plan that fits has a bottleneck of its own, at most T; where none
+fits, nothing changes until some rank could take one sample more. So the search ends at the exact
+optimum, for whole numbers and for floats, after about ten trials.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.scheduling.cost import Cost
+
+FALLING = "a cost must not fall as a batch or its longest text grows"
+
+
+@dataclass(frozen=True)
+class SortedBatch:
+    """The samples of a global batch, longest first; samples of equal length as they were given.
+
+    Attributes:
+        order: [B] index of each sample in the batch as it was given.
+        lengths: [B] descending.
+        distinct: [D] the lengths that occur, descending.
+        which: [B] the place of each length in ``distinct``.
+    """
+
+    order: NDArray
+    lengths: NDArray
+    distinct: NDArray
+    which: NDArray
+
+    @classmethod
+    def of(cls, lengths: NDArray) -> SortedBatch:
+        """Sort ``lengths`` (int64 [B], at least 1)."""
+        longest = int(lengths.max())
+        # NumPy sorts 16 bits by radix, several times as fast.
+        key = (longest - lengths).astype(np.uint16 if longest < 2**16 else np.int64)
+        order = np.argsort(key, kind="stable")
+        descending = lengths[order]
+        new = np.empty(len(lengths), dtype=bool)
+        new[0] = True
+        np.not_equal(descending[1:], descending[:-1], out=new[1:])
+        return cls(order, descending, descending[new], np.cumsum(new) - 1)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def groups(self, bounds: Sequence[int]) -> list[list[int]]:
+        """The samples between each two of ``bounds`` (positions, 0 to B), as given indices."""
+        order = self.order.tolist()
+        return [order[a:b] for a, b in itertools.pairwise(bounds)]
+
+
+def most_samples(cost: Cost, longest: NDArray, time: float, limit: int) -> NDArray:
+    """The largest batch of at most ``limit`` that costs at most ``time``, for each longest text.
+
+    Zero where a single sample costs more. By the cost's own ``most`` if it has one, else by
+    bisection over batch sizes.
+    """
+    if hasattr(cost, "most"):
+        return np.minimum(cost.most(longest, time), limit)
+    low, high = np.zeros(len(longest), np.int64), np.full(len(longest), limit, np.int64)
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        fits = (cost(middle, longest) <= time) | (low == high)
+        low = np.where(fits, middle, low)
+        high = np.where(fits, high, middle - 1)
+    return low
+
+
+Trial = Callable[[float], tuple[bool, float]]
+"""Whether T is enough; if so, a bottleneck of at most T that is reached; else the next to try."""
+
+
+def smallest_bottleneck(low: float, high: float, attempt: Trial) -> float:
+    """The smallest T for which ``attempt`` succeeds.
+
+    Args:
+        low: no plan is below it.
+        high: what a plan reaches.
+        attempt: see ``Trial``.
+
+    Raises ValueError for a cost that falls somewhere, on which the search could go on for ever.
+    """
+    trial, step = low, low // 32 + 1 if isinstance(low, int) else low / 32
+    while low < high:
+        fits, found = attempt(trial)
+        if fits == (found > trial):
+            raise ValueError(FALLING)
+        if fits:
+            high = found
+        else:
+            low = found
+        # The optimum is mostly near the lower bound: go up from there in steps that double.
+        whole = isinstance(low, int) and isinstance(high, int)
+        trial = min(low + step, (low + high) // 2 if whole else low + (high - low) / 2)
+        if trial >= high:
+            trial = low
+        step *= 2
+    return high
+
+
+def identical_ranks(
+    batch: SortedBatch, world_size: int, cost: Cost, limit: int
+) -> tuple[float, list[int]]:
+    """The smallest bottleneck for ranks that are alike, and the bounds of its groups [G + 1].
+
+    Needs B ≥ G and G · limit ≥ B.
+    """
+    count, which = len(batch), batch.which.tolist()
+    plan: list[int] = []
+
+    def attempt(time: float) -> tuple[bool, float]:
+        most = most_samples(cost, batch.distinct, time, limit)
+        taken, starts, position = most.tolist(), [], 0
+        for _ in range(world_size):
+            starts.append(position)
+            position += taken[which[position]]
+            if position >= count:
+                plan[:] = [*starts, count]
+                sizes = np.diff(plan)
+                return True, cost(sizes, batch.lengths[starts]).max().item()
+        # Only the lengths that the groups began with decide where they ended.
+        began = batch.which[starts]
+        more, longest = most[began] + 1, batch.distinct[began]
+        costs = cost(more, longest)[more <= limit]
+        return False, costs.min().item() if costs.size else inf
+
+    high = cost(-(-count // world_size), int(batch.lengths[0]))
+    low = lower_bound(batch, world_size, cost)
+    best = smallest_bottleneck(low, high, attempt)
+    if not plan and not attempt(best)[0]:
+        raise ValueError(FALLING)
+    return best, one_each(plan, world_size)
+
+
+def lower_bound(batch: SortedBatch, world_size: int, cost: Cost) -> float:
+    """A bottleneck that no partition is below, by counting.
+
+    Of the j·G + 1 longest samples some rank has j + 1, and the first of those is among the
+    j·(G − 1) + 1 longest: it costs at least cost(j + 1, length at position j·(G − 1)).
+    """
+    more = np.arange((len(batch) - 1) // world_size + 1)
+    return cost(more + 1, batch.lengths[more * (world_size - 1)]).max().item()
+
+
+def one_each(bounds: list[int], world_size: int) -> list[int]:
+    """The same groups, but ended early enough to leave one sample for every rank.
+
+    A group that is added has one sample, of a group that was larger: no group costs more.
+    """
+    count = bounds[-1]
+    ends = bounds[1:] + [count] * (world_size + 1 - len(bounds))
+    last = range(count - world_size + 1, count + 1)
+    return [0, *map(min, ends, last)]
+
+
+def fixed_order(
+    batch: SortedBatch, costs: Sequence[Cost], limits: Sequence[int]
+) -> tuple[float, list[int]]:
+    """The smallest bottleneck where rank i takes the i-th group, and the groups' bounds [G + 1].
+
+    Needs B ≥ G and sum of limits ≥ B.
+    """
+    plan: list[int] = []
+
+    def attempt(time: float) -> tuple[bool, float]:
+        fits, found, bounds = in_order(batch.lengths, costs, limits, time)
+        if fits:
+            plan[:] = bounds
+        return fits, found
+
+    longest = int(batch.lengths[0])
+    high = max(
+        cost(min(limit, len(batch)), longest) for cost, limit in zip(costs, limits, strict=True)
+    )
+    best = smallest_bottleneck(costs[0](1, longest), high, attempt)
+    if not plan and not attempt(best)[0]:
+        raise ValueError(FALLING)
+    return best, plan
+
+
+def in_order(
+    lengths: Sequence[int], costs: Sequence[Cost], limits: Sequence[int], time: float
+) -> tuple[bool, float, list[int]]:
+    """A trial of ``time`` for ranks in a given order; with the bounds of the groups it got to.
+
+    ``lengths`` [B] descending. Rank by rank in Python numbers: each may have its own cost.
+    """
+    count, world_size = len(lengths), len(costs)
+    bounds, reached, following = [0], 0, inf
+    for index, (cost, limit) in enumerate(zip(costs, limits, strict=True)):
+        position = bounds[-1]
+        longest = int(lengths[position])
+        allowed = min(limit, count - position - (world_size - index - 1))
+        most = _most_of_one(cost, longest, time, allowed)
+        if most < allowed:
+            following = min(following, cost(most + 1, longest))
+        if not most:
+            return False, following, bounds
+        bounds.append(position + most)
+        reached = max(reached, cost(most, longest))
+    return bounds[-1] == count, reached if bounds[-1] == count else following, bounds
+
+
+def _most_of_one(cost: Cost, longest: int, time: float, limit: int) -> int:
+    """What ``most_samples`` gives for one length."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if cost(middle, longest) <= time:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,160 @@
+"""Which samples each rank takes, so that the slowest rank of a padded step is as fast as can be.
+
+A rank pads its b samples to its longest and takes cost(b, longest), which grows in both. Then some
+optimal plan is made of contiguous groups of the samples sorted by length, for ranks of unequal
+speed and limits too. Take any plan, its ranks ordered by their longest samples, and give each as
+many samples as it had, now in order of length. The first i ranks had n samples together, so one of
+the n + 1 longest samples was on a later rank, and the longest of those, on rank i + 1, was no
+shorter than the (n + 1)-th, with which rank i + 1 begins now. No rank has more samples or a longer
+one than before.
+
+What remains is where to cut, and for unequal ranks in which order they come: ``bottleneck`` for
+ranks that are alike, ``unequal_ranks`` for up to three kinds or eight ranks and what takes no
+longer, both exact, and ``many_kinds`` beyond that, with a bound on what it loses.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from common.errors import UserError
+from common.scheduling.bottleneck import SortedBatch, identical_ranks
+from common.scheduling.cost import Cost
+from common.scheduling.many_kinds import heuristic_order
+from common.scheduling.unequal_ranks import kinds_of, optimal_order, trial_steps
+
+logger = logging.getLogger(__name__)
+
+EXACT_KINDS = 3
+EXACT_RANKS = 8
+AFFORDABLE_STEPS = 10**6
+"""Of one trial of a bottleneck; up to here, in about 0.1 s for all trials, plans are exact with
+more kinds and ranks too: 13 ranks, each of its own kind."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who takes what, and how good that is.
+
+    Attributes:
+        groups: for each rank the indices of its samples, longest first.
+        bottleneck: the largest cost of a rank.
+        lower_bound: no plan's bottleneck is below it.
+        exact: whether the plan is known to be optimal.
+    """
+
+    groups: list[list[int]]
+    bottleneck: float
+    lower_bound: float
+    exact: bool
+
+    @property
+    def gap(self) -> float:
+        """How far the plan may be above the optimum, as a fraction of the lower bound."""
+        return self.bottleneck / self.lower_bound - 1 if self.bottleneck > self.lower_bound else 0.0
+
+
+def min_max_contiguous(
+    lengths: ArrayLike,
+    world_size: int,
+    cost: Cost | Sequence[Cost],
+    max_batch: int | Sequence[int] | None = None,
+) -> list[list[int]]:
+    """The samples of each rank, with the smallest possible cost of the slowest rank.
+
+    Args:
+        lengths: [B] tokens of each sample, at least 1.
+        world_size: ranks; each gets at least one sample.
+        cost: called as ``cost(batch_size, longest)``, non-decreasing in both (see
+            ``common.scheduling.cost``); or one for each rank.
+        max_batch: the most samples that a rank can hold; or one limit for each rank.
+
+    The same input gives the same plan on every rank. With more than three kinds of rank among more
+    than eight it may not be optimal: the log then says by how much at most. Raises UserError where
+    there is no plan.
+    """
+    plan = bounded_plan(lengths, world_size, cost, max_batch)
+    if not plan.exact:
+        logger.info(
+            "micro-batches for ranks of many speeds: at most %.1f %% above the optimum",
+            100 * plan.gap,
+        )
+    return plan.groups
+
+
+def bounded_plan(
+    lengths: ArrayLike,
+    world_size: int,
+    cost: Cost | Sequence[Cost],
+    max_batch: int | Sequence[int] | None = None,
+) -> Plan:
+    """What ``min_max_contiguous`` gives, with its bottleneck and a bound on the optimum."""
+    checked = check_lengths(lengths, world_size)
+    costs = _for_each_rank(cost, world_size, "cost", callable(cost))
+    limits = _limits(max_batch, world_size, len(checked))
+    batch = SortedBatch.of(checked)
+    kinds = kinds_of(costs, limits)
+    if len(kinds) == 1:
+        best, bounds = identical_ranks(batch, world_size, costs[0], limits[0])
+        return Plan(batch.groups(bounds), best, best, exact=True)
+    few = len(kinds) <= EXACT_KINDS or world_size <= EXACT_RANKS
+    if few or trial_steps(kinds) <= AFFORDABLE_STEPS:
+        best, bounds, used = optimal_order(batch, kinds)
+        waiting = [iter(kind.ranks) for kind in kinds]
+        ranks, low = [next(waiting[kind]) for kind in used], best
+    else:
+        best, bounds, ranks, low = heuristic_order(batch, costs, limits)
+    groups: list[list[int]] = [[] for _ in range(world_size)]
+    for rank, group in zip(ranks, batch.groups(bounds), strict=True):
+        groups[rank] = group
+    return Plan(groups, best, low, exact=best == low)
+
+
+def check_lengths(lengths: ArrayLike, world_size: int) -> NDArray:
+    """``lengths`` as int64 [B]. Raises UserError for an empty text or too few for the ranks."""
+    found = np.asarray(lengths)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise UserError("lengths: give the number of tokens of each sample, whole numbers")
+    if world_size < 1:
+        raise UserError(f"{world_size} ranks; at least 1")
+    if len(found) < world_size:
+        raise UserError(
+            f"{len(found)} samples for {world_size} ranks; each rank needs at least one: a larger "
+            "global batch, or fewer ranks"
+        )
+    if found.min() < 1:
+        at = int(found.argmin())
+        raise UserError(f"sample {at} has {found[at]} tokens; an empty text has no place in a step")
+    return found.astype(np.int64, copy=False)
+
+
+def _limits(max_batch: int | Sequence[int] | None, world_size: int, count: int) -> list[int]:
+    """The limit of each rank, none of them above what a rank can get at all."""
+    if max_batch is None:
+        return [count - world_size + 1] * world_size
+    given = _for_each_rank(max_batch, world_size, "limit", np.ndim(max_batch) == 0)
+    limits = [int(limit) for limit in given]
+    if min(limits) < 1:
+        rank = int(np.argmin(limits))
+        raise UserError(f"rank {rank} has a limit of {limits[rank]} samples; at least 1")
+    if sum(limits) < count:
+        raise UserError(
+            f"a global batch of {count} samples, and the ranks' limits add up to {sum(limits)}: "
+            "a smaller global batch, higher limits or more ranks"
+        )
+    return [min(limit, count - world_size + 1) for limit in limits]
+
+
+def _for_each_rank(given: object, world_size: int, what: str, single: bool) -> list:
+    """``given`` for each rank. Raises UserError for a list of another length."""
+    if single:
+        return [given] * world_size
+    each = list(given)
+    if len(each) != world_size:
+        raise UserError(f"{len(each)} {what}s for {world_size} ranks; give one, or one per rank")
+    return each

@@ -1,0 +1,197 @@
+"""The optimal groups for ranks of a few kinds, by dynamic programming over how many are in use.
+
+A kind is a cost and a limit that some ranks share. For a bottleneck T, let the reach of (i, j, …)
+be the most of the longest samples that i ranks of the first kind, j of the second and so on can
+take within T. The furthest reach is the best to go on from, because what is left is then shorter,
+so each kind's next rank needs one look: reach(i, j) is the larger of what one more rank of the
+first kind adds to reach(i − 1, j), and one of the second to reach(i, j − 1). T is enough if all
+ranks together reach the last sample.
+
+Layers go by the number of ranks in use, and within a layer NumPy works on all counts at once. The
+count of the last kind follows from the others, so a layer of two kinds is a vector. Eight ranks,
+each of its own kind, are subsets: 2⁷ numbers a layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.scheduling.bottleneck import (
+    SortedBatch,
+    fixed_order,
+    identical_ranks,
+    most_samples,
+    smallest_bottleneck,
+)
+from common.scheduling.cost import UNLIMITED, Cost
+
+
+@dataclass(frozen=True)
+class RankKind:
+    """Ranks that share a cost and a limit, ascending."""
+
+    cost: Cost
+    limit: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FastestOf:
+    """At each micro-batch the cost of the fastest of several ranks."""
+
+    costs: tuple[Cost, ...]
+
+    def __call__(self, batch_size: Any, longest: Any) -> Any:
+        """The smallest of the costs."""
+        return np.minimum.reduce([cost(batch_size, longest) for cost in self.costs])
+
+    def most(self, longest: NDArray, time: float) -> NDArray:
+        """What the fastest rank can take within ``time``."""
+        return np.maximum.reduce([_most(cost, longest, time) for cost in self.costs])
+
+
+@dataclass(frozen=True)
+class SlowestOf:
+    """At each micro-batch the cost of the slowest of several ranks."""
+
+    costs: tuple[Cost, ...]
+
+    def __call__(self, batch_size: Any, longest: Any) -> Any:
+        """The largest of the costs."""
+        return np.maximum.reduce([cost(batch_size, longest) for cost in self.costs])
+
+    def most(self, longest: NDArray, time: float) -> NDArray:
+        """What the slowest rank can take within ``time``."""
+        return np.minimum.reduce([_most(cost, longest, time) for cost in self.costs])
+
+
+def kinds_of(costs: Sequence[Cost], limits: Sequence[int]) -> list[RankKind]:
+    """The distinct (cost, limit), in the order of their first ranks."""
+    found: dict[tuple, list[int]] = {}
+    for rank, key in enumerate(zip(costs, limits, strict=True)):
+        found.setdefault(key, []).append(rank)
+    return [RankKind(cost, limit, tuple(ranks)) for (cost, limit), ranks in found.items()]
+
+
+def trial_steps(kinds: Sequence[RankKind]) -> int:
+    """The numbers that one trial of a bottleneck computes: counts × layers × kinds."""
+    *others, largest = sorted(len(kind.ranks) for kind in kinds)
+    return math.prod(count + 1 for count in others) * (sum(others) + largest) * len(kinds)
+
+
+def optimal_order(batch: SortedBatch, kinds: Sequence[RankKind]) -> tuple[float, list[int], list]:
+    """The smallest bottleneck, its groups' bounds [G + 1] and the kind (an index) of each group."""
+    largest = max(range(len(kinds)), key=lambda kind: len(kinds[kind].ranks))
+    order = [kind for kind in range(len(kinds)) if kind != largest] + [largest]
+    search = _CountSearch(batch, [kinds[kind] for kind in order])
+    best = smallest_bottleneck(*search.range(), search.attempt)
+    bounds, used = search.plan(best)
+    return best, bounds, [order[kind] for kind in used]
+
+
+class _CountSearch:
+    """Trials of a bottleneck; the last kind is the one whose count a layer leaves out."""
+
+    def __init__(self, batch: SortedBatch, kinds: list[RankKind]) -> None:
+        self.batch, self.kinds = batch, kinds
+        self.counts = [len(kind.ranks) for kind in kinds]
+        self.world_size = sum(self.counts)
+        self.admissible = len(batch) - self.world_size + 1
+        self.limits = [min(kind.limit, self.admissible) for kind in kinds]
+        self.shape = tuple(count + 1 for count in self.counts[:-1])
+
+    def range(self) -> tuple[float, float]:
+        """A bottleneck that no plan is below, and one that some plan reaches."""
+        fastest = FastestOf(tuple(dict.fromkeys(kind.cost for kind in self.kinds)))
+        low, _ = identical_ranks(self.batch, self.world_size, fastest, max(self.limits))
+        each = [kind for kind in self.kinds for _ in kind.ranks]
+        costs, limits = [kind.cost for kind in each], [kind.limit for kind in each]
+        high = min(
+            fixed_order(self.batch, costs, limits)[0],
+            fixed_order(self.batch, costs[::-1], limits[::-1])[0],
+        )
+        return low, high
+
+    def attempt(self, time: float) -> tuple[bool, float]:
+        """A trial, as ``smallest_bottleneck`` wants it."""
+        most = self._most(time)
+        fits = self._reach(most)[-1].flat[-1] == len(self.batch)
+        found = -inf if fits else inf
+        distinct = self.batch.distinct
+        for kind, limit, taken in zip(self.kinds, self.limits, most, strict=True):
+            # The costs next to T: no plan's bottleneck is between them.
+            possible = taken > 0 if fits else taken < limit
+            if possible.any():
+                sizes = taken[possible] if fits else taken[possible] + 1
+                costs = kind.cost(sizes, distinct[possible])
+                found = max(found, costs.max().item()) if fits else min(found, costs.min().item())
+        return fits, found
+
+    def plan(self, time: float) -> tuple[list[int], list[int]]:
+        """Bounds of the groups and the kind of each, for a bottleneck that is enough."""
+        following = self._following(most := self._most(time))
+        layers = self._reach(most, keep=True)
+        state = tuple(self.counts[:-1])
+        bounds, used = [len(self.batch)], []
+        for layer in reversed(range(self.world_size)):
+            cap = len(self.batch) - (self.world_size - layer - 1)
+            for kind in range(len(self.kinds)):
+                before = list(state)
+                if kind < len(before):
+                    before[kind] -= 1
+                    if before[kind] < 0:
+                        continue
+                position = int(layers[layer][tuple(before)])
+                if min(following[kind][position], cap) == bounds[-1]:
+                    break
+            state = tuple(before)
+            bounds.append(position)
+            used.append(kind)
+        return bounds[::-1], used[::-1]
+
+    def _most(self, time: float) -> list[NDArray]:
+        pairs = zip(self.kinds, self.limits, strict=True)
+        return [most_samples(k.cost, self.batch.distinct, time, limit) for k, limit in pairs]
+
+    def _following(self, most: list[NDArray]) -> list[NDArray]:
+        """Where a rank of each kind gets to from each position; −1 from there, or for nowhere."""
+        positions, which = np.arange(len(self.batch)), self.batch.which
+        reached = []
+        for taken in most:
+            each = taken[which]
+            reached.append(np.append(np.where(each > 0, positions + each, -1), -1))
+        return reached
+
+    def _reach(self, most: list[NDArray], keep: bool = False) -> list[NDArray]:
+        """The reach in each layer, or in the last; −1 for counts that cannot be.
+
+        Counts of the last kind beyond its ranks are not left out: none of them leads to the end.
+        """
+        following = self._following(most)
+        reach = np.full(self.shape, -1)
+        reach.flat[0] = 0
+        small = np.int32 if len(self.batch) > np.iinfo(np.int16).max else np.int16
+        layers = [reach.astype(small)] if keep else []
+        for layer in range(self.world_size):
+            added = following[-1][reach]
+            for axis in range(len(self.shape)):
+                to, of = [slice(None)] * len(self.shape), [slice(None)] * len(self.shape)
+                to[axis], of[axis] = slice(1, None), slice(None, -1)
+                part = added[tuple(to)]
+                np.maximum(part, following[axis][reach[tuple(of)]], out=part)
+            reach = np.minimum(added, len(self.batch) - (self.world_size - layer - 1))
+            if keep:
+                layers.append(reach.astype(small))
+        return layers or [reach]
+
+
+def _most(cost: Cost, longest: NDArray, time: float) -> NDArray:
+    """``most_samples`` without a limit to speak of."""
+    return most_samples(cost, longest, time, UNLIMITED)

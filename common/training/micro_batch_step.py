@@ -1,0 +1,205 @@
+"""One training step in which every rank has a micro-batch of its own size.
+
+The loss is a mean over the global batch, over its samples or its tokens. DDP averages over ranks,
+so each rank's own mean is scaled first (``common.scheduling.modes.loss_scale``).
+
+Where a rank runs out of memory, all ranks drop what they have computed and repeat the step in
+halves: the gradients of a batch are those of its parts, added up.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.errors import RunFailed
+from common.runtime.memory_limit import is_out_of_memory
+from common.runtime.process_group import Worker
+from common.scheduling.loader import MicroBatch
+from common.scheduling.modes import loss_scale
+from common.training.step import DTYPES
+from common.training.timed_exchange import SETTLING_STEPS, TimedExchange
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What a step was made of on this rank, in seconds, and what it found."""
+
+    step_s: float
+    planning_s: float
+    """What plan and collation held the step up."""
+    compute_s: float
+    """From then on until this rank's last gradient was ready."""
+    exchange_s: float
+    """From then on until the gradients were averaged: waiting for slower ranks, and communication
+    that the backward pass did not hide."""
+    loss: float
+    """This rank's part of the global batch's mean loss; those of all ranks add up to it."""
+    halvings: int
+    """How often the step was repeated in halves for lack of memory."""
+
+
+class MicroBatchStep:
+    """A model under DDP, its optimizer, and the step they make. All ranks make it together.
+
+    Args:
+        exchange: the model, under DDP.
+        optimizer: of its parameters.
+        precision: float32, float64 (a model of float64 weights), bfloat16 or float16.
+        loss_mean: ``samples`` or ``tokens``: what counts the same in the mean. Under ``tokens`` a
+            text's loss counts as often as it has tokens.
+    """
+
+    def __init__(
+        self,
+        exchange: TimedExchange,
+        optimizer: torch.optim.Optimizer,
+        *,
+        precision: str = "float32",
+        loss_mean: str = "samples",
+    ) -> None:
+        self.exchange, self.optimizer, self.loss_mean = exchange, optimizer, loss_mean
+        self.worker: Worker = exchange.worker
+        self.precision = precision
+        device = self.worker.device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "float16")
+
+    def run(self, next_batch: Callable[[], MicroBatch]) -> tuple[StepParts, MicroBatch]:
+        """One update. ``next_batch`` is called inside the step: what it holds up is counted.
+
+        Returns what the step was made of, and the micro-batch it was made with.
+
+        Raises:
+            RunFailed: a single text needs more memory than there is.
+        """
+        clock = self.exchange.clock
+        clock.wait()
+        start = clock.mark()
+        batch = next_batch()
+        planned = clock.mark()
+        halvings = 0
+        while True:
+            loss, failed = self._attempt(batch, 2**halvings)
+            # NaN from one rank is NaN on all: only then do they have to talk.
+            broken = failed or self.exchange.is_poisoned()
+            if not broken or not self._agree(batch, failed, 2**halvings):
+                break
+            halvings += 1
+        exchanged = clock.mark()
+        self._update()
+        end = clock.mark()
+        clock.wait()
+        ready = self.exchange.ready
+        parts = StepParts(
+            step_s=clock.elapsed_s(start, end),
+            planning_s=clock.elapsed_s(start, planned),
+            compute_s=clock.elapsed_s(planned, ready),
+            exchange_s=clock.elapsed_s(ready, exchanged),
+            loss=loss.item(),
+            halvings=halvings,
+        )
+        return parts, batch
+
+    def settle(self, batch: MicroBatch) -> None:
+        """Passes whose gradients are dropped, until DDP's buckets are what they will be."""
+        for _ in range(SETTLING_STEPS):
+            self.exchange.begin()
+            self.backward(batch, self.exchange.ddp)
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def local_pass(self, batch: MicroBatch) -> float:
+        """A forward and a backward pass without any exchange; seconds. Gradients are dropped."""
+        clock = self.exchange.clock
+        clock.wait()
+        self.exchange.begin()
+        start = clock.mark()
+        self.backward(batch, self.exchange.model)
+        self.exchange.slow_down()
+        end = clock.mark()
+        clock.wait()
+        self.optimizer.zero_grad(set_to_none=True)
+        return clock.elapsed_s(start, end)
+
+    def backward(self, batch: MicroBatch, model: nn.Module) -> Tensor:
+        """Forward and backward pass of ``batch``; its part of the global mean loss, detached."""
+        batch = batch.to(self.worker.device)
+        with forward_precision(self.precision, self.worker.device):
+            logits = model(batch.input_ids, batch.attention_mask)
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        losses = functional.cross_entropy(logits, batch.labels, reduction="none")
+        weights = batch.attention_mask.sum(1) if self.loss_mean == "tokens" else None
+        own = (losses * weights).sum() / weights.sum() if weights is not None else losses.mean()
+        if self.loss_mean == "tokens":
+            local, total = batch.tokens, batch.plan.total_tokens
+        else:
+            local, total = len(batch.labels), batch.plan.global_batch
+        ranks = self.worker.world_size
+        scaled = own * loss_scale(self.loss_mean, ranks, local, total)
+        self.scaler.scale(scaled).backward()
+        return scaled.detach() / ranks
+
+    def _attempt(self, batch: MicroBatch, pieces: int) -> tuple[Tensor, bool]:
+        """Gradients of the batch in so many pieces, exchanged after the last one.
+
+        Returns the loss and whether this rank ran out of memory.
+        """
+        parts = batch.split(pieces)
+        total = torch.zeros((), device=self.worker.device)
+        self.exchange.begin()
+        try:
+            for index, part in enumerate(parts):
+                is_last = index == len(parts) - 1
+                with nullcontext() if is_last else self.exchange.ddp.no_sync():
+                    total = total + self.backward(part, self.exchange.ddp)
+            return total, False
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        self.free()
+        self.exchange.give_up()
+        return total, True
+
+    def _agree(self, batch: MicroBatch, failed: bool, pieces: int) -> bool:
+        """Whether the step must be repeated; all ranks are then ready for it."""
+        # Where nobody failed the gradients are NaN by themselves: training goes on, as it would.
+        answers = self.worker.gather((failed, len(batch.labels), batch.longest))
+        out_of_memory = [rank for rank, (no_memory, _, _) in enumerate(answers) if no_memory]
+        if not out_of_memory:
+            return False
+        for rank in out_of_memory:
+            _, texts, longest = answers[rank]
+            if texts <= pieces:
+                raise RunFailed(
+                    f"rank {rank} has no memory for a single text of {longest} tokens: lower "
+                    "--max_length, or take a smaller model"
+                )
+        self.free()
+        self.exchange.wrap()
+        self.settle(batch.first_tokens())
+        return True
+
+    def free(self) -> None:
+        """Let go of gradients and of what the allocator keeps."""
+        self.optimizer.zero_grad(set_to_none=True)
+        gc.collect()
+        if self.worker.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _update(self) -> None:
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def forward_precision(precision: str, device: torch.device) -> AbstractContextManager:
+    """What a forward pass runs in: autocast for bfloat16 and float16, else nothing."""
+    if precision in ("bfloat16", "float16"):
+        return torch.autocast(device.type, DTYPES[precision])
+    return nullcontext()

@@ -1,0 +1,28 @@
+"""Learning rates over a training run."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def cosine(step: int, lr: float, min_lr: float, warmup_steps: int, num_steps: int) -> float:
+    """Of step ``step`` (from 0): linear warm-up, then a cosine from ``lr`` down to ``min_lr``."""
+    if step < warmup_steps:
+        return lr * (step + 1) / (warmup_steps + 1)
+    done = (step - warmup_steps) / (num_steps - warmup_steps)
+    return min_lr + (lr - min_lr) * (1 + math.cos(math.pi * done)) / 2
+
+
+def linear(step: int, lr: float, warmup_steps: int, num_steps: int) -> float:
+    """Of step ``step`` (from 0): linear warm-up, then a straight line down to 0 after the last."""
+    if step < warmup_steps:
+        return lr * (step + 1) / (warmup_steps + 1)
+    return lr * (num_steps - step) / max(1, num_steps - warmup_steps)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Of all parameter groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr

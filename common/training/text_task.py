@@ -1,0 +1,170 @@
+"""What is trained on what: texts, a model, what memory holds of them, and the step they make."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from common.data.text import (
+    TokenizedTexts,
+    load_texts,
+    open_tokenizer,
+    synthetic_texts,
+    tokenize_texts,
+)
+from common.errors import UserError
+from common.models.text_classifier import build_text_classifier, model_limit
+from common.runtime.process_group import Worker
+from common.runtime.seeding import seed_everything
+from common.scheduling.loader import MicroBatch, collate
+from common.scheduling.memory_probe import probe_largest_batches
+from common.scheduling.modes import Planner, StepPlan
+from common.training.micro_batch_config import TextSettings
+from common.training.micro_batch_step import MicroBatchStep, forward_precision
+from common.training.timed_exchange import TimedExchange
+
+EVALUATION_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained on what: the texts of both splits, and the step that learns from them."""
+
+    train: TokenizedTexts
+    validation: TokenizedTexts
+    step: MicroBatchStep
+    limits: list[int]
+    """Most texts of a micro-batch, by rank."""
+
+
+def open_task(
+    config: TextSettings, worker: Worker, slow_factor: float = 1.0, eval_samples: int = 200
+) -> Task:
+    """Texts, model, optimizer and limits. Raises UserError for what does not go together."""
+    limit = model_limit(config.model_name)
+    if limit is not None and config.max_length > limit:
+        raise UserError(
+            f"max_length {config.max_length}: {config.model_name} takes at most {limit} tokens; "
+            f"give --max_length {limit} or less"
+        )
+    train, validation = open_texts(config, eval_samples)
+    if len(train.labels) < config.global_batch:
+        raise UserError(
+            f"global_batch {config.global_batch}: {train.name} has {len(train.labels)} texts"
+        )
+    seed_everything(config.seed)
+    model = build_text_classifier(
+        *(config.model_name, train.num_labels, train.vocab_size, config.max_length),
+        **{"dropout": config.dropout, "pad_id": train.pad_id},
+    )
+    precision = config.resolved_precision(worker.device)
+    model = model.to(worker.device, torch.float64 if precision == "float64" else None)
+    limits = find_limits(config, model, train, worker, precision)
+    exchange = TimedExchange(model, worker, config.bucket_cap_mb, slow_factor)
+    optimizer = torch.optim.AdamW(
+        *(model.parameters(), config.lr), weight_decay=config.weight_decay, fused=True
+    )
+    how = {"precision": precision, "loss_mean": config.loss_mean}
+    step = MicroBatchStep(exchange, optimizer, **how)
+    step.settle(first_texts(train, worker))
+    return Task(train, validation, step, limits)
+
+
+def open_texts(config: TextSettings, eval_samples: int) -> tuple[TokenizedTexts, TokenizedTexts]:
+    """The training and the validation split, as tokens."""
+    if config.dataset == "synthetic":
+        like, vocab = config.synthetic_like, config.vocab_size
+        counts = (config.max_train_samples or 10_000, eval_samples or 1_000)
+        train, validation = (
+            synthetic_texts(like, count, vocab_size=vocab, max_length=config.max_length, seed=seed)
+            for seed, count in enumerate(counts, start=config.seed)
+        )
+        return train, validation
+    where = {"dataset_dir": config.dataset_dir, "seed": config.seed}
+    train, validation = (
+        load_texts(config.dataset, split, max_samples=count, **where)
+        for split, count in (("train", config.max_train_samples), ("validation", eval_samples))
+    )
+    tokenizer = open_tokenizer(config.model_name, texts=train.texts, vocab_size=config.vocab_size)
+    train, validation = (
+        tokenize_texts(split, tokenizer, config.max_length) for split in (train, validation)
+    )
+    classes = max(train.num_labels, validation.num_labels)
+    return replace(train, num_labels=classes), replace(validation, num_labels=classes)
+
+
+def find_limits(
+    config: TextSettings,
+    model: torch.nn.Module,
+    data: TokenizedTexts,
+    worker: Worker,
+    precision: str,
+) -> list[int]:
+    """Most texts of a micro-batch on each rank. Raises UserError where the batch does not fit."""
+    limits = [config.max_local_batch_cap] * worker.world_size
+    if not config.max_local_batch_cap:
+        limits = probe_largest_batches(
+            *(model, int(max(data.lengths)), config.probe_max_batch, worker),
+            precision=functools.partial(forward_precision, precision, worker.device),
+        )
+    if sum(limits) < config.global_batch:
+        raise UserError(
+            f"global_batch {config.global_batch}: {worker.world_size} ranks take at most "
+            f"{' + '.join(map(str, limits))} texts; lower it, or raise --max_local_batch_cap or "
+            "--probe_max_batch"
+        )
+    return limits
+
+
+def planner_for(config: TextSettings, mode: str, task: Task, worker: Worker) -> Planner:
+    """What makes the plans of a mode, from the seed and the lengths of all texts."""
+    return Planner(
+        *(mode, task.train.lengths, worker.world_size, config.global_batch),
+        **{"seed": config.seed, "max_tokens": config.max_tokens},
+    )
+
+
+def first_texts(data: TokenizedTexts, worker: Worker) -> MicroBatch:
+    """One text per rank, of which a few tokens are enough to let DDP form its buckets."""
+    groups = tuple((rank,) for rank in range(worker.world_size))
+    return collate(data, StepPlan(groups, data.lengths), worker.rank).first_tokens()
+
+
+@torch.no_grad()
+def evaluate(task: Task, worker: Worker) -> tuple[float, float]:
+    """Mean loss and accuracy on the validation split, whose texts the ranks share out."""
+    data, model = task.validation, task.step.exchange.model
+    order = sorted(range(len(data.labels)), key=lambda index: len(data.tokens[index]))
+    own = order[worker.rank :: worker.world_size]
+    model.eval()
+    found = torch.zeros(3, dtype=torch.float64)
+    for start in range(0, len(own), EVALUATION_BATCH):
+        group = tuple(own[start : start + EVALUATION_BATCH])
+        batch = collate(data, StepPlan((group,), data.lengths), 0).to(worker.device)
+        logits = model(batch.input_ids, batch.attention_mask)
+        loss = functional.cross_entropy(logits.double(), batch.labels, reduction="sum")
+        right = (logits.argmax(1) == batch.labels).sum()
+        found += torch.stack([loss, right, torch.tensor(len(group))]).double().cpu()
+    model.train()
+    found = found.to(worker.device)
+    dist.all_reduce(found)
+    loss, right, count = found.tolist()
+    return loss / count, right / count
+
+
+def task_facts(task: Task, worker: Worker) -> dict[str, object]:
+    """What ``config.yaml`` says beyond the settings: what two runs must share to be compared."""
+    model = task.step.exchange.model
+    return {
+        "precision": task.step.precision,
+        "data_source": task.train.source,
+        "train_texts": len(task.train.labels),
+        "vocabulary": task.train.vocab_size,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "world_size": worker.world_size,
+        "local_batch_limits": task.limits,
+    }
