@@ -54,9 +54,8 @@ def imbalance_sentence(comparison: ModeComparison) -> str:
     return (
         f"On average the fullest rank has **{most.mean():,.0f}** padded tokens and the emptiest "
         f"{least.mean():,.0f}: the fullest has {most.mean() / mean.mean() - 1:.0%} more than the "
-        f"mean "
-        f"of its step. Of all padded tokens {share:.0%} are text, the rest is padding. Ranks wait "
-        f"{comparison.waiting[STATIC]:.0%} of their time."
+        f"mean of its step. Of all padded tokens {share:.0%} are text, the rest is padding. Ranks "
+        f"wait {comparison.waiting[STATIC]:.0%} of their time."
     )
 
 
@@ -70,10 +69,9 @@ def worked_sentence(lengths: Sequence[int], partitions: Mapping[str, Sequence]) 
     bottlenecks = ", ".join(f"{name} {value:,}" for name, value in found.items())
     return (
         f"Bottlenecks in padded tokens: {bottlenecks}. The last has "
-        f"**{found[last] / found[first]:.2f}** "
-        f"of the first. No plan can have less than {bound:,}: the {values.sum():,} tokens of the "
-        f"texts "
-        f"shared out over {ranks} ranks without any padding, or the longest text if that is more."
+        f"**{found[last] / found[first]:.2f}** of the first. No plan can have less than {bound:,}: "
+        f"the {values.sum():,} tokens of the texts shared out over {ranks} ranks without any "
+        "padding, or the longest text if that is more."
     )
 
 
@@ -100,14 +98,12 @@ def training_sentence(lab: MicroBatchLab) -> str:
     }
     return (
         f"Over {len(static.slowest)} steps a step of dynamic takes **{ratio:.2f}** of the time of "
-        f"one "
-        f"of static ({abs(ratio - 1):.0%} {faster}). These are two runs, one after the other. "
-        f"Between ranks, computation differs by {spread['compute_time_ms'][0]:.1f} ms under "
-        f"static and "
-        f"{spread['compute_time_ms'][1]:.1f} ms under dynamic (standard deviation over ranks); "
-        f"whole "
-        f"steps by {spread['step_time_ms'][0]:.2f} and {spread['step_time_ms'][1]:.2f} ms, because "
-        "under DDP a rank that is done waits for the others within its step."
+        f"one of static ({abs(ratio - 1):.0%} {faster}). These are two runs, one after the other. "
+        f"Between ranks, computation differs by {spread['compute_time_ms'][0]:.1f} ms under static "
+        f"and {spread['compute_time_ms'][1]:.1f} ms under dynamic (standard deviation over ranks); "
+        f"whole steps by {spread['step_time_ms'][0]:.2f} and {spread['step_time_ms'][1]:.2f} ms. "
+        "Under DDP a rank that is done waits for the others within its step, which makes whole "
+        "steps about equally long on all ranks."
     )
 
 

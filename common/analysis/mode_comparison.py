@@ -203,7 +203,7 @@ def read_comparison(folder: Path) -> ModeComparison:
         times=times,
         calibration=_beside(folder, CALIBRATION, "rank batch_size longest time_ms"),
         slow_rank=_beside(
-            folder, SLOW_RANK, "mode step rank step_time_ms slow_factor estimated_factor optimum_ms"
+            folder, SLOW_RANK, "mode step rank step_time_ms slow_factor estimated_factor"
         ),
     )
 

@@ -46,10 +46,11 @@ def modes_sentence(comparison: ModeComparison) -> str:
     first, *others = table.sort_values("ratio").itertuples()
     near = [row for row in others if row.ratio_low <= first.ratio_high]
     fastest = "static" if first.ratio_low > 1 else mode_name(first.Index)
-    text = f"On the same {steps} global batches **{fastest}** has the shortest steps. "
-    text += (
-        f"{mode_name(first.Index)} takes {first.ratio:.2f} of static's in the mean "
-        f"({first.ratio_low:.2f} to {first.ratio_high:.2f}), {first.p95_ratio:.2f} in the P95"
+    subject = f"The next, {mode_name(first.Index)}," if fastest == STATIC else "It"
+    text = (
+        f"On the same {steps} global batches **{fastest}** has the shortest steps. {subject} takes "
+        f"{first.ratio:.2f} of static's in the mean ({first.ratio_low:.2f} to "
+        f"{first.ratio_high:.2f}), {first.p95_ratio:.2f} in the P95"
     )
     if first.ratio_low <= 1 <= first.ratio_high:
         text += ", not to be told apart from static"
@@ -119,6 +120,7 @@ def own_batches_sentence(comparison: ModeComparison) -> str:
         for mode in comparison.own_batch_modes
     ]
     text = "; ".join(parts)
+    text = text[0].upper() + text[1:]
     if "dynamic" in table.index:
         text += f". Dynamic, on unchanged batches: {table.loc['dynamic', 'ratio']:.2f}"
     return text + ". Their steps train on other texts at once, so this is no like-for-like gain."
@@ -155,8 +157,7 @@ def calibration_sentence(predicted: pd.DataFrame | None, fixed_share: float | No
     return (
         f"The fitted cost is off by, in the median: {ranks}. The constant c₀ is "
         f"**{fixed_share:.0%}** of what the bottleneck rank of a static step computes: that part "
-        f"no "
-        "plan can make shorter."
+        "no plan can make shorter."
     )
 
 
@@ -166,19 +167,23 @@ def slow_sentence(comparison: ModeComparison) -> str:
     if table is None or table.empty:
         return "No rank was slowed on purpose in this run."
     found = slow_summary(table)
-    text = f"Rank {found.rank} was slowed by a factor of {found.factor:g}. "
+    text = (
+        f"Rank {found.rank} was slowed by a factor of {found.factor:g}. Beside the other ranks it "
+        f"is estimated at {found.estimate:.2f} in the end"
+    )
+    told = "of one whose plan was told which rank is slow (medians)"
     if found.found_at is None:
-        text += f"The estimate did not come to stay within {CLOSE:.0%} of it"
+        text += (
+            f"; the estimate did not come to stay within {CLOSE:.0%} of the truth. A step took "
+            f"{found.after:.2f} {told}. "
+        )
+    elif pd.isna(found.before):
+        text += f". A step took {found.after:.2f} {told}. "
     else:
-        text += f"From step **{found.found_at}** on the estimate is within {CLOSE:.0%} of it"
-        if pd.notna(found.before):
-            text += (
-                f". Before, a step took {found.before:.2f} of one whose plan was told which rank "
-                f"is "
-                "slow"
-            )
-    text += f"; {'from then on' if found.found_at is not None else 'steps take'} "
-    text += f"{found.after:.2f} of one whose plan was told (median). "
+        text += (
+            f"; from step **{found.found_at}** on it is within {CLOSE:.0%} of the truth. Before, a "
+            f"step took {found.before:.2f} {told}, afterwards **{found.after:.2f}**. "
+        )
     if "dynamic" in set(table["mode"]):
         unaware = slow_steps(table, "dynamic").median()
         text += f"Dynamic with a cost that knows nothing of it: {unaware:.2f}."
@@ -221,8 +226,7 @@ def planning_sentence(simulation: Simulation | None) -> str:
     ]
     return (
         f"Plans, each in the median and with the cost that takes longest: {_list(parts)}. A plan "
-        f"is "
-        "made beside the step before, on every rank, from the same seed: nothing is exchanged."
+        "is made beside the step before, on every rank, from the same seed: nothing is exchanged."
     )
 
 
@@ -240,19 +244,14 @@ def pays_sentence(ratios: pd.DataFrame, fixed_share: float | None = None) -> str
         f"bottleneck) and least on **{worst}** ({ratios.loc[worst, few]:.2f}). "
     )
     if ratios.loc[worst, few] >= 0.9:
-        text += (
-            "Where most texts are cut at the same length there is little to balance: what planning "
-            "could buy is lost in the noise. "
-        )
+        text += "Its lengths leave little to balance. "
     if fixed_share is None:
         return text
     left = {share: share + (1 - share) * ratios.loc[best, few] for share in (fixed_share, 0.8)}
     return text + (
         f"Here c₀ is {fixed_share:.0%} of a static step, which turns {ratios.loc[best, few]:.2f} "
-        f"into "
-        f"{left[fixed_share]:.2f}; on a device where launching kernels takes 80 % of a step, "
-        f"whatever "
-        f"is in it, {left[0.8]:.2f} is left."
+        f"into {left[fixed_share]:.2f}; on a device where launching kernels takes 80 % of a step, "
+        f"whatever is in it, {left[0.8]:.2f} is left."
     )
 
 

@@ -13,7 +13,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from common.analysis.micro_batch_plots import COLOURS
 from common.analysis.micro_batches import MicroBatchRun, mode_name
 from common.analysis.mode_comparison import CONTROL, STATIC, ModeComparison
-from common.analysis.mode_simulation import CALIBRATED, TOLD, Simulation, slow_steps
+from common.analysis.mode_simulation import (
+    CALIBRATED,
+    TOLD,
+    Simulation,
+    relative_factors,
+    slow_steps,
+)
 from common.analysis.plots import BLACK, BLUE, CYCLE, GREY, RED, figure
 from common.analysis.training_plots import DASHES, LEAST_NATS
 
@@ -161,15 +167,14 @@ def calibration(predicted: pd.DataFrame, caption: str) -> Figure:
 def slow_rank(table: pd.DataFrame, caption: str) -> Figure:
     """The estimated factor of each rank, and steps over what is possible with such ranks."""
     with figure(caption, figsize=(7.2, 4.4), nrows=2, sharex=True) as (fig, (above, below)):
-        for rank, rows in table[table["mode"] == CALIBRATED].groupby("rank"):
-            slowed = rows["slow_factor"].max() > 1
-            look = {"color": RED if slowed else BLUE, "marker": "o", "markersize": 2.5}
-            label = f"rank {rank:.0f}" + (", slowed" if slowed else "")
-            above.plot(rows["step"], rows["estimated_factor"], linewidth=1.2, label=label, **look)
-            factor = rows["slow_factor"].max()
+        estimates = relative_factors(table)
+        for rank, factor in table.groupby("rank")["slow_factor"].max().items():
+            look = {"color": RED if factor > 1 else BLUE, "marker": "o", "markersize": 2.5}
+            label = f"rank {rank:.0f}" + (", slowed" if factor > 1 else "")
+            above.plot(estimates.index, estimates[rank], linewidth=1.2, label=label, **look)
             above.axhline(factor, color=look["color"], linestyle="--", linewidth=1)
-        above.set_ylabel("estimated factor\n(dashed: true)")
-        above.set_ylim(0, 1.35 * max(table["slow_factor"].max(), table["estimated_factor"].max()))
+        above.set_ylabel("estimated time over the\nother ranks' (dashed: true)")
+        above.set_ylim(0, 1.35 * max(table["slow_factor"].max(), estimates.max().max()))
         above.legend(fontsize=8, ncols=4, loc="upper right")
         for mode in (mode for mode in dict.fromkeys(table["mode"]) if mode != TOLD):
             ratio = slow_steps(table, mode)

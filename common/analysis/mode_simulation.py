@@ -21,9 +21,8 @@ COLUMNS = (
     "samples",
 )
 CALIBRATED, TOLD = "dynamic_calibrated", "told"
-CLOSE = 0.1
-"""An estimate within a tenth of the factor has found it; so has a step within a tenth of its best.
-"""
+CLOSE = 0.25
+"""A rank's factor is found when it is estimated to a quarter: a shared machine varies by less."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +93,9 @@ class SlowRank:
     Attributes:
         rank: the one that was slowed.
         factor: by how much.
-        found_at: the first step from which on the estimate stays close to the factor; None where
-            that never happened.
+        estimate: what the last step's plan took it to be.
+        found_at: the first step from which on the estimate, relative to the other ranks', stays
+            close to the factor; None where that never happened.
         before, after: the slowest rank's step over the best one could do with such ranks: median
             of the steps up to that one, and of those from there on (all, where it was not found).
     """
@@ -103,6 +103,7 @@ class SlowRank:
     mode: str
     rank: int
     factor: float
+    estimate: float
     found_at: int | None
     before: float
     after: float
@@ -111,19 +112,30 @@ class SlowRank:
 def slow_steps(table: pd.DataFrame, mode: str) -> pd.Series:
     """The slowest rank's step over that of a plan that was told of the slow rank, by step.
 
-    Steps of the mode ``told`` are measured on the same global batches. In a table without them the
-    modelled optimum takes their place.
+    Both are measured on the same global batches.
     """
-    steps = table.groupby(["mode", "step"])
-    slowest, optimum = steps["step_time_ms"].max(), steps["optimum_ms"].max()
-    return slowest[mode] / (slowest[TOLD] if TOLD in slowest else optimum[mode])
+    slowest = table.groupby(["mode", "step"])["step_time_ms"].max()
+    return slowest[mode] / slowest[TOLD]
+
+
+def relative_factors(table: pd.DataFrame, mode: str = CALIBRATED) -> pd.DataFrame:
+    """Each rank's estimated factor over those of the ranks that were not slowed, by step.
+
+    Shape [steps, ranks]. A machine that is slower for all ranks alike is no matter for a plan; so
+    the mean (geometric) of the others is what a rank is compared with.
+    """
+    rows = table[table["mode"] == mode]
+    estimates = rows.pivot(index="step", columns="rank", values="estimated_factor")
+    factors = rows.groupby("rank")["slow_factor"].max()
+    others = np.log(estimates[factors.index[factors == 1]]).mean(axis=1)
+    return estimates.div(np.exp(others), axis=0)
 
 
 def slow_summary(table: pd.DataFrame, mode: str = CALIBRATED) -> SlowRank:
     """Which rank was slowed, when it was found, and how steps compare to what is possible."""
     rows = table[table["mode"] == mode]
-    estimates = rows.pivot(index="step", columns="rank", values="estimated_factor")
     factors = rows.groupby("rank")["slow_factor"].max()
+    estimates = relative_factors(table, mode)
     slowed, factor = int(factors.idxmax()), float(factors.max())
     away = ~((estimates[slowed] / factor - 1).abs() <= CLOSE)
     last_away = np.flatnonzero(away)
@@ -132,4 +144,7 @@ def slow_summary(table: pd.DataFrame, mode: str = CALIBRATED) -> SlowRank:
     ratio = slow_steps(table, mode)
     early = ratio[ratio.index < found] if found is not None else ratio
     late = ratio[ratio.index >= found] if found is not None else ratio
-    return SlowRank(mode, slowed, factor, found, float(early.median()), float(late.median()))
+    return SlowRank(
+        *(mode, slowed, factor, float(estimates[slowed].iloc[-1]), found),
+        *(float(early.median()), float(late.median())),
+    )

@@ -11,7 +11,7 @@ Afterwards one rank is slowed down on purpose, without telling the planner.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +24,7 @@ from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
 from common.scheduling.cost import TokensCost, TokensSquaredCost
 from common.scheduling.loader import AheadLoader, MicroBatch
-from common.scheduling.modes import SAME_BATCH, Planner, StepPlan
+from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
 from common.scheduling.speeds import RankCosts
 from common.training.cost_calibration import calibrate
 from common.training.micro_batch_config import TextSettings, slow_factor_of
@@ -48,7 +48,7 @@ MODE_COLUMNS = (
     *("waiting_time_ms", "communication_time_ms", "planning_time_ms", "planning_work_ms", "loss"),
 )
 SLOW_COLUMNS = (
-    *("mode", "step", "rank", "slow_factor", "estimated_factor", "optimum_ms", "local_batch"),
+    *("mode", "step", "rank", "slow_factor", "estimated_factor", "expected_ms", "local_batch"),
     *("max_seq_len_in_batch", "padded_tokens", "tokens", "step_time_ms", "compute_time_ms"),
     *("waiting_time_ms", "communication_time_ms", "planning_time_ms", "planning_work_ms"),
 )
@@ -92,18 +92,21 @@ def main(settings: ModeComparison) -> None:
         is_slowed = settings.slow_steps and worker.device.type == "cpu"
         factor = slow_factor_of(worker, slow_rank, settings.slow_factor) if is_slowed else 1.0
         task = open_task(settings, worker, eval_samples=1)
+        planners = {mode: planner_for(settings, mode, task, worker) for mode in MODES}
         for group in task.step.optimizer.param_groups:
             group["lr"] = 0.0
         with record_run(
             *(settings, "compare_modes", worker), recorded_settings=task_facts(task, worker)
         ) as recorder:
             ranks = calibrate(settings, task, worker, recorder)
-            ratios = compare(settings, task, ranks, worker, recorder)
+            ratios = compare(settings, task, planners, ranks, worker, recorder)
             if is_slowed:
                 task.step.exchange.slow_factor = factor
                 slowdown = [1.0] * worker.world_size
                 slowdown[slow_rank] = settings.slow_factor
-                compare_slowed(settings, task, ranks, slowdown, worker, recorder)
+                compare_slowed(
+                    *(settings, task, planners["dynamic"], ranks, slowdown), worker, recorder
+                )
             if worker.is_main:
                 for mode, ratio in ratios.items():
                     print(f"{mode:20s} {ratio:5.2f} of static's step (median)")
@@ -111,14 +114,19 @@ def main(settings: ModeComparison) -> None:
 
 
 def compare(
-    settings: ModeComparison, task: Task, ranks: RankCosts, worker: Worker, recorder: Recorder
+    settings: ModeComparison,
+    task: Task,
+    planners: Mapping[str, Planner],
+    ranks: RankCosts,
+    worker: Worker,
+    recorder: Recorder,
 ) -> dict[str, float]:
     """All modes over all global batches; on rank 0 the median ratio of each to static."""
     table = recorder.stream("mode-times.csv", MODE_COLUMNS)
     costs = {name: TokensCost() for name in ARMS}
     costs |= {"dynamic_tokens_sq": TokensSquaredCost(), "dynamic_calibrated": ranks.costs}
     plans = {
-        name: functools.partial(_plan, planner_for(settings, mode, task, worker), task, costs[name])
+        name: functools.partial(_plan, planners[mode], task, costs[name])
         for name, mode in ARMS.items()
     }
     control = control_texts(settings, task, plans["dynamic"], worker)
@@ -159,6 +167,7 @@ def compare(
 def compare_slowed(
     settings: ModeComparison,
     task: Task,
+    planner: Planner,
     ranks: RankCosts,
     slowdown: Sequence[float],
     worker: Worker,
@@ -166,10 +175,9 @@ def compare_slowed(
 ) -> None:
     """Steps with a slowed rank: planned without knowing, found out by calibration, and told.
 
-    ``optimum_ms`` is the bottleneck of the best plan for ranks as slow as they are.
+    ``expected_ms`` is the bottleneck of the plan for ranks as slow as they really are.
     """
     table = recorder.stream("slow-rank.csv", SLOW_COLUMNS)
-    planner = planner_for(settings, "dynamic", task, worker)
     told = [cost.scaled(by) for cost, by in zip(ranks.costs, slowdown, strict=True)]
     before = {"dynamic": ranks.costs, "told": told}
     arms = ("dynamic", "dynamic_calibrated", "told")
@@ -192,7 +200,7 @@ def compare_slowed(
                 ranks.update(worker.gather(ranks.own_ratio))
             found = _one_step(task, loader, visits, index, request)
             plan = found.pop("plan")
-            optimum_s = max(
+            expected_s = max(
                 float(cost(batch, longest))
                 for cost, batch, longest in zip(told, plan.local_batch, plan.longest, strict=True)
             )
@@ -204,7 +212,7 @@ def compare_slowed(
                 )
             factors = ranks.factors
             keys = {"mode": name, "step": step, "slow_factor": slowdown[worker.rank]}
-            keys |= {"estimated_factor": factors[worker.rank], "optimum_ms": optimum_s * 1e3}
+            keys |= {"estimated_factor": factors[worker.rank], "expected_ms": expected_s * 1e3}
             rows.append(keys | found)
             if index + 1 == len(visits) or visits[index + 1][1] != step:
                 _write(table, rows, worker)

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from common.analysis.mode_simulation import CLOSE, slow_summary
 from common.cluster.launch import launch
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
@@ -173,14 +174,12 @@ def judge_modes(times: pd.DataFrame, dataset: str) -> list[tuple[str, float, flo
 
 def judge_slowed(times: pd.DataFrame) -> list[tuple[str, float, float]]:
     """When a slowed rank was found, and the steps after that against those of a told planner."""
-    slowed = times[times["slow_factor"] > 1]
-    found = slowed[slowed["mode"] == "dynamic_calibrated"].set_index("step")["estimated_factor"]
-    near = (found / slowed["slow_factor"].iloc[0] - 1).abs() <= 0.2
-    first = near.idxmax() if near.any() else np.inf
+    found_at = slow_summary(times).found_at
+    first = np.inf if found_at is None else found_at
     after = times[times["step"] >= FOUND_WITHIN]
     slowest = after.groupby(["mode", "step"])["step_time_ms"].max().groupby("mode").mean()
     ratio = slowest["dynamic_calibrated"] / slowest["told"]
     return [
-        ("step at which the slowed rank's factor is known to 20 %", FOUND_WITHIN, first),
+        (f"step from which the slowed rank's factor is known to {CLOSE:.0%}", FOUND_WITHIN, first),
         ("its step over that of a planner that was told", OPTIMUM_WITHIN, ratio),
     ]

@@ -42,19 +42,25 @@ def train_text(config: MicroBatchConfig) -> None:
     with process_group(config.device, config.backend) as worker:
         config = config.resolved(worker)
         task = open_task(config, worker, config.slow_factor_of(worker), config.eval_samples)
+        planner = planner_for(config, config.mode, task, worker)
         with record_run(
             *(config, f"assignment3-{config.mode}", worker),
             recorded_settings=task_facts(task, worker),
         ) as recorder:
             costs = choose_costs(config, task, worker, recorder)
-            run_steps(config, task, costs, worker, recorder)
+            run_steps(config, task, planner, costs, worker, recorder)
             if recorder.run:
                 print(f"Written to {relative_to_project(recorder.run.path)}")
                 remember_run(config.mode, recorder.run.path)
 
 
 def run_steps(
-    config: MicroBatchConfig, task: Task, costs: StepCosts, worker: Worker, recorder: Recorder
+    config: MicroBatchConfig,
+    task: Task,
+    planner: Planner,
+    costs: StepCosts,
+    worker: Worker,
+    recorder: Recorder,
 ) -> None:
     """All steps, timed and written down, and evaluations in between."""
     say = functools.partial(print, flush=True) if worker.is_main else lambda line: None
@@ -62,7 +68,6 @@ def run_steps(
         "evaluations.csv", ("rank", "step", "samples", "loss", "accuracy")
     )
     log = MicroBatchLog(worker, recorder, config.discard_steps)
-    planner = planner_for(config, config.mode, task, worker)
     ahead = max(1, config.buffer_size // config.global_batch)
     peak = PeakMemory(worker.device)
     began = time.perf_counter()

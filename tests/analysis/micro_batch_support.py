@@ -178,7 +178,7 @@ def slow_rows(steps: int = 40, found_at: int = 10) -> pd.DataFrame:
                 rows.append(
                     {
                         **{"mode": mode, "step": step, "rank": rank, "slow_factor": rank + 1.0},
-                        **{"estimated_factor": estimate, "optimum_ms": 40.0, "local_batch": 4},
+                        **{"estimated_factor": estimate, "expected_ms": 40.0, "local_batch": 4},
                         **{"padded_tokens": 100, "step_time_ms": 50 * time},
                         **{"compute_time_ms": 40 * time, "waiting_time_ms": 1.0},
                     }

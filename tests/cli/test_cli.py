@@ -1,12 +1,21 @@
-"""The command ddplab as a user types it: output, one-line errors, exit statuses."""
+"""The command ddplab as a user types it: output, one-line errors, exit statuses.
 
+What works is run as a process of its own, as is one refusal; the other refusals come from the same
+``main`` in this process, where nothing has to be imported again.
+"""
+
+import contextlib
+import io
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from unittest import mock
 
 import pandas as pd
 import pytest
+
+from common.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = ROOT / "data" / "epyc-2-cores" / "assignment2"
@@ -18,14 +27,25 @@ def ddplab(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100)
 
 
-def refused(*arguments: object) -> str:
+def one_error_line(stderr: str) -> str:
     """The one line of a refusal."""
-    done = ddplab(*arguments)
-    assert done.returncode == 2, done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
+    lines = stderr.strip().splitlines()
+    assert len(lines) == 1, stderr
     assert lines[0].startswith("error: ")
     return lines[0]
+
+
+def refused(*arguments: object) -> str:
+    """The one line of a refusal."""
+    with (
+        mock.patch.object(sys, "argv", ["ddplab", *map(str, arguments)]),
+        contextlib.chdir(ROOT),
+        contextlib.redirect_stderr(io.StringIO()) as stderr,
+        pytest.raises(SystemExit) as left,
+    ):
+        main()
+    assert left.value.code == 2, stderr.getvalue()
+    return one_error_line(stderr.getvalue())
 
 
 def test_help_lists_the_subcommands() -> None:
@@ -42,11 +62,17 @@ def test_doctor_shows_what_works() -> None:
         assert word in done.stdout
 
 
-def test_predict_reads_a_run_directory_and_compares() -> None:
+@pytest.fixture(scope="module")
+def predicted() -> str:
+    """What ``ddplab predict`` says of the recorded run."""
     done = ddplab("predict", "--run-dir", RECORDED)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_predict_reads_a_run_directory_and_compares(predicted: str) -> None:
     for word in ("b* =", "within 1 %", "noise floor", "Regret", "measured (ms)"):
-        assert word in done.stdout
+        assert word in predicted
 
 
 @pytest.mark.skipif(not UMD.is_dir(), reason="the shared measurements are not beside the project")
@@ -68,12 +94,18 @@ def test_predict_reads_the_course_tables_as_they_are() -> None:
         assert f"│ {buckets} │" in text
 
 
-def test_the_student_script_is_the_same() -> None:
+def test_the_student_script_is_the_same(predicted: str) -> None:
     script = ROOT / "assignments" / "assignment2" / "predict_bucket_size.py"
     done = subprocess.run(
         [sys.executable, script, "--run_dir", RECORDED], capture_output=True, text=True, cwd=ROOT
     )
-    assert done.stdout == ddplab("predict", "--run-dir", RECORDED).stdout
+    assert done.stdout == predicted
+
+
+def test_a_refusal_is_one_line_and_exit_status_2() -> None:
+    done = ddplab("bogus")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "predict" in one_error_line(done.stderr)
 
 
 @pytest.mark.parametrize("cap", ["0", "-1", "abc", "nan", "inf", "1e-12"])
@@ -159,14 +191,8 @@ def test_handin_refuses_a_run_that_failed(tmp_path: Path) -> None:
 def test_a_report_of_a_folder_without_measurements_is_refused_and_leaves_it_empty(
     tmp_path: Path,
 ) -> None:
-    assert "no complete run with" in refused_last("run", "assignment2", "--run-dir", tmp_path)
+    assert "no complete run with" in refused("run", "assignment2", "--run-dir", tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert "say which" in refused("run", "--run-dir", tmp_path)
     assert "no such run directory" in refused("run", "assignment2", "--run-dir", "nowhere")
 
-
-def refused_last(*arguments: object) -> str:
-    """The last line of a refusal that comes after some work, whose kernels may say goodbye."""
-    done = ddplab(*arguments)
-    assert done.returncode == 2, done.stderr
-    return done.stderr.strip().splitlines()[-1]

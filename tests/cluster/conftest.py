@@ -22,9 +22,21 @@ def slurm() -> Iterator[PrivateSlurm]:
         yield cluster
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start Slurm before all other tests, and look at what became of its jobs after them.
+
+    The jobs then run while other tests do, most of which need one core.
+    """
+
+    def place(item: pytest.Item) -> int:
+        return {"test_slurm.py": 0, "test_sbatch.py": 2, "test_requeue.py": 2}.get(item.path.name, 1)
+
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def job_files_in_the_background(request: pytest.FixtureRequest) -> None:
-    """Submit the job files before the first test here: they run while other tests wait."""
+    """Submit the job files before the first test here."""
     wanted = any("test_every_job_file_runs" in item.nodeid for item in request.session.items)
     if wanted and why_not() is None:
         request.getfixturevalue("placed")

@@ -1,6 +1,6 @@
 """One rank of the real DDP runs whose buckets test_ddp_buckets_two_ranks.py looks at.
 
-Started by torchrun with two gloo ranks: ``ddp_bucket_worker.py FOLDER``. Every configuration gets
+Started on two gloo ranks: ``ddp_bucket_worker.py FOLDER``. Every configuration gets
 a fresh DDP instance and a few training steps; what DDP did goes to ``FOLDER/rank<r>.json``:
 
 - ``reduced``: for each iteration the buckets in the order they were reduced, each as (size in

@@ -17,7 +17,7 @@ from common.runtime.process_group import process_group
 from common.training.step import TrainingStep, build_model
 
 WORKLOAD = Workload("gpt2-nano", 8, 128, optimizer_implementation="fused")
-PROFILED_STEPS = 4
+PROFILED_STEPS = 3
 
 
 def local_bytes(tensors) -> int:

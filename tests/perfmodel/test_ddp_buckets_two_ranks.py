@@ -4,9 +4,6 @@ iteration. The runs are those of ddp_bucket_worker.py; all are made by one launc
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import ddp_bucket_worker
@@ -28,28 +25,11 @@ def ids(runs: list[Run]) -> dict:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory) -> list[dict]:
+def ranks(rank_server, tmp_path_factory) -> list[dict]:
     """What each rank saw, by the name of the run."""
     folder = tmp_path_factory.mktemp("ddp")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    log = folder / "log.txt"
-    with log.open("w") as output:
-        launch = subprocess.Popen(
-            [*command, ddp_bucket_worker.__file__, str(folder)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            cwd=Path(__file__).parents[2],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            launch.wait(timeout=110)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"the two ranks hang: {log.read_text()[-3000:]}")
-        finally:
-            launch.terminate()  # torchrun ends its workers with itself
-            launch.wait(timeout=10)
-    if launch.returncode:
-        pytest.fail(f"the two ranks failed: {log.read_text()[-3000:]}")
+    done = rank_server.run(Path(ddp_bucket_worker.__file__), folder, ranks=2, timeout_s=110)
+    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 

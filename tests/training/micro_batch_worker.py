@@ -11,7 +11,6 @@ import json
 
 import numpy as np
 import torch
-from common.scheduling.modes import StepPlan
 from torch import nn
 from torch.nn import functional
 
@@ -21,6 +20,7 @@ from common.models.text_classifier import TextClassifier, TextClassifierConfig
 from common.runtime.memory_limit import limit_memory, writable_bytes
 from common.runtime.process_group import Worker, process_group
 from common.scheduling.loader import MicroBatch, collate
+from common.scheduling.modes import StepPlan
 from common.training.micro_batch_step import MicroBatchStep
 from common.training.timed_exchange import TimedExchange
 

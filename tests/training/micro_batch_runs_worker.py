@@ -1,0 +1,57 @@
+"""One of two ranks for test_micro_batch_runs.py: ``micro_batch_runs_worker.py FOLDER``.
+
+Trains in every mode and compares all of them, in one process group; then tries what must be
+refused, and prints a JSON line for each refusal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from common.benchmarks import compare_modes
+from common.errors import UserError
+from common.runtime.process_group import process_group
+from common.scheduling.modes import MODES
+from common.training.micro_batch_config import MicroBatchConfig
+from common.training.micro_batch_trainer import train_text
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "datasets"
+TEXTS = {
+    **{"dataset": "synthetic", "model_name": "small", "vocab_size": 200, "max_length": 24},
+    **{"max_train_samples": 200, "global_batch": 8, "max_local_batch_cap": 7, "device": "cpu"},
+}
+TRAINING = {"steps": 10, "lr": 1e-3, "warmup_steps": 2, "eval_samples": 33, "eval_every": 5}
+REFUSED = {
+    "too few texts for the ranks": {"global_batch": 1},
+    "limits below the batch": {"max_local_batch_cap": 3},
+    "fewer texts than a batch": {"max_train_samples": 6},
+    "no such rank to slow down": {"slow_rank": 2},
+    "budget below the longest text": {"mode": "token_budget", "max_tokens": 5},
+    "no such folder": {"dataset": "imdb", "dataset_dir": "nowhere"},
+}
+
+folder = sys.argv[1]
+with process_group("cpu") as worker:
+    common = TEXTS | {"output_dir": folder}
+    for mode in MODES:
+        train_text(MicroBatchConfig(**common, **TRAINING, mode=mode, run_id=mode))
+    by_cost = {"mode": "dynamic", "cost_type": "calibrated", "refine_every": 4}
+    slowed = {"slow_rank": 1, "slow_factor": 3.0}
+    train_text(MicroBatchConfig(**common, **TRAINING, **by_cost, **slowed, run_id="calibrated"))
+    tokens = {"mode": "dynamic", "loss_mean": "tokens", "precision": "fp64"}
+    train_text(MicroBatchConfig(**common, **TRAINING, **tokens, run_id="tokens-dynamic"))
+    tokens |= {"mode": "static"}
+    train_text(MicroBatchConfig(**common, **TRAINING, **tokens, run_id="tokens-static"))
+    if SHARED.is_dir():
+        for mode in ("static", "dynamic"):
+            real = {"dataset": "sst2", "dataset_dir": str(SHARED), "mode": mode}
+            train_text(MicroBatchConfig(**common | TRAINING | real, run_id=f"sst2-{mode}"))
+    few = {"steps": 2, "warmup": 1, "slow_steps": 3, "refine_every": 1}
+    compare_modes.main(compare_modes.ModeComparison(**common, **few, run_id="compared"))
+    for name, settings in REFUSED.items():
+        try:
+            train_text(MicroBatchConfig(**common | settings, run_id="refused"))
+        except UserError as error:
+            print(json.dumps({"refused": name, "error": str(error)}), flush=True)

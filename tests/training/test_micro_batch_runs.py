@@ -1,0 +1,176 @@
+"""Runs of train_ddp.py and compare_modes.py on two ranks: what they write, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from common.benchmarks.compare_modes import ARMS, CONTROL, ModeComparison
+from common.errors import UserError
+from common.scheduling.modes import MODES, SAME_BATCH
+from common.training.micro_batch_config import MicroBatchConfig
+
+pytestmark = pytest.mark.two_ranks
+ORIGINAL = (
+    "step,rank,local_batch,max_seq_len_in_batch,padded_tokens,step_time_ms,peak_mem_mb,"
+    "throughput_samples_per_s,throughput_tokens_per_s"
+)
+
+
+@pytest.fixture(scope="module")
+def runs(rank_server, tmp_path_factory) -> tuple[Path, dict[str, str]]:
+    """The folder of all runs, and what was said of each refusal."""
+    folder = tmp_path_factory.mktemp("runs")
+    worker = Path(__file__).with_name("micro_batch_runs_worker.py")
+    done = rank_server.run(worker, folder, ranks=2, timeout_s=110)
+    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    refused = [
+        {line["refused"]: line["error"] for line in map(json.loads, lines)}
+        for lines in (
+            [line for line in out.splitlines() if line.startswith("{")] for out in done.stdout
+        )
+    ]
+    assert refused[0] == refused[1]  # no rank goes on alone
+    return folder, refused[0]
+
+
+def metrics(folder: Path) -> pd.DataFrame:
+    return pd.concat(pd.read_csv(path) for path in sorted(folder.glob("metrics/rank*.csv")))
+
+
+def losses(folder: Path) -> pd.Series:
+    return pd.read_csv(folder / "losses.csv").set_index("step")["loss"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_has_a_row_for_each_rank_and_step(runs, mode):
+    folder = runs[0] / mode
+    assert sorted(path.name for path in folder.glob("metrics/*")) == ["rank0.csv", "rank1.csv"]
+    # Those who read the original's files find their columns, in their order.
+    assert (folder / "metrics" / "rank0.csv").read_text().startswith(ORIGINAL)
+    table = metrics(folder)
+    assert table.groupby("rank")["step"].apply(list).tolist() == [list(range(10))] * 2
+    assert (table["padded_tokens"] == table["local_batch"] * table["max_seq_len_in_batch"]).all()
+    assert (table["tokens"] <= table["padded_tokens"]).all()
+    if mode != "token_budget":
+        assert (table.groupby("step")["local_batch"].sum() == 8).all()
+    parts = table.filter(regex="^(compute|waiting|communication|planning)_time_ms$")
+    assert (parts >= 0).all(axis=None)
+    # What is left is the update.
+    assert (parts.sum(axis=1) <= table["step_time_ms"] * (1 + 1e-9)).all()
+    # One of the ranks waits for nobody.
+    assert (table.groupby("step")["waiting_time_ms"].min() == 0).all()
+    assert (runs[0] / f"last_run_{mode}.txt").is_file()
+
+
+@pytest.mark.parametrize("mode", SAME_BATCH[1:])
+def test_modes_of_the_same_batches_learn_the_same(runs, mode):
+    static, other = losses(runs[0] / "static"), losses(runs[0] / mode)
+    assert ((other / static - 1).abs() < 1e-5).all()
+    accuracy = [
+        pd.read_csv(runs[0] / name / "evaluations.csv")["accuracy"].tolist()
+        for name in ("static", mode)
+    ]
+    assert accuracy[0] == accuracy[1]
+    assert len(accuracy[0]) == 2
+
+
+def test_the_same_holds_for_a_mean_over_tokens_and_for_a_slowed_rank(runs):
+    static, dynamic = (losses(runs[0] / f"tokens-{mode}") for mode in ("static", "dynamic"))
+    assert ((dynamic / static - 1).abs() < 1e-12).all()  # in float64
+    assert abs(static.iloc[0] / losses(runs[0] / "static").iloc[0] - 1) > 1e-6  # another mean
+    slowed = losses(runs[0] / "calibrated")
+    assert ((slowed / losses(runs[0] / "static") - 1).abs() < 1e-5).all()
+
+
+def test_other_modes_change_the_batches(runs):
+    static = losses(runs[0] / "static")
+    for mode in ("length_grouped", "token_budget"):
+        assert ((losses(runs[0] / mode) / static - 1).abs() > 1e-4).any()
+
+
+def test_on_real_texts_too_the_losses_are_the_same(runs):
+    if not (runs[0] / "sst2-static").is_dir():
+        pytest.skip("needs ../shared/datasets")
+    static, dynamic = (losses(runs[0] / f"sst2-{mode}") for mode in ("static", "dynamic"))
+    assert ((dynamic / static - 1).abs() < 1e-5).all()
+    config = yaml.safe_load((runs[0] / "sst2-static" / "config.yaml").read_text())
+    assert config["data_source"] == "sst2/train.tsv"
+
+
+def test_a_rank_slowed_from_the_start_gets_fewer_tokens(runs):
+    share = metrics(runs[0] / "calibrated").groupby("rank")["padded_tokens"].sum()
+    assert share[1] < share[0]
+
+
+def test_the_comparison_visits_every_mode_on_the_same_batches(runs):
+    table = pd.read_csv(runs[0] / "compared" / "mode-times.csv")
+    assert set(table["mode"]) == {*ARMS, CONTROL}
+    assert (table.groupby(["mode", "step"])["rank"].apply(list).map(len) == 2).all()
+    same = table[table["same_batch"]].groupby(["step", "mode"])["loss"].first().unstack()
+    # The weights stand still, so the same texts have the same loss whoever computes them.
+    assert ((same.div(same["static"], axis=0) - 1).abs() < 1e-5).all(axis=None)
+    assert (table[table["mode"] == CONTROL]["padded_tokens"].nunique()) == 1
+    # Each mode has each place in the order in turn.
+    assert (table.groupby(["step", "mode"])["order"].nunique() == 1).all()
+    first = table[table["order"] == 0].groupby("step")["mode"].first()
+    assert first.nunique() == 2
+
+
+def test_the_slowed_rank_is_planned_for_by_who_is_told(runs):
+    table = pd.read_csv(runs[0] / "compared" / "slow-rank.csv")
+    assert table[table["slow_factor"] > 1]["rank"].unique().tolist() == [1]
+    shares = table.groupby(["mode", "rank"])["padded_tokens"].mean()
+    assert shares["told", 1] < shares["told", 0]
+    assert (table["expected_ms"] > 0).all()
+
+
+def test_refusals_are_one_line_and_leave_nothing(runs):
+    folder, refused = runs
+    words = {
+        "too few texts for the ranks": "global_batch 1 on 2 ranks: each rank needs at least one",
+        "limits below the batch": "global_batch 8: 2 ranks take at most 3 + 3 texts",
+        "fewer texts than a batch": "global_batch 8: synthetic has 6 texts",
+        "no such rank to slow down": "slow_rank 2: there are 2 ranks",
+        "budget below the longest text": "max_tokens 5; the longest",
+        "no such folder": "--dataset_dir nowhere does not exist",
+    }
+    assert refused.keys() == words.keys()
+    for name, start in words.items():
+        assert refused[name].startswith(start), refused[name]
+        assert "\n" not in refused[name]
+    assert not (folder / "refused").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "dynamc"}, "did you mean 'dynamic'"),
+        ({"cost_type": "token"}, "did you mean 'tokens'"),
+        ({"dataset": "sst"}, "did you mean 'sst2'"),
+        ({"precision": "fp8"}, "unknown precision"),
+        ({"loss_mean": "words"}, "unknown loss_mean"),
+        ({"global_batch": 0}, "global_batch is 0"),
+        ({"max_length": 2}, "max_length 2: at least 3"),
+        ({"slow_factor": 0.5}, "at least 1"),
+        ({"dropout": 1.0}, "below 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_anything_starts(settings, message):
+    with pytest.raises(UserError, match=message):
+        MicroBatchConfig(**settings)
+
+
+def test_a_larger_batch_has_a_larger_buffer():
+    # The defaults of the original hold for its global batch only.
+    assert MicroBatchConfig(global_batch=48).buffer_size == 48
+    assert MicroBatchConfig(global_batch=48, buffer_size=96).buffer_size == 96
+
+
+def test_a_comparison_slows_a_rank_down_or_leaves_it_out():
+    with pytest.raises(UserError, match="slow_factor is 1"):
+        ModeComparison(slow_factor=1.0)
