@@ -19,6 +19,7 @@ import numpy as np
 
 from common.data.shard_files import LARGEST_TOKEN
 from common.errors import UserError
+from common.runtime.hub import check_hub
 from common.runtime.progress import Progress
 
 if TYPE_CHECKING:
@@ -135,21 +136,6 @@ def _hub_tokenizer(name: str) -> Tokenizer:
     if not hasattr(loaded, "backend_tokenizer"):
         raise UserError(f"vocabulary {name}: has no fast tokenizer (tokenizer.json); {instead}")
     return loaded.backend_tokenizer
-
-
-def check_hub(what: str, instead: str) -> None:
-    """Raise UserError if the Hugging Face hub does not answer within seconds.
-
-    Its libraries try again for most of a minute before they say so.
-    """
-    from huggingface_hub import constants, get_session
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=10)
-    except Exception as error:  # of httpx or requests, by version
-        raise UserError(
-            f"{what}: {constants.ENDPOINT} cannot be reached ({_first_line(error)}); {instead}"
-        ) from None
 
 
 def text_pieces(path: Path | str) -> Iterator[Piece]:

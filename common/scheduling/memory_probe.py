@@ -52,7 +52,7 @@ def probe_largest_batches(
 ) -> list[int]:
     """The largest micro-batch of every rank, in rank order; the same list on every rank.
 
-    Weights, random numbers and gradients are afterwards what they were before.
+    Weights and random numbers are afterwards what they were before; gradients are dropped.
 
     Args:
         model: called as ``model(input_ids, attention_mask)``; not yet wrapped in DDP.
@@ -168,7 +168,7 @@ class LocalStep:
         self.besides_bytes = trained * (optimizer_states + (worker.world_size > 1))
 
     def __call__(self, batch_size: int) -> None:
-        """Compute both passes; weights, random numbers and gradients stay as they were."""
+        """Compute both passes; weights and random numbers stay as they were, gradients go."""
         cuda = self.device.type == "cuda"
         was_training = self.model.training
         try:

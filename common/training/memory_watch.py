@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
@@ -77,4 +76,4 @@ class AllocationWatch:
 
 def _local(tensor: Tensor) -> Tensor:
     """This rank's part."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

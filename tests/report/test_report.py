@@ -21,7 +21,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 RECORDED = ROOT / assignment2.RECORDED
 RECORDED_ASSIGNMENTS = [
     name
-    for name in ("assignment0", "assignment1", "assignment2")
+    for name in ("assignment0", "assignment1", "assignment2", "assignment3")
     if RECORDED.with_name(name).is_dir()
 ]
 FIGURES = {
@@ -35,6 +35,7 @@ FIGURES = {
     "assignment2_part1_model": 4,
     "assignment2_part2_prediction": 5,
     "assignment2_part3_evaluation": 2,
+    "assignment3_dynamic_batches": 13,
 }
 
 
@@ -159,22 +160,24 @@ def test_a_failed_part_of_a_run_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", ["smoke", "laptop", "gpu"])
-@pytest.mark.parametrize("assignment", ["assignment0", "assignment1", "assignment2"])
+@pytest.mark.parametrize("assignment", ["assignment0", "assignment1", "assignment2", "assignment3"])
 def test_presets_give_every_stage_settings_that_it_accepts(assignment: str, preset: str) -> None:
     from common.benchmarks import (
         allreduce,
         allreduce_chunks,
+        compare_modes,
         ddp,
         layers,
         memory,
         options,
         overlap,
         profiling,
+        simulated_modes,
         strategies,
         throughput,
     )
     from common.runtime.script import parse_settings
-    from common.training import config
+    from common.training import config, micro_batch_config
 
     settings = {
         "assignment0": {
@@ -197,8 +200,13 @@ def test_presets_give_every_stage_settings_that_it_accepts(assignment: str, pres
             "overlap_benchmark": overlap.OverlapBenchmark,
             "ddp_benchmark": ddp.DdpBenchmark,
         },
+        "assignment3": {
+            "train_ddp": micro_batch_config.MicroBatchConfig,
+            "compare_modes": compare_modes.ModeComparison,
+            "simulate_modes": simulated_modes.ModeSimulation,
+        },
     }[assignment]
-    assert known_assignments() == ["assignment0", "assignment1", "assignment2"]
+    assert known_assignments() == ["assignment0", "assignment1", "assignment2", "assignment3"]
     loaded = load_preset(assignment, preset)
     if assignment == "assignment1" and not any(stage.hosts for stage in loaded.stages):
         del settings["allreduce_benchmark"]  # assignment 1 needs it to predict emulated hosts

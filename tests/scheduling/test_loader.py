@@ -7,11 +7,11 @@ import threading
 import numpy as np
 import pytest
 import torch
-from common.scheduling.modes import StepPlan
 
 from common.data.text_tokens import TokenizedTexts
 from common.errors import UserError
 from common.scheduling.loader import AheadLoader, collate
+from common.scheduling.modes import StepPlan
 
 TOKENS = [[5, 6, 7], [8], [9, 9], [4, 3, 2, 1]]
 DATA = TokenizedTexts(

@@ -1,6 +1,10 @@
-"""Runs of the trainer on two ranks whose third step's memory is looked at; see --help."""
+"""Runs of the trainer on two ranks whose third step's memory is looked at.
+
+``memory_worker.py FOLDER CASE…``: the cases of that number, each in a folder of that name.
+"""
 
 import sys
+from dataclasses import replace
 
 from common.runtime.process_group import process_group
 from common.training.config import DdpConfig, FsdpConfig
@@ -8,16 +12,22 @@ from common.training.trainer import train
 
 COMMON = {
     **{"model": "gpt2-nano", "global_batch_size": 16, "seq_len": 64, "num_steps": 3},
-    **{"device": "cpu", "profile": False, "measure_memory": True, "output_dir": sys.argv[1]},
+    **{"device": "cpu", "profile": False, "measure_memory": True},
 }
-CASES = (
+STRATEGIES = (
     (DdpConfig, {"gradient_as_bucket_view": False}),
     (DdpConfig, {}),
     (FsdpConfig, {"strategy": "FULL_SHARD"}),
     (FsdpConfig, {"strategy": "SHARD_GRAD_OP"}),
 )
+CASES = [
+    kind(micro_batch_size=size, **settings, **COMMON)
+    for size in (8, 4)
+    for kind, settings in STRATEGIES
+]
 
-with process_group("cpu"):
-    for micro_batch_size in (8, 4):
-        for kind, settings in CASES:
-            train(kind(micro_batch_size=micro_batch_size, **settings, **COMMON))
+if __name__ == "__main__":
+    folder, numbers = sys.argv[1], sys.argv[2:]
+    with process_group("cpu"):
+        for number in numbers:
+            train(replace(CASES[int(number)], output_dir=folder, run_id=number))

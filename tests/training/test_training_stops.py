@@ -5,6 +5,7 @@ Scripts run as processes of their own, on one rank or two.
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from common.runtime.run_directory import read_environment
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "assignments" / "assignment1"
 STOPPED = Path(__file__).with_name("stopped_worker.py")
+REFUSED = Path(__file__).with_name("refused_worker.py")
 STEPS, STOPPED_AT = 6, 4
 FLAGS = (
     *("--model", "gpt2-pico", "--seq_len", 16, "--num_steps", STEPS, "--lr", 0.003),
@@ -181,43 +183,6 @@ def empty(folder: Path) -> Path:
     return folder
 
 
-BAD = {
-    "unknown strategy": ("train_fsdp", 1, ("--strategy", "FULLSHARD"), "'FULL_SHARD'"),
-    "batch": ("train_ddp", 2, ("--global_batch_size", 6), "is no multiple of micro-batch size 2"),
-    "warm-up": ("train_ddp", 2, ("--warmup_steps", STEPS), "must be below num_steps"),
-    "hybrid": ("train_fsdp", 2, ("--strategy", "HYBRID_SHARD"), "at least 4 ranks"),
-    "baseline": ("train_baseline", 2, (), "is for one device"),
-    "not a flag": ("train_ddp", 2, ("--save_evry", 3), "--save-every"),
-}
-
-
-@pytest.mark.parametrize(("script", "ranks", "flags", "words"), BAD.values(), ids=BAD)
-def test_bad_settings_get_one_line(run, tmp_path, script, ranks, flags, words):
-    done = run(script, tmp_path, *flags, ranks=ranks)
-    assert done.exit_codes == [2] * ranks
-    assert done.error_line.startswith("error: ")
-    assert words in done.error_line
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("make", "ranks", "words"),
-    [
-        (wrong_magic, 2, "a.bin"),
-        (fewer_tokens_than_the_header_says, 1, "a.bin"),
-        (outside_the_vocabulary, 2, "token 300 at 100 is outside the model's vocabulary of 256"),
-        (empty, 1, "holds no *.bin"),
-    ],
-)
-def test_bad_data_gets_one_line(run, tmp_path, make, ranks, words):
-    script = "train_ddp" if ranks > 1 else "train_baseline"
-    done = run(script, tmp_path / "out", "--data", make(tmp_path / "data"), ranks=ranks)
-    assert done.exit_codes == [2] * ranks
-    assert done.error_line.startswith("error: ")
-    assert words in done.error_line
-    assert not (tmp_path / "out" / "run").exists()
-
-
 @pytest.fixture(scope="module")
 def saved(run, tmp_path_factory) -> Path:
     """The checkpoints of a run on one device that was stopped after step 4."""
@@ -227,18 +192,83 @@ def saved(run, tmp_path_factory) -> Path:
     return folder / "c"
 
 
+BAD = {
+    "unknown strategy": ("train_fsdp", ("--strategy", "FULLSHARD"), "'FULL_SHARD'"),
+    "warm-up": ("train_ddp", ("--warmup_steps", STEPS), "must be below num_steps"),
+    "hybrid": ("train_fsdp", ("--strategy", "HYBRID_SHARD"), "at least 4 ranks"),
+    "baseline": ("train_baseline", (), "is for one device"),
+    "not a flag": ("train_ddp", ("--save_evry", 3), "--save-every"),
+}
+BAD_DATA = {
+    "wrong magic": (wrong_magic, "a.bin"),
+    "cut off": (fewer_tokens_than_the_header_says, "a.bin"),
+    "empty": (empty, "holds no *.bin"),
+}
+ANOTHER_MODEL = "is of another model (vocab_size 256, this run has 260)"
+
+
+@pytest.fixture(scope="module")
+def refused(rank_server, saved, tokens, tmp_path_factory) -> list[dict[str, str]]:
+    """What each of two ranks says to trainings that cannot be, all in one launch; by name."""
+    folder = tmp_path_factory.mktemp("refused")
+    cases = {name: (script, flags) for name, (script, flags, _) in BAD.items()}
+    for name, (make, _) in BAD_DATA.items():
+        cases[name] = ("train_ddp", ("--data", make(folder / name)))
+    shutil.copytree(saved, folder / "c")
+    another = ("--checkpoint_dir", folder / "c", "--vocab_size", 260)
+    cases["another model"] = ("train_ddp", another)
+    listed = []
+    for name, (script, flags) in cases.items():
+        where = ("--data", tokens, "--output_dir", folder / "out" / name)
+        listed.append((name, script, [str(word) for word in (*FLAGS, *where, *flags)]))
+    (folder / "cases.json").write_text(json.dumps(listed))
+    done = rank_server.run(REFUSED, folder / "cases.json", ranks=2)
+    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    assert not list((folder / "out").glob("*/run"))
+    assert names(folder / "c") == [f"step-{STOPPED_AT:08d}"]
+    return [json.loads(said.splitlines()[-1]) for said in done.stdout]
+
+
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("name", "words"),
     [
-        (("--vocab_size", 260), "is of another model (vocab_size 256, this run has 260)"),
-        (("--optimizer", "sgd"), "is of another optimizer (adamw, this run has sgd)"),
+        *((name, words) for name, (_, _, words) in BAD.items()),
+        *((name, words) for name, (_, words) in BAD_DATA.items()),
+        ("another model", ANOTHER_MODEL),
     ],
 )
-def test_a_checkpoint_of_another_model_is_refused(run, saved, tmp_path, flags, words):
-    shutil.copytree(saved, tmp_path / "c")
-    done = run("train_ddp", tmp_path, "--checkpoint_dir", tmp_path / "c", *flags, ranks=2)
-    assert done.exit_codes == [2, 2]
+def test_what_cannot_be_is_one_line_of_every_rank(refused, name, words):
+    for said in refused:
+        assert words in said[name]
+        assert len(said[name].splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "ranks", "flags", "words"),
+    [
+        ("train_ddp", 2, ("--global_batch_size", 6), "is no multiple of micro-batch size 2"),
+        ("train_ddp", 2, ("--data", outside_the_vocabulary), "token 300 at 100 is outside the mod"),
+        ("train_baseline", 1, ("--data", wrong_magic), "a.bin"),
+    ],
+    ids=["batch", "outside the vocabulary", "one rank"],
+)
+def test_a_refused_training_ends_with_one_line_and_status_2(
+    run, tmp_path, script, ranks, flags, words
+):
+    flags = [flag(tmp_path / "data") if callable(flag) else flag for flag in flags]
+    done = run(script, tmp_path / "out", *flags, ranks=ranks)
+    assert done.exit_codes == [2] * ranks
+    assert done.error_line.startswith("error: ")
     assert words in done.error_line
+    assert not (tmp_path / "out" / "run").exists()
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(run, saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "c")
+    flags = ("--checkpoint_dir", tmp_path / "c", "--optimizer", "sgd")
+    done = run("train_ddp", tmp_path, *flags, ranks=2)
+    assert done.exit_codes == [2, 2]
+    assert "is of another optimizer (adamw, this run has sgd)" in done.error_line
     assert names(tmp_path / "c") == ["step-00000004"]
 
 
