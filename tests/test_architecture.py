@@ -85,6 +85,7 @@ WITHOUT_TORCH = [
     *("common.analysis.assignment0_throughput", "common.analysis.assignment1"),
     *("common.analysis.strategy_plots", "common.analysis.strategy_narrative"),
     *("common.analysis.training_plots", "common.analysis.training_narrative"),
+    *("common.analysis.assignment3", "common.analysis.mode_plots", "common.analysis.length_plots"),
     *("common.scheduling.partition", "common.scheduling.modes", "common.data.text_lengths"),
 ]
 

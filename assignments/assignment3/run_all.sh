@@ -7,8 +7,13 @@ outputs=outputs before=
 for flag in "$@"; do
     if [[ $before == --output[_-]dir ]]; then outputs=$flag; fi
     if [[ $flag == --output[_-]dir=* ]]; then outputs=${flag#*=}; fi
+    if [[ $flag == --run[_-]id* ]]; then
+        echo "error: --run_id is for one run, and these are two; use run_static.sh and run_dynamic.sh" >&2
+        exit 2
+    fi
     before=$flag
 done
+rm -f "$outputs"/last_run_{static,dynamic}.txt
 assignments/assignment3/run_static.sh "$@"
 assignments/assignment3/run_dynamic.sh "$@"
 uv run python assignments/assignment3/analyze_metrics.py \

@@ -35,13 +35,15 @@ NAMES = {
     **{"dynamic_tokens_sq": "dynamic, tokens²", "dynamic_calibrated": "dynamic, calibrated"},
     **{"karmarkar_karp": "Karmarkar–Karp", "length_grouped": "length-grouped"},
     **{"token_budget": "token budget", "control": "equal lengths (control)"},
+    **{"not_told": "dynamic, not told", "told": "dynamic, told"},
     **{"packed_largest_first": "packed, largest first"},
     **{"packed_karmarkar_karp": "packed, Karmarkar–Karp"},
 }
 """What figures call a mode, where that is not its own name."""
 AGREEING = {
     **{"dataset": "data set", "data_source": "data source", "train_texts": "number of texts"},
-    **{"max_train_samples": "max_train_samples"},
+    **{"max_train_samples": "max_train_samples", "loss_mean": "loss_mean", "lr": "lr"},
+    **{"weight_decay": "weight_decay", "warmup_steps": "warmup_steps", "dropout": "dropout"},
     **{"model_name": "model", "vocabulary": "vocabulary", "parameters": "number of parameters"},
     **{"max_length": "max_length", "global_batch": "global batch", "seed": "seed"},
     **{"precision": "precision", "slow_rank": "slow_rank"},

@@ -7,7 +7,13 @@ import pandas as pd
 from common.analysis.assignment3 import MicroBatchLab
 from common.analysis.micro_batches import mode_name
 from common.analysis.mode_comparison import CONTROL, STATIC, ModeComparison
-from common.analysis.mode_simulation import CLOSE, Simulation, slow_steps, slow_summary
+from common.analysis.mode_simulation import (
+    CLOSE,
+    NOT_TOLD,
+    Simulation,
+    slow_steps,
+    slow_summary,
+)
 from common.analysis.planned_costs import Fit, calibration_errors, fit_costs, fixed_share
 
 PAYS_FROM = 0.95
@@ -180,8 +186,8 @@ def slow_sentence(comparison: ModeComparison) -> str:
             f"; from step **{found.found_at}** on it is within {CLOSE:.0%} of the truth. Before, a "
             f"step took {found.before:.2f} {told}, afterwards **{found.after:.2f}**. "
         )
-    if "dynamic" in set(table["mode"]):
-        unaware = slow_steps(table, "dynamic").median()
+    if NOT_TOLD in set(table["mode"]):
+        unaware = slow_steps(table, NOT_TOLD).median()
         text += f"Dynamic with a cost that knows nothing of it: {unaware:.2f}."
     return text
 

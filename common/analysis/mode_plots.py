@@ -14,7 +14,7 @@ from common.analysis.micro_batch_plots import COLOURS
 from common.analysis.micro_batches import MicroBatchRun, mode_name
 from common.analysis.mode_comparison import CONTROL, STATIC, ModeComparison
 from common.analysis.mode_simulation import (
-    CALIBRATED,
+    NOT_TOLD,
     TOLD,
     Simulation,
     relative_factors,
@@ -178,8 +178,8 @@ def slow_rank(table: pd.DataFrame, caption: str) -> Figure:
         above.legend(fontsize=8, ncols=4, loc="upper right")
         for mode in (mode for mode in dict.fromkeys(table["mode"]) if mode != TOLD):
             ratio = slow_steps(table, mode)
-            name = mode_name(mode) + ("" if mode == CALIBRATED else " (not told)")
-            below.plot(ratio.index, ratio, color=COLOURS[mode], linewidth=1.3, label=name)
+            colour = COLOURS["dynamic" if mode == NOT_TOLD else mode]
+            below.plot(ratio.index, ratio, color=colour, linewidth=1.3, label=mode_name(mode))
         below.axhline(1, color=GREY, linestyle="--", linewidth=1)
         below.set_ylabel("step over one whose\nplan was told")
         below.set_ylim(0, 1.35 * max(below.get_ylim()[1], 1))

@@ -20,7 +20,7 @@ COLUMNS = (
     *("dataset", "world_size", "draw", "mode", "same_batch", "bottleneck_ms", "lower_bound_ms"),
     "samples",
 )
-CALIBRATED, TOLD = "dynamic_calibrated", "told"
+CALIBRATED, TOLD, NOT_TOLD = "dynamic_calibrated", "told", "not_told"
 CLOSE = 0.25
 """A rank's factor is found when it is estimated to a quarter: a shared machine varies by less."""
 

@@ -11,6 +11,7 @@ Afterwards one rank is slowed down on purpose, without telling the planner.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,7 @@ import numpy as np
 from common.benchmarks.allreduce import rotated
 from common.data.text import TokenizedTexts
 from common.errors import UserError
+from common.runtime.paths import relative_to_project
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
@@ -26,10 +28,12 @@ from common.scheduling.cost import TokensCost, TokensSquaredCost
 from common.scheduling.loader import AheadLoader, MicroBatch
 from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
 from common.scheduling.speeds import RankCosts
-from common.training.cost_calibration import calibrate
+from common.training.cost_calibration import calibrate, exchange_ratios
 from common.training.micro_batch_config import TextSettings, slow_factor_of
 from common.training.micro_batch_log import batch_facts, part_facts, split_exchange
 from common.training.text_task import Task, open_task, planner_for, task_facts
+
+logger = logging.getLogger(__name__)
 
 ARMS = {
     "static": "static",
@@ -42,6 +46,8 @@ ARMS = {
 }
 """Name in the tables and mode of the planner."""
 CONTROL = "control"
+NOT_TOLD, CALIBRATED, TOLD = "not_told", "dynamic_calibrated", "told"
+"""How plans are made with a slowed rank: as if it were not, by what is found out, or knowing."""
 MODE_COLUMNS = (
     *("mode", "same_batch", "step", "rank", "order", "global_batch", "local_batch"),
     *("max_seq_len_in_batch", "padded_tokens", "tokens", "step_time_ms", "compute_time_ms"),
@@ -90,6 +96,8 @@ def main(settings: ModeComparison) -> None:
         settings.check_ranks(worker.world_size)
         slow_rank = settings.slow_rank if settings.slow_rank >= 0 else worker.world_size - 1
         is_slowed = settings.slow_steps and worker.device.type == "cpu"
+        if settings.slow_steps and not is_slowed and worker.is_main:
+            logger.warning("without effect: slow_steps on a GPU, where sleeping slows nothing down")
         factor = slow_factor_of(worker, slow_rank, settings.slow_factor) if is_slowed else 1.0
         task = open_task(settings, worker, eval_samples=1)
         planners = {mode: planner_for(settings, mode, task, worker) for mode in MODES}
@@ -108,9 +116,17 @@ def main(settings: ModeComparison) -> None:
                     *(settings, task, planners["dynamic"], ranks, slowdown), worker, recorder
                 )
             if worker.is_main:
-                for mode, ratio in ratios.items():
-                    print(f"{mode:20s} {ratio:5.2f} of static's step (median)")
-                print(f"Written to {recorder.run.path}")
+                print_ratios(ratios)
+                print(f"Written to {relative_to_project(recorder.run.path)}")
+
+
+def print_ratios(ratios: Mapping[str, float]) -> None:
+    """Modes of the same texts; the rest computes something else and is for the notebook."""
+    print("Slowest rank's step over static's, median:")
+    for mode, ratio in ratios.items():
+        if ARMS.get(mode) in SAME_BATCH:
+            print(f"  {mode:20s} {ratio:5.2f}")
+    print("Other modes make their steps of other texts: see mode-times.csv by text.")
 
 
 def compare(
@@ -175,12 +191,16 @@ def compare_slowed(
 ) -> None:
     """Steps with a slowed rank: planned without knowing, found out by calibration, and told.
 
-    ``expected_ms`` is the bottleneck of the plan for ranks as slow as they really are.
+    ``estimated_factor`` is what the step's plan took the rank's slowness to be, ``expected_ms`` the
+    plan's bottleneck for ranks as slow as they really are.
     """
     table = recorder.stream("slow-rank.csv", SLOW_COLUMNS)
     told = [cost.scaled(by) for cost, by in zip(ranks.costs, slowdown, strict=True)]
-    before = {"dynamic": ranks.costs, "told": told}
-    arms = ("dynamic", "dynamic_calibrated", "told")
+    known = {
+        NOT_TOLD: ranks.factors,
+        TOLD: [a * b for a, b in zip(ranks.factors, slowdown, strict=True)],
+    }
+    arms = (NOT_TOLD, CALIBRATED, TOLD)
     visits = [
         (name, step, order)
         for step in range(settings.slow_steps)
@@ -190,30 +210,28 @@ def compare_slowed(
 
         def request(visit: tuple[str, int, int]) -> None:
             name, step, _ = visit
-            costs = before.get(name, ranks.costs)
-            loader.request(functools.partial(_plan, planner, task, costs, step))
+            factors = known.get(name, ranks.factors)
+            costs = [ranks.base.scaled(factor) for factor in factors]
+            loader.request(functools.partial(_plan, planner, task, costs, step), tag=factors)
+
+        def refine(visit: tuple[str, int, int]) -> None:
+            name, step, _ = visit
+            if name == CALIBRATED and step and step % settings.refine_every == 0:
+                exchange_ratios(ranks, worker)
 
         rows: list[dict] = []
         for index, (name, step, _) in enumerate(visits):
-            refine = name == "dynamic_calibrated" and step % settings.refine_every == 0
-            if refine and step:
-                ranks.update(worker.gather(ranks.own_ratio))
-            found = _one_step(task, loader, visits, index, request)
-            plan = found.pop("plan")
-            expected_s = max(
-                float(cost(batch, longest))
-                for cost, batch, longest in zip(told, plan.local_batch, plan.longest, strict=True)
-            )
+            found = _one_step(task, loader, visits, index, request, refine)
+            plan, factors = found.pop("plan"), found.pop("tag")
             del found["loss"], found["global_batch"]
-            if name == "dynamic_calibrated":
+            if name == CALIBRATED:
                 ranks.note(
                     *(found["local_batch"], found["max_seq_len_in_batch"]),
                     found["compute_time_ms"] / 1e3,
                 )
-            factors = ranks.factors
             keys = {"mode": name, "step": step, "slow_factor": slowdown[worker.rank]}
-            keys |= {"estimated_factor": factors[worker.rank], "expected_ms": expected_s * 1e3}
-            rows.append(keys | found)
+            keys |= {"estimated_factor": factors[worker.rank]}
+            rows.append(keys | {"expected_ms": plan.slowest_cost(told) * 1e3} | found)
             if index + 1 == len(visits) or visits[index + 1][1] != step:
                 _write(table, rows, worker)
                 rows = []
@@ -243,12 +261,17 @@ def _one_step(
     visits: Sequence[tuple[str, int, int]],
     index: int,
     request: Callable[[tuple[str, int, int]], None],
+    prepare: Callable[[tuple[str, int, int]], None] = lambda visit: None,
 ) -> dict:
-    """The step of visit ``index``, while the next one is being planned; its facts on this rank."""
+    """The step of visit ``index``, while the next one is being planned; its facts on this rank.
+
+    ``prepare`` is called with the visit inside the step, before anything else.
+    """
     if not len(loader):
         request(visits[index])
 
     def next_batch() -> MicroBatch:
+        prepare(visits[index])
         batch = loader.take()
         if index + 1 < len(visits):
             request(visits[index + 1])
@@ -256,14 +279,15 @@ def _one_step(
 
     parts, batch = task.step.run(next_batch)
     plan = batch.plan
-    facts = {"global_batch": plan.global_batch, "loss": parts.loss, "plan": plan}
+    facts = {"global_batch": plan.global_batch, "loss": parts.loss, "plan": plan, "tag": batch.tag}
     return batch_facts(batch) | part_facts(parts, batch) | facts
 
 
 def _write(table, rows: list[dict], worker: Worker) -> dict[str, float]:
     """Divide each row's exchange into its parts and write; the slowest rank's time by mode."""
     for row in rows:
-        row.pop("plan", None)
+        for name in ("plan", "tag"):
+            row.pop(name, None)
     gathered = worker.gather(rows)
     own, slowest = [], {}
     for ranks in zip(*gathered, strict=True):

@@ -141,7 +141,12 @@ def tiny_training(config_type: type[TrainingConfig], **tiny_settings: object) ->
 def tiny_texts(worker: Worker, folder: Path) -> str:
     """Two steps on texts of varying length, with micro-batches as the ranks can take them."""
     settings = {"dataset": "synthetic", "model_name": "small", "max_length": 16, "vocab_size": 64}
-    settings |= {"max_train_samples": 64, "eval_samples": 8, "steps": 2, "mode": "dynamic"}
+    settings |= {
+        "max_train_samples": 4 * worker.world_size,
+        "eval_samples": 8,
+        "steps": 2,
+        "mode": "dynamic",
+    }
     settings |= {"global_batch": 2 * worker.world_size, "max_local_batch_cap": 4}
     where = {"device": worker.device.type, "backend": worker.backend, "output_dir": str(folder)}
     train_text(MicroBatchConfig(**settings, **where))

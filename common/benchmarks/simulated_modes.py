@@ -9,7 +9,8 @@ import gc
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 
 from common.data.text_lengths import LengthDistribution, read_text_lengths
 from common.errors import UserError
+from common.perfmodel.tables import read_table
+from common.runtime.paths import relative_to_project
 from common.runtime.progress import Progress
 from common.runtime.recorder import (
     record_run,
@@ -24,6 +27,7 @@ from common.runtime.recorder import (
     require_positive,
     single_device,
 )
+from common.runtime.run_directory import find_table
 from common.scheduling.cost import CalibratedCost, Cost, TokensCost, TokensSquaredCost
 from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
 from common.scheduling.packing import karmarkar_karp, largest_first
@@ -69,6 +73,9 @@ class ModeSimulation:
     laptop core."""
     c1_s: float = 1.2e-4
     c2_s: float = 1e-8
+    calibration: str = ""
+    """Take these from a calibration.csv: that of this run directory, or (newest) of the newest
+    complete run below output_dir."""
     planning_world_sizes: tuple[int, ...] = (64, 1024)
     """Sizes whose planning is timed, each with the global batch in the same place."""
     planning_batches: tuple[int, ...] = (512, 4096)
@@ -108,6 +115,7 @@ class ModeSimulation:
 
 def main(settings: ModeSimulation) -> None:
     """Simulate, time, and print the medians."""
+    settings = with_calibration(settings)
     distributions = [read_text_lengths(name) for name in settings.datasets]
     with (
         single_device("simulate_modes", "cpu") as worker,
@@ -129,7 +137,29 @@ def main(settings: ModeSimulation) -> None:
         keys = ["world_size", "global_batch", "cost"]
         medians = planning.groupby(keys, sort=False)["time_ms"].median().reset_index()
         print(medians.to_string(index=False, float_format="%.2f"))
-        print(f"Written to {run.path}")
+        print(f"Written to {relative_to_project(run.path)}")
+
+
+def with_calibration(settings: ModeSimulation) -> ModeSimulation:
+    """The settings with the cost that was calibrated, where they name one.
+
+    Raises UserError where there is no calibration.csv.
+    """
+    if not settings.calibration:
+        return settings
+    newest = settings.calibration == "newest"
+    folder = Path(settings.output_dir if newest else settings.calibration)
+    path = find_table(folder, "calibration.csv")
+    if path is None:
+        raise UserError(f"calibration: no calibration.csv of a complete run in {folder}")
+    cost = calibrated_cost(read_table(path, ("batch_size", "longest", "time_ms")))
+    return replace(settings, **asdict(cost))
+
+
+def calibrated_cost(samples: pd.DataFrame) -> CalibratedCost:
+    """The cost that fits the medians over all ranks and repeats of a calibration."""
+    medians = samples.groupby(["batch_size", "longest"])["time_ms"].median().reset_index()
+    return CalibratedCost.fit(medians["batch_size"], medians["longest"], medians["time_ms"] / 1e3)
 
 
 def _medians(table: pd.DataFrame) -> pd.DataFrame:

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
-from common.cluster import emulated
+from common.cluster import emulated, series
 from common.cluster.emulated import RANK_PREFIX, EmulatedCluster
 from common.errors import RunFailed, UserError
 from common.runtime.environment import usable_cores
@@ -51,20 +52,63 @@ def launch(
             written.
         RunFailed: a rank died.
     """
-    mark = secrets.token_hex(8)
     script, log = script.absolute(), log.absolute()
+    error_file = log.with_suffix(".error")
+    program = [str(script), *arguments]
+    with _opened(log) as output, _ranks(program, ranks, error_file, grace_s, hosts) as process:
+        _pass_on(process, output, on_output)
+        status = process.wait()
+    if status:
+        raise _failure(script.name, ranks, log, error_file)
+
+
+@contextmanager
+def launch_series(
+    scripts: Sequence[Sequence[str]], ranks: int, error_file: Path, grace_s: float = 10
+) -> Iterator[Callable[[Path, Callable[[str], None]], None]]:
+    """Run scripts, each a path and its arguments, one after another on the same local ranks.
+
+    What they import is imported once, which for each of them would take ten seconds; each still
+    runs in a process of its own (``series``). Yields ``wait(log, on_output)``, to be called once
+    for each: it returns when that script has ended, and raises what ``launch`` does.
+    """
+    names = iter([Path(words[0]).name for words in scripts])
+    program = series.program(scripts)
+    with _ranks(program, ranks, error_file.absolute(), grace_s) as process:
+
+        def wait(log: Path, on_output: Callable[[str], None]) -> None:
+            name = next(names)
+            with _opened(log) as output:
+                if _pass_on(process, output, on_output, ends=ranks):
+                    return
+            process.wait()
+            raise _failure(name, ranks, log, error_file)
+
+        yield wait
+
+
+def _opened(log: Path) -> TextIO:
+    try:
+        return log.open("w")
+    except OSError as error:
+        raise UserError(f"log {log}: {error.strerror}") from None
+
+
+def _ranks(
+    program: Sequence[str],
+    ranks: int,
+    error_file: Path,
+    grace_s: float,
+    hosts: EmulatedCluster | None = None,
+) -> AbstractContextManager[subprocess.Popen]:
+    """The program on ranks of this machine or of emulated hosts."""
     if hosts:
-        command = emulated.command(hosts, [str(script), *arguments])
+        command = emulated.command(hosts, program)
     else:
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(ranks), str(script), *arguments),
+            *("--nproc-per-node", str(ranks), *program),
         ]
-    try:
-        output = log.open("w")
-    except OSError as error:
-        raise UserError(f"log {log}: {error.strerror}") from None
-    error_file = log.with_suffix(".error")
     variables = {
         "PATH": search_path(),
         "OMP_NUM_THREADS": str(threads_per_rank(ranks)),
@@ -72,23 +116,36 @@ def launch(
         "DDPLAB_ERROR_FILE": str(error_file),
     }
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with (
-        output,
-        started(command, mark, variables, grace_s, cwd=project_root(), **streams) as process,
-    ):
-        for line in process.stdout:
-            output.write(line)
-            output.flush()
-            on_output(re.sub(RANK_PREFIX, "", line.rstrip()))
-        status = process.wait()
-    if status and error_file.exists():
+    mark = secrets.token_hex(8)
+    return started(command, mark, variables, grace_s, cwd=project_root(), **streams)
+
+
+def _pass_on(
+    process: subprocess.Popen, output: TextIO, on_output: Callable[[str], None], ends: int = 0
+) -> bool:
+    """Pass on what ranks print, until so many have ended a script of a series; whether they have.
+
+    Ranks that meet in every script end it before any of them ends the next.
+    """
+    for line in process.stdout:
+        if series.ENDED in line:
+            ends -= 1
+            if not ends:
+                return True
+            continue
+        output.write(line)
+        output.flush()
+        on_output(re.sub(RANK_PREFIX, "", line.rstrip()))
+    return False
+
+
+def _failure(script: str, ranks: int, log: Path, error_file: Path) -> UserError | RunFailed:
+    """Why ranks have failed, in their own words where they left some."""
+    if error_file.exists():
         message = error_file.read_text()
         error_file.unlink()
-        raise UserError(message)
-    if status:
-        raise RunFailed(
-            f"{script.name} on {ranks} ranks: {_cause(log)}; log: {relative_to_project(log)}"
-        )
+        return UserError(message)
+    return RunFailed(f"{script} on {ranks} ranks: {_cause(log)}; log: {relative_to_project(log)}")
 
 
 @contextmanager

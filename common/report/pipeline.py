@@ -9,13 +9,14 @@ from those over loopback.
 
 from __future__ import annotations
 
+import itertools
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.cluster.emulated import EmulatedCluster, why_not
-from common.cluster.launch import launch
+from common.cluster.launch import launch, launch_series
 from common.errors import UserError, unknown_name
 from common.report.document import Document, write_report
 from common.report.notebooks import execute_notebooks
@@ -126,11 +127,14 @@ def run_assignment(preset: Preset, name: str, output: Path, progress: StageProgr
         progress.say(f"Emulated hosts are left out: {left_out}")
     (run.path / "logs").mkdir()
     with run:
-        for stage in preset.stages:
-            if not (stage.hosts and left_out):
-                where = str(stage.hosts) if stage.hosts else _count(ranks[stage], "rank")
-                with progress.stage(f"{stage.title} ({where})") as update:
-                    _measure(stage, ranks[stage], preset, run.path, update)
+        measured = [stage for stage in preset.stages if not (stage.hosts and left_out)]
+        # One after another on the same ranks: stages that need as many, on CPUs of this machine.
+        alone = itertools.count()
+        kinds = itertools.groupby(
+            measured, lambda s: next(alone) if s.hosts or name == "gpu" else -ranks[s]
+        )
+        for _, stages in kinds:
+            _measure(list(stages), ranks, preset, run.path, progress)
         return _write_up(preset, run.path, progress)
 
 
@@ -169,18 +173,40 @@ def _preset_of(folder: Path, assignment: str) -> Preset:
 
 
 def _measure(
-    stage: Stage, ranks: int, preset: Preset, run_dir: Path, on_output: Callable[[str], None]
+    stages: list[Stage],
+    ranks: Mapping[Stage, int],
+    preset: Preset,
+    run_dir: Path,
+    progress: StageProgress,
 ) -> None:
-    name = stage.name if stage.folder == "." else f"{stage.folder}-{stage.name}"
-    where = ("--output_dir", str(run_dir / stage.folder), "--run_id", stage.name)
-    launch(
-        stage.script,
-        ["--config", str(preset.path), *where, *stage.flags()],
-        ranks,
-        run_dir / "logs" / f"{name}.log",
-        hosts=stage.hosts,
-        on_output=on_output,
-    )
+    """Run a stage, or several that share the ranks they run on."""
+
+    def arguments(stage: Stage) -> list[str]:
+        where = ("--output_dir", str(run_dir / stage.folder), "--run_id", stage.name)
+        return ["--config", str(preset.path), *where, *stage.flags()]
+
+    def log(stage: Stage) -> Path:
+        name = stage.name if stage.folder == "." else f"{stage.folder}-{stage.name}"
+        return run_dir / "logs" / f"{name}.log"
+
+    def shown(stage: Stage) -> str:
+        where = str(stage.hosts) if stage.hosts else _count(ranks[stage], "rank")
+        return f"{stage.title} ({where})"
+
+    first = stages[0]
+    if len(stages) == 1:
+        with progress.stage(shown(first)) as update:
+            launch(
+                *(first.script, arguments(first), ranks[first], log(first)),
+                hosts=first.hosts,
+                on_output=update,
+            )
+        return
+    scripts = [[str(stage.script), *arguments(stage)] for stage in stages]
+    with launch_series(scripts, ranks[first], run_dir / "logs" / "error") as wait:
+        for stage in stages:
+            with progress.stage(shown(stage)) as update:
+                wait(log(stage), update)
 
 
 def _write_up(preset: Preset, folder: Path, progress: StageProgress) -> Document:

@@ -150,8 +150,8 @@ def fits(try_step: Callable[[int], object], batch_size: int) -> bool:
 class LocalStep:
     """Forward and backward pass of the longest texts, on this rank alone.
 
-    On a GPU a block of memory stands in for what training has besides: optimizer states, DDP's
-    buckets and the margin.
+    On a GPU a block of memory stands in for what training has besides: optimizer states and the
+    margin. DDP's buckets are the gradients themselves (gradient_as_bucket_view).
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class LocalStep:
         self.model, self.max_length, self.device = model, max_length, worker.device
         self.precision = precision
         trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-        self.besides_bytes = trained * (optimizer_states + (worker.world_size > 1))
+        self.besides_bytes = trained * optimizer_states
 
     def __call__(self, batch_size: int) -> None:
         """Compute both passes; weights and random numbers stay as they were, gradients go."""

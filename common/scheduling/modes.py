@@ -7,6 +7,7 @@ same global batches among the ranks; ``length_grouped`` and ``token_budget`` for
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from common.errors import UserError, unknown_name
+from common.runtime.script import is_main_rank
 from common.scheduling.cost import Cost, TokensCost
 from common.scheduling.length_samplers import (
     budget_for,
@@ -23,7 +25,9 @@ from common.scheduling.length_samplers import (
     token_budget_bounds,
 )
 from common.scheduling.packing import karmarkar_karp
-from common.scheduling.partition import check_lengths, min_max_contiguous
+from common.scheduling.partition import bounded_plan, check_lengths
+
+logger = logging.getLogger(__name__)
 
 MODES = ("static", "dynamic", "karmarkar_karp", "length_grouped", "token_budget")
 SAME_BATCH = ("static", "dynamic", "karmarkar_karp")
@@ -157,6 +161,7 @@ class Planner:
             self.max_tokens = max_tokens or budget_for(self._ascending, share)
         self._bounds: dict[int, list[int]] = {}
         self._epoch: tuple = (None, None)
+        self._said_gap = False
 
     def __call__(
         self, step: int, cost: Cost | Sequence[Cost] | None = None, max_batch: Limits = None
@@ -178,7 +183,7 @@ class Planner:
             if self.mode == "dynamic":
                 cost = cost or TokensCost()
                 own = self.lengths[drawn]
-                parts = min_max_contiguous(own, self.world_size, cost, max_batch)
+                parts = self._smallest_bottleneck(own, cost, max_batch)
             elif self.mode == "karmarkar_karp":
                 parts = karmarkar_karp(self.lengths[drawn], self.world_size, equal_size=True)
             else:
@@ -211,6 +216,19 @@ class Planner:
             self._epoch = (epoch, order)
         start = place * self.global_batch
         return self._epoch[1][start : start + self.global_batch]
+
+    def _smallest_bottleneck(
+        self, lengths: NDArray, cost: Cost | Sequence[Cost], limits: Limits
+    ) -> list[list[int]]:
+        """The groups of ``dynamic``; says once where they may not be optimal."""
+        plan = bounded_plan(lengths, self.world_size, cost, limits)
+        if not plan.exact and not self._said_gap and is_main_rank():
+            self._said_gap = True
+            logger.info(
+                "ranks of many speeds: this step's plan is at most %.1f %% above the optimum",
+                100 * plan.gap,
+            )
+        return plan.groups
 
     def _budgeted(self, step: int, max_batch: Limits) -> list[list[int]]:
         """One batch for each rank; ranks take them in turn, as fairseq's ShardedIterator deals."""

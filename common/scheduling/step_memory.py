@@ -30,7 +30,7 @@ class StepMemory:
     """Bytes that a step takes beyond the parameters, which are there already.
 
     Attributes:
-        held_bytes: what is there in every step: optimizer states and DDP's buckets.
+        held_bytes: what is there in every step: optimizer states.
         fixed_bytes: after each operator, what is there whatever the batch, such as gradients.
         sample_bytes: after each operator, what one text of the greatest length takes.
     """

@@ -25,7 +25,6 @@ from common.runtime.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.recorder import require_positive
 from common.runtime.run_directory import RunDirectory
-from common.scheduling.cost import CalibratedCost
 
 RANKS = 2
 LOSS_TOLERANCE = 1e-5
@@ -35,6 +34,8 @@ WAITING_POINTS = 3.0
 """Share of step time that ranks wait, at most so many points above that of the control."""
 FOUND_WITHIN, OPTIMUM_WITHIN = 20, 1.10
 """Steps in which a slowed rank is found; its step then over that of a planner that was told."""
+PLANNING_MS = {(64, 512): 1.0, (1024, 4096): 5.0}
+"""Median milliseconds of a plan, at most, by ranks and global batch."""
 SCRIPTS = project_root() / "assignments" / "assignment3"
 
 
@@ -94,19 +95,12 @@ def run_study(study: MicroBatchStudy, output_dir: str, progress: StageProgress) 
         ):
             flags = [*common, "--dataset", dataset, "--steps", steps, "--slow_steps", slow]
             start("compare_modes.py", name, f"all modes in turn on {dataset}", flags, RANKS)
-        cost = calibrated_cost(pd.read_csv(run.path / "compare_modes" / "calibration.csv"))
-        flags = [f"--{name}={value!r}" for name, value in asdict(cost).items()]
+        flags = ("--calibration", run.path / "compare_modes")
         start("simulate_modes.py", "simulate_modes", "up to 1,024 ranks, simulated", flags, 1)
         verdicts = judge(run.path)
         run.write_table("verdicts.csv", verdicts)
     progress.say(verdicts.to_string(index=False, float_format="%.4g"))
     return run.path
-
-
-def calibrated_cost(samples: pd.DataFrame) -> CalibratedCost:
-    """The cost that fits the medians of all ranks' calibration."""
-    medians = samples.groupby(["batch_size", "longest"])["time_ms"].median().reset_index()
-    return CalibratedCost.fit(medians["batch_size"], medians["longest"], medians["time_ms"] / 1e3)
 
 
 def judge(folder: Path) -> pd.DataFrame:
@@ -131,17 +125,34 @@ def judge(folder: Path) -> pd.DataFrame:
     ):
         times = pd.read_csv(folder / name / "mode-times.csv")
         rows += judge_modes(times, dataset)
+    rows += judge_planning(pd.read_csv(folder / "simulate_modes" / "planning-times.csv"))
     rows += judge_slowed(pd.read_csv(folder / "compare_modes" / "slow-rank.csv"))
     table = pd.DataFrame(rows, columns=["promise", "at_most", "found"]).astype(
         {"at_most": float, "found": float}
     )
-    held = (table["found"] <= table["at_most"]) | table["at_most"].isna()
-    return table.assign(held=held)
+    held = (table["found"] <= table["at_most"]).astype(object)
+    return table.assign(held=held.where(table["at_most"].notna(), ""))
+
+
+def judge_planning(times: pd.DataFrame) -> list[tuple[str, float, float]]:
+    """Medians of planning times; the cost that takes longest counts."""
+    medians = times.groupby(["world_size", "global_batch", "cost"])["time_ms"].median()
+    slowest = medians.groupby(["world_size", "global_batch"]).max()
+    return [
+        (
+            f"ms to plan {batch} texts on {ranks} ranks",
+            PLANNING_MS[ranks, batch],
+            slowest[ranks, batch],
+        )
+        for ranks, batch in PLANNING_MS
+    ]
 
 
 def judge_modes(times: pd.DataFrame, dataset: str) -> list[tuple[str, float, float]]:
     """Ratios of the slowest rank's step to static's, losses and waiting, of one comparison."""
-    slowest = times.groupby(["mode", "step"])["step_time_ms"].max().unstack("mode")
+    by_step = times.groupby(["mode", "step"])
+    slowest = by_step["step_time_ms"].max().unstack("mode")
+    computed = by_step["compute_time_ms"].max().unstack("mode").mean()
     promised = PROMISED_RATIO.get(dataset, np.nan)
     rows = []
     for mode in ("dynamic", "dynamic_calibrated"):
@@ -149,14 +160,12 @@ def judge_modes(times: pd.DataFrame, dataset: str) -> list[tuple[str, float, flo
         p95 = slowest[mode].quantile(0.95) / slowest["static"].quantile(0.95)
         rows.append((f"{dataset}: {mode}'s mean step over static's", promised, mean))
         rows.append((f"{dataset}: {mode}'s P95 of steps over static's", promised, p95))
-    others = slowest["karmarkar_karp"].mean() / slowest["static"].mean()
-    rows.append(
-        (
-            f"{dataset}: dynamic's mean step over static's, below Karmarkar–Karp's",
-            others,
-            slowest["dynamic"].mean() / slowest["static"].mean(),
-        )
-    )
+        ratio = computed[mode] / computed["static"]
+        rows.append((f"{dataset}: {mode}'s computation alone over static's", np.nan, ratio))
+    for name, of in (("mean", slowest.mean()), ("P95", slowest.quantile(0.95))):
+        others, own = of["karmarkar_karp"] / of["static"], of["dynamic"] / of["static"]
+        promise = f"{dataset}: dynamic's {name} over static's, below Karmarkar–Karp's"
+        rows.append((promise, others, own))
     # Texts of equal length are other texts: the control's loss is another.
     same = times[times["same_batch"]].groupby(["step", "mode"])["loss"].first().unstack("mode")
     apart = same.sub(same["static"], axis=0).div(same["static"], axis=0).abs().max().max()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
@@ -96,14 +97,22 @@ def calibrate(config: TextSettings, task: Task, worker: Worker, recorder: Record
     recorder.stream("calibration.csv", CALIBRATION_COLUMNS).write(rows)
     costs = worker.gather(fit_cost(rows))
     found = RankCosts(costs, sizes, config.speed_tolerance)
-    for rank, (cost, own) in enumerate(zip(costs, worker.gather(rows), strict=True)):
+    for rank, (cost, own) in enumerate(zip(found.costs, worker.gather(rows), strict=True)):
         batch_size, longest, time_ms = (
-            [row[name] for row in own] for name in ("batch_size", "longest", "time_ms")
+            np.array([row[name] for row in own]) for name in ("batch_size", "longest", "time_ms")
         )
-        error = cost.relative_error(batch_size, longest, [value / 1e3 for value in time_ms])
+        error = cost.relative_error(batch_size, longest, time_ms / 1e3)
         if worker.is_main:
             print(
                 f"Cost on rank {rank}: {cost.c0_s * 1e3:.2f} ms + {cost.c1_s * 1e6:.2f} µs·b·m + "
                 f"{cost.c2_s * 1e9:.2f} ns·b·m² (off by {error:.1%}, median)"
             )
     return found
+
+
+def exchange_ratios(ranks: RankCosts, worker: Worker) -> None:
+    """Let all ranks know how long each of them takes lately, and plan by that from now on."""
+    own = torch.tensor([ranks.own_ratio], device=worker.device)
+    every = [torch.empty_like(own) for _ in range(worker.world_size)]
+    dist.all_gather(every, own)
+    ranks.update([ratio.item() for ratio in every])

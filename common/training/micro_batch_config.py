@@ -84,7 +84,7 @@ class TextSettings:
         )
         require_not_negative(
             *(self, "max_train_samples", "max_tokens", "weight_decay", "warmup_steps"),
-            *("max_local_batch_cap", "speed_tolerance"),
+            *("max_local_batch_cap", "speed_tolerance", "seed"),
         )
         if self.dataset not in DATASETS:
             raise UserError(unknown_name("dataset", self.dataset, DATASETS))
@@ -94,6 +94,8 @@ class TextSettings:
             raise UserError(unknown_name("precision", self.precision, PRECISIONS))
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise UserError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+        if self.bucket_cap_mb is not None:
+            require_positive(self, "bucket_cap_mb")
         if self.max_length < 3:
             raise UserError(f"max_length {self.max_length}: at least 3 ([CLS], a token, [SEP])")
 
@@ -154,11 +156,22 @@ class MicroBatchConfig(TextSettings):
             raise UserError(unknown_name("mode", self.mode, MODES))
         if self.cost_type not in COST_TYPES:
             raise UserError(unknown_name("cost_type", self.cost_type, COST_TYPES))
-        if self.slow_factor < 1:
-            raise UserError(f"slow_factor is {self.slow_factor}; it must be at least 1")
+        if not 1 <= self.slow_factor < float("inf"):
+            raise UserError(f"slow_factor is {self.slow_factor}; it must be at least 1 and finite")
+        if self.slow_rank < -1:
+            raise UserError(f"slow_rank is {self.slow_rank}; a rank, or -1 for none")
         if self.buffer_size < self.global_batch:
             # The default of one flag must not forbid another.
             object.__setattr__(self, "buffer_size", self.global_batch)
+
+    def without_effect(self) -> list[str]:
+        """Settings that this run does not look at."""
+        found = []
+        if self.mode != "dynamic" and self.cost_type != "tokens":
+            found.append(f"cost_type, which only mode dynamic has (this is {self.mode})")
+        if self.mode != "token_budget" and self.max_tokens:
+            found.append(f"max_tokens, which only mode token_budget has (this is {self.mode})")
+        return found
 
     def slow_factor_of(self, worker: Worker) -> float:
         """How many times as long ``worker`` computes."""

@@ -35,7 +35,7 @@ class StepParts:
     planning_s: float
     """What plan and collation held the step up."""
     compute_s: float
-    """From then on until this rank's last gradient was ready."""
+    """Until this rank's last gradient was ready; of a step that was repeated, the last time."""
     exchange_s: float
     """From then on until the gradients were averaged: waiting for slower ranks, and communication
     that the backward pass did not hide."""
@@ -85,6 +85,7 @@ class MicroBatchStep:
         planned = clock.mark()
         halvings = 0
         while True:
+            began = clock.mark()
             loss, failed = self._attempt(batch, 2**halvings)
             # NaN from one rank is NaN on all: only then do they have to talk.
             broken = failed or self.exchange.is_poisoned()
@@ -99,7 +100,7 @@ class MicroBatchStep:
         parts = StepParts(
             step_s=clock.elapsed_s(start, end),
             planning_s=clock.elapsed_s(start, planned),
-            compute_s=clock.elapsed_s(planned, ready),
+            compute_s=clock.elapsed_s(began, ready),
             exchange_s=clock.elapsed_s(ready, exchanged),
             loss=loss.item(),
             halvings=halvings,
@@ -112,6 +113,24 @@ class MicroBatchStep:
             self.exchange.begin()
             self.backward(batch, self.exchange.ddp)
             self.optimizer.zero_grad(set_to_none=True)
+
+    def make_states(self) -> None:
+        """Let the optimizer allocate what it keeps now, and not in a step that runs out of memory.
+
+        One step with gradients of 0 and a learning rate of 0, which is then forgotten.
+        """
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        for state in self.optimizer.state.values():
+            for value in filter(torch.is_tensor, state.values()):
+                value.zero_()
+        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = lr
 
     def local_pass(self, batch: MicroBatch) -> float:
         """A forward and a backward pass without any exchange; seconds. Gradients are dropped."""
@@ -128,6 +147,7 @@ class MicroBatchStep:
 
     def backward(self, batch: MicroBatch, model: nn.Module) -> Tensor:
         """Forward and backward pass of ``batch``; its part of the global mean loss, detached."""
+        tokens, texts = batch.tokens, len(batch.labels)  # counted before they are on a GPU
         batch = batch.to(self.worker.device)
         with forward_precision(self.precision, self.worker.device):
             logits = model(batch.input_ids, batch.attention_mask)
@@ -137,9 +157,9 @@ class MicroBatchStep:
         weights = batch.attention_mask.sum(1) if self.loss_mean == "tokens" else None
         own = (losses * weights).sum() / weights.sum() if weights is not None else losses.mean()
         if self.loss_mean == "tokens":
-            local, total = batch.tokens, batch.plan.total_tokens
+            local, total = tokens, batch.plan.total_tokens
         else:
-            local, total = len(batch.labels), batch.plan.global_batch
+            local, total = texts, batch.plan.global_batch
         ranks = self.worker.world_size
         scaled = own * loss_scale(self.loss_mean, ranks, local, total)
         self.scaler.scale(scaled).backward()
@@ -159,7 +179,7 @@ class MicroBatchStep:
                 with nullcontext() if is_last else self.exchange.ddp.no_sync():
                     total = total + self.backward(part, self.exchange.ddp)
             return total, False
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
         self.free()

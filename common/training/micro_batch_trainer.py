@@ -7,12 +7,10 @@ then step after step. The plan of a step is made on every rank alike, by a threa
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
 
 from common.runtime.paths import relative_to_project
 from common.runtime.process_group import Worker, process_group
@@ -22,12 +20,14 @@ from common.scheduling.cost import TokensCost, TokensSquaredCost
 from common.scheduling.loader import AheadLoader, MicroBatch
 from common.scheduling.modes import Planner, StepPlan
 from common.scheduling.speeds import RankCosts
-from common.training.cost_calibration import calibrate
+from common.training.cost_calibration import calibrate, exchange_ratios
 from common.training.memory_watch import PeakMemory
 from common.training.micro_batch_config import MicroBatchConfig
 from common.training.micro_batch_log import MicroBatchLog
 from common.training.schedule import linear, set_learning_rate
 from common.training.text_task import Task, evaluate, open_task, planner_for, task_facts
+
+logger = logging.getLogger(__name__)
 
 EVALUATION_COLUMNS = ("rank", "step", "samples", "loss", "accuracy")
 
@@ -43,6 +43,8 @@ def train_text(config: MicroBatchConfig) -> None:
         config = config.resolved(worker)
         task = open_task(config, worker, config.slow_factor_of(worker), config.eval_samples)
         planner = planner_for(config, config.mode, task, worker)
+        for setting in config.without_effect() if worker.is_main else ():
+            logger.warning("without effect: %s", setting)
         with record_run(
             *(config, f"assignment3-{config.mode}", worker),
             recorded_settings=task_facts(task, worker),
@@ -64,9 +66,7 @@ def run_steps(
 ) -> None:
     """All steps, timed and written down, and evaluations in between."""
     say = functools.partial(print, flush=True) if worker.is_main else lambda line: None
-    evaluations = recorder.stream(
-        "evaluations.csv", ("rank", "step", "samples", "loss", "accuracy")
-    )
+    evaluations = recorder.stream("evaluations.csv", EVALUATION_COLUMNS)
     log = MicroBatchLog(worker, recorder, config.discard_steps)
     ahead = max(1, config.buffer_size // config.global_batch)
     peak = PeakMemory(worker.device)
@@ -87,7 +87,8 @@ def run_steps(
                 return batch
 
             parts, batch = task.step.run(next_batch)
-            costs.note(batch, parts.compute_s)
+            if not parts.halvings:
+                costs.note(batch, parts.compute_s)
             log.add(index, batch, parts, peak.peak_bytes(), lr)
             done = index + 1
             if done % config.log_every == 0 or done == config.steps:
@@ -126,10 +127,7 @@ class StepCosts:
     def refine(self, step: int, worker: Worker) -> None:
         """Before every ``refine_every``-th step: let all ranks know how fast each of them is."""
         if self.ranks and step and step % self.refine_every == 0:
-            own = torch.tensor([self.ranks.own_ratio], device=worker.device)
-            every = [torch.empty_like(own) for _ in range(worker.world_size)]
-            dist.all_gather(every, own)
-            self.ranks.update([ratio.item() for ratio in every])
+            exchange_ratios(self.ranks, worker)
 
 
 def choose_costs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +28,7 @@ from common.training.micro_batch_config import TextSettings
 from common.training.micro_batch_step import MicroBatchStep, forward_precision
 from common.training.timed_exchange import TimedExchange
 
+logger = logging.getLogger(__name__)
 EVALUATION_BATCH = 32
 
 
@@ -61,6 +63,7 @@ def open_task(
         *(config.model_name, train.num_labels, train.vocab_size, config.max_length),
         **{"dropout": config.dropout, "pad_id": train.pad_id},
     )
+    seed_everything(config.seed, worker.rank)  # each rank drops out what it will
     precision = config.resolved_precision(worker.device)
     model = model.to(worker.device, torch.float64 if precision == "float64" else None)
     limits = find_limits(config, model, train, worker, precision)
@@ -71,6 +74,7 @@ def open_task(
     how = {"precision": precision, "loss_mean": config.loss_mean}
     step = MicroBatchStep(exchange, optimizer, **how)
     step.settle(first_texts(train, worker))
+    step.make_states()
     return Task(train, validation, step, limits)
 
 
@@ -117,7 +121,18 @@ def find_limits(
             f"{' + '.join(map(str, limits))} texts; lower it, or raise --max_local_batch_cap or "
             "--probe_max_batch"
         )
+    bound = config.probe_max_batch
+    if not config.max_local_batch_cap and bound == min(limits) < most_texts(config, worker):
+        logger.warning(
+            f"no micro-batch has more than {bound} texts, as --probe_max_batch says: dynamic plans "
+            f"could use up to {most_texts(config, worker)}"
+        )
     return limits
+
+
+def most_texts(config: TextSettings, worker: Worker) -> int:
+    """Of one rank: all but one for each of the others."""
+    return config.global_batch - worker.world_size + 1
 
 
 def planner_for(config: TextSettings, mode: str, task: Task, worker: Worker) -> Planner:
@@ -142,13 +157,15 @@ def evaluate(task: Task, worker: Worker) -> tuple[float, float]:
     own = order[worker.rank :: worker.world_size]
     model.eval()
     found = torch.zeros(3, dtype=torch.float64)
-    for start in range(0, len(own), EVALUATION_BATCH):
-        group = tuple(own[start : start + EVALUATION_BATCH])
+    batch_size = min(EVALUATION_BATCH, task.limits[worker.rank])
+    for start in range(0, len(own), batch_size):
+        group = tuple(own[start : start + batch_size])
         batch = collate(data, StepPlan((group,), data.lengths), 0).to(worker.device)
-        logits = model(batch.input_ids, batch.attention_mask)
+        with forward_precision(task.step.precision, worker.device):
+            logits = model(batch.input_ids, batch.attention_mask)
         loss = functional.cross_entropy(logits.double(), batch.labels, reduction="sum")
         right = (logits.argmax(1) == batch.labels).sum()
-        found += torch.stack([loss, right, torch.tensor(len(group))]).double().cpu()
+        found += torch.tensor([loss.item(), right.item(), len(group)], dtype=torch.float64)
     model.train()
     found = found.to(worker.device)
     dist.all_reduce(found)

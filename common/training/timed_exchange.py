@@ -10,6 +10,7 @@ of the buckets it owes. All ranks see that in the last bucket, and that they mus
 """
 
 # No "from __future__ import annotations": DDP looks at the annotations of its hook.
+import gc
 import inspect
 import time
 from typing import Any
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from common.errors import RunFailed
 from common.runtime.process_group import Worker
 from common.runtime.timing import clock_for
 
@@ -57,10 +59,14 @@ class TimedExchange:
 
     def wrap(self) -> None:
         """Wrap the model anew, as after a step that broke off in the middle."""
+        gpu = self.worker.device.type == "cuda"
+        self.ready = self._last = None
         if hasattr(self, "ddp"):
             self.ddp._remove_autograd_hooks()  # those of the instance before
             del self.ddp
-        gpu = self.worker.device.type == "cuda"
+            gc.collect()  # its buckets, before there are new ones
+            if gpu:
+                torch.cuda.empty_cache()
         self.ddp = DistributedDataParallel(
             self.model,
             device_ids=[self.worker.device] if gpu else None,
@@ -83,18 +89,25 @@ class TimedExchange:
     def _exchange(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """DDP's own exchange: divide by the number of ranks, then add up."""
         buffer = bucket.buffer()
-        self._sent.append((buffer.numel(), buffer.dtype))
         if bucket.is_last():
-            self._pattern = self._sent
             self.slow_down()
             self.ready = self.clock.mark()
-            self._last = buffer
         buffer.div_(self.worker.world_size)
         work = dist.all_reduce(buffer, async_op=True)
+        self._sent.append((buffer.numel(), buffer.dtype))
+        if bucket.is_last():
+            self._pattern, self._last = self._sent, buffer
         return work.get_future().then(lambda done: done.value()[0])
 
     def give_up(self) -> None:
-        """Send NaN in place of the buckets that this rank still owes the others."""
+        """Send NaN in place of the buckets that this rank still owes the others.
+
+        Raises RunFailed where it owes none: the others have what they need, and go on.
+        """
+        if self._last is not None:
+            raise RunFailed(
+                f"rank {self.worker.rank} ran out of memory after its last bucket was sent"
+            )
         for numel, dtype in self._pattern[len(self._sent) :]:
             owed = torch.full((numel,), torch.nan, dtype=dtype, device=self.worker.device)
             dist.all_reduce(owed)

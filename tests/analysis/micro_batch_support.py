@@ -171,7 +171,7 @@ def slow_rows(steps: int = 40, found_at: int = 10) -> pd.DataFrame:
     rows = []
     for step in range(steps):
         known = step >= found_at
-        times = {"dynamic": 1.5, "dynamic_calibrated": 1.0 if known else 1.5, "told": 1.0}
+        times = {"not_told": 1.5, "dynamic_calibrated": 1.0 if known else 1.5, "told": 1.0}
         for mode, time in times.items():
             for rank in (0, 1):
                 estimate = 2.0 if rank == 1 and known else 1.0

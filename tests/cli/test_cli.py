@@ -195,4 +195,3 @@ def test_a_report_of_a_folder_without_measurements_is_refused_and_leaves_it_empt
     assert list(tmp_path.iterdir()) == []
     assert "say which" in refused("run", "--run-dir", tmp_path)
     assert "no such run directory" in refused("run", "assignment2", "--run-dir", "nowhere")
-

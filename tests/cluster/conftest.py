@@ -29,7 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
 
     def place(item: pytest.Item) -> int:
-        return {"test_slurm.py": 0, "test_sbatch.py": 2, "test_requeue.py": 2}.get(item.path.name, 1)
+        return {"test_slurm.py": 0, "test_sbatch.py": 2, "test_requeue.py": 2}.get(
+            item.path.name, 1
+        )
 
     items.sort(key=place)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.cluster.launch import MARK, launch, threads_per_rank
+from common.cluster.launch import MARK, launch, launch_series, threads_per_rank
 from common.errors import RunFailed, UserError
 
 pytestmark = pytest.mark.two_ranks
@@ -53,6 +53,18 @@ import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 os.write(1, b"waiting\\n")  # in one piece: print would write the end of the line apart
 time.sleep(60)
+"""
+WHO = """
+import json, os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir(exist_ok=True)
+(folder / os.environ["RANK"]).touch()
+while len(list(folder.iterdir())) < 2:  # ranks meet, as in every script
+    time.sleep(0.01)
+who = {"pid": os.getpid(), "parent": os.getppid(), "rank": os.environ["RANK"]}
+who |= {"arguments": sys.argv[1:], "seen": "seen" in vars(json), "path": sys.path[0]}
+json.seen = True  # what one script leaves in its process, the next does not find
+os.write(1, (json.dumps(who) + "\\n").encode())
 """
 LAUNCH_AND_WAIT = """
 import pathlib, sys
@@ -183,3 +195,80 @@ def test_a_log_that_cannot_be_written_is_the_users_error(tmp_path, write, alive)
     with pytest.raises(UserError, match="Not a directory"):
         launch(script, [], 1, script / "log")
     assert alive() == 0
+
+
+def test_scripts_of_a_series_share_the_ranks_and_have_a_process_each(tmp_path, write, alive):
+    script = write(WHO)
+    logs = [tmp_path / "first", tmp_path / "second"]
+    said = []
+    scripts = [[script, tmp_path / "a"], [script, tmp_path / "b", "--c"]]
+    with launch_series(scripts, 2, tmp_path / "error") as wait:
+        for log in logs:
+            lines: list[str] = []
+            wait(log, lines.append)
+            assert log.read_text().splitlines() == lines
+            found = [json.loads(line) for line in lines if line.startswith("{")]
+            said.append(sorted(found, key=lambda one: one["rank"]))
+    first, second = said
+    for one, other in zip(first, second, strict=True):
+        assert one["rank"] == other["rank"]
+        assert one["parent"] == other["parent"]
+        assert one["pid"] != other["pid"]
+    assert [one["rank"] for one in first] == ["0", "1"]
+    assert [one["arguments"] for one in first + second] == [
+        ["a"],
+        ["a"],
+        ["b", "--c"],
+        ["b", "--c"],
+    ]
+    assert not any(one["seen"] for one in first + second)
+    assert {one["path"] for one in first + second} == {str(script.parent)}
+    assert alive() == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "words"),
+    [
+        (REFUSE, UserError, "rounds is 1; it must be above 0"),
+        (DIE, RunFailed, "SIGKILL"),
+        ("raise ValueError('seven')", RunFailed, "ValueError: seven"),
+    ],
+)
+def test_a_script_that_fails_ends_the_series_and_the_one_before_stays(
+    tmp_path, write, alive, code, error, words
+):
+    good = tmp_path / "good.py"
+    good.write_text("")
+    said = pytest.raises(error, match=words)
+    with said, launch_series([[good], [write(code)], [good]], 2, tmp_path / "error") as wait:
+        wait(tmp_path / "first", print)
+        wait(tmp_path / "second", print)
+    assert alive() == 0
+    assert (tmp_path / "first").exists()
+    assert not (tmp_path / "third").exists()
+
+
+def test_ctrl_c_during_a_series_reaches_the_script(tmp_path, write, alive):
+    code = """
+import os, pathlib, signal, sys, time
+def told(*_):
+    pathlib.Path(sys.argv[1], "told-" + os.environ["RANK"]).touch()
+    sys.exit(1)
+signal.signal(signal.SIGINT, told)
+os.write(1, b"waiting\\n")
+time.sleep(60)
+"""
+    waiting = []
+
+    def interrupt(line: str) -> None:
+        waiting.append(line)
+        if waiting.count("waiting") == 2:
+            assert alive() == 5  # torchrun, two ranks and the script on each
+            raise KeyboardInterrupt
+
+    script = write(code)
+    series = launch_series([[script, tmp_path], [script, tmp_path]], 2, tmp_path / "error")
+    with pytest.raises(KeyboardInterrupt), series as wait:
+        wait(tmp_path / "log", interrupt)
+    assert alive() == 0
+    assert {path.name for path in tmp_path.glob("told-*")} == {"told-0", "told-1"}

@@ -177,11 +177,11 @@ def test_the_calculation_says_what_the_allocator_gives(vocabulary, precision):
         assert memory.peak_bytes(batch_size) == pytest.approx(peak, rel=tolerance)
 
 
-def test_a_step_holds_the_optimizer_states_and_the_buckets_of_ddp():
+def test_a_step_holds_the_optimizer_states_and_no_buckets_beside_the_gradients():
     model = torch.nn.Linear(10, 10, bias=False)
     two = dataclasses.replace(ALONE, ranks=dataclasses.replace(ALONE.ranks, world_size=2))
     assert LocalStep(model, 8, ALONE).besides_bytes == 2 * 400  # AdamW's two averages
-    assert LocalStep(model, 8, two, optimizer_states=1).besides_bytes == 2 * 400
+    assert LocalStep(model, 8, two, optimizer_states=1).besides_bytes == 400
 
 
 def test_the_largest_batch_of_a_limit_is_the_largest():

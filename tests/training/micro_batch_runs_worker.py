@@ -22,7 +22,7 @@ TEXTS = {
     **{"dataset": "synthetic", "model_name": "small", "vocab_size": 200, "max_length": 24},
     **{"max_train_samples": 200, "global_batch": 8, "max_local_batch_cap": 7, "device": "cpu"},
 }
-TRAINING = {"steps": 10, "lr": 1e-3, "warmup_steps": 2, "eval_samples": 33, "eval_every": 5}
+TRAINING = {"steps": 6, "lr": 1e-3, "warmup_steps": 2, "eval_samples": 33, "eval_every": 3}
 REFUSED = {
     "too few texts for the ranks": {"global_batch": 1},
     "limits below the batch": {"max_local_batch_cap": 3},
@@ -37,7 +37,7 @@ with process_group("cpu") as worker:
     common = TEXTS | {"output_dir": folder}
     for mode in MODES:
         train_text(MicroBatchConfig(**common, **TRAINING, mode=mode, run_id=mode))
-    by_cost = {"mode": "dynamic", "cost_type": "calibrated", "refine_every": 4}
+    by_cost = {"mode": "dynamic", "cost_type": "calibrated", "refine_every": 2}
     slowed = {"slow_rank": 1, "slow_factor": 3.0}
     train_text(MicroBatchConfig(**common, **TRAINING, **by_cost, **slowed, run_id="calibrated"))
     tokens = {"mode": "dynamic", "loss_mean": "tokens", "precision": "fp64"}
@@ -48,7 +48,7 @@ with process_group("cpu") as worker:
         for mode in ("static", "dynamic"):
             real = {"dataset": "sst2", "dataset_dir": str(SHARED), "mode": mode}
             train_text(MicroBatchConfig(**common | TRAINING | real, run_id=f"sst2-{mode}"))
-    few = {"steps": 2, "warmup": 1, "slow_steps": 3, "refine_every": 1}
+    few = {"steps": 2, "warmup": 1, "slow_steps": 6, "refine_every": 1, "slow_factor": 4.0}
     compare_modes.main(compare_modes.ModeComparison(**common, **few, run_id="compared"))
     for name, settings in REFUSED.items():
         try:

@@ -85,6 +85,19 @@ def compare(case: str, worker: Worker, data: TokenizedTexts, plan: StepPlan, mea
     print(json.dumps({"case": case, **found, "halvings": parts.halvings}), flush=True)
 
 
+def meet_nan(worker: Worker) -> None:
+    """Gradients that are NaN on one rank by themselves, as float16 has them now and then."""
+    data = texts([5, 6, 7, 8])
+    model = classifier(torch.float32)
+    step = make_step(model, worker, data, "samples")
+    if worker.rank == 1:
+        model.head.register_full_backward_pre_hook(lambda _, grads: (grads[0] * torch.nan,))
+    plan = StepPlan(((0, 1), (2, 3)), data.lengths)
+    parts, _ = step.run(lambda: collate(data, plan, worker.rank))
+    is_nan = all(parameter.isnan().any().item() for parameter in model.head.parameters())
+    print(json.dumps({"case": "nan", "halvings": parts.halvings, "is_nan": is_nan}), flush=True)
+
+
 def run_out_of_memory(worker: Worker) -> None:
     """Rank 1 has no memory for its texts at once, only in parts; nothing tells rank 0 before."""
     data = texts([512] * 20)
@@ -122,4 +135,5 @@ with process_group("cpu") as worker:
         data = texts(lengths)
         for name, groups in PLANS.items():
             compare(f"{name} {mean}", worker, data, StepPlan(groups, data.lengths), mean)
+    meet_nan(worker)
     run_out_of_memory(worker)

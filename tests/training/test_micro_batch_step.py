@@ -33,6 +33,14 @@ def test_loss_and_gradient_are_those_of_the_whole_batch(found, plan, mean):
 
 
 @pytest.mark.two_ranks
+def test_gradients_that_are_nan_by_themselves_are_no_lack_of_memory(found):
+    for rank in found["nan"]:
+        # The step is not repeated, and what was computed is what the optimizer gets.
+        assert rank["halvings"] == 0
+        assert rank["is_nan"]
+
+
+@pytest.mark.two_ranks
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can limit a process's memory")
 def test_a_rank_without_memory_makes_all_repeat_the_step_in_parts(found):
     one, other = found["out of memory"]
