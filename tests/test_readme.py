@@ -30,6 +30,8 @@ RUN_BY_CI = {
     "--config assignments/assignment1/configs/smoke.yaml --save_every 5": "uv run torchrun "
     "--nproc_per_node=2 assignments/assignment1/train_ddp.py --data outputs/tokens "
     "--config assignments/assignment1/configs/smoke.yaml --save_every 5",
+    "assignments/assignment3/run_all.sh --config assignments/assignment3/configs/smoke.yaml": ""
+    "assignments/assignment3/run_all.sh --config assignments/assignment3/configs/smoke.yaml",
     "uv run torchrun --nproc_per_node=2 assignments/assignment2/ddp_benchmark.py "
     "--config assignments/assignment2/configs/smoke.yaml --bucket_cap_mb 1 25": "uv run torchrun "
     "--nproc_per_node=2 assignments/assignment2/ddp_benchmark.py "

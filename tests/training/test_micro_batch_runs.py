@@ -165,7 +165,7 @@ def test_refusals_are_one_line_and_leave_nothing(runs):
         ({"global_batch": 0}, "global_batch is 0"),
         ({"max_length": 2}, "max_length 2: at least 3"),
         ({"slow_factor": 0.5}, "at least 1"),
-        ({"slow_factor": float("nan")}, "at least 1"),
+        ({"slow_factor": float("nan")}, "slow_factor is nan"),
         ({"slow_rank": -7}, "slow_rank is -7"),
         ({"seed": -1}, "seed is -1"),
         ({"bucket_cap_mb": 0.0}, "bucket_cap_mb is 0"),
