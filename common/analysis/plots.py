@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -50,6 +51,10 @@ class CourseFigure(Figure):
         return buffer.getvalue(), {"width": int(self.get_figwidth() * 100)}
 
 
+CAPTION_LETTERS = 18
+"""Letters of a caption that fit on an inch."""
+
+
 @contextmanager
 def figure(
     caption: str, figsize: tuple[float, float] = (7.2, 3.9), **subplots
@@ -58,6 +63,8 @@ def figure(
     with matplotlib.rc_context(STYLE):
         fig = CourseFigure(figsize=figsize, layout="constrained")
         yield fig, fig.subplots(**subplots)
+        width = int(CAPTION_LETTERS * figsize[0])
+        caption = textwrap.fill(caption, width, break_long_words=False, break_on_hyphens=False)
         fig.supxlabel(caption, fontsize=7, color="#555555", x=0.01, ha="left")
 
 
