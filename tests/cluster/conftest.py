@@ -23,15 +23,15 @@ def slurm() -> Iterator[PrivateSlurm]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start Slurm before all other tests, and look at what became of its jobs after them.
+    """Start Slurm before all other tests; those that need its nodes come last.
 
-    The jobs then run while other tests do, most of which need one core.
+    The job files then run while other tests do, most of which need one core.
     """
 
     def place(item: pytest.Item) -> int:
-        return {"test_slurm.py": 0, "test_sbatch.py": 2, "test_requeue.py": 2}.get(
-            item.path.name, 1
-        )
+        if "slurm" in getattr(item, "fixturenames", ()):
+            return 2
+        return 0 if item.path.name == "test_slurm.py" else 1
 
     items.sort(key=place)
 

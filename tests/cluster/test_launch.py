@@ -215,12 +215,8 @@ def test_scripts_of_a_series_share_the_ranks_and_have_a_process_each(tmp_path, w
         assert one["parent"] == other["parent"]
         assert one["pid"] != other["pid"]
     assert [one["rank"] for one in first] == ["0", "1"]
-    assert [one["arguments"] for one in first + second] == [
-        ["a"],
-        ["a"],
-        ["b", "--c"],
-        ["b", "--c"],
-    ]
+    given = [one["arguments"] for one in first + second]
+    assert given == [[str(word) for word in words[1:]] for words in scripts for _ in range(2)]
     assert not any(one["seen"] for one in first + second)
     assert {one["path"] for one in first + second} == {str(script.parent)}
     assert alive() == 0
