@@ -54,6 +54,8 @@ class MicroBatchStudy:
     long_steps: int = 40
     """The same of AG News and IMDB, whose texts are longer."""
     slow_steps: int = 50
+    bucket_cap_mb: float = 8.0
+    """DDP's: the last of three buckets is what the backward pass cannot hide."""
 
     def __post_init__(self) -> None:
         require_positive(self, "train_steps", "steps", "long_steps")
@@ -70,6 +72,7 @@ def run_study(study: MicroBatchStudy, output_dir: str, progress: StageProgress) 
         *("--global_batch", study.global_batch, "--max_length", study.max_length),
         *("--max_train_samples", study.max_train_samples),
         *("--max_local_batch_cap", study.global_batch, "--device", "cpu"),
+        *("--bucket_cap_mb", study.bucket_cap_mb),
     ]
 
     def start(script: str, name: str, title: str, flags: Sequence[object], ranks: int) -> None:

@@ -35,7 +35,7 @@ class TextSettings:
     """The data set whose lengths synthetic texts have."""
     model_name: str = "distilbert-base-uncased"
     """A transformers model, a local folder with one, or small (an encoder of 4 layers)."""
-    vocab_size: int = 8192
+    vocab_size: int = 4096
     """Of the WordPiece that is trained for the model small."""
     dropout: float | None = None
     """By default the model's own; 0 for small, so that a loss depends on the samples only."""
