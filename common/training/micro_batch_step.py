@@ -215,7 +215,8 @@ class MicroBatchStep:
     def _update(self) -> None:
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        # Not None: gradients stay views of DDP's buckets, and the next pass adds to them in place.
+        self.optimizer.zero_grad(set_to_none=False)
 
 
 def forward_precision(precision: str, device: torch.device) -> AbstractContextManager:
