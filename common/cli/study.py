@@ -18,7 +18,7 @@ STUDIES = {
     "equivalence": ("equivalence", "EquivalenceStudy", "DDP and FSDP compute the same numbers", 3),
     "survival": ("survival", "SurvivalStudy", "killed runs, damaged checkpoints", 15),
     "trainer": ("trainer", "TrainerStudy", "our trainer beside theirs, and its checkpoints", 8),
-    "micro-batches": ("micro_batches", "MicroBatchStudy", "dynamic micro-batches on real texts", 13),
+    "micro-batches": ("micro_batches", "MicroBatchStudy", "dynamic batches of real texts", 13),
 }
 """Study → its module below common.studies, which has ``run_study``; its settings; what it shows;
 and minutes on two cores."""
