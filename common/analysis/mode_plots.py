@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
@@ -28,20 +29,25 @@ PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
 PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 
 
+def _ratio_bars(axes: Axes, table: pd.DataFrame, places: np.ndarray) -> BarContainer:
+    """A bar for each mode's ratio to static, with its interval."""
+    return axes.barh(
+        places,
+        table["ratio"],
+        height=0.6,
+        color=[COLOURS[mode] for mode in table.index],
+        alpha=0.8,
+        xerr=[table["ratio"] - table["ratio_low"], table["ratio_high"] - table["ratio"]],
+        error_kw={"elinewidth": 1.2, "capsize": 3},
+    )
+
+
 def mode_ratios(comparison: ModeComparison) -> Figure:
     """Step time of each mode over static's on the same global batches, beside what was promised."""
     table = comparison.summary.drop(STATIC)
     places = np.arange(len(table))[::-1]
     with figure(comparison.caption, figsize=(7.2, 1.9 + 0.55 * len(table))) as (fig, axes):
-        axes.barh(
-            places,
-            table["ratio"],
-            height=0.6,
-            color=[COLOURS[mode] for mode in table.index],
-            alpha=0.8,
-            xerr=[table["ratio"] - table["ratio_low"], table["ratio_high"] - table["ratio"]],
-            error_kw={"elinewidth": 1.2, "capsize": 3},
-        )
+        _ratio_bars(axes, table, places)
         marks = {"linestyle": "none", "color": BLACK, "mfc": "white", "zorder": 4}
         for column, marker, label in (
             ("padded_ratio", "D", "promised: padded tokens of the fullest rank"),
@@ -85,15 +91,7 @@ def per_sample(comparison: ModeComparison) -> Figure:
     table = comparison.per_sample.drop(STATIC)
     places = np.arange(len(table))[::-1]
     with figure(comparison.caption, figsize=(7.2, 1.7 + 0.42 * len(table))) as (fig, axes):
-        bars = axes.barh(
-            places,
-            table["ratio"],
-            height=0.6,
-            color=[COLOURS[mode] for mode in table.index],
-            alpha=0.8,
-            xerr=[table["ratio"] - table["ratio_low"], table["ratio_high"] - table["ratio"]],
-            error_kw={"elinewidth": 1.2, "capsize": 3},
-        )
+        bars = _ratio_bars(axes, table, places)
         for bar, same in zip(bars, table["same_batch"], strict=True):
             bar.set_hatch("" if same else "////")
             bar.set_edgecolor("white")
