@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,6 +15,18 @@ TINY_STEP = ("--model", "nano", "--batch_size", 1, "--max_seq_len", 16)
 
 # Read when torch is imported. Two threads on busy cores wait for each other more than they work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep what Python compiles, in pytest's cache where Python is told to write none beside it.
+
+    Tests start a hundred processes that import torch; to compile it takes each of them six seconds.
+    """
+    if sys.dont_write_bytecode and hasattr(config, "cache"):
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(config.cache.mkdir("bytecode"))
+        sys.dont_write_bytecode = False
+        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

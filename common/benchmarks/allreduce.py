@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from common.benchmarks.gpt2_step import DTYPES
-from common.errors import RunFailed, UserError, unknown_name
+from common.errors import UserError, unknown_name
 from common.perfmodel.collectives import algorithm_bandwidth, bus_bandwidth
+from common.runtime.collective_timing import check_sum, time_in_flight, time_sequence
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
-from common.runtime.timing import clock_for
 
 # The course's list: one element, then 12,792 doubling up to 1,676,718,080 (in float32 6.7 GB).
 COURSE_NUMEL = (
@@ -143,52 +139,6 @@ def _sample_size(
         for mode, samples in times_s.items()
         for iteration, time_s in enumerate(samples)
     ]
-
-
-def time_sequence(buffers: Sequence[Tensor], worker: Worker) -> list[float]:
-    """Seconds of each buffer's all-reduce, the next starting when the last is done.
-
-    Ranks start together and then keep step through the all-reduces themselves, with no idle
-    time between two calls in which a link could save up credit.
-    """
-    clock = clock_for(worker.device)
-    worker.barrier()
-    clock.wait()
-    marks = [clock.mark()]
-    for buffer in buffers:
-        dist.all_reduce(buffer)
-        marks.append(clock.mark())
-    clock.wait()
-    return [clock.elapsed_s(a, b) for a, b in itertools.pairwise(marks)]
-
-
-def time_in_flight(buffers: Sequence[Tensor], worker: Worker) -> float:
-    """Seconds from the launch of the first all-reduce to the end of the last, launched at once."""
-    clock = clock_for(worker.device)
-    worker.barrier()
-    clock.wait()
-    start = clock.mark()
-    for work in [dist.all_reduce(buffer, async_op=True) for buffer in buffers]:
-        work.wait()
-    end = clock.mark()
-    clock.wait()
-    return clock.elapsed_s(start, end)
-
-
-def check_sum(buffer: Tensor, worker: Worker) -> None:
-    """Sum ones of the even ranks; raise RunFailed unless every element is their number.
-
-    That is exact in 16-bit formats, too, up to 512 ranks. The buffer is left filled with zeros.
-    """
-    buffer.fill_((worker.rank + 1) % 2)
-    dist.all_reduce(buffer)
-    expected = (worker.world_size + 1) // 2
-    if not bool((buffer == expected).all()):
-        raise RunFailed(
-            f"all-reduce of {buffer.numel():,} elements is wrong on rank {worker.rank}: "
-            f"elements are not all {expected}"
-        )
-    buffer.zero_()
 
 
 def slowest_rank(samples: pd.DataFrame) -> pd.DataFrame:

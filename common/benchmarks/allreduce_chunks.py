@@ -11,15 +11,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from common.benchmarks.allreduce import (
-    check_sum,
-    rotated,
-    slowest_rank,
-    time_in_flight,
-    time_sequence,
-)
+from common.benchmarks.allreduce import rotated, slowest_rank
 from common.benchmarks.gpt2_step import DTYPES
 from common.errors import UserError, unknown_name
+from common.runtime.collective_timing import check_sum, time_in_flight, time_sequence
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_positive

@@ -19,6 +19,7 @@ from common.benchmarks.gpt2_step import StepSettings
 from common.benchmarks.replay_step import Step, make_step
 from common.errors import UserError
 from common.models.gpt2 import GPT2
+from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
@@ -87,10 +88,6 @@ class LayerBenchmark:
         )
 
 
-READY_COLUMNS = (
-    *("rank", "iteration", "parameter", "registration_index", "ready_index"),
-    *("dtype", "size_bytes", "ready_time_ms"),
-)
 STEP_COLUMNS = ("rank", "iteration", "forward_time_ms", "backward_time_ms", "optimizer_time_ms")
 
 
@@ -177,28 +174,20 @@ def measure(
 def gradient_marks(model: nn.Module, clock, hidden: bool = True) -> Iterator[dict]:
     """Mark when each parameter's gradient is final, and when that of the logits' input is.
 
-    Yields a dict from parameter name (and ``hidden``, the gradient that leaves the LM head, which
-    neither a compiled model nor a replay shows) to the mark of the latest backward pass, in the
-    order in which they came. The hooks are removed at the end.
+    Yields what ``ready_marks`` does, with ``hidden``, the gradient that leaves the LM head, which
+    neither a compiled model nor a replay shows.
     """
-    marks: dict = {}
-
-    def mark(name: str) -> None:
-        marks[name] = clock.mark()
 
     def mark_hidden(_module, _inputs, output) -> None:
         if output.requires_grad:
-            output.register_hook(lambda _: mark("hidden"))
+            output.register_hook(lambda _: marks.__setitem__("hidden", clock.mark()))
 
-    handles = [model.ln_f.register_forward_hook(mark_hidden)] if hidden else []
-    for name, parameter in model.named_parameters():
-        handles.append(
-            parameter.register_post_accumulate_grad_hook(lambda _, name=name: mark(name))
-        )
+    handle = model.ln_f.register_forward_hook(mark_hidden) if hidden else None
     try:
-        yield marks
+        with ready_marks(model, clock) as marks:
+            yield marks
     finally:
-        for handle in handles:
+        if handle:
             handle.remove()
 
 
@@ -242,20 +231,3 @@ def _write_copy(sizes: pd.DataFrame, path: Path) -> None:
         write_atomically(path, sizes.to_csv())
     except OSError as error:
         raise UserError(f"layer_size_output {path}: {error.strerror}") from None
-
-
-def ready_rows(model: nn.Module, ready_s: dict[str, float], iteration: int) -> list[dict]:
-    """Rows of READY_COLUMNS, but for the rank, from the seconds at which gradients were ready."""
-    came = [name for name in ready_s if name != "hidden"]
-    return [
-        {
-            "iteration": iteration,
-            "parameter": name,
-            "registration_index": index,
-            "ready_index": came.index(name),
-            "dtype": str(parameter.dtype).removeprefix("torch."),
-            "size_bytes": parameter.numel() * parameter.element_size(),
-            "ready_time_ms": ready_s[name] * 1e3,
-        }
-        for index, (name, parameter) in enumerate(model.named_parameters())
-    ]

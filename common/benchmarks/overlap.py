@@ -25,10 +25,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from common.benchmarks.allreduce import rotated, time_in_flight, time_sequence
+from common.benchmarks.allreduce import rotated
 from common.benchmarks.gpt2_step import StepSettings
 from common.benchmarks.replay_step import Step, make_step
 from common.errors import UserError
+from common.runtime.collective_timing import time_in_flight, time_sequence
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive

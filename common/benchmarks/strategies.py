@@ -21,11 +21,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from common.benchmarks.allreduce import rotated
-from common.benchmarks.layers import READY_COLUMNS, gradient_marks, ready_rows
 from common.data.synthetic import random_tokens
 from common.errors import UserError, unknown_name
 from common.perfmodel.communication import step_collectives
 from common.perfmodel.workload import Workload
+from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
@@ -308,7 +308,7 @@ def marked(model: nn.Module, clock, enabled: bool) -> Iterator[tuple[dict, list]
     ends: list = []
     handle = model.register_forward_hook(lambda *_: ends.append(clock.mark()))
     try:
-        with gradient_marks(model, clock, hidden=False) as ready:
+        with ready_marks(model, clock) as ready:
             yield ready, ends
     finally:
         handle.remove()

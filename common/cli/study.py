@@ -19,6 +19,8 @@ STUDIES = {
     "survival": ("survival", "SurvivalStudy", "killed runs, damaged checkpoints", 15),
     "trainer": ("trainer", "TrainerStudy", "our trainer beside theirs, and its checkpoints", 8),
     "micro-batches": ("micro_batches", "MicroBatchStudy", "dynamic batches of real texts", 13),
+    "text-scaling": ("text_scaling", "TextScalingStudy", "DDP on real texts, against one rank", 6),
+    "diagnosis": ("diagnosis", "DiagnosisStudy", "planted faults and what is named", 15),
 }
 """Study → its module below common.studies, which has ``run_study``; its settings; what it shows;
 and minutes on two cores."""
@@ -36,7 +38,7 @@ class Study:
     output_dir: str = "outputs/studies"
     """Where its run directory goes."""
     dataset_dir: str = ""
-    """Folder of the real texts, for micro-batches; by default datasets."""
+    """Folder of the real texts, for micro-batches and text-scaling; by default datasets."""
 
     def run(self) -> None:
         """Run it and say where the results are."""

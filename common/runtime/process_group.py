@@ -52,12 +52,12 @@ class Worker:
         dist.broadcast_object_list(items, src=0)
         return items[0]
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
+    def barrier(self, group: dist.ProcessGroup | None = None) -> None:
+        """Wait for all ranks, or for those of a group that this one is in."""
         if self.device.type == "cuda":
-            dist.barrier(device_ids=[self.device.index])
+            dist.barrier(group, device_ids=[self.device.index])
         else:
-            dist.barrier()
+            dist.barrier(group)
 
 
 @contextmanager

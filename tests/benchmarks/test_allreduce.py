@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from rank_support import ASSIGNMENT2
 
-from common.benchmarks.allreduce import check_sum, course_table, rotated, summarise
+from common.benchmarks.allreduce import course_table, rotated, summarise
 from common.benchmarks.allreduce_chunks import chunk_sizes
 from common.errors import RunFailed
 from common.perfmodel.tables import read_all_reduce
+from common.runtime.collective_timing import check_sum
 from common.runtime.process_group import Worker
 from common.runtime.ranks import Ranks
 

@@ -20,6 +20,12 @@ TEXTS = (
     "--device cpu --vocab_size 64 --max_train_samples 64 --max_length 16 --global_batch 4 "
     "--max_local_batch_cap 4"
 )
+CLASSIFIER = (
+    "--device cpu --dataset synthetic --max_train_samples 40 --eval_samples 8 --batch_size 2 "
+    "--epochs 2 --warmup_steps 1 --d_model 16 --n_head 2 --n_layer 1 --d_ff 16 --vocab_size 64 "
+    "--max_length 16 --workers 0 --no-persistent_workers --no-cudnn_benchmark --precision fp32 "
+    "--probe_repeats 1"
+)
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,30 @@ CASES = {
         | {"FLAGS": f"{TEXTS} --steps 2 --warmup 1 --slow_steps 0"},
         ONE_NODE,
         tables={"mode-times.csv": 8 * 2 * 2},  # seven modes and the control × steps × ranks
+    ),
+    "launch-agnews-single-gpu-optimized": Case(
+        {"FLAGS": CLASSIFIER},
+        tables={"metrics.csv": 2, "steps.csv": 2 * 20},  # epochs; epochs × steps
+        says="epoch 2/2 | train_loss=",
+        world_size=1,
+    ),
+    "launch-agnews-ddp-optimized": Case(
+        PER_NODE[1] | {"FLAGS": CLASSIFIER},
+        ONE_NODE,
+        # 40 texts, in steps of 2 ranks × accumulation 4 × 2
+        tables={"metrics.csv": 2, "epochs.csv": 2 * 2, "steps.csv": 2 * 2 * 2},
+        says="epoch 2/2 | train_loss=",
+    ),
+    "launch-scaling-benchmark": Case(
+        PER_NODE[2]
+        | {"BATCH_SIZE": "4"}
+        | {
+            "FLAGS": "--device cpu --epochs 1 --steps_per_epoch 3 --warmup_steps 1 --timed_steps 1 "
+            "--input_dim 16 --hidden_dim 16 --num_layers 1 --output_dim 8"
+        },
+        ("--nodes=2",),
+        tables={"arms.csv": 1, "facts.csv": 2},
+        says="=== DDP Scaling Benchmark ===",
     ),
     "selftest": Case(PER_NODE[2] | {"FLAGS": "--device cpu"}, says="2 ranks on 2 hosts"),
     "launch-report": Case(says="report.pdf"),

@@ -1,0 +1,195 @@
+"""The step model of a run: every piece from what the run measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from common.analysis.evidence import (
+    ALL_REDUCE,
+    BUCKETS,
+    COSTS,
+    PROBES,
+    READY_TIMES,
+    STEP,
+    Evidence,
+    NotJudged,
+)
+from common.analysis.step_parts import flags
+from common.errors import UserError
+from common.perfmodel.buckets import MIB, DdpOptions, assign_buckets, cap_interval
+from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.pass_times import LinearTime, PassTimes
+from common.perfmodel.profile import BackwardProfile
+from common.perfmodel.scaled_step import StepModel, StepSettings, calibrated
+from common.perfmodel.simulator import profile_buckets
+from common.perfmodel.tables import read_all_reduce, read_ready_times
+
+WIRES = {
+    "float32": ALL_REDUCE,
+    "float16": "allreduce-samples-float16.csv",
+    "bfloat16": "allreduce-samples-bfloat16.csv",
+}
+
+
+def model_from_evidence(evidence: Evidence) -> StepModel:
+    """The model of this run's step on its ranks, with the contention that the run shows.
+
+    Raises:
+        UserError: what the run lacks for it, such as probes or all-reduce times.
+    """
+    try:
+        return step_model(evidence)
+    except NotJudged as missing:
+        raise UserError(f"no prediction for {evidence.name}: {missing}") from None
+
+
+def step_model(evidence: Evidence) -> StepModel:
+    """As ``model_from_evidence``, but NotJudged says what is missing."""
+    [probes] = evidence.need(PROBES)
+    for name in (READY_TIMES, ALL_REDUCE):
+        if not (evidence.folder / name).is_file():
+            raise NotJudged(f"no {name} in {evidence.name}")
+    if evidence.world_size < 2:
+        raise NotJudged(f"{evidence.name} ran on one rank")
+    profile = read_ready_times(evidence.folder / READY_TIMES)
+    networks = {
+        wire: read_all_reduce(evidence.folder / name).curve
+        for wire, name in WIRES.items()
+        if (evidence.folder / name).is_file()
+    }
+    together = flags(probes["together"])
+    several = probes[together] if together.any() else probes
+    samples = evidence.timed.groupby("rank")["samples"].median().max()
+    data_ms = evidence.by_step("data_time_ms").median().max()
+    model = StepModel(
+        ranks=evidence.world_size,
+        settings=step_settings(evidence, profile),
+        together=_passes(several),
+        alone=_alone(several, probes[~together]),
+        profile=profile,
+        networks=networks,
+        costs=_costs(evidence),
+        optimizer_s=_slowest(several, "optimizer_time_ms").median() / 1e3,
+        data_s_per_sample=float(data_ms / samples / 1e3) if samples else 0.0,
+    )
+    return calibrated(model, evidence.step_ms / 1e3)
+
+
+def step_settings(evidence: Evidence, profile: BackwardProfile) -> StepSettings:
+    """The settings that the steps show: the bucket cap and exchanges as they were watched."""
+    compression = evidence.arm["compression"]
+    return StepSettings(
+        batch_per_rank=evidence.batch_per_rank,
+        accumulation=evidence.accumulation,
+        compression=compression if isinstance(compression, str) else "none",
+        bucket_cap_mb=watched_cap_mb(evidence, profile),
+        exchanges=min(watched_exchanges(evidence, profile), evidence.accumulation),
+    )
+
+
+def bucket_sizes(evidence: Evidence) -> list[int]:
+    """Bytes on the wire of each bucket of one exchange, in reduction order; empty if unknown."""
+    buckets = evidence.tables.get(BUCKETS)
+    if buckets is None or buckets.empty:
+        return []
+    own = buckets[buckets["rank"] == buckets["rank"].min()]
+    newest = own[["round", "step"]].fillna(0).apply(tuple, axis=1)
+    own = own[newest == newest.max()]  # DDP forms its buckets in its first steps
+    return [int(size) for size in own.sort_values("bucket")["size_bytes"]]
+
+
+def watched_exchanges(evidence: Evidence, profile: BackwardProfile) -> int:
+    """How often a step exchanged all gradients: bytes that went out over those of one exchange."""
+    one = sum(bucket_sizes(evidence)) or profile.total_bytes
+    sent = evidence.timed.groupby(STEP)["exchanged_bytes"].max().median()
+    return max(1, round(float(sent) / one)) if np.isfinite(sent) else 1
+
+
+def watched_cap_mb(evidence: Evidence, profile: BackwardProfile) -> float | None:
+    """A cap (MiB) that gives the buckets that were watched; None for DDP's default.
+
+    Where no cap gives them (a model that is not used in one order), the arm's.
+    """
+    stated = evidence.arm["bucket_cap_mb"]
+    fallback = None if pd.isna(stated) else float(stated)
+    groups = _groups(profile, bucket_sizes(evidence))
+    if groups is None:
+        return fallback
+    for cap in (fallback, None):
+        if profile_buckets(profile, DdpOptions(cap)) == groups:
+            return cap
+    sizes = profile.sizes_bytes.tolist()
+    low, high = cap_interval(sizes, groups)
+    cap = max(low, min(high, profile.total_bytes))
+    return cap / MIB if assign_buckets(sizes, cap) == groups else fallback
+
+
+def _groups(profile: BackwardProfile, wire_sizes: Sequence[int]) -> list[list[int]] | None:
+    """The gradients in each bucket, found by adding up their sizes; None where that fails."""
+    if not wire_sizes:
+        return None
+    width = sum(wire_sizes) / profile.total_bytes
+    ends = np.cumsum(profile.sizes_bytes)
+    bounds = np.rint(np.cumsum(wire_sizes) / width).astype(np.int64)
+    if not np.isin(bounds, ends).all():
+        return None
+    last = np.searchsorted(ends, bounds)
+    first = [0, *(int(index) + 1 for index in last[:-1])]
+    return [list(range(start, int(end) + 1)) for start, end in zip(first, last, strict=True)]
+
+
+def _passes(probes: pd.DataFrame) -> PassTimes:
+    """Lines through the medians of the slowest rank's times, over the batch."""
+    forward, backward = (
+        _slowest(probes, column).groupby("batch_per_rank").median() / 1e3
+        for column in ("forward_time_ms", "backward_time_ms")
+    )
+    return PassTimes(
+        LinearTime.fit(forward.index.to_list(), forward.to_list()),
+        LinearTime.fit(backward.index.to_list(), backward.to_list()),
+    )
+
+
+def _alone(several: pd.DataFrame, single: pd.DataFrame) -> PassTimes:
+    """Passes of one rank alone: measured at one batch, those together are scaled to it."""
+    together = _passes(several)
+    if single.empty:
+        return together
+    batch = single["batch_per_rank"].iloc[0]
+    scaled = []
+    for name, line in (("forward", together.forward), ("backward", together.backward)):
+        # A rank alone takes what one rank would; of unequal ranks, a fair baseline is the fastest.
+        own = single.groupby("rank")[f"{name}_time_ms"].median().min() / 1e3
+        factor = float(own) / line.time_s(batch)
+        scaled.append(LinearTime(line.fixed_s * factor, line.per_sample_s * factor))
+    return PassTimes(*scaled)
+
+
+def _slowest(probes: pd.DataFrame, column: str) -> pd.Series:
+    return probes.groupby(["batch_per_rank", "repeat"])[column].max()
+
+
+def _costs(evidence: Evidence) -> dict[str, MeasuredAllReduce]:
+    """What copies and casts take by size; those measured at one size grow in proportion."""
+    costs = evidence.tables.get(COSTS)
+    if costs is None or costs.empty:
+        return {}
+    slowest = costs.groupby(["cost", "size_bytes", "repeat"])["time_ms"].max()
+    medians = slowest.groupby(["cost", "size_bytes"]).median() / 1e3
+    curves = {}
+    for name in medians.index.unique("cost"):
+        curve = medians[name].sort_index()
+        sizes, times = curve.index.to_numpy(float), curve.to_numpy(float)
+        if len(sizes) == 1:
+            sizes, times = np.array([sizes[0] / 2, sizes[0]]), np.array([times[0] / 2, times[0]])
+        curves[name] = MeasuredAllReduce(sizes, times)
+    return curves
+
+
+def without_data(model: StepModel) -> StepModel:
+    """The model with data that is always there in time."""
+    return replace(model, data_s_per_sample=0.0)

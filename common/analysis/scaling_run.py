@@ -1,0 +1,161 @@
+"""One training run of a scaling study: what it was, its epochs, and what is wrong with them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common.perfmodel.tables import numbers
+
+STRONG, WEAK = "strong", "weak"
+"""Regimes: the same global batch on any number of ranks, or the same batch on each rank."""
+EPOCHS = ("epoch", "train_time_s", "train_loss", "val_loss", "val_accuracy")
+"""Columns of a run's epochs, whatever it was read from; times are the slowest rank's."""
+RENAMED = {"train_time": "train_time_s", "val_acc": "val_accuracy"}
+LOSSES = ("train_loss", "val_loss")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a run or a table, in one line."""
+
+    path: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}"
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What has to be known of two runs before one is called faster; None where it is not known.
+
+    Attributes:
+        input_shape: of one sample, such as ``128`` tokens.
+        distinct_per_epoch: different samples that reached the model in an epoch, on all ranks
+            together, as counted.
+        processed_per_epoch: samples that reached it, repeated ones each time.
+    """
+
+    world_size: int
+    data: str | None = None
+    model: str | None = None
+    precision: str | None = None
+    input_shape: str | None = None
+    global_batch: int | None = None
+    batch_per_rank: int | None = None
+    distinct_per_epoch: int | None = None
+    processed_per_epoch: int | None = None
+
+
+@dataclass(frozen=True)
+class StatedSamples:
+    """Samples per epoch of a run that counted none, as they are known from elsewhere."""
+
+    distinct_per_epoch: int
+    processed_per_epoch: int
+    how_known: str
+
+
+@dataclass(frozen=True, eq=False)
+class ScalingRun:
+    """One training run.
+
+    Attributes:
+        name: the experiment's; with ``#1``, ``#2`` where several jobs wrote into one file.
+        epochs: a row per epoch with ``EPOCHS``; epochs count from 1.
+        assumed: what of ``identity`` was read from the folder's name.
+        stated: samples per epoch as known from elsewhere, where none were counted.
+        notes: what a reader has to know about this run.
+        hardware: as in captions; empty where it is not known.
+        dataset: the data set's name in tables and files; ``identity.data`` is what was read.
+    """
+
+    name: str
+    folder: Path
+    identity: RunIdentity
+    epochs: pd.DataFrame
+    assumed: frozenset[str] = frozenset()
+    stated: StatedSamples | None = None
+    notes: tuple[str, ...] = ()
+    environment: dict = field(default_factory=dict)
+    hardware: str = ""
+    dataset: str = ""
+
+    def epoch_times_s(self, warmup: int = 1) -> np.ndarray:
+        """Seconds of each epoch's training, without the first ``warmup`` epochs of the run.
+
+        A job whose first epochs are lost has no warm-up left to leave out.
+        """
+        return self.epochs.loc[self.epochs["epoch"] > warmup, "train_time_s"].to_numpy()
+
+    @property
+    def final_accuracy(self) -> float:
+        """Validation accuracy after the last epoch; NaN where it was not noted."""
+        return float(self.epochs["val_accuracy"].iloc[-1])
+
+
+def checked_epochs(table: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """The columns ``EPOCHS``; losses may be NaN, epochs and times may not.
+
+    Raises UserError with the line of the first value that is no epoch or no time.
+    """
+    shown = table.rename(columns={new: old for old, new in RENAMED.items()})
+    checked = table[[*EPOCHS]].copy()
+    checked["epoch"] = numbers(shown, "epoch", path, at_least=0).astype(int)
+    checked["train_time_s"] = numbers(shown, "train_time", path, above=0)
+    for column in ("val_accuracy", *LOSSES):
+        checked[column] = pd.to_numeric(checked[column], errors="coerce")
+    return checked.reset_index(drop=True)
+
+
+def separate_jobs(epochs: Sequence[int]) -> list[list[int]]:
+    """Rows that belong together, by job, from the epochs in the order they were written.
+
+    Epochs that only rise are one job's, with gaps or without. Others come from several: each row
+    continues the job that has just written the epoch before it, and begins another one where there
+    is none. The job that begins with the smallest epoch comes first.
+    """
+    if all(later > earlier for earlier, later in itertools.pairwise(epochs)):
+        return [list(range(len(epochs)))]
+    jobs: list[list[int]] = []
+    for row, epoch in enumerate(epochs):
+        waiting = [job for job in jobs if epochs[job[-1]] == epoch - 1]
+        if waiting:
+            min(waiting, key=lambda job: job[-1]).append(row)
+        else:
+            jobs.append([row])
+    return sorted(jobs, key=lambda job: (epochs[job[0]], job[0]))
+
+
+def with_notes(run: ScalingRun, expected: int | None, who_says: str) -> ScalingRun:
+    """The run with a note for each epoch that is missing and each loss that is no number.
+
+    Args:
+        expected: epochs that there should be, or None where nobody says.
+        who_says: where that number comes from.
+    """
+    epochs, notes = run.epochs["epoch"].tolist(), []
+    if epochs[0] > 1:
+        notes.append(f"epochs 1 to {epochs[0] - 1} are lost; the rest is used")
+    gone = sorted(set(range(epochs[0], epochs[-1] + 1)) - set(epochs))
+    if gone:
+        notes.append(f"epochs missing: {', '.join(map(str, gone))}; the rest is used")
+    if expected is not None and epochs[-1] < expected:
+        notes.append(
+            f"cut off: {who_says} says {expected} epochs, the last one there is {epochs[-1]}; "
+            "its times are used"
+        )
+    for column in LOSSES:
+        bad = run.epochs.loc[~np.isfinite(run.epochs[column]), "epoch"].tolist()
+        if bad:
+            notes.append(
+                f"{column} is not a number from epoch {bad[0]} on ({len(bad)} of {len(epochs)} "
+                "epochs): it did not learn; its times are used"
+            )
+    return replace(run, notes=(*run.notes, *notes))

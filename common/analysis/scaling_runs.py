@@ -1,0 +1,306 @@
+"""Training runs on one and on several ranks, read from the original's files or from our own.
+
+The original wrote ``<experiment>/metrics.csv`` and nothing else, so that the number of GPUs and the
+data set are known from the folder's name alone: what is read from a name is marked as assumed. Our
+run directories say what ran and count the samples. Whatever cannot be right becomes one line, a
+``Problem``, and the rest is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from common.analysis.scaling_columns import (
+    ARM_COLUMNS,
+    EPOCH_COLUMNS,
+    FACT_COLUMNS,
+    METRIC_COLUMNS,
+)
+from common.analysis.scaling_run import (
+    EPOCHS,
+    RENAMED,
+    Problem,
+    RunIdentity,
+    ScalingRun,
+    StatedSamples,
+    checked_epochs,
+    separate_jobs,
+    with_notes,
+)
+from common.errors import UserError
+from common.perfmodel.tables import numbers, read_table
+from common.runtime.paths import project_root, relative_to_project
+from common.runtime.run_directory import read_environment
+
+LABEL = "assignment4-text"
+"""What our text training calls its runs in ``environment.json``."""
+PUBLISHED = "text-scaling-published"
+PUBLISHED_HARDWARE = "1 and 4 GPUs of one node (kind and date not stated), NCCL"
+DATA_NAMES = {"imdb": "IMDB", "agnews": "AGNews", "sst2": "SST2"}
+"""Data sets that a folder's name may speak of, and what the original calls them."""
+ASSUMED = frozenset({"world_size", "data", "model"})
+"""What of an original run is read from its folder's name."""
+
+
+@dataclass(frozen=True)
+class RunsRead:
+    """The runs below a folder, and one line for everything that could not be used as it was."""
+
+    runs: list[ScalingRun]
+    problems: list[Problem]
+
+
+def read_runs(root: Path | str) -> RunsRead:
+    """All training runs in ``root`` and up to two folders below it.
+
+    Raises UserError for no such folder, or one that holds neither runs nor what is left of some.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder")
+    runs: list[ScalingRun] = []
+    problems: list[Problem] = []
+    for folder in _candidates(root):
+        ours = (folder / "environment.json").is_file()
+        try:
+            found = [read_own(folder)] if ours else read_original(folder)
+        except UserError as error:
+            problems.append(_problem(folder, error))
+            continue
+        for run in found:
+            runs.append(run)
+            problems += [Problem(run.name, note) for note in run.notes]
+    if not runs and not problems:
+        raise UserError(f"{root}: no runs; looked for <experiment>/metrics.csv in it")
+    return RunsRead(runs, problems)
+
+
+def data_key(name: str) -> str:
+    """A data set's name without case and punctuation: ``AG News`` and ``ag_news`` are one."""
+    return re.sub(r"[^a-z0-9]", "", str(name).lower())
+
+
+def data_name(name: str) -> str:
+    """A data set as the original writes it; a name that it does not know stays as it is."""
+    return DATA_NAMES.get(data_key(name), name)
+
+
+def _candidates(root: Path) -> list[Path]:
+    """Folders that hold a training run, or what is left of one, in order of their names."""
+    tables = ("metrics.csv", "metrics.csv.partial", "epochs.csv", "epochs.csv.partial")
+    places = [f"{below}{name}" for below in ("", "*/", "*/*/") for name in tables]
+    found = {path.parent for place in places for path in root.glob(place)}
+    for below in ("", "*/", "*/*/"):  # one that broke off early has no table yet
+        records = root.glob(f"{below}environment.json")
+        found |= {path.parent for path in records if _label(path.parent) == LABEL}
+    return sorted(found)
+
+
+def _label(folder: Path) -> str:
+    try:
+        return str(json.loads((folder / "environment.json").read_text()).get("label", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def _problem(folder: Path, error: UserError) -> Problem:
+    """The error as a line that names the folder once, as a user would type it."""
+    shown = relative_to_project(folder)
+    what = str(error)
+    for start in (f"{folder}/", f"{folder}: ", f"{shown}/", f"{shown}: "):
+        what = what.removeprefix(start)
+    return Problem(shown, f"{what}; left out")
+
+
+def read_original(folder: Path) -> list[ScalingRun]:
+    """The jobs that wrote into a ``metrics.csv`` of the original; mostly one.
+
+    Raises UserError for a table of another schema, times that are none, or a folder's name that
+    does not tell the data set and the number of GPUs.
+    """
+    path = folder / "metrics.csv"
+    table = read_table(path, METRIC_COLUMNS).rename(columns=RENAMED)
+    identity = identity_of_name(folder.name)
+    base = ScalingRun(
+        name=folder.name,
+        folder=folder,
+        dataset=str(identity.data),
+        identity=identity,
+        epochs=checked_epochs(table, path),
+        assumed=ASSUMED,
+    )
+    if _is_published(base):
+        base = replace(base, stated=stated_samples()[base.name], hardware=PUBLISHED_HARDWARE)
+    jobs = separate_jobs(base.epochs["epoch"].tolist())
+    expected = re.search(r"(\d+)ep(?![a-z0-9])", folder.name)
+    number = int(expected[1]) if expected else None
+    return [with_notes(run, number, "its name") for run in _one_run_each(base, jobs)]
+
+
+def _one_run_each(base: ScalingRun, jobs: Sequence[Sequence[int]]) -> list[ScalingRun]:
+    if len(jobs) == 1:
+        return [base]
+    tables = [base.epochs.iloc[list(rows)].reset_index(drop=True) for rows in jobs]
+    spans = [_span(table["epoch"]) for table in tables]
+    which = ", ".join(f"#{number} epochs {span}" for number, span in enumerate(spans, 1))
+    said = f"{len(jobs)} jobs wrote into one metrics.csv ({which}); each is read as a run"
+    return [
+        replace(base, name=f"{base.name}#{number}", epochs=table, notes=(said,) * (number == 1))
+        for number, table in enumerate(tables, 1)
+    ]
+
+
+def _span(epochs: pd.Series) -> str:
+    return f"{epochs.iloc[0]} to {epochs.iloc[-1]}" if len(epochs) > 1 else str(epochs.iloc[0])
+
+
+def identity_of_name(name: str) -> RunIdentity:
+    """What the name of an original experiment says.
+
+    Raises UserError where it does not tell the data set or the number of GPUs.
+    """
+    key, lower = data_key(name), name.lower()
+    data = next((shown for part, shown in DATA_NAMES.items() if part in key), None)
+    if data is None:
+        known = ", ".join(DATA_NAMES.values())
+        raise UserError(f"its name does not tell the data set (known: {known}), nor does a file")
+    counted = re.search(r"(\d+)_?gpu", lower)
+    if counted:
+        world_size = int(counted[1])
+    else:  # a single node had four, as the original's write-up says
+        world_size = 1 if "single_gpu" in lower else 4 if "single_node" in lower else 0
+    if not world_size:
+        raise UserError("its name does not tell the number of GPUs (such as 4gpu), nor does a file")
+    model = "optimized" if "optimized" in lower else "small"
+    return RunIdentity(world_size=world_size, data=data, model=model)
+
+
+def read_own(folder: Path) -> ScalingRun:
+    """A run of our text training, with its samples as they were counted.
+
+    Raises UserError for a run that is not complete and for tables that cannot be read.
+    """
+    environment = read_environment(folder)
+    if environment["status"] != "complete":
+        reason = f": {environment['reason']}" if environment.get("reason") else ""
+        raise UserError(f"this run is not complete ({environment['status']}{reason})")
+    path = folder / "epochs.csv"
+    rows = read_table(path, EPOCH_COLUMNS)
+    rows["train_time_s"] = numbers(rows, "train_time_s", path, above=0)
+    world_size = int(environment.get("world_size") or 0)
+    if world_size < 1:
+        raise UserError("environment.json has no world_size")
+    if rows["rank"].nunique() != world_size:
+        raise UserError(f"epochs.csv has rows of {rows['rank'].nunique()} of {world_size} ranks")
+    slowest = rows.groupby("epoch")["train_time_s"].max()
+    table = rows[rows["rank"] == rows["rank"].min()].set_index("epoch")
+    table = table.assign(train_time=slowest).drop(columns="train_time_s").reset_index()
+    table["epoch"] = table["epoch"] + (1 - min(1, table["epoch"].min()))  # epochs count from 1
+    settings = _settings(folder)
+    identity = _own_identity(folder, world_size)
+    run = ScalingRun(
+        name=folder.name,
+        folder=folder,
+        dataset=data_name(str(settings.get("dataset") or identity.data)),
+        identity=identity,
+        epochs=checked_epochs(table.rename(columns=RENAMED), path),
+        environment=environment,
+        hardware=str(environment.get("hardware", "")),
+    )
+    expected = settings.get("epochs")
+    return with_notes(run, int(expected) if expected else None, "config.yaml")
+
+
+def _own_identity(folder: Path, world_size: int) -> RunIdentity:
+    facts = read_table(folder / "facts.csv", FACT_COLUMNS)
+    for column in ("model", "data", "compute_dtype", "input_shape"):
+        if facts[column].nunique() > 1:
+            found = ", ".join(map(str, facts[column].unique()))
+            raise UserError(f"facts.csv: ranks differ in {column} ({found})")
+    fact, arm = facts.iloc[0], read_table(folder / "arms.csv", ARM_COLUMNS).iloc[0]
+    identity = RunIdentity(
+        world_size=world_size,
+        data=str(fact["data"]),
+        model=str(fact["model"]),
+        precision=str(fact["compute_dtype"]),
+        input_shape=str(fact["input_shape"]),
+        global_batch=int(arm["global_batch"]),
+        batch_per_rank=int(arm["batch_per_rank"]) * int(arm["accumulation"]),
+    )
+    path = folder / "samples.csv"
+    if not path.is_file():
+        return identity
+    samples = read_table(path, ("epoch", "processed", "distinct_all_ranks"))
+    processed = samples.groupby("epoch")["processed"].sum()
+    distinct = samples.groupby("epoch")["distinct_all_ranks"].max()
+    return replace(
+        identity,
+        distinct_per_epoch=int(np.median(distinct)),
+        processed_per_epoch=int(np.median(processed)),
+    )
+
+
+def _settings(folder: Path) -> dict:
+    """A run's settings; none where they cannot be read."""
+    path = folder / "config.yaml"
+    try:
+        settings = yaml.safe_load(path.read_text()) if path.is_file() else None
+    except yaml.YAMLError:
+        raise UserError("config.yaml: not YAML") from None
+    return settings if isinstance(settings, dict) else {}
+
+
+def published_folder() -> Path:
+    """Where the project keeps the published epochs, in its own tables."""
+    return project_root() / "data" / PUBLISHED
+
+
+def _is_published(run: ScalingRun) -> bool:
+    """Whether these are the published epochs, whatever else bears the same name."""
+    epochs = pd.read_csv(published_folder() / "epochs.csv")
+    times = [
+        np.sort(table["train_time_s"].to_numpy())
+        for table in (epochs[epochs["experiment"] == run.name], run.epochs)
+    ]
+    return len(times[0]) == len(times[1]) and np.allclose(*times, rtol=0, atol=1e-3)
+
+
+def stated_samples() -> dict[str, StatedSamples]:
+    """Samples per epoch of the published experiments, by name."""
+    path = published_folder() / "experiments.csv"
+    return {
+        row.experiment: StatedSamples(
+            int(row.distinct_per_epoch), int(row.processed_per_epoch), row.how_known
+        )
+        for row in pd.read_csv(path).itertuples()
+    }
+
+
+def read_published() -> list[ScalingRun]:
+    """The published runs from the project's own tables, jobs told apart as in the original's."""
+    folder = published_folder()
+    epochs = pd.read_csv(folder / "epochs.csv")
+    jobs = epochs.groupby("experiment")["job"].nunique()
+    stated, runs = stated_samples(), []
+    for (experiment, job), rows in epochs.groupby(["experiment", "job"]):
+        identity = identity_of_name(str(experiment))
+        run = ScalingRun(
+            name=experiment if jobs[experiment] == 1 else f"{experiment}#{job}",
+            folder=folder,
+            dataset=str(identity.data),
+            identity=identity,
+            epochs=rows[[*EPOCHS]].reset_index(drop=True),
+            assumed=ASSUMED,
+            stated=stated.get(experiment),
+            hardware=PUBLISHED_HARDWARE,
+        )
+        runs.append(with_notes(run, None, ""))
+    return runs

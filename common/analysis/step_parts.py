@@ -1,0 +1,286 @@
+"""What a training step consists of: data, forward, backward, waiting, communication, optimizer.
+
+Ranks have no common clock, so a part is the mean over the ranks of the same step, and the step is
+the slowest rank's. A rank whose own step was shorter began it later or ended it earlier than that
+one: the ranks were not together, and what is between the two counts as waiting. What the parts then
+leave of a step is what no rank has noted; it is stated, not spread over them.
+
+Over steps, parts are averaged over the middle half of the steps, by step time. Medians of parts do
+not add up to the median step (where a slow forward pass shortens the wait, both medians are of
+other steps); means over the same steps do, and the middle half keeps hiccups of the machine out of
+them. What the left-out steps add is seen in ``mean_step_ms``, the mean over all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from common.analysis.scaling_columns import ARM_COLUMNS, BUCKET_COLUMNS, STEP_COLUMNS
+from common.errors import UserError
+
+PARTS = {
+    "data": "data_time_ms",
+    "forward": "forward_time_ms",
+    "backward": "backward_time_ms",
+    "waiting": "waiting_time_ms",
+    "communication": "communication_time_ms",
+    "optimizer": "optimizer_time_ms",
+}
+"""The parts in their order within a step, and the column of each."""
+
+STEP = ["round", "epoch", "step"]
+TIMED, PLAIN = "timed", "plain"
+TOLERANCE = 0.03
+"""Parts add up where their sum is within this share of the step."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepParts:
+    """The mean step of one arm, in parts; times in ms.
+
+    Attributes:
+        steps: steps measured in parts, without warm-up.
+        step_ms: mean of the slowest rank's times over the middle half of the steps.
+        parts_ms: by the names of ``PARTS``, in their order; means over ranks and the same steps.
+        mean_step_ms: the mean over all steps, so with those that stalled.
+        plain_step_ms: as ``step_ms``, of steps without anything watched; None where none ran.
+        between_ms: between a step and the one before (slowest rank); NaN where it was not noted.
+        hidden_communication_ms: time with an all-reduce under way beside computation; None where
+            no buckets were noted.
+        samples_per_step, tokens_per_step, padded_tokens_per_step, exchanged_bytes_per_step: of all
+            ranks together (bytes: of one rank); NaN where they were not counted.
+        by_rank: medians by rank: every part, step_ms, between_ms, cpu_ms, samples, tokens,
+            padded_tokens.
+    """
+
+    arm: int
+    world_size: int
+    steps: int
+    step_ms: float
+    parts_ms: Mapping[str, float]
+    mean_step_ms: float
+    plain_step_ms: float | None
+    between_ms: float
+    hidden_communication_ms: float | None
+    samples_per_step: float
+    tokens_per_step: float
+    padded_tokens_per_step: float
+    exchanged_bytes_per_step: float
+    by_rank: pd.DataFrame
+
+    @property
+    def sum_ms(self) -> float:
+        """All parts together."""
+        return float(sum(self.parts_ms.values()))
+
+    @property
+    def unaccounted_share(self) -> float:
+        """What the parts leave of the step that they were measured in."""
+        return 1 - self.sum_ms / self.step_ms
+
+    @property
+    def error(self) -> float:
+        """The sum of parts over the step nobody watched (or else the watched one), minus 1."""
+        return self.sum_ms / (self.plain_step_ms or self.step_ms) - 1
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether that is within ``TOLERANCE``."""
+        return abs(self.error) <= TOLERANCE
+
+    @property
+    def compute_ms(self) -> float:
+        """Forward and backward pass."""
+        return self.parts_ms["forward"] + self.parts_ms["backward"]
+
+    @property
+    def exposed_ratio(self) -> float:
+        """Communication that nothing hides, over computation."""
+        return self.parts_ms["communication"] / self.compute_ms
+
+    @property
+    def total_communication_ms(self) -> float | None:
+        """All communication, hidden or not; None where no buckets were noted."""
+        if self.hidden_communication_ms is None:
+            return None
+        return self.parts_ms["communication"] + self.hidden_communication_ms
+
+    @property
+    def total_ratio(self) -> float | None:
+        """All communication over computation; None without buckets."""
+        if self.total_communication_ms is None:
+            return None
+        return self.total_communication_ms / self.compute_ms
+
+
+def decompose(steps: pd.DataFrame, arm: int = 0, buckets: pd.DataFrame | None = None) -> StepParts:
+    """The mean step of an arm, in parts.
+
+    Args:
+        steps: ``steps.csv``, with ``STEP_COLUMNS``.
+        buckets: ``buckets.csv``, for all communication.
+
+    Raises:
+        UserError: a column is missing, the arm has no step measured in parts besides warm-up, a
+            rank is missing in a step, or a time is no number.
+    """
+    missing = [column for column in STEP_COLUMNS if column not in steps]
+    if missing:
+        raise UserError(f"steps.csv: no column {missing[0]!r}; is it of another program?")
+    rows = steps[(steps["arm"] == arm) & ~flags(steps["warmup"])]
+    timed = rows[rows["kind"] == TIMED].fillna(dict.fromkeys(STEP, 0))
+    if timed.empty:
+        raise UserError(f"steps.csv: arm {arm} has no step of kind 'timed' after its warm-up")
+    _check(timed, arm)
+    by_step = _by_step(timed)
+    middle = by_step.loc[middle_half(by_step["step_time_ms"])]
+    plain = rows[rows["kind"] == PLAIN].fillna(dict.fromkeys(STEP, 0))
+    return StepParts(
+        arm=arm,
+        world_size=int(timed["rank"].nunique()),
+        steps=len(by_step),
+        step_ms=float(middle["step_time_ms"].mean()),
+        parts_ms={name: float(middle[column].mean()) for name, column in PARTS.items()},
+        mean_step_ms=float(by_step["step_time_ms"].mean()),
+        plain_step_ms=_plain(plain),
+        between_ms=float(by_step["between_time_ms"].median()),
+        hidden_communication_ms=(
+            None if buckets is None else hidden_communication_ms(buckets, arm)
+        ),
+        samples_per_step=float(by_step["samples"].mean()),
+        tokens_per_step=float(by_step["tokens"].mean()),
+        padded_tokens_per_step=float(by_step["padded_tokens"].mean()),
+        exchanged_bytes_per_step=float(by_step["exchanged_bytes"].mean()),
+        by_rank=_by_rank(timed),
+    )
+
+
+def decompose_all(
+    arms: pd.DataFrame, steps: pd.DataFrame, buckets: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """A row per arm with steps measured in parts, in the order of ``arms.csv``, columns kept.
+
+    Adds step_ms, plain_step_ms, the parts as ``<part>_ms``, sum_ms, unaccounted_share, error,
+    adds_up, total_communication_ms, exposed_ratio, total_ratio and samples_per_step.
+    """
+    missing = [column for column in ARM_COLUMNS if column not in arms]
+    if missing:
+        raise UserError(f"arms.csv: no column {missing[0]!r}; is it of another program?")
+    measured = set(steps.loc[(steps["kind"] == TIMED) & ~flags(steps["warmup"]), "arm"])
+    found = [decompose(steps, arm, buckets) for arm in arms["arm"] if arm in measured]
+    rows = [
+        {
+            "arm": parts.arm,
+            "step_ms": parts.step_ms,
+            "plain_step_ms": parts.plain_step_ms,
+            **{f"{name}_ms": value for name, value in parts.parts_ms.items()},
+            "sum_ms": parts.sum_ms,
+            "unaccounted_share": parts.unaccounted_share,
+            "error": parts.error,
+            "adds_up": parts.adds_up,
+            "total_communication_ms": parts.total_communication_ms,
+            "exposed_ratio": parts.exposed_ratio,
+            "total_ratio": parts.total_ratio,
+            "samples_per_step": parts.samples_per_step,
+        }
+        for parts in found
+    ]
+    if not rows:
+        raise UserError("steps.csv: no arm has a step of kind 'timed' after its warm-up")
+    return arms.merge(pd.DataFrame(rows), on="arm", validate="one_to_one")
+
+
+def middle_half(times: pd.Series) -> pd.Index:
+    """The labels of the middle half of these times; of fewer than four, of all."""
+    cut = len(times) // 4
+    ordered = times.sort_values(kind="stable").index
+    return ordered[cut : len(ordered) - cut]
+
+
+def flags(column: pd.Series) -> pd.Series:
+    """True and False from a CSV, in whichever way they were written."""
+    return column.astype(str).str.lower().isin(["true", "1", "1.0"])
+
+
+def hidden_communication_ms(buckets: pd.DataFrame, arm: int = 0) -> float | None:
+    """How long all-reduces were under way beside computation, from ``buckets.csv``, in ms a step.
+
+    Buckets are reduced one after another, so one starts when it is ready and the one before is
+    done; computation lasts until the last one is ready. A rank that is early waits in an all-reduce
+    for the others; the rank with the least time waited for nobody, so a step's is the least over
+    ranks. The mean over the middle half of the steps; None without rows.
+    """
+    missing = [column for column in BUCKET_COLUMNS if column not in buckets]
+    if missing:
+        raise UserError(f"buckets.csv: no column {missing[0]!r}; is it of another program?")
+    rows = buckets[buckets["arm"] == arm].fillna({"round": 0})
+    if rows.empty:
+        return None
+    rows = rows.sort_values(["round", "step", "rank", "bucket"])
+    groups = rows.groupby(["round", "step", "rank"])
+    computed = groups["ready_time_ms"].transform("max")
+    start = np.fmax(rows["ready_time_ms"], groups["done_time_ms"].shift())
+    beside = (np.fmin(rows["done_time_ms"], computed) - start).clip(lower=0)
+    by_rank = beside.groupby([rows["round"], rows["step"], rows["rank"]]).sum()
+    by_step = by_rank.groupby(["round", "step"]).min()
+    return float(by_step.loc[middle_half(by_step)].mean())
+
+
+def _check(timed: pd.DataFrame, arm: int) -> None:
+    """Raises UserError for a step that lacks a rank (or has one twice), and for no number."""
+    ranks = set(timed["rank"])
+    counts = timed.groupby(STEP)["rank"].agg(["size", "nunique"])
+    wrong = counts[(counts["size"] != len(ranks)) | (counts["nunique"] != len(ranks))]
+    if len(wrong):
+        round_, epoch, step = (int(value) for value in wrong.index[0])
+        raise UserError(
+            f"steps.csv: arm {arm}, round {round_}, epoch {epoch}, step {step} has "
+            f"{int(wrong['size'].iloc[0])} rows for {len(ranks)} ranks; each rank writes one"
+        )
+    for column in ("step_time_ms", *PARTS.values()):
+        values = pd.to_numeric(timed[column], errors="coerce")
+        if not np.isfinite(values).all():
+            at = timed.loc[~np.isfinite(values)].iloc[0]
+            raise UserError(
+                f"steps.csv: arm {arm}, step {at['step']}, rank {at['rank']}: {column} is "
+                f"{at[column]!r}; it must be a finite number of ms"
+            )
+
+
+def _by_step(timed: pd.DataFrame) -> pd.DataFrame:
+    """A row per step: parts as means over ranks, the slowest rank's step, sums of what is counted.
+
+    Columns as in ``steps.csv``.
+    """
+    groups = timed.groupby(STEP)
+    table = groups[list(PARTS.values())].mean()
+    table["step_time_ms"] = groups["step_time_ms"].max()
+    table["waiting_time_ms"] += table["step_time_ms"] - groups["step_time_ms"].mean()
+    table["between_time_ms"] = groups["between_time_ms"].max()
+    for column in ("samples", "tokens", "padded_tokens"):
+        table[column] = groups[column].sum(min_count=1)
+    table["exchanged_bytes"] = groups["exchanged_bytes"].max()
+    return table
+
+
+def _plain(plain: pd.DataFrame) -> float | None:
+    if plain.empty:
+        return None
+    slowest = plain.groupby(STEP)["step_time_ms"].max()
+    return float(slowest.loc[middle_half(slowest)].mean())
+
+
+def _by_rank(timed: pd.DataFrame) -> pd.DataFrame:
+    names = {column: f"{name}_ms" for name, column in PARTS.items()} | {
+        "step_time_ms": "step_ms",
+        "between_time_ms": "between_ms",
+        "cpu_time_ms": "cpu_ms",
+    }
+    columns = [*names, "samples", "tokens", "padded_tokens"]
+    numbers = timed[columns].apply(pd.to_numeric, errors="coerce")
+    medians = numbers.groupby(timed["rank"]).median()
+    return medians.rename(columns=names).reset_index()

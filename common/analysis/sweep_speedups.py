@@ -1,0 +1,113 @@
+"""Speedups of a sweep: every arm against the arm on one rank, measured in the same rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from common.analysis.scaling_run import STRONG
+from common.analysis.speedup_intervals import CONFIDENCE, DRAWS
+from common.errors import UserError
+
+NO_CHANGE = "none"
+COLUMNS = (
+    *("arm", "regime", "world_size", "batch_per_rank", "global_batch", "change"),
+    *("global_batch_changed", "step_ms", "throughput_samples_per_s"),
+    *("speedup", "speedup_low", "speedup_high", "efficiency", "refused"),
+)
+"""Columns of ``sweep_speedups``. ``step_ms`` is the median over rounds of the slowest rank's step;
+``change`` is what was changed on one rank and on all, and ``global_batch_changed`` whether that
+changed how many samples a step has; ``refused`` says why there is no speedup."""
+
+
+def sweep_speedups(arms: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """A row per arm, with its speedup over one rank under the same change, in the same regime.
+
+    Speedup is in samples per second, so it means the same for strong and for weak scaling. Its
+    interval (95 %) comes from drawing the rounds anew, the same ones for both sides: arms of one
+    round were measured side by side. With a single round there is none.
+
+    Args:
+        arms: ``arms.csv``.
+        steps: ``steps.csv``; the plain steps are used where every arm has some, else the timed.
+
+    Raises UserError where an arm has no measured step.
+    """
+    arms = arms.assign(regime=arms["regime"].fillna(""), change=arms["change"].fillna(NO_CHANGE))
+    rounds = step_times_by_round(steps)
+    missing = sorted(set(arms["arm"]) - set(rounds.columns))
+    if missing:
+        raise UserError(f"steps.csv: no measured step of arm {', '.join(map(str, missing))}")
+    chosen = np.random.default_rng(0).integers(0, len(rounds), (DRAWS, len(rounds)))
+    return pd.DataFrame(
+        [_row(arm, arms, rounds, chosen) for _, arm in arms.iterrows()], columns=[*COLUMNS]
+    )
+
+
+def step_times_by_round(steps: pd.DataFrame) -> pd.DataFrame:
+    """Median step in ms of the slowest rank, without warm-up: a row per round, a column per arm."""
+    measured = steps[~steps["warmup"].astype(str).str.lower().isin(["true", "1"])]
+    plain = measured[measured["kind"] == "plain"]
+    kept = plain if set(plain["arm"]) == set(measured["arm"]) else measured
+    kept = kept[kept["kind"] == ("plain" if kept is plain else "timed")]
+    keys = [key for key in ("arm", "round", "epoch", "step") if key in kept]
+    slowest = kept.groupby(keys, dropna=False)["step_time_ms"].max()
+    return slowest.groupby(["round", "arm"]).median().unstack("arm")
+
+
+def _row(arm: pd.Series, arms: pd.DataFrame, rounds: pd.DataFrame, chosen: NDArray) -> dict:
+    step_ms = float(rounds[arm["arm"]].median())
+    row = {
+        **{name: arm[name] for name in COLUMNS[:6]},
+        "global_batch_changed": _batch_changed(arm, arms),
+        "step_ms": step_ms,
+        "throughput_samples_per_s": arm["global_batch"] / step_ms * 1e3,
+        **dict.fromkeys(("speedup", "speedup_low", "speedup_high", "efficiency"), np.nan),
+        "refused": "",
+    }
+    base = baseline_of(arm, arms)
+    if base is None:
+        kept = "global batch" if arm["regime"] == STRONG else "batch per rank"
+        return row | {"refused": f"no arm on one rank with this change and this {kept}"}
+    shares = arm["global_batch"] / base["global_batch"]
+    both = rounds[[base["arm"], arm["arm"]]].to_numpy()
+    value = float(np.nanmedian(both[:, 0]) / np.nanmedian(both[:, 1]) * shares)
+    low = high = np.nan
+    complete = ~np.isnan(both).any(axis=1)
+    if base["arm"] == arm["arm"]:
+        low = high = 1.0
+    elif complete.sum() > 1:
+        drawn = chosen if complete.all() else np.flatnonzero(complete)[chosen % complete.sum()]
+        middle = np.median(both[drawn], axis=1)
+        bounds = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+        low, high = np.quantile(middle[:, 0] / middle[:, 1] * shares, bounds)
+    return row | {
+        **{"speedup": value, "speedup_low": float(low), "speedup_high": float(high)},
+        "efficiency": value / (arm["world_size"] / base["world_size"]),
+    }
+
+
+def baseline_of(arm: pd.Series, arms: pd.DataFrame) -> pd.Series | None:
+    """The arm on one rank that ``arm`` is compared with; None where there is none.
+
+    It has the same regime, change, precision and compression, and the same global batch (strong) or
+    the same batch per rank (weak, or no regime).
+    """
+    same = ["regime", "change", "precision", "compression"]
+    same += ["global_batch"] if arm["regime"] == STRONG else ["batch_per_rank", "accumulation"]
+    matching = arms["world_size"] == 1
+    for name in same:
+        matching &= (arms[name] == arm[name]) | (arms[name].isna() & pd.isna(arm[name]))
+    found = arms[matching]
+    return None if found.empty else found.iloc[0]
+
+
+def _batch_changed(arm: pd.Series, arms: pd.DataFrame) -> bool:
+    """Whether a step has another number of samples than without the change, on as many ranks."""
+    unchanged = arms[
+        (arms["change"] == NO_CHANGE)
+        & (arms["regime"] == arm["regime"])
+        & (arms["world_size"] == arm["world_size"])
+    ]
+    return not unchanged.empty and arm["global_batch"] not in set(unchanged["global_batch"])

@@ -1,0 +1,82 @@
+"""A text classifier as a workload of scaling sweeps: an experiment of ``train_text.py``."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from torch import nn
+
+from common.benchmarks.scaling_workloads import Workload
+from common.models.text_classifier import TextClassifier, TextClassifierConfig
+from common.training.data_parallel_step import Batch
+from common.training.text_scaling_config import TextScalingConfig
+from common.training.text_scaling_data import IndexedTexts, collate_for, open_splits
+from common.training.text_scaling_files import parse_experiment
+from common.training.text_scaling_trainer import loss_of, make_optimizer
+
+
+def text_workload(
+    experiment: str, dataset: str, dataset_dir: str, samples: int, device: torch.device, seed: int
+) -> Workload:
+    """Model, optimizer and texts of an experiment.
+
+    The texts of a step are the next of a random order: rank r of R takes every R-th of them, as
+    ``DistributedSampler`` does, so that a global batch has the same texts on any number of ranks.
+
+    Args:
+        experiment: a name below assignments/assignment4/configs, or a file.
+        dataset: ``synthetic`` (as long as the experiment's data), or a real data set.
+        dataset_dir: folder of local files of a real one.
+        samples: texts to draw from.
+        device: where the model and the batches are.
+        seed: of weights, texts and their order.
+    """
+    named = parse_experiment(["--experiment", experiment]).dataset
+    flags = ["--experiment", experiment, "--max_train_samples", str(samples), "--seed", str(seed)]
+    flags += ["--dataset", dataset, "--dataset_dir", dataset_dir, "--dropout", "0"]
+    if dataset == "synthetic":
+        flags += ["--synthetic_like", named]
+    config = parse_experiment(flags)
+    train, _ = (IndexedTexts(split) for split in open_splits(config))
+    collate = collate_for(config, train.texts)
+
+    def build(_: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return TextClassifier(classifier_sizes(config, train.texts.num_labels)).to(device)
+
+    def make_batch(size: int, step: int, rank: int, ranks: int) -> Batch:
+        drawn = global_batch(len(train), size * ranks, step, seed)[rank::ranks]
+        return collate([train[int(index)] for index in drawn]).to(device)
+
+    return Workload(
+        f"encoder of {experiment}",
+        train.texts.source,
+        build,
+        functools.partial(make_optimizer, config),
+        loss_of,
+        make_batch,
+        longest=int(train.texts.lengths.max()),
+    )
+
+
+def global_batch(texts: int, size: int, step: int, seed: int) -> np.ndarray:
+    """The texts of a step: the next ``size`` of one random order after another."""
+    places = np.arange(step * size, (step + 1) * size)
+    epochs, within = np.divmod(places, texts)
+    pairs = zip(epochs.tolist(), within.tolist(), strict=True)
+    return np.array([_order(texts, epoch, seed)[place] for epoch, place in pairs])
+
+
+@functools.lru_cache(maxsize=4)
+def _order(texts: int, epoch: int, seed: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(texts)
+
+
+def classifier_sizes(config: TextScalingConfig, num_labels: int) -> TextClassifierConfig:
+    """The sizes of an experiment's model."""
+    return TextClassifierConfig(
+        *(config.vocab_size, num_labels, config.max_length),
+        *(config.d_model, config.n_head, config.n_layer, config.d_ff, config.dropout),
+    )

@@ -1,0 +1,74 @@
+"""Labelled texts to tokens without a vocabulary: a word's number is a hash of it.
+
+Nothing is trained or downloaded, and every rank numbers the words alike. Words that share a number
+are one to the model; of 20,000 numbers that hardly matters to a classifier.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.data.text_tokens import TokenizedTexts
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from common.data.text_sources import LabelledTexts
+
+PAD_ID = 0
+WORD = re.compile(r"[^\W_]+")
+"""Letters and digits of any script; everything else divides words."""
+
+
+def hash_texts(texts: LabelledTexts, vocab_size: int, max_length: int) -> TokenizedTexts:
+    """The words of a split as numbers, each text cut at ``max_length`` of them.
+
+    Args:
+        texts: the split.
+        vocab_size: numbers there are; 0 is padding, words have 1 to ``vocab_size`` − 1.
+        max_length: most tokens of a text.
+
+    Raises:
+        UserError: no number left for words, or no room for one.
+    """
+    check_sizes(vocab_size, max_length)
+    tokens = hashed_words(texts.texts, vocab_size, max_length)
+    return TokenizedTexts(
+        lengths=np.array([len(ids) for ids in tokens], np.int64),
+        tokens=tokens,
+        labels=np.array(texts.labels, np.int64),
+        vocab_size=vocab_size,
+        pad_id=PAD_ID,
+        num_labels=texts.num_labels,
+        name=texts.name,
+        source=texts.source,
+    )
+
+
+def hashed_words(texts: Sequence[str], vocab_size: int, max_length: int) -> list[list[int]]:
+    """The lower-cased words of each text as numbers: 1 + CRC-32 of the UTF-8 mod (vocab_size − 1).
+
+    Python's own ``hash`` would be another in every process. A text without words keeps one token,
+    that of the empty word, so that a mean over its tokens exists.
+    """
+    known: dict[str, int] = {}
+
+    def number(word: str) -> int:
+        if word not in known:
+            known[word] = 1 + zlib.crc32(word.encode()) % (vocab_size - 1)
+        return known[word]
+
+    words = ((WORD.findall(text.lower()) or [""])[:max_length] for text in texts)
+    return [[number(word) for word in of_text] for of_text in words]
+
+
+def check_sizes(vocab_size: int, max_length: int) -> None:
+    """Raise UserError for a vocabulary without words, or texts without tokens."""
+    if vocab_size < 2:
+        raise UserError(f"vocab_size {vocab_size}: at least 2 (padding, and a word)")
+    if max_length < 1:
+        raise UserError(f"max_length {max_length}: at least 1 token")

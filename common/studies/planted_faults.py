@@ -1,0 +1,257 @@
+"""Run a script with a fault planted from outside: ``planted_faults.py FAULT[=STRENGTH] SCRIPT ...``
+
+The script and all that it imports are as they are; what changes is PyTorch, or where the process
+may run, before the script starts. So a diagnosis cannot know of a fault but by what it does. A
+strength is in the fault's own unit (see ``FAULTS``); ``healthy`` plants nothing. Several faults are
+joined by ``+``.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import torch
+import torch.utils.data
+import torch.utils.data.distributed
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import dataloader, distributed
+
+from common.errors import UserError, unknown_name
+
+USAGE = "usage: planted_faults.py FAULT[=STRENGTH] SCRIPT [ARGUMENT ...]"
+
+
+def rank() -> int:
+    """This process's rank, as torchrun tells it."""
+    return int(os.environ.get("RANK", 0))
+
+
+def missing_sampler(_: float) -> None:
+    """Every rank is given all samples."""
+    _replace_sampler(lambda data, kept: kept | {"num_replicas": 1, "rank": 0})
+
+
+def overlapping_sampler(share: float) -> None:
+    """Each rank takes this share of its samples from the next rank's."""
+
+    class Overlapping(distributed.DistributedSampler):
+        """A rank's own samples, the last of them replaced by the next rank's."""
+
+        def __iter__(self) -> Iterator[int]:
+            own = list(super().__iter__())
+            mine, self.rank = self.rank, (self.rank + 1) % self.num_replicas
+            others = list(super().__iter__())
+            self.rank = mine
+            kept = round((1 - share) * len(own))
+            return iter(own[:kept] + others[: len(own) - kept])
+
+    _use_sampler(Overlapping)
+
+
+def forgotten_epoch(_: float) -> None:
+    """``set_epoch`` has no effect."""
+    distributed.DistributedSampler.set_epoch = lambda self, epoch: None
+
+
+def _replace_sampler(change: Callable) -> None:
+    class Changed(distributed.DistributedSampler):
+        """PyTorch's, with other arguments."""
+
+        def __init__(self, dataset, num_replicas=None, rank=None, **kept) -> None:
+            given = {"num_replicas": num_replicas, "rank": rank} | kept
+            super().__init__(dataset, **change(dataset, given))
+
+    _use_sampler(Changed)
+
+
+def _use_sampler(sampler: type) -> None:
+    torch.utils.data.DistributedSampler = sampler
+    torch.utils.data.distributed.DistributedSampler = sampler
+
+
+def one_core(_: float) -> None:
+    """All ranks run on the first core that they may use."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+def many_threads(count: float) -> None:
+    """Every rank computes with so many threads."""
+    torch.set_num_threads(int(count))
+
+
+def slow_rank(factor: float) -> None:
+    """Rank 1 takes so many times as long to compute, by sleeping after each forward pass.
+
+    A backward pass is taken for twice a forward pass, and sleeps there as well.
+    """
+    if rank() == 1:
+        _around_forward(lambda passed_s: (factor - 1) * 3 * passed_s)
+
+
+def slow_compute(factor: float) -> None:
+    """Rank 1 computes everything so many times, in training and wherever else."""
+    if rank() != 1:
+        return
+    plain = nn.Linear.forward
+
+    def repeated(self, values):
+        for _ in range(round(factor) - 1):
+            with torch.no_grad():
+                plain(self, values)
+        return plain(self, values)
+
+    nn.Linear.forward = repeated
+
+
+def _around_forward(extra_s: Callable[[float], float]) -> None:
+    """DDP's forward pass, longer by a time that follows from how long it took."""
+    plain = DistributedDataParallel.forward
+
+    @functools.wraps(plain)
+    def longer(self, *inputs, **named):
+        began = time.perf_counter()
+        outputs = plain(self, *inputs, **named)
+        time.sleep(max(0.0, extra_s(time.perf_counter() - began)))
+        return outputs
+
+    DistributedDataParallel.forward = longer
+
+
+def slow_start(milliseconds: float) -> None:
+    """The first four forward passes under DDP take so much longer."""
+    calls = iter(range(1_000_000))
+    _around_forward(lambda _: milliseconds / 1e3 if next(calls) < 4 else 0.0)
+
+
+def slow_data(milliseconds: float) -> None:
+    """A batch takes so many ms longer to fetch."""
+    plain = dataloader._BaseDataLoaderIter.__next__
+
+    def slower(self):
+        time.sleep(milliseconds / 1e3)
+        return plain(self)
+
+    dataloader._BaseDataLoaderIter.__next__ = slower
+
+
+def slow_logging(milliseconds: float) -> None:
+    """On rank 0 every message of a log is written to a disk that takes so long to confirm it."""
+    if rank() != 0:
+        return
+
+    class OnDisk(logging.Handler):
+        """Waits for the disk."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            with TemporaryFile("w") as file:
+                file.write(self.format(record))
+                file.flush()
+                os.fsync(file.fileno())
+            time.sleep(milliseconds / 1e3)
+
+    logging.getLogger().addHandler(OnDisk())
+    logging.getLogger().setLevel(logging.INFO)
+
+
+def lone_evaluation(times: float) -> None:
+    """Rank 0 repeats every pass of an evaluation, while the others wait for it."""
+    if rank() != 0:
+        return
+    plain = nn.Module.__call__
+
+    def repeated(self, *inputs, **named):
+        outer = not getattr(nn.Module, "_repeating", False)
+        if outer and not self.training and not torch.is_grad_enabled():
+            nn.Module._repeating = True
+            try:
+                for _ in range(round(times) - 1):
+                    plain(self, *inputs, **named)
+            finally:
+                nn.Module._repeating = False
+        return plain(self, *inputs, **named)
+
+    nn.Module.__call__ = repeated
+
+
+def always_synchronised(_: float) -> None:
+    """``no_sync`` has no effect."""
+    DistributedDataParallel.no_sync = lambda self: nullcontext()
+
+
+def other_precision(_: float) -> None:
+    """Rank 1 computes in bfloat16."""
+    if rank() != 1:
+        return
+    plain = nn.Linear.forward
+
+    def narrow(self, values):
+        with torch.autocast("cpu", torch.bfloat16):
+            return plain(self, values)
+
+    nn.Linear.forward = narrow
+
+
+FAULTS: dict[str, tuple[Callable[[float], None], float]] = {
+    "missing-sampler": (missing_sampler, 0.0),
+    "overlapping-sampler": (overlapping_sampler, 0.25),
+    "forgotten-epoch": (forgotten_epoch, 0.0),
+    "one-core": (one_core, 0.0),
+    "many-threads": (many_threads, 4),
+    "slow-rank": (slow_rank, 1.6),
+    "slow-compute": (slow_compute, 2),
+    "slow-start": (slow_start, 200.0),
+    "slow-data": (slow_data, 20.0),
+    "slow-logging": (slow_logging, 20.0),
+    "lone-evaluation": (lone_evaluation, 6),
+    "always-synchronised": (always_synchronised, 0.0),
+    "other-precision": (other_precision, 0.0),
+    "healthy": (lambda _: None, 0.0),
+}
+"""Fault → what plants it, and its strength where none is given: a share, a factor, a number of
+threads or milliseconds, as its docstring says."""
+
+
+def parse_faults(text: str) -> list[tuple[str, float]]:
+    """``slow-rank=2+one-core`` as names and strengths. Raises UserError for what is not one."""
+    found = []
+    for part in text.split("+"):
+        name, given, strength = part.partition("=")
+        if name not in FAULTS:
+            raise UserError(unknown_name("fault", name, FAULTS))
+        try:
+            found.append((name, float(strength) if given else FAULTS[name][1]))
+        except ValueError:
+            raise UserError(f"fault {part!r}: {strength!r} is not a number") from None
+    return found
+
+
+def main(words: list[str]) -> None:
+    """Plant the faults and become the script."""
+    if len(words) < 2:
+        raise UserError(USAGE)
+    text, script = words[0], Path(words[1])
+    faults = parse_faults(text)
+    if not script.is_file():
+        raise UserError(f"script {script}: no such file; {USAGE}")
+    for name, strength in faults:
+        FAULTS[name][0](strength)
+    sys.argv = [str(script), *words[2:]]
+    sys.path[0] = str(script.absolute().parent)
+    runpy.run_path(str(script), run_name="__main__")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as refused:
+        sys.exit(f"error: {refused}")

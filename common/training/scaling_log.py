@@ -1,0 +1,245 @@
+"""What a scaling run says of its steps: the tables of ``common.analysis.scaling_columns``.
+
+Rows are kept on their rank and written together, outside of what is timed. The exchange of a step
+is divided on writing, when that of all its ranks is known.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import zlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from common.analysis import scaling_columns as columns
+from common.runtime.process_group import Worker
+from common.runtime.recorder import Recorder
+from common.training.data_parallel_step import Batch, DataParallelStep, StepTimes
+
+PARTS = {
+    "step_time_ms": "step_s",
+    "data_time_ms": "data_s",
+    "forward_time_ms": "forward_s",
+    "backward_time_ms": "backward_s",
+    "optimizer_time_ms": "optimizer_s",
+    "cpu_time_ms": "cpu_s",
+}
+BUCKET_STEPS = 8
+"""Measured steps of each visit whose buckets are written."""
+
+
+class ScalingLog:
+    """Steps, buckets and samples of the ranks. All ranks make it and write together.
+
+    Args:
+        worker: this rank.
+        recorder: of the run.
+        arms: rows of ARM_COLUMNS, the same on all ranks.
+    """
+
+    def __init__(self, worker: Worker, recorder: Recorder, arms: Sequence[Mapping]) -> None:
+        self.worker, self.arms = worker, list(arms)
+        self._rows: list[dict] = []
+        self._buckets: list[dict] = []
+        self._identities: list[np.ndarray] = []
+        self._ended_s: float | None = None
+        self._streams = {}
+        if recorder.run:
+            tables = {
+                "arms.csv": columns.ARM_COLUMNS,
+                "steps.csv": columns.STEP_COLUMNS,
+                "buckets.csv": columns.BUCKET_COLUMNS,
+                "samples.csv": columns.SAMPLE_COLUMNS,
+                "facts.csv": columns.FACT_COLUMNS,
+                "placement.csv": columns.PLACEMENT_COLUMNS,
+            }
+            self._streams = {name: recorder.run.stream(name, of) for name, of in tables.items()}
+            self._streams["arms.csv"].write(arms)
+        self._write("placement.csv", [placement_row(worker)])
+
+    def add(
+        self,
+        times: StepTimes,
+        batches: Sequence[Batch],
+        *,
+        step: int,
+        arm: int = 0,
+        kind: str = "timed",
+        round_: int = 0,
+        epoch: int = 0,
+        warmup: bool = False,
+        counted: bool = True,
+    ) -> None:
+        """A step that has ended. ``counted``: its samples belong to the epoch's."""
+        if counted:
+            self._identities += [batch.identities for batch in batches]
+        between_s = None if self._ended_s is None else times.began_s - self._ended_s
+        self._ended_s = times.began_s + times.step_s
+        row = {name: _ms(getattr(times, part)) for name, part in PARTS.items()}
+        self._rows.append(
+            row
+            | {
+                **{"arm": arm, "kind": kind, "round": round_, "epoch": epoch, "step": step},
+                "warmup": warmup,
+                "samples": sum(len(batch.identities) for batch in batches),
+                "tokens": sum(batch.tokens for batch in batches),
+                "padded_tokens": sum(batch.padded_tokens for batch in batches),
+                "longest": max(batch.longest for batch in batches),
+                "micro_batches": len(batches),
+                "exchanged_bytes": times.exchanged_bytes,
+                "exchange_time_ms": _ms(times.exchange_s),
+                "between_time_ms": _ms(between_s),
+            }
+        )
+        here = (r for r in self._rows if r["arm"] == arm and r["round"] == round_)
+        if not warmup and sum(not r["warmup"] for r in here) <= BUCKET_STEPS:
+            self._buckets += [
+                {
+                    **{"arm": arm, "round": round_, "step": step, "bucket": index},
+                    "size_bytes": bucket.size_bytes,
+                    "ready_time_ms": bucket.ready_s * 1e3,
+                    "done_time_ms": bucket.done_s * 1e3,
+                }
+                for index, bucket in enumerate(times.buckets)
+            ]
+
+    def pause(self) -> None:
+        """What comes until the next step is nobody's: another epoch, another arm."""
+        self._ended_s = None
+
+    def write(self) -> None:
+        """Write what was added since; all ranks call it."""
+        gathered = self.worker.gather(self._rows)
+        exchange: dict[tuple, list[float]] = {}
+        for row in (row for rows in gathered for row in rows):
+            if row["exchange_time_ms"] is not None:
+                exchange.setdefault(_key(row), []).append(row["exchange_time_ms"])
+        self._write("steps.csv", [_divided(row, exchange.get(_key(row))) for row in self._rows])
+        self._write("buckets.csv", self._buckets)
+        self._rows, self._buckets = [], []
+
+    def end_epoch(self, epoch: int, data_samples: int | None = None, arm: int = 0) -> None:
+        """Count the samples of an epoch; all ranks call it.
+
+        Args:
+            epoch: its number.
+            data_samples: size of the data set, None where it is endless.
+            arm: whose samples they were; its ranks have rows.
+        """
+        own = np.concatenate([np.empty(0, np.int64), *self._identities])
+        self._identities = []
+        everyone = self.worker.gather(own)
+        if not self._streams:
+            return
+        distinct = [np.unique(ids) for ids in everyone]
+        values, ranks = np.unique(np.concatenate(distinct), return_counts=True)
+        several = values[ranks > 1]
+        rows = [
+            {
+                **{"arm": arm, "epoch": epoch, "rank": rank, "processed": len(ids)},
+                "distinct": len(distinct[rank]),
+                "shared": int(np.isin(distinct[rank], several, assume_unique=True).sum()),
+                "distinct_all_ranks": len(values),
+                "data_samples": data_samples,
+                "order": f"{zlib.crc32(ids.tobytes()):08x}",
+            }
+            for rank, ids in enumerate(everyone[: self.arms[arm]["world_size"]])
+        ]
+        self._streams["samples.csv"].write(rows)
+
+    def facts(
+        self,
+        step: DataParallelStep,
+        batch: Batch,
+        *,
+        model: str,
+        data: str,
+        data_samples: int | None = None,
+        longest: int | None = None,
+    ) -> None:
+        """What ran, as seen in a first pass; all ranks call it.
+
+        ``longest`` is the data's longest sample, where samples differ in length.
+        """
+        row = model_facts(step.model, step.output_dtype)
+        shape = (longest,) if longest else tuple(batch.inputs[0].shape[1:]) if batch.inputs else ()
+        row |= {"input_shape": "x".join(map(str, shape)), "model": model, "data": data}
+        self._write("facts.csv", [row | {"data_samples": data_samples}])
+
+    def _write(self, name: str, rows: Sequence[Mapping]) -> None:
+        gathered = self.worker.gather(list(rows))
+        if self._streams:
+            self._streams[name].write(
+                {"rank": rank, **row} for rank, own in enumerate(gathered) for row in own
+            )
+
+
+def model_facts(model: nn.Module, output_dtype: torch.dtype | None) -> dict[str, object]:
+    """Sizes and types of a model's tensors."""
+    parameters = list(model.parameters())
+    kinds = sorted({_name(parameter.dtype) for parameter in parameters})
+    return {
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "gradient_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "gradient_dtype": " ".join(kinds),
+        "compute_dtype": _name(output_dtype),
+    }
+
+
+def placement_row(worker: Worker) -> dict[str, object]:
+    """Where this rank runs, and on what it computes."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    listed = " ".join(map(str, cores))
+    identity = f"cores {listed}"
+    if worker.device.type == "cuda":
+        identity = str(torch.cuda.get_device_properties(worker.device).uuid)
+    return {
+        "host": socket.gethostname(),
+        "local_rank": worker.ranks.local_rank,
+        "device": str(worker.device),
+        "identity": identity,
+        "cores": len(cores) or os.cpu_count(),
+        "core_list": listed,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def single_arm(
+    ranks: int, batch_size: int, options: object, regime: str = "", change: str = "none"
+) -> dict[str, object]:
+    """A row of ARM_COLUMNS; ``options`` are a step's, ``batch_size`` is per rank."""
+    return {
+        **{"arm": 0, "regime": regime, "world_size": ranks, "batch_per_rank": batch_size},
+        "global_batch": ranks * options.accumulation * batch_size,
+        "accumulation": options.accumulation,
+        "compression": options.compression,
+        "bucket_cap_mb": options.bucket_cap_mb,
+        "precision": options.precision,
+        "change": change,
+    }
+
+
+def _divided(row: dict, exchanges_ms: Sequence[float] | None) -> dict:
+    """The row with its exchange divided into communication and waiting."""
+    own = {name: value for name, value in row.items() if name != "exchange_time_ms"}
+    communication = waiting = None
+    if exchanges_ms:
+        communication = min(exchanges_ms)
+        waiting = row["exchange_time_ms"] - communication
+    return own | {"communication_time_ms": communication, "waiting_time_ms": waiting}
+
+
+def _key(row: Mapping) -> tuple:
+    return row["arm"], row["kind"], row["round"], row["epoch"], row["step"]
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,211 @@
+"""What a step is made of, measured apart from it: the inputs of predictions and of a diagnosis.
+
+- Passes without any exchange, at half, once and twice the batch, with all ranks computing at the
+  same time; and one rank at a time, while the others wait. Ranks that share a core or a device are
+  slower together than alone.
+- When each gradient is ready.
+- All-reduces by size, in float32 and in what gradients may be compressed to.
+- What it costs to bring a gradient into a bucket and back, as it is or through a 16-bit format.
+
+Nothing that is trained changes: passes run on a copy of the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from common.analysis.scaling_columns import COST_COLUMNS, PROBE_COLUMNS
+from common.runtime.collective_timing import time_sequence
+from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
+from common.runtime.process_group import Worker
+from common.runtime.recorder import Recorder
+from common.runtime.timing import clock_for
+from common.training.data_parallel_step import COMPRESSIONS, Batch, StepOptions, autocast
+
+ALL_REDUCE_COLUMNS = (
+    *("mode", "total_elements", "total_bytes", "in_flight"),
+    *("round", "iteration", "rank", "time_ms"),
+)
+
+
+@dataclass(frozen=True)
+class ProbePlan:
+    """How much is probed.
+
+    ``formats`` are those of COMPRESSIONS whose all-reduces are timed, too.
+    """
+
+    repeats: int = 5
+    sizes: tuple[float, ...] = (0.5, 1, 2)
+    """Batches that passes are timed at, as multiples of the run's."""
+    all_reduce_rounds: int = 3
+    all_reduce_calls: int = 3
+    formats: tuple[str, ...] = ("none", "bf16")
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What is probed: a model, and how its passes and its optimizer are made.
+
+    ``make_batch(size)`` gives a micro-batch of so many samples; ``make_optimizer(parameters)`` an
+    optimizer like the run's.
+    """
+
+    model: nn.Module
+    make_optimizer: Callable[[object], torch.optim.Optimizer]
+    loss_of: Callable[[Tensor, Batch], Tensor]
+    make_batch: Callable[[int], Batch]
+    batch_size: int
+    options: StepOptions
+
+
+def probe(probed: Probed, worker: Worker, recorder: Recorder, plan: ProbePlan) -> None:
+    """Measure and write probes.csv, costs.csv, gradient-ready-times.csv and, on several ranks,
+    allreduce-samples.csv (and one for each format). All ranks call it."""
+    with torch.random.fork_rng(devices=[]):  # dropout in here changes nothing there
+        passes = _Passes(probed, worker)
+        rows, ready = passes.measure(plan)
+    recorder.stream("probes.csv", PROBE_COLUMNS).write(rows)
+    recorder.stream("gradient-ready-times.csv", READY_COLUMNS).write(ready)
+    gradient_bytes = sum(p.numel() * p.element_size() for p in probed.model.parameters())
+    costs = time_copies(gradient_bytes, worker, plan)
+    recorder.stream("costs.csv", COST_COLUMNS).write(costs)
+    if worker.world_size == 1:
+        return
+    for name in plan.formats:
+        dtype = COMPRESSIONS[name] or torch.float32
+        suffix = f"-{str(dtype).removeprefix('torch.')}" if name != "none" else ""
+        samples = time_all_reduces(gradient_bytes // 4, dtype, worker, plan)
+        recorder.stream(f"allreduce-samples{suffix}.csv", ALL_REDUCE_COLUMNS).write(samples)
+
+
+class _Passes:
+    """A copy of the model, to be run forward, backward and forward again."""
+
+    def __init__(self, probed: Probed, worker: Worker) -> None:
+        self.probed, self.worker = probed, worker
+        self.model = copy.deepcopy(probed.model)
+        self.optimizer = probed.make_optimizer(self.model.parameters())
+        self.clock = clock_for(worker.device)
+
+    def measure(self, plan: ProbePlan) -> tuple[list[dict], list[dict]]:
+        """Rows of PROBE_COLUMNS and of READY_COLUMNS, in rounds of rotated order."""
+        sizes = sorted({max(1, round(self.probed.batch_size * share)) for share in plan.sizes})
+        arms = [(size, True) for size in sizes]
+        if self.worker.world_size > 1:
+            arms.append((self.probed.batch_size, False))
+        batches = {size: self.probed.make_batch(size) for size in sizes}
+        self._pass(batches[sizes[-1]])  # warm-up, at the largest
+        rows, ready = [], []
+        for repeat in range(plan.repeats):
+            shift = repeat % len(arms)
+            for size, together in arms[shift:] + arms[:shift]:
+                self._pass(batches[size])  # the size before must not be felt
+                turns = [None] if together else range(self.worker.world_size)
+                for turn in turns:
+                    self.worker.barrier()
+                    if turn in (None, self.worker.rank):
+                        watched = together and size == self.probed.batch_size
+                        times, at = self._pass(batches[size], watched)
+                        ready += ready_rows(self.model, at, repeat) if watched else []
+                        keys = {"arm": 0, "batch_per_rank": size, "together": together}
+                        rows.append(keys | {"repeat": repeat} | times)
+                self.worker.barrier()
+        return rows, ready
+
+    def _pass(self, batch: Batch, watched: bool = False) -> tuple[dict, dict[str, float]]:
+        """Times of a forward, a backward pass and an update in ms; gradients' in seconds."""
+        clock, batch = self.clock, batch.to(self.worker.device)
+        clock.wait()
+        marks = [clock.mark()]
+        with autocast(self.probed.options.precision, self.worker.device):
+            outputs = self.model(*batch.inputs)
+        if outputs.dtype in (torch.float16, torch.bfloat16):
+            outputs = outputs.float()
+        loss = self.probed.loss_of(outputs, batch)
+        marks.append(clock.mark())
+        at = {}
+        if watched:
+            with ready_marks(self.model, clock) as ready:
+                loss.backward()
+                marks.append(clock.mark())
+                clock.wait()
+                at = {name: clock.elapsed_s(marks[1], mark) for name, mark in ready.items()}
+        else:
+            loss.backward()
+            marks.append(clock.mark())
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        marks.append(clock.mark())
+        clock.wait()
+        names = ("forward_time_ms", "backward_time_ms", "optimizer_time_ms")
+        spans = [clock.elapsed_s(a, b) * 1e3 for a, b in itertools.pairwise(marks)]
+        return dict(zip(names, spans, strict=True)), at
+
+
+def time_copies(gradient_bytes: int, worker: Worker, plan: ProbePlan) -> list[dict]:
+    """Rows of COST_COLUMNS for a float32 gradient of all the model's bytes, at most 64 MiB."""
+    numel = max(1, min(gradient_bytes, 2**26) // 4)
+    clock = clock_for(worker.device)
+    gradient = torch.zeros(numel, device=worker.device)
+    bucket = torch.zeros_like(gradient)
+    rows = []
+    for repeat in range(-1, plan.repeats):
+        for name, narrow in (("copy", None), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
+            clock.wait()
+            start = clock.mark()
+            if narrow is None:
+                torch.mul(gradient, 0.5, out=bucket)
+                gradient.copy_(bucket)
+            else:
+                gradient.copy_(gradient.to(narrow).div_(2))
+            end = clock.mark()
+            clock.wait()
+            time_ms = clock.elapsed_s(start, end) * 1e3
+            keys = {"cost": name, "size_bytes": numel * 4, "repeat": repeat}
+            rows += [keys | {"time_ms": time_ms}] if repeat >= 0 else []
+    return rows
+
+
+def time_all_reduces(
+    numel: int,
+    dtype: torch.dtype,
+    worker: Worker,
+    plan: ProbePlan,
+    group: dist.ProcessGroup | None = None,
+) -> list[dict]:
+    """All-reduces of 1 element up to ``numel``, one after another; rows of ALL_REDUCE_COLUMNS.
+
+    The rank is left out: the stream that writes them knows it.
+    """
+    sizes = sorted({1, *(int(numel * share) for share in (1, 1 / 4, 1 / 16, 1 / 64, 1 / 512))})
+    sizes = [size for size in sizes if size >= 1]
+    rows = []
+    for round_ in range(plan.all_reduce_rounds):
+        for size in sizes if round_ % 2 == 0 else sizes[::-1]:
+            buffer = torch.zeros(size, dtype=dtype, device=worker.device)
+            calls = plan.all_reduce_calls if size * dtype.itemsize > 2**16 else 12
+            times_s = time_sequence([buffer] * (calls + 1), worker, group)[1:]
+            if size * dtype.itemsize <= 2**16:  # some small ones stall: α from the median of many
+                times_s = [statistics.median(times_s)] * plan.all_reduce_calls
+            rows += [
+                {
+                    "mode": "sequential",
+                    "total_elements": size,
+                    "total_bytes": size * dtype.itemsize,
+                    "in_flight": 1,
+                    "round": round_,
+                    "iteration": iteration,
+                    "time_ms": time_s * 1e3,
+                }
+                for iteration, time_s in enumerate(times_s)
+            ]
+    return rows

@@ -1,0 +1,316 @@
+"""Train a text classifier on one rank or with DDP, and take every step's time apart.
+
+Read ``train_text`` from top to bottom: texts, model, what passes and all-reduces cost by
+themselves, then epoch after epoch. All that is written about a step is written between epochs, so
+that nothing but a line now and then comes between two steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.analysis.scaling_columns import EPOCH_COLUMNS, METRIC_COLUMNS
+from common.errors import RunFailed
+from common.models.text_classifier import TextClassifier, TextClassifierConfig
+from common.runtime.environment import usable_cores
+from common.runtime.paths import relative_to_project
+from common.runtime.process_group import Worker, process_group
+from common.runtime.recorder import Recorder, record_run
+from common.runtime.seeding import seed_everything
+from common.runtime.timing import clock_for
+from common.training.data_parallel_step import Batch, DataParallelStep, StepOptions, autocast
+from common.training.scaling_log import ScalingLog, single_arm
+from common.training.scaling_probes import Probed, ProbePlan, probe
+from common.training.schedule import linear, set_learning_rate
+from common.training.step import check_precision
+from common.training.text_scaling_config import TextScalingConfig
+from common.training.text_scaling_data import (
+    Collate,
+    IndexedTexts,
+    collate_for,
+    drawn_batch,
+    open_loader,
+    open_splits,
+)
+
+logger = logging.getLogger(__name__)
+LOSS_COLUMNS = ("epoch", "step", "loss", "learning_rate")
+
+
+@dataclass(frozen=True)
+class TextRun:
+    """What is trained on what."""
+
+    train: IndexedTexts
+    validation: IndexedTexts
+    collate: Collate
+    loader: torch.utils.data.DataLoader
+    step: DataParallelStep
+    steps_per_epoch: int
+
+
+@dataclass(frozen=True)
+class EpochLosses:
+    """The losses of an epoch's steps, each a mean over its global batch."""
+
+    losses: np.ndarray
+    rates: list[float]
+    train_s: float
+    samples: int
+    """Of this rank."""
+
+
+def train_text(config: TextScalingConfig) -> None:
+    """Train as ``config`` says, write the run directory and print a line per epoch.
+
+    Raises:
+        UserError: settings or data that do not go together.
+        RunFailed: the loss is no number any more.
+    """
+    with process_group(config.device, config.backend) as worker:
+        config = config.resolved(worker)
+        check_precision(config.precision, worker.device)
+        torch.backends.cudnn.benchmark = config.cudnn_benchmark
+        run = open_run(config, worker)
+        warn_of_settings(config, run, worker)
+        with record_run(
+            config, "assignment4-text", worker, recorded_settings=run_facts(config, run, worker)
+        ) as recorder:
+            if config.probe_repeats:
+                probe_run(config, run, worker, recorder)
+            run_epochs(config, run, worker, recorder)
+            if recorder.run:
+                print(f"Written to {relative_to_project(recorder.run.path)}")
+
+
+def open_run(config: TextScalingConfig, worker: Worker) -> TextRun:
+    """Texts, model, optimizer and the step they make. Raises UserError for what cannot be."""
+    train, validation = (IndexedTexts(split) for split in open_splits(config))
+    collate = collate_for(config, train.texts)
+    loader = open_loader(train, config, worker)
+    seed_everything(config.seed)
+    sizes = TextClassifierConfig(
+        *(config.vocab_size, train.texts.num_labels, config.max_length),
+        *(config.d_model, config.n_head, config.n_layer, config.d_ff, config.dropout),
+    )
+    double = config.precision == "float64"
+    model = TextClassifier(sizes).to(worker.device, torch.float64 if double else None)
+    seed_everything(config.seed, worker.rank)  # each rank drops out what it will
+    optimizer = make_optimizer(config, model.parameters())
+    step = DataParallelStep(model, optimizer, loss_of, worker, step_options(config))
+    step.settle(lambda: collate([train[0]]))
+    # A sampler that gives every rank all texts makes an epoch longer, as it would for anyone.
+    return TextRun(train, validation, collate, loader, step, len(loader) // config.accumulation)
+
+
+def make_optimizer(config: TextScalingConfig, parameters: object) -> torch.optim.Optimizer:
+    """AdamW in one kernel."""
+    return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+
+
+def loss_of(outputs: Tensor, batch: Batch) -> Tensor:
+    """The mean cross-entropy of a micro-batch's samples."""
+    return functional.cross_entropy(outputs, batch.targets)
+
+
+def step_options(config: TextScalingConfig) -> StepOptions:
+    """How a step is made. Weights of float64 need no autocast: to the step they are as float32."""
+    return StepOptions(
+        accumulation=config.accumulation,
+        precision="float32" if config.precision == "float64" else config.precision,
+        compression=config.compression,
+        bucket_cap_mb=config.bucket_cap_mb,
+        static_graph=config.static_graph,
+        gradient_as_bucket_view=config.gradient_as_bucket_view,
+        max_gradient_norm=config.max_gradient_norm or None,
+    )
+
+
+def warn_of_settings(config: TextScalingConfig, run: TextRun, worker: Worker) -> None:
+    """Warn, on rank 0, of settings that change nothing here, or cannot do well."""
+    steps = config.epochs * run.steps_per_epoch
+    if worker.is_main:
+        for said in config.without_effect(worker.world_size, worker.device.type, steps):
+            logger.warning("without effect: %s", said)
+        processes = config.workers * worker.ranks.local_world_size
+        if processes > usable_cores():
+            logger.warning(
+                f"workers: {config.workers} for each rank here are {processes} processes beside "
+                f"the ranks, on {usable_cores()} cores"
+            )
+
+
+def run_facts(config: TextScalingConfig, run: TextRun, worker: Worker) -> dict[str, object]:
+    """What ``config.yaml`` says beyond the settings."""
+    return {
+        "world_size": worker.world_size,
+        "global_batch": config.global_batch(worker.world_size),
+        "steps_per_epoch": run.steps_per_epoch,
+        "data_source": run.train.texts.source,
+        "train_texts": len(run.train),
+        "validation_texts": len(run.validation),
+        "parameters": run.step.model.num_parameters(),
+    }
+
+
+def probe_run(config: TextScalingConfig, run: TextRun, worker: Worker, recorder: Recorder) -> None:
+    """Measure what the step is made of, each part by itself, before anything is trained."""
+    formats = dict.fromkeys(("none", "bf16", config.compression))
+    plan = ProbePlan(repeats=config.probe_repeats, formats=tuple(formats))
+    probed = Probed(
+        model=run.step.model,
+        make_optimizer=functools.partial(make_optimizer, config),
+        loss_of=loss_of,
+        make_batch=lambda size: drawn_batch(run.train, run.collate, size, config.seed),
+        batch_size=config.batch_size,
+        options=run.step.options,
+    )
+    probe(probed, worker, recorder, plan)
+
+
+def run_epochs(config: TextScalingConfig, run: TextRun, worker: Worker, recorder: Recorder) -> None:
+    """All epochs, each with its evaluation, and what is written of them."""
+    arm = single_arm(worker.world_size, config.batch_size, run.step.options)
+    log = ScalingLog(worker, recorder, [arm | {"precision": config.precision}])
+    epochs = recorder.stream("epochs.csv", EPOCH_COLUMNS)
+    metrics = recorder.run.stream("metrics.csv", METRIC_COLUMNS) if recorder.run else None
+    losses = recorder.run.stream("losses.csv", LOSS_COLUMNS) if recorder.run else None
+    clock = clock_for(worker.device)
+    for epoch in range(1, config.epochs + 1):
+        done = run_steps(config, run, worker, log, epoch)
+        began = time.perf_counter()
+        loss, accuracy = evaluate(run.step.model, run.validation, config, worker)
+        clock.wait()
+        evaluation_s = time.perf_counter() - began
+        # Written now, as all of it makes the ranks talk to each other.
+        log.write()
+        log.end_epoch(epoch, len(run.train))
+        if epoch == 1:
+            write_facts(config, run, log)
+        done = mean_over_ranks(done, worker)
+        train_loss = float(done.losses.mean())
+        epochs.write(
+            [
+                {
+                    **{"epoch": epoch, "train_time_s": done.train_s},
+                    **{"evaluation_time_s": evaluation_s},
+                    **{"epoch_time_s": done.train_s + evaluation_s},
+                    **{"steps": len(done.losses), "samples": done.samples},
+                    **{"train_loss": train_loss, "val_loss": loss, "val_acc": accuracy},
+                }
+            ]
+        )
+        if recorder.run:
+            values = (epoch, train_loss, done.train_s, loss, accuracy)
+            metrics.write([dict(zip(METRIC_COLUMNS, values, strict=True))])
+            first = (epoch - 1) * run.steps_per_epoch
+            steps = enumerate(zip(done.losses.tolist(), done.rates, strict=True), start=first)
+            losses.write(
+                {"epoch": epoch, "step": step, "loss": loss, "learning_rate": rate}
+                for step, (loss, rate) in steps
+            )
+            print(
+                f"epoch {epoch}/{config.epochs} | train_loss={train_loss:.4f} | "
+                f"train_time={done.train_s:.2f}s | val_loss={loss:.4f} | val_acc={accuracy:.4f}",
+                flush=True,
+            )
+        refuse_no_number(done, first_step=(epoch - 1) * run.steps_per_epoch)
+
+
+def run_steps(
+    config: TextScalingConfig, run: TextRun, worker: Worker, log: ScalingLog, epoch: int
+) -> EpochLosses:
+    """The steps of one epoch, with this rank's losses."""
+    run.loader.sampler.set_epoch(epoch - 1)
+    run.step.model.train()
+    log.pause()
+    steps, rates, losses, samples = run.steps_per_epoch, [], [], 0
+    clock = clock_for(worker.device)
+    clock.wait()
+    began = time.perf_counter()
+    micro_batches = iter(run.loader)
+    for index in range(steps):
+        step = (epoch - 1) * steps + index
+        rates.append(linear(step, config.lr, config.warmup_steps, config.epochs * steps))
+        set_learning_rate(run.step.optimizer, rates[-1])
+        times, batches = run.step.run(functools.partial(next, micro_batches))
+        log.add(times, batches, step=step, epoch=epoch, warmup=step < config.discard_steps)
+        losses.append(times.loss)
+        samples += sum(len(batch.identities) for batch in batches)
+        if worker.is_main and (index + 1) % config.log_every == 0:
+            logger.info(
+                f"epoch {epoch} step {index + 1}/{steps} | loss={times.loss:.4f} | "
+                f"lr={rates[-1]:.2e} | time={times.step_s * 1e3:.0f} ms"
+            )
+    clock.wait()
+    return EpochLosses(np.array(losses), rates, time.perf_counter() - began, samples)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, data: IndexedTexts, config: TextScalingConfig, worker: Worker
+) -> tuple[float, float]:
+    """Mean loss and accuracy on a split, whose texts the ranks share out: none counts twice."""
+    collate = collate_for(config, data.texts)
+    order = np.argsort(data.texts.lengths, kind="stable")  # little padding in each batch
+    own = order[worker.rank :: worker.world_size].tolist()
+    model.eval()
+    found = torch.zeros(3, dtype=torch.float64, device=worker.device)
+    for start in range(0, len(own), config.batch_size):
+        batch = collate([data[index] for index in own[start : start + config.batch_size]])
+        batch = batch.to(worker.device)
+        with autocast(config.precision, worker.device):
+            outputs = model(*batch.inputs)
+        loss = functional.cross_entropy(outputs.double(), batch.targets, reduction="sum")
+        right = (outputs.argmax(1) == batch.targets).sum()
+        found += torch.stack([loss, right, torch.tensor(len(batch.targets)).to(loss)])
+    model.train()
+    dist.all_reduce(found)
+    loss, right, count = found.tolist()
+    return loss / count, right / count
+
+
+def mean_over_ranks(done: EpochLosses, worker: Worker) -> EpochLosses:
+    """With the losses of the global batches; all ranks call it.
+
+    The ranks' micro-batches are of equal size, so the mean of their means is that of all samples.
+    """
+    losses = np.mean(worker.gather(done.losses), axis=0)
+    return EpochLosses(losses, done.rates, done.train_s, done.samples)
+
+
+def refuse_no_number(done: EpochLosses, first_step: int) -> None:
+    """Raise RunFailed, on all ranks alike, where an epoch ended with a loss that is no number."""
+    if math.isfinite(done.losses[-1]):
+        return
+    bad = first_step + int(np.flatnonzero(~np.isfinite(done.losses))[0])
+    raise RunFailed(
+        f"the loss is {done.losses[-1]} since step {bad}: training went apart; lower --lr, or "
+        "take --precision fp32"
+    )
+
+
+def write_facts(config: TextScalingConfig, run: TextRun, log: ScalingLog) -> None:
+    """What ran, for those who compare runs."""
+    padded = config.pad == "max_length"
+    log.facts(
+        run.step,
+        run.collate([run.train[0]]),
+        model=(
+            f"encoder of {config.n_layer} layers, d_model {config.d_model}, {config.n_head} heads, "
+            f"d_ff {config.d_ff}, vocabulary {config.vocab_size}, dropout {config.dropout:g}"
+        ),
+        data=run.train.texts.source,
+        data_samples=len(run.train),
+        longest=config.max_length if padded else int(run.train.texts.lengths.max()),
+    )

@@ -1,0 +1,206 @@
+"""Runs made up table by table, so that a test knows what is in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """A healthy run on two ranks, unless told otherwise. Times in ms.
+
+    A model of four gradients of 1 MiB each, in buckets of 2 MiB. All-reduces take
+    ``latency_ms`` + size / ``bandwidth`` (bytes per ms).
+    """
+
+    ranks: int = 2
+    batch: int = 32
+    accumulation: int = 1
+    steps: int = 30
+    forward_ms: float = 10.0
+    backward_ms: float = 20.0
+    optimizer_ms: float = 1.0
+    data_ms: float = 0.2
+    between_ms: float = 0.3
+    communication_ms: float = 2.0
+    exchanges: int = 1
+    noise: float = 0.02
+    latency_ms: float = 0.2
+    bandwidth: float = 1e6
+    buckets: tuple[int, ...] = (2 * MIB, 2 * MIB)
+    together: float = 1.1
+    slow: Mapping[int, float] = field(default_factory=dict)
+    """Factor on a rank's computation."""
+    tokens: float = 0.0
+    """Spread of padded tokens from step to step, which computation follows."""
+    early: Mapping[int, float] = field(default_factory=dict)
+    """Factor on a step's computation."""
+    samples: Mapping[str, object] | None = None
+    facts: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
+    placement: Mapping[str, object] = field(default_factory=dict)
+    fixed_share: float = 0.2
+    """Of a pass at this batch, what does not depend on the batch."""
+    seed: int = 0
+
+    def write(self, folder: Path) -> Path:
+        """All tables into a new folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        environment = {"status": "complete", "network": "TCP over loopback", "world_size": 2}
+        (folder / "environment.json").write_text(json.dumps(environment))
+        self._tables(folder)
+        return folder
+
+    def _tables(self, folder: Path) -> None:
+        tables = {
+            "arms.csv": self._arms(),
+            "steps.csv": self._steps(),
+            "placement.csv": self._placement(),
+            "facts.csv": self._facts(),
+            "probes.csv": self._probes(),
+            "gradient-ready-times.csv": self._ready(),
+        }
+        if self.ranks > 1:
+            tables["buckets.csv"] = self._buckets()
+            tables["allreduce-samples.csv"] = self._all_reduces()
+        if self.samples is not None:
+            tables["samples.csv"] = self._samples()
+        for name, rows in tables.items():
+            pd.DataFrame(rows).to_csv(folder / name, index=False)
+
+    def _arms(self) -> list[dict]:
+        return [
+            {
+                **{"arm": 0, "regime": "", "world_size": self.ranks},
+                **{"batch_per_rank": self.batch, "accumulation": self.accumulation},
+                "global_batch": self.ranks * self.batch * self.accumulation,
+                **{"compression": "none", "bucket_cap_mb": None, "precision": "float32"},
+                "change": "none",
+            }
+        ]
+
+    def _steps(self) -> list[dict]:
+        random = np.random.default_rng(self.seed)
+        rows = []
+        for step in range(self.steps):
+            lengths = 1 + self.tokens * random.uniform(-1, 1, self.ranks)
+            jitter = np.exp(self.noise * random.standard_normal((3, self.ranks)))
+            passes = self.accumulation * np.array(
+                [self.slow.get(rank, 1.0) * self.early.get(step, 1.0) for rank in range(self.ranks)]
+            )
+            forward = self.forward_ms * lengths * passes * jitter[0]
+            backward = self.backward_ms * lengths * passes * jitter[1]
+            ready = self.data_ms + forward + backward
+            exchange = self.communication_ms * self.exchanges * jitter[2].min()
+            exchange *= self.ranks > 1
+            waiting = ready.max() - ready
+            total = ready.max() + exchange + self.optimizer_ms
+            for rank in range(self.ranks):
+                rows.append(
+                    {
+                        **{"rank": rank, "arm": 0, "kind": "timed", "round": 0, "epoch": 0},
+                        **{"step": step, "warmup": False},
+                        "samples": self.batch * self.accumulation,
+                        "tokens": round(lengths[rank] * 1000),
+                        "padded_tokens": round(lengths[rank] * 1000),
+                        **{"longest": 100, "micro_batches": self.accumulation},
+                        "exchanged_bytes": self.exchanges * sum(self.buckets),
+                        **{"step_time_ms": total, "data_time_ms": self.data_ms},
+                        **{"forward_time_ms": forward[rank], "backward_time_ms": backward[rank]},
+                        **{"waiting_time_ms": waiting[rank], "communication_time_ms": exchange},
+                        "optimizer_time_ms": self.optimizer_ms,
+                        "between_time_ms": self.between_ms if step else None,
+                        "cpu_time_ms": total,
+                    }
+                )
+        return rows
+
+    def _buckets(self) -> list[dict]:
+        return [
+            {
+                **{"rank": rank, "arm": 0, "round": 0, "step": step, "bucket": index},
+                **{"size_bytes": size, "ready_time_ms": 5.0, "done_time_ms": 6.0},
+            }
+            for rank in range(self.ranks)
+            for step in range(3)
+            for index, size in enumerate(self.buckets)
+        ]
+
+    def _placement(self) -> list[dict]:
+        row = {"host": "here", "device": "cpu", "cores": 2, "core_list": "0 1", "threads": 1}
+        return [
+            row | {"rank": rank, "local_rank": rank, "identity": "cores 0 1"} | self.placement
+            for rank in range(self.ranks)
+        ]
+
+    def _facts(self) -> list[dict]:
+        row = {
+            **{"parameters": MIB, "gradient_bytes": 4 * MIB, "gradient_dtype": "float32"},
+            **{"compute_dtype": "float32", "input_shape": "128", "model": "m", "data": "d"},
+            "data_samples": 1000,
+        }
+        return [{"rank": r} | row | self.facts.get(r, {}) for r in range(self.ranks)]
+
+    def _probes(self) -> list[dict]:
+        random = np.random.default_rng(self.seed + 1)
+        rows = []
+        for batch, together in (
+            *((self.batch // 2, True), (self.batch, True), (self.batch * 2, True)),
+            (self.batch, False),
+        ):
+            share = self.fixed_share + (1 - self.fixed_share) * batch / self.batch
+            share /= 1 if together else self.together
+            for rank in range(self.ranks):
+                for repeat in range(5):
+                    near = np.exp(self.noise * random.standard_normal())
+                    rows.append(
+                        {
+                            **{"rank": rank, "arm": 0, "batch_per_rank": batch},
+                            **{"together": together, "repeat": repeat},
+                            "forward_time_ms": self.forward_ms * share * near,
+                            "backward_time_ms": self.backward_ms * share * near,
+                            "optimizer_time_ms": self.optimizer_ms,
+                        }
+                    )
+        return rows
+
+    def _ready(self) -> list[dict]:
+        return [
+            {
+                **{"rank": rank, "iteration": iteration, "ready_index": index},
+                **{"parameter": f"p{3 - index}", "registration_index": 3 - index},
+                **{"dtype": "float32", "size_bytes": MIB},
+                "ready_time_ms": self.backward_ms * (index + 1) / 4,
+            }
+            for rank in range(self.ranks)
+            for iteration in range(3)
+            for index in range(4)
+        ]
+
+    def _all_reduces(self) -> list[dict]:
+        return [
+            {
+                **{"mode": "sequential", "total_elements": size // 4, "total_bytes": size},
+                **{"in_flight": 1, "round": round_, "iteration": 0, "rank": rank},
+                "time_ms": self.latency_ms + size / self.bandwidth,
+            }
+            for size in (4, MIB // 16, MIB, 4 * MIB)
+            for round_ in range(3)
+            for rank in range(self.ranks)
+        ]
+
+    def _samples(self) -> list[dict]:
+        row = {"arm": 0, "processed": 500, "distinct": 500, "shared": 0, "distinct_all_ranks": 1000}
+        row |= {"data_samples": 1000}
+        return [
+            row | {"epoch": epoch, "rank": rank, "order": f"{epoch}-{rank}"} | self.samples
+            for epoch in range(2)
+            for rank in range(self.ranks)
+        ]

@@ -1,0 +1,221 @@
+"""Every cause on a run made up for it, none on a run with nothing but noise, and broken runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from scaling_evidence import MIB, MadeUp
+
+from common.analysis.diagnosis import (
+    diagnose,
+    diagnose_folder,
+    diagnosis_lines,
+    diagnosis_table,
+)
+from common.analysis.evidence import open_evidence
+from common.analysis.measured_step import model_from_evidence
+from common.errors import UserError
+from common.perfmodel.scaled_step import predict
+
+# Of one bucket of 4 MiB, which a backward pass cannot hide, at 0.1 GB/s: 42 ms beside 30.
+SLOW_LINK = {"bandwidth": 1e5, "communication_ms": 42.0, "buckets": (4 * MIB,)}
+CASES = {
+    "wrong-sampler": MadeUp(samples={"processed": 1000, "distinct": 1000, "shared": 1000}),
+    "wrong-sampler: overlap": MadeUp(samples={"shared": 250, "distinct_all_ranks": 750}),
+    "wrong-sampler: repeated": MadeUp(samples={"distinct": 300, "distinct_all_ranks": 600}),
+    "wrong-sampler: order": MadeUp(samples={"order": "same"}),
+    "mixed-configurations": MadeUp(facts={1: {"compute_dtype": "bfloat16"}}),
+    "warm-up-counted": MadeUp(early={0: 12.0, 1: 4.0}),
+    "shared-device": MadeUp(placement={"device": "cuda:0", "identity": "GPU-1"}, together=1.9),
+    "oversubscribed-cores": MadeUp(together=1.95),
+    "oversubscribed-cores: threads": MadeUp(together=1.4, placement={"threads": 2}),
+    "slow-rank": MadeUp(slow={1: 1.5}),
+    "unequal-lengths": MadeUp(tokens=0.5),
+    "data-loading": MadeUp(data_ms=12.0),
+    "evaluation-or-logging": MadeUp(between_ms=15.0),
+    "needless-synchronisation": MadeUp(accumulation=4, exchanges=4, communication_ms=10.0),
+    # Eight ends of a cap too small: 4 latencies of 3 ms, of which the last bucket's is exposed.
+    "bucket-cap": MadeUp(
+        buckets=(4 * MIB,), bandwidth=4e5, latency_ms=0.1, communication_ms=10.6, forward_ms=5.0
+    ),
+    "model-too-small": MadeUp(
+        forward_ms=0.3, backward_ms=0.6, optimizer_ms=0.05, latency_ms=1.5, bandwidth=1e8,
+        communication_ms=1.5, data_ms=0.01, between_ms=0.05, buckets=(4 * MIB,),
+    ),
+    "batch-too-small": MadeUp(**SLOW_LINK),
+    "network-too-slow": MadeUp(
+        bandwidth=2e3, communication_ms=2100.0, buckets=(4 * MIB,), steps=12
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_planted_cause_is_named_first(name, tmp_path):
+    verdicts = diagnose_folder(CASES[name].write(tmp_path / "run")).verdicts
+    assert verdicts, "nothing was found"
+    first = verdicts[0]
+    assert first.cause == name.split(":")[0]
+    assert any("[" in sentence and ".csv" in sentence for sentence in first.evidence)
+    assert first.change
+    assert first.confidence in ("high", "medium", "low")
+    if first.speedup_now is not None and first.predicted_speedup is not None:
+        assert first.predicted_speedup >= first.speedup_now
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_alone_is_no_cause(seed, tmp_path):
+    # A tenth of jitter, a rank 8 % slower, ranks that take 30 % longer together: a shared machine.
+    run = MadeUp(seed=seed, noise=0.1, slow={1: 1.08}, together=1.3, samples={})
+    found = diagnose_folder(run.write(tmp_path / "run"))
+    assert found.healthy, [verdict.cause for verdict in found.verdicts]
+    assert "efficiency" in found.summary
+    assert "No limiting cause found." in diagnosis_lines(tmp_path / "run")
+
+
+def test_one_hiccup_is_no_warm_up(tmp_path):
+    # The first step is slow, but so are later ones.
+    run = MadeUp(early={0: 5.0, 20: 5.0, 25: 5.0})
+    assert diagnose_folder(run.write(tmp_path / "run")).healthy
+
+
+def test_speedup_and_its_prediction_follow_from_the_baseline(tmp_path):
+    # One rank: 0.2 + 10 + 20 + 1 = 31.2 ms for 32 samples; two with a rank 1.5 times as slow.
+    base = open_evidence(MadeUp(ranks=1, noise=0.0).write(tmp_path / "one"))
+    run = open_evidence(MadeUp(slow={1: 1.5}, noise=0.0).write(tmp_path / "two"))
+    [verdict] = diagnose(run, base)
+    slow_ms = 0.2 + 45 + 2 + 1
+    assert verdict.speedup_now == pytest.approx(2 * 31.2 / slow_ms)
+    assert verdict.predicted_speedup == pytest.approx(2 * 31.2 / (slow_ms - 15))
+    assert verdict.lost_share == pytest.approx(15 / slow_ms)
+    assert verdict.confidence == "high"
+
+
+@pytest.mark.parametrize(
+    ("baseline", "differs"),
+    [
+        (MadeUp(ranks=1, facts={0: {"parameters": 7}}), "parameters: 7"),
+        (MadeUp(ranks=1, facts={0: {"input_shape": "256"}}), "input_shape: 256"),
+        (MadeUp(ranks=1, batch=48), "neither strong nor weak"),
+    ],
+)
+def test_a_baseline_of_something_else_makes_the_comparison_void(baseline, differs, tmp_path):
+    run = MadeUp(slow={1: 2.0}).write(tmp_path / "run")
+    found = diagnose_folder(run, baseline.write(tmp_path / "one"))
+    assert [verdict.cause for verdict in found.verdicts] == ["mixed-configurations", "slow-rank"]
+    assert differs in " ".join(found.verdicts[0].evidence)
+    assert found.verdicts[0].lost_share is None
+
+
+@pytest.mark.parametrize("batch", [32, 64])
+def test_strong_and_weak_baselines_are_both_fair(batch, tmp_path):
+    run = MadeUp().write(tmp_path / "run")
+    assert diagnose_folder(run, MadeUp(ranks=1, batch=batch).write(tmp_path / "one")).healthy
+
+
+def test_without_a_table_its_causes_are_listed_as_not_judged(tmp_path):
+    folder = MadeUp(slow={1: 1.5}).write(tmp_path / "run")
+    for name in ("probes.csv", "buckets.csv", "facts.csv"):
+        (folder / name).unlink()
+    found = diagnose_folder(folder)
+    assert [verdict.cause for verdict in found.verdicts] == ["slow-rank"]
+    reasons = dict(found.not_judged)
+    assert "no samples.csv" in reasons["wrong-sampler"]
+    assert "no probes.csv" in reasons["oversubscribed-cores"]
+    assert "no buckets.csv" in reasons["bucket-cap"]
+    assert "no facts.csv" in reasons["mixed-configurations"]
+    assert any("no buckets.csv" in line for line in diagnosis_lines(folder))
+
+
+def test_validity_comes_before_speed_and_then_what_costs_most(tmp_path):
+    run = MadeUp(data_ms=8.0, slow={0: 1.6}, samples={"shared": 250, "distinct_all_ranks": 750})
+    found = diagnose_folder(run.write(tmp_path / "run"))
+    assert [verdict.cause for verdict in found.verdicts] == [
+        *("wrong-sampler", "slow-rank", "data-loading")
+    ]
+    table = diagnosis_table(found)._repr_markdown_()
+    assert table.count("\n") == 5
+    lines = "\n".join(diagnosis_lines(tmp_path / "run"))
+    assert lines.index("1. wrong sampler") < lines.index("2. rank 0") < lines.index("3. the step")
+
+
+def test_what_was_done_is_not_read_from_the_settings(tmp_path):
+    folder = CASES["needless-synchronisation"].write(tmp_path / "run")
+    (folder / "config.yaml").write_text("{not: [yaml")
+    assert diagnose_folder(folder).verdicts[0].cause == "needless-synchronisation"
+
+
+def test_the_model_of_a_run_predicts_the_step_it_was_made_from(tmp_path):
+    run = open_evidence(MadeUp(noise=0.0, **SLOW_LINK).write(tmp_path / "run"))
+    model = model_from_evidence(run)
+    assert predict(model).step_n_s * 1e3 == pytest.approx(run.step_ms, rel=0.01)
+    assert model.settings.bucket_cap_mb * MIB >= 4 * MIB
+    # Alone passes take 1.1 times less; one rank makes no exchange.
+    assert predict(model).step_1_s * 1e3 == pytest.approx(30 / 1.1 + 1 + 0.2, rel=0.01)
+
+
+def test_an_arm_is_picked_and_its_baseline_found(tmp_path):
+    folder = MadeUp().write(tmp_path / "run")
+    two, one = (
+        pd.read_csv(p / "steps.csv") for p in (folder, MadeUp(ranks=1).write(tmp_path / "b"))
+    )
+    arms = pd.read_csv(folder / "arms.csv").assign(arm=1)
+    single = arms.assign(arm=0, world_size=1, global_batch=32)
+    pd.concat([single, arms]).to_csv(folder / "arms.csv", index=False)
+    pd.concat([one, two.assign(arm=1)]).to_csv(folder / "steps.csv", index=False)
+    found = diagnose_folder(folder)
+    assert "(measured)" in found.summary
+    assert "2 ranks are" in found.summary
+    assert "no scaling to explain" in diagnose_folder(folder, arm=0).summary
+    with pytest.raises(UserError, match=r"no arm 7; arms\.csv has 0, 1"):
+        diagnose_folder(folder, arm=7)
+
+
+def spoil(folder: Path, name: str, text: str | None) -> None:
+    """Replace a table, or remove it."""
+    (folder / name).unlink()
+    if text is not None:
+        (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("steps.csv", None, "no steps.csv; a diagnosis needs a complete run"),
+        ("arms.csv", None, "no arms.csv"),
+        ("steps.csv", "epoch,train_loss\n1,2\n", "steps.csv: no column 'rank'"),
+        ("steps.csv", "", "empty, without even a header"),
+    ],
+)
+def test_a_broken_run_gets_one_line(name, text, message, tmp_path):
+    folder = MadeUp().write(tmp_path / "run")
+    spoil(folder, name, text)
+    with pytest.raises(UserError, match=message) as refused:
+        diagnose_folder(folder)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_that_is_not_there_gets_one_line(tmp_path):
+    with pytest.raises(UserError, match="no such run directory"):
+        diagnose_folder(tmp_path / "nowhere")
+
+
+def test_a_run_of_warm_up_only_gets_one_line(tmp_path):
+    folder = MadeUp().write(tmp_path / "run")
+    pd.read_csv(folder / "steps.csv").assign(warmup=True).to_csv(folder / "steps.csv", index=False)
+    with pytest.raises(UserError, match="no step after its warm-up"):
+        diagnose_folder(folder)
+
+
+def test_emulated_hosts_share_the_cores_of_one_machine(tmp_path):
+    run = MadeUp(together=1.4, placement={"threads": 2})
+    folder = run.write(tmp_path / "run")
+    placement = pd.read_csv(folder / "placement.csv")
+    placement["host"] = ["host0", "host1"]
+    placement.to_csv(folder / "placement.csv", index=False)
+    assert diagnose_folder(folder).healthy  # two machines of two cores each
+    environment = {"status": "complete", "network": "2 emulated hosts at 1 Gbit/s"}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    assert diagnose_folder(folder).verdicts[0].cause == "oversubscribed-cores"

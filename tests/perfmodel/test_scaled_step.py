@@ -1,0 +1,200 @@
+"""The step on one and on N ranks against closed forms, and what is proposed to make it scale."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from perfmodel_support import MIB, refused
+
+from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.pass_times import LinearTime, PassTimes
+from common.perfmodel.profile import BackwardProfile
+from common.perfmodel.scaled_step import (
+    StepModel,
+    StepSettings,
+    at_bandwidth,
+    best_cap_mb,
+    calibrated,
+    needed_bandwidth,
+    predict,
+    propose,
+    to_frame,
+)
+
+ALPHA, BETA = 0.001, 100 * MIB
+"""A latency of 1 ms; a MiB takes 10 ms."""
+GRADIENTS = 4
+PASSES = PassTimes(LinearTime(0.002, 0.001), LinearTime(0.004, 0.002))
+
+
+def make_model(network=None, **changes) -> StepModel:
+    """Four gradients of 1 MiB, ready evenly in time; update 5 ms; one bucket unless told."""
+    backward_s = PASSES.backward.time_s(8)
+    profile = BackwardProfile(
+        tuple(f"p{i}" for i in range(GRADIENTS)),
+        np.full(GRADIENTS, MIB),
+        backward_s * np.arange(1, GRADIENTS + 1) / GRADIENTS,
+        backward_s,
+        ("float32",) * GRADIENTS,
+        tuple(range(GRADIENTS)),
+    )
+    known = {
+        "ranks": 2,
+        "settings": StepSettings(8, bucket_cap_mb=100.0),
+        "together": PASSES,
+        "alone": PASSES,
+        "profile": profile,
+        "networks": {"float32": network or AlphaBeta(ALPHA, BETA)},
+        "optimizer_s": 0.005,
+    }
+    return StepModel(**known | changes)
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64])
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_one_bucket_hides_nothing(batch, accumulation):
+    # One bucket is full when the backward pass ends: computation, exchange and update in turn.
+    found = predict(make_model(), StepSettings(batch, accumulation, bucket_cap_mb=100.0))
+    computed = accumulation * (0.006 + 0.003 * batch)
+    exchange = ALPHA + 4 * MIB / BETA
+    assert found.step_1_s == pytest.approx(computed + 0.005)
+    assert found.step_n_s == pytest.approx(computed + exchange + 0.005)
+    assert found.speedup == pytest.approx(2 * (computed + 0.005) / (computed + exchange + 0.005))
+    assert found.efficiency == pytest.approx(found.speedup / 2)
+
+
+def test_buckets_hide_behind_the_backward_pass():
+    # A bucket per gradient, sent in 11 ms. With a backward pass of 20 ms the first is ready at
+    # 5 ms, and the link then never rests; with one of 204 ms all but the last bucket are hidden.
+    settings_ = StepSettings(8, bucket_cap_mb=0.5)
+    several = predict(make_model(), settings_)
+    assert several.step_n_s == pytest.approx(0.010 + 0.005 + 4 * 0.011 + 0.005)
+    large = predict(make_model(), replace(settings_, batch_per_rank=100))
+    assert large.step_n_s == pytest.approx(0.102 + 0.204 + 0.011 + 0.005)
+
+
+def test_each_needless_exchange_costs_as_much_as_the_first():
+    once = predict(make_model(), StepSettings(8, 4, bucket_cap_mb=100.0))
+    always = predict(make_model(), StepSettings(8, 4, bucket_cap_mb=100.0, exchanges=4))
+    assert always.step_n_s - once.step_n_s == pytest.approx(3 * (ALPHA + 4 * MIB / BETA))
+    assert always.step_1_s == once.step_1_s
+
+
+def test_a_16_bit_exchange_follows_its_own_curve_and_pays_for_its_casts():
+    cast = AlphaBeta(0.0, 1000 * MIB)  # 1 ms a MiB, there and back
+    slow = AlphaBeta(ALPHA, BETA / 4)  # a CPU that adds up float16 at a quarter of the rate
+    model = make_model(costs={"fp16": cast}, networks=make_model().networks | {"float16": slow})
+    found = predict(model, StepSettings(8, compression="fp16", bucket_cap_mb=100.0))
+    exchange = ALPHA + 2 * MIB / (BETA / 4) + 4 * 0.001
+    assert found.step_n_s == pytest.approx(0.030 + exchange + 0.005)
+    assert found.step_n_s > predict(model).step_n_s
+    assert "compression" not in {each.kind for each in propose(model)}
+    fast = replace(model, networks=model.networks | {"float16": AlphaBeta(ALPHA, BETA)})
+    assert "compression" in {each.kind for each in propose(fast)}
+
+
+def test_caps_count_bytes_of_float32_whatever_is_sent():
+    model = make_model(networks=dict.fromkeys(("float32", "float16"), AlphaBeta(ALPHA, BETA)))
+    for compression in ("none", "fp16"):
+        asked = StepSettings(8, compression=compression, bucket_cap_mb=2.0)
+        assert predict(model, asked).exchange.num_buckets == 2
+
+
+def test_calibration_gives_the_measured_step_and_leaves_computation_alone():
+    bare = make_model()
+    measured = predict(bare).step_n_s + 0.0205
+    model = calibrated(bare, measured)
+    assert predict(model).step_n_s == pytest.approx(measured)
+    # 20.5 ms more for an exchange of 41 ms: half a second a second.
+    assert model.contention == pytest.approx(0.5)
+    # Accumulation makes one exchange all the same: the same 20.5 ms.
+    asked = StepSettings(8, 8, bucket_cap_mb=100.0)
+    assert predict(model, asked).step_n_s - predict(bare, asked).step_n_s == pytest.approx(0.0205)
+    # A step faster than its own computation is a measurement gone wrong, not a faster network.
+    assert predict(calibrated(bare, 0.001)).step_n_s == pytest.approx(0.035)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(1e-6, 0.01), st.floats(1e-6, 0.01), st.lists(st.integers(1, 500), min_size=2))
+def test_a_line_is_found_again(fixed, per_sample, batches):
+    times = [fixed + per_sample * batch for batch in batches]
+    line = LinearTime.fit(batches, times)
+    for batch, time in zip(batches, times, strict=True):
+        assert line.time_s(batch) == pytest.approx(time, rel=1e-6)
+
+
+def test_no_part_of_a_line_is_negative():
+    assert LinearTime.fit([1, 2], [1.0, 3.0]).fixed_s == 0  # grows faster than the batch
+    assert LinearTime.fit([1, 2], [3.0, 1.0]).per_sample_s == 0  # falls with the batch
+    assert LinearTime.fit([4], [2.0]).time_s(8) == pytest.approx(4.0)
+
+
+def test_the_best_cap_is_that_of_brute_force():
+    model = make_model(AlphaBeta(0.004, BETA))
+    totals = {
+        cap: predict(model, StepSettings(8, bucket_cap_mb=cap)).step_n_s
+        for cap in np.linspace(0.5, 5, 200)
+    }
+    best = predict(model, StepSettings(8, bucket_cap_mb=best_cap_mb(model))).step_n_s
+    assert best == pytest.approx(min(totals.values()))
+
+
+def test_the_bandwidth_needed_gives_the_efficiency_asked_for():
+    model = make_model()
+    needed = needed_bandwidth(model, 0.8)
+    reached = predict(at_bandwidth(model, needed / BETA)).efficiency
+    assert reached == pytest.approx(0.8, rel=1e-3)
+    # t1 = 35 ms; 80 % leave 8.75 ms to the exchange, 1 ms of it latency.
+    assert needed == pytest.approx(4 * MIB / (0.035 / 0.8 - 0.035 - ALPHA), rel=1e-3)
+    assert needed_bandwidth(make_model(AlphaBeta(1.0, BETA)), 0.8) is None
+
+
+def test_proposals_reach_the_target_with_the_smallest_change():
+    found = propose(make_model())
+    by_kind = {}
+    for each in found:
+        by_kind.setdefault(each.kind, each)
+    accumulation, batch = by_kind["accumulation"], by_kind["batch_per_rank"]
+    # a·30 + 5 over a·30 + 46 ms is 0.79 for a = 5 and 0.86 for 8: of 2, 4, 8 and 16 it is 8.
+    assert accumulation.change == "accumulation=8"
+    assert accumulation.predicted_efficiency == pytest.approx(245 / 286)
+    assert accumulation.global_batch_changed
+    # Batch 64: 203 over 244 ms.
+    assert batch.change == "batch_per_rank=64"
+    assert batch.predicted_step_ms_1 == pytest.approx(203)
+    assert batch.predicted_step_ms_n == pytest.approx(244)
+    assert not by_kind["bucket_cap_mb"].global_batch_changed
+    assert found[-1].kind == "network"
+    assert all(each.gain >= 0.03 for each in found)
+    frame = to_frame(found)
+    assert len(frame) == len(found)
+    assert frame["predicted_speedup"].tolist() == [each.predicted_speedup for each in found]
+    assert {"kind", "change", "accumulation", "bucket_cap_mb"} <= set(frame.columns)
+
+
+def test_nothing_is_proposed_where_nothing_helps():
+    assert propose(make_model(AlphaBeta(0.0, 1e15))) == []
+    assert to_frame([]).empty
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: StepSettings(0), "at least 1"),
+        (lambda: StepSettings(8, 2, exchanges=3), "3 exchanges in a step of 2"),
+        (lambda: StepSettings(8, compression="int8"), "compression 'int8'"),
+        (lambda: predict(make_model(), StepSettings(8, compression="bf16")), "of bfloat16"),
+        (lambda: make_model(ranks=1), "1 rank"),
+        (lambda: make_model(networks={}), "float32"),
+        (lambda: LinearTime.fit([], []), "above 0"),
+        (lambda: LinearTime.fit([1, 2], [1.0, -1.0]), "above 0"),
+        (lambda: LinearTime(-1.0, 0.0), "negative"),
+    ],
+)
+def test_what_cannot_be_gets_one_line(make, message):
+    with refused(message):
+        make()
