@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from rank_support import ASSIGNMENT2, RankServer
+
+from common.runtime.bytecode import compiled_anew, keep_bytecode
 
 TINY_STEP = ("--model", "nano", "--batch_size", 1, "--max_seq_len", 16)
 
@@ -18,15 +19,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep what Python compiles, in pytest's cache where Python is told to write none beside it.
-
-    Tests start a hundred processes that import torch; to compile it takes each of them six seconds.
-    """
-    if sys.dont_write_bytecode and hasattr(config, "cache"):
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        os.environ["PYTHONPYCACHEPREFIX"] = str(config.cache.mkdir("bytecode"))
-        sys.dont_write_bytecode = False
-        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"]
+    """Keep what is compiled in pytest's cache, where every process would compile torch anew."""
+    if compiled_anew() and hasattr(config, "cache"):
+        keep_bytecode(config.cache.mkdir("bytecode"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

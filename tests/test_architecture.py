@@ -86,6 +86,9 @@ WITHOUT_TORCH = [
     *("common.analysis.strategy_plots", "common.analysis.strategy_narrative"),
     *("common.analysis.training_plots", "common.analysis.training_narrative"),
     *("common.analysis.assignment3", "common.analysis.mode_plots", "common.analysis.length_plots"),
+    *("common.analysis.assignment4", "common.analysis.diagnosis", "common.analysis.changes"),
+    *("common.analysis.comprehensive_report", "common.analysis.text_study"),
+    *("common.analysis.scaling_plots", "common.perfmodel.scaled_step"),
     *("common.scheduling.partition", "common.scheduling.modes", "common.data.text_lengths"),
 ]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from common.analysis.opened_run import RECORDING_MACHINE, given_folder
+from common.analysis.opened_run import given_folder, recorded_assignment
 from common.errors import UserError
 from common.perfmodel.workload import Workload
 from common.runtime.paths import project_root, relative_to_project
@@ -270,7 +270,7 @@ def ranks_text(ranks: int) -> str:
 
 def recorded_folder() -> Path:
     """Where the recorded runs of assignment 1 are."""
-    return project_root() / "data" / RECORDING_MACHINE / "assignment1"
+    return recorded_assignment("assignment1")
 
 
 def is_recorded(folder: Path) -> bool:

@@ -17,7 +17,7 @@ from common.analysis.micro_batches import (
 )
 from common.analysis.mode_comparison import MODE_TIMES, ModeComparison, read_comparison
 from common.analysis.mode_simulation import SIMULATED, Simulation, read_simulation
-from common.analysis.opened_run import RECORDING_MACHINE, given_folder
+from common.analysis.opened_run import given_folder, recorded_assignment
 from common.errors import UserError
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.run_directory import find_table, newest_complete_run, read_environment
@@ -96,7 +96,7 @@ def _choose(run_dir: str | Path | None) -> Path:
     if run_dir:
         return given_folder(run_dir)
     newest = newest_complete_run(project_root() / "outputs" / "assignment3", (MODE_TIMES,))
-    return newest or given_folder(project_root() / "data" / RECORDING_MACHINE / "assignment3")
+    return newest or given_folder(recorded_assignment("assignment3"))
 
 
 def _complete(folder: Path, table: str) -> list[Path]:

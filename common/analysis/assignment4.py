@@ -23,7 +23,7 @@ from common.analysis.scaled_prediction import predicted_steps
 from common.analysis.scaling import STRONG, WEAK
 from common.analysis.scaling_columns import ARM_COLUMNS, STEP_COLUMNS
 from common.analysis.scaling_laws import AMDAHL, GUSTAFSON, USL, FittedLaw, fit_law
-from common.analysis.step_parts import StepParts, decompose, decompose_all
+from common.analysis.step_parts import decompose_all
 from common.analysis.sweep_speedups import step_times_by_round, sweep_speedups
 from common.errors import UserError
 from common.perfmodel.tables import read_table
@@ -127,8 +127,19 @@ class SweepRun:
         """A row per arm, its step in parts; columns in ``decompose_all``."""
         return decompose_all(self.arms, self.steps, self.buckets)
 
-    def parts_of(self, arm: int) -> StepParts:
-        return decompose(self.steps, arm, self.buckets)
+    def parts_in(self, regime: str) -> pd.DataFrame:
+        """The same for the arms of one regime."""
+        return self.parts[self.parts["regime"] == regime]
+
+    @cached_property
+    def noise_floor(self) -> float | None:
+        """What steps of arms differ by that are the same but for their regime's name (median).
+
+        Strong and weak scaling meet at the most ranks. None where no two arms are the same.
+        """
+        same = self.speedups.groupby(["world_size", "batch_per_rank", "change"])["step_ms"]
+        apart = (same.max() / same.min() - 1)[same.size() > 1]
+        return float(apart.median()) if len(apart) else None
 
     @cached_property
     def predictions(self) -> tuple[pd.DataFrame | None, str]:

@@ -24,8 +24,7 @@ from common.analysis.scaling import (
     speedup,
     why_not_comparable,
 )
-from common.analysis.scaling_run import RunIdentity, ScalingRun
-from common.analysis.scaling_runs import data_key
+from common.analysis.scaling_run import RunIdentity, ScalingRun, data_key
 from common.errors import UserError
 
 NUMBERS = ("Mean Epoch Time (s)", "Total Time (s)")
@@ -39,7 +38,7 @@ NONE, MARK = "n/a", "*"
 EXCELLENT, LOW, NEGATIVE = 0.85, 0.70, 0.8
 """Efficiencies from which scaling is excellent and below which it is low; speedup below which it
 is negative."""
-TOLD_APART = ("model", "precision", "input_shape", "global_batch")
+TOLD_APART = ("model", "precision", "input_shape", "global_batch", "network", "options")
 """What a configuration's name says beside the number of ranks, where it differs."""
 SHORT = {"input_shape": "sequence ", "global_batch": "batch "}
 
@@ -217,19 +216,24 @@ def _why_not(base: RunIdentity, one: RunIdentity) -> str | None:
 
 def _how_far(base: RunIdentity, one: RunIdentity) -> tuple[int, int]:
     """Comparable ones first, then those that agree in most."""
-    if _why_not(base, one) is None:
-        return 0, 0
-    fields = ("model", "precision", "input_shape", "batch_per_rank", "global_batch")
-    return 1, sum(getattr(base, field) != getattr(one, field) for field in fields)
+    fields = ("model", "precision", "input_shape", "batch_per_rank", "global_batch", "options")
+    refused = _why_not(base, one) is not None
+    return refused, sum(getattr(base, field) != getattr(one, field) for field in fields)
 
 
 def verdict(found: Speedup) -> str:
-    """The words that users of the original know."""
-    if found.value < NEGATIVE:
+    """The words that users of the original know; says so where the interval allows others."""
+    words = _words(found.value, found.ranks)
+    ends = {_words(end, found.ranks) for end in (found.low, found.high) if not np.isnan(end)}
+    return words if ends <= {words} else f"{words}, not certain by this interval"
+
+
+def _words(value: float, ranks: float) -> str:
+    if value < NEGATIVE:
         return "Negative scaling detected"
-    if found.efficiency >= EXCELLENT:
+    if value / ranks >= EXCELLENT:
         return "Excellent scaling performance"
-    if found.efficiency < LOW:
+    if value / ranks < LOW:
         return "Low scaling efficiency"
     return "Good scaling performance"
 

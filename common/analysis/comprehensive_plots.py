@@ -24,6 +24,8 @@ LABELS = {
 }
 COLOURS = {ONE_RANK: SKY, COUNTED: BLUE, PRINTED: GREY, PER_SAMPLE: GREEN}
 GOOD_SHARE = 0.8
+HIGHEST = 1.2
+"""Wide intervals are cut off at so many times the ideal."""
 NAME_LETTERS = 18
 PERCENT = PercentFormatter(1, symbol=" %")
 THOUSANDS = StrMethodFormatter("{x:,.0f}")
@@ -87,8 +89,9 @@ def speedup_efficiency(compared: Sequence[Compared], caption: str) -> Figure:
         left.set_ylabel("speedup over one rank")
         right.set_ylabel("efficiency: speedup / ranks")
         right.yaxis.set_major_formatter(PERCENT)
-        for axes in (left, right):
-            axes.set_ylim(0, 1.12 * max(axes.get_ylim()[1], 0.1))
+        highest = max([one.shown.value for one in compared if one.shown] or [1.0])
+        for axes, ideal in ((left, max(one.configuration.ranks for one in compared)), (right, 1)):
+            axes.set_ylim(0, min(1.12 * axes.get_ylim()[1], 1.2 * max(highest, HIGHEST * ideal)))
             _names(axes, compared)
         _legend(fig, left, ncols=3)
     return fig
@@ -111,7 +114,8 @@ def _bar(
         edgecolor="white",
         label=LABELS[kind],
     )
-    top = value if np.isnan(found.high) else found.high * scale
+    ideal = found.ranks * scale
+    top = value if np.isnan(found.high) else min(found.high * scale, max(value, HIGHEST * ideal))
     text = form.format(value).replace("%", " %")
     axes.annotate(
         text,

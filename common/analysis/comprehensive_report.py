@@ -23,8 +23,8 @@ from common.analysis.comprehensive_plots import FIGURES
 from common.analysis.diagnosis import diagnosis_lines
 from common.analysis.plots import DPI
 from common.analysis.scaling import Speedup, distinct_per_epoch, processed_per_epoch
-from common.analysis.scaling_run import ScalingRun
-from common.analysis.scaling_runs import data_key, read_runs
+from common.analysis.scaling_run import ScalingRun, data_key
+from common.analysis.scaling_runs import read_runs
 from common.errors import UserError
 from common.runtime.paths import project_root, relative_to_project
 
@@ -196,7 +196,7 @@ def report(analysis: Analysis) -> str:
     if analysis.problems:
         lines += ["", "What could not be used as it was", "-" * 32]
         lines += [f"- {line}" for line in analysis.problems]
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _lines_of(one: Compared) -> list[str]:
@@ -250,8 +250,8 @@ def samples_text(run: ScalingRun) -> str:
 
 
 def diagnosis_of(run: ScalingRun, base: Configuration | None) -> list[str]:
-    """What the diagnosis says about one of our own runs; nothing about the original's."""
-    if not run.environment:
+    """What the diagnosis says of one of our runs on several ranks; nothing of the original's."""
+    if not run.environment or run.identity.world_size == 1:
         return []
     other = base.runs[0] if base else None
     beside = other.folder if other and other.environment and other is not run else None

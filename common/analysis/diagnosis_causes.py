@@ -137,12 +137,11 @@ class Case:
             return None
         return self.speedup_now * predict(model, settings).speedup / predict(model).speedup
 
-    def share_error(self, column: str) -> float:
-        """The standard error of a part's share of the step, over steps."""
-        shares = self.run.by_step(column).mean(axis=1) / self.run.by_step("step_time_ms").max(
-            axis=1
-        )
-        return standard_error(shares)
+    def share(self, column: str) -> tuple[float, float]:
+        """A part's share of the step, the median over steps, and its standard error."""
+        steps_ms = self.run.by_step("step_time_ms").max(axis=1)
+        shares = self.run.by_step(column).mean(axis=1) / steps_ms
+        return float(shares.median()), standard_error(shares)
 
     @property
     def steps(self) -> int:

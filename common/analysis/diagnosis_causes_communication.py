@@ -26,11 +26,13 @@ from common.perfmodel.scaled_step import (
     Prediction,
     StepModel,
     StepSettings,
+    at_bandwidth,
     best_cap_mb,
     needed_bandwidth,
     predict,
 )
 
+COMMUNICATION = "communication_time_ms"
 CAP_GAIN = 0.05
 """The perfmodel's predictions are good to a few percent: below a twentieth a cap is as good."""
 NOISE_FACTOR = 3.0
@@ -39,6 +41,9 @@ EXPOSED_SHARE = 0.20
 """With a fifth of the step exposed, efficiency cannot be above 80 %."""
 LATENCY_SHARE = 0.5
 """Latency-bound: latencies are most of the exchange, so that a smaller model would be no faster."""
+BELIEVED = 3.0
+"""All-reduces in a step may take three times what they take apart, among computing ranks. What is
+beyond that is no communication: the machine did something else."""
 MOST_BATCH = 16
 """The largest batch worth proposing, as a multiple."""
 SKIPPED = 1.5
@@ -90,10 +95,12 @@ def bucket_cap(case: Case) -> Verdict | None:
     case.run.need(BUCKETS)
     model = case.model
     best, now, after = _at_best_cap(model, model.settings)
-    gain = 1 - after.step_n_s / now.step_n_s
-    threshold = max(CAP_GAIN, NOISE_FACTOR * case.run.noise)
-    exposed = case.run.parts.parts_ms["communication"] / case.run.parts.step_ms
-    if gain < threshold or exposed < CAP_GAIN:
+    gain = min(
+        1 - after.step_n_s / now.step_n_s,
+        case.share(COMMUNICATION)[0],
+        _gain_on_a_line(model, best),
+    )
+    if gain < max(CAP_GAIN, NOISE_FACTOR * case.run.noise):
         return None
     level, reason = confidence(gain, CAP_GAIN, case.run.noise, case.steps)
     sizes = bucket_sizes(case.run)
@@ -122,6 +129,13 @@ def _at_best_cap(model: StepModel, settings: StepSettings) -> tuple[float, Predi
     return best, predict(model, settings), after
 
 
+def _gain_on_a_line(model: StepModel, cap_mb: float) -> float:
+    """The gain on α–β through the all-reduce times: a dip of the curve is no reason to change."""
+    line = at_bandwidth(model, 1.0)
+    after = predict(line, replace(line.settings, bucket_cap_mb=cap_mb))
+    return 1 - after.step_n_s / predict(line).step_n_s
+
+
 @dataclass(frozen=True)
 class _Exposed:
     """What is left of communication when all that is needless is gone, at the best cap."""
@@ -130,21 +144,20 @@ class _Exposed:
     settings: StepSettings
     prediction: Prediction
     measured_ms: float
+    step_ms: float
 
 
 def communication_bound(case: Case) -> Verdict | None:
     """The exchange itself is too much for this model, this batch or this network."""
     if case.ranks < 2:
         raise NotJudged("one rank exchanges nothing")
-    parts = case.run.parts
-    if parts.parts_ms["communication"] / parts.step_ms < EXPOSED_SHARE:
+    share, error = case.share(COMMUNICATION)
+    if share < EXPOSED_SHARE:
         return None
     exposed = _exposed(case)
     if exposed.share < EXPOSED_SHARE:
         return None
-    level, reason = confidence(
-        exposed.share, EXPOSED_SHARE, case.share_error("communication_time_ms"), case.steps
-    )
+    level, reason = confidence(exposed.share, EXPOSED_SHARE, error, case.steps)
     model, settings = case.model, exposed.settings
     network = model.networks[WIRE_TYPES[settings.compression]]
     count = exposed.prediction.exchange.num_buckets
@@ -155,7 +168,7 @@ def communication_bound(case: Case) -> Verdict | None:
     bus = float(bus_bandwidth(wire, float(network.time_s(float(wire))), case.ranks))
     evidence = [
         f"Communication that nothing hides takes {exposed.measured_ms:.3g} of "
-        f"{parts.step_ms:.3g} ms {case.file(STEPS)}"
+        f"{exposed.step_ms:.3g} ms {case.file(STEPS)}"
         + (
             f"; {percent(exposed.share)} of the step would remain at the best bucket cap and with "
             "one exchange a step."
@@ -171,14 +184,14 @@ def communication_bound(case: Case) -> Verdict | None:
         return _model_too_small(case, exposed, **found)
     for factor in (2, 4, 8, MOST_BATCH):
         larger = replace(settings, batch_per_rank=settings.batch_per_rank * factor)
-        if predict(model, larger).efficiency >= TARGET_EFFICIENCY:
+        if predict(model, larger).exchange_efficiency >= TARGET_EFFICIENCY:
             return _batch_too_small(case, exposed, larger, **found)
     return _network_too_slow(case, exposed, bus, **found)
 
 
 def _exposed(case: Case) -> _Exposed:
     """Raises NotJudged without a step model: nothing could tell the causes apart."""
-    model, parts = case.model, case.run.parts
+    model = case.model
     settings = replace(model.settings, exchanges=1)
     best, plain, after = _at_best_cap(model, settings)
     if after.step_n_s < plain.step_n_s * (1 - CAP_GAIN):
@@ -186,9 +199,11 @@ def _exposed(case: Case) -> _Exposed:
     else:
         after = plain
     avoidable_ms = max(0.0, (predict(model).step_n_s - after.step_n_s) * 1e3)
-    measured_ms = parts.parts_ms["communication"]
-    left = max(0.0, measured_ms - avoidable_ms) / (parts.step_ms - min(avoidable_ms, measured_ms))
-    return _Exposed(left, settings, after, measured_ms)
+    active_ms = predict(model).exchange.communication_s * model.settings.exchanges * 1e3
+    step_ms = float(case.run.by_step("step_time_ms").max(axis=1).median())
+    measured_ms = min(case.share(COMMUNICATION)[0] * step_ms, BELIEVED * active_ms)
+    left = max(0.0, measured_ms - avoidable_ms) / (step_ms - min(avoidable_ms, measured_ms))
+    return _Exposed(left, settings, after, measured_ms, step_ms)
 
 
 def _model_too_small(
@@ -228,14 +243,14 @@ def _batch_too_small(
     settings = exposed.settings
     factor = larger.batch_per_rank // settings.batch_per_rank
     passes = settings.accumulation * factor
-    reached = predict(case.model, larger).efficiency
+    reached = predict(case.model, larger).exchange_efficiency
     return Verdict(
         cause="batch-too-small",
         title="the batch is too small for this exchange",
         evidence=(
             *evidence,
-            f"With {factor} times the batch per rank the predicted efficiency is "
-            f"{percent(reached)} {case.file(PROBES)} {case.file(ALL_REDUCE)}.",
+            f"With {factor} times the batch per rank the exchange is predicted to leave "
+            f"{percent(reached)} of the step to the rest {case.file(PROBES)} {case.file(ALL_REDUCE)}.",
         ),
         lost_share=exposed.share,
         confidence=level,

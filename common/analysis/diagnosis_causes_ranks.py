@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from common.analysis.diagnosis_causes import Case, Verdict, confidence, percent
+from common.analysis.diagnosis_causes import SURE, Case, Verdict, confidence, percent
 from common.analysis.evidence import PLACEMENT, PROBES, STEPS, NotJudged, standard_error
 from common.analysis.step_parts import flags
 
@@ -20,8 +20,8 @@ SLOWEST_OFTEN = 0.8
 """The same rank is the slowest in so many steps; of two equal ones each is in half of them."""
 UNEQUAL_SHARE = 0.05
 """What the longest rank's padded tokens take of the step beyond the mean rank's."""
-LENGTHS_EXPLAIN = 0.5
-"""Correlation, over steps and ranks, of computing times with padded tokens."""
+LENGTHS_SLOPE = 0.3
+"""Computing time grows at least so much with the padded tokens: a third of it is not fixed."""
 
 
 def shared_device(case: Case) -> Verdict | None:
@@ -229,20 +229,15 @@ def unequal_lengths(case: Case) -> Verdict | None:
     uneven = tokens.max(axis=1) / tokens.mean(axis=1) - 1
     if uneven.mean() < UNEQUAL_SHARE / 2:
         return None
-    shares = compute.div(compute.mean(axis=1), axis=0)
-    longest = tokens.div(tokens.mean(axis=1), axis=0)
-    # Each rank's own level is left out: a rank that is always slower is another cause.
-    shares, longest = (table - table.mean() for table in (shares, longest))
-    spread = float(shares.to_numpy().std() * longest.to_numpy().std())
-    explained = float((shares * longest).to_numpy().mean()) / spread if spread else 0.0
-    step_ms = case.run.by_step("step_time_ms").max(axis=1)
-    over = (compute.max(axis=1) - compute.mean(axis=1)) / step_ms
-    lost = float(over.mean()) * min(1.0, max(0.0, explained))
-    if explained < LENGTHS_EXPLAIN or lost < UNEQUAL_SHARE:
+    slope, error = _slope(compute, tokens)
+    if slope < LENGTHS_SLOPE or slope < SURE * error:
         return None
-    level, reason = confidence(
-        float(over.mean()), UNEQUAL_SHARE, float(over.std() / np.sqrt(len(over))), len(over)
-    )
+    step_ms = case.run.by_step("step_time_ms").max(axis=1)
+    over = min(slope, 1.0) * uneven * compute.mean(axis=1) / step_ms
+    lost = float(over.mean())
+    if lost < UNEQUAL_SHARE:
+        return None
+    level, reason = confidence(lost, UNEQUAL_SHARE, standard_error(over), len(over))
     totals = tokens.sum()
     return Verdict(
         cause="unequal-lengths",
@@ -251,9 +246,9 @@ def unequal_lengths(case: Case) -> Verdict | None:
             f"In a step the largest rank has {percent(float(uneven.mean()))} more padded tokens "
             f"than the mean one, though over all steps they differ by only "
             f"{percent(float(totals.max() / totals.mean() - 1))} {case.file(STEPS)}.",
-            f"Computing time follows padded tokens from step to step (correlation "
-            f"{explained:.2f}), and beyond the mean rank's it takes "
-            f"{percent(float(over.mean()))} of the step {case.file(STEPS)}.",
+            f"From step to step, a rank with twice the mean's padded tokens computes "
+            f"{1 + slope:.2f} ± {error:.2f} times as long; what the largest rank has beyond the "
+            f"mean takes {percent(lost)} of the step {case.file(STEPS)}.",
         ),
         lost_share=lost,
         confidence=level,
@@ -265,6 +260,24 @@ def unequal_lengths(case: Case) -> Verdict | None:
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_without(lost),
     )
+
+
+def _slope(compute: pd.DataFrame, tokens: pd.DataFrame) -> tuple[float, float]:
+    """How computing time follows tokens, both over the mean of the step's ranks; and its error.
+
+    Each rank's own level is left out: a rank that is always slower is another cause. Hiccups are
+    kept from deciding: the shares are limited to what their 5th and 95th percentiles are.
+    """
+    shares = compute.div(compute.mean(axis=1), axis=0)
+    shares = shares.clip(*np.quantile(shares, [0.05, 0.95]))
+    longest = tokens.div(tokens.mean(axis=1), axis=0)
+    y, x = ((table - table.mean()).to_numpy().ravel() for table in (shares, longest))
+    if not (x @ x) > 0:
+        return 0.0, float("inf")
+    slope = float(x @ y / (x @ x))
+    # Of R ranks' shares, R − 1 are free.
+    free = max(1.0, len(x) * (1 - 1 / compute.shape[1]) - 1)
+    return slope, float(np.sqrt(((y - slope * x) ** 2).sum() / free / (x @ x)))
 
 
 def _compute(case: Case) -> pd.DataFrame:

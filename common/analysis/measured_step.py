@@ -12,6 +12,7 @@ from common.analysis.evidence import (
     ALL_REDUCE,
     BUCKETS,
     COSTS,
+    PLACEMENT,
     PROBES,
     READY_TIMES,
     STEP,
@@ -63,18 +64,20 @@ def step_model(evidence: Evidence) -> StepModel:
     }
     together = flags(probes["together"])
     several = probes[together] if together.any() else probes
+    drift, uneven = _in_the_step(evidence, several)
     samples = evidence.timed.groupby("rank")["samples"].median().max()
     data_ms = evidence.by_step("data_time_ms").median().max()
     model = StepModel(
         ranks=evidence.world_size,
         settings=step_settings(evidence, profile),
-        together=_passes(several),
-        alone=_alone(several, probes[~together]),
+        together=_scaled(_passes(several), drift * uneven),
+        alone=_scaled(_alone(several, probes[~together]), drift),
         profile=profile,
         networks=networks,
         costs=_costs(evidence),
-        optimizer_s=_slowest(several, "optimizer_time_ms").median() / 1e3,
+        optimizer_s=_mean_rank(several, "optimizer_time_ms").median() / 1e3,
         data_s_per_sample=float(data_ms / samples / 1e3) if samples else 0.0,
+        shares_cores=_shares_cores(evidence),
     )
     return calibrated(model, evidence.step_ms / 1e3)
 
@@ -142,10 +145,48 @@ def _groups(profile: BackwardProfile, wire_sizes: Sequence[int]) -> list[list[in
     return [list(range(start, int(end) + 1)) for start, end in zip(first, last, strict=True)]
 
 
+def _in_the_step(evidence: Evidence, several: pd.DataFrame) -> tuple[float, float]:
+    """What distinguishes passes within a step from those apart, as two factors.
+
+    The drift of the machine since the probes is seen in forward passes, beside which nothing else
+    runs; it is one rank's as well. Ranks that are slower in turns make the slowest of a step slower
+    than the mean rank: that is the ranks' waiting, over what they compute.
+    """
+    forward_ms = evidence.by_step("forward_time_ms").median() / evidence.accumulation
+    own = several[several["batch_per_rank"] == evidence.batch_per_rank]
+    drift = uneven = 1.0
+    if len(own):
+        # The rank with the least: what one rank alone does in its step is no drift.
+        probed_ms = own.groupby("rank")["forward_time_ms"].median()
+        drift = float((forward_ms / probed_ms).min())
+    parts = evidence.parts
+    if parts.compute_ms > 0:
+        uneven = 1 + max(0.0, parts.parts_ms["waiting"]) / parts.compute_ms
+    return drift, uneven
+
+
+def _scaled(passes: PassTimes, factor: float) -> PassTimes:
+    return PassTimes(
+        *(
+            LinearTime(line.fixed_s * factor, line.per_sample_s * factor)
+            for line in (passes.forward, passes.backward)
+        )
+    )
+
+
+def _shares_cores(evidence: Evidence) -> bool:
+    """Whether all ranks are on the CPU of one machine without links in between."""
+    placement = evidence.tables.get(PLACEMENT)
+    if placement is None or placement.empty or evidence.emulated:
+        return False
+    on_cpu = placement["device"].astype(str).str.startswith("cpu").all()
+    return bool(on_cpu and placement["host"].nunique() == 1)
+
+
 def _passes(probes: pd.DataFrame) -> PassTimes:
-    """Lines through the medians of the slowest rank's times, over the batch."""
+    """Lines through the medians of the mean rank's times, over the batch."""
     forward, backward = (
-        _slowest(probes, column).groupby("batch_per_rank").median() / 1e3
+        _mean_rank(probes, column).groupby("batch_per_rank").median() / 1e3
         for column in ("forward_time_ms", "backward_time_ms")
     )
     return PassTimes(
@@ -160,17 +201,21 @@ def _alone(several: pd.DataFrame, single: pd.DataFrame) -> PassTimes:
     if single.empty:
         return together
     batch = single["batch_per_rank"].iloc[0]
-    scaled = []
+    factors = []
     for name, line in (("forward", together.forward), ("backward", together.backward)):
         # A rank alone takes what one rank would; of unequal ranks, a fair baseline is the fastest.
         own = single.groupby("rank")[f"{name}_time_ms"].median().min() / 1e3
-        factor = float(own) / line.time_s(batch)
-        scaled.append(LinearTime(line.fixed_s * factor, line.per_sample_s * factor))
-    return PassTimes(*scaled)
+        factors.append(float(own) / line.time_s(batch))
+    return PassTimes(
+        *(
+            LinearTime(line.fixed_s * factor, line.per_sample_s * factor)
+            for line, factor in zip((together.forward, together.backward), factors, strict=True)
+        )
+    )
 
 
-def _slowest(probes: pd.DataFrame, column: str) -> pd.Series:
-    return probes.groupby(["batch_per_rank", "repeat"])[column].max()
+def _mean_rank(probes: pd.DataFrame, column: str) -> pd.Series:
+    return probes.groupby(["batch_per_rank", "repeat"])[column].mean()
 
 
 def _costs(evidence: Evidence) -> dict[str, MeasuredAllReduce]:

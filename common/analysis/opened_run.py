@@ -15,6 +15,7 @@ from common.runtime.paths import project_root, relative_to_project
 from common.runtime.run_directory import find_table, newest_complete_run, read_environment
 
 RECORDING_MACHINE = "epyc-2-cores"
+"""Where recorded runs are looked for first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +87,19 @@ def open_tables(
 def _choose(run_dir: str | Path | None, assignment: str, main: str) -> Path:
     if not run_dir:
         newest = newest_complete_run(project_root() / "outputs" / assignment, (main,))
-        return newest or project_root() / "data" / RECORDING_MACHINE / assignment
+        return newest or recorded_assignment(assignment)
     return given_folder(run_dir)
+
+
+def recorded_assignment(assignment: str) -> Path:
+    """Where the recorded runs of an assignment are, whichever machine made them."""
+    machines = [RECORDING_MACHINE, *sorted(p.parent.name for p in _data().glob(f"*/{assignment}"))]
+    folders = [_data() / machine / assignment for machine in machines]
+    return next((folder for folder in folders if folder.is_dir()), folders[0])
+
+
+def _data() -> Path:
+    return project_root() / "data"
 
 
 def given_folder(run_dir: str | Path) -> Path:

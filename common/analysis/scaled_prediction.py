@@ -5,8 +5,9 @@ the largest batch: passes without an exchange, all-reduces by size, when gradien
 ranks are assumed to form a smaller ring: an all-reduce of n ranks sends 2(n − 1)/n of the message
 through each link, in 2(n − 1) turns.
 
-On ranks that share a machine, all-reduces and computation also take time from each other. That is
-found from one arm, the one with the most ranks and the largest batch, and held against the others.
+A step is more than its pieces: ranks drift apart, a machine is slower later, all-reduces and
+computation take time from each other. That is found from one arm, the one with the most ranks and
+the largest batch (``measured_step``), and held against the others.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.analysis.evidence import open_evidence
+from common.analysis.evidence import PROBES, open_evidence
 from common.analysis.measured_step import model_from_evidence
+from common.analysis.step_parts import flags
 from common.errors import UserError
 from common.perfmodel.collectives import AllReduceModel, MeasuredAllReduce
+from common.perfmodel.pass_times import LinearTime, PassTimes
 from common.perfmodel.scaled_step import StepModel, as_alpha_beta, predict
 
 COLUMNS = (
-    *("arm", "predicted_step_ms", "predicted_with_contention_ms", "predicted_exposed_ms"),
+    *("arm", "predicted_step_ms", "adjusted_step_ms", "predicted_exposed_ms"),
     *("reference", "predicted_communication_ms"),
 )
 
@@ -33,9 +36,9 @@ COLUMNS = (
 def predicted_steps(folder: Path, arms: pd.DataFrame) -> pd.DataFrame:
     """A row per arm without a change: its step as predicted, in ms.
 
-    Columns: arm; predicted_step_ms (nothing fitted); predicted_with_contention_ms (with what the
-    arm marked ``reference`` shows, whose own prediction is then no prediction);
-    predicted_exposed_ms and predicted_communication_ms (0 on one rank).
+    Columns: arm; predicted_step_ms (nothing taken from any step); adjusted_step_ms (with what the
+    arm marked ``reference`` shows, whose own is then no prediction); predicted_exposed_ms and
+    predicted_communication_ms (0 on one rank).
 
     Args:
         folder: of a run with probes.
@@ -48,7 +51,9 @@ def predicted_steps(folder: Path, arms: pd.DataFrame) -> pd.DataFrame:
     if several.empty:
         raise UserError("no arm has two ranks or more: there is no exchange to predict")
     place = several.sort_values(["world_size", "batch_per_rank"]).iloc[-1]
-    reference = model_from_evidence(open_evidence(folder, int(place["arm"])))
+    evidence = open_evidence(folder, int(place["arm"]))
+    reference = model_from_evidence(evidence)
+    apart = from_pieces(reference, evidence.tables[PROBES])
     rows = []
     for arm in plain.itertuples():
         settings = replace(
@@ -57,22 +62,46 @@ def predicted_steps(folder: Path, arms: pd.DataFrame) -> pd.DataFrame:
             accumulation=int(arm.accumulation),
         )
         if arm.world_size == 1:
-            step_s = predict(reference, settings).step_1_s
-            rows.append([arm.arm, step_s * 1e3, step_s * 1e3, 0.0, False, 0.0])
+            steps = [predict(model, settings).step_1_s * 1e3 for model in (apart, reference)]
+            rows.append([arm.arm, *steps, 0.0, False, 0.0])
             continue
-        fitted = on_fewer_ranks(reference, int(arm.world_size))
-        bare = predict(replace(fitted, contention=0.0), settings)
+        bare, adjusted = (
+            predict(on_fewer_ranks(model, int(arm.world_size)), settings)
+            for model in (apart, reference)
+        )
         rows.append(
             [
                 arm.arm,
                 bare.step_n_s * 1e3,
-                predict(fitted, settings).step_n_s * 1e3,
+                adjusted.step_n_s * 1e3,
                 bare.exchange.exposed_communication_s * 1e3,
                 arm.arm == place["arm"],
                 bare.exchange.communication_s * 1e3,
             ]
         )
     return pd.DataFrame(rows, columns=[*COLUMNS])
+
+
+def from_pieces(model: StepModel, probes: pd.DataFrame) -> StepModel:
+    """The model with passes as probed and without what a step has shown.
+
+    Together, a pass is as long as its slowest rank's; alone, as the fastest rank's, measured at one
+    batch and taken to others in proportion.
+    """
+    together = flags(probes["together"])
+    several, single = probes[together], probes[~together]
+    lines = []
+    for column in ("forward_time_ms", "backward_time_ms"):
+        slowest = several.groupby(["batch_per_rank", "repeat"])[column].max()
+        medians = slowest.groupby("batch_per_rank").median() / 1e3
+        line = LinearTime.fit(medians.index.to_list(), medians.to_list())
+        factor = 1.0
+        if len(single):
+            fastest_s = single.groupby("rank")[column].median().min() / 1e3
+            factor = float(fastest_s) / line.time_s(single["batch_per_rank"].iloc[0])
+        lines.append((line, LinearTime(line.fixed_s * factor, line.per_sample_s * factor)))
+    shared, alone = (PassTimes(*pair) for pair in zip(*lines, strict=True))
+    return replace(model, together=shared, alone=alone, contention=0.0)
 
 
 def on_fewer_ranks(model: StepModel, ranks: int) -> StepModel:

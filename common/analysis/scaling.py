@@ -66,6 +66,9 @@ def why_not_comparable(base: RunIdentity, run: RunIdentity, regime: str) -> str 
     different = _first_difference(base, run, fields)
     if different:
         return different
+    processors = base.processor, run.processor
+    if None not in processors and processors[0] != processors[1]:
+        return f"processor differs ({processors[0]} and {processors[1]})"
     if base.distinct_per_epoch is None or run.distinct_per_epoch is None:
         return NOT_COUNTED
     repeated = _repeated(base) or _repeated(run)

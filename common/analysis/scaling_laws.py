@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import lsq_linear
+from scipy.optimize import nnls
 from scipy.stats import norm, t
 
 from common.errors import UserError
@@ -272,7 +272,8 @@ def _least_squares(
     for _ in range(2):
         weights = 1 / (law.slope(n, at) * (at if errors is None else errors))
         rows, target = columns * weights[:, None], left * weights
-        values = lsq_linear(rows, target, bounds=(0, law.largest), method="bvls").x
+        # Only laws of one parameter have an upper bound, and for these cutting off is the optimum.
+        values = np.minimum(nnls(rows, target)[0], law.largest)
         at = np.maximum(law.predict(n, *values), 1e-9)
     covariance = np.linalg.pinv(rows.T @ rows)
     freedom = len(n) - len(law.parameters)

@@ -12,7 +12,7 @@ from common.analysis.scaling import STRONG
 from common.analysis.scaling_laws import USL, FittedLaw
 from common.analysis.scaling_plots import GOOD_EFFICIENCY, arm_name
 from common.analysis.step_parts import PARTS, TOLERANCE
-from common.perfmodel.mlp_step import PCIE3_X16_BYTES_PER_S, Explanation
+from common.perfmodel.published_mlp import PCIE3_X16_BYTES_PER_S, Explanation
 
 FITS_WITHIN = 0.05
 """A law whose largest error is above this is said not to describe the points."""
@@ -62,6 +62,11 @@ def parts_sentence(run: SweepRun) -> str:
             f" Held against steps of the same rounds that nobody watched, their sum is off by "
             f"{errors.abs().median():.1%} (median over arms; from {errors.min():+.1%} to "
             f"{errors.max():+.1%}); {holds} of {len(errors)} arms add up within {TOLERANCE:.0%}."
+        )
+    if run.noise_floor is not None:
+        text += (
+            " Strong and weak arms that are the same step twice differ by "
+            f"{run.noise_floor:.1%} (median): nothing here is known better than that."
         )
     return text
 
@@ -204,7 +209,7 @@ def _ratio(row: pd.Series) -> str:
 def predictions_shown(run: SweepRun) -> pd.DataFrame:
     """A row per arm on several ranks: measured and predicted step."""
     predicted, _ = run.predictions
-    columns = ["arm", "measured (ms)", "predicted (ms)", "error", "with contention (ms)"]
+    columns = ["arm", "measured (ms)", "predicted (ms)", "error", "adjusted (ms)"]
     if predicted is None:
         return pd.DataFrame(columns=columns)
     both = _measured_and_predicted(run)
@@ -214,8 +219,8 @@ def predictions_shown(run: SweepRun) -> pd.DataFrame:
             "measured (ms)": both["measured_ms"],
             "predicted (ms)": both["predicted_step_ms"],
             "error": both["error"],
-            "with contention (ms)": both["predicted_with_contention_ms"],
-            "its error": both["contention_error"].where(~both["reference"]),
+            "adjusted (ms)": both["adjusted_step_ms"],
+            "its error": both["adjusted_error"].where(~both["reference"]),
         }
     )
 
@@ -224,19 +229,20 @@ def prediction_sentence(run: SweepRun) -> str:
     """How far predicted steps are from measured ones, with and without what was fitted."""
     predicted, reason = run.predictions
     if predicted is None:
-        return f"There is no prediction here: {reason}."
+        return f"{reason[0].upper()}{reason[1:]}."
     both = _measured_and_predicted(run)
+    error = both["error"].abs().median()
     text = (
-        f"From what was measured apart, with nothing fitted, the steps of {len(both)} arms on "
-        f"several ranks are predicted with an error of {both['error'].abs().median():.0%} (median; "
+        f"From what was measured apart, with nothing taken from a step, the steps of {len(both)} "
+        f"arms on several ranks are predicted with an error of {error:.0%} (median; "
         f"from {both['error'].min():+.0%} to {both['error'].max():+.0%})."
     )
     others = both[~both["reference"]]
     if len(others):
         text += (
-            " With what computation and all-reduces take from each other, found from one arm, the "
-            f"other {len(others)} are off by {others['contention_error'].abs().median():.0%} "
-            f"(median; at most {others['contention_error'].abs().max():.0%})."
+            " With what one arm shows of ranks that disturb each other, the steps of the other "
+            f"{len(others)} are off by {others['adjusted_error'].abs().median():.0%} "
+            f"(median; at most {others['adjusted_error'].abs().max():.0%})."
         )
     return text
 
@@ -246,7 +252,7 @@ def _measured_and_predicted(run: SweepRun) -> pd.DataFrame:
     both = both[both["world_size"] > 1].copy()
     both["measured_ms"] = both["plain_step_ms"].fillna(both["step_ms"])
     both["error"] = both["predicted_step_ms"] / both["measured_ms"] - 1
-    both["contention_error"] = both["predicted_with_contention_ms"] / both["measured_ms"] - 1
+    both["adjusted_error"] = both["adjusted_step_ms"] / both["measured_ms"] - 1
     return both
 
 
@@ -283,8 +289,8 @@ def published_sentence(found: Explanation) -> str:
         f"average and the bandwidth alone free, {fixed_beta / 1e9:.1f} GB/s leaves an error of "
         f"{fixed_error:.1%}; with no contention at all {bare_error:.1%}. PCIe 3.0 x16 carries "
         f"{PCIE3_X16_BYTES_PER_S / 1e9:.2f} GB/s in one direction; {found.share_of_pcie:.0%} of "
-        "that is what a link may leave to copies that pass through the host's memory. Every step sends the gradients of "
-        f"{parameters:,} parameters, {parameters * 4 / 2**20:.0f} MiB, which takes "
+        "that is what such a link may leave to copies through the host's memory. Every step sends "
+        f"gradients of {parameters:,} parameters, {parameters * 4 / 2**20:.0f} MiB, which takes "
         f"{parameters * 4 / found.bandwidth_bytes_per_s * 1e3:.0f} ms: far more than the "
         f"{found.one_gpu_ms[min(found.one_gpu_ms)]:.1f} ms that the small batch computes, and "
         "less than what the large one does."

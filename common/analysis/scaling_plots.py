@@ -26,7 +26,7 @@ from common.analysis.plots import (
 from common.analysis.scaling import WEAK
 from common.analysis.scaling_laws import USL
 from common.analysis.step_parts import PARTS
-from common.perfmodel.mlp_step import LARGEST_SLOWDOWN, MEAN_SLOWDOWN, Explanation
+from common.perfmodel.published_mlp import LARGEST_SLOWDOWN, MEAN_SLOWDOWN, Explanation
 
 PLAIN = FuncFormatter(lambda value, _: f"{value:,g}")
 GOOD_EFFICIENCY = 0.8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,8 @@ STRONG, WEAK = "strong", "weak"
 EPOCHS = ("epoch", "train_time_s", "train_loss", "val_loss", "val_accuracy")
 """Columns of a run's epochs, whatever it was read from; times are the slowest rank's."""
 RENAMED = {"train_time": "train_time_s", "val_acc": "val_accuracy"}
+DATA_NAMES = {"imdb": "IMDB", "agnews": "AGNews", "sst2": "SST2"}
+"""Data sets that a folder's name may speak of, and what the original calls them."""
 LOSSES = ("train_loss", "val_loss")
 
 
@@ -40,6 +43,9 @@ class RunIdentity:
         distinct_per_epoch: different samples that reached the model in an epoch, on all ranks
             together, as counted.
         processed_per_epoch: samples that reached it, repeated ones each time.
+        processor: the kind of GPU, or of CPU where ranks compute on that.
+        network, options: between ranks, and of DDP; runs that differ in them may be compared, but
+            are no repetitions of each other.
     """
 
     world_size: int
@@ -51,6 +57,9 @@ class RunIdentity:
     batch_per_rank: int | None = None
     distinct_per_epoch: int | None = None
     processed_per_epoch: int | None = None
+    processor: str | None = None
+    network: str | None = None
+    options: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,16 @@ class ScalingRun:
     def final_accuracy(self) -> float:
         """Validation accuracy after the last epoch; NaN where it was not noted."""
         return float(self.epochs["val_accuracy"].iloc[-1])
+
+
+def data_key(name: str) -> str:
+    """A data set's name without case and punctuation: ``AG News`` and ``ag_news`` are one."""
+    return re.sub(r"[^a-z0-9]", "", str(name).lower())
+
+
+def data_name(name: str) -> str:
+    """A data set as the original writes it; a name that it does not know stays as it is."""
+    return DATA_NAMES.get(data_key(name), name)
 
 
 def checked_epochs(table: pd.DataFrame, path: Path) -> pd.DataFrame:

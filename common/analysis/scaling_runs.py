@@ -16,15 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import yaml
 
-from common.analysis.scaling_columns import (
-    ARM_COLUMNS,
-    EPOCH_COLUMNS,
-    FACT_COLUMNS,
-    METRIC_COLUMNS,
-)
+from common.analysis.scaling_columns import METRIC_COLUMNS
 from common.analysis.scaling_run import (
+    DATA_NAMES,
     EPOCHS,
     RENAMED,
     Problem,
@@ -32,20 +27,19 @@ from common.analysis.scaling_run import (
     ScalingRun,
     StatedSamples,
     checked_epochs,
+    data_key,
     separate_jobs,
     with_notes,
 )
+from common.analysis.text_run_directory import read_own
 from common.errors import UserError
-from common.perfmodel.tables import numbers, read_table
+from common.perfmodel.tables import read_table
 from common.runtime.paths import project_root, relative_to_project
-from common.runtime.run_directory import read_environment
 
 LABEL = "assignment4-text"
 """What our text training calls its runs in ``environment.json``."""
 PUBLISHED = "text-scaling-published"
 PUBLISHED_HARDWARE = "1 and 4 GPUs of one node (kind and date not stated), NCCL"
-DATA_NAMES = {"imdb": "IMDB", "agnews": "AGNews", "sst2": "SST2"}
-"""Data sets that a folder's name may speak of, and what the original calls them."""
 ASSUMED = frozenset({"world_size", "data", "model"})
 """What of an original run is read from its folder's name."""
 
@@ -81,16 +75,6 @@ def read_runs(root: Path | str) -> RunsRead:
     if not runs and not problems:
         raise UserError(f"{root}: no runs; looked for <experiment>/metrics.csv in it")
     return RunsRead(runs, problems)
-
-
-def data_key(name: str) -> str:
-    """A data set's name without case and punctuation: ``AG News`` and ``ag_news`` are one."""
-    return re.sub(r"[^a-z0-9]", "", str(name).lower())
-
-
-def data_name(name: str) -> str:
-    """A data set as the original writes it; a name that it does not know stays as it is."""
-    return DATA_NAMES.get(data_key(name), name)
 
 
 def _candidates(root: Path) -> list[Path]:
@@ -181,81 +165,6 @@ def identity_of_name(name: str) -> RunIdentity:
         raise UserError("its name does not tell the number of GPUs (such as 4gpu), nor does a file")
     model = "optimized" if "optimized" in lower else "small"
     return RunIdentity(world_size=world_size, data=data, model=model)
-
-
-def read_own(folder: Path) -> ScalingRun:
-    """A run of our text training, with its samples as they were counted.
-
-    Raises UserError for a run that is not complete and for tables that cannot be read.
-    """
-    environment = read_environment(folder)
-    if environment["status"] != "complete":
-        reason = f": {environment['reason']}" if environment.get("reason") else ""
-        raise UserError(f"this run is not complete ({environment['status']}{reason})")
-    path = folder / "epochs.csv"
-    rows = read_table(path, EPOCH_COLUMNS)
-    rows["train_time_s"] = numbers(rows, "train_time_s", path, above=0)
-    world_size = int(environment.get("world_size") or 0)
-    if world_size < 1:
-        raise UserError("environment.json has no world_size")
-    if rows["rank"].nunique() != world_size:
-        raise UserError(f"epochs.csv has rows of {rows['rank'].nunique()} of {world_size} ranks")
-    slowest = rows.groupby("epoch")["train_time_s"].max()
-    table = rows[rows["rank"] == rows["rank"].min()].set_index("epoch")
-    table = table.assign(train_time=slowest).drop(columns="train_time_s").reset_index()
-    table["epoch"] = table["epoch"] + (1 - min(1, table["epoch"].min()))  # epochs count from 1
-    settings = _settings(folder)
-    identity = _own_identity(folder, world_size)
-    run = ScalingRun(
-        name=folder.name,
-        folder=folder,
-        dataset=data_name(str(settings.get("dataset") or identity.data)),
-        identity=identity,
-        epochs=checked_epochs(table.rename(columns=RENAMED), path),
-        environment=environment,
-        hardware=str(environment.get("hardware", "")),
-    )
-    expected = settings.get("epochs")
-    return with_notes(run, int(expected) if expected else None, "config.yaml")
-
-
-def _own_identity(folder: Path, world_size: int) -> RunIdentity:
-    facts = read_table(folder / "facts.csv", FACT_COLUMNS)
-    for column in ("model", "data", "compute_dtype", "input_shape"):
-        if facts[column].nunique() > 1:
-            found = ", ".join(map(str, facts[column].unique()))
-            raise UserError(f"facts.csv: ranks differ in {column} ({found})")
-    fact, arm = facts.iloc[0], read_table(folder / "arms.csv", ARM_COLUMNS).iloc[0]
-    identity = RunIdentity(
-        world_size=world_size,
-        data=str(fact["data"]),
-        model=str(fact["model"]),
-        precision=str(fact["compute_dtype"]),
-        input_shape=str(fact["input_shape"]),
-        global_batch=int(arm["global_batch"]),
-        batch_per_rank=int(arm["batch_per_rank"]) * int(arm["accumulation"]),
-    )
-    path = folder / "samples.csv"
-    if not path.is_file():
-        return identity
-    samples = read_table(path, ("epoch", "processed", "distinct_all_ranks"))
-    processed = samples.groupby("epoch")["processed"].sum()
-    distinct = samples.groupby("epoch")["distinct_all_ranks"].max()
-    return replace(
-        identity,
-        distinct_per_epoch=int(np.median(distinct)),
-        processed_per_epoch=int(np.median(processed)),
-    )
-
-
-def _settings(folder: Path) -> dict:
-    """A run's settings; none where they cannot be read."""
-    path = folder / "config.yaml"
-    try:
-        settings = yaml.safe_load(path.read_text()) if path.is_file() else None
-    except yaml.YAMLError:
-        raise UserError("config.yaml: not YAML") from None
-    return settings if isinstance(settings, dict) else {}
 
 
 def published_folder() -> Path:

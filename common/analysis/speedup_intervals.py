@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 DRAWS, CONFIDENCE = 2000, 0.95
+FEW = 8
+"""From so many values on, a bootstrap is trusted."""
 OVER_RUNS, OVER_EPOCHS, NO_INTERVAL = "repeated runs", "epochs", "nothing: a single epoch"
 
 
@@ -16,8 +18,8 @@ def ratio_interval(base: list[NDArray], other: list[NDArray]) -> tuple[float, fl
     """95 % interval of base time over the other's, and what it is taken over.
 
     Repeated runs on both sides: Welch's t on the logarithms of the runs' means, since a bootstrap
-    of two or three values is far too narrow. Else a bootstrap over epochs, which does not know how
-    much runs differ.
+    of two or three values is far too narrow. Else over epochs, which do not know how much runs
+    differ: a bootstrap, or Welch's t where they are few.
     """
     if len(base) > 1 and len(other) > 1:
         return *_welch(
@@ -26,6 +28,8 @@ def ratio_interval(base: list[NDArray], other: list[NDArray]) -> tuple[float, fl
     first, second = np.concatenate(base), np.concatenate(other)
     if len(first) < 2 or len(second) < 2:
         return float("nan"), float("nan"), NO_INTERVAL
+    if min(len(first), len(second)) < FEW:
+        return *_welch(np.log(first), np.log(second)), OVER_EPOCHS
     draw = np.random.default_rng(0)
     means = [
         times[draw.integers(0, len(times), (DRAWS, len(times)))].mean(axis=1)

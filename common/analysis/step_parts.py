@@ -247,7 +247,7 @@ def _check(timed: pd.DataFrame, arm: int) -> None:
             at = timed.loc[~np.isfinite(values)].iloc[0]
             raise UserError(
                 f"steps.csv: arm {arm}, step {at['step']}, rank {at['rank']}: {column} is "
-                f"{at[column]!r}; it must be a finite number of ms"
+                f"{at[column]}; it must be a finite number of ms"
             )
 
 

@@ -30,7 +30,8 @@ def sweep_speedups(arms: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         arms: ``arms.csv``.
-        steps: ``steps.csv``; the plain steps are used where every arm has some, else the timed.
+        steps: ``steps.csv``; an arm's plain steps are used where it has some, else its timed ones
+            (one rank has no buckets to watch: its timed steps are plain).
 
     Raises UserError where an arm has no measured step.
     """
@@ -48,9 +49,8 @@ def sweep_speedups(arms: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 def step_times_by_round(steps: pd.DataFrame) -> pd.DataFrame:
     """Median step in ms of the slowest rank, without warm-up: a row per round, a column per arm."""
     measured = steps[~steps["warmup"].astype(str).str.lower().isin(["true", "1"])]
-    plain = measured[measured["kind"] == "plain"]
-    kept = plain if set(plain["arm"]) == set(measured["arm"]) else measured
-    kept = kept[kept["kind"] == ("plain" if kept is plain else "timed")]
+    plain = measured["kind"] == "plain"
+    kept = measured[plain | ~measured["arm"].isin(set(measured["arm"][plain]))]
     keys = [key for key in ("arm", "round", "epoch", "step") if key in kept]
     slowest = kept.groupby(keys, dropna=False)["step_time_ms"].max()
     return slowest.groupby(["round", "arm"]).median().unstack("arm")

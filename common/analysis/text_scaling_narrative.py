@@ -8,13 +8,13 @@ import pandas as pd
 from common.analysis.comprehensive import Compared, Configuration, verdict
 from common.analysis.comprehensive_report import speedup_text
 from common.analysis.scaling_run import ScalingRun
-from common.analysis.scaling_runs import published_folder
 from common.analysis.text_study import (
     TextStudy,
     epochs_to_loss,
     passes,
     rows_as_written,
     time_to_accuracy_s,
+    updates_per_epoch,
 )
 
 CLOSE = 0.02
@@ -83,7 +83,10 @@ def loss_sentence(one: Compared, several: Compared) -> str:
         )
     return text + (
         f"An epoch on {gpus} is worth {ahead:.1f} on one: it has fewer updates, each of a larger "
-        "batch, as it is when the data are split."
+        "batch, as it is when the data are split. "
+        f"In updates, epoch {reached[-1][0]} on {gpus} is the "
+        f"{reached[-1][0] * updates_per_epoch(several.configuration):,.0f}th; one GPU comes to the "
+        f"same loss at the {reached[-1][1] * updates_per_epoch(one.configuration):,.0f}th."
     )
 
 
@@ -106,7 +109,7 @@ def per_sample_sentence(several: Compared) -> str:
     if found is None:
         return "Nobody knows how many samples an epoch of this run went through."
     stated = several.configuration.runs[0].stated
-    count = passes(several)
+    count = passes(several.configuration)
     known = f" ({stated.how_known})" if stated else " (counted)"
     name = ", ".join(dict.fromkeys((several.configuration.dataset, several.configuration.name)))
     if count <= 1.01:
@@ -127,7 +130,7 @@ def published_shown(study: TextStudy) -> pd.DataFrame:
             "1 GPU (s)": mean_epoch_s(one.base),
             "epoch (s)": mean_epoch_s(one.configuration),
             "as printed": one.printed.value,
-            "passes": passes(one),
+            "passes": passes(one.configuration),
             "per sample": one.per_sample.value,
             "efficiency": one.per_sample.efficiency,
         }
@@ -138,13 +141,15 @@ def published_shown(study: TextStudy) -> pd.DataFrame:
 
 def steps_shown(study: TextStudy) -> pd.DataFrame:
     """What several GPUs add to a step of the published runs."""
-    settings = pd.read_csv(published_folder() / "experiments.csv").set_index("experiment")
     rows = []
     for compared in study.published.values():
         for one in compared:
             if one.is_base or one.base is None:
                 continue
-            times = [_step_ms(each, settings) for each in (one.base, one.configuration)]
+            times = [
+                mean_epoch_s(each) / updates_per_epoch(each) * 1e3
+                for each in (one.base, one.configuration)
+            ]
             row = {"data": one.configuration.dataset, "model": one.configuration.identity.model}
             row |= {"GPUs": one.configuration.ranks}
             row |= dict(zip(STEP_TIMES, (*times, times[1] - times[0]), strict=True))
@@ -193,14 +198,6 @@ def accuracy_sentence(several: Compared, target: float) -> str:
 def mean_epoch_s(one: Configuration) -> float:
     """Mean training time of an epoch, without warm-up."""
     return float(np.mean(one.epoch_times_s))
-
-
-def _step_ms(one: Configuration, settings: pd.DataFrame) -> float:
-    """Epoch time over the number of its steps, each of one batch per GPU."""
-    run = one.runs[0]
-    row = settings.loc[run.name.split("#")[0]]
-    per_rank = row["processed_per_epoch"] / row["world_size"]
-    return mean_epoch_s(one) / np.ceil(per_rank / row["batch_per_rank"]) * 1e3
 
 
 def percent(share: float) -> str:

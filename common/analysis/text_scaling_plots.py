@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from common.analysis.comprehensive import Compared
+from common.analysis.mode_plots import PLAIN
 from common.analysis.plots import BLUE, CYCLE, GREY, RED, figure
-from common.analysis.text_study import passes
+from common.analysis.text_study import passes, updates_per_epoch
 
 
 def epoch_times(studies: Mapping[str, Sequence[Compared]], caption: str) -> Figure:
@@ -55,20 +56,32 @@ def epoch_times(studies: Mapping[str, Sequence[Compared]], caption: str) -> Figu
     return fig
 
 
-def losses(one: Compared, several: Compared, caption: str) -> Figure:
-    """Training loss on one and on several GPUs, by epoch as printed and by pass over the data."""
+def losses(one: Compared, several: Compared, caption: str, by: str = "passes") -> Figure:
+    """Training loss on one and on several GPUs: by epoch as printed, and by what was done.
+
+    Args:
+        by: ``passes`` over the data, or ``updates`` of the weights.
+    """
+    per_epoch, name = {
+        "passes": (passes, "passes over the data"),
+        "updates": (updates_per_epoch, "updates of the weights"),
+    }[by]
     with figure(caption, ncols=2, sharey=True) as (fig, (left, right)):
         for compared, colour in ((one, BLUE), (several, RED)):
+            each = per_epoch(compared.configuration)
             for repeat, run in enumerate(compared.configuration.runs):
                 label = compared.configuration.name if repeat == 0 else None
                 style = {"color": colour, "marker": "os^"[repeat % 3], "markersize": 4, "lw": 1.2}
                 epochs, loss = run.epochs["epoch"], run.epochs["train_loss"]
                 left.plot(epochs, loss, label=label, **style)
-                right.plot(epochs * passes(compared), loss, **style)
-        for axes, label in ((left, "epoch as printed"), (right, "passes over the data")):
+                right.plot(epochs * each, loss, **style)
+        for axes, label in ((left, "epoch as printed"), (right, name)):
             axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(PLAIN)
+            axes.yaxis.set_minor_locator(NullLocator())
             axes.set_xlabel(label)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         left.set_ylabel("training loss (nats)")
         fig.legend(loc="outside upper center", ncols=2, fontsize=8)
     return fig

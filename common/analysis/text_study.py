@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.analysis.comprehensive import Compared, compare
-from common.analysis.opened_run import RECORDING_MACHINE, given_folder
+from common.analysis.comprehensive import Compared, Configuration, compare
+from common.analysis.opened_run import given_folder, recorded_assignment
+from common.analysis.scaling import distinct_per_epoch, processed_per_epoch
 from common.analysis.scaling_run import ScalingRun
 from common.analysis.scaling_runs import (
     PUBLISHED,
@@ -120,13 +121,19 @@ def rows_as_written(experiment: str) -> pd.DataFrame:
     return epochs[epochs["experiment"] == experiment].sort_values("row", ignore_index=True)
 
 
-def passes(one: Compared) -> float:
+def passes(configuration: Configuration) -> float:
     """How often an epoch goes through the data, as far as it is known; NaN where it is not."""
-    known = one.configuration.runs[0]
-    counts = known.stated or known.identity
-    if counts.processed_per_epoch is None or not counts.distinct_per_epoch:
-        return float("nan")
-    return counts.processed_per_epoch / counts.distinct_per_epoch
+    run = configuration.runs[0]
+    processed, distinct = processed_per_epoch(run), distinct_per_epoch(run)
+    return processed / distinct if processed and distinct else float("nan")
+
+
+def updates_per_epoch(configuration: Configuration) -> float:
+    """Steps of an epoch of a published run, each of one batch per GPU."""
+    settings = pd.read_csv(published_folder() / "experiments.csv").set_index("experiment")
+    row = settings.loc[configuration.runs[0].name.split("#")[0]]
+    per_rank = row["processed_per_epoch"] / row["world_size"]
+    return float(np.ceil(per_rank / row["batch_per_rank"]))
 
 
 def epochs_to_loss(run: ScalingRun, loss: float) -> float:
@@ -154,7 +161,7 @@ def _choose(run_dir: str | Path | None) -> Path | None:
     if run_dir:
         return given_folder(run_dir)
     newest = newest_complete_run(project_root() / "outputs" / "assignment4", ("epochs.csv",))
-    recorded = project_root() / "data" / RECORDING_MACHINE / "assignment4"
+    recorded = recorded_assignment("assignment4")
     return newest or (recorded if recorded.is_dir() else None)
 
 

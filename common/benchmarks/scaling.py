@@ -189,12 +189,13 @@ def main(settings: ScalingBenchmark) -> None:
         set_tf32(True)
         workload = settings.open_workload(worker.device)
         label = "assignment4-sweep" if settings.sweep else "assignment4-benchmark"
+        plan = settings.sweep_plan(worker.world_size) if settings.sweep else None
         facts = {"world_size": worker.world_size, "model": workload.model, "data": workload.data}
         with record_run(
             settings, label, worker, recorded_settings=facts, notes=(workload.note,)
         ) as recorder:
-            if settings.sweep:
-                sweep(settings.sweep_plan(worker.world_size), workload, worker, recorder)
+            if plan:
+                sweep(plan, workload, worker, recorder)
             else:
                 measure(settings, workload, worker, recorder)
         if worker.is_main:

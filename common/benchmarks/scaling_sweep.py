@@ -65,17 +65,19 @@ class SweepPlan:
     rounds: int
     steps_per_visit: int
 
-    def arms(self) -> list[Arm]:
-        """All arms, weak ones first.
-
-        A strong arm whose ranks could not share the global batch evenly is left out.
-        Raises UserError where no speedup could be computed: with one world size only.
-        """
+    def __post_init__(self) -> None:
+        """Raises UserError where no speedup could be computed: with one world size only."""
         if len(self.world_sizes) < 2:
             raise UserError(
                 f"--sweep with world size {self.world_sizes[0]} only: no speedup can be computed; "
                 "start the job on 2 ranks or more, or give two --world_sizes"
             )
+
+    def arms(self) -> list[Arm]:
+        """All arms, weak ones first.
+
+        A strong arm whose ranks could not share the global batch evenly is left out.
+        """
         most, found = max(self.world_sizes), []
         for batch in self.batch_sizes:
             if "weak" in self.regimes:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from common.benchmarks import allreduce, allreduce_chunks, ddp, layers, overlap
+from common.benchmarks import allreduce, allreduce_chunks, ddp, layers, overlap, scaling
 from common.data.markov_text import synthetic_shards
 from common.errors import RunFailed, UserError
 from common.runtime.child import run_child
@@ -22,9 +22,11 @@ from common.runtime.environment import describe_environment
 from common.runtime.placement import own_placement, placement_problems
 from common.runtime.process_group import Worker, visible_gpus
 from common.runtime.run_directory import RunDirectory
+from common.training import text_scaling_trainer
 from common.training.config import DdpConfig, FsdpConfig, TrainingConfig
 from common.training.micro_batch_config import MicroBatchConfig
 from common.training.micro_batch_trainer import train_text
+from common.training.text_scaling_config import TextScalingConfig
 from common.training.trainer import train
 
 
@@ -93,6 +95,17 @@ def check_output(worker: Worker, folder: Path) -> str:
             raise OSError(f"{folder}: {free:.1f} GiB free")
         return f"{free:.0f} GiB free"
     return ""
+
+
+SCALING = {
+    **{"batch_size": 4, "epochs": 1, "steps_per_epoch": 3, "warmup_steps": 1, "timed_steps": 2},
+    **{"input_dim": 16, "hidden_dim": 16, "num_layers": 1, "output_dim": 4},
+}
+TEXT_SCALING = {
+    **{"dataset": "synthetic", "max_train_samples": 256, "eval_samples": 16, "epochs": 1},
+    **{"batch_size": 4, "d_model": 16, "d_ff": 16, "vocab_size": 64, "max_length": 16},
+    **{"workers": 0, "warmup_steps": 1, "discard_steps": 1},
+}
 
 
 def tiny(main: Callable, settings_type: type, **tiny_settings: object) -> Callable:
@@ -260,5 +273,15 @@ CHECKS = (
         "micro-batches",
         tiny_texts,
         "run assignments/assignment3/train_ddp.py by itself to see more",
+    ),
+    Check(
+        "scaling",
+        tiny(scaling.main, scaling.ScalingBenchmark, **SCALING),
+        "run assignments/assignment4/benchmark.py by itself to see more",
+    ),
+    Check(
+        "text scaling",
+        tiny(text_scaling_trainer.train_text, TextScalingConfig, **TEXT_SCALING),
+        "run assignments/assignment4/train_text.py by itself to see more",
     ),
 )

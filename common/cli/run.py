@@ -28,12 +28,14 @@ class Run:
         """Do it and say where the results are."""
         from common.report.pipeline import report_measured, run_assignments
         from common.report.progress import StageProgress
+        from common.runtime.bytecode import shared_bytecode
 
         if self.run_dir:
             report_measured(self.what, self.run_dir, StageProgress())
             return
         preset = self.preset or ("gpu" if _gpus() >= 2 else "laptop")
-        run_assignments(self.what, preset, self.output_dir, StageProgress())
+        with shared_bytecode():
+            run_assignments(self.what, preset, self.output_dir, StageProgress())
 
 
 def _gpus() -> int:

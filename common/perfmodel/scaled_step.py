@@ -77,6 +77,8 @@ class StepModel:
         costs: into a bucket and back (``copy``, ``fp16``, ``bf16``), by bytes in float32.
         optimizer_s, data_s_per_sample: update, and loading of a sample.
         contention: seconds that a second of all-reduce adds to the step.
+        shares_cores: whether the cores that compute also do the all-reduces (gloo within one
+            machine): beside computation an all-reduce then takes from it what it takes alone.
     """
 
     ranks: int
@@ -89,6 +91,7 @@ class StepModel:
     optimizer_s: float = 0.0
     data_s_per_sample: float = 0.0
     contention: float = 0.0
+    shares_cores: bool = False
 
     def __post_init__(self) -> None:
         if self.ranks < 2:
@@ -99,11 +102,16 @@ class StepModel:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step on one and on N ranks, in seconds. ``exchange`` is its last backward pass."""
+    """A step on one and on N ranks, in seconds.
+
+    ``without_exchange_s`` is that of N ranks if they exchanged nothing; ``exchange`` is the last
+    backward pass.
+    """
 
     ranks: int
     step_1_s: float
     step_n_s: float
+    without_exchange_s: float
     exchange: BackwardTimeline
 
     @property
@@ -116,9 +124,9 @@ class Prediction:
         return self.speedup / self.ranks
 
     @property
-    def exposed_share(self) -> float:
-        """Of the step on N ranks, what the last exchange adds after computation has ended."""
-        return self.exchange.exposed_communication_s / self.step_n_s
+    def exchange_efficiency(self) -> float:
+        """What the exchange leaves of N ranks, whatever else they take from each other."""
+        return self.without_exchange_s / self.step_n_s
 
 
 def predict(model: StepModel, settings: StepSettings | None = None) -> Prediction:
@@ -137,7 +145,8 @@ def predict(model: StepModel, settings: StepSettings | None = None) -> Predictio
         + timeline.total_s
         + model.contention * timeline.communication_s
     )
-    return Prediction(model.ranks, one, several, timeline)
+    bare = passes * model.together.time_s(batch) + around
+    return Prediction(model.ranks, one, several, bare, timeline)
 
 
 def exchange(model: StepModel, settings: StepSettings) -> BackwardTimeline:
@@ -153,7 +162,11 @@ def exchange(model: StepModel, settings: StepSettings) -> BackwardTimeline:
     buckets = profile_buckets(profile, DdpOptions(settings.bucket_cap_mb))
     width = 1.0 if wire == "float32" else 0.5
     costs = _copies(model, settings.compression, profile, buckets, width)
-    return simulate_buckets(profile.scaled(size=width), model.networks[wire], buckets, costs)
+    network = model.networks[wire]
+    if model.shares_cores:
+        sent = sorted({float(profile.sizes_bytes[list(b)].sum() * width) for b in buckets})
+        costs = replace(costs, lost_compute=(tuple(sent), tuple(map(network.time_s, sent))))
+    return simulate_buckets(profile.scaled(size=width), network, buckets, costs)
 
 
 def _copies(
@@ -200,25 +213,28 @@ def at_bandwidth(model: StepModel, factor: float) -> StepModel:
 
 
 def as_alpha_beta(network: AllReduceModel) -> AlphaBeta:
-    """α–β through a measured curve."""
+    """α–β through a measured curve; latency alone where times do not grow with the size."""
     if isinstance(network, AlphaBeta):
         return network
-    return AlphaBeta.fit(network.sizes_bytes, network.times_s)
+    try:
+        return AlphaBeta.fit(network.sizes_bytes, network.times_s)
+    except UserError:
+        return AlphaBeta(float(np.median(network.times_s)), float("inf"))
 
 
 def needed_bandwidth(
     model: StepModel, efficiency: float, settings: StepSettings | None = None
 ) -> float | None:
-    """Algorithm bandwidth (bytes/s) at which the efficiency is reached; None if none suffices."""
+    """Algorithm bandwidth (bytes/s) at which the exchange leaves so much; None if none suffices."""
     asked = settings or model.settings
     low, high = 1.0, 1e4
-    if predict(at_bandwidth(model, high), asked).efficiency < efficiency:
+    if predict(at_bandwidth(model, high), asked).exchange_efficiency < efficiency:
         return None
-    if predict(at_bandwidth(model, low), asked).efficiency >= efficiency:
+    if predict(at_bandwidth(model, low), asked).exchange_efficiency >= efficiency:
         high = low
     while high / low > 1.001:
         middle = float(np.sqrt(low * high))
-        reached = predict(at_bandwidth(model, middle), asked).efficiency >= efficiency
+        reached = predict(at_bandwidth(model, middle), asked).exchange_efficiency >= efficiency
         low, high = (low, middle) if reached else (middle, high)
     wire = WIRE_TYPES[asked.compression]
     return as_alpha_beta(model.networks[wire]).bandwidth_bytes_per_s * high
@@ -290,7 +306,7 @@ def propose(
     kinds.sort(key=lambda found: -found[0].predicted_efficiency)
     proposals = [each for found in kinds for each in found]
     bandwidth = needed_bandwidth(model, target)
-    if bandwidth is not None and before.efficiency < target:
+    if bandwidth is not None and before.exchange_efficiency < target:
         wire = WIRE_TYPES[now.compression]
         factor = bandwidth / as_alpha_beta(model.networks[wire]).bandwidth_bytes_per_s
         after = predict(at_bandwidth(model, factor))

@@ -16,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from common.analysis.diagnosis import Diagnosis, diagnose_folder, lines_of
+from common.cluster import series
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch, launch_series
 from common.errors import UserError
@@ -34,13 +35,13 @@ PROGRAMS = {
 FLAGS = {
     "benchmark": {
         **{"input_dim": 256, "hidden_dim": 512, "num_layers": 3, "output_dim": 128},
-        **{"batch_size": 256, "epochs": 1, "steps_per_epoch": 25, "warmup_steps": 5},
+        **{"batch_size": 1024, "epochs": 1, "steps_per_epoch": 20, "warmup_steps": 5},
         "timed_steps": 15,
     },
     "text": {
-        **{"dataset": "synthetic", "max_train_samples": 960, "eval_samples": 64, "epochs": 2},
+        **{"dataset": "synthetic", "max_train_samples": 1280, "eval_samples": 64, "epochs": 2},
         **{"d_model": 64, "n_layer": 2, "d_ff": 256, "vocab_size": 1000, "max_length": 64},
-        **{"pad": "max_length", "batch_size": 16, "workers": 0, "discard_steps": 3},
+        **{"pad": "max_length", "batch_size": 32, "workers": 0, "discard_steps": 3},
         **{"precision": "fp32", "dropout": 0, "warmup_steps": 10},
     },
 }
@@ -94,24 +95,37 @@ def _pair(
 
 SMALL_MLP = {"input_dim": 128, "hidden_dim": 256, "output_dim": 64}
 LARGE_MLP = {"input_dim": 512, "hidden_dim": 1024, "output_dim": 256}
-OTHER_TEXT = {"d_model": 96, "batch_size": 12}
+OTHER_TEXT = {"d_model": 96, "batch_size": 24, "max_train_samples": 960}
+UNEQUAL = {
+    **{"synthetic_like": "imdb", "pad": "longest", "max_length": 400, "max_train_samples": 240},
+    "eval_samples": 16,
+}
 CASES = (
     *_pair(
         "wrong-sampler",
-        ("text", "missing-sampler", {"max_train_samples": 480}),
+        ("text", "missing-sampler", {"max_train_samples": 640}),
         ("text", "overlapping-sampler", OTHER_TEXT),
     ),
-    Case("baseline", HEALTHY, "benchmark", flags=tuple(SMALL_MLP.items()), ranks=1),
-    Case("mixed-configurations-seen", "mixed-configurations", "benchmark", "other-precision"),
+    Case(
+        "baseline", HEALTHY, "benchmark", flags=(*SMALL_MLP.items(), ("batch_size", 256)), ranks=1
+    ),
+    Case(
+        "mixed-configurations-seen",
+        "mixed-configurations",
+        "benchmark",
+        "other-precision",
+        (("batch_size", 256),),
+    ),
     Case(
         *("mixed-configurations-held-out", "mixed-configurations", "benchmark"),
+        flags=(("batch_size", 256),),
         held_out=True,
         baseline="baseline",
     ),
     *_pair(
         "warm-up-counted",
         ("benchmark", "slow-start=400", {"warmup_steps": 0}),
-        ("benchmark", "slow-start=150", {"warmup_steps": 1, "batch_size": 128}),
+        ("benchmark", "slow-start=150", {"warmup_steps": 1, "batch_size": 512}),
     ),
     *_pair(
         "oversubscribed-cores",
@@ -120,13 +134,13 @@ CASES = (
     ),
     *_pair(
         "slow-rank",
-        ("benchmark", "slow-rank=1.6", {}),
-        ("text", "slow-rank=1.9", OTHER_TEXT),
+        ("benchmark", "slow-rank=1.8", {}),
+        ("text", "slow-compute=4", OTHER_TEXT),
     ),
     *_pair(
         "unequal-lengths",
-        ("text", HEALTHY, {"pad": "longest", "batch_size": 4, "max_length": 128}),
-        ("text", HEALTHY, {"pad": "longest", "batch_size": 3, "max_length": 128, "d_model": 96}),
+        ("text", HEALTHY, UNEQUAL | {"batch_size": 2}),
+        ("text", HEALTHY, UNEQUAL | {"batch_size": 3, "d_model": 96, "max_length": 300}),
     ),
     *_pair(
         "data-loading",
@@ -146,9 +160,12 @@ CASES = (
     ),
     *_pair(
         "bucket-cap",
-        ("benchmark", HEALTHY, {"bucket_cap_mb": 50, "batch_size": 192, "num_layers": 8}),
-        ("benchmark", HEALTHY, {"bucket_cap_mb": 0.0001, "num_layers": 12} | SMALL_MLP),
-        rates=("1gbit", "500mbit"),
+        ("benchmark", HEALTHY, {"batch_size": 1024, "num_layers": 6}),
+        (
+            *("benchmark", HEALTHY),
+            SMALL_MLP | {"bucket_cap_mb": 0.0001, "num_layers": 12, "batch_size": 128},
+        ),
+        rates=("1gbit", ""),
     ),
     *_pair(
         "model-too-small",
@@ -157,30 +174,30 @@ CASES = (
     ),
     *_pair(
         "batch-too-small",
-        ("benchmark", HEALTHY, {"batch_size": 64}),
-        ("text", HEALTHY, {"batch_size": 2}),
+        ("benchmark", HEALTHY, {"batch_size": 192}),
+        ("text", HEALTHY, {"batch_size": 2, "max_train_samples": 240}),
         rates=("1gbit", "500mbit"),
     ),
     *_pair(
         "network-too-slow",
-        ("benchmark", HEALTHY, {"batch_size": 32}),
         ("benchmark", HEALTHY, SMALL_MLP | {"batch_size": 32}),
-        rates=("50mbit", "20mbit"),
+        ("text", HEALTHY, {"batch_size": 2, "max_train_samples": 120}),
+        rates=("50mbit", "50mbit"),
     ),
     Case("healthy-benchmark", HEALTHY, "benchmark"),
     Case(
         *("healthy-large-benchmark", HEALTHY, "benchmark"),
-        flags=tuple(LARGE_MLP.items()),
+        flags=(*LARGE_MLP.items(), ("batch_size", 512)),
         held_out=True,
     ),
     Case("healthy-text", HEALTHY, "text"),
     Case("healthy-other-text", HEALTHY, "text", flags=tuple(OTHER_TEXT.items()), held_out=True),
     Case(
         *("healthy-accumulation", HEALTHY, "benchmark"),
-        flags=(("accumulation", 4), ("batch_size", 128)),
+        flags=(("accumulation", 4), ("batch_size", 256)),
         held_out=True,
     ),
-    Case("healthy-hosts", HEALTHY, "benchmark", flags=(("batch_size", 512),), rate="5gbit"),
+    Case("healthy-hosts", HEALTHY, "benchmark", flags=(("batch_size", 2048),), rate="5gbit"),
     Case("healthy-text-hosts", HEALTHY, "text", rate="5gbit", held_out=True),
 )
 
@@ -227,7 +244,7 @@ def run_study(study: DiagnosisStudy, output_dir: str, progress: StageProgress) -
 
 
 def run_cases(cases: Sequence[Case], folder: Path, progress: StageProgress) -> None:
-    """All runs; those on this machine share the start of their ranks."""
+    """All runs; those here, or over links of one rate, share the start of their ranks."""
     for ranks in (1, RANKS):
         here = [case for case in cases if not case.rate and case.ranks == ranks]
         if not here:
@@ -238,13 +255,13 @@ def run_cases(cases: Sequence[Case], folder: Path, progress: StageProgress) -> N
             for case in here:
                 with progress.stage(case.name) as update:
                     wait(folder / "logs" / f"{case.name}.log", update)
-    for case in cases:
-        if case.rate:
-            script, *arguments = case.words(folder)
-            hosts = EmulatedCluster.of(RANKS, [case.rate])
-            log = folder / "logs" / f"{case.name}.log"
-            with progress.stage(case.name) as update:
-                launch(Path(script), arguments, RANKS, log, hosts=hosts, on_output=update)
+    for rate in dict.fromkeys(case.rate for case in cases if case.rate):
+        there = [case.words(folder) for case in cases if case.rate == rate]
+        hosts = EmulatedCluster.of(RANKS, [rate])
+        log = folder / "logs" / f"{rate}.log"
+        words = series.program(there)[-1:]
+        with progress.stage(f"{len(there)} runs on {hosts}") as update:
+            launch(Path(series.__file__), words, RANKS, log, hosts=hosts, on_output=update)
 
 
 def faults_table(cases: Sequence[Case], folder: Path) -> pd.DataFrame:

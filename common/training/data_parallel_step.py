@@ -183,7 +183,7 @@ class DataParallelStep:
         clock, passes = self.clock, self.options.accumulation
         parts = dict.fromkeys(("data_s", "forward_s", "backward_s", "exchange_s"), 0.0)
         spans, batches, exchanged, buckets = [], [], 0, ()
-        total = torch.zeros((), device=self.worker.device)
+        total = 0.0  # becomes a tensor of the loss's type
         clock.wait()
         began, cpu_began = time.perf_counter(), time.process_time()
         start = clock.mark()
@@ -199,7 +199,7 @@ class DataParallelStep:
                 marks.append(clock.mark())
                 self.scaler.scale(loss if passes == 1 else loss / passes).backward()
             marks.append(clock.mark())
-            total += loss.detach()
+            total = total + loss.detach()
             spans.append((marks, self._ready or marks[-1]))
             exchanged += sum(size for size, _ in self._sent)
         optimizer_start = clock.mark()

@@ -107,6 +107,9 @@ class TextScalingConfig:
     """Tell DDP that every step uses the same parameters."""
     gradient_as_bucket_view: bool = True
     """Let gradients lie in DDP's buckets instead of being copied there."""
+    threads: int = 0
+    """Threads that a rank computes with on a CPU; 0 for OMP_NUM_THREADS. One rank that computes
+    with all cores is no base for several that have one each."""
     device: str | None = None
     """cpu or cuda; by default CUDA where it is."""
     backend: str | None = None
@@ -120,7 +123,7 @@ class TextScalingConfig:
         require_not_negative(
             *(self, "seed", "max_train_samples", "eval_samples", "workers", "total_batch_size"),
             *("data_seed", "probe_repeats"),
-            *("weight_decay", "warmup_steps", "max_gradient_norm", "discard_steps"),
+            *("weight_decay", "warmup_steps", "max_gradient_norm", "discard_steps", "threads"),
         )
         check_sizes(self.vocab_size, self.max_length)
         if self.d_model % self.n_head:

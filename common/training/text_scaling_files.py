@@ -33,7 +33,7 @@ SECTIONS = {
         *("discard_steps", "log_every", "probe_repeats"),
     ),
     "distributed": (
-        *("device", "backend", "bucket_cap_mb", "compression", "static_graph"),
+        *("device", "backend", "threads", "bucket_cap_mb", "compression", "static_graph"),
         "gradient_as_bucket_view",
     ),
 }

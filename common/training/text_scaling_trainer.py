@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import time
 from dataclasses import dataclass
 
@@ -19,15 +18,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.analysis.scaling_columns import EPOCH_COLUMNS, METRIC_COLUMNS
-from common.errors import RunFailed
 from common.models.text_classifier import TextClassifier, TextClassifierConfig
 from common.runtime.environment import usable_cores
 from common.runtime.paths import relative_to_project
 from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import Recorder, record_run
 from common.runtime.seeding import seed_everything
-from common.runtime.timing import clock_for
 from common.training.data_parallel_step import Batch, DataParallelStep, StepOptions, autocast
 from common.training.scaling_log import ScalingLog, single_arm
 from common.training.scaling_probes import Probed, ProbePlan, probe
@@ -42,9 +38,9 @@ from common.training.text_scaling_data import (
     open_loader,
     open_splits,
 )
+from common.training.text_scaling_log import EpochLog, EpochSteps
 
 logger = logging.getLogger(__name__)
-LOSS_COLUMNS = ("epoch", "step", "loss", "learning_rate")
 
 
 @dataclass(frozen=True)
@@ -59,17 +55,6 @@ class TextRun:
     steps_per_epoch: int
 
 
-@dataclass(frozen=True)
-class EpochLosses:
-    """The losses of an epoch's steps, each a mean over its global batch."""
-
-    losses: np.ndarray
-    rates: list[float]
-    train_s: float
-    samples: int
-    """Of this rank."""
-
-
 def train_text(config: TextScalingConfig) -> None:
     """Train as ``config`` says, write the run directory and print a line per epoch.
 
@@ -81,6 +66,8 @@ def train_text(config: TextScalingConfig) -> None:
         config = config.resolved(worker)
         check_precision(config.precision, worker.device)
         torch.backends.cudnn.benchmark = config.cudnn_benchmark
+        if config.threads:
+            torch.set_num_threads(config.threads)
         run = open_run(config, worker)
         warn_of_settings(config, run, worker)
         with record_run(
@@ -182,61 +169,28 @@ def run_epochs(config: TextScalingConfig, run: TextRun, worker: Worker, recorder
     """All epochs, each with its evaluation, and what is written of them."""
     arm = single_arm(worker.world_size, config.batch_size, run.step.options)
     log = ScalingLog(worker, recorder, [arm | {"precision": config.precision}])
-    epochs = recorder.stream("epochs.csv", EPOCH_COLUMNS)
-    metrics = recorder.run.stream("metrics.csv", METRIC_COLUMNS) if recorder.run else None
-    losses = recorder.run.stream("losses.csv", LOSS_COLUMNS) if recorder.run else None
-    clock = clock_for(worker.device)
+    epochs = EpochLog(worker, recorder, config.epochs)
     for epoch in range(1, config.epochs + 1):
         done = run_steps(config, run, worker, log, epoch)
         began = time.perf_counter()
         loss, accuracy = evaluate(run.step.model, run.validation, config, worker)
-        clock.wait()
         evaluation_s = time.perf_counter() - began
         # Written now, as all of it makes the ranks talk to each other.
         log.write()
         log.end_epoch(epoch, len(run.train))
         if epoch == 1:
             write_facts(config, run, log)
-        done = mean_over_ranks(done, worker)
-        train_loss = float(done.losses.mean())
-        epochs.write(
-            [
-                {
-                    **{"epoch": epoch, "train_time_s": done.train_s},
-                    **{"evaluation_time_s": evaluation_s},
-                    **{"epoch_time_s": done.train_s + evaluation_s},
-                    **{"steps": len(done.losses), "samples": done.samples},
-                    **{"train_loss": train_loss, "val_loss": loss, "val_acc": accuracy},
-                }
-            ]
-        )
-        if recorder.run:
-            values = (epoch, train_loss, done.train_s, loss, accuracy)
-            metrics.write([dict(zip(METRIC_COLUMNS, values, strict=True))])
-            first = (epoch - 1) * run.steps_per_epoch
-            steps = enumerate(zip(done.losses.tolist(), done.rates, strict=True), start=first)
-            losses.write(
-                {"epoch": epoch, "step": step, "loss": loss, "learning_rate": rate}
-                for step, (loss, rate) in steps
-            )
-            print(
-                f"epoch {epoch}/{config.epochs} | train_loss={train_loss:.4f} | "
-                f"train_time={done.train_s:.2f}s | val_loss={loss:.4f} | val_acc={accuracy:.4f}",
-                flush=True,
-            )
-        refuse_no_number(done, first_step=(epoch - 1) * run.steps_per_epoch)
+        epochs.add(epoch, done, evaluation_s, loss, accuracy)
 
 
 def run_steps(
     config: TextScalingConfig, run: TextRun, worker: Worker, log: ScalingLog, epoch: int
-) -> EpochLosses:
+) -> EpochSteps:
     """The steps of one epoch, with this rank's losses."""
     run.loader.sampler.set_epoch(epoch - 1)
     run.step.model.train()
     log.pause()
     steps, rates, losses, samples = run.steps_per_epoch, [], [], 0
-    clock = clock_for(worker.device)
-    clock.wait()
     began = time.perf_counter()
     micro_batches = iter(run.loader)
     for index in range(steps):
@@ -252,8 +206,7 @@ def run_steps(
                 f"epoch {epoch} step {index + 1}/{steps} | loss={times.loss:.4f} | "
                 f"lr={rates[-1]:.2e} | time={times.step_s * 1e3:.0f} ms"
             )
-    clock.wait()
-    return EpochLosses(np.array(losses), rates, time.perf_counter() - began, samples)
+    return EpochSteps(losses, rates, time.perf_counter() - began, samples)
 
 
 @torch.no_grad()
@@ -278,26 +231,6 @@ def evaluate(
     dist.all_reduce(found)
     loss, right, count = found.tolist()
     return loss / count, right / count
-
-
-def mean_over_ranks(done: EpochLosses, worker: Worker) -> EpochLosses:
-    """With the losses of the global batches; all ranks call it.
-
-    The ranks' micro-batches are of equal size, so the mean of their means is that of all samples.
-    """
-    losses = np.mean(worker.gather(done.losses), axis=0)
-    return EpochLosses(losses, done.rates, done.train_s, done.samples)
-
-
-def refuse_no_number(done: EpochLosses, first_step: int) -> None:
-    """Raise RunFailed, on all ranks alike, where an epoch ended with a loss that is no number."""
-    if math.isfinite(done.losses[-1]):
-        return
-    bad = first_step + int(np.flatnonzero(~np.isfinite(done.losses))[0])
-    raise RunFailed(
-        f"the loss is {done.losses[-1]} since step {bad}: training went apart; lower --lr, or "
-        "take --precision fp32"
-    )
 
 
 def write_facts(config: TextScalingConfig, run: TextRun, log: ScalingLog) -> None:

@@ -46,6 +46,7 @@ class MadeUp:
     samples: Mapping[str, object] | None = None
     facts: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
     placement: Mapping[str, object] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ("here", "here")
     fixed_share: float = 0.2
     """Of a pass at this batch, what does not depend on the batch."""
     seed: int = 0
@@ -134,9 +135,11 @@ class MadeUp:
         ]
 
     def _placement(self) -> list[dict]:
-        row = {"host": "here", "device": "cpu", "cores": 2, "core_list": "0 1", "threads": 1}
+        row = {"device": "cpu", "cores": 2, "core_list": "0 1", "threads": 1}
         return [
-            row | {"rank": rank, "local_rank": rank, "identity": "cores 0 1"} | self.placement
+            row
+            | {"rank": rank, "local_rank": rank, "identity": "cores 0 1", "host": self.hosts[rank]}
+            | self.placement
             for rank in range(self.ranks)
         ]
 

@@ -37,9 +37,14 @@ CASES = {
     "data-loading": MadeUp(data_ms=12.0),
     "evaluation-or-logging": MadeUp(between_ms=15.0),
     "needless-synchronisation": MadeUp(accumulation=4, exchanges=4, communication_ms=10.0),
-    # Eight ends of a cap too small: 4 latencies of 3 ms, of which the last bucket's is exposed.
+    # One bucket of 4 MiB in 10.6 ms, which begins as the backward pass ends.
     "bucket-cap": MadeUp(
-        buckets=(4 * MIB,), bandwidth=4e5, latency_ms=0.1, communication_ms=10.6, forward_ms=5.0
+        buckets=(4 * MIB,), bandwidth=4e5, latency_ms=0.1, communication_ms=10.6, forward_ms=5.0,
+        hosts=("first", "second"),
+    ),
+    # Four buckets, each of which costs 4 ms, whatever its size.
+    "bucket-cap: too many": MadeUp(
+        buckets=(MIB,) * 4, latency_ms=4.0, communication_ms=16.0, backward_ms=40.0
     ),
     "model-too-small": MadeUp(
         forward_ms=0.3, backward_ms=0.6, optimizer_ms=0.05, latency_ms=1.5, bandwidth=1e8,

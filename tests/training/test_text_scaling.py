@@ -63,6 +63,13 @@ def test_without_dropout_ranks_learn_what_one_process_learns(runs, name):
 
 
 @pytest.mark.two_ranks
+def test_in_float64_next_to_nothing_is_left_of_the_difference(runs):
+    # What is left in float32 is rounding: nothing else tells the ranks from one process.
+    one, two = (losses(runs[0] / f"{name}-fp64") for name in ("one-rank", "two-ranks"))
+    assert np.abs(one - two).max() <= 1e-12
+
+
+@pytest.mark.two_ranks
 def test_one_process_learns_what_a_plain_loop_learns(runs):
     # No loader, no step, no schedule of ours: PyTorch's sampler has this order without ranks.
     split = TRAINING["max_train_samples"]

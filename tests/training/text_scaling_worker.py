@@ -57,8 +57,10 @@ def main(folder: str) -> None:
     with process_group("cpu") as worker:
         if worker.world_size == 1:
             train_text(settings(folder, "one-rank", batch_size=8))
+            train_text(settings(folder, "one-rank-fp64", batch_size=8, precision="fp64"))
             return
         train_text(settings(folder, "two-ranks", batch_size=4, total_batch_size=8))
+        train_text(settings(folder, "two-ranks-fp64", batch_size=4, precision="fp64"))
         train_text(settings(folder, "accumulated", batch_size=2, accumulation=2))
         train_text(settings(folder, "everything", **EVERYTHING, batch_size=4))
         sampler = torch.utils.data.distributed.DistributedSampler

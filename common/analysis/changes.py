@@ -1,0 +1,159 @@
+"""Changes that a diagnosis proposed, made: predicted speedup against achieved.
+
+Read from a run of ``verify_changes.py``: what was predicted before anything was run
+(``proposals.csv``), and the arms of each change on one rank and on all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from common.analysis.plots import BLUE, GREY, ORANGE, figure
+from common.analysis.sweep_speedups import NO_CHANGE, sweep_speedups
+from common.analysis.tables import Table
+from common.perfmodel.tables import read_table
+from common.runtime.paths import relative_to_project
+from common.runtime.run_directory import read_environment
+
+PROPOSALS = "proposals.csv"
+PREDICTED = (
+    *("change", "world_size", "global_batch", "global_batch_changed"),
+    *("predicted_speedup", "predicted_efficiency"),
+)
+GOOD_EFFICIENCY = 0.8
+CLOSE = 0.10
+"""A prediction this close to what was achieved is called right."""
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """A run of ``verify_changes.py``.
+
+    ``table`` has a row per change, the first without one: change, world_size, global_batch,
+    global_batch_changed, predicted_speedup, speedup, speedup_low, speedup_high, efficiency, error
+    (predicted over achieved speedup, minus 1), step_ms (of all ranks).
+    """
+
+    table: pd.DataFrame
+    caption: str
+    model: str
+
+    @property
+    def ranks(self) -> int:
+        return int(self.table["world_size"].iloc[0])
+
+
+def find_changes(folder: Path) -> list[Path]:
+    """The runs of ``verify_changes.py`` in a folder or in those below it, that are complete."""
+    found = [
+        *folder.glob(PROPOSALS),
+        *folder.glob(f"*/{PROPOSALS}"),
+        *folder.glob(f"*/*/{PROPOSALS}"),
+    ]
+    return sorted(
+        path.parent for path in found if read_environment(path.parent)["status"] == "complete"
+    )
+
+
+def open_changes(folder: Path) -> Changes:
+    """The changes of a run. Raises UserError where a table is missing or another one."""
+    proposals = read_table(folder / PROPOSALS, PREDICTED)
+    arms = read_table(folder / "arms.csv", ("arm", "change", "world_size"))
+    steps = read_table(folder / "steps.csv", ("arm", "kind", "step_time_ms"))
+    achieved = sweep_speedups(arms, steps)
+    achieved = achieved[achieved["world_size"] > 1].set_index("change")
+    columns = ["speedup", "speedup_low", "speedup_high", "efficiency", "step_ms"]
+    table = proposals[list(PREDICTED)].join(achieved[columns], on="change")
+    table["error"] = table["predicted_speedup"] / table["speedup"] - 1
+    environment = read_environment(folder)
+    facts = read_table(folder / "facts.csv", ("model",))
+    caption = (
+        f"{environment['hardware']}; {environment['start_time'][:10]}; "
+        f"{relative_to_project(folder)}"
+    )
+    return Changes(table, caption, str(facts["model"].iloc[0]))
+
+
+def changes_table(changes: Changes) -> Table:
+    """A row per change: predicted and achieved speedup, and what it does to the global batch."""
+    shown = changes.table.assign(
+        interval=[
+            "–" if np.isnan(low) else f"{low:.2f} to {high:.2f}"
+            for low, high in changes.table[["speedup_low", "speedup_high"]].to_numpy()
+        ],
+        batch=[
+            f"{batch} ({'changed' if changed else 'as before'})"
+            for batch, changed in changes.table[["global_batch", "global_batch_changed"]].to_numpy()
+        ],
+    )
+    columns = {
+        "change": "change",
+        "batch": "global batch",
+        "predicted_speedup": "predicted speedup",
+        "speedup": "achieved",
+        "interval": "95 % interval",
+        "error": "error",
+        "efficiency": "efficiency",
+    }
+    shown = shown[list(columns)].rename(columns=columns)
+    forms = {"predicted speedup": "{:.2f}", "achieved": "{:.2f}"}
+    forms |= {"error": "{:+.1%}", "efficiency": "{:.0%}"}
+    return Table(shown, forms)
+
+
+def changes_figure(changes: Changes) -> Figure:
+    """Bars of predicted and achieved speedup by change, with the ideal and the 80 % line."""
+    table, ranks = changes.table, changes.ranks
+    places = np.arange(len(table))
+    with figure(changes.caption, figsize=(7.2, 0.55 * len(table) + 1.6)) as (fig, axes):
+        axes.barh(places - 0.19, table["predicted_speedup"], 0.36, color=BLUE, label="predicted")
+        bars = {"xerr": _error_bars(table), "error_kw": {"lw": 1, "capsize": 3}}
+        axes.barh(places + 0.19, table["speedup"], 0.36, color=ORANGE, label="achieved", **bars)
+        axes.axvline(ranks, color=GREY, ls="--", lw=1, label="ideal")
+        axes.axvline(GOOD_EFFICIENCY * ranks, color=GREY, ls=":", lw=1.2, label="80 % of it")
+        axes.axvline(1, color=GREY, lw=0.8)
+        axes.set_yticks(places, ["as it was" if c == NO_CHANGE else c for c in table["change"]])
+        axes.invert_yaxis()
+        axes.set_xlabel(f"speedup of {ranks} ranks over one with the same change")
+        axes.legend(fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    return fig
+
+
+def _error_bars(table: pd.DataFrame) -> np.ndarray:
+    middle = table["speedup"].to_numpy()
+    low, high = table["speedup_low"].to_numpy(), table["speedup_high"].to_numpy()
+    return np.nan_to_num(np.clip([middle - low, high - middle], 0, None))
+
+
+def changes_sentence(changes: Changes) -> str:
+    """What the changes brought, as Markdown."""
+    table, ranks = changes.table, changes.ranks
+    before, after = table.iloc[0], table.iloc[1:]
+    text = (
+        f"As it was, {ranks} ranks are **{before['speedup']:.2f} times** as fast as one "
+        f"(predicted {before['predicted_speedup']:.2f}). "
+    )
+    if after.empty:
+        return text + "The model proposes no change that would help by more than the noise."
+    best = after.loc[after["efficiency"].idxmax()]
+    right = int((after["error"].abs() <= CLOSE).sum())
+    worst = after.loc[after["error"].abs().idxmax()]
+    text += (
+        f"{best['change']} brings {best['speedup']:.2f}, an efficiency of {best['efficiency']:.0%}"
+    )
+    if best["global_batch_changed"]:
+        text += f", with a global batch of {best['global_batch']:,} instead of "
+        text += f"{before['global_batch']:,}: look at the accuracy, too"
+    text += (
+        f". Of {len(after)} predicted speedups {right} are within {CLOSE:.0%} of the achieved; "
+        f"the largest error is {worst['error']:+.1%} ({worst['change']})."
+    )
+    good = after[after["efficiency"] >= GOOD_EFFICIENCY]
+    if good.empty:
+        text += " None of them brings the efficiency to 80 %."
+    return text

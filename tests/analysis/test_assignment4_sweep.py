@@ -1,0 +1,227 @@
+"""A sweep opened for its notebook: made-up runs whose speedups, laws and predictions are known."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from common.analysis import scaling_narrative as narrative
+from common.analysis import scaling_plots as plots
+from common.analysis.assignment4 import LABEL, open_assignment4
+from common.analysis.scaled_prediction import smaller_ring
+from common.analysis.scaling_columns import (
+    ARM_COLUMNS,
+    BUCKET_COLUMNS,
+    COST_COLUMNS,
+    PROBE_COLUMNS,
+    STEP_COLUMNS,
+)
+from common.errors import UserError
+from common.perfmodel.collectives import MeasuredAllReduce
+
+SIGMA, KAPPA = 0.06, 0.01
+FORWARD, BACKWARD, UPDATE = 1 / 3, 2 / 3, 0.0
+"""Milliseconds per sample, and of an update."""
+GRADIENT_BYTES = 4096
+
+
+def exchange_ms(ranks: int, batch: int) -> float:
+    """What makes weak scaling follow the Universal Scalability Law."""
+    return batch * (SIGMA * (ranks - 1) + KAPPA * ranks * (ranks - 1))
+
+
+def write_run(folder: Path, **record: object) -> None:
+    folder.mkdir(parents=True)
+    written = {"status": "complete", "start_time": "2026-11-21T10:00:00", "hardware": "made up"}
+    (folder / "environment.json").write_text(json.dumps(written | record))
+
+
+def write_sweep(folder: Path, world_sizes: list[int], workload: str, rounds: int = 4) -> None:
+    """Weak scaling with 30 samples a rank, without noise but for the speed of a round."""
+    write_run(folder, label=LABEL, network="made up")
+    batch = 30
+    arms, steps, buckets = [], [], []
+    for arm, ranks in enumerate(world_sizes):
+        row = dict.fromkeys(ARM_COLUMNS, "none") | {"arm": arm, "regime": "weak"}
+        row |= {"world_size": ranks, "batch_per_rank": batch, "global_batch": batch * ranks}
+        arms.append(row | {"accumulation": 1, "bucket_cap_mb": 25, "precision": "float32"})
+        kinds = ("plain", "timed") if ranks > 1 else ("timed",)
+        for round_ in range(rounds):
+            speed = 1 + 0.1 * round_
+            for kind, step, rank in np.ndindex(len(kinds), 4, ranks):
+                parts = {
+                    "data_time_ms": 0.0,
+                    "forward_time_ms": FORWARD * batch * speed,
+                    "backward_time_ms": BACKWARD * batch * speed,
+                    "waiting_time_ms": 0.0,
+                    "communication_time_ms": exchange_ms(ranks, batch) * speed,
+                    "optimizer_time_ms": UPDATE,
+                }
+                steps.append(
+                    dict.fromkeys(STEP_COLUMNS)
+                    | {"rank": rank, "arm": arm, "kind": kinds[kind], "round": round_}
+                    | {"epoch": 0, "step": step, "warmup": step == 0, "samples": batch}
+                    | {"exchanged_bytes": GRADIENT_BYTES, "step_time_ms": sum(parts.values())}
+                    | (parts if kinds[kind] == "timed" else {})
+                )
+            if ranks > 1:
+                end = BACKWARD * batch * speed
+                for rank in range(ranks):
+                    done = end + exchange_ms(ranks, batch) * speed
+                    buckets.append([rank, arm, round_, 1, 0, GRADIENT_BYTES, end, done])
+    pd.DataFrame(arms, columns=[*ARM_COLUMNS]).to_csv(folder / "arms.csv", index=False)
+    pd.DataFrame(steps, columns=[*STEP_COLUMNS]).to_csv(folder / "steps.csv", index=False)
+    pd.DataFrame(buckets, columns=[*BUCKET_COLUMNS]).to_csv(folder / "buckets.csv", index=False)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"workload": workload}))
+
+
+def write_probes(folder: Path, ranks: int) -> None:
+    """Passes as in the steps; an all-reduce takes what the exchange of 30 samples does."""
+    rows = [
+        [rank, 0, batch, together, repeat, FORWARD * batch, BACKWARD * batch, 1e-6]
+        for rank in range(ranks)
+        for batch, together in ((15, True), (30, True), (60, True), (30, False))
+        for repeat in range(3)
+    ]
+    pd.DataFrame(rows, columns=[*PROBE_COLUMNS]).to_csv(folder / "probes.csv", index=False)
+    pd.DataFrame([], columns=[*COST_COLUMNS]).to_csv(folder / "costs.csv", index=False)
+    ready = pd.DataFrame(
+        {
+            **{"rank": range(ranks), "iteration": 0, "parameter": "weight"},
+            **{"registration_index": 0, "dtype": "float32", "size_bytes": GRADIENT_BYTES},
+            **{"ready_time_ms": BACKWARD * 30, "ready_index": 0},
+        }
+    )
+    ready.to_csv(folder / "gradient-ready-times.csv", index=False)
+    reduced = pd.DataFrame(
+        [
+            ["sequential", size // 4, size, 1, 0, iteration, rank, time_ms]
+            for size, time_ms in (
+                (GRADIENT_BYTES // 2, exchange_ms(ranks, 30) / 2),
+                (GRADIENT_BYTES, exchange_ms(ranks, 30)),
+            )
+            for iteration in range(3)
+            for rank in range(ranks)
+        ],
+        columns=[
+            *("mode", "total_elements", "total_bytes", "in_flight"),
+            *("round", "iteration", "rank", "time_ms"),
+        ],
+    )
+    reduced.to_csv(folder / "allreduce-samples.csv", index=False)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lab") / "run"
+    write_run(folder, label="assignment4")
+    write_sweep(folder / "sweep", [1, 2], "mlp")
+    write_probes(folder / "sweep", 2)
+    write_sweep(folder / "emulated-8x1gbit" / "replay_sweep", [1, 2, 3, 4, 6, 8], "replay")
+    return folder
+
+
+def test_the_machines_sweep_and_the_replay_are_told_apart(run: Path) -> None:
+    lab = open_assignment4(run)
+    assert (lab.sweep.workload, lab.sweep.ranks) == ("mlp", 2)
+    assert (lab.replay.workload, lab.replay.ranks) == ("replay", 8)
+    assert lab.left_out == ""
+    assert "Measured in this run" in lab.sweep.where_from()
+    assert "made up; 2026-11-21; run sweep" in lab.sweep.caption
+
+
+def test_speedups_and_laws_are_those_the_run_was_made_with(run: Path) -> None:
+    [series] = open_assignment4(run).replay.series
+    ranks = series.table["world_size"].to_numpy()
+    expected = ranks / (1 + SIGMA * (ranks - 1) + KAPPA * ranks * (ranks - 1))
+    assert series.table["speedup"].to_numpy() == pytest.approx(expected)
+    assert series.rounds == pytest.approx(np.tile(expected, (4, 1)))  # a slow round is slow for all
+    _, usl = series.laws[0]
+    assert usl.parameters["σ"].value == pytest.approx(SIGMA)
+    assert usl.parameters["κ"].value == pytest.approx(KAPPA)
+    peak = np.sqrt((1 - SIGMA) / KAPPA)
+    assert f"highest on **{peak:.1f} ranks**" in narrative.laws_sentence(series)
+
+
+def test_two_ranks_are_too_few_for_any_law(run: Path) -> None:
+    [series] = open_assignment4(run).sweep.series
+    fitted, refused = series.laws
+    assert fitted == []
+    assert len(refused) == 2
+    assert "here are 1" in narrative.laws_sentence(series)
+
+
+def test_the_step_adds_up_and_is_predicted_from_what_was_measured_apart(run: Path) -> None:
+    sweep = open_assignment4(run).sweep
+    assert sweep.parts["adds_up"].all()
+    predicted, reason = sweep.predictions
+    assert reason == ""
+    # The passes that were probed are those of the first round; later ones were made slower, so what
+    # is taken from steps is the mean of 1.0, 1.1, 1.2 and 1.3 times that.
+    several = predicted[predicted["arm"] == 1].iloc[0]
+    assert several["predicted_step_ms"] == pytest.approx(30 + exchange_ms(2, 30), rel=1e-3)
+    assert several["adjusted_step_ms"] == pytest.approx(1.15 * (30 + exchange_ms(2, 30)), rel=1e-3)
+    assert predicted[predicted["arm"] == 0]["predicted_step_ms"].item() == pytest.approx(30, 1e-3)
+    assert "1 of 1 arms add up" in narrative.parts_sentence(sweep)
+    assert "with an error of" in narrative.prediction_sentence(sweep)
+
+
+def test_the_same_step_measured_twice_is_the_noise_floor(run: Path) -> None:
+    sweep = open_assignment4(run).sweep
+    assert sweep.noise_floor is None  # weak arms alone: no two are the same
+    twins = sweep.arms.assign(arm=sweep.arms["arm"] + 10, regime="strong", global_batch=60)
+    slower = sweep.steps.assign(arm=sweep.steps["arm"] + 10)
+    slower["step_time_ms"] *= 1.04
+    both = replace(
+        sweep, arms=pd.concat([sweep.arms, twins]), steps=pd.concat([sweep.steps, slower])
+    )
+    assert both.noise_floor == pytest.approx(0.04)
+
+
+def test_a_smaller_ring_sends_less_in_fewer_turns() -> None:
+    # 1 ms of latency and 8 ms a MiB on 8 ranks; 2 take a seventh of the turns, 4/7 of the bytes.
+    mib = np.array([1.0, 2.0, 4.0]) * 2**20
+    network = MeasuredAllReduce(mib, (1 + 8 * mib / 2**20) / 1e3)
+    expected = (1 / 7 + 8 * mib / 2**20 * (1 / 2) / (7 / 8)) / 1e3
+    assert smaller_ring(network, 8, 2).time_s(mib) == pytest.approx(expected)
+
+
+def test_every_figure_and_sentence_can_be_made(run: Path) -> None:
+    lab = open_assignment4(run)
+    for sweep in (lab.sweep, lab.replay):
+        figures = [
+            plots.throughput(sweep),
+            plots.step_parts(sweep.parts, sweep.caption, sweep.predictions[0]),
+            plots.communication_ratios(sweep.parts, sweep.caption),
+            *(plots.laws(series, sweep.caption) for series in sweep.series),
+        ]
+        for figure in figures:
+            figure.draw_without_rendering()  # labels and legends are laid out
+        for sentence in ("parts", "speedup", "ratio", "prediction"):
+            assert getattr(narrative, f"{sentence}_sentence")(sweep).endswith(".")
+    assert "no probes.csv" in narrative.prediction_sentence(lab.replay)
+    assert len(narrative.efficiency_shown(lab.replay)) == 5
+    assert len(narrative.laws_shown(lab.replay.series)) == 3
+
+
+def test_a_run_without_a_complete_sweep_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", label="assignment4-benchmark")
+    with pytest.raises(UserError, match="no complete sweep"):
+        open_assignment4(tmp_path / "run")
+    write_sweep(tmp_path / "run" / "sweep", [1, 2], "mlp", rounds=1)
+    cut = tmp_path / "run" / "sweep" / "environment.json"
+    cut.write_text(cut.read_text().replace("complete", "interrupted"))
+    with pytest.raises(UserError, match="no complete sweep"):
+        open_assignment4(tmp_path / "run")
+    with pytest.raises(UserError, match="no such run directory"):
+        open_assignment4(tmp_path / "nowhere")
+
+
+def test_without_a_replay_the_reason_is_kept(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", label="assignment4", emulated_hosts_left_out="no namespaces here")
+    write_sweep(tmp_path / "run" / "sweep", [1, 2], "mlp", rounds=1)
+    assert open_assignment4(tmp_path / "run").left_out == "no namespaces here"

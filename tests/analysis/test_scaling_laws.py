@@ -1,0 +1,143 @@
+"""Laws of scaling: closed forms recovered from noise, intervals that hold, fits refused."""
+
+import numpy as np
+import pytest
+
+from common.analysis.scaling_laws import AMDAHL, GUSTAFSON, USL, FittedLaw, Law, fit_law
+from common.errors import UserError
+
+RANKS = np.array([1.0, 2, 3, 4, 6, 8])
+
+
+def by_hand(name: str, n: np.ndarray, *values: float) -> np.ndarray:
+    """The laws once more, as their authors wrote them."""
+    if name == "Amdahl":
+        return n / (1 + values[0] * (n - 1))
+    if name == "Gustafson":
+        return values[0] + (1 - values[0]) * n
+    return n / (1 + values[0] * (n - 1) + values[1] * n * (n - 1))
+
+
+CASES = [(AMDAHL, (0.1,)), (GUSTAFSON, (0.25,)), (USL, (0.08, 0.01))]
+
+
+def values_of(fitted: FittedLaw) -> list[float]:
+    return [estimate.value for estimate in fitted.parameters.values()]
+
+
+@pytest.mark.parametrize(("law", "true"), CASES, ids=lambda v: getattr(v, "name", ""))
+def test_parameters_come_back_from_exact_points(law: Law, true: tuple[float, ...]) -> None:
+    fitted = fit_law(law, RANKS, by_hand(law.name, RANKS, *true))
+    assert values_of(fitted) == pytest.approx(true)
+    assert fitted.predict([16]) == pytest.approx(by_hand(law.name, np.array([16.0]), *true))
+    assert fitted.largest_error == pytest.approx(0, abs=1e-9)
+    assert fitted.r_squared == pytest.approx(1)
+    assert fitted.predict([1]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("known", ["scatter", "errors", "rounds"])
+@pytest.mark.parametrize(("law", "true"), CASES, ids=lambda v: getattr(v, "name", ""))
+def test_the_interval_holds_the_truth_about_as_often_as_it_says(
+    law: Law, true: tuple[float, ...], known: str
+) -> None:
+    generator = np.random.default_rng(5)
+    speedup = by_hand(law.name, RANKS, *true)
+    trials = 20 if known == "rounds" else 100
+    held = np.zeros(len(true))
+    for _ in range(trials):
+        if known == "rounds":
+            rounds = speedup * (1 + 0.02 * generator.standard_normal((5, len(RANKS))))
+            fitted = fit_law(law, RANKS, rounds.mean(axis=0), rounds=rounds)
+            assert fitted.method == "bootstrap over 5 rounds"
+        else:
+            noisy = speedup * (1 + 0.02 * generator.standard_normal(len(RANKS)))
+            width = 1.96 * 0.02 * speedup
+            bounds = {"low": noisy - width, "high": noisy + width} if known == "errors" else {}
+            fitted = fit_law(law, RANKS, noisy, **bounds)
+        held += [
+            e.low <= t <= e.high for e, t in zip(fitted.parameters.values(), true, strict=True)
+        ]
+    # 95 % is meant; so few trials, and σ and κ that cannot be told apart well, leave this.
+    assert (held / trials >= 0.8).all()
+
+
+def test_without_anything_to_agree_on_the_universal_law_is_amdahls() -> None:
+    points = by_hand("Amdahl", RANKS, 0.2)
+    amdahl, usl = fit_law(AMDAHL, RANKS, points), fit_law(USL, RANKS, points)
+    assert values_of(usl) == pytest.approx([0.2, 0], abs=1e-9)
+    assert usl.predict(RANKS) == pytest.approx(amdahl.predict(RANKS))
+    assert amdahl.peak_ranks is None
+
+
+def test_the_peak_is_where_no_other_number_of_ranks_is_faster() -> None:
+    true = (0.05, 0.004)
+    fitted = fit_law(USL, RANKS, by_hand(USL.name, RANKS, *true))
+    everywhere = np.linspace(1, 60, 100_001)
+    highest = everywhere[by_hand(USL.name, everywhere, *true).argmax()]
+    assert fitted.peak_ranks == pytest.approx(highest, abs=1e-3)
+    low, high = fitted.peak_interval
+    assert low <= fitted.peak_ranks + 1e-6
+    assert high >= fitted.peak_ranks - 1e-6
+
+
+def test_where_more_ranks_never_hurt_there_is_no_peak() -> None:
+    assert fit_law(USL, RANKS, RANKS).peak_ranks == np.inf
+
+
+def test_ranks_that_only_slow_each_other_down_peak_at_one() -> None:
+    fitted = fit_law(USL, RANKS, by_hand(USL.name, RANKS, 1.5, 0.01))
+    assert fitted.peak_ranks == 1
+    assert values_of(fitted) == pytest.approx([1.5, 0.01])
+
+
+def test_a_share_is_at_most_everything() -> None:
+    # Speedups below 1 are beyond what a serial share can explain; the error says so.
+    fitted = fit_law(AMDAHL, RANKS, [1, 0.8, 0.7, 0.6, 0.5, 0.4])
+    assert values_of(fitted) == [1]
+    assert fitted.largest_error > 1
+
+
+def test_the_band_is_wider_where_nothing_was_measured() -> None:
+    generator = np.random.default_rng(2)
+    noisy = by_hand(USL.name, RANKS, 0.05, 0.005) * (1 + 0.02 * generator.standard_normal(6))
+    low, high = fit_law(USL, RANKS, noisy).band([4, 16])
+    assert (high - low)[1] > 2 * (high - low)[0]
+    assert (low < high).all()
+
+
+def test_points_known_better_count_more() -> None:
+    points = by_hand("Amdahl", RANKS, 0.1)
+    wrong = points.copy()
+    wrong[-1] *= 0.7
+    width = np.where(RANKS == 8, 0.5, 0.01)
+    trusted = fit_law(AMDAHL, RANKS, wrong, low=wrong - width, high=wrong + width)
+    assert values_of(trusted) == pytest.approx([0.1], rel=0.02)
+    assert abs(values_of(fit_law(AMDAHL, RANKS, wrong))[0] - 0.1) > 0.01
+
+
+@pytest.mark.parametrize(("law", "enough"), [(AMDAHL, 3), (GUSTAFSON, 3), (USL, 4)])
+def test_fewer_than_two_points_more_than_parameters_are_refused(law: Law, enough: int) -> None:
+    # One rank is 1 under every law: it is no point.
+    ranks = RANKS[: enough + 1]
+    fit_law(law, ranks, np.sqrt(ranks))
+    with pytest.raises(UserError, match=f"needs {enough} numbers of ranks above 1; here are"):
+        fit_law(law, ranks[:-1], np.sqrt(ranks[:-1]))
+    with pytest.raises(UserError, match="here are 1"):
+        fit_law(law, [2] * 9, [1.5] * 9)  # the same number again is no further point
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0, -1.0])
+def test_speedups_that_cannot_be_are_refused(bad: float) -> None:
+    points = RANKS.copy()
+    points[3] = bad
+    with pytest.raises(UserError, match="finite number above 0"):
+        fit_law(USL, RANKS, points)
+
+
+def test_other_bad_input_is_refused() -> None:
+    with pytest.raises(UserError, match="6 numbers of ranks and 5 speedups"):
+        fit_law(USL, RANKS, RANKS[:5])
+    with pytest.raises(UserError, match="whole and at least 1"):
+        fit_law(USL, RANKS - 0.5, RANKS)
+    with pytest.raises(UserError, match="a speedup for each of 6 points"):
+        fit_law(USL, RANKS, RANKS, rounds=np.ones((4, 3)))

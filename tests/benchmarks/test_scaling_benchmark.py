@@ -1,0 +1,164 @@
+"""The synthetic benchmark, its sweep and the changes it leads to, on two real ranks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from common.analysis.changes import changes_sentence, open_changes
+from common.analysis.scaling_columns import ARM_COLUMNS, SAMPLE_COLUMNS, STEP_COLUMNS
+from common.benchmarks.scaling import ScalingBenchmark
+from common.benchmarks.scaling_workloads import MlpSizes, mlp_workload
+from common.benchmarks.text_workload import global_batch
+from common.models.mlp import MLP
+
+ASSIGNMENT4 = Path(__file__).resolve().parents[2] / "assignments" / "assignment4"
+TINY = (
+    *("--device", "cpu", "--input-dim", 64, "--hidden-dim", 64, "--output-dim", 16),
+    *("--bucket-cap-mb", 0.01, "--batch-size", 8),
+)
+
+
+@pytest.fixture(scope="module")
+def run(rank_server, tmp_path_factory):
+    """``run(script, *flags, ranks=2)``: how it ended and its run directory."""
+
+    def start(script: str, *flags: object, ranks: int = 2, folder: Path | None = None):
+        folder = folder or tmp_path_factory.mktemp("scaling")
+        flags = (*flags, "--output_dir", folder, "--run_id", script)
+        return rank_server.run(ASSIGNMENT4 / f"{script}.py", *flags, ranks=ranks), folder / script
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def sweep(run) -> Path:
+    """A finished sweep: one and two ranks, strong and weak, one round of two steps."""
+    how = ("--sweep", "--rounds", 2, "--steps-per-visit", 2)
+    done, folder = run("benchmark", *TINY, *how)
+    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    return folder
+
+
+@pytest.mark.two_ranks
+def test_it_prints_what_the_original_printed_and_keeps_raw_steps(run):
+    flags = ("--epochs", 2, "--steps-per-epoch", 5, "--warmup-steps", 3, "--timed-steps", 4)
+    done, folder = run("benchmark", *TINY, *flags)
+    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    first, second = done.stdout
+    assert second.startswith("[Rank 1] CUDA_VISIBLE_DEVICES=unset, LOCAL_RANK=1, device=cpu")
+    assert "=== DDP Scaling Benchmark ===" in first
+    for line in (
+        *(r"World size +: 2", r"Device +: cpu", r"Config +: \{.*'batch_size': 8"),
+        *(r"Warmup steps +: 3", r"Measured steps +: 7 / 10", r"Avg step time +: [\d.]+ ms"),
+        *(r"Throughput +: [\d,]+ samples/s", r"Measured samples +: 112"),
+    ):
+        assert re.search(line, first), line
+    steps = pd.read_csv(folder / "steps.csv")
+    assert list(steps) == list(STEP_COLUMNS)
+    plain = steps[steps["kind"] == "plain"]
+    # 10 steps on each rank, of which the first 3 are marked and not counted.
+    assert plain.groupby("rank")["warmup"].agg(["size", "sum"]).to_numpy().tolist() == [[10, 3]] * 2
+    assert (folder / "allreduce-samples.csv").is_file()
+    samples = pd.read_csv(folder / "samples.csv")
+    assert list(samples) == list(SAMPLE_COLUMNS)
+    # Ranks draw different numbers: 2 ranks × 5 steps × 8 samples, none twice.
+    assert (samples["distinct_all_ranks"] == 80).all()
+    assert (samples["shared"] == 0).all()
+
+
+@pytest.mark.two_ranks
+def test_a_sweep_has_every_rank_count_in_both_regimes(sweep):
+    arms = pd.read_csv(sweep / "arms.csv")
+    assert list(arms) == list(ARM_COLUMNS)
+    found = arms.set_index(["regime", "world_size"])[["batch_per_rank", "global_batch"]]
+    # Weak keeps the batch per rank, strong the global batch of the most ranks.
+    assert found.to_dict("index") == {
+        ("weak", 1): {"batch_per_rank": 8, "global_batch": 8},
+        ("weak", 2): {"batch_per_rank": 8, "global_batch": 16},
+        ("strong", 1): {"batch_per_rank": 16, "global_batch": 16},
+        ("strong", 2): {"batch_per_rank": 8, "global_batch": 16},
+    }
+    steps = pd.read_csv(sweep / "steps.csv").merge(arms, on="arm")
+    # A rank beyond an arm's world size takes no part in it.
+    assert (steps["rank"] < steps["world_size"]).all()
+    assert (steps["samples"] == steps["batch_per_rank"]).all()
+    measured = steps[~steps["warmup"]]
+    assert (measured.groupby(["arm", "kind", "round", "rank"]).size() == 2).all()
+
+
+@pytest.mark.two_ranks
+def test_proposed_changes_are_run_beside_what_they_change(run, sweep):
+    how = ("--rounds", 2, "--steps_per_visit", 1, "--kinds", "accumulation", "--device", "cpu")
+    done, folder = run("verify_changes", *how, "--run_dir", sweep)
+    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    changes = open_changes(folder)
+    assert changes.table["change"].iloc[0] == "none"
+    arms = pd.read_csv(folder / "arms.csv")
+    # Every change on one rank and on two, with the same global batch.
+    assert (arms.groupby("change")["world_size"].apply(sorted).map(tuple) == (1, 2)).all()
+    assert (arms.groupby("change")["global_batch"].nunique() == 1).all()
+    accumulated = arms[arms["change"].str.startswith("accumulation=")]
+    assert (accumulated["accumulation"] > 1).all()
+    assert "2 ranks are" in changes_sentence(changes)
+
+
+@pytest.mark.two_ranks
+def test_changes_without_a_sweep_are_refused(run, tmp_path):
+    done, _ = run("verify_changes", "--device", "cpu", folder=tmp_path)
+    assert set(done.exit_codes) == {2}
+    assert "no complete sweep below" in done.error_line
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--sweep",), "no speedup can be computed"),
+        (("--sweep", "--world-sizes", 1, 4), "the job has 1 ranks"),
+        (("--warmup-steps", 20, "--epochs", 1, "--steps-per-epoch", 20), "none would be left"),
+        (("--workload", "text"), "is for --sweep"),
+        (("--workload", "mpl"), "mlp"),
+        (("--sweep", "--regimes", "week"), "weak"),
+        (("--device", "cuda"), "sees no GPU"),
+        (("--backend", "nccl"), "nccl needs GPUs"),
+        (("--batch-size", 0), "above 0"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_leaves_nothing(run, tmp_path, flags, said):
+    if "--device" in flags and torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    flags = (*TINY[2:], *flags) if "--device" in flags else (*TINY, *flags)
+    done, folder = run("benchmark", *flags, ranks=1, folder=tmp_path)
+    assert done.exit_codes == [2]
+    assert said in done.error_line
+    assert not (folder / "steps.csv").exists()
+
+
+def test_the_defaults_model_has_the_published_number_of_parameters():
+    sizes = MlpSizes()
+    with torch.device("meta"):
+        model = MLP(sizes.input_dim, sizes.hidden_dim, sizes.num_layers, sizes.output_dim)
+    assert sum(p.numel() for p in model.parameters()) == 58_734_592
+    assert ScalingBenchmark().bucket_cap_mb == 50
+
+
+def test_samples_are_told_apart_by_their_values():
+    workload = mlp_workload(MlpSizes(8, 8, 1, 4), torch.device("cpu"), seed=1)
+    one, same = workload.make_batch(64, 0, 0, 2), workload.make_batch(64, 0, 0, 2)
+    other = workload.make_batch(64, 0, 1, 2)
+    assert (one.identities == same.identities).all()
+    assert not set(one.identities) & set(other.identities)
+    assert len(set(one.identities)) == 64
+
+
+def test_a_global_batch_of_texts_is_the_same_on_any_number_of_ranks():
+    whole = global_batch(10, 6, 3, seed=0)
+    shares = [global_batch(10, 6, 3, seed=0)[rank::3] for rank in range(3)]
+    assert sorted(whole) == sorted(text for share in shares for text in share)
+    # Every text once before any comes again: steps 0 to 4 are three passes over ten texts.
+    passes = [text for step in range(5) for text in global_batch(10, 6, step, seed=0)]
+    assert all(sorted(passes[first : first + 10]) == list(range(10)) for first in (0, 10, 20))
