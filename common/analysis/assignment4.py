@@ -18,7 +18,7 @@ import yaml
 from numpy.typing import NDArray
 
 from common.analysis.evidence import ARMS, BUCKETS, FACTS, PROBES, STEPS
-from common.analysis.opened_run import RECORDING_MACHINE, given_folder
+from common.analysis.opened_run import given_folder, recorded_assignment
 from common.analysis.scaled_prediction import predicted_steps
 from common.analysis.scaling import STRONG, WEAK
 from common.analysis.scaling_columns import ARM_COLUMNS, STEP_COLUMNS
@@ -215,7 +215,7 @@ def open_sweep(run_dir: str | Path | None = None) -> SweepRun:
 
 
 def _recorded() -> Path:
-    return project_root() / "data" / RECORDING_MACHINE / "assignment4"
+    return recorded_assignment("assignment4")
 
 
 def _choose(run_dir: str | Path | None) -> Path:

@@ -13,16 +13,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from common.analysis.diagnosis import diagnosis_lines
+from common.analysis.opened_run import given_folder, recorded_assignment
 from common.analysis.plots import BLUE, GREY, ORANGE, figure
 from common.analysis.sweep_speedups import NO_CHANGE, sweep_speedups
 from common.analysis.tables import Table
 from common.perfmodel.tables import read_table
-from common.runtime.paths import relative_to_project
+from common.runtime.paths import project_root, relative_to_project
 from common.runtime.run_directory import read_environment
 
-PROPOSALS = "proposals.csv"
+PROPOSALS, SWEEP = "proposals.csv", "assignment4-sweep"
 PREDICTED = (
-    *("change", "world_size", "global_batch", "global_batch_changed"),
+    *("change", "regime", "world_size", "global_batch", "global_batch_changed"),
     *("predicted_speedup", "predicted_efficiency"),
 )
 GOOD_EFFICIENCY = 0.8
@@ -46,6 +48,72 @@ class Changes:
     @property
     def ranks(self) -> int:
         return int(self.table["world_size"].iloc[0])
+
+
+@dataclass(frozen=True, eq=False)
+class ChangesLab:
+    """What a run says of proposed changes: the diagnosis they follow from, and what they brought.
+
+    ``changes`` is None, and ``left_out`` says why, where there is no such run.
+    """
+
+    changes: Changes | None
+    diagnosis: tuple[str, ...]
+    left_out: str = ""
+
+    def diagnosis_text(self) -> str:
+        """The diagnosis of the sweep that the changes start from, as Markdown."""
+        return "\n".join(["```text", *self.diagnosis, "```"]) if self.diagnosis else self.left_out
+
+    def sentence(self) -> str:
+        """What the changes brought, as Markdown."""
+        return changes_sentence(self.changes) if self.changes else ""
+
+    def table(self) -> Table | None:
+        """A row per change."""
+        return changes_table(self.changes) if self.changes else None
+
+    def figure(self) -> Figure | None:
+        """Predicted and achieved speedup by change."""
+        return changes_figure(self.changes) if self.changes else None
+
+
+def open_changes_lab(run_dir: str | Path | None = None) -> ChangesLab:
+    """The changes verified in a run directory or below it, the last where there are several.
+
+    By default the newest complete run below outputs/assignment4 that has some, or else recorded
+    ones. Raises UserError for no such directory.
+    """
+    folder = given_folder(run_dir) if run_dir else _newest()
+    found = find_changes(folder)
+    if not found:
+        return ChangesLab(None, (), "No proposed change was run here (no proposals.csv).")
+    changes = open_changes(found[-1])
+    return ChangesLab(changes, tuple(_diagnosis(found[-1], changes)))
+
+
+def _newest() -> Path:
+    runs = {
+        path: read_environment(path).get("start_time", "")
+        for path in (project_root() / "outputs" / "assignment4").glob("*")
+        if find_changes(path) and read_environment(path)["status"] == "complete"
+    }
+    return max(runs, key=runs.__getitem__, default=recorded_assignment("assignment4"))
+
+
+def _diagnosis(folder: Path, changes: Changes) -> list[str]:
+    """Of the sweep beside the run, at the arm that the changes start from."""
+    before = changes.table.iloc[0]
+    for path in sorted(folder.parent.glob("*/arms.csv")):
+        arms = pd.read_csv(path)
+        fits = arms[
+            (arms["world_size"] == before["world_size"])
+            & (arms["global_batch"] == before["global_batch"])
+            & (arms["regime"] == before["regime"])
+        ]
+        if read_environment(path.parent).get("label") == SWEEP and len(fits):
+            return diagnosis_lines(path.parent, arm=int(fits["arm"].iloc[0]))
+    return []
 
 
 def find_changes(folder: Path) -> list[Path]:

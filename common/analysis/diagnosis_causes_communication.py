@@ -250,7 +250,8 @@ def _batch_too_small(
         evidence=(
             *evidence,
             f"With {factor} times the batch per rank the exchange is predicted to leave "
-            f"{percent(reached)} of the step to the rest {case.file(PROBES)} {case.file(ALL_REDUCE)}.",
+            f"{percent(reached)} of the step to the rest {case.file(PROBES)} "
+            f"{case.file(ALL_REDUCE)}.",
         ),
         lost_share=exposed.share,
         confidence=level,

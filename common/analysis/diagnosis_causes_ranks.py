@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from common.analysis.diagnosis_causes import SURE, Case, Verdict, confidence, percent
+from common.analysis.diagnosis_causes import LIKELY, SURE, Case, Verdict, confidence, percent
 from common.analysis.evidence import PLACEMENT, PROBES, STEPS, NotJudged, standard_error
 from common.analysis.step_parts import flags
 
@@ -69,7 +69,9 @@ def oversubscribed_cores(case: Case) -> Verdict | None:
         return None
     ratio, sentence = measured
     threshold = CROWDED_RATIO if crowds else TOGETHER_RATIO
-    if ratio < threshold:
+    # With cores enough for all, a few disturbed passes must not look like a crowd.
+    doubt = 0.0 if crowds else LIKELY * _together_error(case)
+    if ratio < threshold + doubt:
         return None
     lost = (1 - 1 / ratio) * _compute_share(case)
     level, reason = confidence(ratio, threshold, _together_error(case))

@@ -9,7 +9,7 @@ import numpy as np
 
 from common.errors import UserError, unknown_name
 from common.perfmodel.profile import BackwardProfile
-from common.perfmodel.recorded import DATA, load_recorded
+from common.perfmodel.recorded import DATA, LAYERS, load_recorded
 from common.perfmodel.tables import read_ready_times
 from common.runtime.paths import project_root
 from common.runtime.run_directory import find_table
@@ -63,7 +63,7 @@ def open_replayed(name: str, factor: float, time_factor: float = 1.0) -> Replaye
     if not 0 < time_factor < float("inf"):
         raise UserError(f"replay_time_factor is {time_factor:g}; it must be above 0 and finite")
     path = _find(name)
-    if (path / "source.yaml").is_file():
+    if (path / LAYERS).is_file():
         folder, profile = path, load_recorded(path.name, path.parent).profile
     else:
         table = find_table(path, TABLE) if path.is_dir() else path
@@ -79,7 +79,7 @@ def _find(name: str) -> Path:
     for path in (Path(name), project_root() / name, DATA / name):
         if path.exists():
             return path.resolve()
-    known = [source.parent.name for source in sorted(DATA.glob("*/source.yaml"))]
+    known = [source.parent.name for source in sorted(DATA.glob(f"*/{LAYERS}"))]
     message = unknown_name("recording", name, known)
     raise UserError(f"replay: {message}; a run directory or a {TABLE} will do too")
 

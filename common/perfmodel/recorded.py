@@ -15,6 +15,8 @@ from common.perfmodel.profile import BackwardProfile
 from common.perfmodel.tables import numbers, read_table
 
 DATA = Path(__file__).resolve().parents[2] / "data"
+LAYERS = "layers.csv"
+"""What a recorded system has, and other recordings have not."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class RecordedSystem:
 def load_recorded(name: str, folder: Path = DATA) -> RecordedSystem:
     """Load ``data/<name>``. Raises UserError where there is no such recording."""
     path = folder / name
-    if not (path / "source.yaml").is_file():
-        known = sorted(source.parent.name for source in folder.glob("*/source.yaml"))
+    if not (path / LAYERS).is_file():
+        known = sorted(table.parent.name for table in folder.glob(f"*/{LAYERS}"))
         raise UserError(f"no recorded system {name!r}; known: {', '.join(known)}")
     source = yaml.safe_load((path / "source.yaml").read_text())
     curve = read_table(path / "all-reduce.csv", ["size_bytes", "time_mean_ms", "time_std_ms"])
@@ -54,7 +56,7 @@ def load_recorded(name: str, folder: Path = DATA) -> RecordedSystem:
 
 def _layer_tables(path: Path) -> LayerTables:
     columns = ["layer", "parameters", "gradient_time_median_ms"]
-    table = read_table(path / "layers.csv", columns).set_index("layer")
+    table = read_table(path / LAYERS, columns).set_index("layer")
     times_s = table["gradient_time_median_ms"] / 1e3
     layers = [name for name in table.index if name.startswith("block_")] + ["ln_f"]
     phases = read_table(path / "phases.csv", ["phase", "time_median_ms"]).set_index("phase")
