@@ -63,12 +63,9 @@ def why_not_comparable(base: RunIdentity, run: RunIdentity, regime: str) -> str 
         raise ValueError(f"regime {regime!r} is neither {STRONG} nor {WEAK}")
     field, name = BATCHES[regime]
     fields = SAME | {field: name}
-    different = _first_difference(base, run, fields)
+    different = _first_difference(base, run, fields) or _other_processor(base, run)
     if different:
         return different
-    processors = base.processor, run.processor
-    if None not in processors and processors[0] != processors[1]:
-        return f"processor differs ({processors[0]} and {processors[1]})"
     if base.distinct_per_epoch is None or run.distinct_per_epoch is None:
         return NOT_COUNTED
     repeated = _repeated(base) or _repeated(run)
@@ -180,9 +177,17 @@ def distinct_per_epoch(run: ScalingRun) -> int | None:
 def _check_same(base_runs: Sequence[ScalingRun], runs: Sequence[ScalingRun]) -> None:
     _check_repeats(base_runs)
     _check_repeats(runs)
-    reason = _first_difference(base_runs[0].identity, runs[0].identity, SAME)
+    both = base_runs[0].identity, runs[0].identity
+    reason = _first_difference(*both, SAME) or _other_processor(*both)
     if reason:
         raise UserError(f"{_both(base_runs, runs)}: not comparable: {reason}")
+
+
+def _other_processor(base: RunIdentity, run: RunIdentity) -> str | None:
+    """What is different about what ranks compute with, where that is known of both."""
+    if None in (base.processor, run.processor) or base.processor == run.processor:
+        return None
+    return f"processor differs ({base.processor} and {run.processor})"
 
 
 def _check_repeats(runs: Sequence[ScalingRun]) -> None:

@@ -97,8 +97,9 @@ def _processor(folder: Path, environment: dict) -> str | None:
     if gpus:
         return gpus[0].get("name")
     path = folder / "placement.csv"
-    threads = read_table(path, ("threads",))["threads"].max() if path.is_file() else None
-    return f"{cpu['model']}, {threads} threads" if cpu.get("model") and threads else None
+    threads = int(read_table(path, ("threads",))["threads"].max()) if path.is_file() else 0
+    shown = f"{threads} thread{'s' if threads != 1 else ''}"
+    return f"{cpu['model']}, {shown}" if cpu.get("model") and threads else None
 
 
 def _options(arm: pd.Series, world_size: int) -> str | None:

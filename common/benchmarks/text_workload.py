@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from common.benchmarks.scaling_workloads import Workload
-from common.models.text_classifier import TextClassifier, TextClassifierConfig
+from common.models.text_classifier import TextClassifier
 from common.training.data_parallel_step import Batch
-from common.training.text_scaling_config import TextScalingConfig
 from common.training.text_scaling_data import IndexedTexts, collate_for, open_splits
 from common.training.text_scaling_files import parse_experiment
-from common.training.text_scaling_trainer import loss_of, make_optimizer
+from common.training.text_scaling_trainer import classifier_sizes, loss_of, make_optimizer
 
 
 def text_workload(
@@ -72,11 +71,3 @@ def global_batch(texts: int, size: int, step: int, seed: int) -> np.ndarray:
 @functools.lru_cache(maxsize=4)
 def _order(texts: int, epoch: int, seed: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(texts)
-
-
-def classifier_sizes(config: TextScalingConfig, num_labels: int) -> TextClassifierConfig:
-    """The sizes of an experiment's model."""
-    return TextClassifierConfig(
-        *(config.vocab_size, num_labels, config.max_length),
-        *(config.d_model, config.n_head, config.n_layer, config.d_ff, config.dropout),
-    )

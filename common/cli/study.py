@@ -20,6 +20,7 @@ STUDIES = {
     "trainer": ("trainer", "TrainerStudy", "our trainer beside theirs, and its checkpoints", 8),
     "micro-batches": ("micro_batches", "MicroBatchStudy", "dynamic batches of real texts", 13),
     "text-scaling": ("text_scaling", "TextScalingStudy", "DDP on real texts, against one rank", 6),
+    "remedies": ("remedies", "RemedyStudy", "changes proposed to a slow network, made", 7),
     "diagnosis": ("diagnosis", "DiagnosisStudy", "planted faults and what is named", 15),
 }
 """Study → its module below common.studies, which has ``run_study``; its settings; what it shows;
@@ -38,7 +39,7 @@ class Study:
     output_dir: str = "outputs/studies"
     """Where its run directory goes."""
     dataset_dir: str = ""
-    """Folder of the real texts, for micro-batches and text-scaling; by default datasets."""
+    """Folder of the real texts, for micro-batches, text-scaling, remedies."""
 
     def run(self) -> None:
         """Run it and say where the results are."""

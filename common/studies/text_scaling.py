@@ -125,6 +125,7 @@ def flags(study: TextScalingStudy, case: Case, ranks: int, folder: Path) -> list
         "precision": case.precision,
         "seed": case.seed,
         "workers": 0,
+        "threads": 1,
         "probe_repeats": 0,
         "device": "cpu",
         "output_dir": folder,

@@ -86,10 +86,7 @@ def open_run(config: TextScalingConfig, worker: Worker) -> TextRun:
     collate = collate_for(config, train.texts)
     loader = open_loader(train, config, worker)
     seed_everything(config.seed)
-    sizes = TextClassifierConfig(
-        *(config.vocab_size, train.texts.num_labels, config.max_length),
-        *(config.d_model, config.n_head, config.n_layer, config.d_ff, config.dropout),
-    )
+    sizes = classifier_sizes(config, train.texts.num_labels)
     double = config.precision == "float64"
     model = TextClassifier(sizes).to(worker.device, torch.float64 if double else None)
     seed_everything(config.seed, worker.rank)  # each rank drops out what it will
@@ -98,6 +95,14 @@ def open_run(config: TextScalingConfig, worker: Worker) -> TextRun:
     step.settle(lambda: collate([train[0]]))
     # A sampler that gives every rank all texts makes an epoch longer, as it would for anyone.
     return TextRun(train, validation, collate, loader, step, len(loader) // config.accumulation)
+
+
+def classifier_sizes(config: TextScalingConfig, num_labels: int) -> TextClassifierConfig:
+    """The sizes of the model that a run trains."""
+    return TextClassifierConfig(
+        *(config.vocab_size, num_labels, config.max_length),
+        *(config.d_model, config.n_head, config.n_layer, config.d_ff, config.dropout),
+    )
 
 
 def make_optimizer(config: TextScalingConfig, parameters: object) -> torch.optim.Optimizer:

@@ -11,6 +11,7 @@ import pytest
 
 from common.analysis import assignment2, narrative
 from common.analysis import emulated as emulated_networks
+from common.analysis.opened_run import recorded_assignment
 from common.errors import RunFailed, UserError
 from common.report.document import Document, write_report
 from common.report.notebooks import execute_notebooks
@@ -19,11 +20,8 @@ from common.report.pipeline import known_assignments, load_preset
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 RECORDED = ROOT / assignment2.RECORDED
-RECORDED_ASSIGNMENTS = [
-    name
-    for name in ("assignment0", "assignment1", "assignment2", "assignment3")
-    if RECORDED.with_name(name).is_dir()
-]
+ASSIGNMENTS = [f"assignment{number}" for number in range(5)]
+RECORDED_ASSIGNMENTS = [name for name in ASSIGNMENTS if recorded_assignment(name).is_dir()]
 FIGURES = {
     "assignment0_memory": 4,
     "assignment0_profile": 2,
@@ -60,7 +58,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     paths = []
     for assignment in RECORDED_ASSIGNMENTS:
         notebooks = [path for path in NOTEBOOKS if path.stem.startswith(assignment)]
-        run_dir = str(RECORDED.with_name(assignment))
+        run_dir = str(recorded_assignment(assignment))
         paths += execute_notebooks(notebooks, folder, {"run_dir": run_dir})
     return paths
 
@@ -160,7 +158,7 @@ def test_a_failed_part_of_a_run_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", ["smoke", "laptop", "gpu"])
-@pytest.mark.parametrize("assignment", ["assignment0", "assignment1", "assignment2", "assignment3"])
+@pytest.mark.parametrize("assignment", ASSIGNMENTS)
 def test_presets_give_every_stage_settings_that_it_accepts(assignment: str, preset: str) -> None:
     from common.benchmarks import (
         allreduce,
@@ -172,12 +170,14 @@ def test_presets_give_every_stage_settings_that_it_accepts(assignment: str, pres
         options,
         overlap,
         profiling,
+        scaling,
         simulated_modes,
         strategies,
         throughput,
+        verify_changes,
     )
     from common.runtime.script import parse_settings
-    from common.training import config, micro_batch_config
+    from common.training import config, micro_batch_config, text_scaling_config
 
     settings = {
         "assignment0": {
@@ -205,8 +205,13 @@ def test_presets_give_every_stage_settings_that_it_accepts(assignment: str, pres
             "compare_modes": compare_modes.ModeComparison,
             "simulate_modes": simulated_modes.ModeSimulation,
         },
+        "assignment4": {
+            "benchmark": scaling.ScalingBenchmark,
+            "train_text": text_scaling_config.TextScalingConfig,
+            "verify_changes": verify_changes.VerifyChanges,
+        },
     }[assignment]
-    assert known_assignments() == ["assignment0", "assignment1", "assignment2", "assignment3"]
+    assert known_assignments() == ASSIGNMENTS
     loaded = load_preset(assignment, preset)
     if assignment == "assignment1" and not any(stage.hosts for stage in loaded.stages):
         del settings["allreduce_benchmark"]  # assignment 1 needs it to predict emulated hosts

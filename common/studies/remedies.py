@@ -1,0 +1,152 @@
+"""``ddplab study remedies``: a text classifier that two ranks make slower, diagnosed and changed.
+
+The small AG News model at the write-up's global batch of 32, on two emulated hosts joined by
+1 Gbit/s, with real texts (local files in --dataset_dir, or the hub): a sweep; the changes that its
+diagnosis proposes, run on one rank and on both; and, where a change alters the global batch, what
+that does to the accuracy after as many epochs. ``changes.csv`` holds predicted and achieved
+speedups, ``accuracies.csv`` the trainings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from common.analysis.changes import Changes, changes_sentence, open_changes
+from common.cluster.emulated import EmulatedCluster
+from common.cluster.launch import launch, launch_series
+from common.report.progress import StageProgress
+from common.runtime.environment import describe_environment
+from common.runtime.paths import project_root
+from common.runtime.recorder import require_positive
+from common.runtime.run_directory import RunDirectory
+
+SCRIPTS = project_root() / "assignments" / "assignment4"
+HOSTS = 2
+
+
+@dataclass(frozen=True)
+class RemedyStudy:
+    """What is measured, and how long is trained."""
+
+    dataset_dir: str = "datasets"
+    dataset: str = "ag_news"
+    experiment: str = "ag_news_ddp_4gpu_20ep"
+    rate: str = "1gbit"
+    global_batch: int = 32
+    rounds: int = 6
+    steps_per_visit: int = 4
+    train_texts: int = 4_800
+    eval_texts: int = 2_000
+    epochs: int = 3
+    seeds: tuple[int, ...] = (42, 43, 44)
+
+    def __post_init__(self) -> None:
+        require_positive(
+            *(self, "global_batch", "rounds", "steps_per_visit", "train_texts", "epochs")
+        )
+
+
+def run_study(study: RemedyStudy, output_dir: str, progress: StageProgress) -> Path:
+    """Sweep, verify and train; returns the run directory."""
+    run = RunDirectory.create(
+        output_dir, "remedies", asdict(study), describe_environment("gloo", "cpu", HOSTS)
+    )
+    progress.say(f"remedies study: {run.path}")
+    with run:
+        (run.path / "logs").mkdir()
+        cluster = EmulatedCluster.of(HOSTS, [study.rate])
+        folder = run.path / f"emulated-{HOSTS}x{study.rate}"
+        for name, script, flags in measurements(study):
+            where = {"output_dir": folder, "run_id": name, "device": "cpu"}
+            with progress.stage(f"{name} on {cluster}") as update:
+                launch(
+                    *(SCRIPTS / script, as_flags(flags | where), HOSTS),
+                    run.path / "logs" / f"{name}.log",
+                    **{"hosts": cluster, "on_output": update},
+                )
+        changes = open_changes(folder / "changes")
+        run.write_table("changes.csv", changes.table)
+        accuracies = train(study, changes, run.path, progress)
+        run.write_table("accuracies.csv", accuracies)
+    progress.say(changes.table.to_string(index=False, float_format="%.4g"))
+    progress.say(changes_sentence(changes))
+    progress.say(accuracies.to_string(index=False, float_format="%.4f"))
+    return run.path
+
+
+def measurements(study: RemedyStudy) -> list[tuple[str, str, dict]]:
+    """Name, script and flags of what runs on the emulated hosts."""
+    sweep = {
+        "workload": "text",
+        "text_experiment": study.experiment,
+        "dataset": study.dataset,
+        "dataset_dir": Path(study.dataset_dir).absolute(),
+        "text_samples": study.train_texts,
+        "batch_size": study.global_batch // HOSTS,
+        "regimes": "strong",
+        "bucket_cap_mb": 25,
+        "rounds": study.rounds,
+        "steps_per_visit": 2 * study.steps_per_visit,
+    }
+    changed = {"rounds": study.rounds, "steps_per_visit": study.steps_per_visit}
+    return [
+        ("sweep", "benchmark.py", {"sweep": True} | sweep),
+        ("changes", "verify_changes.py", changed),
+    ]
+
+
+def train(
+    study: RemedyStudy, changes: Changes, folder: Path, progress: StageProgress
+) -> pd.DataFrame:
+    """Accuracy after so many epochs by global batch, from several seeds; one process each.
+
+    A global batch has the same texts on any number of ranks, so one process stands for all.
+    """
+    batches = sorted({int(batch) for batch in changes.table["global_batch"]})
+    runs = [(batch, seed) for batch in batches for seed in study.seeds]
+    scripts = [
+        [str(SCRIPTS / "train_text.py"), *as_flags(training(study, *run, folder))] for run in runs
+    ]
+    rows = []
+    with launch_series(scripts, 1, folder / "logs" / "error") as wait:
+        for batch, seed in runs:
+            name = f"batch-{batch}-seed-{seed}"
+            with progress.stage(name) as update:
+                wait(folder / "logs" / f"{name}.log", update)
+            last = pd.read_csv(folder / name / "metrics.csv").iloc[-1]
+            found = {"train_loss": last["train_loss"], "accuracy": last["val_acc"]}
+            rows.append({"global_batch": batch, "seed": seed, "epochs": study.epochs} | found)
+    return pd.DataFrame(rows)
+
+
+def training(study: RemedyStudy, batch: int, seed: int, folder: Path) -> dict:
+    """The settings of a training with this global batch."""
+    return {
+        "experiment": study.experiment,
+        "dataset": study.dataset,
+        "dataset_dir": Path(study.dataset_dir).absolute(),
+        "max_train_samples": study.train_texts,
+        "eval_samples": study.eval_texts,
+        "epochs": study.epochs,
+        "batch_size": batch,
+        "warmup_steps": 20,
+        "seed": seed,
+        "workers": 0,
+        "threads": 2,
+        "probe_repeats": 0,
+        "device": "cpu",
+        "output_dir": folder,
+        "run_id": f"batch-{batch}-seed-{seed}",
+    }
+
+
+def as_flags(settings: dict) -> list[str]:
+    """Settings as flags of a script."""
+    flags: Sequence[str] = []
+    for name, value in settings.items():
+        flags = [*flags, f"--{name}"] if value is True else [*flags, f"--{name}", str(value)]
+    return list(flags)
