@@ -8,7 +8,7 @@ sure it is, what to change, and the speedup that the performance model predicts 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,9 @@ from common.analysis.evidence import Evidence, NotJudged, baseline_arm, open_evi
 from common.analysis.tables import Table
 from common.errors import UserError
 
+NEEDLESS = "needless-synchronisation"
+LIMITS = ("model-too-small", "batch-too-small", "network-too-slow")
+"""What is said of the exchange as it would be without needless ones."""
 CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
     "wrong-sampler": wrong_sampler,
     "mixed-configurations": mixed_configurations,
@@ -46,9 +49,9 @@ CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
     "unequal-lengths": unequal_lengths,
     "data-loading": data_loading,
     "evaluation-or-logging": evaluation_or_logging,
-    "needless-synchronisation": needless_synchronisation,
+    NEEDLESS: needless_synchronisation,
     "bucket-cap": bucket_cap,
-    "model-too-small, batch-too-small, network-too-slow": communication_bound,
+    ", ".join(LIMITS): communication_bound,
 }
 WIDTH = 96
 """Characters of a line in a report."""
@@ -98,8 +101,19 @@ def examine(run: Evidence, baseline: Evidence | None = None) -> Diagnosis:
             continue
         if verdict is not None:
             verdicts.append(verdict)
-    verdicts.sort(key=lambda verdict: verdict.order)
-    return Diagnosis(tuple(verdicts), tuple(not_judged), _summary(case))
+    return Diagnosis(tuple(in_order(verdicts)), tuple(not_judged), _summary(case))
+
+
+def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """By group and what they cost; but a mistake comes before the limit that is left without it."""
+    ordered = sorted(verdicts, key=lambda verdict: verdict.order)
+    causes = [verdict.cause for verdict in ordered]
+    if NEEDLESS in causes:
+        at = causes.index(NEEDLESS)
+        limits = [v for v in ordered[:at] if v.cause in LIMITS]
+        others = [v for v in ordered[:at] if v.cause not in LIMITS]
+        ordered = [*others, ordered[at], *limits, *ordered[at + 1 :]]
+    return ordered
 
 
 def diagnose_folder(

@@ -161,7 +161,9 @@ def differing_facts(run: Evidence, baseline: Evidence) -> dict[str, tuple[str, s
     """Facts (and data set sizes) that differ between two runs, as (baseline's, run's)."""
     if FACTS not in run.tables or FACTS not in baseline.tables:
         return {}
-    mine, other = (e.tables[FACTS].fillna("").astype(str).iloc[0] for e in (run, baseline))
+    mine, other = (
+        e.tables[FACTS].astype(object).fillna("").astype(str).iloc[0] for e in (run, baseline)
+    )
     columns = (*SAME_FACTS, "data_samples")
     return {name: (other[name], mine[name]) for name in columns if other[name] != mine[name]}
 

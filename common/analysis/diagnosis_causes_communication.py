@@ -26,6 +26,7 @@ from common.perfmodel.scaled_step import (
     Prediction,
     StepModel,
     StepSettings,
+    as_alpha_beta,
     at_bandwidth,
     best_cap_mb,
     needed_bandwidth,
@@ -161,7 +162,7 @@ def communication_bound(case: Case) -> Verdict | None:
     model, settings = case.model, exposed.settings
     network = model.networks[WIRE_TYPES[settings.compression]]
     count = exposed.prediction.exchange.num_buckets
-    alpha_s = float(network.time_s(1.0))
+    alpha_s = as_alpha_beta(network).alpha_s
     active_s = exposed.prediction.exchange.communication_s
     wire = sum(event.size_bytes for event in exposed.prediction.exchange.events)
     compute_s = settings.accumulation * model.together.time_s(settings.batch_per_rank)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from common.analysis.diagnosis_causes import (
+    MANY_STEPS,
     MINOR,
     SAME_FACTS,
     VALIDITY,
@@ -22,8 +23,8 @@ SHARED_SHARE = 0.01
 is more than that on any data set worth timing."""
 ALL_SHARED = 0.9
 """From here on the ranks have not divided the data at all."""
-EARLY_STEP = 1.5
-"""A first step of 1.5 times the rest: hiccups of a machine are as large, but see LATE_STEP."""
+EARLY_STEP = 2.0
+"""A first step of twice the rest: a neighbour on a machine makes steps 1.7 times as long."""
 LATE_STEP = 1.2
 """It must also be 1.2 times the largest step but one of a later part as long as the early one."""
 COUNTED_SHARE = 0.05
@@ -129,7 +130,7 @@ def mixed_configurations(case: Case) -> Verdict | None:
     """Ranks that do not run the same, or a baseline that is of something else."""
     evidence: list[str] = []
     if FACTS in case.run.tables:
-        facts = case.run.tables[FACTS].fillna("").astype(str)
+        facts = case.run.tables[FACTS].astype(object).fillna("").astype(str)
         for name in SAME_FACTS:
             if facts[name].nunique() > 1:
                 told = ", ".join(
@@ -190,7 +191,7 @@ def _other_batch(case: Case) -> list[str]:
 def warm_up_counted(case: Case) -> Verdict | None:
     """Slow first steps that are not marked as warm-up and so count in the mean."""
     times = case.run.step_times_ms
-    if len(times) < 6:
+    if len(times) < MANY_STEPS:
         raise NotJudged(f"{len(times)} measured steps are too few to see a warm-up in")
     values = times.to_numpy()
     rest = values[len(values) // 2 :]

@@ -25,8 +25,8 @@ from common.perfmodel.buckets import MIB, DdpOptions, assign_buckets, cap_interv
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.pass_times import LinearTime, PassTimes
 from common.perfmodel.profile import BackwardProfile
-from common.perfmodel.scaled_step import StepModel, StepSettings, calibrated
 from common.perfmodel.simulator import profile_buckets
+from common.perfmodel.step_model import StepModel, StepSettings, calibrated
 from common.perfmodel.tables import read_all_reduce, read_ready_times
 
 WIRES = {

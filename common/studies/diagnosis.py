@@ -95,6 +95,7 @@ def _pair(
 
 SMALL_MLP = {"input_dim": 128, "hidden_dim": 256, "output_dim": 64}
 LARGE_MLP = {"input_dim": 512, "hidden_dim": 1024, "output_dim": 256}
+TINY_MLP = {"input_dim": 16, "hidden_dim": 16, "output_dim": 8}
 OTHER_TEXT = {"d_model": 96, "batch_size": 24, "max_train_samples": 960}
 UNEQUAL = {
     **{"synthetic_like": "imdb", "pad": "longest", "max_length": 400, "max_train_samples": 240},
@@ -125,7 +126,7 @@ CASES = (
     *_pair(
         "warm-up-counted",
         ("benchmark", "slow-start=400", {"warmup_steps": 0}),
-        ("benchmark", "slow-start=150", {"warmup_steps": 1, "batch_size": 512}),
+        ("benchmark", "slow-start=200", {"warmup_steps": 1, "batch_size": 768}),
     ),
     *_pair(
         "oversubscribed-cores",
@@ -140,7 +141,7 @@ CASES = (
     *_pair(
         "unequal-lengths",
         ("text", HEALTHY, UNEQUAL | {"batch_size": 2}),
-        ("text", HEALTHY, UNEQUAL | {"batch_size": 3, "d_model": 96, "max_length": 300}),
+        ("text", HEALTHY, UNEQUAL | {"batch_size": 3, "d_model": 96, "max_length": 640}),
     ),
     *_pair(
         "data-loading",
@@ -155,7 +156,7 @@ CASES = (
     *_pair(
         "needless-synchronisation",
         ("benchmark", "always-synchronised", {"accumulation": 4, "batch_size": 64}),
-        ("text", "always-synchronised", {"accumulation": 3, "batch_size": 8}),
+        ("text", "always-synchronised", {"accumulation": 4, "batch_size": 6}),
         rates=("1gbit", "500mbit"),
     ),
     *_pair(
@@ -163,14 +164,14 @@ CASES = (
         ("benchmark", HEALTHY, {"batch_size": 1024, "num_layers": 6}),
         (
             *("benchmark", HEALTHY),
-            SMALL_MLP | {"bucket_cap_mb": 0.0001, "num_layers": 12, "batch_size": 128},
+            SMALL_MLP | {"bucket_cap_mb": 0.0001, "num_layers": 14, "batch_size": 192},
         ),
         rates=("1gbit", ""),
     ),
     *_pair(
         "model-too-small",
-        ("benchmark", HEALTHY, {"input_dim": 16, "hidden_dim": 16, "output_dim": 8}),
-        ("text", HEALTHY, {"d_model": 8, "n_layer": 1, "d_ff": 16, "batch_size": 2}),
+        ("benchmark", HEALTHY, TINY_MLP | {"batch_size": 256}),
+        ("benchmark", HEALTHY, TINY_MLP | {"hidden_dim": 48, "num_layers": 2, "batch_size": 64}),
     ),
     *_pair(
         "batch-too-small",

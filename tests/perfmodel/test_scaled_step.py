@@ -10,20 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfmodel_support import MIB, refused
 
-from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
 from common.perfmodel.pass_times import LinearTime, PassTimes
 from common.perfmodel.profile import BackwardProfile
 from common.perfmodel.scaled_step import (
     StepModel,
     StepSettings,
+    as_alpha_beta,
     at_bandwidth,
     best_cap_mb,
-    calibrated,
     needed_bandwidth,
     predict,
     propose,
     to_frame,
 )
+from common.perfmodel.step_model import calibrated
 
 ALPHA, BETA = 0.001, 100 * MIB
 """A latency of 1 ms; a MiB takes 10 ms."""
@@ -151,6 +152,11 @@ def test_the_bandwidth_needed_gives_the_efficiency_asked_for():
     # t1 = 35 ms; 80 % leave 8.75 ms to the exchange, 1 ms of it latency.
     assert needed == pytest.approx(4 * MIB / (0.035 / 0.8 - 0.035 - ALPHA), rel=1e-3)
     assert needed_bandwidth(make_model(AlphaBeta(1.0, BETA)), 0.8) is None
+
+
+def test_times_that_do_not_grow_with_the_size_are_all_latency():
+    flat = as_alpha_beta(MeasuredAllReduce([4, 400, 4000], [0.002, 0.0015, 0.001]))
+    assert flat.time_s([8, 8e6]).tolist() == [0.0015, 0.0015]
 
 
 def test_proposals_reach_the_target_with_the_smallest_change():

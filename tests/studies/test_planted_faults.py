@@ -1,4 +1,4 @@
-"""The cheapest planted faults on two real ranks, a healthy run, and what the study makes of them."""
+"""The cheapest planted faults on two real ranks, a healthy run, and the study around them."""
 
 from __future__ import annotations
 
