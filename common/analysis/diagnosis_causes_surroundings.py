@@ -49,7 +49,7 @@ def data_loading(case: Case) -> Verdict | None:
         confidence=level,
         reason=f"share of the step: {reason}",
         change=(
-            "Load ahead of the step: more --num-workers, --persistent-workers, and prepare "
+            "Load ahead of the step: more --workers, --persistent-workers, and prepare "
             "(tokenize, decode) the data once instead of in every epoch."
         ),
         speedup_now=case.speedup_now,

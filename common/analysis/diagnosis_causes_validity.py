@@ -220,7 +220,10 @@ def warm_up_counted(case: Case) -> Verdict | None:
         lost_share=1 - later / mean,
         confidence=level,
         reason=f"a first step over a later one: {reason}",
-        change=f"Leave out the first steps: --warmup-steps {max(5, 2 * early)} or more.",
+        change=(
+            f"Leave out the first {max(5, 2 * early)} steps or more: --warmup_steps of benchmark.py, "
+            "--discard_steps of train_text.py."
+        ),
         speedup_now=None if case.speedup_now is None else case.speedup_now * steady / mean,
         predicted_speedup=case.speedup_now,
         group=VALIDITY,
