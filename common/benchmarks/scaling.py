@@ -24,6 +24,7 @@ from common.benchmarks.scaling_workloads import MlpSizes, Workload, mlp_workload
 from common.benchmarks.text_workload import text_workload
 from common.errors import UserError, unknown_name
 from common.perfmodel.tables import read_table
+from common.runtime.kept_memory import kept_memory
 from common.runtime.paths import relative_to_project
 from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
@@ -99,6 +100,8 @@ class ScalingBenchmark:
     rounds: int = 4
     """Visits to each arm of a sweep."""
     steps_per_visit: int = 6
+    watch: bool = True
+    """Visit every arm of a sweep a second time, to take its steps apart."""
     text_experiment: str = "ag_news_ddp_4gpu_20ep"
     """Of the workload text: model, data and optimizer of this experiment."""
     dataset: str = "synthetic"
@@ -180,12 +183,13 @@ class ScalingBenchmark:
             self.options(),
             self.rounds,
             self.steps_per_visit,
+            ("plain", "timed") if self.watch else ("plain",),
         )
 
 
 def main(settings: ScalingBenchmark) -> None:
     """Run the benchmark and print what it found."""
-    with process_group(settings.device, settings.backend) as worker:
+    with process_group(settings.device, settings.backend) as worker, kept_memory():
         set_tf32(True)
         workload = settings.open_workload(worker.device)
         label = "assignment4-sweep" if settings.sweep else "assignment4-benchmark"

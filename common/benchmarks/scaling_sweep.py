@@ -29,6 +29,8 @@ from common.training.scaling_probes import Probed, ProbePlan, probe
 logger = logging.getLogger(__name__)
 WARMUP_STEPS = 1
 """Of a visit, after DDP's buckets are what they will be."""
+MOST_STEPS = 8
+"""Times as many steps as the largest arm that a small arm's visit makes at most."""
 TIMED_SHARE = 0.5
 """Of a visit's steps that a timed visit makes."""
 
@@ -45,6 +47,16 @@ class Arm:
     batch_per_rank: int
     options: StepOptions
     change: str = "none"
+
+    def steps_factor(self, arms: Sequence[Arm]) -> int:
+        """How many times as many steps this arm makes, as the largest of ``arms`` takes longer."""
+        most = max(arm.global_batch for arm in arms)
+        return min(MOST_STEPS, max(1, most // self.global_batch))
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step on all ranks."""
+        return self.world_size * self.options.accumulation * self.batch_per_rank
 
     def row(self, index: int) -> dict:
         """As a row of ``arms.csv``."""
@@ -64,6 +76,7 @@ class SweepPlan:
     options: StepOptions
     rounds: int
     steps_per_visit: int
+    kinds: tuple[str, ...] = ("plain", "timed")
 
     def __post_init__(self) -> None:
         """Raises UserError where no speedup could be computed: with one world size only."""
@@ -96,7 +109,8 @@ class SweepPlan:
 
 def sweep(plan: SweepPlan, workload: Workload, worker: Worker, recorder: Recorder) -> None:
     """Visit the arms of a plan, and probe what they are made of."""
-    visit_arms(plan.arms(), workload, worker, recorder, plan.rounds, plan.steps_per_visit)
+    how = (plan.rounds, plan.steps_per_visit, plan.kinds)
+    visit_arms(plan.arms(), workload, worker, recorder, *how)
     probe_sweep(plan.options, max(plan.batch_sizes), workload, worker, recorder)
 
 
@@ -125,7 +139,9 @@ def visit_arms(
             if worker.rank < arm.world_size:
                 step = open_step(arm, workload, worker, groups[arm.world_size], kind == "timed")
                 halved = kind == "timed" and arm.world_size > 1
-                count = max(2, round(TIMED_SHARE * steps)) if halved else steps
+                count = (
+                    max(2, round(TIMED_SHARE * steps)) if halved else steps * arm.steps_factor(arms)
+                )
                 _visit(step, workload, log, Visit(index, kind, round_, count))
             worker.barrier()
             log.write()

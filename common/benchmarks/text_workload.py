@@ -21,8 +21,10 @@ def text_workload(
 ) -> Workload:
     """Model, optimizer and texts of an experiment.
 
-    The texts of a step are the next of a random order: rank r of R takes every R-th of them, as
-    ``DistributedSampler`` does, so that a global batch has the same texts on any number of ranks.
+    Texts are filled up to the experiment's length, as the original's were, so that every step
+    computes as much. The texts of a step are the next of a random order: rank r of R takes every
+    R-th of them, as ``DistributedSampler`` does, so that a global batch has the same texts on any
+    number of ranks.
 
     Args:
         experiment: a name below assignments/assignment4/configs, or a file.
@@ -35,6 +37,7 @@ def text_workload(
     named = parse_experiment(["--experiment", experiment]).dataset
     flags = ["--experiment", experiment, "--max_train_samples", str(samples), "--seed", str(seed)]
     flags += ["--dataset", dataset, "--dataset_dir", dataset_dir, "--dropout", "0"]
+    flags += ["--pad", "max_length"]
     if dataset == "synthetic":
         flags += ["--synthetic_like", named]
     config = parse_experiment(flags)
@@ -56,7 +59,7 @@ def text_workload(
         functools.partial(make_optimizer, config),
         loss_of,
         make_batch,
-        longest=int(train.texts.lengths.max()),
+        longest=config.max_length,
     )
 
 

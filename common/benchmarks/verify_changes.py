@@ -16,10 +16,12 @@ import yaml
 
 from common.analysis.evidence import open_evidence
 from common.analysis.measured_step import model_from_evidence
+from common.analysis.sweep_speedups import baseline_of, sweep_speedups
 from common.benchmarks.scaling import ScalingBenchmark
 from common.benchmarks.scaling_sweep import Arm, visit_arms
 from common.errors import UserError
 from common.perfmodel.scaled_step import Proposal, StepModel, StepSettings, predict, propose
+from common.runtime.kept_memory import kept_memory
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.process_group import process_group
 from common.runtime.recorder import record_run, require_positive
@@ -30,6 +32,8 @@ SWEEP = "assignment4-sweep"
 NEWEST = "newest"
 UNTESTABLE = "network"
 """A change that no flag makes."""
+FACTORS = (2, 4, 8, 16, 32)
+"""By which accumulation and batch may be multiplied."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class VerifyChanges:
 
 def main(settings: VerifyChanges) -> None:
     """Predict, run and compare."""
-    with process_group(settings.device, settings.backend) as worker:
+    with process_group(settings.device, settings.backend) as worker, kept_memory():
         folder = find_sweep(settings)
         base = read_settings(folder)
         index, arm = find_arm(folder, settings, worker.world_size)
@@ -82,7 +86,7 @@ def main(settings: VerifyChanges) -> None:
             notes=(workload.note,),
         ) as recorder:
             if recorder.run:
-                table = predictions(model, changes, arm)
+                table = predictions(model, changes, arm, one_rank_step_s(folder, arm))
                 recorder.run.write_table("proposals.csv", table)
                 print(table.to_string(index=False, float_format="%.4g"), flush=True)
             how = (settings.rounds, settings.steps_per_visit)
@@ -150,10 +154,20 @@ def find_arm(folder: Path, settings: VerifyChanges, ranks: int) -> tuple[int, pd
     return int(arm["arm"]), arm
 
 
+def one_rank_step_s(folder: Path, arm: pd.Series) -> float | None:
+    """The step of the arm on one rank that ``arm`` is compared with; None where there is none."""
+    arms, steps = pd.read_csv(folder / "arms.csv"), pd.read_csv(folder / "steps.csv")
+    base = baseline_of(arm, arms)
+    if base is None:
+        return None
+    found = sweep_speedups(arms, steps).set_index("arm")
+    return float(found.loc[base["arm"], "step_ms"]) / 1e3
+
+
 def chosen_changes(model: StepModel, kinds: tuple[str, ...]) -> list[tuple[str, StepSettings]]:
     """No change, and the best proposal of each kind."""
     chosen: dict[str, Proposal] = {}
-    for proposal in propose(model):
+    for proposal in propose(model, factors=FACTORS):
         if proposal.kind in kinds and proposal.kind != UNTESTABLE:
             chosen.setdefault(proposal.kind, proposal)
     return [("none", model.settings), *((each.change, each.settings) for each in chosen.values())]
@@ -179,14 +193,26 @@ def change_arms(
 
 
 def predictions(
-    model: StepModel, changes: list[tuple[str, StepSettings]], arm: pd.Series
+    model: StepModel,
+    changes: list[tuple[str, StepSettings]],
+    arm: pd.Series,
+    one_rank_s: float | None = None,
 ) -> pd.DataFrame:
-    """``proposals.csv``: what each change is predicted to bring, one row per change."""
+    """``proposals.csv``: what each change is predicted to bring, one row per change.
+
+    ``one_rank_s`` is the step on one rank without a change, where the sweep measured it: then one
+    rank's passes are as fast as they were there, not as they were when probed.
+    """
     ranks, strong = model.ranks, arm["regime"] == "strong"
+    unchanged = replace(
+        model.settings, batch_per_rank=model.settings.batch_per_rank * (ranks if strong else 1)
+    )
+    drift = one_rank_s / predict(model, unchanged).step_1_s if one_rank_s else 1.0
     rows = []
     for name, changed in changes:
         alone = replace(changed, batch_per_rank=changed.batch_per_rank * (ranks if strong else 1))
-        step_1_s, step_n_s = predict(model, alone).step_1_s, predict(model, changed).step_n_s
+        step_1_s = predict(model, alone).step_1_s * drift
+        step_n_s = predict(model, changed).step_n_s
         samples = alone.samples, changed.samples * ranks
         speedup = (samples[1] / step_n_s) / (samples[0] / step_1_s)
         rows.append(

@@ -1,6 +1,6 @@
 """``ddplab study remedies``: a text classifier that two ranks make slower, diagnosed and changed.
 
-The small AG News model at the write-up's global batch of 32, on two emulated hosts joined by
+The small AG News model with the write-up's 8 texts per rank, on two emulated hosts joined by
 1 Gbit/s, with real texts (local files in --dataset_dir, or the hub): a sweep; the changes that its
 diagnosis proposes, run on one rank and on both; and, where a change alters the global batch, what
 that does to the accuracy after as many epochs. ``changes.csv`` holds predicted and achieved
@@ -36,17 +36,17 @@ class RemedyStudy:
     dataset: str = "ag_news"
     experiment: str = "ag_news_ddp_4gpu_20ep"
     rate: str = "1gbit"
-    global_batch: int = 32
-    rounds: int = 6
-    steps_per_visit: int = 4
-    train_texts: int = 4_800
+    batch_per_rank: int = 8
+    rounds: int = 5
+    steps_per_visit: int = 2
+    train_texts: int = 3_200
     eval_texts: int = 2_000
-    epochs: int = 3
+    epochs: int = 2
     seeds: tuple[int, ...] = (42, 43, 44)
 
     def __post_init__(self) -> None:
         require_positive(
-            *(self, "global_batch", "rounds", "steps_per_visit", "train_texts", "epochs")
+            *(self, "batch_per_rank", "rounds", "steps_per_visit", "train_texts", "epochs")
         )
 
 
@@ -86,11 +86,11 @@ def measurements(study: RemedyStudy) -> list[tuple[str, str, dict]]:
         "dataset": study.dataset,
         "dataset_dir": Path(study.dataset_dir).absolute(),
         "text_samples": study.train_texts,
-        "batch_size": study.global_batch // HOSTS,
+        "batch_size": study.batch_per_rank,
         "regimes": "strong",
         "bucket_cap_mb": 25,
         "rounds": study.rounds,
-        "steps_per_visit": 2 * study.steps_per_visit,
+        "steps_per_visit": 4 * study.steps_per_visit,
     }
     changed = {"rounds": study.rounds, "steps_per_visit": study.steps_per_visit}
     return [
