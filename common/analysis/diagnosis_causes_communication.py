@@ -34,10 +34,10 @@ from common.perfmodel.scaled_step import (
 )
 
 COMMUNICATION = "communication_time_ms"
-CAP_GAIN = 0.05
-"""The perfmodel's predictions are good to a few percent: below a twentieth a cap is as good."""
-NOISE_FACTOR = 3.0
-"""A gain must also be three times the standard error of the step."""
+CAP_GAIN = 0.08
+"""Predictions of a step are good to a few percent: a gain of less than this may be none."""
+NOISE_FACTOR, MOST_NOISE = 3.0, 0.2
+"""A gain must also be three times the standard error of the step, but no more than a fifth."""
 EXPOSED_SHARE = 0.20
 """With a fifth of the step exposed, efficiency cannot be above 80 %."""
 LATENCY_SHARE = 0.5
@@ -101,7 +101,7 @@ def bucket_cap(case: Case) -> Verdict | None:
         case.share(COMMUNICATION)[0],
         _gain_on_a_line(model, best),
     )
-    if gain < max(CAP_GAIN, NOISE_FACTOR * case.run.noise):
+    if gain < max(CAP_GAIN, min(MOST_NOISE, NOISE_FACTOR * case.run.noise)):
         return None
     level, reason = confidence(gain, CAP_GAIN, case.run.noise, case.steps)
     sizes = bucket_sizes(case.run)
