@@ -32,6 +32,10 @@ RUN_BY_CI = {
     "--config assignments/assignment1/configs/smoke.yaml --save_every 5",
     "assignments/assignment3/run_all.sh --config assignments/assignment3/configs/smoke.yaml": ""
     "assignments/assignment3/run_all.sh --config assignments/assignment3/configs/smoke.yaml",
+    "uv run torchrun --nproc_per_node=2 assignments/assignment4/benchmark.py "
+    "--config assignments/assignment4/configs/smoke.yaml": "uv run torchrun "
+    "--nproc_per_node=2 assignments/assignment4/benchmark.py "
+    "--config assignments/assignment4/configs/smoke.yaml",
     "uv run torchrun --nproc_per_node=2 assignments/assignment2/ddp_benchmark.py "
     "--config assignments/assignment2/configs/smoke.yaml --bucket_cap_mb 1 25": "uv run torchrun "
     "--nproc_per_node=2 assignments/assignment2/ddp_benchmark.py "

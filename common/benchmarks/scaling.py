@@ -100,8 +100,9 @@ class ScalingBenchmark:
     rounds: int = 4
     """Visits to each arm of a sweep."""
     steps_per_visit: int = 6
-    watch: bool = True
-    """Visit every arm of a sweep a second time, to take its steps apart."""
+    plain: bool = True
+    """Visit every arm of a sweep twice: DDP as it is, and with its buckets watched; else only the
+    latter, which for a replay is the same."""
     text_experiment: str = "ag_news_ddp_4gpu_20ep"
     """Of the workload text: model, data and optimizer of this experiment."""
     dataset: str = "synthetic"
@@ -183,7 +184,7 @@ class ScalingBenchmark:
             self.options(),
             self.rounds,
             self.steps_per_visit,
-            ("plain", "timed") if self.watch else ("plain",),
+            ("plain", "timed") if self.plain else ("timed",),
         )
 
 

@@ -142,10 +142,11 @@ def visit_arms(
                 count = (
                     max(2, round(TIMED_SHARE * steps)) if halved else steps * arm.steps_factor(arms)
                 )
-                _visit(step, workload, log, Visit(index, kind, round_, count))
+                counted = kind == kinds[0] or arm.world_size == 1
+                _visit(step, workload, log, Visit(index, kind, round_, count, counted))
             worker.barrier()
             log.write()
-            if kind == "plain" or arm.world_size == 1:
+            if kind == kinds[0] or arm.world_size == 1:
                 log.end_epoch(round_, arm=index)
             progress.step(f"round {round_ + 1}, {arm.world_size} ranks, {arm.regime} scaling")
 
@@ -158,6 +159,8 @@ class Visit:
     kind: str
     round_: int
     steps: int
+    counted: bool
+    """Whether its samples are those of the arm's epoch."""
 
 
 def open_step(
@@ -178,7 +181,6 @@ def _visit(step: DataParallelStep, workload: Workload, log: ScalingLog, visit: V
     """Warm up, and make the steps of a visit; batches are made before each step."""
     passes, rank = step.options.accumulation, step.worker.rank
     size = log.arms[visit.arm]["batch_per_rank"]
-    counts = visit.kind == "plain" or step.ranks == 1
     log.pause()
     settling = workload.make_batch(1, visit.round_, rank, step.ranks)
     step.settle(lambda: settling)
@@ -193,7 +195,7 @@ def _visit(step: DataParallelStep, workload: Workload, log: ScalingLog, visit: V
         place = {"step": index, "arm": visit.arm, "kind": visit.kind, "round_": visit.round_}
         warmup = index < WARMUP_STEPS
         log.pause()
-        log.add(times, used, warmup=warmup, counted=not warmup and counts, **place)
+        log.add(times, used, warmup=warmup, counted=not warmup and visit.counted, **place)
     step.close()
 
 
