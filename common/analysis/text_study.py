@@ -55,7 +55,7 @@ class TextStudy:
 
     def where_from(self) -> str:
         """Whose data these are, as Markdown."""
-        published = f"> The published runs are **recorded data, not yours**: {PUBLISHED_CAPTION}."
+        published = f"> **Recorded data, not yours.** The published runs: {PUBLISHED_CAPTION}."
         if self.left_out:
             return f"{published} Runs of your own: {self.left_out}."
         if self.recorded:

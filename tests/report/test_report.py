@@ -34,6 +34,8 @@ FIGURES = {
     "assignment2_part2_prediction": 5,
     "assignment2_part3_evaluation": 2,
     "assignment3_dynamic_batches": 13,
+    "assignment4_synthetic_scaling": 7,
+    "assignment4_text_scaling": 8,
 }
 
 
