@@ -19,10 +19,16 @@ from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs,
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.run_directory import find_table, newest_complete_run, read_environment
 
-TABLES = (
-    *("gradient-ready-times.csv", "allreduce-samples.csv", "allreduce-chunk-samples.csv"),
-    *("overlap-times.csv", "ddp-times.csv"),
-)
+WRITTEN_BY = {
+    "gradient-ready-times.csv": "train_benchmark",
+    "allreduce-samples.csv": "allreduce_benchmark",
+    "allreduce-chunk-samples.csv": "allreduce_chunk_benchmark",
+    "overlap-times.csv": "overlap_benchmark",
+    "ddp-times.csv": "ddp_benchmark",
+    "local-times.csv": "ddp_benchmark",
+    "ddp-overlap-times.csv": "ddp_benchmark",
+}
+"""The label of the run that a table is taken from: other assignments write some of them too."""
 TRAINING = ("model", "batch_size", "max_seq_len", "dtype", "compile")
 REPLAYED = ("replay", "replay_factor", "replay_time_factor", "added_latency_ms")
 COMPARED = (*TRAINING, *REPLAYED, "backend", "device")
@@ -79,7 +85,7 @@ def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
     different models, batches, precisions or numbers of ranks, which must not be compared.
     """
     folder = _choose(run_dir)
-    paths = {name: _table(folder, name) for name in TABLES}
+    paths = {name: _table(folder, name) for name in WRITTEN_BY}
     settings = check_comparable(paths.values())
     all_reduce = read_all_reduce(paths["allreduce-samples.csv"])
     sweep = read_sweep(paths["ddp-times.csv"])
@@ -104,8 +110,8 @@ def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
         all_reduce=with_added_latency(all_reduce, settings),
         costs=read_costs(paths["overlap-times.csv"]),
         sweep=sweep,
-        local_s=local_backward_s(_table(folder, "local-times.csv")),
-        exposed_ms=exposed_record(_table(folder, "ddp-overlap-times.csv")),
+        local_s=local_backward_s(paths["local-times.csv"]),
+        exposed_ms=exposed_record(paths["ddp-overlap-times.csv"]),
         all_reduce_samples=pd.read_csv(paths["allreduce-samples.csv"]),
         chunk_samples=pd.read_csv(paths["allreduce-chunk-samples.csv"]),
     )
@@ -122,12 +128,12 @@ def with_added_latency(all_reduce: AllReduceTable, settings: dict) -> AllReduceT
 def _choose(run_dir: str | Path | None) -> Path:
     if run_dir:
         return given_folder(run_dir)
-    newest = newest_complete_run(project_root() / "outputs" / "assignment2", TABLES)
+    newest = newest_complete_run(project_root() / "outputs" / "assignment2", tuple(WRITTEN_BY))
     return newest or project_root() / RECORDED
 
 
 def _table(folder: Path, name: str) -> Path:
-    path = find_table(folder, name)
+    path = find_table(folder, name, WRITTEN_BY[name])
     if path is None:
         raise UserError(f"{relative_to_project(folder)}: no complete run with {name}")
     return path

@@ -231,7 +231,7 @@ def with_tables_of_run(asked: Predict) -> Predict:
     from dataclasses import replace
     from pathlib import Path
 
-    from common.analysis.assignment2 import check_comparable
+    from common.analysis.assignment2 import WRITTEN_BY, check_comparable
     from common.runtime.run_directory import find_table
 
     folder = Path(asked.run_dir) if asked.run_dir else None
@@ -247,7 +247,9 @@ def with_tables_of_run(asked: Predict) -> Predict:
     found = {
         field: str(path)
         for field, name in wanted.items()
-        if folder and not getattr(asked, field) and (path := find_table(folder, name))
+        if folder
+        and not getattr(asked, field)
+        and (path := find_table(folder, name, WRITTEN_BY[name]))
     }
     asked = replace(asked, **found)
     tables = (asked.ready_times, asked.allreduce, asked.overlap, asked.measured)

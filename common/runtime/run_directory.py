@@ -158,15 +158,19 @@ def read_environment(path: Path) -> dict:
     return record
 
 
-def find_table(run_dir: Path, name: str) -> Path | None:
-    """The table ``name`` of a run: in the folder itself or in its newest complete run below."""
+def find_table(run_dir: Path, name: str, label: str | None = None) -> Path | None:
+    """The table ``name`` of a run: in the folder itself or in its newest complete run below.
+
+    With a ``label`` only runs below that carry it count: another script may write such a table too.
+    """
     if (run_dir / name).is_file():
         return run_dir / name
     below = [
         path
         for path in run_dir.glob(f"*/{name}")
         if (path.parent / "environment.json").is_file()
-        and read_environment(path.parent)["status"] == "complete"
+        and (environment := read_environment(path.parent))["status"] == "complete"
+        and label in (None, environment.get("label"))
     ]
     return max(below, key=lambda p: read_environment(p.parent).get("start_time", ""), default=None)
 

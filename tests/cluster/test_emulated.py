@@ -19,6 +19,7 @@ from common.analysis.assignment2 import check_comparable
 from common.cluster import emulated
 from common.cluster.emulated import EmulatedCluster, parse_rate
 from common.cluster.launch import LAUNCHER, launch
+from common.cluster.switch import BURSTS_BYTES
 from common.errors import UserError
 from common.runtime.run_directory import read_environment
 
@@ -253,7 +254,7 @@ def test_two_clusters_at_once_each_with_its_own_hosts_and_rates(script) -> None:
     assert said["2"]["MASTER_ADDR"] != "127.0.0.1"
     network = said["1"]["network"]
     assert network["rates_bit_per_s"] == [2e8, 2e7]
-    assert network["burst_bytes"] <= 2**16
+    assert network["burst_bytes"] in BURSTS_BYTES  # which one depends on how busy the machine is
     fast, slow = network["probe"]
     # ten times the rate: three times is beyond what a busy machine can blur
     assert fast["up"] > 3 * slow["up"]

@@ -197,6 +197,9 @@ def test_a_table_is_found_in_the_newest_complete_run_inside_a_run(tmp_path):
     finished_run(outer, "failed", "2026-03-01T00:00:00+00:00", "failed")
     assert find_table(outer, "times.csv") == new / "times.csv"
     assert find_table(outer, "missing.csv") is None
+    # Runs of another script may have a table of the same name.
+    assert find_table(outer, "times.csv", "probe") == new / "times.csv"
+    assert find_table(outer, "times.csv", "another") is None
 
 
 def test_a_runs_own_table_wins_over_those_of_runs_inside_it(tmp_path):
