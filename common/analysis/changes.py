@@ -37,8 +37,10 @@ class Changes:
     """A run of ``verify_changes.py``.
 
     ``table`` has a row per change, the first without one: change, world_size, global_batch,
-    global_batch_changed, predicted_speedup, speedup, speedup_low, speedup_high, efficiency, error
-    (predicted over achieved speedup, minus 1), step_ms (of all ranks).
+    global_batch_changed, predicted_speedup, speedup, speedup_low, speedup_high, efficiency, step_ms
+    (of all ranks), error (predicted over achieved speedup, minus 1), gain_error (the same of the
+    speedups over those without a change: what a machine that has become slower or faster since the
+    sweep does to both sides alike is not in it).
     """
 
     table: pd.DataFrame
@@ -138,6 +140,7 @@ def open_changes(folder: Path) -> Changes:
     columns = ["speedup", "speedup_low", "speedup_high", "efficiency", "step_ms"]
     table = proposals[list(PREDICTED)].join(achieved[columns], on="change")
     table["error"] = table["predicted_speedup"] / table["speedup"] - 1
+    table["gain_error"] = (1 + table["error"]) / (1 + table["error"].iloc[0]) - 1
     environment = read_environment(folder)
     facts = read_table(folder / "facts.csv", ("model",))
     caption = (
@@ -166,11 +169,12 @@ def changes_table(changes: Changes) -> Table:
         "speedup": "achieved",
         "interval": "95 % interval",
         "error": "error",
+        "gain_error": "error of the gain",
         "efficiency": "efficiency",
     }
     shown = shown[list(columns)].rename(columns=columns)
     forms = {"predicted speedup": "{:.2f}", "achieved": "{:.2f}"}
-    forms |= {"error": "{:+.1%}", "efficiency": "{:.0%}"}
+    forms |= {"error": "{:+.1%}", "error of the gain": "{:+.1%}", "efficiency": "{:.0%}"}
     return Table(shown, forms)
 
 
@@ -209,8 +213,8 @@ def changes_sentence(changes: Changes) -> str:
     if after.empty:
         return text + "The model proposes no change that would help by more than the noise."
     best = after.loc[after["efficiency"].idxmax()]
-    right = int((after["error"].abs() <= CLOSE).sum())
-    worst = after.loc[after["error"].abs().idxmax()]
+    right, gains = (int((after[c].abs() <= CLOSE).sum()) for c in ("error", "gain_error"))
+    worst = after.loc[after["gain_error"].abs().idxmax()]
     text += (
         f"{best['change']} brings {best['speedup']:.2f}, an efficiency of {best['efficiency']:.0%}"
     )
@@ -218,8 +222,9 @@ def changes_sentence(changes: Changes) -> str:
         text += f", with a global batch of {best['global_batch']:,} instead of "
         text += f"{before['global_batch']:,}: look at the accuracy, too"
     text += (
-        f". Of {len(after)} predicted speedups {right} are within {CLOSE:.0%} of the achieved; "
-        f"the largest error is {worst['error']:+.1%} ({worst['change']})."
+        f". Of {len(after)} speedups predicted before anything was run {right} are within "
+        f"{CLOSE:.0%} of the achieved; beside the unchanged step of the same run {gains} are, and "
+        f"the largest error is {worst['gain_error']:+.1%} ({worst['change']})."
     )
     good = after[after["efficiency"] >= GOOD_EFFICIENCY]
     if good.empty:
