@@ -1,19 +1,34 @@
-"""What each term of the model is worth: predictions from the hand-derived equation up."""
+"""What each term of the model is worth: predictions from the hand-derived equation up.
+
+Two questions are asked of every term: what adding it to the simpler model changes, and what the
+full model loses without it. They have different answers where terms make up for each other.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pandas as pd
 
-from common.analysis.assignment2 import Assignment2Run
+from common.analysis.assignment2 import WRITTEN_BY, Assignment2Run
+from common.analysis.emulated import NetworkRun
 from common.analysis.sweep import Accuracy, evaluate
-from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.profile import NO_COSTS
+from common.errors import UserError
+from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.collectives import AllReduceModel, AlphaBeta
+from common.perfmodel.contention import OverlappedRun, fit_contention, split_lost_compute
+from common.perfmodel.ddp_step import StepOptions, predict_step, read_step_parts
+from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.samples import ReadySamples
 from common.perfmodel.simulator import simulate_backward
+from common.perfmodel.tables import read_all_reduce, read_ready_samples
 from common.perfmodel.whatif import closed_form
+from common.runtime.run_directory import find_table
 
 FULL = "full model"
+ADDED, LEFT_OUT, INSTEAD = "added", "left out", "instead"
+TERM_COLUMNS = ("network", "group", "term", "median_error", "worst_error", "noise_floor", "cases")
 
 
 def predictions(run: Assignment2Run) -> dict[str, dict[float, float]]:
@@ -75,3 +90,124 @@ def summary(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
             for name, found in accuracies.items()
         ]
     )
+
+
+def ready_samples(run: Assignment2Run) -> ReadySamples:
+    """All gradient-ready times of a run, of each rank and pass."""
+    name = "gradient-ready-times.csv"
+    return read_ready_samples(find_table(run.run_dir, name, WRITTEN_BY[name]))
+
+
+def term_errors(networks: Sequence[NetworkRun], ready: ReadySamples | None = None) -> pd.DataFrame:
+    """The errors of the model with ever more terms, and without each, on every network.
+
+    Contention is what was measured apart from any bucketing. Where that is missing it is fitted
+    at one cap, the one at which most communication should be hidden, and no model of that network
+    is judged on that cap.
+
+    Args:
+        networks: measured sweeps with what predicts them.
+        ready: the samples behind their profile; with them the slowest rank is a term too.
+
+    Returns:
+        TERM_COLUMNS: ``group`` is ``added`` (each with all before it), ``left out`` (of the full
+        model) or ``instead`` (of one of its terms).
+    """
+    rows = []
+    for run in networks:
+        costs, fitted_at = contention_costs(run)
+        caps = [cap for cap in run.sweep.distinct().measured_s() if cap != fitted_at]
+        for (group, term), predict in _models(run, costs, ready).items():
+            found = evaluate(run.sweep, {cap: predict(cap) for cap in caps})
+            errors_ = (found.median_error, found.worst_error, found.noise_floor, len(found.table))
+            rows.append((run.link, group, term, *errors_))
+    return pd.DataFrame(rows, columns=list(TERM_COLUMNS))
+
+
+def contention_costs(run: NetworkRun) -> tuple[DdpCosts, float | None]:
+    """The costs of a network, and the cap (MiB) at which contention was fitted; None if nowhere."""
+    caps = list(run.sweep.distinct().measured_s())
+    if run.costs.lost_compute is not None or len(caps) < 2:
+        return run.costs, None
+
+    def hidden_s(cap: float) -> float:
+        timeline = simulate_backward(run.profile, run.all_reduce.curve, cap, costs=run.costs)
+        return timeline.communication_s - timeline.exposed_communication_s
+
+    cap = max(caps, key=hidden_s)
+    steps = run.sweep.distinct().steps
+    times_s = steps.loc[steps["bucket_cap_mib"] == cap, "backward_time_ms"].to_numpy() / 1e3
+    overlapped = OverlappedRun(times_s, options=DdpOptions(cap))
+    return fit_contention(run.profile, run.all_reduce.curve, overlapped, run.costs).costs, cap
+
+
+def _models(
+    run: NetworkRun, costs: DdpCosts, ready: ReadySamples | None
+) -> Mapping[tuple[str, str], Callable[[float], float]]:
+    """Each model as a function from a cap in MiB to seconds."""
+    curve, profile = run.all_reduce.curve, run.profile
+    line = AlphaBeta.fit(curve.sizes_bytes, curve.times_s)
+    one_rank = ready.profile(rank=0) if ready else profile
+    by_hand = closed_form(one_rank, line)
+    copies = costs.without("launch", "communication_slowdown", "compute_slowdown")
+    crowded = _crowded(run)
+
+    def simulated(
+        profile: BackwardProfile, network: AllReduceModel, costs: DdpCosts, **options
+    ) -> Callable[[float], float]:
+        return lambda cap: simulate_backward(profile, network, cap, costs=costs, **options).total_s
+
+    def without(*terms: str) -> Callable[[float], float]:
+        return simulated(profile, curve, costs.without(*terms))
+
+    models = {
+        (ADDED, "closed form"): lambda cap: by_hand.total_s(cap * 2**20),
+        (ADDED, "DDP's buckets"): simulated(one_rank, line, NO_COSTS),
+        (ADDED, "measured a(x)"): simulated(one_rank, curve, NO_COSTS),
+        (ADDED, "slowest rank"): simulated(profile, curve, NO_COSTS),
+        (ADDED, "copies"): simulated(profile, curve, copies),
+        (ADDED, "computation slowed"): without("communication_slowdown"),
+        (ADDED, "all-reduces slowed"): simulated(profile, curve, costs),
+        (LEFT_OUT, "measured a(x)"): simulated(profile, line, costs),
+        (LEFT_OUT, "slowest rank"): simulated(one_rank, curve, costs),
+        (LEFT_OUT, "copies in"): without("copy_in"),
+        (LEFT_OUT, "copies out"): without("copy_out"),
+        (LEFT_OUT, "computation slowed"): without("compute_slowdown"),
+        (LEFT_OUT, "all-reduces slowed"): without("communication_slowdown"),
+    }
+    if not ready:
+        del models[ADDED, "slowest rank"], models[LEFT_OUT, "slowest rank"]
+    if costs.lost_compute is not None:
+        apart = split_lost_compute(costs, curve)
+        models[INSTEAD, "launch and slowdown"] = simulated(profile, curve, apart)
+    if crowded is not None:
+        two = {"in_flight": 2, "crowded_network": crowded}
+        models[INSTEAD, "two in flight"] = simulated(profile, curve, costs, **two)
+    return models
+
+
+def _crowded(run: NetworkRun) -> AllReduceModel | None:
+    """All-reduces with many in flight, where the run's raw samples have them."""
+    try:
+        return read_all_reduce(run.all_reduce.source, mode="in_flight").curve
+    except UserError:
+        return None
+
+
+def whole_steps(run: Assignment2Run) -> pd.DataFrame:
+    """Whole steps of DDP, predicted and measured, by distinct bucketing.
+
+    Forward pass and update are those of the steps without DDP among the rounds of the sweep.
+    Columns: bucket_cap_mib, num_buckets, predicted_ms, measured_ms, error.
+    """
+    name = "local-times.csv"
+    parts = read_step_parts(find_table(run.run_dir, name, WRITTEN_BY[name]), run.profile)
+    summary_ = run.sweep.distinct().summary("step_time_ms")
+    table = summary_[["bucket_cap_mib", "num_buckets", "median_ms"]]
+    table = table.rename(columns={"median_ms": "measured_ms"})
+    table["predicted_ms"] = [
+        1e3
+        * predict_step(parts, run.all_reduce.curve, StepOptions(DdpOptions(cap)), run.costs).total_s
+        for cap in table["bucket_cap_mib"]
+    ]
+    return table.assign(error=table["predicted_ms"] / table["measured_ms"] - 1)

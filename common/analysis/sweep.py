@@ -107,8 +107,13 @@ def read_sweep(path: Path | str) -> BucketSweep:
             f"{path}: not all {len(ranks)} ranks are there at cap {cap:g} MiB, round {round_}, "
             f"iteration {iteration}"
         )
+    return BucketSweep(slowest_steps(table), len(ranks))
+
+
+def slowest_steps(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per step from one per step and rank: a step's times are its slowest rank's."""
     steps = table.groupby([*KEYS, *BUCKETS], dropna=False, sort=False)[TIMES].max()
-    return BucketSweep(steps.reset_index(), len(ranks))
+    return steps.reset_index()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from common.benchmarks.allreduce import rotated
+from common.benchmarks.bucket_timeline import TIMELINE_COLUMNS, watch
 from common.benchmarks.ddp_record import describe_buckets, lateness_rows, overlap_rows
 from common.benchmarks.gpt2_step import StepSettings
 from common.benchmarks.latency_hook import (
@@ -55,6 +56,7 @@ class DdpBenchmark:
     ddp-buckets.csv (the buckets DDP really made), ddp-overlap-times.csv (DDP's own record of
     computation, communication and overlap) and local-times.csv (without DDP); of a replay also
     replay-lateness.csv (by how much its gradients were late in each measured step, at worst).
+    After the rounds one more instance per cap is watched bucket by bucket (bucket-timeline.csv).
     Settings may also come from --config FILE (a YAML file; flags win).
     """
 
@@ -75,6 +77,8 @@ class DdpBenchmark:
     """Steps before the measured ones; at least 3, as DDP forms its buckets in the first two."""
     initial_steps: int = 10
     """Steps before the first round, after which the machine runs at its usual speed."""
+    timeline_steps: int = 3
+    """Passes per cap that are watched after the rounds; 0 leaves bucket-timeline.csv out."""
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
     find_unused_parameters: bool = False
@@ -102,7 +106,7 @@ class DdpBenchmark:
 
     def __post_init__(self) -> None:
         require_positive(self, "rounds", "num_steps", "lr")
-        require_not_negative(self, "initial_steps")
+        require_not_negative(self, "initial_steps", "timeline_steps")
         check_added_latency(self.added_latency_ms)
         if self.warmup_steps < 3:
             raise UserError(
@@ -161,7 +165,8 @@ def measure(
     local = recorder.stream("local-times.csv", LOCAL_COLUMNS)
     late = recorder.stream("replay-lateness.csv", LATENESS_COLUMNS) if settings.replay else None
     arms = ("local", *settings.caps())
-    progress = Progress(settings.rounds * len(arms), worker.is_main)
+    watched = settings.caps() if settings.timeline_steps else ()
+    progress = Progress(settings.rounds * len(arms) + len(watched), worker.is_main)
     for _ in range(settings.initial_steps):
         timed_step(step, step.forward_model, worker, 0)
     for round_ in range(settings.rounds):
@@ -188,6 +193,13 @@ def measure(
             if round_ == 0:
                 buckets.write([{"bucket_cap_mib": cap_label(arm)} | row for row in described])
             progress.step(f"round {round_ + 1}, cap {cap_label(arm)} MiB")
+    if watched:
+        timelines = recorder.stream("bucket-timeline.csv", TIMELINE_COLUMNS)
+    for cap in watched:
+        rows = watch_buckets(settings, step, worker, cap, hook)
+        gc.collect()
+        timelines.write([{"bucket_cap_mib": cap_label(cap)} | row for row in rows])
+        progress.step(f"bucket by bucket, cap {cap_label(cap)} MiB")
     return times.table()
 
 
@@ -203,16 +215,7 @@ def visit(
     hook: LatencyHook | None = None,
 ) -> tuple[list[dict], list[dict]]:
     """The steps of one fresh DDP instance, warm-up included: their times and DDP's own records."""
-    if settings.compile:
-        torch.compiler.reset()  # a compiled graph is split for one cap
-    ddp = DistributedDataParallel(
-        step.model,
-        device_ids=[worker.device] if worker.device.type == "cuda" else None,
-        bucket_cap_mb=cap_mib,
-        static_graph=settings.static_graph,
-        gradient_as_bucket_view=settings.gradient_as_bucket_view,
-        find_unused_parameters=settings.find_unused_parameters,
-    )
+    ddp = wrapped(settings, step, worker, cap_mib)
     if hook:
         hook.register(ddp)
     ddp._set_ddp_runtime_logging_sample_rate(1)
@@ -225,6 +228,42 @@ def visit(
             records[-1]["replay_lateness_s"] = step.lateness_s
     step.zero_grad()
     return rows, records
+
+
+def wrapped(
+    settings: DdpBenchmark, step: Step, worker: Worker, cap_mib: float | None
+) -> DistributedDataParallel:
+    """A fresh DDP instance of the step's model."""
+    if settings.compile:
+        torch.compiler.reset()  # a compiled graph is split for one cap
+    return DistributedDataParallel(
+        step.model,
+        device_ids=[worker.device] if worker.device.type == "cuda" else None,
+        bucket_cap_mb=cap_mib,
+        static_graph=settings.static_graph,
+        gradient_as_bucket_view=settings.gradient_as_bucket_view,
+        find_unused_parameters=settings.find_unused_parameters,
+    )
+
+
+def watch_buckets(
+    settings: DdpBenchmark,
+    step: Step,
+    worker: Worker,
+    cap_mib: float | None,
+    hook: LatencyHook | None = None,
+) -> list[dict]:
+    """A few passes of one more instance, bucket by bucket: its rows but for cap and rank."""
+    ddp = wrapped(settings, step, worker, cap_mib)
+    return watch(
+        ddp,
+        torch.compile(ddp) if settings.compile else ddp,
+        step,
+        worker,
+        passes=settings.timeline_steps,
+        warmup_steps=settings.warmup_steps,
+        hook=hook,
+    )
 
 
 def timed_step(step: Step, model: torch.nn.Module, worker: Worker, iteration: int) -> dict:

@@ -181,9 +181,10 @@ class OverlapLab:
         Paced ones take up a third of it at most; continuous ones outlast it by half.
         """
         arms = [Arm("local"), Arm("bookkeeping")]
+        most = min(12, len(self.ready_order))  # each is launched as another gradient comes
         for size in sizes_bytes:
             once = self._agree(min(time_sequence(self._buffers(size, 1) * 6, self.worker)[2:]))
-            paced = max(2, min(12, int(self.backward_s / 3 / once)))
+            paced = min(most, max(2, int(self.backward_s / 3 / once)))
             arms.append(Arm("paced", size, paced))
         size = max(sizes_bytes)
         buffers = self._buffers(size, 4)

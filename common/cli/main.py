@@ -18,12 +18,14 @@ from common.cli.handin import Handin
 from common.cli.predict import Predict
 from common.cli.run import Run
 from common.cli.study import Study
+from common.cli.tune import Tune
 from common.errors import UserError
 from common.runtime.script import exit_status, one_line
 
 Command = (
     Annotated[Run, tyro.conf.subcommand("run")]
     | Annotated[Predict, tyro.conf.subcommand("predict")]
+    | Annotated[Tune, tyro.conf.subcommand("tune")]
     | Annotated[Emulate, tyro.conf.subcommand("emulate")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Data, tyro.conf.subcommand("data")]

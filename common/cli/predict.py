@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
 
+import tyro
+
+from common.cli.predict_cluster import ClusterQuestion, given_flags
 from common.errors import UserError
 
 if TYPE_CHECKING:
@@ -12,9 +15,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from common.analysis.sweep import Accuracy, BucketSweep
+    from common.cli.predict_trace import TraceRequest
     from common.perfmodel.collectives import MeasuredAllReduce
     from common.perfmodel.profile import BackwardProfile, DdpCosts
     from common.perfmodel.search import BestCap
+    from common.perfmodel.simulator import BackwardTimeline
 
 SUSPICIOUS_ALPHA_S = 1e-3
 
@@ -25,7 +30,9 @@ class Predict:
 
     Gradients come from --layer-sizes and --layer-times (the course's CSVs) or, exactly, from
     --ready-times; --run-dir takes all tables of one run. With --measured the prediction is held
-    against ddp-times.csv.
+    against ddp-times.csv. With --cluster, --model and --gpus, and no table, a step on up to
+    thousands of GPUs is predicted. There, what takes three numbers has a likeliest value, a lowest
+    and a highest one, from which the bands come; a single number is taken as certain.
     """
 
     layer_sizes: str | None = None
@@ -46,10 +53,24 @@ class Predict:
     """A run directory whose tables are used where no other is given."""
     alpha_us: float | None = None
     """Answer also for this latency, in microseconds, in place of the measured one."""
+    trace: str | None = None
+    """Write the backward pass at one cap, predicted and (where the run watched it) measured, to
+    this file, as a trace for https://ui.perfetto.dev."""
+    on_cluster: Annotated[ClusterQuestion, tyro.conf.arg(name="")] = field(
+        default_factory=ClusterQuestion
+    )
 
     def run(self) -> None:
         """Print the prediction."""
         from rich.console import Console
+
+        if self.on_cluster.cluster is not None:
+            if tables := given_flags(self, leave_out=("on_cluster",)):
+                raise UserError(f"{tables[0]} has no effect with --cluster, which takes no tables")
+            self.on_cluster.run()
+            return
+        if given := given_flags(self.on_cluster):
+            raise UserError(f"{given[0]} has an effect with --cluster only")
 
         Report(self).print(Console())
 
@@ -59,6 +80,7 @@ class Report:
 
     def __init__(self, asked: Predict) -> None:
         from common.analysis.sweep import read_sweep
+        from common.cli.predict_trace import trace_request
         from common.perfmodel.buckets import parse_cap
         from common.perfmodel.profile import NO_COSTS
         from common.perfmodel.tables import read_all_reduce, read_costs
@@ -69,6 +91,9 @@ class Report:
             raise UserError("no all-reduce table: give --allreduce FILE or --run-dir DIR")
         if asked.alpha_us is not None and not asked.alpha_us >= 0:
             raise UserError(f"--alpha-us {asked.alpha_us}: a latency is at least 0")
+        self.trace: TraceRequest | None = None
+        if asked.trace is not None:
+            self.trace = trace_request(asked.trace, tuple(caps), asked.run_dir, asked.measured)
         self.asked = asked
         self.notes: list[str] = []
         self.profile: BackwardProfile = self._read_profile()
@@ -92,6 +117,8 @@ class Report:
 
         best = best_bucket_cap(self.profile, self.curve, costs=self.costs)
         accuracy = self._accuracy()
+        if self.trace:
+            self.notes.append(self.trace.write(self._simulate, best.cap_mib, self.profile.names))
         console.print(self._table(accuracy))
         self._print_best(console, best)
         if accuracy:
@@ -121,10 +148,13 @@ class Report:
         caps = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 200, 400, 800, 1600, 3200)
         return [None, *(cap for cap in caps if cap < 2 * largest)]
 
-    def _predicted_s(self, cap: float | None) -> float:
+    def _simulate(self, cap: float | None) -> BackwardTimeline:
         from common.perfmodel.simulator import simulate_backward
 
-        return simulate_backward(self.profile, self.curve, cap, costs=self.costs).total_s
+        return simulate_backward(self.profile, self.curve, cap, costs=self.costs)
+
+    def _predicted_s(self, cap: float | None) -> float:
+        return self._simulate(cap).total_s
 
     def _accuracy(self) -> Accuracy | None:
         from common.analysis.sweep import evaluate

@@ -1,7 +1,8 @@
 """How DistributedDataParallel groups gradients into buckets.
 
 Sources: ``compute_bucket_assignment_by_size`` and ``Reducer::rebuild_buckets`` in PyTorch's
-torch/csrc/distributed/c10d/reducer.cpp, ``_ddp_init_helper`` in torch/nn/parallel/distributed.py.
+torch/csrc/distributed/c10d/reducer.cpp; ``_ddp_init_helper`` and, for limits given one by one
+(``bucket_cap_mb_list``), ``_BucketCapacityConfig`` in torch/nn/parallel/distributed.py.
 "MB" in ``bucket_cap_mb`` is MiB there, and so it is here.
 """
 
@@ -41,7 +42,7 @@ def cap_label(cap_mib: float | None) -> str:
 
 def assign_buckets(
     sizes_bytes: Sequence[int],
-    cap_bytes: int,
+    cap_bytes: int | Sequence[int],
     first_cap_bytes: int | None = None,
     kinds: Sequence[Hashable] | None = None,
 ) -> list[list[int]]:
@@ -52,7 +53,8 @@ def assign_buckets(
 
     Args:
         sizes_bytes: sizes in gradient-ready order, in bytes.
-        cap_bytes: when a bucket closes; at least 1.
+        cap_bytes: when a bucket closes; at least 1. Several caps are those of the first, the
+            second, … bucket of each kind; the last one counts for all that follow.
         first_cap_bytes: the cap of the first bucket of each kind, where it differs.
         kinds: (dtype, device) of each tensor; only equal kinds share a bucket.
 
@@ -61,11 +63,15 @@ def assign_buckets(
         end come last; of several, the kind seen last comes first (the order in which libstdc++
         walks the hash map that PyTorch keeps them in).
     """
-    caps = (cap_bytes,) if first_cap_bytes is None else (first_cap_bytes, cap_bytes)
+    caps = (cap_bytes,) if not isinstance(cap_bytes, Sequence) else tuple(cap_bytes)
+    if first_cap_bytes is not None:
+        caps = (first_cap_bytes, *caps)
+    if not caps:
+        raise UserError("no bucket cap: give at least one")
     if min(caps) < 1:
         raise UserError(f"bucket cap of {min(caps)} bytes: it must be at least 1 byte")
     if kinds is None:
-        return _assign_one_kind(sizes_bytes, cap_bytes, caps[0])
+        return _assign_one_kind(sizes_bytes, caps)
     buckets: list[list[int]] = []
     open_buckets: dict[Hashable, tuple[list[int], int, int]] = {}  # members, bytes, buckets closed
     for index, (size, kind) in enumerate(zip(sizes_bytes, kinds, strict=True)):
@@ -80,17 +86,18 @@ def assign_buckets(
     return buckets + left_open[::-1]
 
 
-def _assign_one_kind(sizes_bytes: Sequence[int], cap: int, first_cap: int) -> list[list[int]]:
+def _assign_one_kind(sizes_bytes: Sequence[int], caps: Sequence[int]) -> list[list[int]]:
     buckets: list[list[int]] = []
     members: list[int] = []
     total = 0
-    limit = first_cap
+    last = len(caps) - 1
+    limit = caps[0]
     for index, size in enumerate(sizes_bytes):
         members.append(index)
         total += size
         if total >= limit:
             buckets.append(members)
-            members, total, limit = [], 0, cap
+            members, total, limit = [], 0, caps[min(len(buckets), last)]
     if members:
         buckets.append(members)
     return buckets
@@ -98,7 +105,14 @@ def _assign_one_kind(sizes_bytes: Sequence[int], cap: int, first_cap: int) -> li
 
 @dataclass(frozen=True)
 class DdpOptions:
-    """The arguments of DDP that decide its buckets; ``bucket_cap_mib`` None is its default.
+    """The arguments of DDP that decide its buckets.
+
+    Attributes:
+        bucket_cap_mib: ``bucket_cap_mb``; None is DDP's default.
+        static_graph, find_unused_parameters: as for DDP.
+        bucket_cap_mib_list: ``bucket_cap_mb_list``, the caps of the first, the second, … bucket;
+            the last one counts for all that follow. Where it is given, ``bucket_cap_mib`` means
+            nothing. Older releases of PyTorch do not have it.
 
     Raises UserError for a cap that is not a finite number of at least one byte.
     """
@@ -106,17 +120,34 @@ class DdpOptions:
     bucket_cap_mib: float | None = None
     static_graph: bool = False
     find_unused_parameters: bool = False
+    bucket_cap_mib_list: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.bucket_cap_mib is not None:
-            parse_cap(self.bucket_cap_mib)
+        for cap in (self.bucket_cap_mib, *self.bucket_cap_mib_list):
+            if cap is not None:
+                parse_cap(cap)
+        if None in self.bucket_cap_mib_list:
+            raise UserError("a list of bucket caps holds numbers of MiB; None has no place in it")
 
     def caps_bytes(self) -> tuple[int, int]:
-        """(cap, first cap): any explicit cap, 25 too, is also that of the first bucket."""
+        """(cap, first cap): any explicit cap, 25 too, is also that of the first bucket.
+
+        As DDP itself does, a list of caps is summed up by its largest.
+        """
+        if self.bucket_cap_mib_list:
+            cap = int(max(self.bucket_cap_mib_list) * MIB)
+            return cap, cap
         if self.bucket_cap_mib is None:
             return DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES
         cap = int(self.bucket_cap_mib * MIB)
         return cap, cap
+
+    def limits_bytes(self) -> tuple[int, ...]:
+        """The caps of the first, the second, … bucket; the last one counts for all others."""
+        if self.bucket_cap_mib_list:
+            return tuple(int(cap * MIB) for cap in self.bucket_cap_mib_list)
+        cap, first = self.caps_bytes()
+        return (cap,) if cap == first else (first, cap)
 
     def rebuild_iteration(self) -> int | None:
         """The first iteration whose backward pass uses buckets in gradient-ready order."""
@@ -145,18 +176,19 @@ def ddp_buckets(
     Returns:
         For each bucket, in reduction order, the registration indices of its parameters.
     """
-    cap, first_cap = options.caps_bytes()
+    limits = options.limits_bytes()
     rebuilt_at = options.rebuild_iteration()
     if rebuilt_at is None or (iteration is not None and iteration < rebuilt_at):
-        if rebuilt_at is not None:  # everything in one bucket (of each kind) until the rebuild
-            cap = first_cap = sum(sizes_bytes) + 1
+        if rebuilt_at is not None and not options.bucket_cap_mib_list:
+            limits = (sum(sizes_bytes) + 1,)  # one bucket (of each kind) until the rebuild
         # Filled in registration order, then reversed: the last-registered parameters go first.
-        buckets = assign_buckets(sizes_bytes, cap, first_cap, kinds)
+        buckets = assign_buckets(sizes_bytes, limits, kinds=kinds)
         return sorted(buckets, key=min)[::-1]
     # A rebuild adds parameters whose gradients never came, in registration order.
     ready_order = [*ready_order, *sorted(set(range(len(sizes_bytes))) - set(ready_order))]
     ordered_kinds = None if kinds is None else [kinds[index] for index in ready_order]
-    buckets = assign_buckets([sizes_bytes[i] for i in ready_order], cap, first_cap, ordered_kinds)
+    ordered_sizes = [sizes_bytes[i] for i in ready_order]
+    buckets = assign_buckets(ordered_sizes, limits, kinds=ordered_kinds)
     return [[ready_order[i] for i in bucket] for bucket in buckets]
 
 

@@ -22,6 +22,9 @@ class BackwardProfile:
         kinds: dtype of each gradient; only equal ones share a bucket.
         registration: place of each parameter in ``module.parameters()``.
         assumptions: what was not measured and had to be assumed, one sentence each.
+        rank_ready_s: float [ranks, gradients], each rank's own ready times where ranks differ;
+            a bucket is then ready when its last gradient is on the last rank. Without it,
+            ``ready_s`` is taken for the slowest rank's.
     """
 
     names: tuple[str, ...]
@@ -31,6 +34,7 @@ class BackwardProfile:
     kinds: tuple[str, ...] = ()
     registration: tuple[int, ...] = ()
     assumptions: tuple[str, ...] = field(default=())
+    rank_ready_s: NDArray | None = None
 
     def __post_init__(self) -> None:
         count = len(self.names)
@@ -49,6 +53,27 @@ class BackwardProfile:
             )
         if min(self.sizes_bytes) < 1:
             raise UserError("a gradient has at least 1 byte")
+        if self.rank_ready_s is not None:
+            self._check_ranks(np.asarray(self.rank_ready_s))
+
+    def _check_ranks(self, ranks: NDArray) -> None:
+        if ranks.ndim != 2 or ranks.shape[1] != len(self.names) or not len(ranks):
+            raise UserError(
+                f"ready times of the ranks have shape {ranks.shape}; expected (ranks, "
+                f"{len(self.names)}), one for each gradient"
+            )
+        if not np.isfinite(ranks).all() or (ranks < 0).any():
+            raise UserError("ready times of the ranks must be finite and not negative")
+        if (late := ranks.max()) > self.backward_s:
+            raise UserError(
+                f"the backward pass ends at {self.backward_s} s, before a rank's last gradient is "
+                f"ready at {float(late)} s"
+            )
+
+    @property
+    def slowest_ready_s(self) -> NDArray:
+        """When each gradient is ready on the last rank, seconds."""
+        return self.ready_s if self.rank_ready_s is None else np.max(self.rank_ready_s, axis=0)
 
     @property
     def total_bytes(self) -> int:
@@ -67,7 +92,18 @@ class BackwardProfile:
             sizes_bytes=sizes,
             ready_s=self.ready_s * compute,
             backward_s=self.backward_s * compute,
+            rank_ready_s=None if self.rank_ready_s is None else self.rank_ready_s * compute,
         )
+
+
+TERMS = (
+    "copy_in",
+    "copy_out",
+    "launch",
+    "communication_slowdown",
+    "compute_slowdown",
+)
+"""What ``DdpCosts.without`` can switch off."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +113,14 @@ class DdpCosts:
     Attributes:
         copy_in_s_per_byte: copying a gradient into its bucket and dividing it by the world size.
         copy_out_s_per_byte: copying a reduced bucket back into the gradients.
-        communication_slowdown: an all-reduce beside computation takes this many times longer.
-        compute_slowdown: computation beside an all-reduce takes this many times longer.
+        communication_slowdown: r: an all-reduce beside computation takes this many times longer.
+        compute_slowdown: s: computation beside an all-reduce takes this many times longer.
         lost_compute: (sizes in bytes, seconds): how much computation an all-reduce of each size
             costs when it runs beside it, where this was measured; replaces ``compute_slowdown``.
             Linear between the sizes and, beyond them, in proportion to the last.
+        launch_s: what starting one all-reduce takes from the thread that computes. On a GPU the
+            CPU runs ahead of the computation and hides it: leave it at 0. ``lost_compute`` as
+            measured holds it already (``contention.split_lost_compute`` takes it apart).
     """
 
     copy_in_s_per_byte: float = 0.0
@@ -89,6 +128,7 @@ class DdpCosts:
     communication_slowdown: float = 1.0
     compute_slowdown: float = 1.0
     lost_compute: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    launch_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not min(self.copy_in_s_per_byte, self.copy_out_s_per_byte) >= 0:
@@ -97,6 +137,37 @@ class DdpCosts:
             raise UserError("slowdowns must be at least 1")
         if self.lost_compute and not min(self.lost_compute[1]) >= 0:
             raise UserError("computation lost to an all-reduce must not be negative")
+        if not self.launch_s >= 0:
+            raise UserError("the cost of launching an all-reduce must not be negative")
+
+    def without(self, *terms: str) -> DdpCosts:
+        """The same costs with some terms (of ``TERMS``) switched off.
+
+        ``compute_slowdown`` takes the measured ``lost_compute`` with it. Raises UserError for a
+        term that does not exist.
+        """
+        off = {
+            "copy_in": {"copy_in_s_per_byte": 0.0},
+            "copy_out": {"copy_out_s_per_byte": 0.0},
+            "launch": {"launch_s": 0.0},
+            "communication_slowdown": {"communication_slowdown": 1.0},
+            "compute_slowdown": {"compute_slowdown": 1.0, "lost_compute": None},
+        }
+        changes: dict = {}
+        for term in terms:
+            if term not in off:
+                raise UserError(f"no term {term!r} to switch off; there are {', '.join(TERMS)}")
+            changes |= off[term]
+        return replace(self, **changes)
+
+    def as_bucket_view(self) -> DdpCosts:
+        """The costs under ``gradient_as_bucket_view=True``: nothing is copied back.
+
+        Copying in, with division, remains: ``zero_grad`` sets gradients to None by default, so
+        each backward pass makes them anew, outside of the buckets (``mark_variable_ready_dense``
+        and ``finalize_bucket_dense`` in reducer.cpp).
+        """
+        return replace(self, copy_out_s_per_byte=0.0)
 
     def beside_computation(self, sizes_bytes: NDArray, alone_s: NDArray) -> tuple[NDArray, NDArray]:
         """All-reduces that run beside computation all along.

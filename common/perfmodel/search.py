@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,18 @@ import numpy as np
 from common.errors import UserError
 from common.perfmodel.buckets import MIB, DdpOptions, assign_buckets, cap_interval
 from common.perfmodel.collectives import AllReduceModel
+from common.perfmodel.comm_hooks import CommHook
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.simulator import profile_buckets, simulate_buckets
+
+
+@dataclass(frozen=True)
+class Bucketing:
+    """Buckets (indices into a profile) that every cap from ``low_mib`` to ``high_mib`` gives."""
+
+    low_mib: float
+    high_mib: float
+    buckets: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,9 @@ def best_bucket_cap(
     *,
     costs: DdpCosts = NO_COSTS,
     tolerance: float = 0.01,
+    bucketings: Sequence[Bucketing] | None = None,
+    hook: CommHook | None = None,
+    in_flight: int = 1,
 ) -> BestCap:
     """Find the cap with the shortest predicted backward pass.
 
@@ -75,17 +88,25 @@ def best_bucket_cap(
             walks through all distinct bucketings there are.
         costs: bookkeeping and contention.
         tolerance: what counts as near the best, as a fraction of its time.
+        bucketings: of ``distinct_bucketings`` for this profile and these caps, found once where
+            many networks are compared.
+        hook, in_flight: as in ``simulate_buckets``.
 
     b* is the middle (geometric mean) of the caps that give the fastest bucketing, or of those
     among ``caps_mib``; larger caps win ties.
     """
     if caps_mib is not None and not len(caps_mib):
         raise UserError("no caps to search")
-    candidates = (
-        _all_candidates(profile, network, costs)
-        if caps_mib is None
-        else _given_candidates(profile, network, costs, sorted(set(map(float, caps_mib))))
-    )
+    if bucketings is None:
+        bucketings = distinct_bucketings(profile, caps_mib)
+    candidates = []
+    for one in bucketings:
+        timeline = simulate_buckets(
+            profile, network, one.buckets, costs, hook=hook, in_flight=in_flight
+        )
+        total_s, exposed_s = timeline.total_s, timeline.exposed_communication_s
+        found = Candidate(one.low_mib, one.high_mib, len(one.buckets), total_s, exposed_s)
+        candidates.append(found)
     best = min(candidates, key=lambda c: (c.total_s, -c.low_mib))
     cap = float(np.sqrt(best.low_mib * best.high_mib))
     if caps_mib is not None:
@@ -107,48 +128,37 @@ def regret(measured_s: dict[float, float], chosen_mib: float) -> float:
     return measured_s[chosen_mib] / min(measured_s.values()) - 1
 
 
-def _given_candidates(
-    profile: BackwardProfile, network: AllReduceModel, costs: DdpCosts, caps: list[float]
-) -> list[Candidate]:
-    found: dict[tuple[int, ...], list] = {}
-    for cap in caps:
+def distinct_bucketings(
+    profile: BackwardProfile, caps_mib: Sequence[float] | None = None
+) -> tuple[Bucketing, ...]:
+    """The distinct bucketings of these caps, or, without caps, all that there are; by cap.
+
+    Raises UserError for gradients of several dtypes without caps, or for no caps.
+    """
+    if caps_mib is None:
+        return tuple(_all_bucketings(profile))
+    if not len(caps_mib):
+        raise UserError("no caps to search")
+    found: dict[tuple[int, ...], Bucketing] = {}
+    for cap in sorted(set(map(float, caps_mib))):
         buckets = profile_buckets(profile, DdpOptions(cap))
         key = tuple(bucket[-1] for bucket in buckets)
-        if key not in found:
-            found[key] = [cap, cap, buckets]
-        found[key][1] = cap
-    return [_candidate(profile, network, costs, *entry) for entry in found.values()]
+        low = found[key].low_mib if key in found else cap
+        found[key] = Bucketing(low, cap, tuple(map(tuple, buckets)))
+    return tuple(found.values())
 
 
-def _all_candidates(
-    profile: BackwardProfile, network: AllReduceModel, costs: DdpCosts
-) -> list[Candidate]:
+def _all_bucketings(profile: BackwardProfile) -> Iterator[Bucketing]:
     if len(set(profile.kinds)) > 1:
         raise UserError("gradients of several dtypes: give the caps to search")
     sizes = profile.sizes_bytes.tolist()
-    candidates = []
     cap = 1
     while cap <= profile.total_bytes:
         buckets = assign_buckets(sizes, cap)
         low, high = cap_interval(sizes, buckets)
         high = min(high, profile.total_bytes)
-        candidates.append(_candidate(profile, network, costs, low / MIB, high / MIB, buckets))
+        yield Bucketing(low / MIB, high / MIB, tuple(map(tuple, buckets)))
         cap = high + 1
-    return candidates
-
-
-def _candidate(
-    profile: BackwardProfile,
-    network: AllReduceModel,
-    costs: DdpCosts,
-    low_mib: float,
-    high_mib: float,
-    buckets: list[list[int]],
-) -> Candidate:
-    timeline = simulate_buckets(profile, network, buckets, costs)
-    return Candidate(
-        low_mib, high_mib, len(buckets), timeline.total_s, timeline.exposed_communication_s
-    )
 
 
 def _near_intervals(

@@ -1,11 +1,14 @@
 """The backward pass of DDP, bucket by bucket.
 
-A bucket is ready when its last gradient is. Buckets are reduced one after another in index order,
-so bucket i starts at ``max(end of bucket i−1, ready i)`` and takes a(S_i). An all-reduce that runs
-beside computation takes longer and costs computation time (``DdpCosts``). After the backward pass
-each bucket is waited for and copied back in turn, so only the last copy is sure to be exposed.
-Source of the order: ``Reducer::mark_bucket_ready`` and ``finalize_backward`` in PyTorch's
-torch/csrc/distributed/c10d/reducer.cpp.
+A bucket is ready when its last gradient is, on the last rank. Buckets are reduced one after another
+in index order, so bucket i starts at ``max(end of bucket i−1, ready i)`` and takes a(S_i). An
+all-reduce that runs beside computation takes longer and costs computation time (``DdpCosts``).
+After the backward pass each bucket is waited for and copied back in turn, so only the last copy is
+sure to be exposed. Source of the order: ``Reducer::mark_bucket_ready`` and ``finalize_backward`` in
+PyTorch's torch/csrc/distributed/c10d/reducer.cpp.
+
+What one rank's computation needs, all ranks need: while an all-reduce is under way it slows all of
+them alike, so the rank that is last at a gradient is the one that is last there alone.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions, assign_buckets, ddp_buckets
 from common.perfmodel.collectives import AllReduceModel
+from common.perfmodel.comm_hooks import CommHook
+from common.perfmodel.link import Traffic, advance, advance_several
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
 
 
@@ -25,8 +31,8 @@ from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
 class BucketEvent:
     """One bucket's way through the backward pass; seconds from its start.
 
-    ``ready_s``: its last gradient is copied in; ``start_s`` and ``end_s``: its all-reduce;
-    ``copied_s``: its gradients are back.
+    ``size_bytes``: its gradients, whatever a hook makes of them on the wire; ``ready_s``: the last
+    one is copied in; ``start_s`` and ``end_s``: its all-reduce; ``copied_s``: they are back.
     """
 
     index: int
@@ -62,7 +68,11 @@ class BackwardTimeline:
     @property
     def communication_s(self) -> float:
         """Time during which an all-reduce was active."""
-        return sum(event.end_s - event.start_s for event in self.events)
+        active = last_end = 0.0
+        for event in self.events:
+            active += max(0.0, event.end_s - max(event.start_s, last_end))
+            last_end = max(last_end, event.end_s)
+        return active
 
     @property
     def num_buckets(self) -> int:
@@ -78,6 +88,11 @@ def simulate_backward(
     costs: DdpCosts = NO_COSTS,
     static_graph: bool = False,
     find_unused_parameters: bool = False,
+    bucket_cap_mb_list: Sequence[float] = (),
+    gradient_as_bucket_view: bool = False,
+    hook: CommHook | None = None,
+    in_flight: int = 1,
+    crowded_network: AllReduceModel | None = None,
 ) -> BackwardTimeline:
     """Simulate one backward pass of DDP in its steady state.
 
@@ -86,18 +101,29 @@ def simulate_backward(
         network: the all-reduce model.
         bucket_cap_mb: as for DDP, in MiB; None is DDP's default.
         costs: bookkeeping and contention.
-        static_graph, find_unused_parameters: as for DDP.
+        static_graph, find_unused_parameters, bucket_cap_mb_list: as for DDP.
+        gradient_as_bucket_view: as for DDP; nothing is copied back.
+        hook, in_flight, crowded_network: as in ``simulate_buckets``.
     """
-    options = DdpOptions(bucket_cap_mb, static_graph, find_unused_parameters)
-    return simulate_buckets(profile, network, profile_buckets(profile, options), costs)
+    options = DdpOptions(
+        bucket_cap_mb, static_graph, find_unused_parameters, tuple(bucket_cap_mb_list)
+    )
+    return simulate_buckets(
+        profile,
+        network,
+        profile_buckets(profile, options),
+        costs.as_bucket_view() if gradient_as_bucket_view else costs,
+        hook=hook,
+        in_flight=in_flight,
+        crowded_network=crowded_network,
+    )
 
 
 def profile_buckets(profile: BackwardProfile, options: DdpOptions) -> list[list[int]]:
     """The steady-state buckets as indices into the profile, in reduction order."""
-    cap, first_cap = options.caps_bytes()
     kinds = profile.kinds if len(set(profile.kinds)) > 1 else None
     if options.rebuild_iteration() is not None:
-        return assign_buckets(profile.sizes_bytes.tolist(), cap, first_cap, kinds)
+        return assign_buckets(profile.sizes_bytes.tolist(), options.limits_bytes(), kinds=kinds)
     if len(profile.registration) != len(profile.names):
         raise UserError("buckets in registration order need the profile's registration indices")
     ready_order = list(profile.registration)  # position in the profile -> registration index
@@ -113,79 +139,93 @@ def simulate_buckets(
     network: AllReduceModel,
     buckets: Sequence[Sequence[int]],
     costs: DdpCosts = NO_COSTS,
+    *,
+    hook: CommHook | None = None,
+    in_flight: int = 1,
+    crowded_network: AllReduceModel | None = None,
 ) -> BackwardTimeline:
-    """Simulate one backward pass for given buckets (indices into the profile)."""
+    """Simulate one backward pass for given buckets (indices into the profile).
+
+    Args:
+        profile: gradient sizes and ready times.
+        network: the all-reduce model, one after another.
+        buckets: in reduction order.
+        costs: bookkeeping and contention.
+        hook: a communication hook, which decides what is sent (``comm_hooks``).
+        in_flight: how many all-reduces share the link: 1 for NCCL, 2 for gloo as it is.
+        crowded_network: seconds per all-reduce while several are in flight, where measured; what
+            they gain over one after another. Without it they gain nothing.
+    """
+    if in_flight < 1:
+        raise UserError(f"{in_flight} all-reduces in flight: at least 1")
     members = np.concatenate([np.asarray(bucket) for bucket in buckets])
     starts = np.cumsum([0, *(len(bucket) for bucket in buckets[:-1])])
     sizes = np.add.reduceat(profile.sizes_bytes[members], starts)
-    copied_in = profile.ready_s + costs.copy_in_s_per_byte * np.cumsum(profile.sizes_bytes)
-    ready_work = np.maximum.reduceat(copied_in[members], starts).tolist()
-    total_work = profile.backward_s + costs.copy_in_s_per_byte * profile.total_bytes
-    alone_s = np.atleast_1d(network.time_s(sizes.astype(float)))
-    beside_s, progress_s = costs.beside_computation(sizes, alone_s)
+    messages = hook.message_bytes(profile, buckets) if hook else sizes[:, None].astype(float)
+    traffic = _traffic(profile, network, costs, hook, members, starts, messages)
+    if in_flight == 1:
+        spans = advance(traffic)
+    else:
+        gain = np.ones(len(sizes))
+        if crowded_network is not None:
+            crowded_s = _message_times(crowded_network, messages).sum(axis=1)
+            gain = np.maximum(1.0, traffic.alone_s / np.maximum(crowded_s, 1e-15))
+        spans = advance_several(traffic, in_flight, gain)
 
-    spans = _advance(
-        ready_work, alone_s.tolist(), beside_s.tolist(), progress_s.tolist(), total_work
-    )
+    unpack = hook.decompress_s_per_byte if hook else 0.0
     copied = spans.compute_end_s
     events = []
     for index, (size, ready, start, end) in enumerate(
         zip(sizes.tolist(), spans.ready_s, spans.start_s, spans.end_s, strict=True)
     ):
-        copied = max(copied, end) + costs.copy_out_s_per_byte * size
+        copied = max(copied, end + unpack * size) + costs.copy_out_s_per_byte * size
         bucket = tuple(buckets[index])
         events.append(BucketEvent(index, bucket, size, ready, start, end, copied))
-    return BackwardTimeline(copied, spans.compute_end_s, total_work, tuple(events))
+    return BackwardTimeline(copied, spans.compute_end_s, traffic.total_work, tuple(events))
 
 
-@dataclass
-class _Spans:
-    """When each bucket was ready, started and ended, and when computation ended (seconds)."""
+def _traffic(
+    profile: BackwardProfile,
+    network: AllReduceModel,
+    costs: DdpCosts,
+    hook: CommHook | None,
+    members: NDArray,
+    starts: NDArray,
+    messages: NDArray,
+) -> Traffic:
+    """What each bucket needs from computation and from the network.
 
-    ready_s: list[float]
-    start_s: list[float]
-    end_s: list[float]
-    compute_end_s: float
-
-
-def _advance(
-    ready_work: list[float],
-    alone_s: list[float],
-    beside_s: list[float],
-    progress_s: list[float],
-    total_work: float,
-) -> _Spans:
-    """Move computation and the queue of all-reduces forward together.
-
-    ``work`` is the computation done so far, in seconds of it running alone. Between all-reduces
-    computation runs at full speed. Beside one, ``progress_s`` of it is done in ``beside_s``; if
-    computation ends first, the rest of the all-reduce runs alone.
+    A bucket is launched once it and all before it are ready; what launching and compressing takes
+    from the thread that computes delays every later gradient.
     """
-    start_s, end_s = [], []
-    now = work = 0.0
-    path_work, path_s = [0.0], [0.0]  # where computation stood, and when: piecewise linear
-    for needed, alone, beside, progress in zip(
-        ready_work, alone_s, beside_s, progress_s, strict=True
-    ):
-        if needed > work:  # nothing to send yet
-            now, work = now + needed - work, needed
-            path_work.append(work)
-            path_s.append(now)
-        start_s.append(now)
-        left = total_work - work
-        if left > 0:
-            share = 1.0 if progress <= left else left / progress  # of the all-reduce, beside
-            now += share * beside
-            work = work + progress if progress <= left else total_work
-            path_work.append(work)
-            path_s.append(now)
-            now += (1 - share) * alone
-        else:
-            now += alone
-        end_s.append(now)
-    compute_end = path_s[-1] if work >= total_work else path_s[-1] + total_work - work
-    path_work.append(total_work)
-    path_s.append(compute_end)
-    # A plateau of the path (computation at rest) has two times; the earlier one is meant.
-    ready_s = np.minimum(np.interp(ready_work, path_work, path_s), start_s).tolist()
-    return _Spans(ready_s, start_s, end_s, compute_end)
+    copied_in = profile.slowest_ready_s + costs.copy_in_s_per_byte * np.cumsum(profile.sizes_bytes)
+    ready_work = launched_work = np.maximum.reduceat(copied_in[members], starts)
+    total_work = profile.backward_s + costs.copy_in_s_per_byte * profile.total_bytes
+    if costs.launch_s or hook:
+        sizes = np.add.reduceat(profile.sizes_bytes[members], starts)
+        per_byte = hook.compress_s_per_byte if hook else 0.0
+        spent = np.concatenate([[0.0], np.cumsum(costs.launch_s + per_byte * sizes)])
+        at = np.maximum.accumulate(ready_work)
+        ready_work = ready_work + spent[np.searchsorted(at, ready_work, side="left")]
+        launched_work = at + spent[1:]
+        total_work = max(total_work + float(spent[-1]), float(launched_work[-1]))
+    message_s = _message_times(network, messages)
+    beside_s, progress_s = costs.beside_computation(messages, message_s)
+    if messages.shape[1] > 1:
+        beside_s, progress_s = (
+            np.where(messages > 0, found, 0.0) for found in (beside_s, progress_s)
+        )
+    return Traffic(
+        ready_work,
+        launched_work,
+        *(found.sum(axis=1) for found in (message_s, beside_s, progress_s)),
+        total_work,
+    )
+
+
+def _message_times(network: AllReduceModel, messages: NDArray) -> NDArray:
+    """Seconds of each message [buckets, messages]; nothing to send takes no time."""
+    if messages.shape[1] == 1:
+        return np.atleast_1d(network.time_s(messages[:, 0]))[:, None]
+    times = np.atleast_1d(network.time_s(np.maximum(messages, 1.0).ravel()))
+    return np.where(messages > 0, times.reshape(messages.shape), 0.0)

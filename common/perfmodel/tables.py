@@ -16,6 +16,7 @@ import pandas as pd
 from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.profile import BackwardProfile, DdpCosts
+from common.perfmodel.samples import AllReduceSamples, OverlapSamples, ReadySamples
 
 
 def read_table(path: Path | str, columns: Sequence[str]) -> pd.DataFrame:
@@ -83,37 +84,48 @@ def read_all_reduce(path: Path | str, mode: str = "sequential") -> AllReduceTabl
     """
     table = read_table(path, [])
     if "time_ms" in table.columns:
-        table = read_table(path, ["mode", "total_bytes", "rank", "time_ms", "round", "iteration"])
-        for column in ("time_ms", "total_bytes"):
-            table[column] = numbers(table, column, path, above=0)
-        table["rank"] = numbers(table, "rank", path, at_least=0)
-        chosen = table[table["mode"] == mode]
-        if chosen.empty:
-            raise UserError(f"{path}: no samples of mode {mode!r}; has {set(table['mode'])}")
-        slowest = chosen.groupby(["total_bytes", "round", "iteration"])["time_ms"].max()
-        medians = slowest.groupby("total_bytes").median()
-        sizes, times = medians.index.to_numpy(float), medians.to_numpy() / 1e3
-        world_size = int(table["rank"].max()) + 1
-    else:
-        table = read_table(path, ["world_size", "total_bytes", "average_time"])
-        sizes = numbers(table, "total_bytes", path, above=0).to_numpy(float)
-        times = numbers(table, "average_time", path, above=0).to_numpy(float)
-        sizes_of_world = set(numbers(table, "world_size", path, above=0))
-        if len(sizes_of_world) > 1:
-            raise UserError(f"{path}: several world sizes {sorted(map(int, sizes_of_world))}")
-        world_size = int(sizes_of_world.pop())
+        samples = read_all_reduce_samples(path, mode)
+        try:
+            return AllReduceTable(samples.curve(), samples.world_size, str(path))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+    table = read_table(path, ["world_size", "total_bytes", "average_time"])
+    sizes = numbers(table, "total_bytes", path, above=0).to_numpy(float)
+    times = numbers(table, "average_time", path, above=0).to_numpy(float)
+    sizes_of_world = set(numbers(table, "world_size", path, above=0))
+    if len(sizes_of_world) > 1:
+        raise UserError(f"{path}: several world sizes {sorted(map(int, sizes_of_world))}")
+    world_size = int(sizes_of_world.pop())
     try:
         return AllReduceTable(MeasuredAllReduce(sizes, times), world_size, str(path))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def read_ready_times(path: Path | str) -> BackwardProfile:
+def read_all_reduce_samples(path: Path | str, mode: str = "sequential") -> AllReduceSamples:
+    """The samples of one mode in this project's raw ``allreduce-samples.csv``."""
+    table = read_table(path, ["mode", "total_bytes", "rank", "time_ms", "round", "iteration"])
+    for column in ("time_ms", "total_bytes"):
+        table[column] = numbers(table, column, path, above=0)
+    table["rank"] = numbers(table, "rank", path, at_least=0)
+    chosen = table[table["mode"] == mode]
+    if chosen.empty:
+        raise UserError(f"{path}: no samples of mode {mode!r}; has {set(table['mode'])}")
+    return AllReduceSamples.of(chosen)
+
+
+def read_ready_times(path: Path | str, *, per_rank: bool = False) -> BackwardProfile:
     """The profile from raw ``gradient-ready-times.csv``: median of the slowest rank's times.
 
     The order is that in which gradients came on rank 0, which is the one DDP goes by
-    (``ready_index``; in a table without it, the order of the times).
+    (``ready_index``; in a table without it, the order of the times). ``per_rank`` keeps each
+    rank's median too.
     """
+    return read_ready_samples(path).profile(per_rank=per_rank)
+
+
+def read_ready_samples(path: Path | str) -> ReadySamples:
+    """All samples in raw ``gradient-ready-times.csv``."""
     columns = ["rank", "iteration", "parameter", "registration_index", "dtype", "size_bytes"]
     table = read_table(path, [*columns, "ready_time_ms"])
     for column in ("ready_time_ms", "size_bytes"):
@@ -122,24 +134,9 @@ def read_ready_times(path: Path | str) -> BackwardProfile:
         table[column] = numbers(table, column, path, at_least=0).astype(int)
     if table[["parameter", "dtype"]].isna().any(axis=None):
         raise UserError(f"{path}: every row needs a parameter and a dtype")
-    keys = ["parameter", "registration_index", "dtype", "size_bytes"]
-    slowest = table.groupby([*keys, "iteration"], sort=False)["ready_time_ms"].max()
-    medians = slowest.groupby(keys, sort=False).median().reset_index()
-    medians["order"] = medians["ready_time_ms"]
     if "ready_index" in table.columns:
         table["ready_index"] = numbers(table, "ready_index", path, at_least=0)
-        on_first = table[table["rank"] == 0].groupby("parameter")["ready_index"].median()
-        medians["order"] = medians["parameter"].map(on_first)
-    ordered = medians.sort_values("order", kind="stable")
-    ready = np.maximum.accumulate(ordered["ready_time_ms"].to_numpy()) / 1e3
-    return BackwardProfile(
-        names=tuple(ordered["parameter"]),
-        sizes_bytes=ordered["size_bytes"].to_numpy(np.int64),
-        ready_s=ready,
-        backward_s=float(ready[-1]),
-        kinds=tuple(ordered["dtype"]),
-        registration=tuple(ordered["registration_index"]),
-    )
+    return ReadySamples.of(table)
 
 
 def read_costs(path: Path | str) -> DdpCosts:
@@ -155,6 +152,11 @@ def read_costs(path: Path | str) -> DdpCosts:
 
     Differences are taken within a round and their median over rounds, so that drift cancels.
     """
+    return read_overlap_samples(path).costs()
+
+
+def read_overlap_samples(path: Path | str) -> OverlapSamples:
+    """All samples in raw ``overlap-times.csv``."""
     columns = ["arm", "message_bytes", "messages", "round", "iteration", "backward_time_ms"]
     table = read_table(path, [*columns, "all_reduce_time_ms", "gradient_bytes"])
     for column in ("message_bytes", "messages", "backward_time_ms", "all_reduce_time_ms"):
@@ -164,39 +166,7 @@ def read_costs(path: Path | str) -> DdpCosts:
     missing = {"local", "bookkeeping", "paced", "continuous", "all_reduce"} - set(table["arm"])
     if missing:
         raise UserError(f"{path}: no samples of {', '.join(sorted(missing))}")
-    keys = ["arm", "message_bytes", "messages", "round"]
-    times = ["backward_time_ms", "all_reduce_time_ms"]
-    slowest = table.groupby([*keys, "iteration"])[times].max() / 1e3
-    slowest.columns = ["backward_s", "all_reduce_s"]
-    by_round = slowest.groupby(keys).median().reset_index()
-    local = by_round[by_round["arm"] == "local"].set_index("round")["backward_s"]
-
-    def added(arm: pd.DataFrame) -> float:
-        own = arm.set_index("round")["backward_s"]
-        return max(0.0, float((own - local).median()))
-
-    bookkeeping = added(by_round[by_round["arm"] == "bookkeeping"])
-    per_byte = bookkeeping / 2 / float(table["gradient_bytes"].iloc[0])
-    paced = by_round[by_round["arm"] == "paced"].groupby(["message_bytes", "messages"])
-    lost = sorted((size, added(rows) / count) for (size, count), rows in paced)
-    sizes, seconds = zip(*lost, strict=True)
-    return DdpCosts(
-        copy_in_s_per_byte=per_byte,
-        copy_out_s_per_byte=per_byte,
-        communication_slowdown=_communication_slowdown(by_round, path),
-        lost_compute=(tuple(map(float, sizes)), tuple(np.maximum.accumulate(seconds).tolist())),
-    )
-
-
-def _communication_slowdown(by_round: pd.DataFrame, path: Path | str) -> float:
-    medians = by_round.groupby(["arm", "message_bytes"])[["backward_s", "all_reduce_s"]].median()
-    slowdowns = []
-    for size, both in medians.loc["continuous"].iterrows():
-        if ("all_reduce", size) not in medians.index:
-            raise UserError(f"{path}: no all_reduce samples of {size:.0f} bytes, as continuous has")
-        alone = medians.loc[("all_reduce", size), "all_reduce_s"]
-        beside = both["backward_s"]
-        left = both["all_reduce_s"] - beside
-        if alone > left:
-            slowdowns.append(max(1.0, beside / (alone - left)))
-    return float(np.median(slowdowns or [1.0]))
+    try:
+        return OverlapSamples.of(table)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None

@@ -39,11 +39,13 @@ class Run:
     static_graph: bool = False
     find_unused_parameters: bool = False
     watched: bool = True  # by a communication hook
+    caps_mib: tuple[float, ...] = ()  # bucket_cap_mb_list
 
     @property
     def name(self) -> str:
         """Unique, and short enough for a test's id."""
         cap = "default" if self.cap_mib is None else f"{self.cap_mib:g}MiB"
+        cap = ",".join(f"{cap:g}" for cap in self.caps_mib) or cap
         flags = ["static"] * self.static_graph + ["unused"] * self.find_unused_parameters
         return "-".join([self.model, cap, *flags, *([] if self.watched else ["unwatched"])])
 
@@ -64,6 +66,10 @@ RUNS = (
     Run("ranks_differ", None),
     Run("tied", 5, watched=False),
     Run("mixed", None, static_graph=True, watched=False),
+    Run("tied", None, caps_mib=(0.5, 4, 1)),
+    Run("mixed", 5, caps_mib=(1, 0.5)),
+    Run("mixed", None, static_graph=True, caps_mib=(2, 0.5, 8)),
+    Run("tied", None, find_unused_parameters=True, caps_mib=(0.5, 4, 1)),
 )
 
 
@@ -148,8 +154,10 @@ def observe(run: Run) -> dict:
         work = dist.all_reduce(buffer, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
+    limits = {"bucket_cap_mb_list": list(run.caps_mib)} if run.caps_mib else {}
     ddp = DistributedDataParallel(
         model,
+        **limits,
         bucket_cap_mb=run.cap_mib,
         static_graph=run.static_graph,
         find_unused_parameters=run.find_unused_parameters,

@@ -35,7 +35,7 @@ def ranks(rank_server, tmp_path_factory) -> list[dict]:
 
 def options(run: Run) -> DdpOptions:
     """The arguments DDP got."""
-    return DdpOptions(run.cap_mib, run.static_graph, run.find_unused_parameters)
+    return DdpOptions(run.cap_mib, run.static_graph, run.find_unused_parameters, run.caps_mib)
 
 
 def predicted(seen: dict, run: Run, iteration: int | None) -> list[list[int]]:

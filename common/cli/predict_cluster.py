@@ -1,0 +1,250 @@
+"""``ddplab predict --cluster``: a step on 8 or 16,384 GPUs, from sizes and data sheets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+    from rich.table import Table
+
+    from common.perfmodel.assumptions import Assumptions
+    from common.perfmodel.scale_out import ScaleOut
+
+WIDTH = 124
+TIMES = {" s": 1.0, " ms": 1e-3}
+COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
+
+
+def given_flags(settings: object, leave_out: tuple[str, ...] = ()) -> list[str]:
+    """The flags of a settings object that differ from their defaults."""
+    return [
+        f"--{one.name.replace('_', '-')}"
+        for one in fields(settings)
+        if one.name not in leave_out and getattr(settings, one.name) != one.default
+    ]
+
+
+@dataclass(frozen=True)
+class ClusterQuestion:
+    """With --cluster: a training step of a GPT-2 on many GPUs. Nothing has to be measured.
+
+    A quantity that takes three numbers has a likeliest value, a lowest and a highest one, from
+    which the bands come; a single number is taken as certain.
+    """
+
+    cluster: str | None = None
+    """h100-ib, h100-roce, h200-ib, a100-ib, a100-roce (data/clusters), or a YAML file of yours."""
+    gpus: str | None = None
+    """Numbers of GPUs: 8,16,64, or 8..16384, which doubles."""
+    model: str | None = None
+    """gpt2, gpt2-medium, gpt2-large or gpt2-xl."""
+    batch_size: int | None = None
+    """Sequences of a micro-batch of one GPU, by default 8; weak scaling has one per step."""
+    global_batch_size: int | None = None
+    """Sequences of a step on all GPUs, for strong scaling, by default 16384."""
+    seq_len: int | None = None
+    """Tokens of a sequence, by default 1024."""
+    precision: str | None = None
+    """bfloat16 (the default), float16 or float32."""
+    tf32: bool = False
+    """Let float32 products use TensorFloat-32."""
+    mfu: tuple[float, ...] = ()
+    """Share of the GPU's peak that computation reaches, by default 0.4 0.3 0.5."""
+    network_speed: tuple[float, ...] = ()
+    """Speed of collectives relative to the model of NCCL, by default 1 0.5 1.1."""
+    straggler_spread: tuple[float, ...] = ()
+    """Standard deviation of a GPU's computation, as a share, by default 0.02 0.005 0.055."""
+    straggler_distribution: str | None = None
+    """lognormal (the default), normal or exponential."""
+    overlap_slowdown: tuple[float, ...] = ()
+    """How much longer computation beside communication takes, by default 1.19 1 1.4."""
+    draws: int | None = None
+    """Draws that the bands come from, by default 64."""
+    seed: int | None = None
+    """Of the draws, by default 0."""
+    csv: str | None = None
+    """Write every column of the prediction to this file."""
+
+    def run(self) -> None:
+        """Predict and print. Raises UserError for what the cluster, or the model, has not."""
+        from rich.console import Console
+
+        predicted = self.predict()
+        if self.csv is not None:
+            write_csv(predicted.table, self.csv)
+        console = Console()
+        console = Console(width=max(console.width, WIDTH))
+        print_prediction(predicted, console)
+        if self.csv is not None:
+            console.print(f"- all columns: {self.csv}", highlight=False)
+
+    def predict(self) -> ScaleOut:
+        """The prediction that these flags ask for."""
+        from common.perfmodel.clusters import load_cluster
+        from common.perfmodel.scale_out import GLOBAL_BATCH_SIZE, parse_gpus, predict_scale_out
+        from common.perfmodel.workload import Workload
+
+        for flag, value in (("--model", self.model), ("--gpus", self.gpus)):
+            if value is None:
+                example = "--model gpt2-large --cluster h100-ib --gpus 8..16384"
+                raise UserError(f"--cluster needs {flag}, as in {example}")
+        gpus = parse_gpus(self.gpus)
+        cluster = load_cluster(self.cluster)
+        given = {
+            name: value
+            for name in ("batch_size", "seq_len")
+            if (value := getattr(self, name)) is not None
+        }
+        precision = self.precision or "bfloat16"
+        workload = Workload(model=self.model, precision=precision, tf32=self.tf32, **given)
+        batch = GLOBAL_BATCH_SIZE if self.global_batch_size is None else self.global_batch_size
+        return predict_scale_out(
+            workload, cluster, gpus, global_batch_size=batch, assumptions=self._assumptions()
+        )
+
+    def _assumptions(self) -> Assumptions:
+        from common.perfmodel.assumptions import Assumptions, Range
+
+        bounds = {
+            "mfu": (0.001, 1.0),
+            "network_speed": (0.01, 10.0),
+            "straggler_spread": (0.0, 0.5),
+            "overlap_slowdown": (1.0, 10.0),
+        }
+        changed: dict = {
+            name: Range.of(f"--{name.replace('_', '-')}", values, *limits)
+            for name, limits in bounds.items()
+            if (values := getattr(self, name))
+        }
+        for name in ("straggler_distribution", "draws", "seed"):
+            if getattr(self, name) is not None:
+                changed[name] = getattr(self, name)
+        return Assumptions(**changed)
+
+
+def write_csv(table: pd.DataFrame, path: str) -> None:
+    """The whole table. Raises UserError where it cannot be written."""
+    from pathlib import Path
+
+    from common.runtime.run_directory import write_atomically
+
+    try:
+        write_atomically(Path(path), table.to_csv(index=False))
+    except OSError as error:
+        raise UserError(f"--csv {path}: {error.strerror}") from None
+
+
+def print_prediction(predicted: ScaleOut, console: Console) -> None:
+    """Tables of DDP and FSDP, weak and strong, and everything they assume."""
+    from common.perfmodel.scale_out import stated_assumptions
+
+    work = predicted.workload
+    console.print(
+        f"{work.model} on {predicted.cluster.name}, predicted, not measured. Brackets: 5 % to 95 % "
+        "of the draws; within 1 %: caps (MiB) whose step is; default: DDP's own caps against b*",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for scaling in ("weak", "strong"):
+        if len(rows := predicted.rows(scaling, "DDP")):
+            console.print(_ddp_table(rows, scaling))
+    for scaling in ("weak", "strong"):
+        if len(predicted.rows(scaling, "FULL_SHARD")):
+            console.print(_fsdp_table(predicted, scaling))
+    for line in (*_notes(predicted), *(f"assumed: {s}" for s in stated_assumptions(predicted))):
+        console.print(f"- {line}", highlight=False, soft_wrap=True)
+
+
+def _ddp_table(rows: pd.DataFrame, scaling: str) -> Table:
+    table = _table(f"DDP at b*, {scaling} scaling")
+    names = ("step", "exposed", "efficiency (%)", "tokens/s", "b* (MiB)")
+    for name in ("GPUs", *names, "within 1 %", "default"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows.itertuples():
+        cells = [f"{row.gpus:,}", *_common_cells(row)]
+        if row.gpus > 1:
+            caps = (row.bucket_cap_low_mib, row.bucket_cap_high_mib)
+            cells += [
+                _band(row.bucket_cap_mib, *caps, _three),
+                f"{_three(row.near_low_mib)}–{_three(row.near_high_mib)}",
+                f"{row.default_step_s / row.step_s - 1:+.1%}",
+            ]
+        table.add_row(*cells)
+    return table
+
+
+def _fsdp_table(predicted: ScaleOut, scaling: str) -> Table:
+    table = _table(f"FSDP, {scaling} scaling: SHARD_GRAD_OP (left) and FULL_SHARD (right)")
+    table.add_column("GPUs", justify="right", no_wrap=True)
+    strategies = ("SHARD_GRAD_OP", "FULL_SHARD")
+    for _ in strategies:
+        for name in ("step", "exposed", "efficiency (%)"):
+            table.add_column(name, justify="right", no_wrap=True)
+    both = [predicted.rows(scaling, strategy) for strategy in strategies]
+    for pair in zip(*(rows.itertuples() for rows in both), strict=True):
+        cells = [cell for row in pair for cell in _common_cells(row)[:3]]
+        table.add_row(f"{pair[0].gpus:,}", *cells)
+    return table
+
+
+def _table(title: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+
+
+def _common_cells(row) -> list[str]:
+    share = (100 * row.efficiency, 100 * row.efficiency_low, 100 * row.efficiency_high)
+    return [
+        _in_units(row.step_s, row.step_low_s, row.step_high_s, TIMES),
+        _in_units(row.exposed_s, row.exposed_low_s, row.exposed_high_s, TIMES),
+        _band(*share, _percent),
+        _in_units(row.tokens_per_s, row.tokens_per_s_low, row.tokens_per_s_high, COUNTS),
+    ]
+
+
+def _notes(predicted: ScaleOut) -> list[str]:
+    weak = predicted.rows("weak", "DDP")
+    last = weak.iloc[-1]
+    parts = {
+        "computation": last.computation_s,
+        "waiting for the slowest GPU": last.straggler_s,
+        "copies": last.copies_s,
+        "computation slowed": last.slowed_s,
+        "exposed communication": last.exposed_s,
+    }
+    shares = ", ".join(f"{name} {part / last.step_s:.1%}" for name, part in parts.items())
+    notes = [f"DDP, weak, {last.gpus:,} GPUs: {shares}"]
+    left_out = set(weak["gpus"]) - set(predicted.rows("strong", "DDP")["gpus"])
+    if left_out:
+        notes.append(
+            f"strong scaling stops before {min(left_out):,} GPUs: a batch of "
+            f"{predicted.global_batch_size:,} sequences has none for some of them"
+        )
+    return notes
+
+
+def _band(value: float, low: float, high: float, form: Callable[[float], str]) -> str:
+    return f"{form(value)} ({form(low)}–{form(high)})"
+
+
+def _in_units(value: float, low: float, high: float, units: dict[str, float]) -> str:
+    """A value with its unit and, in the same unit, its band: ``131 ms (119–160)``."""
+    name, unit = next((n, u) for n, u in units.items() if value >= u or u == min(units.values()))
+    return f"{_three(value / unit)}{name} ({_three(low / unit)}–{_three(high / unit)})"
+
+
+def _three(value: float) -> str:
+    """Three figures, without an exponent."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"

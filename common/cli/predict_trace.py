@@ -1,0 +1,86 @@
+"""``ddplab predict --trace FILE``: the predicted and the measured pass for Perfetto."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from common.analysis.timelines import MeasuredTimelines
+    from common.perfmodel.simulator import BackwardTimeline
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """Where a trace goes, and which pass it shows.
+
+    ``caps`` are those the user gave; ``watched`` the run's measured passes, if it has any.
+    """
+
+    path: Path
+    caps: tuple[float | None, ...]
+    watched: MeasuredTimelines | None
+
+    def write(
+        self,
+        simulate: Callable[[float | None], BackwardTimeline],
+        best_mib: float,
+        parameters: tuple[str, ...],
+    ) -> str:
+        """Write the trace and return the line that says so.
+
+        The cap is the one that was asked for, else the watched one that is predicted to be the
+        best, else ``best_mib``.
+        """
+        from common.analysis.timelines import gaps
+        from common.perfmodel.buckets import cap_label
+        from common.perfmodel.trace import trace_json
+        from common.runtime.run_directory import write_atomically
+
+        watched = self.watched.caps() if self.watched else []
+        cap = self.caps[0] if self.caps else best_mib
+        if not self.caps and watched:
+            cap = min(watched, key=lambda one: simulate(one).total_s)
+        passes = {"predicted": simulate(cap)}
+        if cap in watched:
+            passes["measured"] = self.watched.typical(cap)
+            gaps(*passes.values())  # refuses passes of different buckets
+        facts = {"bucket_cap_mib": cap_label(cap), "zero": "the start of the backward pass"}
+        text = trace_json(passes, parameters=parameters, facts=facts)
+        try:
+            write_atomically(self.path, text)
+        except OSError as error:
+            raise UserError(f"--trace {self.path}: {error.strerror}") from None
+        shown = "predicted and measured" if len(passes) > 1 else "predicted only: not measured"
+        return (
+            f"trace of the backward pass at {cap_label(cap)} MiB ({shown}) written to {self.path}; "
+            "open it in https://ui.perfetto.dev"
+        )
+
+
+def trace_request(
+    path: str, caps: tuple[float | None, ...], run_dir: str | None, measured: str | None
+) -> TraceRequest:
+    """Check what was asked for, before anything is computed.
+
+    Measured passes come from the run directory, else from beside the ``measured`` table.
+    Raises UserError for more than one cap, or a file that cannot be written.
+    """
+    from common.analysis.timelines import TABLE, read_timelines
+    from common.runtime.run_directory import find_table
+
+    target = Path(path)
+    if len(caps) > 1:
+        raise UserError(f"--trace shows one cap, {len(caps)} are given; give one --bucket-cap-mb")
+    if target.is_dir() or not path:
+        raise UserError(f"--trace {path or repr(path)}: give the name of a file")
+    if not target.parent.is_dir():
+        raise UserError(f"--trace {path}: there is no folder {target.parent}")
+    table = find_table(Path(run_dir), TABLE, "ddp_benchmark") if run_dir else None
+    if table is None and measured:
+        table = find_table(Path(measured).parent, TABLE)
+    return TraceRequest(target, tuple(caps), read_timelines(table) if table else None)

@@ -1,0 +1,167 @@
+"""NCCL's collectives on a cluster from its description alone: nothing is measured.
+
+NCCL's tuner (``nccl_tuning_table``) says what each algorithm and protocol would take. To that comes
+what the tuner leaves out:
+
+- A launch: the kernel's start, on top of every call.
+- A ramp. A step forwards its piece in slices, each while the next arrives, but the first has to be
+  whole before it can go on. So short messages pay their own transfer about once more, and long ones
+  a slice for every step: ``min(slowdown · size / bandwidth, steps · slice / channel bandwidth)``,
+  rounded at the corner.
+
+The time is that of the fastest way: NCCL is taken to choose well. Trees and rings of thousands of
+GPUs are extrapolations of constants that NCCL's authors measured on few nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from common.errors import UserError, unknown_name
+from common.perfmodel.clusters import Cluster
+from common.perfmodel.nccl_tuning_table import (
+    ALGORITHMS,
+    PROTOCOLS,
+    Choice,
+    all_reduce_choices,
+    ring_choices,
+    tree_factor,
+)
+
+COLLECTIVES = ("all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """What a call takes beyond what NCCL's tuner counts.
+
+    Attributes:
+        launch_s: on top of every call.
+        slowdown: how often more a short message pays its transfer.
+        slice_bytes: what each step of a long message waits for.
+    """
+
+    launch_s: float
+    slowdown: float
+    slice_bytes: float
+
+
+RAMP = Ramp(launch_s=16.8e-6, slowdown=1.66, slice_bytes=102e3)
+"""By ``nccl_fit.calibrate_ramp`` from data/nccl-tests-published/a100-8.csv, and no other table."""
+
+NO_RAMP = Ramp(0.0, 0.0, 0.0)
+"""NCCL's tuner alone."""
+
+
+class Collective:
+    """The ways to do a collective, and the fastest of them for a size."""
+
+    def __init__(self, choices: tuple[Choice, ...], ramp: Ramp) -> None:
+        self.choices = choices
+        self.ramp = ramp
+        column = np.array(
+            [
+                (c.latency_s, 1 / c.bandwidth_bytes_per_s, c.steps / c.channel_bytes_per_s)
+                for c in choices
+            ]
+        ).reshape(-1, 3, 1)
+        self._latency_s, self._s_per_byte = column[:, 0], column[:, 1]
+        self._step_s = column[:, 2] * ramp.slice_bytes
+        trees = [i for i, c in enumerate(choices) if c.algorithm == "Tree"]
+        self._trees = np.array(trees, dtype=int)
+        self._tree_protocols = np.array([PROTOCOLS.index(choices[i].protocol) for i in trees], int)
+
+    def transfers_s(self, size_bytes: NDArray) -> NDArray:
+        """Size over bandwidth of each choice, [choices, sizes]."""
+        transfer = self._s_per_byte * size_bytes
+        if len(self._trees):
+            transfer[self._trees] /= tree_factor(self._tree_protocols, size_bytes)
+        return transfer
+
+    def times_s(self, size_bytes: NDArray) -> NDArray:
+        """What each choice takes, [choices, sizes]."""
+        transfer = self.transfers_s(size_bytes)
+        times = self.ramp.launch_s + self._latency_s + transfer
+        if self.ramp.slowdown and self.ramp.slice_bytes:
+            times += soft_minimum(self.ramp.slowdown * transfer, self._step_s)
+        return times
+
+    def time_s(self, size_bytes: ArrayLike) -> float | NDArray:
+        """Seconds for a message of ``size_bytes``; a scalar for a scalar, else an array."""
+        sizes = np.atleast_1d(np.asarray(size_bytes, dtype=float))
+        if self.choices:
+            times = self.times_s(sizes.ravel()).min(axis=0).reshape(sizes.shape)
+        else:
+            times = np.zeros(sizes.shape)
+        return float(times[0]) if np.ndim(size_bytes) == 0 else times
+
+    def choice(self, size_bytes: float) -> str:
+        """The way taken for a size, such as ``Ring/LL128``; ``none`` for one GPU."""
+        if not self.choices:
+            return "none"
+        return self.choices[int(self.times_s(np.array([float(size_bytes)])).argmin())].name
+
+
+class NcclAllReduce(Collective):
+    """An all-reduce over ``gpus`` GPUs of a cluster (``AllReduceModel``).
+
+    Args:
+        cluster: of ``load_cluster``.
+        gpus: up to one node's, else whole nodes.
+        algorithms: of ``ALGORITHMS``, as NCCL_ALGO would restrict them; all by default.
+        ramp: ``NO_RAMP`` for NCCL's tuner alone.
+
+    Raises UserError where the cluster cannot hold ``gpus``, or none of ``algorithms`` does.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        gpus: int,
+        *,
+        algorithms: Collection[str] | None = None,
+        ramp: Ramp = RAMP,
+    ) -> None:
+        self.cluster, self.gpus = cluster, gpus
+        choices = all_reduce_choices(cluster, gpus)
+        for name in algorithms or ():
+            if name not in ALGORITHMS:
+                raise UserError(unknown_name("algorithm", name, ALGORITHMS))
+        if algorithms is not None and choices:
+            has = dict.fromkeys(choice.algorithm for choice in choices)
+            choices = tuple(choice for choice in choices if choice.algorithm in algorithms)
+            if not choices:
+                raise UserError(
+                    f"{gpus} GPUs on {cluster.name} have no {' or '.join(algorithms)}; "
+                    f"they have {', '.join(has)}"
+                )
+        super().__init__(choices, ramp)
+
+
+class NcclRing(Collective):
+    """An all-gather or a reduce-scatter by ring, as FSDP makes them.
+
+    ``time_s`` takes the size of the whole tensor, of which each GPU holds a part. On one node with
+    NVLink SHARP NCCL can do better.
+
+    Raises UserError where the cluster cannot hold ``gpus``.
+    """
+
+    def __init__(
+        self, cluster: Cluster, gpus: int, collective: str = "all_gather", *, ramp: Ramp = RAMP
+    ) -> None:
+        if collective not in COLLECTIVES:
+            raise UserError(unknown_name("collective", collective, COLLECTIVES))
+        self.cluster, self.gpus, self.collective = cluster, gpus, collective
+        super().__init__(ring_choices(cluster, gpus, rounds=1), ramp)
+
+
+def soft_minimum(first: NDArray, second: NDArray) -> NDArray:
+    """The smaller of two amounts, a little less where they are alike: ``ab / √(a² + b²)``."""
+    smaller, larger = np.minimum(first, second), np.maximum(first, second)
+    ratio = np.divide(smaller, larger, out=np.zeros_like(larger), where=larger > 0)
+    return smaller / np.sqrt(1 + ratio * ratio)

@@ -1,0 +1,66 @@
+"""What waiting for the slowest GPU costs, when GPUs differ at random.
+
+Each GPU's computation in a step takes X times its mean, X independent of the others, with mean 1
+and a stated standard deviation. A synchronous step waits for the largest of n. Its expectation is
+
+    E[max g(Z)] = ∫ g(z) n φ(z) Φ(z)^(n−1) dz,   with X = g(Z), Z normal
+
+which a fixed grid gives to more digits than the assumption deserves; the largest of n exponential
+variables has the harmonic number as its mean (Rényi 1953).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from common.errors import UserError, unknown_name
+
+DISTRIBUTIONS = ("lognormal", "normal", "exponential")
+LARGEST_Z, GRID_POINTS = 9.0, 721
+
+
+def slowest_of(gpus: int, spread: ArrayLike, distribution: str = "lognormal") -> NDArray:
+    """How many times the mean the slowest of ``gpus`` takes, on average over steps.
+
+    Args:
+        gpus: how many; one is as slow as the mean.
+        spread: standard deviation of a GPU's time as a share of its mean, any shape; 0 is none.
+        distribution: ``lognormal``, ``normal``, or ``exponential``: a fastest time and an
+            exponential delay on top, so that few GPUs are much slower.
+
+    Raises UserError for fewer than 1 GPU, another distribution or a spread that is none.
+    """
+    sigma = np.asarray(spread, dtype=float)
+    if gpus < 1:
+        raise UserError(f"{gpus} GPUs: at least 1 is needed")
+    if distribution not in DISTRIBUTIONS:
+        raise UserError(unknown_name("straggler distribution", distribution, DISTRIBUTIONS))
+    if not ((sigma >= 0) & (sigma < 1)).all():
+        raise UserError(f"straggler spread {spread}: a share of the mean from 0 to below 1")
+    if gpus == 1:
+        return np.ones_like(sigma)
+    if distribution == "exponential":
+        return 1 + sigma * (float((1 / np.arange(1, gpus + 1)).sum()) - 1)
+    z, density = _largest_of(gpus)
+    if distribution == "normal":
+        return 1 + sigma * float(density @ z)
+    log_sigma = np.sqrt(np.log1p(sigma**2))
+    return np.exp(np.multiply.outer(log_sigma, z) - log_sigma[..., None] ** 2 / 2) @ density
+
+
+def _largest_of(gpus: int) -> tuple[NDArray, NDArray]:
+    """A grid and the share of the largest of ``gpus`` normal variables at each of its points."""
+    z, log_density, log_cumulative = _normal()
+    density = np.exp(log_density + (gpus - 1) * log_cumulative)
+    return z, density / density.sum()
+
+
+@cache
+def _normal() -> tuple[NDArray, NDArray, NDArray]:
+    z = np.linspace(-LARGEST_Z, LARGEST_Z, GRID_POINTS)
+    upper = np.array([0.5 * math.erfc(value / math.sqrt(2)) for value in z])
+    return z, -(z**2) / 2, np.log1p(-np.minimum(upper, 1 - 1e-16))

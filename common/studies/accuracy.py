@@ -1,0 +1,180 @@
+"""``ddplab study accuracy``: how well steps of DDP are predicted, on bucketings never seen before.
+
+Models × networks, each case a job of its own (``accuracy_ranks``): every model over loopback first,
+whose backward pass then decides at which rates its emulated hosts are joined, so that all
+communication takes 2.2, 1.0 and 0.45 times as long as computation. Some models also run on four
+hosts, some with latency added to every bucket, which makes a cap between the extremes the best; a
+replay of published gpt2-large gradients, which sleeps instead of computing, runs on four and eight.
+
+The raw samples of all cases are joined in five tables (``accuracy_tables``), from which
+``common.analysis.accuracy_study`` predicts and judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from common.cluster.emulated import EmulatedCluster, why_not
+from common.cluster.launch import launch
+from common.errors import UserError
+from common.perfmodel.recorded import load_recorded
+from common.report.progress import StageProgress
+from common.runtime.environment import describe_environment
+from common.runtime.paths import project_root
+from common.runtime.run_directory import RunDirectory
+from common.studies.accuracy_tables import TABLES, case_rows
+from common.studies.remedies import as_flags
+
+RANKS = project_root() / "common" / "studies" / "accuracy_ranks.py"
+REGIMES = {"communication-bound": 2.2, "balanced": 1.0, "compute-bound": 0.45}
+"""All communication over all computation, in seconds of each alone."""
+PAYLOAD = 0.94
+"""What a TCP stream carries of a link's rate, headers taken off."""
+FASTEST_MBIT = 4_000
+REPLAYED = "umd-2x4-a100"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained where. ``rate_mbit`` 0 is loopback."""
+
+    model: str
+    batch_size: int
+    hosts: int = 2
+    regime: str = "loopback"
+    rate_mbit: float = 0.0
+    added_latency_ms: float = 0.0
+    replay_factor: float = 1.0
+    replay_time_factor: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Such as ``bert-2-balanced``."""
+        late = f"-{self.added_latency_ms:g}ms" if self.added_latency_ms else ""
+        return f"{self.model}-{self.hosts}-{self.regime}{late}"
+
+
+@dataclass(frozen=True)
+class AccuracyStudy:
+    """What is measured. A model is its name and the batch of each rank, as ``bert:8``."""
+
+    models: tuple[str, ...] = ("gpt2-nano:4", "mlp:128", "classifier:6", "bert:6", "convnext:8")
+    regimes: tuple[str, ...] = tuple(REGIMES)
+    on_four_hosts: tuple[str, ...] = ("mlp",)
+    with_latency: tuple[str, ...] = ("gpt2-nano", "classifier", "bert")
+    added_latency_ms: float = 4.0
+    replay_hosts: tuple[int, ...] = (4, 8)
+    replay_factor: float = 384.0
+    replay_time_factor: float = 4.0
+    rounds: int = 6
+    max_rounds: int = 16
+    budget_s: float = 55.0
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.regimes) - set(REGIMES):
+            raise UserError(f"regime {unknown.pop()!r}; there are {', '.join(REGIMES)}")
+        self.batches()
+
+    def batches(self) -> dict[str, int]:
+        """Model → batch of each rank."""
+        try:
+            pairs = [text.split(":") for text in self.models]
+            return {name: int(batch) for name, batch in pairs}
+        except ValueError:
+            raise UserError(f"models {self.models}: each is a name and a batch, bert:8") from None
+
+
+def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) -> Path:
+    """Measure all cases; returns the run directory.
+
+    Raises:
+        UserError: this machine cannot emulate hosts.
+    """
+    if reason := why_not():
+        raise UserError(reason)
+    run = RunDirectory.create(
+        output_dir, "accuracy", asdict(study), describe_environment("gloo", "cpu", 2)
+    )
+    progress.say(f"accuracy study: {run.path}")
+    with run:
+        scratch = run.path / "runs"
+        scratch.mkdir()
+        streams = {name: run.stream(name, columns) for name, columns in TABLES.items()}
+
+        def measured(case: Case) -> Path:
+            with progress.stage(case.name) as update:
+                _launch(study, case, scratch, update)
+            for name, rows in case_rows(case, scratch / case.name).items():
+                streams[name].write(rows)
+            return scratch / case.name
+
+        found: dict[str, tuple[float, int]] = {}
+        for model, batch in study.batches().items():
+            found[model] = computation(measured(Case(model, batch)))
+        for case in emulated_cases(study, found):
+            measured(case)
+    return run.path
+
+
+def emulated_cases(study: AccuracyStudy, found: dict[str, tuple[float, int]]) -> Iterator[Case]:
+    """The cases on emulated hosts, from each model's (backward seconds, gradient bytes)."""
+    for model, batch in study.batches().items():
+        for regime in study.regimes:
+            yield _placed(Case(model, batch, 2, regime), *found[model])
+        if model in study.on_four_hosts:
+            # Four ranks on two cores compute at most half as fast.
+            backward_s, size = found[model]
+            yield _placed(Case(model, batch, 4, "balanced"), 2 * backward_s, size)
+        if model in study.with_latency:
+            case = _placed(Case(model, batch, 2, "balanced"), *found[model])
+            yield replace(case, added_latency_ms=study.added_latency_ms)
+    profile = load_recorded(REPLAYED).profile
+    for hosts in study.replay_hosts:
+        for regime in study.regimes:
+            case = Case(
+                *("replay", 1, hosts, regime),
+                replay_factor=study.replay_factor,
+                replay_time_factor=study.replay_time_factor,
+            )
+            backward_s = profile.backward_s / study.replay_time_factor
+            yield _placed(case, backward_s, int(profile.total_bytes / study.replay_factor))
+
+
+def _placed(case: Case, backward_s: float, gradient_bytes: int) -> Case:
+    """The case at the rate at which a ring takes the regime's share of the backward pass."""
+    wanted_s = REGIMES[case.regime] * backward_s
+    ring_bits = 2 * (case.hosts - 1) / case.hosts * gradient_bytes * 8
+    rate = min(FASTEST_MBIT, ring_bits / PAYLOAD / wanted_s / 1e6)
+    return replace(case, rate_mbit=float(f"{rate:.2g}"))
+
+
+def computation(folder: Path) -> tuple[float, int]:
+    """(backward seconds without DDP, gradient bytes) of a case that was measured."""
+    local = pd.read_csv(folder / "local-times.csv")
+    slowest = local.groupby(["round", "iteration"])["backward_time_ms"].max()
+    overlap = pd.read_csv(folder / "overlap-times.csv")
+    return float(slowest.median()) / 1e3, int(overlap["gradient_bytes"].iloc[0])
+
+
+def _launch(study: AccuracyStudy, case: Case, scratch: Path, update) -> None:
+    settings = {
+        "model": case.model,
+        "batch_size": case.batch_size,
+        "replay_factor": case.replay_factor,
+        "replay_time_factor": case.replay_time_factor,
+        "added_latency_ms": case.added_latency_ms,
+        "rounds": study.rounds,
+        "max_rounds": study.max_rounds,
+        "budget_s": study.budget_s,
+        "output_dir": scratch,
+        "run_id": case.name,
+    }
+    cluster = (
+        EmulatedCluster.of(case.hosts, [f"{case.rate_mbit:g}mbit"]) if case.rate_mbit else None
+    )
+    log = scratch / f"{case.name}.log"
+    launch(RANKS, as_flags(settings), case.hosts, log, hosts=cluster, on_output=update)

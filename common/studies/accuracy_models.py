@@ -1,0 +1,122 @@
+"""The models of the accuracy study: ours, transformers', and a recorded backward pass.
+
+Each is cut to 2 to 10 million parameters with random weights, so that a step on two cores takes a
+fraction of a second. What is trained does not matter here: the weights stand still, so that every
+step of an arm computes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.benchmarks.gpt2_step import StepSettings
+from common.benchmarks.module_step import ModuleStep
+from common.benchmarks.replay_step import Step, make_step
+from common.errors import UserError, unknown_name
+from common.models.mlp import MLP
+from common.models.text_classifier import TextClassifier, TextClassifierConfig
+from common.runtime.process_group import Worker
+from common.runtime.seeding import seed_everything
+
+REPLAYED = "umd-2x4-a100"
+SEQUENCE = 64
+LABELS = 4
+VOCABULARY = 4_000
+
+LossOf = Callable[[nn.Module], Tensor]
+
+
+def accuracy_step(
+    name: str, batch_size: int, worker: Worker, factor: float = 1.0, time_factor: float = 1.0
+) -> Step | ModuleStep:
+    """The step of a model of ``MODELS``, or of ``replay``.
+
+    ``factor`` and ``time_factor`` divide the sizes and times of the replayed recording. Raises
+    UserError for an unknown name.
+    """
+    if name == "replay":
+        settings = StepSettings(
+            *("gpt2-nano", 1, 1),
+            replay=REPLAYED,
+            replay_factor=factor,
+            replay_time_factor=time_factor,
+        )
+        return make_step(settings, worker)
+    if name == "gpt2-nano":
+        return make_step(StepSettings(name, batch_size, SEQUENCE, optimizer="sgd", lr=0.0), worker)
+    if name not in MODELS:
+        raise UserError(unknown_name("model", name, ("gpt2-nano", *MODELS, "replay")))
+    seed_everything(42)
+    model, loss_of = MODELS[name](batch_size)
+    return ModuleStep(model, loss_of, worker)
+
+
+def mlp(batch_size: int) -> tuple[nn.Module, LossOf]:
+    """Five layers of 1024 and an output of 512: 4.7 million parameters in ten tensors."""
+    inputs, targets = torch.randn(batch_size, 1024), torch.randn(batch_size, 512)
+    return MLP(1024, 1024, 4, 512), lambda model: functional.mse_loss(model(inputs), targets)
+
+
+def classifier(batch_size: int) -> tuple[nn.Module, LossOf]:
+    """The encoder of assignments 3 and 4: 3.4 million parameters in many small tensors."""
+    config = TextClassifierConfig(
+        VOCABULARY, LABELS, SEQUENCE, d_model=192, n_head=4, n_layer=6, d_ff=768
+    )
+    tokens, labels = _texts(batch_size)
+    mask = torch.ones_like(tokens)
+    return TextClassifier(config), lambda model: functional.cross_entropy(
+        model(tokens, mask), labels
+    )
+
+
+def bert(batch_size: int) -> tuple[nn.Module, LossOf]:
+    """BERT for classification from transformers: 4.3 million parameters."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=1024,
+        max_position_embeddings=SEQUENCE,
+        num_labels=LABELS,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    tokens, labels = _texts(batch_size)
+    return BertForSequenceClassification(
+        config
+    ), lambda model: model(input_ids=tokens, labels=labels).loss
+
+
+def convnext(batch_size: int) -> tuple[nn.Module, LossOf]:
+    """ConvNeXt for classification from transformers: 2.6 million parameters, convolutions."""
+    from transformers import ConvNextConfig, ConvNextForImageClassification
+
+    config = ConvNextConfig(
+        hidden_sizes=[48, 96, 192, 384], depths=[1, 1, 3, 1], num_labels=LABELS, drop_path_rate=0.0
+    )
+    images = torch.randn(batch_size, 3, 64, 64)
+    labels = torch.randint(LABELS, (batch_size,))
+    return ConvNextForImageClassification(
+        config
+    ), lambda model: model(pixel_values=images, labels=labels).loss
+
+
+def _texts(batch_size: int) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(VOCABULARY, (batch_size, SEQUENCE))
+    return tokens, torch.randint(LABELS, (batch_size,))
+
+
+MODELS: dict[str, Callable[[int], tuple[nn.Module, LossOf]]] = {
+    "mlp": mlp,
+    "classifier": classifier,
+    "bert": bert,
+    "convnext": convnext,
+}
+"""Name → model and loss for so many samples on each rank."""

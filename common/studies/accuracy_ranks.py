@@ -1,0 +1,257 @@
+"""What ``ddplab study accuracy`` starts on every cluster: one model, all its arms in one rotation.
+
+What a prediction is made of (the step without DDP, the moments of its gradients, all-reduces in a
+row, DDP's bookkeeping, all-reduces beside the backward pass, and one *calibration* bucketing) and
+what it is held against (the *judged* bucketings) are visited in the same rounds, so that a drift of
+the machine is in both. Each visit to a bucketing makes a new DDP instance. Rounds go on until the
+judged bucketings are known to ``noise``, or the time is up.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from common.analysis.sweep import BucketSweep, slowest_steps
+from common.benchmarks.allreduce import (
+    SAMPLE_COLUMNS,
+    AllReduceBenchmark,
+    rotated,
+    sample_size,
+)
+from common.benchmarks.ddp import (
+    LOCAL_COLUMNS,
+    STEP_COLUMNS,
+    DdpBenchmark,
+    timed_step,
+    visit,
+)
+from common.benchmarks.ddp_record import describe_buckets
+from common.benchmarks.latency_hook import LatencyHook, added_latency
+from common.benchmarks.overlap import COLUMNS as OVERLAP_COLUMNS
+from common.benchmarks.overlap import Arm, OverlapLab
+from common.perfmodel.buckets import cap_label
+from common.perfmodel.distinct_caps import DistinctCap, choose_caps
+from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
+from common.runtime.process_group import Worker, process_group
+from common.runtime.progress import Progress
+from common.runtime.recorder import Recorder, record_run, require_positive
+from common.runtime.script import run_script
+from common.runtime.timing import clock_for
+from common.studies.accuracy_models import accuracy_step
+
+CAP_COLUMNS = (
+    "rank",
+    "role",
+    "bucket_cap_mib",
+    "num_buckets",
+    "first_bucket_bytes",
+    "last_bucket_bytes",
+)
+SMALLEST_MESSAGE_BYTES = 4096
+INITIAL_STEPS = 8
+
+
+@dataclass(frozen=True)
+class AccuracyCase:
+    """One model on one network: calibration and judged bucketings in one rotation."""
+
+    model: str = "gpt2-nano"
+    batch_size: int = 4
+    replay_factor: float = 1.0
+    replay_time_factor: float = 1.0
+    added_latency_ms: float = 0.0
+    judged: int = 5
+    """Distinct bucketings to judge; one more calibrates contention."""
+    max_buckets: int = 48
+    """No bucketing has more: caps below that lead to it are left out."""
+    sizes: int = 7
+    """Message sizes of the all-reduce curve."""
+    steps: int = 3
+    """Measured steps of each visit; few, as noise is mostly that of a DDP instance."""
+    warmup_steps: int = 3
+    rounds: int = 6
+    max_rounds: int = 16
+    noise: float = 0.015
+    """Rounds go on after ``rounds`` while the noise of the judged bucketings is above this."""
+    budget_s: float = 90.0
+    """No further round is begun after this time."""
+    device: str = "cpu"
+    output_dir: str = "outputs/studies"
+    run_id: str = ""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "judged", "sizes", "steps", "rounds", "max_rounds", "budget_s")
+
+
+def main(case: AccuracyCase) -> None:
+    """Measure the case."""
+    with process_group(case.device, "gloo") as worker:
+        step = accuracy_step(
+            *(case.model, case.batch_size, worker), case.replay_factor, case.replay_time_factor
+        )
+        with (
+            added_latency(case.added_latency_ms, worker.device) as hook,
+            record_run(
+                *(case, "accuracy_case", worker), recorded_settings=step.recorded_settings
+            ) as recorder,
+        ):
+            CaseRounds(case, step, worker, recorder, hook).run()
+
+
+class CaseRounds:
+    """The arms of one case and the tables they are written to."""
+
+    def __init__(
+        self, case: AccuracyCase, step, worker: Worker, recorder: Recorder, hook: LatencyHook | None
+    ) -> None:
+        self.case, self.step, self.worker, self.hook = case, step, worker, hook
+        self.lab = OverlapLab(step, worker)
+        stream = recorder.stream
+        self.ready = stream("gradient-ready-times.csv", READY_COLUMNS)
+        self.local = stream("local-times.csv", LOCAL_COLUMNS)
+        self.all_reduce = stream("allreduce-samples.csv", SAMPLE_COLUMNS)
+        self.overlap = stream("overlap-times.csv", OVERLAP_COLUMNS)
+        self.ddp = stream("ddp-times.csv", STEP_COLUMNS)
+        self.caps_table = stream("caps.csv", CAP_COLUMNS)
+        self.passes = 0
+
+    @cached_property
+    def caps(self) -> tuple[DistinctCap, ...]:
+        """The distinct bucketings of rank 0's order of gradients, which is the one DDP uses."""
+        sizes = [p.numel() * p.element_size() for p, _ in self.lab.ready_order]
+        chosen = choose_caps(sizes, self.case.judged + 1, self.case.max_buckets)
+        return self.worker.broadcast(chosen)
+
+    @cached_property
+    def calibration(self) -> DistinctCap:
+        """The bucketing in the middle: its all-reduces run both beside computation and after."""
+        return self.caps[len(self.caps) // 2]
+
+    @cached_property
+    def message_sizes(self) -> list[int]:
+        """Elements of the all-reduce curve's points: from the smallest message to all gradients."""
+        total = self.lab.gradient_bytes
+        sizes = np.geomspace(SMALLEST_MESSAGE_BYTES, total, self.case.sizes)
+        return sorted({max(1, int(size) // 4) for size in sizes})
+
+    def run(self) -> None:
+        """Visit all arms in rotated rounds until enough is known."""
+        for _ in range(INITIAL_STEPS):
+            timed_step(self.step, self.step.forward_model, self.worker, 0)
+        total = self.lab.gradient_bytes
+        between = self.lab.plan([max(4, total // 32), max(4, total // 8)])
+        arms = (
+            *between,
+            "local",
+            "watch",
+            "curve",
+            *self.caps,
+        )
+        progress = Progress(self.case.max_rounds * len(arms), self.worker.is_main)
+        started = time.monotonic()
+        for round_ in range(self.case.max_rounds):
+            for arm in rotated(arms, round_):
+                self._visit(arm, round_)
+                progress.step(f"round {round_ + 1}")
+            if self._enough(round_ + 1, time.monotonic() - started):
+                break
+
+    def _enough(self, rounds: int, elapsed_s: float) -> bool:
+        done = False
+        if self.worker.is_main and rounds % 2 == 0:  # in pairs, as the noise is taken
+            noise = judged_noise(self.ddp.table(), self.calibration.cap_mib)
+            late = elapsed_s * (rounds + 2) / rounds > self.case.budget_s
+            done = late or (rounds >= self.case.rounds and noise <= self.case.noise)
+        return self.worker.broadcast(done)
+
+    def _visit(self, arm: Arm | DistinctCap | str, round_: int) -> None:
+        if isinstance(arm, Arm):
+            self._beside(arm, round_)
+        elif isinstance(arm, DistinctCap):
+            self._ddp(arm, round_)
+        elif arm == "local":
+            count = self.case.steps
+            rows = [
+                timed_step(self.step, self.step.forward_model, self.worker, i)
+                for i in range(-2, count)
+            ]
+            self.local.write([{"round": round_} | row for row in rows if row["iteration"] >= 0])
+        elif arm == "watch":
+            self._watch()
+        else:
+            settings = AllReduceBenchmark(
+                numel=tuple(self.message_sizes), warmup_steps=1, iterations=3, in_flight_mib=4
+            )
+            for numel in rotated(settings.numel, round_):
+                self.all_reduce.write(sample_size(settings, self.worker, numel, round_))
+
+    def _beside(self, arm: Arm, round_: int) -> None:
+        warmup = 3 if arm.kind == "bookkeeping" else 1
+        times_s = self.lab.run(arm, warmup + self.case.steps)[warmup:]
+        keys = {"arm": arm.kind, "message_bytes": arm.size_bytes, "messages": arm.messages}
+        self.overlap.write(
+            [
+                keys
+                | {
+                    "round": round_,
+                    "iteration": iteration,
+                    "backward_time_ms": backward_s * 1e3,
+                    "all_reduce_time_ms": all_reduce_s * 1e3,
+                    "gradient_bytes": self.lab.gradient_bytes,
+                }
+                for iteration, (backward_s, all_reduce_s) in enumerate(times_s)
+            ]
+        )
+
+    def _watch(self) -> None:
+        clock = clock_for(self.worker.device)
+        with ready_marks(self.step.model, clock) as marks:
+            for iteration in range(-1, self.case.steps):
+                self.step.zero_grad()
+                loss = self.step.forward()
+                clock.wait()
+                self.worker.barrier()
+                marks.clear()
+                start = clock.mark()
+                loss.backward()
+                clock.wait()
+                if iteration >= 0:
+                    at = {name: clock.elapsed_s(start, mark) for name, mark in marks.items()}
+                    self.ready.write(ready_rows(self.step.model, at, self.passes))
+                    self.passes += 1
+
+    def _ddp(self, arm: DistinctCap, round_: int) -> None:
+        settings = DdpBenchmark(
+            bucket_cap_mb=(cap_label(arm.cap_mib),),
+            warmup_steps=self.case.warmup_steps,
+            num_steps=self.case.steps,
+        )
+        rows, records = visit(settings, self.step, self.worker, arm.cap_mib, self.hook)
+        gc.collect()  # the DDP instance of this visit, its hooks and its buckets
+        described = describe_buckets(records[-1], self.step)
+        sizes = {
+            "num_buckets": len(described),
+            "first_bucket_bytes": described[0]["size_bytes"],
+            "last_bucket_bytes": described[-1]["size_bytes"],
+        }
+        keys = {"bucket_cap_mib": cap_label(arm.cap_mib), "round": round_}
+        self.ddp.write([keys | sizes | row for row in rows if row["iteration"] >= 0])
+        if round_ == 0:
+            role = "calibration" if arm == self.calibration else "judged"
+            self.caps_table.write([{"role": role, "bucket_cap_mib": arm.cap_mib} | sizes])
+
+
+def judged_noise(table, calibration_mib: float) -> float:
+    """Noise floor of the judged bucketings' backward times: two halves of the rounds."""
+    table = table.assign(bucket_cap_mib=table["bucket_cap_mib"].astype(float))
+    judged = table[~np.isclose(table["bucket_cap_mib"], calibration_mib)]
+    return BucketSweep(slowest_steps(judged), 2).noise_floor()
+
+
+if __name__ == "__main__":
+    run_script(main, AccuracyCase)

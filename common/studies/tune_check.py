@@ -1,0 +1,170 @@
+"""``ddplab study tune``: is the recommended setting the best, and what did finding it cost?
+
+Three models that no other study measures, over loopback and between two emulated hosts. Each is
+tuned, as a user would, and then swept: every distinct bucketing, visited as often. What counts is
+how much slower the recommendation is than the best of the sweep, in rounds that chose neither.
+``cases.csv`` holds what was found, ``verdicts.csv`` what was promised and whether it held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from common.cluster.emulated import EmulatedCluster, why_not
+from common.cluster.launch import launch
+from common.errors import UserError
+from common.report.progress import StageProgress
+from common.runtime.environment import describe_environment
+from common.runtime.paths import project_root
+from common.runtime.recorder import require_positive
+from common.runtime.run_directory import RunDirectory
+from common.tuning.launched import tune_on_ranks
+from common.tuning.paired import paired_gain
+from common.tuning.recommendation import Recommendation
+from common.tuning.setting import DEFAULT
+from common.tuning.settings import SWEEP_ROUNDS
+from common.tuning.step_times import instance_times
+
+EXHAUSTIVE = project_root() / "common" / "tuning" / "exhaustive.py"
+EXAMPLES = "common.tuning.examples"
+RANKS = 2
+WITHIN, SHARE = 0.01, 0.2
+"""What is promised: of the best time, and of a sweep's time."""
+
+
+@dataclass(frozen=True)
+class TuneStudy:
+    """What is tuned, where, and how carefully it is checked."""
+
+    models: tuple[str, ...] = ("encoder_decoder", "convolutions", "vision_transformer")
+    """Functions of common.tuning.examples."""
+    rate: str = "1gbit"
+    """Of the links of two emulated hosts; empty leaves them out."""
+    rounds: int = SWEEP_ROUNDS
+    """Visits to each bucketing in the sweep."""
+    runoff_rounds: int = 12
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rounds", "runoff_rounds")
+        if not self.models:
+            raise UserError("models is empty; give at least one")
+
+
+def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Path:
+    """Tune and sweep each case; returns the run directory.
+
+    Raises:
+        UserError: this machine cannot emulate hosts.
+    """
+    networks = networks_of(study)
+    environment = describe_environment("gloo", "cpu", RANKS)
+    run = RunDirectory.create(output_dir, "tune", asdict(study), environment)
+    progress.say(f"tune study: {run.path}")
+    with run:
+        rows = []
+        for name, hosts in networks.items():
+            for model in study.models:
+                case = run.path / f"{model}-{name}"
+                rows.append(
+                    {"model": model, "network": name} | check(study, model, hosts, case, progress)
+                )
+        cases = pd.DataFrame(rows)
+        run.write_table("cases.csv", cases)
+        verdicts = judge(cases)
+        run.write_table("verdicts.csv", verdicts)
+    progress.say(cases.to_string(index=False, float_format="%.4g"))
+    progress.say(verdicts.to_string(index=False, float_format="%.3g"))
+    return run.path
+
+
+def networks_of(study: TuneStudy) -> dict[str, EmulatedCluster | None]:
+    """Name → emulated hosts, or None for loopback."""
+    networks: dict[str, EmulatedCluster | None] = {"loopback": None}
+    if study.rate:
+        reason = why_not()
+        if reason:
+            raise UserError(reason)
+        networks[f"{RANKS}x{study.rate}"] = EmulatedCluster.of(RANKS, [study.rate])
+    return networks
+
+
+def check(
+    study: TuneStudy,
+    model: str,
+    hosts: EmulatedCluster | None,
+    folder: Path,
+    progress: StageProgress,
+) -> dict:
+    """One case: tune, sweep, run off; a row of ``cases.csv``."""
+    folder.mkdir()
+    function = f"{EXAMPLES}:{model}"
+    with progress.stage(f"tune {folder.name}") as update:
+        found = tune_on_ranks(
+            *(function, RANKS),
+            **{"hosts": hosts, "output_dir": folder, "run_id": "tune"},
+            flags={"device": "cpu"},
+            on_output=update,
+        )
+    settings = {
+        "function": function,
+        "tune_run": folder / "tune",
+        "rounds": study.rounds,
+        "runoff_rounds": study.runoff_rounds,
+        "device": "cpu",
+        "output_dir": folder,
+        "run_id": "sweep",
+    }
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    with progress.stage(f"sweep {folder.name}") as update:
+        launch(EXHAUSTIVE, flags, RANKS, folder / "sweep.log", hosts=hosts, on_output=update)
+    return compare(found, folder / "sweep")
+
+
+def compare(found: Recommendation, sweep: Path) -> dict:
+    """The recommendation beside the sweep.
+
+    ``regret_sweep`` is taken from the sweep's own medians, whose best looks better than it is;
+    ``regret`` from the rounds of the run-off, with its interval, against the fastest there of the
+    settings that the sweep chose.
+    """
+    swept = instance_times(pd.read_csv(sweep / "sweep-visits.csv")).median()
+    runoff = instance_times(pd.read_csv(sweep / "runoff-visits.csv"))
+    sweep_s = float(pd.read_csv(sweep / "sweep.csv")["sweep_s"].iloc[0])
+    label = found.setting.label
+    chosen = [name for name in runoff if name in swept.index]
+    rival = min((name for name in chosen if name != label), key=lambda name: runoff[name].median())
+    against = paired_gain(runoff[rival], runoff[label])
+    row = {
+        "bucketings": found.bucketings,
+        "recommended": label,
+        "best_of_sweep": swept.idxmin(),
+        "regret": against.estimate,
+        "regret_low": against.low,
+        "regret_high": against.high,
+        "regret_sweep": swept[label] / swept.min() - 1 if label in swept else float("nan"),
+        "default_regret": paired_gain(runoff[rival], runoff[DEFAULT.label]).estimate,
+        "expected_gain": found.best.predicted_gain,
+        "verified_gain": found.best.gain.estimate if found.best.gain else float("nan"),
+        "worth_it": found.worth_it,
+        "noise": found.noise,
+        "tuning_s": found.tuning_s,
+        "sweep_s": sweep_s,
+    }
+    return row | {"share": found.tuning_s / sweep_s}
+
+
+def judge(cases: pd.DataFrame) -> pd.DataFrame:
+    """What was promised, what was found in the worst case, and whether it held.
+
+    A regret whose interval reaches down to what is allowed cannot be told from it.
+    """
+    found = [
+        ("the recommendation is within this of the sweep's best", WITHIN, cases["regret"].max()),
+        ("its regret may be as low as", WITHIN, cases["regret_low"].max()),
+        ("tuning takes this share of the sweep", SHARE, cases["share"].max()),
+    ]
+    table = pd.DataFrame(found, columns=["promise", "at_most", "found"])
+    return table.assign(held=table["found"] <= table["at_most"])

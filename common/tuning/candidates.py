@@ -1,0 +1,186 @@
+"""What each setting is predicted to take, and which of them are worth a real step.
+
+Every distinct bucketing is predicted, and the options on top of the best of them. Predictions of
+neighbours hardly differ, so candidates are taken some way apart: a prediction that is a few per
+cent off in one place is then not off for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.perfmodel.buckets import MIB
+from common.perfmodel.comm_hooks import CastHook
+from common.perfmodel.profile import BackwardProfile
+from common.perfmodel.search import Bucketing, Candidate, best_bucket_cap, distinct_bucketings
+from common.perfmodel.simulator import simulate_backward
+from common.tuning.setting import DEFAULT, DdpSetting, short_cap
+
+if TYPE_CHECKING:
+    from common.tuning.measured import Measured
+
+MOST_CANDIDATES = 8
+APART = 1.5
+"""Ratio of the caps of two candidates, at least."""
+ALIKE = 0.005
+"""Relative difference of predictions that says nothing."""
+FIRST_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
+"""Caps of a first bucket of its own, as shares of the others'."""
+WORTH_AN_OPTION = 0.002
+"""Predicted gain from which a first bucket of its own is a candidate."""
+GRID_CAPS = 400
+"""Caps searched where gradients of several dtypes forbid walking through all bucketings."""
+ACCUMULATION = 2
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A setting with the buckets that it makes and the time predicted for it.
+
+    ``step_s`` is a forward and a backward pass, per micro-batch; ``backward_s`` that of the pass
+    that exchanges gradients.
+    """
+
+    setting: DdpSetting
+    num_buckets: int
+    backward_s: float
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """All that was predicted.
+
+    Attributes:
+        default: DDP as it comes.
+        bucketings: every distinct bucketing, by cap.
+        candidates: settings that compute the same numbers, the most promising first.
+        options: settings that change the numbers: compression, then accumulation.
+    """
+
+    default: Prediction
+    bucketings: tuple[Candidate, ...]
+    candidates: tuple[Prediction, ...]
+    options: tuple[Prediction, ...]
+
+
+def predict_all(measured: Measured, with_first_bucket: bool = True) -> Predicted:
+    """Search all bucketings and the options.
+
+    ``with_first_bucket`` where DDP takes caps one by one (``bucket_cap_mb_list``).
+    """
+    bucketings = all_bucketings(measured.profile)
+    searched = best_bucket_cap(
+        measured.profile, measured.all_reduce, costs=measured.costs, bucketings=bucketings
+    ).candidates
+    default = predict(measured, DEFAULT)
+    plain = [predict(measured, setting) for setting in spread_settings(searched)]
+    others = [
+        predict(measured, setting)
+        for setting in first_buckets(plain[0].setting)
+        if with_first_bucket
+    ]
+    promising = plain[0].step_s * (1 - WORTH_AN_OPTION)
+    first = [p for p in sorted(others, key=lambda p: p.step_s)[:1] if p.step_s <= promising]
+    best = DEFAULT if _same_buckets(plain[0], default) else plain[0].setting
+    view = predict(measured, replace(best, bucket_view=True))
+    accumulated = predict(measured, replace(best, accumulation=ACCUMULATION))
+    unlike = [each for each in plain if not _same_buckets(each, default)]
+    ordered = [*unlike[:1], view, *first, *unlike[1:]]
+    lowest = min(each.step_s for each in ordered)
+    return Predicted(
+        default=default,
+        bucketings=searched,
+        candidates=tuple(sorted(ordered[:MOST_CANDIDATES], key=lambda p: _place(p.step_s, lowest))),
+        options=(*best_compressed(measured, bucketings), accumulated),
+    )
+
+
+def _same_buckets(one: Prediction, other: Prediction) -> bool:
+    """Whether two plain settings are one bucketing: what is simulated is then the same, exactly."""
+    return (one.num_buckets, one.backward_s) == (other.num_buckets, other.backward_s)
+
+
+def all_bucketings(profile: BackwardProfile) -> tuple[Bucketing, ...]:
+    """Every distinct bucketing, or those of many caps where gradients have several dtypes."""
+    if len(set(profile.kinds)) == 1:
+        return distinct_bucketings(profile)
+    smallest, total = profile.sizes_bytes.min(), profile.total_bytes
+    return distinct_bucketings(profile, np.geomspace(smallest, total, GRID_CAPS) / MIB)
+
+
+def _place(time_s: float, best_s: float) -> int:
+    """The same for times that are predicted alike, and larger for longer ones."""
+    return int(np.log(time_s / best_s) / ALIKE)
+
+
+def cap_of(bucketing: Candidate) -> float:
+    """The cap in MiB by which a bucketing is asked for: the shortest number that gives it."""
+    return short_cap(*(max(1, round(mib * MIB)) for mib in (bucketing.low_mib, bucketing.high_mib)))
+
+
+def spread_settings(bucketings: Sequence[Candidate]) -> list[DdpSetting]:
+    """Caps in the order of their predicted time, each some way from those before it.
+
+    Of caps that are predicted alike the largest comes first: what a bucket costs besides its bytes
+    is easily predicted too low.
+    """
+    best_s = min(bucketing.total_s for bucketing in bucketings)
+    chosen: list[float] = []
+    for bucketing in sorted(bucketings, key=lambda b: (_place(b.total_s, best_s), -b.low_mib)):
+        cap = cap_of(bucketing)
+        if all(max(cap / other, other / cap) >= APART for other in chosen):
+            chosen.append(cap)
+    return [DdpSetting(cap) for cap in chosen]
+
+
+def first_buckets(setting: DdpSetting) -> Iterator[DdpSetting]:
+    """The setting with smaller first buckets."""
+    for share in FIRST_SHARES:
+        first = float(f"{setting.cap_mib * share:.3g}")
+        if int(first * MIB) >= 1:
+            yield replace(setting, first_mib=first)
+
+
+def best_compressed(measured: Measured, bucketings: Sequence[Bucketing]) -> list[Prediction]:
+    """The fastest of the compression hooks, at the fastest cap for it; none of 16-bit gradients."""
+    if set(measured.profile.kinds) != {"float32"}:
+        return []
+    found = []
+    for name, network in measured.wire.items():
+        best = best_bucket_cap(
+            *(measured.profile, network),
+            costs=measured.costs,
+            bucketings=bucketings,
+            hook=cast_hook(measured, name),
+        )
+        fastest = min(best.candidates, key=lambda c: c.total_s)
+        found.append(predict(measured, DdpSetting(cap_of(fastest), compression=name)))
+    return [min(found, key=lambda p: p.step_s)]
+
+
+def cast_hook(measured: Measured, name: str) -> CastHook:
+    """The compression hook with what rounding takes here, half of it on the way back."""
+    half = measured.cast_s_per_byte[name] / 2
+    return CastHook(name, half, half)
+
+
+def predict(measured: Measured, setting: DdpSetting) -> Prediction:
+    """The step under a setting."""
+    hook, network = None, measured.all_reduce
+    if setting.compression != "none":
+        hook, network = cast_hook(measured, setting.compression), measured.wire[setting.compression]
+    timeline = simulate_backward(
+        *(measured.profile, network, setting.cap_mib),
+        costs=measured.costs,
+        bucket_cap_mb_list=setting.caps_mib_list,
+        gradient_as_bucket_view=setting.bucket_view,
+        hook=hook,
+    )
+    alone_s = (setting.accumulation - 1) * (measured.forward_s + measured.profile.backward_s)
+    step_s = (alone_s + measured.forward_s + timeline.total_s) / setting.accumulation
+    return Prediction(setting, timeline.num_buckets, timeline.total_s, step_s)

@@ -1,0 +1,74 @@
+"""Models to tune, as a user would hand them over: transformers' own, with random weights.
+
+Each function keeps the contract of ``user_model``: it returns ``(module, batch, loss)``. They are
+small enough for a step of a tenth of a second on one core.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+VOCABULARY, TOKENS = 2_000, 32
+
+
+def encoder_decoder() -> tuple[nn.Module, dict[str, Tensor], Any]:
+    """T5 that translates: 2.9 million parameters, shared embeddings."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=VOCABULARY,
+        d_model=192,
+        d_kv=48,
+        d_ff=512,
+        num_layers=3,
+        num_heads=4,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
+    batch = {
+        "input_ids": torch.randint(1, VOCABULARY, (4, TOKENS)),
+        "labels": torch.randint(1, VOCABULARY, (4, TOKENS)),
+    }
+    return T5ForConditionalGeneration(config), batch, own_loss
+
+
+def convolutions() -> tuple[nn.Module, dict[str, Tensor], Any]:
+    """ResNet that classifies images: 2.8 million parameters, and running means as buffers."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(
+        embedding_size=32,
+        hidden_sizes=[32, 64, 128, 256],
+        depths=[1, 2, 2, 2],
+        layer_type="basic",
+        num_labels=10,
+    )
+    batch = {"pixel_values": torch.randn(4, 3, 64, 64), "labels": torch.randint(10, (4,))}
+    return ResNetForImageClassification(config), batch, own_loss
+
+
+def vision_transformer() -> tuple[nn.Module, dict[str, Tensor], Any]:
+    """ViT that classifies images: 1.8 million parameters in layers alike."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=192,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=768,
+        image_size=64,
+        patch_size=8,
+        num_labels=10,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    batch = {"pixel_values": torch.randn(4, 3, 64, 64), "labels": torch.randint(10, (4,))}
+    return ViTForImageClassification(config), batch, own_loss
+
+
+def own_loss(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """The loss that models of transformers compute when they are given labels."""
+    return module(**batch).loss

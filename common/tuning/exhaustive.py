@@ -1,0 +1,103 @@
+"""What tuning saves: every distinct bucketing by real steps, and how good the recommendation was.
+
+Reads a tuning run's bucketings and recommendation, sweeps all of them in rotated rounds, and then
+runs the recommended setting off against the sweep's best, in rounds of their own: the fastest of
+many noisy medians looks faster than it is.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from common.errors import UserError
+from common.perfmodel.tables import read_table
+from common.runtime.process_group import process_group
+from common.runtime.progress import Progress
+from common.runtime.recorder import record_run, require_positive
+from common.runtime.script import run_script
+from common.runtime.seeding import seed_everything
+from common.tuning.recommendation import read_recommendation
+from common.tuning.same_graph import check_same_graph, on_main, together
+from common.tuning.setting import DEFAULT, DdpSetting
+from common.tuning.settings import SWEEP_ROUNDS
+from common.tuning.step_times import instance_times
+from common.tuning.user_model import UserStep, load_user_model
+from common.tuning.visits import VISIT_COLUMNS, Visits, check_under_ddp, left_as_it_was
+
+
+@dataclass(frozen=True)
+class Exhaustive:
+    """Sweep every bucketing of a tuning run, then run its recommendation off against the best.
+
+    Recipe: uv run torchrun --nproc_per_node=2 common/tuning/exhaustive.py --function my_model:make
+    --tune_run outputs/tune/RUN. Writes sweep-visits.csv, runoff-visits.csv and sweep.csv (seconds).
+    """
+
+    function: str = ""
+    """MODULE:FUNCTION, as tuned."""
+    tune_run: str = ""
+    """The run directory of ddplab tune."""
+    folder: str = "."
+    rounds: int = SWEEP_ROUNDS
+    """Visits to each bucketing."""
+    runoff_rounds: int = 10
+    runoff_best: int = 3
+    """How many of the sweep's fastest run off against the recommendation."""
+    device: str | None = None
+    backend: str | None = None
+    seed: int = 42
+    output_dir: str = "outputs/tune"
+    run_id: str = ""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rounds", "runoff_rounds", "runoff_best")
+        if not (self.function and self.tune_run):
+            raise UserError("give --function MODULE:FUNCTION and --tune_run DIR")
+
+
+def main(settings: Exhaustive) -> None:
+    """Sweep and run off."""
+    tuned = Path(settings.tune_run)
+    with process_group(settings.device, settings.backend) as worker:
+        table = on_main(worker, lambda: read_table(tuned / "predictions.csv", ["bucket_cap_mib"]))
+        recommended = on_main(worker, lambda: read_recommendation(tuned))
+        seed_everything(settings.seed)
+        folder = Path(settings.folder).absolute()
+        user = together(worker, lambda: load_user_model(settings.function, folder, worker.device))
+        step = UserStep(user, worker)
+        with left_as_it_was(user.module):
+            check_same_graph(user, worker)
+            check_under_ddp(step, worker)
+            with record_run(settings, "tune-sweep", worker) as recorder:
+                caps = [DdpSetting(cap) for cap in table["bucket_cap_mib"]]
+                names = ("sweep-visits.csv", "runoff-visits.csv")
+                sinks = [recorder.run and recorder.run.stream(n, VISIT_COLUMNS) for n in names]
+                progress = Progress(len(caps) * settings.rounds, worker.is_main)
+                began = time.perf_counter()
+                visits = Visits(step, worker, sinks[0], progress)
+                swept = visits.rounds("sweep", caps, settings.rounds)
+                sweep_s = time.perf_counter() - began
+                finalists = _finalists(caps, swept, recommended.setting, settings.runoff_best)
+                runoff = Visits(step, worker, sinks[1])
+                runoff.rounds("runoff", finalists, settings.runoff_rounds)
+                if recorder.run:
+                    facts = {"bucketings": [len(caps)], "sweep_s": [sweep_s]}
+                    recorder.run.write_table("sweep.csv", pd.DataFrame(facts))
+
+
+def _finalists(
+    caps: list[DdpSetting], swept: pd.DataFrame, recommended: DdpSetting, best: int
+) -> list[DdpSetting]:
+    """The recommendation, the sweep's fastest and DDP's default, each once."""
+    medians = instance_times(swept).median().sort_values()
+    by_label = {setting.label: setting for setting in caps}
+    fastest = [by_label[label] for label in medians.index[:best]]
+    return list(dict.fromkeys([recommended, *fastest, DEFAULT]))
+
+
+if __name__ == "__main__":
+    run_script(main, Exhaustive)

@@ -1,0 +1,32 @@
+"""Tune a user's model on the ranks of this job; rank 0 prints the recommendation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.runtime.process_group import process_group
+from common.runtime.script import run_script
+from common.runtime.seeding import seed_everything
+from common.tuning.report import print_recommendation
+from common.tuning.same_graph import together
+from common.tuning.settings import TuneSettings
+from common.tuning.target import parse_target
+from common.tuning.tuner import check_ranks, tune_model
+from common.tuning.user_model import load_user_model
+
+
+def main(settings: TuneSettings) -> None:
+    """Load the model on every rank, tune, and say what was found."""
+    parse_target(settings.function)
+    with process_group(settings.device, settings.backend) as worker:
+        check_ranks(worker)
+        seed_everything(settings.seed)
+        folder = Path(settings.folder).absolute()
+        user = together(worker, lambda: load_user_model(settings.function, folder, worker.device))
+        found = tune_model(user, worker, settings)
+        if worker.is_main:
+            print_recommendation(found)
+
+
+if __name__ == "__main__":
+    run_script(main, TuneSettings)

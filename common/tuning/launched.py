@@ -1,0 +1,64 @@
+"""Tune on ranks that are started for it: for a command line, or a notebook, which is no rank."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from common.cluster.emulated import EmulatedCluster
+from common.cluster.launch import launch
+from common.errors import UserError
+from common.runtime.run_directory import new_run_id
+from common.tuning.recommendation import Recommendation, read_recommendation
+from common.tuning.target import check_module_exists
+
+JOB = Path(__file__).with_name("job.py")
+
+
+def tune_on_ranks(
+    function: str,
+    ranks: int = 2,
+    *,
+    hosts: EmulatedCluster | None = None,
+    folder: Path | str = ".",
+    output_dir: Path | str = "outputs/tune",
+    run_id: str = "",
+    flags: Mapping[str, object] | None = None,
+    on_output: Callable[[str], None] = lambda line: None,
+) -> Recommendation:
+    """Tune MODULE:FUNCTION on so many local ranks, or on those of emulated hosts.
+
+    ``flags`` are others of ``TuneSettings``. What ranks print goes to ``on_output``, line by line.
+
+    Raises:
+        UserError: the model cannot be tuned; nothing is left behind.
+        RunFailed: a rank died; the log is beside the run directories.
+    """
+    folder = Path(folder).absolute()
+    check_module_exists(function, folder)
+    if ranks < 2:
+        raise UserError(f"tune on {ranks} ranks: there is nothing to exchange; at least 2")
+    output = Path(output_dir).absolute()
+    run_id = run_id or new_run_id("tune")
+    given = {"function": function, "folder": folder, "output_dir": output}
+    given |= {"run_id": run_id} | dict(flags or {})
+    made = [path for path in (output, *output.parents) if not path.exists()]
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output folder {output}: {error.strerror}") from None
+    log = output / f"{run_id}.log"
+    arguments = [f"--{name}={value}" for name, value in given.items()]
+    try:
+        launch(
+            JOB, arguments, hosts.ranks if hosts else ranks, log, hosts=hosts, on_output=on_output
+        )
+    except UserError:
+        log.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody else uses it by now
+            for path in made:
+                path.rmdir()
+        raise
+    log.unlink()
+    return read_recommendation(output / run_id)

@@ -1,0 +1,222 @@
+"""What a prediction rests on: ready times, all-reduces, DDP's copies and contention, measured.
+
+The tables have the columns of the benchmarks of assignment 2, and the same readers read them. How
+much is measured follows from how long a step takes: sizes are few, large all-reduces are called
+twice, and contention is seen at three sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from common.benchmarks.allreduce import SAMPLE_COLUMNS, rotated
+from common.benchmarks.layers import STEP_COLUMNS
+from common.benchmarks.overlap import COLUMNS as OVERLAP_COLUMNS
+from common.benchmarks.overlap import OverlapLab, model_is_new
+from common.errors import UserError
+from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.profile import BackwardProfile, DdpCosts
+from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
+from common.runtime.collective_timing import check_sum, time_sequence
+from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
+from common.runtime.process_group import Worker
+from common.runtime.recorder import Recorder
+from common.runtime.timing import clock_for
+from common.training.scaling_probes import ProbePlan, time_copies
+from common.tuning.same_graph import on_main, together
+from common.tuning.user_model import UserStep, listed
+
+WARMUP_PASSES, PASSES = 3, 8
+SMALLEST_BYTES, GROWTH = 2**10, 4
+CURVE_ROUNDS = 2
+CONTENTION_ROUNDS, CONTENTION_PASSES = 2, 2
+CONTENTION_SIZES = 3
+WIRE_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The inputs of all predictions, on every rank.
+
+    Attributes:
+        forward_s: the forward pass of the slowest rank.
+        profile: of the backward pass without DDP, all ranks computing at the same time.
+        all_reduce: a(x) of the job that this is.
+        costs: DDP's copies, and what computation and communication take from each other.
+        wire: compression → a(x) for x bytes of that format.
+        cast_s_per_byte: compression → rounding a byte of gradient and turning it back.
+    """
+
+    forward_s: float
+    profile: BackwardProfile
+    all_reduce: MeasuredAllReduce
+    costs: DdpCosts
+    wire: dict[str, MeasuredAllReduce]
+    cast_s_per_byte: dict[str, float]
+
+
+def measure_all(step: UserStep, worker: Worker, recorder: Recorder) -> Measured:
+    """Measure and write the tables. Raises UserError where the graph is not the same each pass."""
+    forward_s, profile = measure_ready(step, worker, recorder)
+    curve, wire = measure_all_reduces(profile, worker, recorder)
+    costs = measure_costs(step, profile, curve, worker, recorder)
+    rows = [row for own in worker.gather(_copies(profile, worker)) for row in own]
+    casts = pd.DataFrame(rows).groupby("cost")
+    cast_s = casts["time_ms"].median() / 1e3 / casts["size_bytes"].first()
+    return Measured(
+        *(forward_s, profile, curve, costs, wire),
+        {name: float(cast_s[name]) for name in WIRE_DTYPES},
+    )
+
+
+def _copies(profile: BackwardProfile, worker: Worker) -> list[dict]:
+    return time_copies(profile.total_bytes, worker, ProbePlan(repeats=3))
+
+
+def measure_ready(
+    step: UserStep, worker: Worker, recorder: Recorder
+) -> tuple[float, BackwardProfile]:
+    """Seconds of a forward pass, and when each gradient is ready, without DDP.
+
+    Writes gradient-ready-times.csv and local-step-times.csv.
+    """
+    clock = clock_for(worker.device)
+    expected = {name for name, _ in step.model.named_parameters()}
+    ready, steps, missing = [], [], set()
+    with ready_marks(step.model, clock) as marks:
+        for iteration in range(-WARMUP_PASSES, PASSES):
+            marks.clear()
+            step.zero_grad()
+            worker.barrier()
+            clock.wait()
+            begin = clock.mark()
+            loss = step.forward()
+            start = clock.mark()
+            loss.backward()
+            end = clock.mark()
+            clock.wait()
+            missing |= expected - set(marks)
+            if iteration < 0 or missing:
+                continue
+            at = {name: clock.elapsed_s(start, mark) for name, mark in marks.items()}
+            ready += ready_rows(step.model, at, iteration)
+            spans = (clock.elapsed_s(begin, start) * 1e3, clock.elapsed_s(start, end) * 1e3)
+            times = dict(zip(STEP_COLUMNS[2:], (*spans, 0.0), strict=True))
+            steps.append({"iteration": iteration} | times)
+    step.zero_grad()
+    together(worker, lambda: _refuse_changing(step.user.name, missing))
+    path = _write(recorder, "gradient-ready-times.csv", READY_COLUMNS, ready)
+    times = gathered(worker, steps)
+    if recorder.run:
+        recorder.run.write_table("local-step-times.csv", times[list(STEP_COLUMNS)])
+    slowest = times.groupby("iteration")["forward_time_ms"].max()
+    return float(slowest.median()) / 1e3, on_main(worker, lambda: read_ready_times(path))
+
+
+def _refuse_changing(name: str, missing: set[str]) -> None:
+    if missing:
+        raise UserError(
+            f"{name}: the graph changes from pass to pass: in some of them no gradient reaches "
+            f"{listed(sorted(missing))}"
+        )
+
+
+def curve_sizes(total_bytes: int) -> list[int]:
+    """Message sizes from 1 KiB to all gradients at once, in bytes, each four times the last."""
+    sizes = [SMALLEST_BYTES]
+    while sizes[-1] * GROWTH < total_bytes:
+        sizes.append(sizes[-1] * GROWTH)
+    return sorted({*sizes, max(total_bytes, 2 * SMALLEST_BYTES)})
+
+
+def measure_all_reduces(
+    profile: BackwardProfile, worker: Worker, recorder: Recorder
+) -> tuple[MeasuredAllReduce, dict[str, MeasuredAllReduce]]:
+    """a(x) in float32, and in each 16-bit format at four sizes.
+
+    Writes allreduce-samples.csv and one for each format.
+    """
+    sizes = curve_sizes(profile.total_bytes)
+    rows = _time_sizes(sizes, torch.float32, worker)
+    path = _write(recorder, "allreduce-samples.csv", SAMPLE_COLUMNS, rows)
+    curve = on_main(worker, lambda: read_all_reduce(path).curve)
+    wire = {}
+    for name, dtype in WIRE_DTYPES.items():
+        between = (size // 2 for size in sizes[len(sizes) // 2 : -1 : 2])
+        some = {sizes[0], *between, max(sizes[-1] // 2, 2 * sizes[0])}
+        narrow = _time_sizes(sorted(some), dtype, worker)
+        path = _write(recorder, f"allreduce-samples-{name}.csv", SAMPLE_COLUMNS, narrow)
+        wire[name] = on_main(worker, lambda path=path: read_all_reduce(path).curve)
+    return curve, wire
+
+
+def _time_sizes(sizes: list[int], dtype: torch.dtype, worker: Worker) -> list[dict]:
+    rows = []
+    for round_ in range(CURVE_ROUNDS):
+        for size in rotated(tuple(sizes), round_):
+            buffer = torch.zeros(max(1, size // dtype.itemsize), dtype=dtype, device=worker.device)
+            if round_ == 0:
+                check_sum(buffer, worker)
+            calls = 2 if size > 2**22 else 6 if size > 2**18 else 16
+            times_s = time_sequence([buffer] * (calls + 1), worker)[1:]
+            keys = {"mode": "sequential", "total_elements": buffer.numel(), "in_flight": 1}
+            keys |= {"total_bytes": buffer.numel() * dtype.itemsize, "round": round_}
+            rows += [keys | {"iteration": i, "time_ms": t * 1e3} for i, t in enumerate(times_s)]
+    return rows
+
+
+def measure_costs(
+    step: UserStep,
+    profile: BackwardProfile,
+    curve: MeasuredAllReduce,
+    worker: Worker,
+    recorder: Recorder,
+) -> DdpCosts:
+    """DDP's copies and contention (``benchmarks/overlap``). Writes overlap-times.csv."""
+    lab = OverlapLab(step, worker)
+    rows = []
+    arms = lab.plan(contention_sizes(profile, curve))
+    for round_ in range(CONTENTION_ROUNDS):
+        for arm in rotated(arms, round_):
+            warmup = 3 if model_is_new(arm) else 1
+            keys = {"arm": arm.kind, "message_bytes": arm.size_bytes, "messages": arm.messages}
+            for iteration, (backward_s, all_reduce_s) in enumerate(
+                lab.run(arm, warmup + CONTENTION_PASSES)[warmup:]
+            ):
+                times = {"backward_time_ms": backward_s * 1e3, "iteration": iteration}
+                times |= {"all_reduce_time_ms": all_reduce_s * 1e3, "round": round_}
+                rows.append(keys | times | {"gradient_bytes": profile.total_bytes})
+    path = _write(recorder, "overlap-times.csv", OVERLAP_COLUMNS, rows)
+    return on_main(worker, lambda: read_costs(path))
+
+
+def contention_sizes(profile: BackwardProfile, curve: MeasuredAllReduce) -> list[int]:
+    """A few sizes whose all-reduces fit several times into the backward pass, in bytes.
+
+    From 64 KiB (less where that takes too long) up to what takes a quarter of the backward pass.
+    """
+    grid = np.geomspace(SMALLEST_BYTES, max(profile.total_bytes, 2 * SMALLEST_BYTES), 200)
+    short = grid[curve.time_s(grid) <= profile.backward_s / 4]
+    largest = float(short[-1]) if len(short) else float(SMALLEST_BYTES)
+    smallest = min(2**16, largest)
+    sizes = np.geomspace(smallest, largest, CONTENTION_SIZES)
+    return sorted({4 * max(1, round(size / 4)) for size in sizes})
+
+
+def _write(recorder: Recorder, name: str, columns: tuple[str, ...], rows: list[dict]) -> Path:
+    """Write the rows of all ranks; the table's path, which only rank 0 can read at once."""
+    table = gathered(recorder.worker, rows)
+    if recorder.run is None:
+        return Path(name)
+    return recorder.run.write_table(name, table[list(columns)])
+
+
+def gathered(worker: Worker, rows: list[dict]) -> pd.DataFrame:
+    """The rows of all ranks, each with its ``rank``; the same table on every rank."""
+    everywhere = worker.gather(rows)
+    return pd.DataFrame([{"rank": r, **row} for r, own in enumerate(everywhere) for row in own])

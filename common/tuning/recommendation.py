@@ -1,0 +1,115 @@
+"""What tuning found, and whether it is worth a change: gain, noise, and what they rest on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import UserError
+from common.runtime.run_directory import write_atomically
+from common.tuning.paired import Gain
+from common.tuning.setting import DEFAULT, DdpSetting
+
+FILE = "recommendation.json"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A setting that was predicted and, if there was time for it, run.
+
+    Attributes:
+        num_buckets: that DDP makes.
+        predicted_step_s: forward and backward pass, per micro-batch.
+        predicted_gain: the share of the default's step that it saves.
+        measured_step_s: median over instances; None where it was not run.
+        gain: against the default in the same rounds; None where it was not run.
+    """
+
+    setting: DdpSetting
+    num_buckets: int
+    predicted_step_s: float
+    predicted_gain: float
+    measured_step_s: float | None = None
+    gain: Gain | None = None
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The answer of ``ddplab tune``.
+
+    Attributes:
+        model: MODULE:FUNCTION, or what the module is called.
+        hardware: ranks, device, backend and network.
+        parameters, tensors, gradient_bytes: of what the module trains.
+        forward_s, backward_s: without DDP.
+        default: DDP as it comes.
+        best: the fastest setting that computes the same numbers; it was chosen in rounds before
+            those of its gain.
+        candidates: what was visited in these rounds, the default not among them.
+        options: what changes the numbers; never part of the recommendation.
+        noise: spread of the default's instances: the standard deviation over their median.
+        bucketings: distinct ones there are.
+        tuning_s: what all of it took, from the first pass on.
+        sweep_s: what visiting every bucketing would take, estimated from the visits made.
+        run_dir: where the tables are.
+        on_gpu: whether the model was on one.
+    """
+
+    model: str
+    hardware: str
+    parameters: int
+    tensors: int
+    gradient_bytes: int
+    forward_s: float
+    backward_s: float
+    default: Verified
+    best: Verified
+    candidates: tuple[Verified, ...]
+    options: tuple[Verified, ...]
+    noise: float
+    bucketings: int
+    tuning_s: float
+    sweep_s: float
+    run_dir: str
+    on_gpu: bool = False
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether the best setting beats the default by more than the noise."""
+        return self.best.gain is not None and self.best.gain.is_certain
+
+    @property
+    def setting(self) -> DdpSetting:
+        """What is recommended: the best setting, or DDP's default where that gains nothing."""
+        return self.best.setting if self.worth_it else DEFAULT
+
+    @property
+    def python(self) -> str:
+        """The two lines to paste."""
+        return self.setting.python(self.on_gpu)
+
+
+def write_recommendation(found: Recommendation, folder: Path) -> None:
+    """Keep it in the run directory as recommendation.json."""
+    write_atomically(folder / FILE, json.dumps(dataclasses.asdict(found), indent=1))
+
+
+def read_recommendation(folder: Path | str) -> Recommendation:
+    """The recommendation of a run. Raises UserError where there is none."""
+    path = Path(folder) / FILE
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError):
+        raise UserError(f"{path}: no recommendation there; make one with ddplab tune") from None
+    verified = {name: _verified(values[name]) for name in ("default", "best")}
+    lists = {
+        name: tuple(_verified(each) for each in values[name]) for name in ("candidates", "options")
+    }
+    return Recommendation(**values | verified | lists)
+
+
+def _verified(values: dict) -> Verified:
+    gain = Gain(**values["gain"]) if values["gain"] else None
+    return Verified(**values | {"setting": DdpSetting(**values["setting"]), "gain": gain})

@@ -1,0 +1,90 @@
+"""Do all ranks run the same graph? Asked before DDP is made, which would hang or stop them all.
+
+Ranks compare digests and, where these differ, look for the first difference; what one of them
+finds wrong, all of them raise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import TypeVar
+
+from torch import nn
+
+from common.errors import UserError
+from common.runtime.process_group import Worker
+from common.tuning.user_model import TrainedPart, UserModel, listed, ready_order
+
+Result = TypeVar("Result")
+
+
+def together(worker: Worker, work: Callable[[], Result]) -> Result:
+    """Do ``work`` on every rank; where one refuses with a UserError, all raise it.
+
+    An error of some ranks only is named with the first of them.
+    """
+    result, error = None, None
+    try:
+        result = work()
+    except UserError as refused:
+        error = str(refused)
+    errors = worker.gather(error)
+    found = [rank for rank, said in enumerate(errors) if said is not None]
+    if found:
+        whose = "" if len(found) == worker.world_size else f"rank {found[0]}: "
+        raise UserError(f"{whose}{errors[found[0]]}")
+    return result
+
+
+def on_main(worker: Worker, work: Callable[[], Result]) -> Result:
+    """What rank 0 makes of it, on every rank, its UserError as well."""
+    result = together(worker, lambda: work() if worker.is_main else None)
+    return worker.broadcast(result)
+
+
+def check_same_graph(user: UserModel, worker: Worker) -> list[str]:
+    """The names of the parameters in gradient-ready order.
+
+    Raises:
+        UserError: ranks have different parameters or gradients, or no gradient reaches some.
+    """
+    _compare(worker, _parameters(user.module), user.name, "parameters")
+    order = together(worker, lambda: ready_order(user, worker.device))
+    _compare(worker, sorted(order), user.name, "gradients")
+    missing = [n for n, _ in TrainedPart(user.module).named_parameters() if n not in set(order)]
+    if missing:
+        raise UserError(
+            f"{user.name}: no gradient reaches {len(missing)} of the module's parameters: "
+            f"{listed(missing)}; use them in the loss or freeze them with requires_grad_(False)"
+        )
+    return order
+
+
+def _parameters(module: nn.Module) -> list[str]:
+    return [
+        f"{name} ({' × '.join(map(str, p.shape))} {str(p.dtype).removeprefix('torch.')}"
+        f"{'' if p.requires_grad else ', frozen'})"
+        for name, p in module.named_parameters()
+    ]
+
+
+def _compare(worker: Worker, lines: Sequence[str], name: str, what: str) -> None:
+    digest = hashlib.sha256(json.dumps(list(lines)).encode()).hexdigest()
+    digests = worker.gather(digest)
+    if len(set(digests)) == 1:
+        return
+    other = next(rank for rank, found in enumerate(digests) if found != digests[0])
+    everywhere = worker.gather(list(lines))
+    here, there = everywhere[0], everywhere[other]
+    if what == "gradients":
+        apart = sorted(set(here) ^ set(there))
+        has, lacks = (0, other) if apart[0] in here else (other, 0)
+        detail = f"{listed(apart)} got a gradient on rank {has} and none on rank {lacks}"
+    else:
+        pairs = zip_longest(here, there, fillvalue="nothing")
+        one, two = next(pair for pair in pairs if pair[0] != pair[1])
+        detail = f"where rank 0 has {one}, rank {other} has {two}"
+    raise UserError(f"{name}: ranks run different graphs: {detail}")

@@ -1,0 +1,193 @@
+"""Tune DDP for a model: measure, predict every bucketing, verify the best few, recommend.
+
+All ranks call ``tune`` together. Nothing is trained: there is no optimizer step, the module's
+buffers are put back, and its weights are rank 0's on all ranks, as under DDP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+from torch import Tensor, nn
+
+from common.errors import UserError
+from common.runtime.environment import describe_environment
+from common.runtime.process_group import Worker
+from common.runtime.progress import Progress
+from common.runtime.recorder import Recorder, record_run
+from common.tuning.candidates import Predicted, Prediction, cap_of, predict_all
+from common.tuning.measured import Measured, measure_all
+from common.tuning.paired import paired_gain
+from common.tuning.plan import ROUNDS_PER_LEVEL, VisitPlan, plan_visits
+from common.tuning.recommendation import Recommendation, Verified, write_recommendation
+from common.tuning.same_graph import check_same_graph, on_main, together
+from common.tuning.setting import DEFAULT
+from common.tuning.settings import SWEEP_ROUNDS, TuneSettings
+from common.tuning.step_times import all_instance_times, instance_times, spread
+from common.tuning.user_model import UserModel, UserStep, checked_model
+from common.tuning.visits import (
+    STEPS,
+    VISIT_COLUMNS,
+    WARMUP_STEPS,
+    Visits,
+    check_under_ddp,
+    left_as_it_was,
+    takes_cap_list,
+)
+
+FINAL = "final"
+
+
+def tune(
+    module: nn.Module,
+    batch: object,
+    loss: Callable[[nn.Module, object], Tensor],
+    worker: Worker,
+    settings: TuneSettings | None = None,
+) -> Recommendation:
+    """The best DDP settings for ``module`` on the ranks of the running process group.
+
+    Args:
+        module: the model, not wrapped in DDP; moved to ``worker``'s device.
+        batch: one example batch, tensors in any nest of tuples, lists and dicts.
+        loss: ``loss(module, batch)`` → a scalar tensor; calls nothing of the module but itself.
+        worker: this rank, from ``common.runtime.process_group.process_group``.
+        settings: how long may be measured, and where the run directory goes.
+
+    Raises:
+        UserError: on all ranks, before anything is written: one rank only, the contract is not
+            kept, no gradient reaches a parameter, or ranks run different graphs.
+    """
+    settings = settings or TuneSettings()
+    name = settings.function or type(module).__name__
+    check_ranks(worker)
+    user = together(worker, lambda: checked_model((module, batch, loss), name, worker.device))
+    return tune_model(user, worker, settings)
+
+
+def check_ranks(worker: Worker) -> None:
+    """Raise UserError on a single rank, which exchanges nothing."""
+    if worker.world_size < 2:
+        raise UserError("tune on 1 rank: there is nothing to exchange; start it on at least 2")
+
+
+def tune_model(user: UserModel, worker: Worker, settings: TuneSettings) -> Recommendation:
+    """``tune`` for a model that keeps the contract."""
+    step = UserStep(user, worker)
+    with left_as_it_was(user.module):
+        check_same_graph(user, worker)
+        check_under_ddp(step, worker)
+        with record_run(settings, "tune", worker) as recorder:
+            found = _tune(step, worker, settings, recorder)
+            if recorder.run:
+                write_recommendation(found, recorder.run.path)
+    return found
+
+
+def _tune(
+    step: UserStep, worker: Worker, settings: TuneSettings, recorder: Recorder
+) -> Recommendation:
+    began = time.perf_counter()
+    measured = measure_all(step, worker, recorder)
+    predicted = on_main(worker, lambda: predict_all(measured, takes_cap_list()))
+    spent_s = worker.broadcast(time.perf_counter() - began)
+    plan = plan_visits(
+        _affordable(settings.share, spent_s, measured, predicted),
+        len(predicted.candidates),
+        len(predicted.options),
+    )
+    if recorder.run:
+        recorder.run.write_table("predictions.csv", bucketing_table(predicted, measured))
+    visiting = time.perf_counter()
+    sink = recorder.run.stream("visits.csv", VISIT_COLUMNS) if recorder.run else None
+    visits = Visits(step, worker, sink, Progress(plan.visits, worker.is_main))
+    best = choose(visits, predicted.candidates, plan)
+    options = predicted.options[: plan.options]
+    finalists = [DEFAULT, best.setting, *(option.setting for option in options)]
+    final = instance_times(visits.rounds(FINAL, finalists, plan.final_rounds))
+    now = time.perf_counter()
+    visit_s = (now - visiting) / visits.count
+    sweep_s = len(predicted.bucketings) * SWEEP_ROUNDS * visit_s
+    tuning_s, sweep_s = worker.broadcast((now - began, sweep_s))
+    everything = all_instance_times(visits.samples)
+    base = predicted.default
+    folder = str(recorder.folder)
+
+    def verified(prediction: Prediction, times: pd.DataFrame) -> Verified:
+        label = prediction.setting.label
+        expected = 1 - prediction.step_s / base.step_s
+        of_it = (prediction.setting, prediction.num_buckets, prediction.step_s, expected)
+        if label not in times:
+            return Verified(*of_it)
+        gain = None
+        if prediction is not base:
+            both = times[[label, base.setting.label]].dropna().to_numpy()
+            gain = paired_gain(*both.T)
+        return Verified(*of_it, float(times[label].median()), gain)
+
+    return Recommendation(
+        model=step.user.name,
+        hardware=on_main(worker, lambda: _hardware(worker)),
+        parameters=sum(p.numel() for p in step.model.parameters()),
+        tensors=len(measured.profile.names),
+        gradient_bytes=measured.profile.total_bytes,
+        forward_s=measured.forward_s,
+        backward_s=measured.profile.backward_s,
+        default=verified(base, everything),
+        best=verified(best, final),
+        candidates=tuple(verified(each, everything) for each in predicted.candidates),
+        options=tuple(verified(each, final) for each in predicted.options),
+        noise=spread(final[DEFAULT.label]),
+        bucketings=len(predicted.bucketings),
+        tuning_s=tuning_s,
+        sweep_s=sweep_s,
+        run_dir=folder,
+        on_gpu=worker.device.type == "cuda",
+    )
+
+
+def choose(visits: Visits, candidates: Sequence[Prediction], plan: VisitPlan) -> Prediction:
+    """Halve the candidates by real steps until one is left; every rank chooses the same."""
+    left = list(candidates)
+    for level, count in enumerate(plan.levels):
+        left = left[:count]
+        settings = [DEFAULT, *(each.setting for each in left)]
+        visits.rounds(f"choice {level + 1}", settings, ROUNDS_PER_LEVEL)
+        times = all_instance_times(visits.samples)
+        ratios = times.div(times[DEFAULT.label], axis=0).median()
+        left.sort(key=lambda each: ratios[each.setting.label])
+    return left[0]
+
+
+def bucketing_table(predicted: Predicted, measured: Measured) -> pd.DataFrame:
+    """``predictions.csv``: every distinct bucketing, by cap."""
+    return pd.DataFrame(
+        {
+            "bucket_cap_mib": cap_of(each),
+            "low_mib": each.low_mib,
+            "high_mib": each.high_mib,
+            "num_buckets": each.num_buckets,
+            "backward_time_ms": each.total_s * 1e3,
+            "step_time_ms": (measured.forward_s + each.total_s) * 1e3,
+        }
+        for each in predicted.bucketings
+    )
+
+
+def _affordable(share: float, spent_s: float, measured: Measured, predicted: Predicted) -> int:
+    """Visits that the rest of the time is good for.
+
+    Making an instance sends all weights once; its first backward pass exchanges one bucket.
+    """
+    wrapping_s = float(measured.all_reduce.time_s(measured.profile.total_bytes))
+    visit_s = wrapping_s + (WARMUP_STEPS + STEPS) * predicted.default.step_s
+    return int(share * len(predicted.bucketings) * SWEEP_ROUNDS - spent_s / visit_s)
+
+
+def _hardware(worker: Worker) -> str:
+    environment = describe_environment(worker.backend, worker.device.type, worker.world_size)
+    network = environment["network"]
+    known = network and network not in environment["hardware"]
+    return environment["hardware"] + (f", {network}" if known else "")

@@ -1,0 +1,211 @@
+"""A model that is not ours: what MODULE:FUNCTION must return, and what is wrong where it does not.
+
+The contract: FUNCTION takes no arguments and returns ``(module, batch, loss)``: a
+``torch.nn.Module``, one example batch (tensors in any nest of tuples, lists and dicts), and a
+function with ``loss(module, batch)`` → a scalar tensor. It is called on every rank, with the same
+seed, and must build the same module there. ``loss`` is called with the module wrapped in DDP, too,
+so it calls ``module(...)`` and nothing else of it, as any training step under DDP does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from common.errors import UserError, unknown_name
+from common.runtime.gradient_marks import ready_marks
+from common.runtime.process_group import Worker
+from common.runtime.timing import clock_for
+from common.tuning.target import no_module, parse_target
+
+CONTRACT = "(module, batch, loss) with loss(module, batch) a scalar tensor"
+NOT_THE_USERS = rf"site-packages|importlib|{re.escape(__file__)}"
+SHOWN = 5
+"""Names that a message lists at most."""
+
+
+@dataclass(frozen=True)
+class UserModel:
+    """A module, a batch and its loss, on this rank's device; ``name`` is for messages."""
+
+    module: nn.Module
+    batch: object
+    loss: Callable[[nn.Module, object], Tensor]
+    name: str = "the model"
+
+
+class TrainedPart(nn.Module):
+    """A module seen as the parameters that it trains: what DDP exchanges, and what is timed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: object, **named: object) -> object:
+        """What the module returns."""
+        return self.module(*inputs, **named)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those that require a gradient, under the module's own names."""
+        if recurse:
+            for name, parameter in self.module.named_parameters(prefix, True, remove_duplicate):
+                if parameter.requires_grad:
+                    yield name, parameter
+
+
+class UserStep:
+    """Forward and backward pass of a user's model, as the benchmarks take a step.
+
+    There is no optimizer: nothing is trained here, and what it takes is the same under any setting.
+    """
+
+    def __init__(self, user: UserModel, worker: Worker) -> None:
+        self.user = user
+        self.device = worker.device
+        self.model = TrainedPart(user.module)
+
+    def forward(self, model: nn.Module | None = None) -> Tensor:
+        """The loss under ``model`` (by default the module itself), ready for backward."""
+        return self.user.loss(model or self.user.module, self.user.batch)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients, as the optimizers do by default (set to None)."""
+        self.user.module.zero_grad(set_to_none=True)
+
+
+def load_user_model(target: str, folder: Path, device: torch.device) -> UserModel:
+    """Import MODULE from ``folder`` or the installed packages and call FUNCTION.
+
+    Raises:
+        UserError: what is wrong, in one line.
+    """
+    module_name, function_name = parse_target(target)
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    function = _find(module_name, function_name, folder)
+    try:
+        made = function()
+    except Exception as error:
+        raise UserError(f"{target} raised {said(error)}") from None
+    return checked_model(made, target, device)
+
+
+def _find(module_name: str, function_name: str, folder: Path) -> Callable:
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        own = isinstance(error, ModuleNotFoundError) and error.name
+        if own and f"{module_name}.".startswith(f"{error.name}."):
+            raise UserError(no_module(module_name, folder)) from None
+        raise UserError(f"module {module_name!r} cannot be imported: {said(error)}") from None
+    functions = [name for name, value in vars(module).items() if callable(value)]
+    if not hasattr(module, function_name):
+        own = [name for name in functions if not name.startswith("_")]
+        raise UserError(f"{module_name}: {unknown_name('function', function_name, own)}")
+    function = getattr(module, function_name)
+    if not callable(function):
+        raise UserError(f"{module_name}:{function_name} is {_kind(function)}, not a function")
+    return function
+
+
+def checked_model(made: object, name: str, device: torch.device) -> UserModel:
+    """What a FUNCTION returned, on ``device``. Raises UserError unless it keeps the contract."""
+    if not isinstance(made, (tuple, list)) or len(made) != 3:
+        count = f" of {len(made)}" if isinstance(made, (tuple, list)) else ""
+        raise UserError(f"{name} returned {_kind(made)}{count}; expected {CONTRACT}")
+    module, batch, loss = made
+    if not isinstance(module, nn.Module):
+        raise UserError(
+            f"{name}: the first it returned is {_kind(module)}, not a torch.nn.Module; expected "
+            f"{CONTRACT}"
+        )
+    if not callable(loss):
+        raise UserError(f"{name}: loss is {_kind(loss)}, not a function; expected {CONTRACT}")
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise UserError(
+            f"{name}: no parameter of the module requires a gradient; nothing to exchange"
+        )
+    return UserModel(module.to(device), to_device(batch, device), loss, name)
+
+
+def to_device(batch: object, device: torch.device) -> object:
+    """The batch with all that knows ``to`` moved to ``device``."""
+    return tree_map(lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf, batch)
+
+
+def ready_order(user: UserModel, device: torch.device) -> list[str]:
+    """One pass without DDP: the parameters that got a gradient, in the order they did.
+
+    Raises:
+        UserError: the loss is not one, or a gradient is sparse.
+    """
+    step_module = TrainedPart(user.module)
+    user.module.zero_grad(set_to_none=True)
+    with ready_marks(step_module, clock_for(device)) as marks:
+        loss = checked_loss(user, user.module)
+        try:
+            loss.backward()
+        except Exception as error:
+            raise UserError(f"{user.name}: the backward pass raised {said(error)}") from None
+        order = list(marks)
+    for name, parameter in step_module.named_parameters():
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise UserError(
+                f"{user.name}: the gradient of {name} is sparse; DDP sends those apart from its "
+                "buckets, make it dense (sparse=False)"
+            )
+    user.module.zero_grad(set_to_none=True)
+    return order
+
+
+def checked_loss(user: UserModel, module: nn.Module) -> Tensor:
+    """The loss of the batch. Raises UserError unless it is a scalar tensor with a graph."""
+    under = "" if module is user.module else " under DDP"
+    try:
+        loss = user.loss(module, user.batch)
+    except Exception as error:
+        raise UserError(f"{user.name}: loss(module, batch){under} raised {said(error)}") from None
+    if not isinstance(loss, Tensor):
+        raise UserError(f"{user.name}: loss(module, batch) is {_kind(loss)}, not a scalar tensor")
+    if loss.numel() != 1:
+        shape = " × ".join(map(str, loss.shape))
+        raise UserError(f"{user.name}: loss(module, batch) is a tensor of {shape}, not a scalar")
+    if not loss.requires_grad:
+        raise UserError(f"{user.name}: the loss depends on no parameter that requires a gradient")
+    return loss
+
+
+def listed(names: list[str]) -> str:
+    """A few names, and how many more there are."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def said(error: BaseException) -> str:
+    """An exception of the user's code in one line: what it is, what it says, and where."""
+    text = " ".join(str(error).split())
+    text = f"{text[:200]}…" if len(text) > 200 else text
+    if isinstance(error, SyntaxError):
+        place = (error.filename, error.lineno)
+        text = error.msg
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if not re.search(NOT_THE_USERS, frame.filename)]
+        place = (own[-1].filename, own[-1].lineno) if own else None
+    where = f" ({Path(place[0]).name}, line {place[1]})" if place and place[0] else ""
+    return f"{type(error).__name__}: {text}{where}"
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

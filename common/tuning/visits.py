@@ -1,0 +1,186 @@
+"""Real steps under a setting, in fresh DDP instances: what predictions are verified by.
+
+Most of the noise of a step is that of its DDP instance, so there are many instances with few steps
+each, visited in rounds whose order rotates. A step is forward and backward pass, as training runs
+them: ranks start it together and wait for each other nowhere else.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import pandas as pd
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from common.benchmarks.allreduce import rotated
+from common.errors import UserError
+from common.runtime.process_group import Worker
+from common.runtime.progress import Progress
+from common.runtime.run_directory import SampleStream
+from common.runtime.timing import clock_for
+from common.tuning.same_graph import together
+from common.tuning.setting import DEFAULT, DdpSetting
+from common.tuning.user_model import UserStep, checked_loss, said
+
+WARMUP_STEPS, STEPS = 2, 4
+"""Of a visit: DDP makes its final buckets before its second step, which is warm-up, too."""
+VISIT_COLUMNS = (
+    *("stage", "setting", "num_buckets", "round", "order", "iteration", "rank"),
+    *("forward_time_ms", "step_time_ms"),
+)
+
+
+@contextmanager
+def left_as_it_was(module: nn.Module) -> Iterator[None]:
+    """Real steps inside the block leave no trace of themselves in the module or this process.
+
+    Buffers are put back: running means move with every forward pass. Objects that exist already
+    are hidden from Python's collector, so that collecting a DDP instance, with its hooks and
+    buckets, takes a millisecond and not half a second of looking at all that PyTorch imports.
+    """
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+def takes_cap_list() -> bool:
+    """Whether this PyTorch's DDP takes caps one by one."""
+    return "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel).parameters
+
+
+def check_under_ddp(step: UserStep, worker: Worker) -> None:
+    """One step under DDP as it comes. Raises UserError where the model does not work there.
+
+    It also makes PyTorch import what DDP needs, which takes seconds.
+    """
+    together(worker, lambda: _first_step(step, worker))
+    step.zero_grad()
+    gc.collect()
+    gc.freeze()  # with all that DDP imported
+
+
+def _first_step(step: UserStep, worker: Worker) -> None:
+    calls: list[None] = []
+    try:
+        ddp = wrap(step, worker, DEFAULT)
+        ddp.register_forward_pre_hook(lambda *_: calls.append(None))
+        loss = checked_loss(step.user, ddp)
+        if calls:
+            loss.backward()
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"{step.user.name}: DDP does not take it: {said(error)}") from None
+    if not calls:
+        raise UserError(
+            f"{step.user.name}: loss(module, batch) does not call the module it is given, so DDP "
+            "would exchange nothing; compute the loss from module(...)"
+        )
+
+
+def wrap(step: UserStep, worker: Worker, setting: DdpSetting) -> DistributedDataParallel:
+    """The user's module under DDP."""
+    ddp = DistributedDataParallel(
+        step.user.module,
+        device_ids=[worker.device] if worker.device.type == "cuda" else None,
+        **setting.ddp_arguments(),
+    )
+    if setting.compression != "none":
+        ddp.register_comm_hook(None, getattr(default_hooks, f"{setting.compression}_compress_hook"))
+    return ddp
+
+
+class Visits:
+    """Visits of settings, all ranks together; every rank keeps the samples of all.
+
+    Args:
+        step, worker: what is run, where.
+        sink: a table of VISIT_COLUMNS that grows with every visit, on rank 0.
+        progress: counts the visits.
+    """
+
+    def __init__(
+        self,
+        step: UserStep,
+        worker: Worker,
+        sink: SampleStream | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.step, self.worker, self.sink, self.progress = step, worker, sink, progress
+        self.count = 0
+        self._rows: list[dict] = []
+
+    @property
+    def samples(self) -> pd.DataFrame:
+        """All so far: VISIT_COLUMNS."""
+        return pd.DataFrame(self._rows, columns=list(VISIT_COLUMNS))
+
+    def rounds(self, stage: str, settings: Sequence[DdpSetting], rounds: int) -> pd.DataFrame:
+        """Visit the settings in so many rotated rounds; the samples of this stage."""
+        before = len(self._rows)
+        for round_ in range(rounds):
+            for order, setting in enumerate(rotated(tuple(settings), round_)):
+                keys = {"stage": stage, "setting": setting.label, "round": round_, "order": order}
+                everywhere = self.worker.gather(visit(self.step, self.worker, setting))
+                rows = [
+                    keys | {"rank": rank} | row
+                    for rank, own in enumerate(everywhere)
+                    for row in own
+                ]
+                self._rows += rows
+                self.count += 1
+                if self.sink:
+                    self.sink.write(rows)
+                if self.progress:
+                    self.progress.step(f"{stage}, round {round_ + 1}, {setting.label}")
+        return self.samples.iloc[before:]
+
+
+def visit(step: UserStep, worker: Worker, setting: DdpSetting) -> list[dict]:
+    """The measured steps of one fresh instance, on this rank."""
+    ddp = wrap(step, worker, setting)
+    rows = [
+        timed_step(step, ddp, worker, setting.accumulation) | {"iteration": iteration}
+        for iteration in range(-WARMUP_STEPS, STEPS)
+    ]
+    record = ddp._get_ddp_logging_data()
+    sizes = record.get("rebuilt_bucket_sizes") or record["bucket_sizes"]
+    step.zero_grad()
+    del ddp
+    gc.collect()  # its hooks and buckets
+    num_buckets = len(str(sizes).split(","))
+    return [row | {"num_buckets": num_buckets} for row in rows if row["iteration"] >= 0]
+
+
+def timed_step(
+    step: UserStep, model: nn.Module, worker: Worker, accumulation: int = 1
+) -> dict[str, float]:
+    """Milliseconds of a forward pass and of a whole step, per micro-batch."""
+    clock = clock_for(worker.device)
+    step.zero_grad()
+    worker.barrier()
+    clock.wait()
+    start, forward_s = clock.mark(), []
+    for index in range(accumulation):
+        last = index == accumulation - 1
+        with nullcontext() if last else model.no_sync():
+            began = clock.mark()
+            loss = step.forward(model)
+            forward_s.append((began, clock.mark()))
+            loss.backward()
+    end = clock.mark()
+    clock.wait()
+    forward_ms = sum(clock.elapsed_s(*marks) for marks in forward_s) * 1e3
+    step_ms = clock.elapsed_s(start, end) * 1e3
+    return {"forward_time_ms": forward_ms / accumulation, "step_time_ms": step_ms / accumulation}

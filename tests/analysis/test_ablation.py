@@ -1,0 +1,112 @@
+"""The ablation on recorded networks: its cases are fair, and each term is what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from common.analysis.ablation import (
+    ADDED,
+    INSTEAD,
+    LEFT_OUT,
+    compare,
+    contention_costs,
+    ready_samples,
+    term_errors,
+    whole_steps,
+)
+from common.analysis.ablation_plots import plot_bands, plot_terms
+from common.analysis.assignment2 import RECORDED, open_run
+from common.analysis.emulated import open_networks
+from common.perfmodel.uncertainty import prediction_bands, read_samples
+from common.runtime.paths import project_root
+
+
+@pytest.fixture(scope="module")
+def run():
+    return open_run(project_root() / RECORDED)
+
+
+@pytest.fixture(scope="module")
+def networks(run):
+    return open_networks(run.run_dir).runs
+
+
+@pytest.fixture(scope="module")
+def table(run, networks):
+    return term_errors(networks, ready_samples(run))
+
+
+def test_the_full_model_is_the_one_that_is_evaluated_elsewhere(run, table):
+    full = compare(run)["full model"]
+    own = table[(table["network"] == "loopback") & (table["group"] == ADDED)]
+    last = own.iloc[-1]
+    assert last["term"] == "all-reduces slowed"
+    assert last["median_error"] == pytest.approx(full.median_error)
+    assert last["cases"] == len(full.table)
+
+
+def test_no_model_is_judged_on_the_cap_at_which_contention_was_fitted(networks, table):
+    for network in networks:
+        costs, cap = contention_costs(network)
+        cases = table.loc[table["network"] == network.link, "cases"]
+        distinct = len(network.sweep.distinct().measured_s())
+        assert set(cases) == {distinct - (cap is not None)}
+        # Measured apart from any bucketing on loopback; only copies were known elsewhere.
+        assert (cap is None) == (network.costs.lost_compute is not None)
+        if cap is None:
+            assert costs == network.costs
+
+
+def test_the_fit_follows_only_its_own_cap(networks):
+    network = next(one for one in networks if one.costs.lost_compute is None)
+    costs, cap = contention_costs(network)
+    steps = network.sweep.steps.copy()
+    alike = network.sweep.smallest_alike()
+    others = steps["bucket_cap_mib"].map(alike) != cap
+    steps.loc[others, "backward_time_ms"] *= 3
+    changed = replace(network, sweep=replace(network.sweep, steps=steps))
+    assert contention_costs(changed) == (costs, cap)
+
+
+def test_every_network_has_the_same_terms_and_sums_up_from_the_closed_form(networks, table):
+    for network in networks:
+        own = table[table["network"] == network.link]
+        added = own[own["group"] == ADDED]
+        assert added["term"].iloc[0] == "closed form"
+        assert added["median_error"].iloc[-1] < added["median_error"].iloc[0]
+        assert len(own[own["group"] == LEFT_OUT]) == 6
+        assert "two in flight" in set(own.loc[own["group"] == INSTEAD, "term"])
+    assert not table.isna().any(axis=None)
+
+
+def test_without_samples_of_ranks_the_slowest_rank_is_no_term(networks):
+    terms = set(term_errors(networks[:1])["term"])
+    assert "slowest rank" not in terms
+    assert "measured a(x)" in terms
+
+
+def test_whole_steps_follow_measured_ones(run):
+    steps = whole_steps(run)
+    assert len(steps) == len(run.sweep.distinct().measured_s())
+    assert (steps["predicted_ms"] > run.local_s * 1e3).all()
+    assert steps["error"].abs().median() < 0.1
+
+
+def test_figures_show_every_term_and_every_cap(run, table):
+    figure = plot_terms(table, "made up")
+    left, right = figure.axes
+    assert len(left.get_yticks()) == table[table["group"] == ADDED]["term"].nunique()
+    assert len(right.get_yticks()) == len(
+        table[table["group"] != ADDED].drop_duplicates(["group", "term"])
+    )
+    samples = read_samples(
+        run.run_dir / "train_benchmark" / "gradient-ready-times.csv",
+        run.run_dir / "allreduce_benchmark" / "allreduce-samples.csv",
+    )
+    bands = prediction_bands(samples, [None, 1, 4], draws=5)
+    (axes,) = plot_bands(bands.table, "made up", run.sweep).axes
+    (line,) = (one for one in axes.lines if one.get_label() == "predicted")
+    assert np.asarray(line.get_xdata()).tolist() == [1, 4]

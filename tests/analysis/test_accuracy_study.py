@@ -1,0 +1,163 @@
+"""The accuracy study's analysis on made-up measurements whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from common.analysis.accuracy_study import MODEL, OTHERS, open_study
+from common.analysis.accuracy_study_plots import errors_by_group, regrets
+from common.errors import UserError
+from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.profile import BackwardProfile, DdpCosts
+from common.perfmodel.simulator import profile_buckets, simulate_backward
+
+COPY_S_PER_BYTE = 5e-10
+CAPS = {0.25: "judged", 1.0: "calibration", 2.0: "judged", 6.0: "judged"}
+COUNT, SIZE, COMPUTE_S = 40, 256 * 1024, 0.1
+
+
+def truth(
+    slowdown: float, all_reduce_s: float
+) -> tuple[BackwardProfile, MeasuredAllReduce, DdpCosts]:
+    """A machine on which all all-reduces together take ``all_reduce_s``."""
+    ready = np.linspace(COMPUTE_S / COUNT, COMPUTE_S, COUNT)
+    profile = BackwardProfile(
+        tuple(f"g{i}" for i in range(COUNT)),
+        np.full(COUNT, SIZE),
+        ready,
+        COMPUTE_S,
+        kinds=("float32",) * COUNT,
+        registration=tuple(range(COUNT))[::-1],
+    )
+    sizes = np.array([4096.0, 2**20, COUNT * SIZE])
+    curve = MeasuredAllReduce(sizes, 1e-4 + sizes / (COUNT * SIZE) * all_reduce_s)
+    return profile, curve, DdpCosts(COPY_S_PER_BYTE, COPY_S_PER_BYTE, compute_slowdown=slowdown)
+
+
+def write_study(folder: Path, cases: dict[str, tuple[float, float]]) -> None:
+    """Tables as the study writes them: case name → (slowdown, seconds of all all-reduces)."""
+    generator = np.random.default_rng(1)
+    tables: dict[str, list] = {
+        name: [] for name in ("cases", "steps", "gradients", "all", "overlap")
+    }
+    for name, (slowdown, all_reduce_s) in cases.items():
+        profile, curve, costs = truth(slowdown, all_reduce_s)
+        model, hosts, regime = name.split("_")
+        facts = {"model": model, "hosts": int(hosts), "regime": regime, "added_latency_ms": 0.0}
+        tables["cases"].append({"case": name} | facts)
+        for index, ready in enumerate(profile.ready_s):
+            row = {"ready_index": index, "registration_index": profile.registration[index]}
+            row |= {"dtype": "float32", "size_bytes": SIZE, "ready_time_ms": ready * 1e3}
+            tables["gradients"].append({"case": name} | row)
+        copies_ms = 2 * COPY_S_PER_BYTE * profile.total_bytes * 1e3
+        overlap = [("local", 0, 0, 100.0, 100.0), ("bookkeeping", 0, 0, 100 + copies_ms, 0.0)]
+        overlap += [("paced", 2**20, 4, 100.4, 0.0)]
+        overlap += [("continuous", 2**20, 40, 130.0, 280.0), ("all_reduce", 2**20, 40, 0.0, 280.0)]
+        for round_ in range(6):
+            around = generator.normal(1, 0.001)
+            times = {
+                cap: simulate_backward(profile, curve, cap, costs=costs).total_s for cap in CAPS
+            }
+            for cap, role in {None: "local", **CAPS}.items():
+                backward_ms = (times[cap] if cap else COMPUTE_S) * 1e3 * around
+                buckets = profile_buckets(profile, DdpOptions(cap)) if cap else [[0]]
+                row = {"role": role, "bucket_cap_mib": cap, "num_buckets": len(buckets)}
+                row |= {"first_bucket_bytes": len(buckets[0]) * SIZE, "round": round_}
+                row |= {"last_bucket_bytes": len(buckets[-1]) * SIZE, "iteration": 0}
+                row |= {"forward_time_ms": 30.0, "backward_time_ms": backward_ms}
+                tables["steps"].append({"case": name} | row | {"step_time_ms": backward_ms + 35})
+            for size, time_s in zip(curve.sizes_bytes, curve.times_s, strict=True):
+                row = {
+                    "total_bytes": size,
+                    "round": round_,
+                    "iteration": 0,
+                    "time_ms": time_s * 1e3,
+                }
+                tables["all"].append({"case": name} | row)
+            for arm, size, messages, backward_ms, all_reduce_ms in overlap:
+                row = {"arm": arm, "message_bytes": size, "messages": messages, "round": round_}
+                row |= {"iteration": 0, "backward_time_ms": backward_ms}
+                row |= {"all_reduce_time_ms": all_reduce_ms, "gradient_bytes": profile.total_bytes}
+                tables["overlap"].append({"case": name} | row)
+    folder.mkdir(exist_ok=True)
+    for name, rows in tables.items():
+        file = "all-reduces" if name == "all" else name
+        pd.DataFrame(rows).to_csv(folder / f"{file}.csv", index=False)
+    record = {"status": "complete", "cpu": {"model": "a CPU"}, "start_time": "2026-01-02T00:00:00"}
+    (folder / "environment.json").write_text(json.dumps(record))
+
+
+CASES = {
+    "a_2_balanced": (1.4, 0.09),
+    "b_2_balanced": (1.4, 0.11),
+    "a_2_communication-bound": (1.2, 0.25),
+}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("accuracy") / "study"
+    write_study(folder, CASES)
+    return open_study(folder)
+
+
+def test_contention_is_found_at_one_bucketing_and_holds_for_the_others(study):
+    errors = study.errors
+    assert len(errors) == 3 * len(CASES)  # the calibration's bucketing is not judged
+    assert 1.0 not in set(errors["bucket_cap_mib"])
+    assert errors[MODEL].abs().max() < 0.004
+    assert errors["step error"].abs().max() < 0.004
+    fit = study.cases[0].contention
+    assert fit.identified
+    assert fit.compute_slowdown == pytest.approx(1.4, abs=0.03)
+
+
+def test_without_contention_a_balanced_step_is_predicted_too_short(study):
+    balanced = study.errors[study.errors["regime"] == "balanced"]
+    assert (balanced["with copies"] < -0.05).any()
+    assert balanced["α–β"].abs().median() > 3 * balanced[MODEL].abs().median()
+
+
+def test_another_models_contention_serves_where_it_is_the_same(study):
+    balanced = study.errors[study.errors["regime"] == "balanced"]
+    assert balanced[OTHERS].abs().max() < 0.01
+
+
+def test_the_table_has_a_row_for_each_group(study):
+    table = study.by_regime()
+    assert list(table.index) == ["communication-bound", "balanced"]
+    assert list(table["bucketings"]) == [3, 6]
+    assert (table["noise"] < 0.003).all()
+
+
+def test_regret_is_that_of_the_measured_times(study):
+    table = study.regrets().set_index("case")
+    for case in study.cases:
+        profile, curve, costs = truth(*CASES[case.name])
+        judged = [cap for cap, role in CAPS.items() if role == "judged"]
+        true = {cap: simulate_backward(profile, curve, cap, costs=costs).total_s for cap in judged}
+        row = table.loc[case.name]
+        assert row["best (MiB)"] == min(true, key=true.get)
+        largest = true[max(judged)] / min(true.values()) - 1
+        assert row["regret of largest"] == pytest.approx(largest, abs=1e-6)
+        assert row["regret of b*"] <= 0.01
+        assert 0 <= row["low"] <= row["high"]
+
+
+def test_the_figures_can_be_made(study):
+    for figure in (errors_by_group(study), regrets(study)):
+        assert figure.axes[0].get_xlabel()
+
+
+def test_a_case_without_measurements_is_named(study, tmp_path):
+    write_study(tmp_path / "cut", CASES)
+    steps = pd.read_csv(tmp_path / "cut" / "steps.csv")
+    steps[steps["case"] != "b_2_balanced"].to_csv(tmp_path / "cut" / "steps.csv", index=False)
+    with pytest.raises(UserError, match=r"steps\.csv: no rows of case b_2_balanced"):
+        open_study(tmp_path / "cut")

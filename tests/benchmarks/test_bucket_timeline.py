@@ -1,0 +1,140 @@
+"""Backward passes watched bucket by bucket on two ranks: replays, whose gradients are ready at
+known times, and the table that ddp_benchmark.py writes of a GPT-2."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from bucket_timeline_worker import APART_S, LARGE, LATENCY_MS, OPTIONS, SMALL
+
+from common.analysis.timelines import read_timelines
+
+WORKER = Path(__file__).with_name("bucket_timeline_worker.py")
+ARMS = ("apart", "together", "latency", "marked", *OPTIONS)
+LATE_MS = 15
+"""What a busy machine may be late by, far below the 40 ms between two gradients."""
+
+
+@pytest.fixture(scope="module")
+def ranks(rank_server, tmp_path_factory) -> list[dict]:
+    folder = tmp_path_factory.mktemp("watched")
+    done = rank_server.run(WORKER, folder, ranks=2)
+    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.two_ranks
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_bucket_is_seen_in_a_possible_order(ranks, arm):
+    for rank in ranks:
+        rows = rank[arm]["rows"]
+        assert [row["bucket"] for row in rows] == list(range(len(rank[arm]["handed_ms"])))
+        assert {row["size_bytes"] for row in rows} == {LARGE if arm == "together" else SMALL}
+        for row in rows:
+            assert 0 < row["ready_ms"] <= row["start_ms"] <= row["end_ms"] <= row["copied_ms"]
+            assert row["ready_ms"] <= row["compute_end_ms"] <= row["copied_ms"]
+            assert row["copied_ms"] <= row["backward_ms"]
+        for before, after in pairwise(rows):
+            assert before["ready_ms"] <= after["ready_ms"]
+            assert before["copied_ms"] <= after["copied_ms"]
+
+
+@pytest.mark.two_ranks
+@pytest.mark.parametrize("arm", ["apart", "marked"])
+def test_a_bucket_is_ready_when_its_gradient_was_handed_over(ranks, arm):
+    # Copying in comes in between, so not before (but for the microseconds that the range took).
+    for rank in ranks:
+        for row, handed_ms in zip(rank[arm]["rows"], rank[arm]["handed_ms"], strict=True):
+            assert -0.5 <= row["ready_ms"] - handed_ms < LATE_MS
+
+
+@pytest.mark.two_ranks
+@pytest.mark.parametrize("arm", ["apart", "marked"])
+def test_computation_ends_when_the_recorded_one_did_and_small_all_reduces_wait_for_nothing(
+    ranks, arm
+):
+    for rank in ranks:
+        rows = rank[arm]["rows"]
+        assert 0 <= rows[0]["compute_end_ms"] - APART_S[-1] * 1e3 < LATE_MS
+        for row in rows:
+            assert row["start_ms"] - row["ready_ms"] < LATE_MS
+            assert row["end_ms"] - row["start_ms"] < 2 * LATE_MS  # the other rank may be late
+
+
+@pytest.mark.two_ranks
+def test_a_hook_with_marks_averages_as_ddp_does(ranks):
+    assert [rank["marked"]["gradients"] for rank in ranks] == [[1.0] * len(APART_S)] * 2
+
+
+@pytest.mark.two_ranks
+def test_gloo_reduces_two_buckets_at_once_in_the_two_threads_of_its_group(ranks):
+    """A fact of the installed torch that the model of one after another leaves out."""
+    for rank in ranks:
+        assert rank["threads"] == 2
+        rows = rank["together"]["rows"]
+        assert {row["thread"] for row in rows} == {0, 1}
+        overlaps = [after["start_ms"] < before["end_ms"] for before, after in pairwise(rows)]
+        assert any(overlaps)
+        # never three: the third starts when one of the two before is done
+        for first, second, third in zip(rows, rows[1:], rows[2:], strict=False):
+            assert third["start_ms"] >= min(first["end_ms"], second["end_ms"]) - 0.5
+
+
+@pytest.mark.two_ranks
+def test_added_latency_is_part_of_an_all_reduce_and_keeps_them_one_after_another(ranks):
+    for rank in ranks:
+        rows = rank["latency"]["rows"]
+        assert all(row["end_ms"] - row["start_ms"] >= LATENCY_MS for row in rows)
+        for before, after in pairwise(rows):
+            assert after["start_ms"] >= before["end_ms"] - 1
+        # The replay's gradients are ready within 6 ms: all but the first bucket wait.
+        assert rows[-1]["start_ms"] - rows[-1]["ready_ms"] > LATENCY_MS
+
+
+@pytest.mark.two_ranks
+def test_copies_and_launches_are_timed_where_the_profiler_watches(ranks):
+    for rank in ranks:
+        assert all(row["copy_in_ms"] > 0 for row in rank["together"]["rows"])
+        assert all(row["launch_ms"] > 0 for row in rank["apart"]["rows"])
+        copied = [row["copied_ms"] - row["end_ms"] for row in rank["together"]["rows"]]
+        assert copied[-1] > 0
+        views = rank["views"]["rows"][-1]
+        assert views["copied_ms"] == max(views["end_ms"], views["compute_end_ms"])
+
+
+CAPS = ("0.5", "5", "None")
+
+
+@pytest.mark.two_ranks
+def test_the_benchmark_watches_every_cap_after_its_rounds(ddp_run):
+    table = pd.read_csv(
+        ddp_run / "bucket-timeline.csv", dtype={"bucket_cap_mib": str}, keep_default_na=False
+    )
+    assert list(table.columns) == [
+        *("bucket_cap_mib", "iteration", "rank", "bucket", "size_bytes", "thread", "copy_in_ms"),
+        *("launch_ms", "ready_ms", "start_ms", "end_ms", "copied_ms", "compute_end_ms"),
+        "backward_ms",
+    ]
+    buckets = pd.read_csv(
+        ddp_run / "ddp-buckets.csv", dtype={"bucket_cap_mib": str}, keep_default_na=False
+    )
+    keys = ["bucket_cap_mib", "rank", "bucket"]
+    expected = buckets.set_index(keys)["size_bytes"].sort_index()
+    for iteration in range(3):
+        rows = table[table["iteration"] == iteration].set_index(keys)["size_bytes"].sort_index()
+        pd.testing.assert_series_equal(rows, expected)
+    assert tuple(dict.fromkeys(table["bucket_cap_mib"])) == CAPS
+
+
+@pytest.mark.two_ranks
+def test_the_table_of_the_benchmark_can_be_read(ddp_run):
+    watched = read_timelines(ddp_run / "bucket-timeline.csv")
+    assert watched.caps() == [0.5, 5.0, None]
+    for cap in watched.caps():
+        assert len(watched.passes(cap)) == 3
+        last = watched.typical(cap)
+        assert last.events[-1].copied_s <= last.total_s

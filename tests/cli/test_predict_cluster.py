@@ -1,0 +1,123 @@
+"""``ddplab predict --cluster`` as a user types it: what it prints, how fast, what it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+
+import pandas as pd
+import pytest
+
+from common.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+QUESTION = ("--model", "gpt2", "--cluster", "h100-ib", "--gpus", "8,64")
+
+
+def refused(*arguments: object) -> str:
+    """The one line of a refusal, with exit status 2."""
+    with (
+        mock.patch.object(sys, "argv", ["ddplab", "predict", *map(str, arguments)]),
+        contextlib.redirect_stdout(io.StringIO()) as stdout,
+        contextlib.redirect_stderr(io.StringIO()) as stderr,
+        pytest.raises(SystemExit) as left,
+    ):
+        main()
+    assert left.value.code == 2, stderr.getvalue()
+    assert stdout.getvalue() == ""
+    (line,) = stderr.getvalue().strip().splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def answered(*arguments: object) -> str:
+    """What is printed."""
+    with (
+        mock.patch.object(sys, "argv", ["ddplab", "predict", *map(str, arguments)]),
+        contextlib.redirect_stdout(io.StringIO()) as stdout,
+    ):
+        main()
+    return stdout.getvalue()
+
+
+def test_the_command_of_the_handout_answers_within_seconds() -> None:
+    command = ["predict", "--model", "gpt2-large", "--cluster", "h100-ib", "--gpus", "8..16384"]
+    ddplab = Path(sys.executable).with_name("ddplab")
+    began = time.perf_counter()
+    done = subprocess.run([ddplab, *command], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    took_s = time.perf_counter() - began
+    assert done.returncode == 0, done.stderr
+    for word in ("DDP at b*, weak", "DDP at b*, strong", "FSDP, weak", "FSDP, strong", "16,384"):
+        assert word in done.stdout
+    for word in ("predicted, not measured", "assumed: MFU", "no congestion", "straggler"):
+        assert word in done.stdout
+    # 2 s on an idle machine; the bound leaves room for a busy one
+    assert took_s < 6
+
+
+def test_assumptions_are_adjustable_and_shown() -> None:
+    said = answered(
+        *(*QUESTION, "--mfu", 0.5, "--overlap-slowdown", 1.1, 1.05, 1.3, "--draws", 20),
+        *("--straggler-distribution", "exponential", "--global-batch-size", 32),
+    )
+    for word in ("50% of", "1.1 (1.05 to 1.3)", "20 draws", "exponential", "32 sequences"):
+        assert word in said
+    assert "strong scaling stops before 64 GPUs" in said
+
+
+def test_every_column_can_be_written_to_a_file(tmp_path: Path) -> None:
+    answered(*QUESTION, "--csv", tmp_path / "found.csv")
+    table = pd.read_csv(tmp_path / "found.csv")
+    assert set(table["strategy"]) == {"DDP", "SHARD_GRAD_OP", "FULL_SHARD"}
+    assert set(table["gpus"]) == {8, 64}
+    assert "bucket_cap_mib" in table
+
+
+def test_a_cluster_of_ones_own_is_read_from_a_file(tmp_path: Path) -> None:
+    text = (ROOT / "data" / "clusters" / "h100-ib.yaml").read_text()
+    own = tmp_path / "mine.yaml"
+    own.write_text(text)
+    assert "predicted, not measured" in answered(*QUESTION[:2], "--cluster", own, "--gpus", "16")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "gpt2", "--cluster", "h100-ib", "--gpus", "0"), ["at least 1"]),
+        (("--model", "gpt2", "--cluster", "h100-ib", "--gpus", "12"), ["12 GPUs", "multiples"]),
+        (("--model", "gpt2", "--cluster", "h100-ib", "--gpus", "many"), ["many", "8..16384"]),
+        (("--model", "gpt9", "--cluster", "h100-ib", "--gpus", "8"), ["gpt9", "gpt2-large"]),
+        (("--model", "gpt2", "--cluster", "h100-id", "--gpus", "8"), ["h100-id", "h100-ib"]),
+        (("--model", "gpt2", "--cluster", "h100-ib"), ["--gpus"]),
+        (("--cluster", "h100-ib", "--gpus", "8"), ["--model"]),
+        (("--gpus", "8"), ["--gpus", "--cluster"]),
+        ((*QUESTION, "--mfu", "1.4"), ["--mfu", "0.001 to 1"]),
+        ((*QUESTION, "--mfu", "0.4", "0.5"), ["--mfu", "three"]),
+        ((*QUESTION, "--overlap-slowdown", "0.9"), ["--overlap-slowdown"]),
+        ((*QUESTION, "--straggler-distribution", "cauchy"), ["cauchy", "lognormal"]),
+        ((*QUESTION, "--draws", "1"), ["1 draws"]),
+        ((*QUESTION, "--batch-size", "0"), ["batch_size"]),
+        ((*QUESTION, "--seq-len", "4096"), ["seq_len 4096", "1024"]),
+        ((*QUESTION, "--precision", "int8"), ["int8", "bfloat16"]),
+        ((*QUESTION, "--global-batch-size", "0"), ["global batch"]),
+        ((*QUESTION, "--csv", "/nowhere/at/all.csv"), ["--csv"]),
+        ((*QUESTION, "--run-dir", "data"), ["--run-dir", "--cluster"]),
+    ],
+)
+def test_mistakes_get_one_line(arguments: tuple[str, ...], words: list[str]) -> None:
+    line = refused(*arguments)
+    assert [word for word in words if word not in line] == []
+
+
+def test_a_cluster_file_with_impossible_values_is_refused(tmp_path: Path) -> None:
+    text = (ROOT / "data" / "clusters" / "h100-ib.yaml").read_text()
+    own = tmp_path / "mine.yaml"
+    own.write_text(text.replace("gpus_per_node: 8", "gpus_per_node: 0"))
+    line = refused(*QUESTION[:2], "--cluster", own, "--gpus", "8")
+    assert "gpus_per_node" in line
+    assert "mine.yaml" in line

@@ -1,0 +1,54 @@
+"""``ddplab tune`` as a user types it: refusals that need no rank, and the command inside a job."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from common.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def refused(*arguments: object) -> str:
+    """The one line of a refusal."""
+    with (
+        mock.patch.object(sys, "argv", ["ddplab", "tune", *map(str, arguments)]),
+        contextlib.redirect_stderr(io.StringIO()) as stderr,
+        pytest.raises(SystemExit) as left,
+    ):
+        main()
+    assert left.value.code == 2, stderr.getvalue()
+    (line,) = stderr.getvalue().strip().splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def test_what_needs_no_rank_is_refused_before_any_is_started(tmp_path):
+    with mock.patch("common.tuning.launched.launch", side_effect=AssertionError("started")):
+        assert "FUNCTION" in refused()
+        assert "is not MODULE:FUNCTION" in refused("my_model")
+        assert "not a file" in refused("my_model.py:make")
+        assert "--nproc 1" in refused("my_model:make", "--nproc", 1)
+        assert "share is 0" in refused("my_model:make", "--share", 0)
+        assert "no module 'nowhere_to_be_found'" in refused("nowhere_to_be_found:make")
+        blocked = tmp_path / "file"
+        blocked.touch()
+        assert "output folder" in refused("json:dumps", "--output_dir", blocked / "below")
+
+
+@pytest.mark.two_ranks
+def test_inside_a_job_its_ranks_are_used_and_one_of_them_refuses(rank_server, tmp_path):
+    done = rank_server.run(
+        ROOT / "common" / "cli" / "main.py",
+        *("tune", "nowhere_to_be_found:make", "--device", "cpu", "--output_dir", tmp_path / "out"),
+        ranks=2,
+    )
+    assert done.exit_codes == [2, 2]
+    assert "no module 'nowhere_to_be_found'" in done.error_line
+    assert not (tmp_path / "out").exists()

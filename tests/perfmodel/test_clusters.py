@@ -1,0 +1,116 @@
+"""Clusters: those that come with the course, a user's own file, and values that cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from perfmodel_support import refused
+
+from common.perfmodel.clusters import CLUSTERS, Cluster, known_clusters, load_cluster
+from common.perfmodel.peaks import known_peak
+
+
+def written(folder: Path, **changes: object) -> Path:
+    """h100-ib as a user's file with some keys changed; None removes a key."""
+    values = yaml.safe_load((CLUSTERS / "h100-ib.yaml").read_text())
+    values.update(changes)
+    path = folder / "mine.yaml"
+    kept = {key: value for key, value in values.items() if value is not None}
+    path.write_text(yaml.safe_dump(kept))
+    return path
+
+
+@pytest.mark.parametrize("name", known_clusters())
+def test_every_cluster_of_the_course_loads_and_states_its_source_and_assumptions(name: str) -> None:
+    cluster = load_cluster(name)
+    assert cluster.name == name
+    assert cluster.source
+    assert any("congestion" in one for one in cluster.assumptions)
+    assert known_peak(cluster.gpu).flops("bfloat16")
+    # 16,384 GPUs, the largest job that predictions are asked for
+    assert cluster.nodes(16_384) == 2048
+
+
+def test_the_named_clusters_are_there() -> None:
+    assert {"h100-ib", "h100-roce", "h200-ib", "a100-ib", "a100-roce"} <= set(known_clusters())
+
+
+def test_a_users_file_has_the_same_keys_and_is_named_by_its_file(tmp_path: Path) -> None:
+    cluster = load_cluster(written(tmp_path, name=None, network_gb_per_s=100, cpu=None))
+    assert cluster.name == "mine"
+    assert cluster.network_gb_per_s == 100
+    assert cluster.cpu == "intel"
+    assert load_cluster(str(tmp_path / "mine.yaml")) == cluster
+
+
+def test_gpus_fill_whole_nodes_above_one() -> None:
+    cluster = load_cluster("h100-ib")
+    held = {gpus: cluster.nodes(gpus) for gpus in (1, 2, 3, 8, 16, 24)}
+    assert held == {1: 1, 2: 1, 3: 1, 8: 1, 16: 2, 24: 3}
+    with refused("0 GPUs", "at least 1"):
+        cluster.nodes(0)
+    with refused("12 GPUs", "multiples of 8"):
+        cluster.nodes(12)
+    with refused("16392", "at most 16384"):
+        cluster.nodes(16_392)
+    with refused("2.5 GPUs"):
+        cluster.nodes(2.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"network_gb_per_s": 0}, ["network_gb_per_s", "above 0"]),
+        ({"network_gb_per_s": -3}, ["network_gb_per_s", "above 0"]),
+        ({"network_gb_per_s": "fast"}, ["network_gb_per_s", "'fast'"]),
+        ({"network_gb_per_s": float("nan")}, ["network_gb_per_s"]),
+        ({"network_gb_per_s": 3200}, ["3200", "504", "not gigabits"]),
+        ({"channel_gb_per_s": 60}, ["channels", "720", "450"]),
+        ({"nvls_channel_gb_per_s": 90}, ["nvls", "720"]),
+        ({"nvls_channels": 1}, ["at least 2"]),
+        ({"nvls_channel_gb_per_s": 0}, ["or 0 and 0"]),
+        ({"generation": "ampere"}, ["no NVLink SHARP"]),
+        ({"generation": "volta"}, ["generation", "ampere, hopper"]),
+        ({"network": "pigeon"}, ["network", "infiniband"]),
+        ({"cpu": "arm"}, ["cpu", "intel, amd"]),
+        ({"gpu": "H1000"}, ["gpu", "did you mean"]),
+        ({"gpus_per_node": 0}, ["gpus_per_node", "at least 1"]),
+        ({"gpus_per_node": 7.5}, ["gpus_per_node", "whole number"]),
+        ({"channels": True}, ["channels", "whole number"]),
+        ({"max_nodes": "many"}, ["max_nodes"]),
+        ({"network_latency_us": -1}, ["network_latency_us", "at least 0"]),
+        ({"ll128": "yes"}, ["ll128", "true or false"]),
+        ({"source": ""}, ["source"]),
+        ({"assumptions": "none"}, ["assumptions", "list"]),
+        ({"chanels": 3}, ["chanels", "did you mean 'channels'"]),
+        ({"generation": None, "gpu": None}, ["no generation, gpu"]),
+    ],
+)
+def test_a_file_with_impossible_values_is_one_clear_line(tmp_path, changes, words) -> None:
+    with refused("mine.yaml", *words):
+        load_cluster(written(tmp_path, **changes))
+
+
+def test_what_is_no_cluster_is_one_clear_line(tmp_path: Path) -> None:
+    with refused("unknown cluster 'h100-1b'", "did you mean 'h100-ib'"):
+        load_cluster("h100-1b")
+    with refused("nowhere.yaml", "no such"):
+        load_cluster(tmp_path / "nowhere.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("name: [unclosed\nchannels: 3")
+    with refused("broken.yaml", "YAML"):
+        load_cluster(broken)
+    broken.write_text("- a\n- list\n")
+    with refused("broken.yaml", "mapping"):
+        load_cluster(broken)
+    with refused("broken.yaml"):
+        broken.write_bytes(b"\xff\xfe\x00")
+        load_cluster(broken)
+
+
+def test_a_cluster_made_in_code_is_checked_too() -> None:
+    values = {**vars(load_cluster("a100-ib")), "channels": 0}
+    with refused("channels = 0"):
+        Cluster(**values)

@@ -1,0 +1,187 @@
+"""What hooks send, against what PyTorch's own hooks hand to all_reduce in this process."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from perfmodel_support import MIB, make_profile, refused
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.comm_hooks import CastHook, PowerSgdHook
+from common.perfmodel.profile import BackwardProfile, DdpCosts
+from common.perfmodel.simulator import profile_buckets, simulate_backward
+
+CAP_MIB = 0.004
+
+
+@pytest.fixture(scope="module")
+def group():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    gc.collect()
+    dist.destroy_process_group()
+
+
+class Net(nn.Module):
+    """Matrices that are worth compressing and some that are not, a convolution, vectors, and one
+    layer of another dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(64, 128)
+        self.thin = nn.Linear(128, 3)
+        self.convolution = nn.Conv1d(3, 40, 9)
+        self.exact = nn.Linear(40, 50, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.thin(self.wide(x)).T[None]
+        return self.exact(self.convolution(x)[0].T.double()).mean()
+
+
+def run_ddp(hook=None, state=None, steps: int = 1, **options) -> tuple[list, list[str], nn.Module]:
+    """Bytes of each all-reduce of the last step, and names in the order they became ready."""
+    torch.manual_seed(0)
+    model = Net()
+    ddp = DistributedDataParallel(model, bucket_cap_mb=CAP_MIB, **options)
+    if hook:
+        ddp.register_comm_hook(state, hook)
+    sent: list[int] = []
+    ready: list[str] = []
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: ready.append(name))
+    real = dist.all_reduce
+
+    def all_reduce(tensor, *args, **kwargs):
+        sent.append(tensor.nbytes)
+        return real(tensor, *args, **kwargs)
+
+    dist.all_reduce = all_reduce
+    try:
+        for _ in range(steps):
+            sent.clear()
+            ready.clear()
+            ddp.zero_grad()
+            ddp(torch.randn(12, 64)).backward()
+    finally:
+        dist.all_reduce = real
+    return sent, list(ready), model
+
+
+def profile_of(model: nn.Module, ready: list[str]) -> BackwardProfile:
+    parameters = dict(model.named_parameters())
+    names = list(parameters)
+    return make_profile(
+        [parameters[name].nbytes for name in ready],
+        np.arange(1.0, 1 + len(ready)),
+        kinds=[str(parameters[name].dtype) for name in ready],
+        registration=[names.index(name) for name in ready],
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "hook"),
+    [("fp16", default_hooks.fp16_compress_hook), ("bf16", default_hooks.bf16_compress_hook)],
+)
+def test_a_cast_sends_what_pytorchs_hook_sends(group, name, hook):
+    sent, ready, model = run_ddp(hook, steps=3)
+    profile = profile_of(model, ready)
+    buckets = profile_buckets(profile, DdpOptions(CAP_MIB))
+    assert len(buckets) > 2  # and the double ones have a bucket of their own
+    assert CastHook(name).message_bytes(profile, buckets)[:, 0].tolist() == sent
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_power_sgd_sends_what_pytorchs_hook_sends(group, rank):
+    state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=3)
+    sent, ready, model = run_ddp(powerSGD_hook, state, steps=5)
+    profile = profile_of(model, ready)
+    buckets = profile_buckets(profile, DdpOptions(CAP_MIB))
+    shapes = dict(model.named_parameters())
+    hook = PowerSgdHook(tuple(tuple(shapes[name].shape) for name in ready), rank)
+    expected = hook.message_bytes(profile, buckets)
+    # Messages of one bucket come in turn, those of buckets interleave.
+    assert sorted(expected.ravel().tolist()) == sorted(sent)
+    assert expected.sum() < 0.5 * profile.total_bytes
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_bucket_view_saves_the_copy_back_and_not_the_copy_in(group, view):
+    # Gradients set to None are made anew outside of the buckets, and copied in with division.
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        run_ddp(steps=3, gradient_as_bucket_view=view)
+    names = [event.name for event in profiler.events()]
+    copies_back = sum("copy_bucket_to_grad" in name for name in names)
+    divisions = sum(name == "aten::mul" for name in names)
+    assert (copies_back == 0) == view
+    assert divisions >= 3 * 8  # each of the eight gradients in every step
+    costs = DdpCosts(copy_in_s_per_byte=1.0, copy_out_s_per_byte=2.0)
+    assert costs.as_bucket_view() == DdpCosts(copy_in_s_per_byte=1.0)
+
+
+def test_half_the_bytes_take_half_the_time_and_the_casts_are_paid():
+    # Two buckets of 8 bytes, a byte a second: 4 s each on the wire. Compressing takes 1 s of each
+    # from computation before it is sent, decompressing 2 s of each after that.
+    profile = make_profile([8, 8], [10.0, 20.0])
+    hook = CastHook("fp16", compress_s_per_byte=1 / 8, decompress_s_per_byte=2 / 8)
+    timeline = simulate_backward(profile, AlphaBeta(0.0, 1.0), 8 / MIB, hook=hook)
+    first, second = timeline.events
+    assert (first.ready_s, first.start_s, first.end_s) == (10, 11, 15)
+    assert (second.ready_s, second.start_s, second.end_s) == (21, 22, 26)
+    assert timeline.compute_end_s == 22
+    assert timeline.total_s == 28
+    assert [event.size_bytes for event in timeline.events] == [8, 8]
+
+
+def test_power_sgd_pays_a_latency_for_each_message_and_none_for_an_empty_one():
+    # A matrix of 4 by 5 as 4 + 5 numbers, then a vector of 6 that is sent whole.
+    profile = make_profile([4 * 20, 4 * 6], [1.0, 2.0])
+    hook = PowerSgdHook(((4, 5), (6,)))
+    network = AlphaBeta(1.0, 4.0)  # a second, and a second a number
+    timeline = simulate_backward(profile, network, 1 / MIB, hook=hook)
+    first, second = timeline.events
+    assert first.end_s - first.start_s == (1 + 4) + (1 + 5)
+    assert second.end_s - second.start_s == 1 + 6
+
+
+def test_contention_follows_the_bytes_on_the_wire():
+    # Each all-reduce of 4 bytes beside computation takes 1 s of it; one of 8 bytes would take 3.
+    profile = make_profile([8, 8], [1.0, 9.0], tail_s=10.0)
+    costs = DdpCosts(lost_compute=((4.0, 8.0), (1.0, 3.0)))
+    timeline = simulate_backward(
+        profile, AlphaBeta(0.0, 1.0), 8 / MIB, costs=costs, hook=CastHook("bf16")
+    )
+    assert timeline.compute_end_s == pytest.approx(19 + 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: CastHook("fp17"), ["fp17", "fp16", "bf16"]),
+        (lambda: CastHook("fp16", compress_s_per_byte=-1), ["less than no time"]),
+        (lambda: PowerSgdHook((), rank=0), ["rank 0", "at least 1"]),
+        (lambda: PowerSgdHook((), min_compression_rate=0), ["rate", "above 0"]),
+    ],
+)
+def test_an_impossible_hook_is_refused(make, words):
+    with refused(*words):
+        make()
+
+
+def test_shapes_of_another_model_are_refused():
+    profile = make_profile([16, 8], [1.0, 2.0])
+    with refused("1 shapes", "2 gradients"):
+        PowerSgdHook(((4,),)).message_bytes(profile, [[0, 1]])
+    with refused("p1", "2 elements", "(3,)"):
+        PowerSgdHook(((4,), (3,))).message_bytes(profile, [[0, 1]])
+    with refused("dtype", "int8"):
+        CastHook("fp16").message_bytes(make_profile([4], [1.0], kinds=["int8"]), [[0]])

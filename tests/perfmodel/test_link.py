@@ -1,0 +1,178 @@
+"""Several all-reduces in flight, and launches, against integration in small steps of time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from perfmodel_support import CAPS_BYTES, MIB, make_profile, multiples, networks, profiles, refused
+
+from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.link import Traffic, advance, advance_several
+from common.perfmodel.profile import DdpCosts
+from common.perfmodel.simulator import simulate_backward
+
+STEPS = 300
+TINY = 1e-9
+
+
+@st.composite
+def traffics(draw):
+    """Up to six buckets, launched at any time in any order of size; some lose all computation."""
+    count = draw(st.integers(1, 6))
+
+    def times(low: int, high: int) -> list[float]:
+        return draw(st.lists(multiples(low, high), min_size=count, max_size=count))
+
+    launched = np.cumsum(times(0, 2))
+    alone = np.array(times(0, 3)) + 1 / 64
+    beside = alone * draw(st.sampled_from([1.0, 1.5, 2.0]))
+    share = draw(st.lists(st.sampled_from([0, 0.25, 0.5, 1]), min_size=count, max_size=count))
+    total = float(launched[-1]) + draw(multiples(0, 2)) + 1 / 64
+    return Traffic(launched, launched, alone, beside, beside * np.array(share), total)
+
+
+def integrate(traffic: Traffic, in_flight: int, gain: np.ndarray) -> tuple[list, list, float]:
+    """Starts, ends and the end of computation, as a description of what happens and no more.
+
+    At any moment the first buckets that are launched and not done are under way, up to the limit.
+    Each has its part of the link; what they take from computation is taken at the speed at which
+    they advance. A step is cut short where anything begins or ends.
+    """
+    count = len(traffic.alone_s)
+    done = [0.0] * count
+    starts: list = [None] * count
+    ends: list = [None] * count
+    now = work = 0.0
+    compute_end = None
+    dt = (traffic.total_work + traffic.beside_s.sum()) / STEPS
+    while None in ends or compute_end is None:
+        computing = traffic.total_work - work > TINY
+        if not computing and compute_end is None:
+            compute_end = now
+        active = [i for i in range(count) if starts[i] is not None and ends[i] is None]
+        for i in range(count):
+            before = all(start is not None for start in starts[:i])
+            launched = traffic.launched_work[i] - work < TINY
+            if starts[i] is None and before and launched and len(active) < in_flight:
+                starts[i] = now
+                active.append(i)
+        if None not in ends and not computing:
+            break
+        speed = {}
+        for i in active:
+            part = gain[i] / len(active) if len(active) > 1 else 1.0
+            speed[i] = part / (traffic.beside_s[i] if computing else traffic.alone_s[i])
+        taken = sum(speed[i] * (traffic.beside_s[i] - traffic.progress_s[i]) for i in active)
+        rate = max(0.0, 1.0 - taken) if computing else 0.0
+        step = dt
+        for i in active:
+            step = min(step, (1 - done[i]) / speed[i])
+        if rate > TINY:
+            upcoming = [i for i in range(count) if starts[i] is None][:1]
+            marks = [traffic.total_work, *(traffic.launched_work[i] for i in upcoming)]
+            ahead = [mark - work for mark in marks if mark - work > TINY]
+            step = min([step, *(gap / rate for gap in ahead)])
+        now += step
+        work += rate * step
+        for i in active:
+            done[i] += speed[i] * step
+            if done[i] > 1 - TINY:
+                ends[i] = now
+    return starts, ends, compute_end
+
+
+@settings(max_examples=80, deadline=None)
+@given(traffics(), st.sampled_from([1, 2, 3]), st.sampled_from([1.0, 1.25]))
+def test_all_reduces_in_flight_equal_integration_in_small_steps(traffic, in_flight, gain):
+    gains = np.full(len(traffic.alone_s), gain)
+    spans = advance_several(traffic, in_flight, gains)
+    starts, ends, compute_end = integrate(traffic, in_flight, gains)
+    assert spans.start_s == pytest.approx(starts, abs=1e-6)
+    assert spans.end_s == pytest.approx(ends, abs=1e-6)
+    assert spans.compute_end_s == pytest.approx(compute_end, abs=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(traffics())
+def test_one_in_flight_is_one_after_another(traffic):
+    one = advance(traffic)
+    several = advance_several(traffic, 1, np.ones(len(traffic.alone_s)))
+    assert several.start_s == pytest.approx(one.start_s)
+    assert several.end_s == pytest.approx(one.end_s)
+    assert several.compute_end_s == pytest.approx(one.compute_end_s)
+    assert several.ready_s == pytest.approx(one.ready_s)
+
+
+@settings(max_examples=60, deadline=None)
+@given(profiles(), networks(), CAPS_BYTES)
+def test_sharing_a_link_neither_gains_nor_loses_time(profile, network, cap):
+    # Work is conserved: the link is busy at the same moments, and the last byte leaves when it did.
+    one = simulate_backward(profile, network, cap / MIB)
+    two = simulate_backward(profile, network, cap / MIB, in_flight=2)
+    assert two.total_s == pytest.approx(one.total_s)
+    assert two.communication_s == pytest.approx(one.communication_s)
+    for first, second in zip(one.events, two.events, strict=True):
+        assert second.start_s <= first.start_s + TINY
+
+
+def test_what_a_crowded_link_gains_is_taken_from_the_curve_in_flight():
+    # Three buckets ready at once, 1 s each alone, 0.5 s each in flight: two run side by side and
+    # take 1 s together; the third has the link for itself and takes its second.
+    profile = make_profile([10, 10, 10], [1.0, 1.0, 1.0])
+    crowded = AlphaBeta(0.5, 1e12)
+    timeline = simulate_backward(
+        profile, AlphaBeta(1.0, 1e12), 10 / MIB, in_flight=2, crowded_network=crowded
+    )
+    assert timeline.total_s == pytest.approx(1 + 1 + 1)
+    # A curve that is slower in flight is noise, and gains nothing.
+    slower = simulate_backward(
+        profile, AlphaBeta(1.0, 1e12), 10 / MIB, in_flight=2, crowded_network=AlphaBeta(3, 1e12)
+    )
+    assert slower.total_s == pytest.approx(1 + 3)
+
+
+def test_each_launch_delays_all_later_gradients():
+    # Gradients at 1, 2 and 3 s, a launch of 0.25 s after each, all-reduces of no length.
+    profile = make_profile([10, 10, 10], [1.0, 2.0, 3.0], tail_s=1.0)
+    timeline = simulate_backward(
+        profile, AlphaBeta(0.0, 1e15), 10 / MIB, costs=DdpCosts(launch_s=0.25)
+    )
+    assert [event.ready_s for event in timeline.events] == pytest.approx([1.0, 2.25, 3.5])
+    assert [event.start_s for event in timeline.events] == pytest.approx([1.25, 2.5, 3.75])
+    assert timeline.compute_end_s == timeline.total_s == pytest.approx(4.75)
+    assert timeline.compute_alone_s == pytest.approx(4.75)
+
+
+def test_buckets_that_become_ready_together_are_launched_in_order():
+    # The second bucket is ready first (another order than the profile's) and waits for the first.
+    profile = make_profile([10, 10], [1.0, 2.0], registration=[0, 1])
+    timeline = simulate_backward(
+        profile,
+        AlphaBeta(0.0, 1e15),
+        10 / MIB,
+        find_unused_parameters=True,
+        costs=DdpCosts(launch_s=0.5),
+    )
+    assert [event.members for event in timeline.events] == [(1,), (0,)]
+    assert [event.ready_s for event in timeline.events] == pytest.approx([2.0, 1.0])
+    assert [event.start_s for event in timeline.events] == pytest.approx([2.5, 3.0])
+
+
+@settings(max_examples=50, deadline=None)
+@given(profiles(), networks(), CAPS_BYTES, multiples(0, 1), st.integers(1, 2))
+def test_launches_are_paid_once_a_bucket_and_never_make_a_pass_shorter(
+    profile, network, cap, launch_s, in_flight
+):
+    bare = simulate_backward(profile, network, cap / MIB, in_flight=in_flight)
+    costs = DdpCosts(launch_s=launch_s)
+    slower = simulate_backward(profile, network, cap / MIB, costs=costs, in_flight=in_flight)
+    spent = launch_s * bare.num_buckets
+    assert slower.compute_alone_s == pytest.approx(profile.backward_s + spent)
+    assert bare.total_s - TINY <= slower.total_s <= bare.total_s + spent + TINY
+
+
+def test_no_all_reduce_in_flight_is_refused():
+    with refused("0 all-reduces", "at least 1"):
+        simulate_backward(make_profile([4], [1.0]), AlphaBeta(0, 1), 1, in_flight=0)

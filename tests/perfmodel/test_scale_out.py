@@ -1,0 +1,236 @@
+"""A step on thousands of GPUs: each number against the step of one GPU, or of one case, by hand."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from perfmodel_support import refused
+
+from common.perfmodel import cluster_steps
+from common.perfmodel.assumptions import Assumptions, Range
+from common.perfmodel.cap_grid import Circumstances, cap_rows, simulate_grid
+from common.perfmodel.cluster_steps import default_caps_mib
+from common.perfmodel.clusters import load_cluster
+from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.computed_profile import computed_profile
+from common.perfmodel.flops import training_flops_per_token
+from common.perfmodel.nccl import NcclAllReduce
+from common.perfmodel.profile import DdpCosts
+from common.perfmodel.scale_out import (
+    SCALINGS,
+    STRATEGIES,
+    ScaleOut,
+    one_at_a_time,
+    parse_gpus,
+    predict_scale_out,
+    stated_assumptions,
+)
+from common.perfmodel.search import best_bucket_cap
+from common.perfmodel.simulator import simulate_backward
+from common.perfmodel.workload import Workload
+
+H100 = load_cluster("h100-ib")
+WORK = Workload(model="gpt2", precision="bfloat16")
+GPUS = [1, 8, 64, 1024]
+PEAK, MEMORY = 989.5e12, 3.35e12  # H100 SXM, dense bfloat16 and HBM3
+CERTAIN = Assumptions(
+    mfu=Range(0.4, 0.4, 0.4),
+    network_speed=Range(1, 1, 1),
+    straggler_spread=Range(0, 0, 0),
+    overlap_slowdown=Range(1, 1, 1),
+)
+
+
+@pytest.fixture(scope="module")
+def predicted() -> ScaleOut:
+    return predict_scale_out(WORK, H100, GPUS, global_batch_size=1000)
+
+
+def test_there_is_a_row_for_each_scaling_strategy_and_number(predicted):
+    for strategy in STRATEGIES:
+        assert predicted.rows("weak", strategy)["gpus"].tolist() == GPUS
+        # 1,000 sequences are too few for 1,024 GPUs
+        assert predicted.rows("strong", strategy)["gpus"].tolist() == GPUS[:-1]
+    assert predicted.rows("weak", "DDP")["nodes"].tolist() == [1, 1, 8, 128]
+
+
+def test_the_parts_of_a_step_add_up_to_it(predicted):
+    table = predicted.table
+    parts = ["computation_s", "straggler_s", "copies_s", "slowed_s", "exposed_s"]
+    assert (table[parts] >= 0).all().all()
+    assert table[parts].sum(axis=1).to_numpy() == pytest.approx(table["step_s"].to_numpy())
+
+
+def test_one_gpu_computes_and_nothing_else(predicted):
+    flops = 8 * 1024 * training_flops_per_token(WORK.config, 1024)
+    update_s = 28 * WORK.config.num_parameters() / MEMORY
+    for strategy in STRATEGIES:
+        row = predicted.rows("weak", strategy).iloc[0]
+        assert row["step_s"] == pytest.approx(flops / (0.4 * PEAK) + update_s)
+        assert row["efficiency"] == pytest.approx(1)
+        assert row["tokens_per_s"] == pytest.approx(8 * 1024 / row["step_s"])
+
+
+def test_bands_hold_the_prediction_and_grow_out_of_the_ranges(predicted):
+    table = predicted.table
+    for name in ("step{}_s", "efficiency{}", "tokens_per_s{}", "exposed{}_s"):
+        value, low, high = (table[name.format(end)] for end in ("", "_low", "_high"))
+        assert (low <= value + 1e-12).all()
+        assert (value <= high + 1e-12).all()
+    certain = predict_scale_out(WORK, H100, [64], assumptions=CERTAIN).table
+    assert certain["step_low_s"].to_numpy() == pytest.approx(certain["step_s"].to_numpy())
+    assert certain["step_high_s"].to_numpy() == pytest.approx(certain["step_s"].to_numpy())
+
+
+def test_weak_and_strong_are_one_step_where_their_batches_are():
+    # 64 GPUs with 8 sequences each are a global batch of 512
+    both = predict_scale_out(WORK, H100, [64], global_batch_size=512).table
+    for strategy in STRATEGIES:
+        weak, strong = (both[(both.scaling == s) & (both.strategy == strategy)] for s in SCALINGS)
+        # One GPU's step has an update every 8 sequences under weak scaling, every 512 under strong.
+        numbers = [c for c in both.select_dtypes("number") if not c.startswith("efficiency")]
+        assert weak[numbers].to_numpy() == pytest.approx(strong[numbers].to_numpy(), nan_ok=True)
+
+
+def test_accumulation_hides_communication_behind_the_same_exchange():
+    # Four micro-batches instead of one: three more passes, and nothing more is sent by DDP.
+    found = [
+        predict_scale_out(WORK, H100, [64], global_batch_size=batch, assumptions=CERTAIN)
+        .rows("strong", "DDP")
+        .iloc[0]
+        for batch in (512, 2048)
+    ]
+    passes = 8 * 1024 * training_flops_per_token(WORK.config, 1024) / (0.4 * PEAK)
+    assert [row["micro_batches"] for row in found] == [1, 4]
+    assert found[1]["step_s"] - found[0]["step_s"] == pytest.approx(3 * passes)
+    assert found[1]["exposed_s"] == pytest.approx(found[0]["exposed_s"])
+
+
+def test_the_busiest_gpu_decides_under_strong_scaling():
+    # 65 sequences on 64 GPUs: one of them has two.
+    row = predict_scale_out(WORK, H100, [64], global_batch_size=65).rows("strong", "DDP").iloc[0]
+    assert row["sequences_per_gpu"] == 2
+    assert row["efficiency"] < 0.6
+    assert row["tokens_per_s"] == pytest.approx(65 * 1024 / row["step_s"])
+
+
+@pytest.mark.parametrize("gpus", [8, 1024])
+def test_ddp_is_the_simulators_backward_pass_and_the_searchs_cap(gpus):
+    assumptions = replace(CERTAIN, overlap_slowdown=Range(1.19, 1.19, 1.19))
+    caps = np.geomspace(1, 400, 30)
+    table = predict_scale_out(WORK, H100, [gpus], assumptions=assumptions, caps_mib=caps)
+    row = table.rows("weak", "DDP").iloc[0]
+    network = NcclAllReduce(H100, gpus)
+    profile = computed_profile(WORK.config, 1024, 8 * 1024, 0.4 * PEAK)
+    costs = DdpCosts(2 / MEMORY, 2 / MEMORY, compute_slowdown=1.19)
+    best = best_bucket_cap(profile, network, caps, costs=costs)
+    others = 1.5 * profile.backward_s - profile.backward_s  # the forward pass
+    others += 28 * WORK.config.num_parameters() / MEMORY
+    assert row["bucket_cap_mib"] == pytest.approx(best.cap_mib)
+    assert row["step_s"] == pytest.approx(others + best.total_s)
+    default = simulate_backward(profile, network, None, costs=costs)
+    assert row["default_step_s"] == pytest.approx(others + default.total_s)
+    assert row["algorithm"] == network.choice(best.cap_mib * 2**20)
+
+
+def test_a_network_of_no_cost_leaves_computation_and_copies(monkeypatch):
+    free = AlphaBeta(0.0, float("inf"))
+    monkeypatch.setattr(cluster_steps, "NcclRing", lambda *_: free)
+    found = predict_scale_out(
+        WORK, H100, [64], assumptions=CERTAIN, strategies=["SHARD_GRAD_OP", "FULL_SHARD"]
+    ).table
+    found = found[found["scaling"] == "weak"]
+    assert found["exposed_s"].to_numpy() == pytest.approx(0, abs=1e-9)
+    # a rank updates its 64th, and copies each gathered and each reduced byte once
+    compute = 8 * 1024 * training_flops_per_token(WORK.config, 1024) / (0.4 * PEAK)
+    assert (found["computation_s"] > compute).all()
+    assert (found["computation_s"] < compute + 28 / 32 * 125e6 / MEMORY).all()
+    assert (found["copies_s"] > 2 * (2 + 4) * 85e6 / MEMORY).all()
+
+
+def test_slower_networks_and_stragglers_never_help():
+    slow = replace(H100, network_gb_per_s=H100.network_gb_per_s / 8)
+    fast, slower = (
+        predict_scale_out(WORK, one, [64, 1024], assumptions=CERTAIN).table for one in (H100, slow)
+    )
+    assert (slower["step_s"] > fast["step_s"]).all()
+    spread = replace(CERTAIN, straggler_spread=Range(0.05, 0.05, 0.05))
+    uneven = predict_scale_out(WORK, H100, [64, 1024], assumptions=spread).table
+    assert (uneven["step_s"] > fast["step_s"]).all()
+    # of 1,024 normal-like GPUs the slowest is about 3.2 standard deviations off
+    share = uneven["straggler_s"] / uneven["computation_s"]
+    assert share[uneven["gpus"] == 1024].to_numpy() == pytest.approx(0.17, abs=0.02)
+
+
+def test_each_assumption_is_worth_something(predicted):
+    worth = one_at_a_time(predicted, "weak", "DDP", 1024).set_index("assumption")
+    row = predicted.rows("weak", "DDP").set_index("gpus").loc[1024]
+    assert worth.loc["as assumed", "step_s"] == pytest.approx(row["step_s"])
+    assert worth.loc["mfu 0.3", "step_s"] > worth.loc["mfu 0.5", "step_s"]
+    assert worth.loc["network speed 0.5", "step_s"] > worth.loc["network speed 1.1", "step_s"]
+    spread = worth.loc[["straggler spread 0.005", "straggler spread 0.055"], "efficiency"]
+    assert spread.is_monotonic_decreasing
+
+
+def test_everything_assumed_is_stated(predicted):
+    text = " ".join(stated_assumptions(predicted))
+    for word in ("40% (30% to 50%)", "H100", "1.19 (1 to 1.4)", "2.0% (0.5% to 5.5%)", "lognormal"):
+        assert word in text
+    for word in ("no congestion", "64 draws", "seed 0", "1000 sequences", *H100.assumptions):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8", [8]),
+        ("64,8,16,8", [8, 16, 64]),
+        ("8..64", [8, 16, 32, 64]),
+        ("24..100", [24, 48, 96]),
+        ("8..8", [8]),
+    ],
+)
+def test_numbers_of_gpus(text, expected):
+    assert parse_gpus(text) == expected
+
+
+@pytest.mark.parametrize("text", ["0", "-8", "8,0", "0..64", "64..8", "", "eight", "8..", "1.5"])
+def test_numbers_of_gpus_that_cannot_be_are_refused(text):
+    with refused("--gpus"):
+        parse_gpus(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus", "words"),
+    [
+        ({}, [12], ["12 GPUs", "multiples of 8"]),
+        ({}, [2**20], ["at most"]),
+        ({"global_batch_size": 0}, [8], ["global batch"]),
+        ({"workload": replace(WORK, gradient_accumulation=2)}, [8], ["accumulation"]),
+    ],
+)
+def test_questions_without_an_answer_are_refused(changes, gpus, words):
+    with refused(*words):
+        predict_scale_out(**{"workload": WORK, "cluster": H100, "gpus": gpus} | changes)
+
+
+def test_a_precision_that_the_gpu_lacks_is_refused():
+    turing = replace(H100, gpu="T4")
+    with refused("T4", "bfloat16"):
+        predict_scale_out(WORK, turing, [8])
+
+
+def test_200_caps_on_12_sizes_of_a_cluster_take_less_than_a_second():
+    config = Workload(model="gpt2-xl").config
+    began = time.perf_counter()
+    profile = computed_profile(config, 1024, 8192, 4e14)
+    networks = [NcclAllReduce(H100, 8 << power) for power in range(12)]
+    rows = cap_rows(profile, default_caps_mib(profile.total_bytes, 200))
+    twelve = np.arange(12)
+    cases = Circumstances(np.ones(12), twelve, np.ones(12), np.full(12, 1.19))
+    grid = simulate_grid(profile, networks, rows, cases)
+    assert time.perf_counter() - began < 1
+    assert grid.total_s.shape == (len(rows), 12)

@@ -1,0 +1,252 @@
+"""What predictions for clusters are made of: stragglers, ranges, overlap, many caps, FLOPs.
+
+Oracles: published tables of order statistics, closed forms, a simulation in small steps of time,
+and the project's own simulator and search, which take one case at a time.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from perfmodel_support import (
+    gpt2_parameters,
+    gpt2_ready_order,
+    make_profile,
+    multiples,
+    networks,
+    profiles,
+    refused,
+)
+
+from common.perfmodel.architecture import GPT2Config
+from common.perfmodel.assumptions import Assumptions, Range
+from common.perfmodel.cap_grid import (
+    Circumstances,
+    best_rows,
+    cap_rows,
+    default_row,
+    near_interval,
+    simulate_grid,
+)
+from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.computed_profile import computed_profile, forward_parts_s
+from common.perfmodel.flops import training_flops_per_token
+from common.perfmodel.overlapped import overlap
+from common.perfmodel.profile import DdpCosts
+from common.perfmodel.search import best_bucket_cap
+from common.perfmodel.simulator import simulate_backward
+from common.perfmodel.stragglers import slowest_of
+
+# E[max of n] of standard normal variables (Harter 1961, table 1).
+NORMAL_MAXIMA = {1: 0.0, 2: 0.56419, 3: 0.84628, 5: 1.16296, 10: 1.53875, 100: 2.50759}
+
+
+@pytest.mark.parametrize(("gpus", "expected"), NORMAL_MAXIMA.items())
+def test_the_slowest_of_n_normal_gpus_is_the_published_order_statistic(gpus, expected):
+    assert slowest_of(gpus, 0.02, "normal") == pytest.approx(1 + 0.02 * expected, abs=2e-7)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 16, 1024])
+def test_the_slowest_of_n_delays_is_the_harmonic_number(gpus):
+    harmonic = sum(1 / k for k in range(1, gpus + 1))
+    assert slowest_of(gpus, 0.1, "exponential") == pytest.approx(0.9 + 0.1 * harmonic)
+
+
+@pytest.mark.parametrize("distribution", ["lognormal", "normal", "exponential"])
+def test_the_slowest_gpu_is_that_of_a_simulation(distribution):
+    rng = np.random.default_rng(1)
+    drawn = {
+        "normal": 1 + 0.1 * rng.standard_normal((4000, 64)),
+        "exponential": 0.9 + 0.1 * rng.exponential(size=(4000, 64)),
+        "lognormal": np.exp(
+            math.sqrt(math.log(1.01)) * rng.standard_normal((4000, 64)) - math.log(1.01) / 2
+        ),
+    }[distribution]
+    # mean 1 and standard deviation 0.1, as stated, and then the mean of the largest of 64
+    assert drawn.mean() == pytest.approx(1, abs=0.002)
+    assert drawn.std() == pytest.approx(0.1, abs=0.002)
+    slowest = drawn.max(axis=1)
+    error = 4 * slowest.std() / math.sqrt(len(slowest))
+    assert slowest_of(64, 0.1, distribution) == pytest.approx(slowest.mean(), abs=error)
+
+
+def test_one_gpu_or_no_spread_waits_for_nobody():
+    for distribution in ("lognormal", "normal", "exponential"):
+        assert slowest_of(1, 0.3, distribution) == pytest.approx(1)
+        assert slowest_of(16384, [0.0, 0.0], distribution) == pytest.approx([1, 1])
+
+
+def test_stragglers_that_cannot_be_are_refused():
+    with refused("0 GPUs"):
+        slowest_of(0, 0.1)
+    with refused("cauchy", "lognormal"):
+        slowest_of(8, 0.1, "cauchy")
+    with refused("spread", "-0.1"):
+        slowest_of(8, -0.1)
+
+
+def test_draws_follow_the_triangle_and_begin_with_its_peak():
+    draws = Assumptions(mfu=Range(0.4, 0.3, 0.6), draws=2000).drawn()
+    assert draws.mfu[0] == 0.4
+    assert draws.mfu.min() >= 0.3
+    assert draws.mfu.max() <= 0.6
+    # mean and variance of a triangular distribution
+    assert draws.mfu[1:].mean() == pytest.approx((0.3 + 0.4 + 0.6) / 3, abs=1e-4)
+    a, b, c = 0.3, 0.6, 0.4
+    variance = (a * a + b * b + c * c - a * b - a * c - b * c) / 18
+    assert draws.mfu[1:].var() == pytest.approx(variance, rel=0.01)
+    again = Assumptions(mfu=Range(0.4, 0.3, 0.6), draws=2000).drawn()
+    assert (again.mfu == draws.mfu).all()
+    other = Assumptions(mfu=Range(0.4, 0.3, 0.6), draws=2000, seed=1).drawn()
+    assert (other.mfu != draws.mfu)[1:].all()
+
+
+def test_a_single_number_is_certain():
+    assert Range.of("--mfu", [0.4], 0, 1) == Range(0.4, 0.4, 0.4)
+    assert (Assumptions(mfu=Range(0.4, 0.4, 0.4)).drawn().mfu == 0.4).all()
+
+
+@pytest.mark.parametrize(
+    "numbers", [[], [0.4, 0.3], [2.0], [0.4, 0.5, 0.6], [0.4, 0.3, 1.1], [math.nan], [0.4, 0.3, -1]]
+)
+def test_ranges_that_cannot_be_are_refused(numbers):
+    with refused("--mfu"):
+        Range.of("--mfu", numbers, 0, 1)
+
+
+def test_draws_that_cannot_be_are_refused():
+    with refused("3 draws", "20"):
+        Assumptions(draws=3)
+    with refused("seed -1"):
+        Assumptions(seed=-1)
+    with refused("cauchy"):
+        Assumptions(straggler_distribution="cauchy")
+
+
+def small_steps(work, ready, limit, alone, slow, slower, tail):
+    """Time, a little at a time: (end, seconds in which computation went on beside collectives)."""
+    dt, now, done, beside, index, sent = 1 / 256, 0.0, 0.0, 0.0, 0, 0.0
+    end = 0.0
+    while done < work or index < len(ready):
+        active = index < len(ready) and done >= ready[index]
+        stop = min([work, *limit[index:]])
+        computing = done < stop
+        if computing:
+            done = min(stop, done + (dt / slow if active else dt))
+            beside += dt * active
+        now += dt
+        if active:
+            sent += dt / slower if computing else dt
+            if sent >= alone[index] - 1e-9:
+                end = max(end, now + tail[index])
+                index, sent = index + 1, 0.0
+        if done >= work and not (index < len(ready)):
+            end = max(end, now)
+    return end, beside
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_overlap_is_that_of_small_steps_of_time(data):
+    count = data.draw(st.integers(0, 5))
+    work = data.draw(multiples(1, 6))
+    shares = sorted(data.draw(st.lists(st.sampled_from([0, 0.25, 0.5, 1]), min_size=2 * count)))
+    levels = [work * share for share in shares[: 2 * count]]
+    ready = levels[::2]
+    limit = [max(r, x) for r, x in zip(ready, levels[1::2], strict=True)]
+    alone = data.draw(st.lists(multiples(0, 2), min_size=count, max_size=count))
+    slow = data.draw(st.sampled_from([1.0, 2.0, 4.0]))
+    slower = data.draw(st.sampled_from([1.0, 2.0]))
+    running = np.minimum.accumulate(np.array(limit)[::-1])[::-1]
+    found = overlap(
+        np.array([work]),
+        np.array(ready)[:, None],
+        np.array(alone)[:, None],
+        limit_s=running[:, None],
+        compute_slowdown=slow,
+        communication_slowdown=slower,
+    )
+    end, beside = small_steps(work, ready, limit, alone, slow, slower, [0.0] * count)
+    assert found.total_s[0] == pytest.approx(end, abs=(count + 2) * 4 / 256)
+    assert found.slowed_s[0] == pytest.approx(beside * (1 - 1 / slow), abs=(count + 2) * 4 / 256)
+    # every second is work, slowed work, or neither
+    assert found.total_s[0] == pytest.approx(work + found.slowed_s[0] + found.exposed_s[0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(profiles(), networks(), st.sampled_from([1.0, 1.5, 3.0]), st.data())
+def test_a_grid_of_caps_is_one_simulation_after_another(profile, network, slow, data):
+    caps = data.draw(st.lists(st.integers(1, 250), min_size=1, max_size=6))
+    caps_mib = [cap / 2**20 for cap in caps]
+    scales = np.array([1.0, 0.5, 2.0])
+    costs = DdpCosts(0.01, 0.02, communication_slowdown=1.25)
+    cases = Circumstances(scales, np.array([0, 1, 0]), np.array([1.0, 1.0, 2.0]), np.full(3, slow))
+    other = AlphaBeta(0.5, 16)
+    rows = (*cap_rows(profile, caps_mib), default_row(profile))
+    grid = simulate_grid(profile, [network, other], rows, cases, costs)
+
+    class Doubled:
+        def time_s(self, size_bytes):
+            return 2 * network.time_s(size_bytes)
+
+    alike = DdpCosts(0.01, 0.02, 1.25, compute_slowdown=slow)
+    for number, row in enumerate(rows):
+        for case, one in enumerate((network, other, Doubled())):
+            scaled = profile.scaled(compute=scales[case])
+            expected = simulate_backward(scaled, one, row.cap_mib, costs=alike)
+            assert grid.total_s[number, case] == pytest.approx(expected.total_s)
+            exposed = grid.exposed_s[number, case]
+            assert exposed == pytest.approx(expected.exposed_communication_s)
+            assert len(row.last) == expected.num_buckets
+    searched = grid.total_s[:-1]
+    best = best_rows(searched)
+    for case, one in enumerate((network, other, Doubled())):
+        scaled = profile.scaled(compute=scales[case])
+        expected = best_bucket_cap(scaled, one, caps_mib, costs=alike)
+        assert searched[best[case], case] == pytest.approx(expected.total_s)
+        assert expected.predicted_s(rows[best[case]].cap_mib) == pytest.approx(expected.total_s)
+
+
+def test_the_best_cap_and_its_interval_are_those_of_the_search():
+    profile = computed_profile(GPT2Config.named("gpt2"), 1024, 8192, 2e13)
+    caps = np.geomspace(0.25, 500, 40)
+    bandwidths = (1e9, 1e10, 1e11)
+    lines = [AlphaBeta(1e-4, bandwidth) for bandwidth in bandwidths]
+    cases = Circumstances(np.ones(3), np.arange(3), np.ones(3), np.full(3, 1.19))
+    rows = cap_rows(profile, caps)
+    grid = simulate_grid(profile, lines, rows, cases)
+    for case, (line, row) in enumerate(zip(lines, best_rows(grid.total_s), strict=True)):
+        expected = best_bucket_cap(profile, line, caps, costs=DdpCosts(compute_slowdown=1.19))
+        assert rows[row].cap_mib == pytest.approx(expected.cap_mib)
+        around = [(low, high) for low, high in expected.near_mib if low <= expected.cap_mib <= high]
+        assert near_interval(rows, grid.total_s[:, case], row) == pytest.approx(around[0])
+
+
+def test_no_caps_and_several_dtypes_are_refused():
+    profile = make_profile([8, 8], [1.0, 2.0], kinds=["float32", "bfloat16"])
+    with refused("no caps"):
+        cap_rows(profile, [])
+    with refused("several dtypes"):
+        cap_rows(profile, [1])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-xl"])
+def test_computed_gradients_are_the_models_in_its_order(name):
+    config = GPT2Config.named(name)
+    profile = computed_profile(config, 1024, 4096, 1e14)
+    parameters = gpt2_parameters(name)
+    ordered = [parameters[key] for key in gpt2_ready_order(list(parameters))]
+    assert profile.sizes_bytes.tolist() == ordered
+    # the whole step is its FLOPs over the rate
+    block_s, head_s = forward_parts_s(config, 1024, 4096, 1e14)
+    forward_s = config.n_layer * block_s + head_s
+    expected = 4096 * training_flops_per_token(config, 1024) / 1e14
+    assert forward_s + profile.backward_s == pytest.approx(expected)
+    assert profile.backward_s == pytest.approx(2 * forward_s)
+    # the head comes first, and the last block's last gradient when it and the head are done
+    assert profile.ready_s[0] == pytest.approx(2 * head_s)
+    assert profile.ready_s[13] == pytest.approx(2 * head_s + 2 * block_s)

@@ -1,0 +1,166 @@
+"""The band around a prediction, where statistics say what it must be, and on recorded tables."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from perfmodel_support import refused
+
+from common.perfmodel.profile import DdpCosts
+from common.perfmodel.samples import AllReduceSamples, ReadySamples
+from common.perfmodel.simulator import simulate_backward
+from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
+from common.perfmodel.uncertainty import MeasuredSamples, prediction_bands, read_samples
+
+RECORDED = Path(__file__).resolve().parents[2] / "data" / "epyc-2-cores" / "assignment2"
+TABLES = (
+    RECORDED / "train_benchmark" / "gradient-ready-times.csv",
+    RECORDED / "allreduce_benchmark" / "allreduce-samples.csv",
+    RECORDED / "overlap_benchmark" / "overlap-times.csv",
+)
+CAPS = [None, 0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 16, 64]
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return read_samples(*TABLES)
+
+
+def made_up(ready_s, all_reduce_s, costs: DdpCosts | None = None) -> MeasuredSamples:
+    """One gradient of 4 bytes: samples of one rank's ready times, and of an all-reduce of it."""
+    times = np.asarray(all_reduce_s)
+    return MeasuredSamples(
+        ReadySamples(("p",), np.array([4]), ("float32",), (0,), np.array(ready_s)[:, None, None]),
+        AllReduceSamples(np.array([4.0, 8.0]), np.stack([times, 2 * times])[:, None], 2),
+        costs=costs or DdpCosts(),
+    )
+
+
+def test_all_samples_give_the_prediction_that_the_tables_give(recorded):
+    bands = prediction_bands(recorded, CAPS, draws=2)
+    profile, curve = read_ready_times(TABLES[0]), read_all_reduce(TABLES[1]).curve
+    costs = read_costs(TABLES[2])
+    for cap, predicted_ms in zip(CAPS, bands.table["predicted_ms"], strict=True):
+        expected = simulate_backward(profile, curve, cap, costs=costs).total_s
+        assert predicted_ms == pytest.approx(expected * 1e3)
+
+
+def test_two_hundred_draws_of_twelve_caps_take_a_second_and_surround_the_prediction(recorded):
+    started = time.process_time()
+    table = prediction_bands(recorded, CAPS).table
+    assert time.process_time() - started < 1.0
+    assert (table["low_ms"] < table["predicted_ms"]).all()
+    assert (table["predicted_ms"] < table["high_ms"]).all()
+    assert (table["low_ms"] < table["median_ms"]).all()
+    # 0.5 and 1 MiB give the same buckets, and are one case.
+    same = table.set_index("bucket_cap_mib").loc[[0.5, 1.0]].drop_duplicates()
+    assert len(same) == 1
+
+
+def test_the_same_seed_gives_the_same_band_and_another_seed_another(recorded):
+    first, again = (prediction_bands(recorded, [1, 8], draws=20, seed=3) for _ in range(2))
+    other = prediction_bands(recorded, [1, 8], draws=20, seed=4)
+    assert first.drawn_s.tolist() == again.drawn_s.tolist()
+    assert first.table.equals(again.table)
+    assert first.drawn_s.tolist() != other.drawn_s.tolist()
+
+
+def test_samples_without_spread_leave_no_band():
+    bands = prediction_bands(made_up([3.0] * 5, [1.0] * 5), [1], draws=50)
+    row = bands.table.iloc[0]
+    assert row["low_ms"] == row["predicted_ms"] == row["high_ms"] == pytest.approx(4000)
+    assert row["best_share"] == 1
+
+
+def test_the_band_of_one_median_is_that_of_order_statistics():
+    # T is the median of 9 ready times 1 … 9, plus a constant. A drawn median is at most k with
+    # the chance that at least 5 of 9 draws are; its 5 % and 95 % quantiles are 3 and 7.
+    ready = np.arange(1.0, 10.0)
+    bands = prediction_bands(made_up(ready, [1.0] * 5), [1], draws=1000)
+    drawn = bands.drawn_s[:, 0] - 1
+    assert set(np.round(drawn, 9)) <= set(ready)
+    from math import comb
+
+    for k in range(1, 10):
+        chance = sum(comb(9, j) * (k / 9) ** j * (1 - k / 9) ** (9 - j) for j in range(5, 10))
+        assert (drawn <= k + 1e-9).mean() == pytest.approx(chance, abs=0.06)
+    assert bands.table.iloc[0][["low_ms", "high_ms"]].tolist() == pytest.approx([4000, 8000])
+
+
+def test_bands_cover_the_truth_about_as_often_as_they_say():
+    # Ready times and all-reduces scatter around 100 s and 10 s; T of the true medians is 110 s.
+    generator = np.random.default_rng(1)
+    inside = 0
+    for seed in range(60):
+        samples = made_up(100 + generator.normal(size=30), 10 + generator.normal(size=30))
+        row = prediction_bands(samples, [1], draws=40, seed=seed).table.iloc[0]
+        inside += row["low_ms"] <= 110e3 <= row["high_ms"]
+    assert 0.78 <= inside / 60 <= 0.99
+
+
+def test_what_two_caps_share_cancels_in_their_difference(recorded):
+    bands = prediction_bands(recorded, [1, 8])
+    low, high = bands.difference(1, 0)
+    assert high < 0  # 8 MiB is faster than 1 MiB for sure
+    wide = bands.table["high_ms"] / bands.table["low_ms"] - 1
+    assert high - low < wide.sum()
+
+
+def test_without_an_overlap_table_the_costs_are_taken_as_they_are():
+    costs = DdpCosts(copy_out_s_per_byte=0.25)
+    samples = made_up([3.0] * 4, [1.0] * 4, costs)
+    assert prediction_bands(samples, [1], draws=2).table["predicted_ms"][0] == pytest.approx(5000)
+
+
+def test_added_latency_is_paid_by_every_bucket():
+    samples = MeasuredSamples(
+        *(made_up([3.0] * 4, [1.0] * 4).ready, made_up([3.0], [1.0]).all_reduce),
+        added_latency_s=0.5,
+    )
+    assert prediction_bands(samples, [1], draws=2).table["high_ms"][0] == pytest.approx(4500)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        (([],), {}, ["no caps"]),
+        (([1],), {"draws": 1}, ["1 draws", "at least 2"]),
+        (([1],), {"level": 1.0}, ["level 1"]),
+        (([0],), {}, ["cap"]),
+    ],
+)
+def test_an_impossible_band_is_refused(recorded, arguments, options, words):
+    with refused(*words):
+        prediction_bands(recorded, *arguments, **options)
+
+
+# --- samples by rank -----------------------------------------------------------------------------
+
+
+def test_the_profile_of_one_rank_and_of_all():
+    ready = np.array([[[1.0, 5.0], [2.0, 3.0]], [[3.0, 5.0], [2.0, 4.0]], [[2.0, 6.0], [4.0, 4.0]]])
+    samples = ReadySamples(("a", "b"), np.array([4, 8]), ("float32",) * 2, (1, 0), ready)
+    # Slowest by pass: a 2, 3, 4; b 5, 5, 6.
+    assert samples.profile().ready_s.tolist() == [3.0, 5.0]
+    assert samples.profile(rank=0).ready_s.tolist() == [2.0, 5.0]
+    assert samples.profile(rank=1).ready_s.tolist() == [2.0, 4.0]
+    ranks = samples.profile(per_rank=True)
+    assert ranks.rank_ready_s.tolist() == [[2.0, 5.0], [2.0, 4.0]]
+    assert ranks.slowest_ready_s.tolist() == [2.0, 5.0]
+    # The same pass drawn three times.
+    assert samples.profile(np.array([2, 2, 2])).ready_s.tolist() == [4.0, 6.0]
+
+
+def test_a_missing_sample_is_left_out_of_the_median(tmp_path):
+    rows = [(0, 0, 1.0), (0, 1, 2.0), (1, 0, 5.0)]  # (rank, iteration, ms): rank 1 misses one
+    header = "rank,iteration,parameter,registration_index,dtype,size_bytes,ready_time_ms"
+    lines = [f"{rank},{i},p,0,float32,4,{ms}" for rank, i, ms in rows]
+    path = tmp_path / "gradient-ready-times.csv"
+    path.write_text("\n".join([header, *lines]) + "\n")
+    assert read_ready_times(path).ready_s.tolist() == pytest.approx([3.5e-3])
+    profile = read_ready_times(path, per_rank=True)
+    assert profile.rank_ready_s.ravel().tolist() == pytest.approx([1.5e-3, 5e-3])
+    assert profile.backward_s == pytest.approx(5e-3)

@@ -1,0 +1,122 @@
+"""Predicted settings against closed forms, and candidates that are worth a step."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.tuning.candidates import APART, predict, predict_all
+from common.tuning.measured import Measured, contention_sizes, curve_sizes
+from common.tuning.setting import DEFAULT, DdpSetting
+
+MIB = 2**20
+
+
+def measured(costs: DdpCosts = NO_COSTS, kinds: tuple[str, ...] = (), **network) -> Measured:
+    """Ten gradients of 4 MiB, one every 10 ms; 20 ms forward."""
+    count = 10
+    profile = BackwardProfile(
+        names=tuple(f"p{i}" for i in range(count)),
+        sizes_bytes=np.full(count, 4 * MIB, np.int64),
+        ready_s=np.arange(1, count + 1) * 0.01,
+        backward_s=count * 0.01,
+        kinds=kinds or ("float32",) * count,
+        registration=tuple(range(count))[::-1],
+    )
+    curve = AlphaBeta(**{"alpha_s": 1e-3, "bandwidth_bytes_per_s": 800 * MIB} | network)
+    narrow = AlphaBeta(1e-3, 800 * MIB)
+    casts = {"fp16": 0.0, "bf16": 1e-12}
+    return Measured(0.02, profile, curve, costs, {"fp16": narrow, "bf16": narrow}, casts)
+
+
+def test_a_step_is_the_closed_form_where_one_bucket_is_left_over():
+    # 4 MiB take 6 ms, less than the 10 ms between two gradients: only the last one is exposed.
+    found = predict(measured(), DdpSetting(4))
+    assert found.num_buckets == 10
+    assert found.backward_s == pytest.approx(0.1 + 0.006)
+    assert found.step_s == pytest.approx(0.02 + 0.106)
+    # All in one bucket: 40 MiB take 51 ms after the pass.
+    assert predict(measured(), DdpSetting(40)).backward_s == pytest.approx(0.1 + 0.051)
+
+
+def test_accumulation_counts_per_micro_batch():
+    # Three passes alone and one with the exchange, over four.
+    found = predict(measured(), DdpSetting(4, accumulation=4))
+    assert found.step_s == pytest.approx((3 * 0.12 + 0.126) / 4)
+
+
+def test_compression_halves_what_is_sent():
+    assert predict(measured(), DdpSetting(40, compression="fp16")).backward_s == pytest.approx(
+        0.1 + 0.001 + 0.025
+    )
+
+
+def test_a_bucket_view_saves_the_copy_back():
+    slow = measured(DdpCosts(copy_out_s_per_byte=1e-3 / MIB))
+    plain, view = (predict(slow, DdpSetting(40, bucket_view=view)) for view in (False, True))
+    assert plain.backward_s - view.backward_s == pytest.approx(0.04)
+
+
+def test_a_first_bucket_of_its_own_starts_the_exchange_sooner():
+    # Communication rests only between the first bucket's 40 ms, from 10 ms on, and the second,
+    # ready at 60 ms: T = 0.06 + 0.36; with equal caps 0.05 + 0.4.
+    slow = measured(alpha_s=0.0, bandwidth_bytes_per_s=100 * MIB)
+    both = [predict(slow, setting) for setting in (DdpSetting(20), DdpSetting(20, first_mib=4))]
+    assert [each.backward_s for each in both] == pytest.approx([0.45, 0.42])
+    found = predict_all(measured(alpha_s=0.05, bandwidth_bytes_per_s=100 * MIB))
+    assert any(each.setting.first_mib for each in found.candidates)
+    without = predict_all(measured(alpha_s=0.05, bandwidth_bytes_per_s=100 * MIB), False)
+    assert not any(each.setting.first_mib for each in without.candidates)
+
+
+def test_candidates_are_the_best_first_and_some_way_apart():
+    found = predict_all(measured())
+    plain = [each for each in found.candidates if each.setting == DdpSetting(each.setting.cap_mib)]
+    best_s = min(each.total_s for each in found.bucketings)
+    assert plain[0].backward_s <= best_s * 1.006
+    caps = sorted(each.setting.cap_mib for each in plain)
+    assert all(b / a >= APART for a, b in itertools.pairwise(caps))
+    assert found.default.setting == DEFAULT
+    assert [each.setting.changes_numbers for each in found.options] == [True, True]
+
+
+def test_of_caps_that_are_predicted_alike_the_largest_comes_first():
+    # Without latency only what is sent last counts: ten buckets end with 4 MiB, and so do nine
+    # gradients and one, the largest cap of all that do.
+    found = predict_all(measured(alpha_s=0.0, bandwidth_bytes_per_s=10_000 * MIB), False)
+    ten, two = found.bucketings[0], found.candidates[0]
+    assert ten.num_buckets == 10
+    assert two.backward_s == pytest.approx(ten.total_s)
+    assert two.num_buckets == 2
+    assert int(two.setting.cap_mib) in range(33, 37)
+
+
+def test_all_bucketings_of_equal_gradients_are_found():
+    # With ten equal gradients a bucket holds 1 … 10 of them: ten bucketings.
+    assert len(predict_all(measured()).bucketings) == 10
+
+
+def test_sixteen_bit_gradients_are_not_compressed_and_mixed_ones_are_searched():
+    halves = predict_all(measured(kinds=("bfloat16",) * 10))
+    assert [each.setting.compression for each in halves.options] == ["none"]
+    mixed = predict_all(measured(kinds=("float32", "bfloat16") * 5))
+    # Five of each kind: buckets of 1 … 5; above 20 MiB none of these closes, and the order changes.
+    assert len(mixed.bucketings) == 6
+
+
+def test_sizes_to_measure_span_the_model_and_fit_the_backward_pass():
+    sizes = curve_sizes(40 * MIB)
+    assert sizes[0] == 1024
+    assert sizes[-1] == 40 * MIB
+    assert all(b <= 4 * a for a, b in itertools.pairwise(sizes))
+    assert curve_sizes(10) == [1024, 2048]
+    found = measured()
+    beside = contention_sizes(found.profile, found.all_reduce)
+    assert all(found.all_reduce.time_s(size) <= found.profile.backward_s / 4 for size in beside)
+    assert len(beside) == 3
+    crawling = AlphaBeta(1.0, 1.0)
+    assert len(contention_sizes(found.profile, crawling)) == 1

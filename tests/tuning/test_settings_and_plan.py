@@ -1,0 +1,68 @@
+"""Settings with short caps, and plans that stay within what they may cost."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import UserError
+from common.tuning.plan import FEWEST_FINAL, MOST_FINAL, ROUNDS_PER_LEVEL, plan_visits
+from common.tuning.setting import DdpSetting, short_cap
+from common.tuning.settings import TuneSettings
+
+
+@given(low=st.integers(1, 2**40), more=st.integers(0, 2**40))
+def test_a_short_cap_is_one_of_the_interval(low, more):
+    cap = short_cap(low, low + more)
+    assert low <= int(cap * 2**20) <= low + more
+
+
+def test_a_wide_interval_needs_one_digit():
+    assert short_cap(2 * 2**20, 32 * 2**20) == 8
+    assert short_cap(26 * 2**20, 27 * 2**20) == 26
+    assert short_cap(1, 1) * 2**20 >= 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"cap_mib": 0},
+        {"cap_mib": 4, "first_mib": -1},
+        {"first_mib": 1},
+        {"compression": "fp8"},
+        {"accumulation": 0},
+    ],
+)
+def test_settings_that_ddp_would_not_take_are_refused(wrong):
+    with pytest.raises(UserError):
+        DdpSetting(**wrong)
+
+
+@pytest.mark.parametrize("share", [0, -1, float("nan"), float("inf")])
+def test_a_share_is_a_share(share):
+    with pytest.raises(UserError, match="share"):
+        TuneSettings(share=share)
+
+
+@given(visits=st.integers(-50, 400), candidates=st.integers(1, 8), options=st.integers(0, 2))
+def test_a_plan_stays_within_its_visits_or_is_the_poorest(visits, candidates, options):
+    plan = plan_visits(visits, candidates, options)
+    # a level visits its candidates and the default, the end two settings and the options
+    counted = sum((n + 1) * ROUNDS_PER_LEVEL for n in plan.levels)
+    counted += plan.final_rounds * (2 + [0, 1, 3][plan.options])
+    assert plan.visits == counted
+    poorest = plan.levels == () and plan.final_rounds == FEWEST_FINAL and not plan.options
+    assert counted <= visits or poorest
+    assert FEWEST_FINAL <= plan.final_rounds <= MOST_FINAL
+    assert plan.options <= options
+    assert all(a > b for a, b in itertools.pairwise(plan.levels))
+    assert not plan.levels or plan.levels[0] <= candidates
+
+
+@given(visits=st.integers(0, 300), more=st.integers(0, 100))
+def test_more_visits_never_make_a_poorer_choice(visits, more):
+    fewer, plan = plan_visits(visits, 8), plan_visits(visits + more, 8)
+    assert sum(plan.levels) >= sum(fewer.levels)
