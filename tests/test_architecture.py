@@ -29,7 +29,9 @@ ALLOWED = {
     },
     "cluster": {"errors", "runtime"},
     "report": {"errors", "runtime", "cluster", "perfmodel", "analysis"},
+    "tuning": {"errors", "runtime", "cluster", "perfmodel", "analysis", "training", "benchmarks"},
     "studies": {
+        "tuning",
         "errors",
         "runtime",
         "cluster",
@@ -43,6 +45,7 @@ ALLOWED = {
         "data",
     },
     "cli": {
+        "tuning",
         "studies",
         "errors",
         "runtime",
@@ -89,6 +92,9 @@ WITHOUT_TORCH = [
     *("common.analysis.assignment4", "common.analysis.diagnosis", "common.analysis.changes"),
     *("common.analysis.comprehensive_report", "common.analysis.text_study"),
     *("common.analysis.scaling_plots", "common.perfmodel.scaled_step"),
+    *("common.perfmodel.scale_out", "common.analysis.scale_out_plots"),
+    *("common.perfmodel.nccl_fit", "common.analysis.nccl_plots", "common.perfmodel.uncertainty"),
+    *("common.analysis.accuracy_study_plots", "common.analysis.timeline_plots"),
     *("common.scheduling.partition", "common.scheduling.modes", "common.data.text_lengths"),
 ]
 

@@ -20,6 +20,8 @@ RUN_BY_CI = {
     "--config assignments/assignment2/configs/smoke.yaml",
     "uv run ddplab run assignment2 --preset smoke": "uv run ddplab run --preset smoke",
     "uv run pytest": "uv run pytest",
+    "uv run ddplab tune common.tuning.examples:convolutions": "uv run ddplab tune "
+    "common.tuning.examples:convolutions",
     "uv run python assignments/assignment0/memory_analysis.py --model gpt2-xl": "uv run python "
     "assignments/assignment0/memory_analysis.py --model gpt2-xl",
     "uv run papermill notebooks/assignment2_part1_model.ipynb outputs/part1.ipynb": "uv run "
@@ -41,7 +43,10 @@ RUN_BY_CI = {
     "--nproc_per_node=2 assignments/assignment2/ddp_benchmark.py "
     "--config assignments/assignment2/configs/smoke.yaml --bucket_cap_mb 1 25",
 }
-RUN_HERE = {"uv run ddplab predict --run-dir data/epyc-2-cores/assignment2"}
+RUN_HERE = {
+    "uv run ddplab predict --run-dir data/epyc-2-cores/assignment2",
+    "uv run ddplab predict --model gpt2-large --cluster h100-ib --gpus 8..16384",
+}
 
 
 def readme_commands() -> list[str]:

@@ -75,6 +75,10 @@ class PowerSgdHook:
     everything else as it is. For each bucket first the uncompressed gradients are reduced, then
     all P, then all Q. What is computed between them counts as decompression.
 
+    Not every such step comes to its end: over gloo the callbacks that wait for P and Q run on the
+    two threads that would have to reduce them, and with two buckets in flight both may wait for
+    good (seen on PyTorch 2.15). One bucket is safe.
+
     Attributes:
         shapes: of every parameter, in the profile's order.
         rank: r, ``matrix_approximation_rank``.

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from common.analysis.plots import BLACK, BLUE, GREY, ORANGE, cap_axis, figure
+from common.analysis.plots import (
+    BLACK,
+    BLUE,
+    GREY,
+    ORANGE,
+    SMALLEST_CAP_MIB,
+    cap_axis,
+    figure,
+)
 from common.runtime.run_directory import read_environment
 from common.tuning.recommendation import Recommendation, Verified
-from common.tuning.step_times import all_instance_times
-
-SMALLEST_MIB = 1 / 64
 
 
 def plot_recommendation(found: Recommendation) -> Figure:
-    """Step time over the bucket cap: predicted as a line, measured as points with quartiles."""
-    folder = Path(found.run_dir)
-    predicted = pd.read_csv(folder / "predictions.csv")
-    times_ms = all_instance_times(pd.read_csv(folder / "visits.csv")) * 1e3
+    """Step time over the bucket cap: predicted as a line, measured as points with intervals."""
+    run = [each for each in found.candidates if each.gain and each.setting.cap_mib]
+    smallest = min([SMALLEST_CAP_MIB, *(each.setting.cap_mib / 2 for each in run)])
+    predicted = pd.read_csv(Path(found.run_dir) / "predictions.csv")
+    predicted = predicted[predicted["high_mib"] > smallest]
     with figure(caption(found), figsize=(7.2, 3.9)) as (fig, axes):
-        edges = np.maximum([*predicted["low_mib"], predicted["high_mib"].iloc[-1]], SMALLEST_MIB)
+        lows = predicted["low_mib"].clip(lower=smallest)
         axes.stairs(
-            *(predicted["step_time_ms"], edges),
+            *(predicted["step_time_ms"], [*lows, predicted["high_mib"].iloc[-1]]),
             **{"baseline": None, "color": BLUE, "linewidth": 1.8, "label": "predicted"},
         )
-        default = times_ms[found.default.setting.label].dropna()
-        low, middle, high = default.quantile([0.25, 0.5, 0.75])
-        axes.axhspan(low, high, color=GREY, alpha=0.2, linewidth=0)
-        axes.axhline(middle, color=GREY, linestyle="--", label="DDP's default, measured")
-        _points(axes, found, times_ms, options=False)
-        _points(axes, found, times_ms, options=True)
+        default_ms = found.default.measured_step_s * 1e3
+        axes.axhline(default_ms, color=GREY, linestyle="--", label="DDP's default, measured")
+        plain = [each for each in run if not _has_option(each)]
+        _points(axes, plain, default_ms, "measured", "o", BLACK)
+        others = [each for each in run if _has_option(each)]
+        _points(axes, others, default_ms, "measured, with an option", "s", ORANGE)
         cap_axis(axes, "bucket cap (MiB)")
         axes.set_ylim(bottom=0)
         axes.set_ylabel("step: forward and backward pass (ms)")
@@ -44,27 +52,27 @@ def caption(found: Recommendation) -> str:
     """What was measured where and when."""
     date = str(read_environment(Path(found.run_dir)).get("start_time", ""))[:10]
     return (
-        f"{found.model} on {found.hardware}, {date}; points: median of DDP instances with "
-        "quartiles; dashed: the default with its quartiles. Source: ddplab tune"
+        f"{found.model} on {found.hardware}, {date}; dashed: median over DDP instances; points: "
+        "that, less what each setting saved in the same rounds, with its 95 % interval (wider "
+        "where there were few rounds). Source: ddplab tune"
     )
 
 
-def _points(axes, found: Recommendation, times_ms: pd.DataFrame, options: bool) -> None:
-    """The candidates that were run: plain caps, or those with an option besides."""
+def _has_option(each: Verified) -> bool:
+    return each.setting.bucket_view or each.setting.first_mib is not None
 
-    def has_option(each: Verified) -> bool:
-        return each.setting.bucket_view or each.setting.first_mib is not None
 
-    run = [c for c in found.candidates if c.setting.label in times_ms and has_option(c) == options]
+def _points(
+    axes: Axes, run: Sequence[Verified], default_ms: float, label: str, marker: str, colour: str
+) -> None:
+    """Candidates that were run, against the default in their own rounds."""
     if not run:
         return
-    quartiles = times_ms[[each.setting.label for each in run]].quantile([0.25, 0.5, 0.75])
-    low, middle, high = quartiles.to_numpy()
+    saved = np.array([(each.gain.estimate, each.gain.low, each.gain.high) for each in run])
+    middle, slowest, fastest = default_ms * (1 - saved.T)
     axes.errorbar(
         *([each.setting.cap_mib for each in run], middle),
-        yerr=[middle - low, high - middle],
-        fmt="s" if options else "o",
-        color=ORANGE if options else BLACK,
-        **{"markersize": 5, "capsize": 2, "linewidth": 1, "zorder": 4 + options},
-        label="measured, with an option" if options else "measured",
+        yerr=[middle - fastest, slowest - middle],
+        **{"fmt": marker, "color": colour, "label": label},
+        **{"markersize": 5, "capsize": 2, "linewidth": 1, "zorder": 4},
     )

@@ -23,7 +23,8 @@ class Verified:
         num_buckets: that DDP makes.
         predicted_step_s: forward and backward pass, per micro-batch.
         predicted_gain: the share of the default's step that it saves.
-        measured_step_s: median over instances; None where it was not run.
+        measured_step_s: of the default the median over instances, of others that less their gain:
+            what they would have taken in the default's rounds. None where it was not run.
         gain: against the default in the same rounds; None where it was not run.
     """
 

@@ -113,6 +113,7 @@ def _tune(
     tuning_s, sweep_s = worker.broadcast((now - began, sweep_s))
     everything = all_instance_times(visits.samples)
     base = predicted.default
+    base_s = float(everything[base.setting.label].median())
     folder = str(recorder.folder)
 
     def verified(prediction: Prediction, times: pd.DataFrame) -> Verified:
@@ -121,11 +122,10 @@ def _tune(
         of_it = (prediction.setting, prediction.num_buckets, prediction.step_s, expected)
         if label not in times:
             return Verified(*of_it)
-        gain = None
-        if prediction is not base:
-            both = times[[label, base.setting.label]].dropna().to_numpy()
-            gain = paired_gain(*both.T)
-        return Verified(*of_it, float(times[label].median()), gain)
+        if prediction is base:
+            return Verified(*of_it, base_s)
+        gain = paired_gain(*times[[label, base.setting.label]].dropna().to_numpy().T)
+        return Verified(*of_it, base_s * (1 - gain.estimate), gain)
 
     return Recommendation(
         model=step.user.name,
