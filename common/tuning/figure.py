@@ -53,8 +53,8 @@ def caption(found: Recommendation) -> str:
     date = str(read_environment(Path(found.run_dir)).get("start_time", ""))[:10]
     return (
         f"{found.model} on {found.hardware}, {date}; dashed: median over DDP instances; points: "
-        "that, less what each setting saved in the same rounds, with its 95 % interval (wider "
-        "where there were few rounds). Source: ddplab tune"
+        "that, less what each setting saved in the same rounds, with its interval (of 95 % from "
+        "six rounds on). Source: ddplab tune"
     )
 
 

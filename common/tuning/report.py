@@ -31,7 +31,7 @@ def print_recommendation(found: Recommendation, console: Console | None = None) 
         console = Console(width=WIDTH, file=console.file)
 
     def say(line: str = "") -> None:
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=line.startswith(" "))
 
     say(subject(found))
     console.print(_table([found.default, *found.candidates], "Forward and backward pass, ms"))

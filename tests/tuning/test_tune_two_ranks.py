@@ -173,6 +173,15 @@ def test_a_sweep_visits_every_bucketing_and_runs_off_the_best(found, swept):
     assert {found.setting.label, DEFAULT.label} <= runoff
 
 
+def test_the_study_judges_by_its_worst_case():
+    cases = pd.DataFrame(
+        {"regret": [0.002, 0.03], "regret_low": [-0.01, 0.005], "share": [0.15, 0.21]}
+    )
+    verdicts = tune_check.judge(cases)
+    assert verdicts["found"].tolist() == [0.03, 0.005, 0.21]
+    assert verdicts["held"].tolist() == [False, True, False]
+
+
 @pytest.fixture(scope="module")
 def refusals(rank_server, tmp_path_factory) -> list[list[dict]]:
     """What both ranks were told of each FUNCTION of REFUSED."""
