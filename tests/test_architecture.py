@@ -95,6 +95,7 @@ WITHOUT_TORCH = [
     *("common.perfmodel.scale_out", "common.analysis.scale_out_plots"),
     *("common.perfmodel.nccl_fit", "common.analysis.nccl_plots", "common.perfmodel.uncertainty"),
     *("common.analysis.accuracy_study_plots", "common.analysis.timeline_plots"),
+    *("common.analysis.timelines", "common.perfmodel.trace"),
     *("common.scheduling.partition", "common.scheduling.modes", "common.data.text_lengths"),
 ]
 

@@ -23,6 +23,7 @@ from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.samples import ReadySamples
 from common.perfmodel.simulator import simulate_backward
 from common.perfmodel.tables import read_all_reduce, read_ready_samples
+from common.perfmodel.uncertainty import MeasuredSamples, read_samples
 from common.perfmodel.whatif import closed_form
 from common.runtime.run_directory import find_table
 
@@ -96,6 +97,13 @@ def ready_samples(run: Assignment2Run) -> ReadySamples:
     """All gradient-ready times of a run, of each rank and pass."""
     name = "gradient-ready-times.csv"
     return read_ready_samples(find_table(run.run_dir, name, WRITTEN_BY[name]))
+
+
+def measured_samples(run: Assignment2Run) -> MeasuredSamples:
+    """All samples that a run's prediction is made of."""
+    names = ("gradient-ready-times.csv", "allreduce-samples.csv", "overlap-times.csv")
+    paths = [find_table(run.run_dir, name, WRITTEN_BY[name]) for name in names]
+    return read_samples(*paths, added_latency_s=run.settings.get("added_latency_ms", 0.0) / 1e3)
 
 
 def term_errors(networks: Sequence[NetworkRun], ready: ReadySamples | None = None) -> pd.DataFrame:

@@ -24,6 +24,7 @@ from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.samples import AllReduceSamples, OverlapSamples
 from common.perfmodel.simulator import profile_buckets, simulate_backward
 from common.perfmodel.tables import read_table
+from common.runtime.paths import project_root
 from common.runtime.run_directory import read_environment
 
 MODEL = "full model"
@@ -220,6 +221,14 @@ def _regret_interval(sweep: BucketSweep, chosen: float) -> tuple[float, float]:
     medians = np.median(drawn, axis=1)
     regrets = medians[:, place] / medians.min(axis=1) - 1
     return tuple(map(float, np.quantile(regrets, [0.05, 0.95])))
+
+
+def recorded_study() -> AccuracyStudy:
+    """The study that is recorded under data/, the newest. Raises UserError where there is none."""
+    found = [path.parent for path in (project_root() / "data").glob("*/study-accuracy/cases.csv")]
+    if not found:
+        raise UserError("no accuracy study is recorded below data/")
+    return open_study(max(found, key=lambda path: read_environment(path)["start_time"]))
 
 
 def open_study(folder: str | Path) -> AccuracyStudy:

@@ -96,7 +96,7 @@ def measure(settings: AllReduceBenchmark, worker: Worker, recorder: Recorder) ->
     progress = Progress(settings.rounds * len(settings.numel), worker.is_main)
     for round_ in range(settings.rounds):
         for numel in rotated(settings.numel, round_):
-            samples.write(sample_size(settings, worker, numel, round_))
+            samples.write(_sample_size(settings, worker, numel, round_))
             progress.step(f"round {round_ + 1}, {numel:,} elements")
     return samples.table()
 
@@ -112,7 +112,7 @@ def rotated(items: tuple, round_: int) -> tuple:
     return order[::-1] if round_ % 2 else order
 
 
-def sample_size(
+def _sample_size(
     settings: AllReduceBenchmark, worker: Worker, numel: int, round_: int
 ) -> list[dict]:
     dtype = DTYPES[settings.dtype]

@@ -62,7 +62,7 @@ class Case:
 class AccuracyStudy:
     """What is measured. A model is its name and the batch of each rank, as ``bert:8``."""
 
-    models: tuple[str, ...] = ("gpt2-nano:4", "mlp:384", "classifier:6", "bert:6", "convnext:8")
+    models: tuple[str, ...] = ("gpt2-nano:6", "mlp:1024", "classifier:10", "bert:12", "convnext:16")
     regimes: tuple[str, ...] = tuple(REGIMES)
     on_four_hosts: tuple[str, ...] = ("mlp",)
     with_latency: tuple[str, ...] = ("gpt2-nano", "classifier", "bert")
@@ -71,8 +71,8 @@ class AccuracyStudy:
     replay_factor: float = 384.0
     replay_time_factor: float = 4.0
     rounds: int = 6
-    max_rounds: int = 16
-    budget_s: float = 45.0
+    max_rounds: int = 24
+    budget_s: float = 75.0
 
     def __post_init__(self) -> None:
         if unknown := set(self.regimes) - set(REGIMES):

@@ -2,9 +2,10 @@
 
 What a prediction is made of (the step without DDP, the moments of its gradients, all-reduces in a
 row, DDP's bookkeeping, all-reduces beside the backward pass, and one *calibration* bucketing) and
-what it is held against (the *judged* bucketings) are visited in the same rounds, so that a drift of
-the machine is in both. Each visit to a bucketing makes a new DDP instance. Rounds go on until the
-judged bucketings are known to ``noise``, or the time is up.
+what it is held against (the *judged* bucketings) are visited in the same rotation, so that a drift
+of the machine is in both; what varies little, in every third round. Each visit to a bucketing makes
+a new DDP instance. Rounds go on until the judged bucketings are known to ``noise``, or the time is
+up.
 """
 
 from __future__ import annotations
@@ -15,14 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from common.analysis.sweep import BucketSweep, slowest_steps
-from common.benchmarks.allreduce import (
-    SAMPLE_COLUMNS,
-    AllReduceBenchmark,
-    rotated,
-    sample_size,
-)
+from common.benchmarks.allreduce import SAMPLE_COLUMNS, rotated
 from common.benchmarks.ddp import (
     LOCAL_COLUMNS,
     STEP_COLUMNS,
@@ -34,8 +31,10 @@ from common.benchmarks.ddp_record import describe_buckets
 from common.benchmarks.latency_hook import LatencyHook, added_latency
 from common.benchmarks.overlap import COLUMNS as OVERLAP_COLUMNS
 from common.benchmarks.overlap import Arm, OverlapLab
+from common.errors import UserError
 from common.perfmodel.buckets import cap_label
 from common.perfmodel.distinct_caps import DistinctCap, choose_caps
+from common.runtime.collective_timing import time_sequence
 from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
@@ -54,6 +53,8 @@ CAP_COLUMNS = (
 )
 SMALLEST_MESSAGE_BYTES = 4096
 INITIAL_STEPS = 8
+SELDOM = 3
+"""Only every so many rounds visit the arms that predictions need and that vary little."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class AccuracyCase:
     """Measured steps of each visit; few, as noise is mostly that of a DDP instance."""
     warmup_steps: int = 3
     rounds: int = 6
-    max_rounds: int = 16
+    max_rounds: int = 24
     noise: float = 0.015
     """Rounds go on after ``rounds`` while the noise of the judged bucketings is above this."""
     budget_s: float = 90.0
@@ -91,6 +92,8 @@ class AccuracyCase:
 def main(case: AccuracyCase) -> None:
     """Measure the case."""
     with process_group(case.device, "gloo") as worker:
+        if worker.world_size < 2:
+            raise UserError("accuracy case on 1 rank: there is nothing to exchange")
         step = accuracy_step(
             *(case.model, case.batch_size, worker), case.replay_factor, case.replay_time_factor
         )
@@ -145,19 +148,14 @@ class CaseRounds:
             timed_step(self.step, self.step.forward_model, self.worker, 0)
         total = self.lab.gradient_bytes
         between = self.lab.plan([max(4, total // 32), max(4, total // 8)])
-        arms = (
-            *between,
-            "local",
-            "watch",
-            "curve",
-            *self.caps,
-        )
-        progress = Progress(self.case.max_rounds * len(arms), self.worker.is_main)
+        often, seldom = ("local", *self.caps), (*between, "watch", "curve")
+        progress = Progress(self.case.max_rounds, self.worker.is_main)
         started = time.monotonic()
         for round_ in range(self.case.max_rounds):
-            for arm in rotated(arms, round_):
+            now = often if round_ % SELDOM else (*seldom, *often)
+            for arm in rotated(now, round_):
                 self._visit(arm, round_)
-                progress.step(f"round {round_ + 1}")
+            progress.step(f"round {round_ + 1}")
             if self._enough(round_ + 1, time.monotonic() - started):
                 break
 
@@ -184,11 +182,19 @@ class CaseRounds:
         elif arm == "watch":
             self._watch()
         else:
-            settings = AllReduceBenchmark(
-                numel=tuple(self.message_sizes), warmup_steps=1, iterations=3, in_flight_mib=4
+            self._curve(round_)
+
+    def _curve(self, round_: int) -> None:
+        for numel in rotated(tuple(self.message_sizes), round_):
+            times_s = time_sequence([torch.zeros(numel)] * (1 + self.case.steps), self.worker)[1:]
+            keys = {"mode": "sequential", "total_elements": numel, "total_bytes": 4 * numel}
+            keys |= {"in_flight": 1, "round": round_}
+            self.all_reduce.write(
+                [
+                    keys | {"iteration": iteration, "time_ms": time_s * 1e3}
+                    for iteration, time_s in enumerate(times_s)
+                ]
             )
-            for numel in rotated(settings.numel, round_):
-                self.all_reduce.write(sample_size(settings, self.worker, numel, round_))
 
     def _beside(self, arm: Arm, round_: int) -> None:
         warmup = 3 if arm.kind == "bookkeeping" else 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from common.analysis.tables import size_text
+from common.runtime.paths import relative_to_project
 from common.tuning.paired import Gain
 from common.tuning.recommendation import Recommendation, Verified
 
@@ -46,7 +47,7 @@ def print_recommendation(found: Recommendation, console: Console | None = None) 
         for option in found.options:
             say(f"- {option.setting.label}: {meaning(option)}")
     say(spent(found))
-    say(f"Written to {found.run_dir}")
+    say(f"Written to {relative_to_project(found.run_dir)}")
 
 
 def subject(found: Recommendation) -> str:
@@ -122,10 +123,11 @@ def _gain_text(gain: Gain | None) -> str:
 
 
 def _table(rows: Sequence[Verified], title: str) -> Table:
+    from rich.box import SIMPLE
     from rich.table import Table
 
     found = frame(rows)
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     for name in found:
         table.add_column(name, justify="left" if name == "setting" else "right", no_wrap=True)
     for row in found.itertuples(index=False):

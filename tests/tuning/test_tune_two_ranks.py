@@ -7,6 +7,7 @@ in which every wrong FUNCTION is tried.
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def tuned(rank_server, tmp_path_factory) -> tuple[Path, list[str]]:
     flags = ("--device", "cpu", "--output_dir", output, "--run_id", "run")
     done = rank_server.run(
         COMMON / "tuning" / "job.py",
-        *("--function", FUNCTION, "--folder", HERE, *flags),
+        # With so few bucketings a fifth of a sweep is next to nothing: take time to choose.
+        *("--function", FUNCTION, "--folder", HERE, "--share", 20, *flags),
         ranks=2,
         timeout_s=100,
     )
@@ -126,8 +128,26 @@ def test_the_gain_is_from_rounds_that_had_no_part_in_the_choice(tuned, found):
 def test_what_changes_the_numbers_is_never_recommended(found):
     assert not any(each.setting.changes_numbers for each in (found.best, *found.candidates))
     assert all(option.setting.changes_numbers for option in found.options)
-    assert {option.setting.compression for option in found.options} >= {"none"}
+    assert {option.setting.accumulation for option in found.options} == {1, 2}
     assert found.setting in (DEFAULT, found.best.setting)
+
+
+def test_the_choice_halves_and_ends_with_the_best_of_its_last_level(tuned, found):
+    visits = pd.read_csv(tuned[0] / "visits.csv")
+    settings = visits.groupby("stage", sort=False)["setting"].unique().map(set)
+    *levels, final = settings
+    assert len(levels) >= 2
+    assert all(DEFAULT.label in level for level in settings)
+    assert all(after < before for before, after in itertools.pairwise(levels))
+    assert final - levels[-1] <= {option.setting.label for option in found.options}
+    slowest = visits[visits["stage"] != "final"]
+    slowest = slowest.groupby(["stage", "setting", "round", "iteration"])["step_time_ms"].max()
+    instances = slowest.groupby(["setting", "stage", "round"]).median()
+    ratios = {
+        label: (instances[label] / instances[DEFAULT.label]).median()
+        for label in levels[-1] - {DEFAULT.label}
+    }
+    assert min(ratios, key=ratios.__getitem__) == found.best.setting.label
 
 
 def test_rank_0_prints_the_recommendation_and_its_lines_are_python(tuned, found):
