@@ -129,8 +129,11 @@ def test_every_term_can_be_switched_off():
 @settings(max_examples=50, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES, st.sampled_from(TERMS))
 def test_a_term_less_is_never_slower(profile, network, cap, term):
-    full = simulate_backward(profile, network, cap / MIB, costs=ALL)
-    less = simulate_backward(profile, network, cap / MIB, costs=ALL.without(term))
+    # Where the computation lost to each all-reduce is fixed, a slower one spreads the loss over a
+    # longer time, some of it after computation has ended: then less slowdown may cost more.
+    costs = replace(ALL, lost_compute=None) if term == "communication_slowdown" else ALL
+    full = simulate_backward(profile, network, cap / MIB, costs=costs)
+    less = simulate_backward(profile, network, cap / MIB, costs=costs.without(term))
     assert less.total_s <= full.total_s + 1e-9
 
 
