@@ -7,7 +7,7 @@ so its gain is taken from rounds of its own, beside the default, that had no par
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ROUNDS_PER_LEVEL = 2
 LADDERS = ((8, 4, 2), (6, 3), (4, 2), (3,), (2,), (1,))
@@ -38,6 +38,19 @@ class VisitPlan:
         """How many fresh DDP instances that makes."""
         halving = sum((count + 1) * ROUNDS_PER_LEVEL for count in self.levels)
         return halving + self.final_rounds * (2 + sum(OPTION_VISITS[: self.options]))
+
+
+def with_final_rounds(plan: VisitPlan, visits: float) -> VisitPlan:
+    """The plan with as many final rounds as fit into the ``visits`` that are left, never more.
+
+    Where not even the fewest do, options are left out.
+    """
+    for options in range(plan.options, -1, -1):
+        each = 2 + sum(OPTION_VISITS[:options])
+        rounds = min(plan.final_rounds, int(visits // each))
+        if rounds >= FEWEST_FINAL:
+            return replace(plan, final_rounds=rounds, options=options)
+    return replace(plan, final_rounds=FEWEST_FINAL, options=0)
 
 
 def plan_visits(visits: int, candidates: int, options: int = MOST_OPTIONS) -> VisitPlan:

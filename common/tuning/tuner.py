@@ -20,7 +20,7 @@ from common.runtime.recorder import Recorder, record_run
 from common.tuning.candidates import Predicted, Prediction, cap_of, predict_all
 from common.tuning.measured import Measured, measure_all
 from common.tuning.paired import paired_gain
-from common.tuning.plan import ROUNDS_PER_LEVEL, VisitPlan, plan_visits
+from common.tuning.plan import ROUNDS_PER_LEVEL, VisitPlan, plan_visits, with_final_rounds
 from common.tuning.recommendation import Recommendation, Verified, write_recommendation
 from common.tuning.same_graph import check_same_graph, on_main, together
 from common.tuning.setting import DEFAULT
@@ -38,6 +38,7 @@ from common.tuning.visits import (
 )
 
 FINAL = "final"
+CAUTION = 0.85
 
 
 def tune(
@@ -104,6 +105,11 @@ def _tune(
     sink = recorder.run.stream("visits.csv", VISIT_COLUMNS) if recorder.run else None
     visits = Visits(step, worker, sink, Progress(plan.visits, worker.is_main))
     best = choose(visits, predicted.candidates, plan)
+    if visits.count:
+        so_far = time.perf_counter()
+        visit_s = (so_far - visiting) / visits.count
+        left = _visits_allowed(settings.share, predicted) - (so_far - began) / visit_s
+        plan = with_final_rounds(plan, worker.broadcast(left))
     options = predicted.options[: plan.options]
     finalists = [DEFAULT, best.setting, *(option.setting for option in options)]
     final = instance_times(visits.rounds(FINAL, finalists, plan.final_rounds))
@@ -183,7 +189,12 @@ def _affordable(share: float, spent_s: float, measured: Measured, predicted: Pre
     """
     wrapping_s = float(measured.all_reduce.time_s(measured.profile.total_bytes))
     visit_s = wrapping_s + (WARMUP_STEPS + STEPS) * predicted.default.step_s
-    return int(share * len(predicted.bucketings) * SWEEP_ROUNDS - spent_s / visit_s)
+    return int(_visits_allowed(share, predicted) - spent_s / visit_s)
+
+
+def _visits_allowed(share: float, predicted: Predicted) -> float:
+    """The share of an exhaustive sweep's visits, less what estimates of time may be off by."""
+    return CAUTION * share * len(predicted.bucketings) * SWEEP_ROUNDS
 
 
 def _hardware(worker: Worker) -> str:

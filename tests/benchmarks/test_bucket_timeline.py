@@ -124,7 +124,7 @@ def test_the_benchmark_watches_every_cap_after_its_rounds(ddp_run):
     )
     keys = ["bucket_cap_mib", "rank", "bucket"]
     expected = buckets.set_index(keys)["size_bytes"].sort_index()
-    for iteration in range(3):
+    for iteration in range(1):
         rows = table[table["iteration"] == iteration].set_index(keys)["size_bytes"].sort_index()
         pd.testing.assert_series_equal(rows, expected)
     assert tuple(dict.fromkeys(table["bucket_cap_mib"])) == CAPS
@@ -135,6 +135,6 @@ def test_the_table_of_the_benchmark_can_be_read(ddp_run):
     watched = read_timelines(ddp_run / "bucket-timeline.csv")
     assert watched.caps() == [0.5, 5.0, None]
     for cap in watched.caps():
-        assert len(watched.passes(cap)) == 3
+        assert len(watched.passes(cap)) == 1
         last = watched.typical(cap)
         assert last.events[-1].copied_s <= last.total_s

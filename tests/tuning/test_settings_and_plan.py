@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.tuning.plan import FEWEST_FINAL, MOST_FINAL, ROUNDS_PER_LEVEL, plan_visits
+from common.tuning.plan import (
+    FEWEST_FINAL,
+    MOST_FINAL,
+    ROUNDS_PER_LEVEL,
+    plan_visits,
+    with_final_rounds,
+)
 from common.tuning.setting import DdpSetting, short_cap
 from common.tuning.settings import TuneSettings
 
@@ -60,6 +66,17 @@ def test_a_plan_stays_within_its_visits_or_is_the_poorest(visits, candidates, op
     assert plan.options <= options
     assert all(a > b for a, b in itertools.pairwise(plan.levels))
     assert not plan.levels or plan.levels[0] <= candidates
+
+
+@given(visits=st.integers(0, 300), left=st.floats(-10, 300))
+def test_the_end_of_a_plan_fits_into_what_is_left(visits, left):
+    plan = plan_visits(visits, 8)
+    shorter = with_final_rounds(plan, left)
+    assert shorter.levels == plan.levels
+    assert shorter.options <= plan.options
+    assert shorter.final_rounds <= plan.final_rounds
+    ends = shorter.final_rounds * (2 + [0, 1, 3][shorter.options])
+    assert ends <= left or (shorter.final_rounds, shorter.options) == (FEWEST_FINAL, 0)
 
 
 @given(visits=st.integers(0, 300), more=st.integers(0, 100))
