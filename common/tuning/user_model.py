@@ -10,6 +10,7 @@ so it calls ``module(...)`` and nothing else of it, as any training step under D
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import sys
 import traceback
@@ -109,9 +110,14 @@ def _find(module_name: str, function_name: str, folder: Path) -> Callable:
         if own and f"{module_name}.".startswith(f"{error.name}."):
             raise UserError(no_module(module_name, folder)) from None
         raise UserError(f"module {module_name!r} cannot be imported: {said(error)}") from None
-    functions = [name for name, value in vars(module).items() if callable(value)]
     if not hasattr(module, function_name):
-        own = [name for name in functions if not name.startswith("_")]
+        own = [
+            name
+            for name, value in vars(module).items()
+            if inspect.isfunction(value)
+            and value.__module__ == module.__name__  # not what it has imported
+            and not name.startswith("_")
+        ]
         raise UserError(f"{module_name}: {unknown_name('function', function_name, own)}")
     function = getattr(module, function_name)
     if not callable(function):
