@@ -6,13 +6,17 @@ communication takes 2.2, 1.0 and 0.45 times as long as computation. Some models 
 hosts, some with latency added to every bucket, which makes a cap between the extremes the best; a
 replay of published gpt2-large gradients, which sleeps instead of computing, runs on four and eight.
 
+Cases share the time there is. One that is known well enough ends early and leaves its time to those
+that come later, so the quietest come first.
+
 The raw samples of all cases are joined in five tables (``accuracy_tables``), from which
 ``common.analysis.accuracy_study`` predicts and judges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -35,6 +39,8 @@ REGIMES = {"communication-bound": 2.2, "balanced": 1.0, "compute-bound": 0.45}
 PAYLOAD = 0.94
 """What a TCP stream carries of a link's rate, headers taken off."""
 FASTEST_MBIT = 4_000
+SETUP_S = 6.0
+"""What a case takes per host before its first round."""
 REPLAYED = "umd-2x4-a100"
 
 
@@ -62,20 +68,23 @@ class Case:
 class AccuracyStudy:
     """What is measured. A model is its name and the batch of each rank, as ``bert:8``."""
 
-    models: tuple[str, ...] = ("gpt2-nano:6", "mlp:1024", "classifier:10", "bert:12", "convnext:16")
+    models: tuple[str, ...] = ("gpt2-nano:4", "mlp:1024", "classifier:10", "bert:12", "convnext:16")
     regimes: tuple[str, ...] = tuple(REGIMES)
     on_four_hosts: tuple[str, ...] = ("mlp",)
     with_latency: tuple[str, ...] = ("gpt2-nano", "classifier", "bert")
     added_latency_ms: float = 4.0
-    replay_hosts: tuple[int, ...] = (4, 8)
+    replays: tuple[str, ...] = ("4:communication-bound", "4:balanced", "8:balanced")
+    """Number of hosts and regime of each case of the replayed recording."""
     replay_factor: float = 384.0
     replay_time_factor: float = 4.0
-    rounds: int = 6
-    max_rounds: int = 24
-    budget_s: float = 75.0
+    rounds: int = 8
+    max_rounds: int = 60
+    minutes: float = 55.0
+    """All cases together; no case begins a round after its share of what is left."""
 
     def __post_init__(self) -> None:
-        if unknown := set(self.regimes) - set(REGIMES):
+        replayed = {regime for _, regime in self.replay_cases()}
+        if unknown := (set(self.regimes) | replayed) - set(REGIMES):
             raise UserError(f"regime {unknown.pop()!r}; there are {', '.join(REGIMES)}")
         self.batches()
 
@@ -86,6 +95,14 @@ class AccuracyStudy:
             return {name: int(batch) for name, batch in pairs}
         except ValueError:
             raise UserError(f"models {self.models}: each is a name and a batch, bert:8") from None
+
+    def replay_cases(self) -> list[tuple[int, str]]:
+        """Hosts and regime of each case of the replayed recording."""
+        try:
+            pairs = [text.split(":") for text in self.replays]
+            return [(int(hosts), regime) for hosts, regime in pairs]
+        except ValueError:
+            raise UserError(f"replays {self.replays}: hosts and regime, 4:balanced") from None
 
 
 def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) -> Path:
@@ -105,9 +122,15 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
         scratch.mkdir()
         streams = {name: run.stream(name, columns) for name, columns in TABLES.items()}
 
+        deadline = time.monotonic() + 60 * study.minutes
+        left = len(study.batches()) + len(emulated_cases(study))
+
         def measured(case: Case) -> Path:
+            nonlocal left
+            budget_s = (deadline - time.monotonic()) / left - SETUP_S * case.hosts
+            left -= 1
             with progress.stage(case.name) as update:
-                _launch(study, case, scratch, update)
+                _launch(study, case, max(1.0, budget_s), scratch, update)
             for name, rows in case_rows(case, scratch / case.name).items():
                 streams[name].write(rows)
             return scratch / case.name
@@ -120,32 +143,41 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
     return run.path
 
 
-def emulated_cases(study: AccuracyStudy, found: dict[str, tuple[float, int]]) -> Iterator[Case]:
-    """The cases on emulated hosts, from each model's (backward seconds, gradient bytes)."""
+def emulated_cases(
+    study: AccuracyStudy, found: Mapping[str, tuple[float, int]] | None = None
+) -> list[Case]:
+    """The cases on emulated hosts, the quietest first.
+
+    ``found`` is each model's (backward seconds, gradient bytes); without it links have no rate.
+    """
+    cases = []
     for model, batch in study.batches().items():
-        for regime in study.regimes:
-            yield _placed(Case(model, batch, 2, regime), *found[model])
+        cases += [Case(model, batch, 2, regime) for regime in study.regimes]
         if model in study.on_four_hosts:
-            # Four ranks on two cores compute at most half as fast.
-            backward_s, size = found[model]
-            yield _placed(Case(model, batch, 4, "balanced"), 2 * backward_s, size)
+            cases.append(Case(model, batch, 4, "balanced"))
         if model in study.with_latency:
-            case = _placed(Case(model, batch, 2, "balanced"), *found[model])
-            yield replace(case, added_latency_ms=study.added_latency_ms)
+            late = study.added_latency_ms
+            cases.append(Case(model, batch, 2, "balanced", added_latency_ms=late))
+    factors = {
+        "replay_factor": study.replay_factor,
+        "replay_time_factor": study.replay_time_factor,
+    }
+    cases += [Case("replay", 1, hosts, regime, **factors) for hosts, regime in study.replay_cases()]
+    cases.sort(key=lambda case: (case.model != "replay", list(REGIMES).index(case.regime)))
+    if found is None:
+        return cases
     profile = load_recorded(REPLAYED).profile
-    for hosts in study.replay_hosts:
-        for regime in study.regimes:
-            case = Case(
-                *("replay", 1, hosts, regime),
-                replay_factor=study.replay_factor,
-                replay_time_factor=study.replay_time_factor,
-            )
-            backward_s = profile.backward_s / study.replay_time_factor
-            yield _placed(case, backward_s, int(profile.total_bytes / study.replay_factor))
+    replayed = (
+        profile.backward_s / study.replay_time_factor,
+        int(profile.total_bytes / study.replay_factor),
+    )
+    return [_placed(case, *(found | {"replay": replayed})[case.model]) for case in cases]
 
 
 def _placed(case: Case, backward_s: float, gradient_bytes: int) -> Case:
     """The case at the rate at which a ring takes the regime's share of the backward pass."""
+    if case.hosts > 2 and case.model != "replay":
+        backward_s *= 2  # four ranks on two cores compute at most half as fast
     wanted_s = REGIMES[case.regime] * backward_s
     ring_bits = 2 * (case.hosts - 1) / case.hosts * gradient_bytes * 8
     rate = min(FASTEST_MBIT, ring_bits / PAYLOAD / wanted_s / 1e6)
@@ -160,7 +192,7 @@ def computation(folder: Path) -> tuple[float, int]:
     return float(slowest.median()) / 1e3, int(overlap["gradient_bytes"].iloc[0])
 
 
-def _launch(study: AccuracyStudy, case: Case, scratch: Path, update) -> None:
+def _launch(study: AccuracyStudy, case: Case, budget_s: float, scratch: Path, update) -> None:
     settings = {
         "model": case.model,
         "batch_size": case.batch_size,
@@ -169,7 +201,7 @@ def _launch(study: AccuracyStudy, case: Case, scratch: Path, update) -> None:
         "added_latency_ms": case.added_latency_ms,
         "rounds": study.rounds,
         "max_rounds": study.max_rounds,
-        "budget_s": study.budget_s,
+        "budget_s": budget_s,
         "output_dir": scratch,
         "run_id": case.name,
     }

@@ -66,17 +66,17 @@ class AccuracyCase:
     replay_factor: float = 1.0
     replay_time_factor: float = 1.0
     added_latency_ms: float = 0.0
-    judged: int = 5
+    judged: int = 4
     """Distinct bucketings to judge; one more calibrates contention."""
     max_buckets: int = 48
     """No bucketing has more: caps below that lead to it are left out."""
     sizes: int = 7
     """Message sizes of the all-reduce curve."""
-    steps: int = 3
+    steps: int = 5
     """Measured steps of each visit; few, as noise is mostly that of a DDP instance."""
     warmup_steps: int = 3
-    rounds: int = 6
-    max_rounds: int = 24
+    rounds: int = 8
+    max_rounds: int = 60
     noise: float = 0.015
     """Rounds go on after ``rounds`` while the noise of the judged bucketings is above this."""
     budget_s: float = 90.0
@@ -146,6 +146,8 @@ class CaseRounds:
         """Visit all arms in rotated rounds until enough is known."""
         for _ in range(INITIAL_STEPS):
             timed_step(self.step, self.step.forward_model, self.worker, 0)
+        gc.collect()
+        gc.freeze()  # a collection after every visit then takes hardly any time
         total = self.lab.gradient_bytes
         between = self.lab.plan([max(4, total // 32), max(4, total // 8)])
         often, seldom = ("local", *self.caps), (*between, "watch", "curve")

@@ -56,9 +56,7 @@ def test_every_table_of_the_study_gets_rows_of_the_case(case):
 
 
 def test_rates_give_each_regime_its_share_of_communication():
-    study = AccuracyStudy(
-        models=("bert:4",), on_four_hosts=("bert",), with_latency=(), replay_hosts=()
-    )
+    study = AccuracyStudy(models=("bert:4",), on_four_hosts=("bert",), with_latency=(), replays=())
     cases = {
         (case.regime, case.hosts): case for case in emulated_cases(study, {"bert": (0.1, 10**7)})
     }
@@ -77,6 +75,8 @@ def test_rates_give_each_regime_its_share_of_communication():
     [
         ({"models": ("bert",)}, "each is a name and a batch"),
         ({"regimes": ("fast",)}, "regime 'fast'; there are communication-bound"),
+        ({"replays": ("4:fast",)}, "regime 'fast'; there are communication-bound"),
+        ({"replays": ("four:balanced",)}, "hosts and regime, 4:balanced"),
     ],
 )
 def test_settings_that_cannot_be_are_one_line(settings, message):
