@@ -8,6 +8,7 @@ the same kind of network. Beside it stand predictors with less in them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,9 +30,10 @@ from common.runtime.run_directory import read_environment
 
 MODEL = "full model"
 OTHERS = "contention of other models"
-SIMPLER = ("α–β", "recurrence", "with copies", "contention measured apart")
+SIMPLER = ("α–β", "recurrence", "with copies", "contention measured apart", "one in flight")
 REGIMES = ("communication-bound", "balanced", "compute-bound", "loopback")
 GROUPS = (*REGIMES[:3], "added latency", "four ranks on two cores", "replay", "loopback")
+MODES = ("sequential", "in_flight")
 DEFAULT_CAP_MIB = 25.0
 DRAWS = 500
 
@@ -44,6 +46,7 @@ class AccuracyCase:
         facts: its row of cases.csv.
         profile: gradients, at the speed of the rounds without DDP.
         curve: all-reduces one after another, with the latency added to buckets.
+        crowded: several at once, the time of each.
         overlap: DDP's copies and contention, measured apart.
         local_s, around_s: backward pass without DDP; forward pass and update around it.
         calibration, judged: steps of DDP.
@@ -52,6 +55,7 @@ class AccuracyCase:
     facts: pd.Series
     profile: BackwardProfile
     curve: MeasuredAllReduce
+    crowded: MeasuredAllReduce
     overlap: OverlapSamples
     local_s: float
     around_s: float
@@ -75,20 +79,39 @@ class AccuracyCase:
             total_s=(steps["backward_time_ms"] / 1e3).tolist(),
             options=DdpOptions(float(steps["bucket_cap_mib"].iloc[0])),
         )
-        return fit_contention(self.profile, self.curve, run, self.apart)
+        return fit_contention(self.profile, self.curve, run, self.apart, **self.queue)
 
-    def predictors(self) -> dict[str, tuple[AllReduceModel, DdpCosts]]:
-        """Network and costs of each predictor, the simplest first."""
+    @property
+    def queue(self) -> dict:
+        """Gloo takes up two buckets at a time; the hook that adds latency, one."""
+        if self.facts["added_latency_ms"] > 0:
+            return {}
+        return {"in_flight": 2, "crowded_network": self.crowded}
+
+    def predictors(self) -> dict[str, Callable[[float], float]]:
+        """Each predictor, from a cap in MiB to the seconds of a backward pass; simplest first."""
         line = AlphaBeta.fit(self.curve.sizes_bytes, self.curve.times_s)
         copies = replace(self.apart, communication_slowdown=1.0, lost_compute=None)
-        made = ((line, NO_COSTS), (self.curve, NO_COSTS), (self.curve, copies))
-        return dict(zip(SIMPLER, (*made, (self.curve, self.apart)), strict=True)) | {
-            MODEL: (self.curve, self.contention.costs)
-        }
+        made = (
+            self.predictor(line, NO_COSTS),
+            self.predictor(self.curve, NO_COSTS),
+            self.predictor(self.curve, copies),
+            self.predictor(self.curve, self.apart, **self.queue),
+            self.predictor(self.curve, self.contention.costs),
+        )
+        return dict(zip(SIMPLER, made, strict=True)) | {MODEL: self.model(self.contention.costs)}
 
-    def backward_s(self, cap_mib: float, network: AllReduceModel, costs: DdpCosts) -> float:
-        """The predicted backward pass at a cap."""
-        return simulate_backward(self.profile, network, cap_mib, costs=costs).total_s
+    def model(self, costs: DdpCosts) -> Callable[[float], float]:
+        """The full model, with these costs."""
+        return self.predictor(self.curve, costs, **self.queue)
+
+    def predictor(
+        self, network: AllReduceModel, costs: DdpCosts, **queue
+    ) -> Callable[[float], float]:
+        """A simulation of the case with this network and these costs."""
+        return lambda cap_mib: (
+            simulate_backward(self.profile, network, cap_mib, costs=costs, **queue).total_s
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,8 +201,8 @@ def _judge(case: AccuracyCase, of_others: DdpCosts) -> pd.DataFrame:
             "noise": case.judged.noise_floor(),
         }
     )
-    for name, made in (case.predictors() | {OTHERS: (case.curve, of_others)}).items():
-        predicted_ms = np.array([case.backward_s(cap, *made) for cap in caps]) * 1e3
+    for name, predict in (case.predictors() | {OTHERS: case.model(of_others)}).items():
+        predicted_ms = np.array([predict(cap) for cap in caps]) * 1e3
         table[name] = predicted_ms / table["measured_ms"] - 1
         if name == MODEL:
             table["predicted_ms"] = predicted_ms
@@ -189,8 +212,7 @@ def _judge(case: AccuracyCase, of_others: DdpCosts) -> pd.DataFrame:
 
 def _regrets(case: AccuracyCase) -> dict:
     caps = sorted(case.judged.measured_s())
-    predicted = {cap: case.backward_s(cap, *case.predictors()[MODEL]) for cap in caps}
-    best = min(caps, key=predicted.__getitem__)
+    best = min(caps, key=case.model(case.contention.costs))
     default = _bucketing_of(case, DEFAULT_CAP_MIB, caps)
     chosen = {"b*": best, "25 MiB": default, "smallest": caps[0], "largest": caps[-1]}
     low, high = _regret_interval(case.judged, best)
@@ -259,12 +281,16 @@ def _case(
     local_s = float(local["backward_time_ms"].median()) / 1e3
     around_s = float((local["step_time_ms"] - local["backward_time_ms"]).median()) / 1e3
     ranks = int(facts["hosts"])
-    curve = AllReduceSamples.of(all_reduces.assign(rank=ranks - 1)).curve()
+    curve, crowded = (
+        AllReduceSamples.of(own.assign(rank=ranks - 1)).curve()
+        for own in (all_reduces[all_reduces["mode"] == mode] for mode in MODES)
+    )
     latency_s = float(facts["added_latency_ms"]) / 1e3
     return AccuracyCase(
         facts=facts,
         profile=_profile(gradients, local_s),
         curve=MeasuredAllReduce(curve.sizes_bytes, curve.times_s + latency_s),
+        crowded=crowded,
         overlap=OverlapSamples.of(overlap.assign(rank=0)),
         local_s=local_s,
         around_s=around_s,

@@ -1,11 +1,10 @@
 """What ``ddplab study accuracy`` starts on every cluster: one model, all its arms in one rotation.
 
-What a prediction is made of (the step without DDP, the moments of its gradients, all-reduces in a
-row, DDP's bookkeeping, all-reduces beside the backward pass, and one *calibration* bucketing) and
-what it is held against (the *judged* bucketings) are visited in the same rotation, so that a drift
-of the machine is in both; what varies little, in every third round. Each visit to a bucketing makes
-a new DDP instance. Rounds go on until the judged bucketings are known to ``noise``, or the time is
-up.
+What a prediction is made of (the step without DDP, the moments of its gradients, all-reduces one
+after another and several at once, DDP's bookkeeping, all-reduces beside the backward pass, and one
+*calibration* bucketing) and what it is held against (the *judged* bucketings) are visited in the
+same rotation, so that a drift of the machine is in both. Each visit to a bucketing makes a new DDP
+instance. Rounds go on until the judged bucketings are known to ``noise``, or the time is up.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from common.benchmarks.overlap import Arm, OverlapLab
 from common.errors import UserError
 from common.perfmodel.buckets import cap_label
 from common.perfmodel.distinct_caps import DistinctCap, choose_caps
-from common.runtime.collective_timing import time_sequence
+from common.runtime.collective_timing import time_in_flight, time_sequence
 from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
@@ -53,8 +52,6 @@ CAP_COLUMNS = (
 )
 SMALLEST_MESSAGE_BYTES = 4096
 INITIAL_STEPS = 8
-SELDOM = 3
-"""Only every so many rounds visit the arms that predictions need and that vary little."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,8 @@ class AccuracyCase:
     """Message sizes of the all-reduce curve."""
     steps: int = 5
     """Measured steps of each visit; few, as noise is mostly that of a DDP instance."""
+    probes: int = 2
+    """Measured repetitions of every other arm in each round."""
     warmup_steps: int = 3
     rounds: int = 8
     max_rounds: int = 60
@@ -86,7 +85,9 @@ class AccuracyCase:
     run_id: str = ""
 
     def __post_init__(self) -> None:
-        require_positive(self, "judged", "sizes", "steps", "rounds", "max_rounds", "budget_s")
+        require_positive(
+            self, "judged", "sizes", "steps", "probes", "rounds", "max_rounds", "budget_s"
+        )
 
 
 def main(case: AccuracyCase) -> None:
@@ -149,13 +150,12 @@ class CaseRounds:
         gc.collect()
         gc.freeze()  # a collection after every visit then takes hardly any time
         total = self.lab.gradient_bytes
-        between = self.lab.plan([max(4, total // 32), max(4, total // 8)])
-        often, seldom = ("local", *self.caps), (*between, "watch", "curve")
+        between = self.lab.plan([max(4, total // 96), max(4, total // 8)])
+        arms = ("local", *self.caps, *between, "watch", "curve")
         progress = Progress(self.case.max_rounds, self.worker.is_main)
         started = time.monotonic()
         for round_ in range(self.case.max_rounds):
-            now = often if round_ % SELDOM else (*seldom, *often)
-            for arm in rotated(now, round_):
+            for arm in rotated(arms, round_):
                 self._visit(arm, round_)
             progress.step(f"round {round_ + 1}")
             if self._enough(round_ + 1, time.monotonic() - started):
@@ -188,19 +188,30 @@ class CaseRounds:
 
     def _curve(self, round_: int) -> None:
         for numel in rotated(tuple(self.message_sizes), round_):
-            times_s = time_sequence([torch.zeros(numel)] * (1 + self.case.steps), self.worker)[1:]
-            keys = {"mode": "sequential", "total_elements": numel, "total_bytes": 4 * numel}
-            keys |= {"in_flight": 1, "round": round_}
-            self.all_reduce.write(
-                [
-                    keys | {"iteration": iteration, "time_ms": time_s * 1e3}
-                    for iteration, time_s in enumerate(times_s)
-                ]
-            )
+            buffers = [torch.zeros(numel) for _ in range(self._crowd(numel))]
+            repetitions = range(1 + self.case.probes)
+            alone_s = time_sequence([buffers[0] for _ in repetitions], self.worker)
+            together_s = [time_in_flight(buffers, self.worker) for _ in repetitions]
+            for mode, in_flight, times_s in (
+                ("sequential", 1, alone_s[1:]),
+                ("in_flight", len(buffers), together_s[1:]),
+            ):
+                keys = {"mode": mode, "total_elements": numel, "total_bytes": 4 * numel}
+                keys |= {"in_flight": in_flight, "round": round_}
+                self.all_reduce.write(
+                    [
+                        keys | {"iteration": iteration, "time_ms": time_s / in_flight * 1e3}
+                        for iteration, time_s in enumerate(times_s)
+                    ]
+                )
+
+    def _crowd(self, numel: int) -> int:
+        """How many messages of a size to launch at once: fewer where each takes long."""
+        return 4 if 4 * numel * 4 <= self.lab.gradient_bytes else 2
 
     def _beside(self, arm: Arm, round_: int) -> None:
         warmup = 3 if arm.kind == "bookkeeping" else 1
-        times_s = self.lab.run(arm, warmup + self.case.steps)[warmup:]
+        times_s = self.lab.run(arm, warmup + self.case.probes)[warmup:]
         keys = {"arm": arm.kind, "message_bytes": arm.size_bytes, "messages": arm.messages}
         self.overlap.write(
             [
@@ -219,7 +230,7 @@ class CaseRounds:
     def _watch(self) -> None:
         clock = clock_for(self.worker.device)
         with ready_marks(self.step.model, clock) as marks:
-            for iteration in range(-1, self.case.steps):
+            for iteration in range(-1, self.case.probes):
                 self.step.zero_grad()
                 loss = self.step.forward()
                 clock.wait()

@@ -31,13 +31,14 @@ TABLES = {
     "gradients.csv": (
         *("case", "ready_index", "registration_index", "dtype", "size_bytes", "ready_time_ms"),
     ),
-    "all-reduces.csv": ("case", "total_bytes", "round", "iteration", "time_ms"),
+    "all-reduces.csv": ("case", "mode", "total_bytes", "round", "iteration", "time_ms"),
     "overlap.csv": (
         *("case", "arm", "message_bytes", "messages", "round", "iteration"),
         *("backward_time_ms", "all_reduce_time_ms", "gradient_bytes"),
     ),
 }
-"""Table → columns. ``role`` is local (without DDP), calibration or judged."""
+"""Table → columns. ``role`` is local (without DDP), calibration or judged; ``mode`` is sequential
+(one all-reduce after another) or in_flight (several launched at once; the time of each)."""
 
 
 def case_rows(case: Case, folder: Path) -> dict[str, list[dict]]:
@@ -92,9 +93,8 @@ def _steps(folder: Path) -> pd.DataFrame:
 
 def _all_reduces(folder: Path) -> pd.DataFrame:
     samples = pd.read_csv(folder / "allreduce-samples.csv")
-    sequential = samples[samples["mode"] == "sequential"]
-    keys = ["total_bytes", "round", "iteration"]
-    return sequential.groupby(keys)["time_ms"].max().reset_index()
+    keys = ["mode", "total_bytes", "round", "iteration"]
+    return samples.groupby(keys)["time_ms"].max().reset_index()
 
 
 def _overlap(samples: pd.DataFrame) -> pd.DataFrame:
