@@ -175,10 +175,13 @@ class OverlapLab:
         self.one_rank_group = groups[worker.rank]
         self.ready_order, self.backward_s = self._watch_backward()
 
-    def plan(self, sizes_bytes: Sequence[int]) -> tuple[Arm, ...]:
-        """The arms: as many messages as fit in the backward pass without queueing.
+    def plan(
+        self, sizes_bytes: Sequence[int], continuous_bytes: Sequence[int] = ()
+    ) -> tuple[Arm, ...]:
+        """The arms: as many paced messages as fit in the backward pass without queueing.
 
-        Paced ones take up a third of it at most; continuous ones outlast it by half.
+        Paced ones take up a third of it at most; continuous ones, by default of the largest size,
+        outlast it by half.
         """
         arms = [Arm("local"), Arm("bookkeeping")]
         most = min(12, len(self.ready_order))  # each is launched as another gradient comes
@@ -186,11 +189,12 @@ class OverlapLab:
             once = self._agree(min(time_sequence(self._buffers(size, 1) * 6, self.worker)[2:]))
             paced = min(most, max(2, int(self.backward_s / 3 / once)))
             arms.append(Arm("paced", size, paced))
-        size = max(sizes_bytes)
-        buffers = self._buffers(size, 4)
-        each = self._agree(min(time_in_flight(buffers, self.worker) for _ in range(3))) / 4
-        continuous = max(4, math.ceil(2 * self.backward_s / each))
-        return (*arms, Arm("continuous", size, continuous), Arm("all_reduce", size, continuous))
+        for size in continuous_bytes or [max(sizes_bytes)]:
+            buffers = self._buffers(size, 4)
+            each = self._agree(min(time_in_flight(buffers, self.worker) for _ in range(3))) / 4
+            count = max(4, math.ceil(2 * self.backward_s / each))
+            arms += [Arm("continuous", size, count), Arm("all_reduce", size, count)]
+        return tuple(arms)
 
     def run(self, arm: Arm, count: int) -> list[tuple[float, float]]:
         """Seconds of ``count`` backward passes, each with that of its all-reduces to the last."""

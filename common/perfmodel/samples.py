@@ -8,7 +8,7 @@ medians for any rows of it; without rows, for all.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -217,13 +217,16 @@ class OverlapSamples:
             (size, max(0.0, _middle(added[taken])) / count)
             for (size, count), added in self.paced_s.items()
         )
-        sizes, seconds = zip(*lost, strict=True)
-        return DdpCosts(
+        costs = DdpCosts(
             copy_in_s_per_byte=per_byte,
             copy_out_s_per_byte=per_byte,
             communication_slowdown=self._communication_slowdown(taken),
-            lost_compute=(tuple(map(float, sizes)), tuple(np.maximum.accumulate(seconds).tolist())),
         )
+        if not lost:
+            return costs
+        sizes, seconds = zip(*lost, strict=True)
+        seconds = np.maximum.accumulate(seconds)
+        return replace(costs, lost_compute=(tuple(map(float, sizes)), tuple(seconds.tolist())))
 
     def _communication_slowdown(self, taken: slice | NDArray) -> float:
         slowdowns = []

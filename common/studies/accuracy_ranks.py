@@ -52,6 +52,8 @@ CAP_COLUMNS = (
 )
 SMALLEST_MESSAGE_BYTES = 4096
 INITIAL_STEPS = 8
+CONTINUOUS_SHARES = (512, 64, 8)
+"""All-reduces beside the backward pass are of these parts of all gradients."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ class CaseRounds:
         gc.collect()
         gc.freeze()  # a collection after every visit then takes hardly any time
         total = self.lab.gradient_bytes
-        between = self.lab.plan([max(4, total // 96), max(4, total // 8)])
+        between = self.lab.plan((), [max(4, total // share) for share in CONTINUOUS_SHARES])
         arms = ("local", *self.caps, *between, "watch", "curve")
         progress = Progress(self.case.max_rounds, self.worker.is_main)
         started = time.monotonic()
