@@ -8,8 +8,8 @@ judged on:
   copied back, and nothing is sent.
 - ``paced``: the backward pass with all-reduces of one size launched now and then, each done before
   the next: what they take from computation is what they add to the backward pass.
-- ``continuous``: the backward pass beside all-reduces without pause, more of them than it lasts;
-  and ``all_reduce``, the same all-reduces alone.
+- ``continuous``: the backward pass beside all-reduces without pause, more of them than it lasts,
+  with how many were done when it ended; and ``all_reduce``, the same all-reduces alone.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from common.runtime.timing import clock_for
 
 COLUMNS = (
     *("arm", "message_bytes", "messages", "round", "iteration", "rank"),
-    *("backward_time_ms", "all_reduce_time_ms", "gradient_bytes"),
+    *("backward_time_ms", "all_reduce_time_ms", "messages_done", "gradient_bytes"),
 )
+"""``messages_done``: how many all-reduces were done when the backward pass ended."""
 
 
 @dataclass(frozen=True)
@@ -138,22 +139,8 @@ def measure(
         for arm in rotated(arms, round_):
             # DDP forms its buckets in its first steps: they are warm-up whatever was asked.
             warmup = max(3, settings.warmup_steps) if model_is_new(arm) else settings.warmup_steps
-            times_s = lab.run(arm, warmup + settings.num_steps)
-            stream.write(
-                [
-                    {
-                        "arm": arm.kind,
-                        "message_bytes": arm.size_bytes,
-                        "messages": arm.messages,
-                        "round": round_,
-                        "iteration": iteration,
-                        "backward_time_ms": backward_s * 1e3,
-                        "all_reduce_time_ms": all_reduce_s * 1e3,
-                        "gradient_bytes": lab.gradient_bytes,
-                    }
-                    for iteration, (backward_s, all_reduce_s) in enumerate(times_s[warmup:])
-                ]
-            )
+            passes = lab.run(arm, warmup + settings.num_steps)[warmup:]
+            stream.write(lab.rows(arm, round_, passes))
             progress.step(f"round {round_ + 1}, {arm.kind}")
     return stream.table()
 
@@ -161,6 +148,18 @@ def measure(
 def model_is_new(arm: Arm) -> bool:
     """Whether each visit to the arm makes a DDP instance."""
     return arm.kind == "bookkeeping"
+
+
+@dataclass(frozen=True)
+class OverlappedPass:
+    """Seconds of one backward pass, and from its start to the last all-reduce's end.
+
+    ``done``: all-reduces over when the backward pass was.
+    """
+
+    backward_s: float
+    all_reduce_s: float
+    done: int = 0
 
 
 class OverlapLab:
@@ -196,12 +195,30 @@ class OverlapLab:
             arms += [Arm("continuous", size, count), Arm("all_reduce", size, count)]
         return tuple(arms)
 
-    def run(self, arm: Arm, count: int) -> list[tuple[float, float]]:
-        """Seconds of ``count`` backward passes, each with that of its all-reduces to the last."""
+    def rows(self, arm: Arm, round_: int, passes: Sequence[OverlappedPass]) -> list[dict]:
+        """This rank's rows of overlap-times.csv, but for the rank."""
+        keys = {"arm": arm.kind, "message_bytes": arm.size_bytes, "messages": arm.messages}
+        keys |= {"round": round_, "gradient_bytes": self.gradient_bytes}
+        return [
+            keys
+            | {
+                "iteration": iteration,
+                "backward_time_ms": one.backward_s * 1e3,
+                "all_reduce_time_ms": one.all_reduce_s * 1e3,
+                "messages_done": one.done,
+            }
+            for iteration, one in enumerate(passes)
+        ]
+
+    def run(self, arm: Arm, count: int) -> list[OverlappedPass]:
+        """``count`` backward passes under the arm's condition."""
         buffers = self._buffers(arm.size_bytes, min(arm.messages, 8))
         messages = [buffers[i % len(buffers)] for i in range(arm.messages)]
         if arm.kind == "all_reduce":
-            return [(0.0, time_in_flight(messages, self.worker)) for _ in range(count)]
+            return [
+                OverlappedPass(0.0, time_in_flight(messages, self.worker), arm.messages)
+                for _ in range(count)
+            ]
         if arm.kind == "bookkeeping":
             model = self._bookkeeping_model()
             times_s = [self._timed_backward(model, []) for _ in range(count)]
@@ -217,8 +234,8 @@ class OverlapLab:
         model: torch.nn.Module | None,
         at_start: Sequence[Tensor],
         paced: Sequence[Tensor] = (),
-    ) -> tuple[float, float]:
-        """Seconds of the backward pass and of the all-reduces, ``paced`` launched on its way."""
+    ) -> OverlappedPass:
+        """A backward pass with all-reduces ``at_start``, and ``paced`` ones on its way."""
         works: list[dist.Work] = []
 
         def launch(message: Tensor) -> None:
@@ -238,6 +255,9 @@ class OverlapLab:
         backward_start = self.clock.mark()
         loss.backward()
         backward_end = self.clock.mark()
+        if self.worker.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()  # the host is ahead of the backward pass
+        done = sum(work.is_completed() for work in works)
         for work in works:
             work.wait()
         end = self.clock.mark()
@@ -245,7 +265,7 @@ class OverlapLab:
         for hook in hooks:
             hook.remove()
         elapsed = self.clock.elapsed_s
-        return elapsed(backward_start, backward_end), elapsed(start, end)
+        return OverlappedPass(elapsed(backward_start, backward_end), elapsed(start, end), done)
 
     def _watch_backward(self) -> tuple[list[tuple[torch.nn.Parameter, float]], float]:
         """Parameters with the share of the backward pass at which each is ready; its seconds."""
@@ -258,7 +278,7 @@ class OverlapLab:
         ]
         for _ in range(10):  # also warms up
             start = self.clock.mark()
-            backward_s, _ = self._timed_backward(None, [])
+            backward_s = self._timed_backward(None, []).backward_s
         for hook in hooks:
             hook.remove()
         ready = {parameter: self.clock.elapsed_s(start, mark) for parameter, mark in marks.items()}

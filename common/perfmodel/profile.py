@@ -114,6 +114,9 @@ class DdpCosts:
         copy_in_s_per_byte: copying a gradient into its bucket and dividing it by the world size.
         copy_out_s_per_byte: copying a reduced bucket back into the gradients.
         communication_slowdown: r: an all-reduce beside computation takes this many times longer.
+        slowdowns: (sizes in bytes, r of an all-reduce of each size), where this was measured;
+            replaces ``communication_slowdown``. Linear in the logarithm of the size between them,
+            and the nearest beyond.
         compute_slowdown: s: computation beside an all-reduce takes this many times longer.
         lost_compute: (sizes in bytes, seconds): how much computation an all-reduce of each size
             costs when it runs beside it, where this was measured; replaces ``compute_slowdown``.
@@ -126,6 +129,7 @@ class DdpCosts:
     copy_in_s_per_byte: float = 0.0
     copy_out_s_per_byte: float = 0.0
     communication_slowdown: float = 1.0
+    slowdowns: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     compute_slowdown: float = 1.0
     lost_compute: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     launch_s: float = 0.0
@@ -150,7 +154,7 @@ class DdpCosts:
             "copy_in": {"copy_in_s_per_byte": 0.0},
             "copy_out": {"copy_out_s_per_byte": 0.0},
             "launch": {"launch_s": 0.0},
-            "communication_slowdown": {"communication_slowdown": 1.0},
+            "communication_slowdown": {"communication_slowdown": 1.0, "slowdowns": None},
             "compute_slowdown": {"compute_slowdown": 1.0, "lost_compute": None},
         }
         changes: dict = {}
@@ -179,7 +183,11 @@ class DdpCosts:
         Returns:
             how long each takes, and how much computation is done meanwhile, both in seconds.
         """
-        duration = alone_s * self.communication_slowdown
+        slower = self.communication_slowdown
+        if self.slowdowns is not None:
+            known = np.log(self.slowdowns[0])
+            slower = np.interp(np.log(np.maximum(sizes_bytes, 1)), known, self.slowdowns[1])
+        duration = alone_s * slower
         if self.lost_compute is None:
             return duration, duration / self.compute_slowdown
         known_bytes, known_s = self.lost_compute

@@ -8,7 +8,7 @@ medians for any rows of it; without rows, for all.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -143,6 +143,8 @@ class OverlapSamples:
         continuous_s: message size → [2, variants, rounds], the pass beside all-reduces without
             pause, and from its start until the last of these is done.
         all_reduce_s: message size → [variants, rounds], those all-reduces alone.
+        done, messages: message size → [variants, rounds], how many of them were done when the pass
+            was, and how many there were in all; empty where that was not counted.
         gradient_bytes: of the model.
     """
 
@@ -152,6 +154,8 @@ class OverlapSamples:
     all_reduce_s: Mapping[float, NDArray]
     local_s: NDArray
     gradient_bytes: float
+    done: Mapping[float, NDArray] = field(default_factory=dict)
+    messages: Mapping[float, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, table: pd.DataFrame) -> OverlapSamples:
@@ -197,6 +201,7 @@ class OverlapSamples:
             all_reduce_s={size: column("all_reduce", "all_reduce_s", size) for size in alone},
             local_s=local_s,
             gradient_bytes=float(table["gradient_bytes"].iloc[0]),
+            **_counted(table),
         )
 
     @property
@@ -228,6 +233,26 @@ class OverlapSamples:
         seconds = np.maximum.accumulate(seconds)
         return replace(costs, lost_compute=(tuple(map(float, sizes)), tuple(seconds.tolist())))
 
+    def saturated_costs(self) -> DdpCosts:
+        """Bookkeeping, and contention of each size beside all-reduces without pause.
+
+        While the backward pass lasts t beside them instead of t₀, n all-reduces are done: each
+        takes t/n and costs (t − t₀)/n of computation. Medians over rounds.
+        """
+        alone_s = _middle(self.local_s)
+        sizes = sorted(self.done)
+        lost_s, slower = [], []
+        for size in sizes:
+            beside_s = _middle(self.continuous_s[size][0])
+            done = max(0.5, _middle(self.done[size]))
+            each_s = _middle(self.all_reduce_s[size]) / self.messages[size]
+            slower.append(max(1.0, beside_s / done / each_s))
+            lost_s.append(max(0.0, beside_s - alone_s) / done)
+        known = tuple(map(float, sizes))
+        return replace(
+            self.costs(), lost_compute=(known, tuple(lost_s)), slowdowns=(known, tuple(slower))
+        )
+
     def _communication_slowdown(self, taken: slice | NDArray) -> float:
         slowdowns = []
         for size, both in self.continuous_s.items():
@@ -236,6 +261,20 @@ class OverlapSamples:
             if alone > left:
                 slowdowns.append(max(1.0, beside / (alone - left)))
         return float(np.median(slowdowns or [1.0]))
+
+
+def _counted(table: pd.DataFrame) -> dict[str, dict]:
+    """``done`` and ``messages`` of the continuous arms; the rank with the fewest counts."""
+    if "messages_done" not in table:
+        return {}
+    own = table[table["arm"] == "continuous"]
+    fewest = own.groupby(["message_bytes", "round", "iteration"])["messages_done"].min()
+    by_round = fewest.groupby(level=[0, 1]).median().unstack()
+    messages = own.groupby("message_bytes")["messages"].first()
+    return {
+        "done": {size: row.to_numpy() for size, row in by_round.iterrows()},
+        "messages": messages.to_dict(),
+    }
 
 
 def _slowest(ready_s: NDArray) -> NDArray:

@@ -213,21 +213,8 @@ class CaseRounds:
 
     def _beside(self, arm: Arm, round_: int) -> None:
         warmup = 3 if arm.kind == "bookkeeping" else 1
-        times_s = self.lab.run(arm, warmup + self.case.probes)[warmup:]
-        keys = {"arm": arm.kind, "message_bytes": arm.size_bytes, "messages": arm.messages}
-        self.overlap.write(
-            [
-                keys
-                | {
-                    "round": round_,
-                    "iteration": iteration,
-                    "backward_time_ms": backward_s * 1e3,
-                    "all_reduce_time_ms": all_reduce_s * 1e3,
-                    "gradient_bytes": self.lab.gradient_bytes,
-                }
-                for iteration, (backward_s, all_reduce_s) in enumerate(times_s)
-            ]
-        )
+        passes = self.lab.run(arm, warmup + self.case.probes)[warmup:]
+        self.overlap.write(self.lab.rows(arm, round_, passes))
 
     def _watch(self) -> None:
         clock = clock_for(self.worker.device)

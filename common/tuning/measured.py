@@ -184,13 +184,7 @@ def measure_costs(
     for round_ in range(CONTENTION_ROUNDS):
         for arm in rotated(arms, round_):
             warmup = 3 if model_is_new(arm) else 1
-            keys = {"arm": arm.kind, "message_bytes": arm.size_bytes, "messages": arm.messages}
-            for iteration, (backward_s, all_reduce_s) in enumerate(
-                lab.run(arm, warmup + CONTENTION_PASSES)[warmup:]
-            ):
-                times = {"backward_time_ms": backward_s * 1e3, "iteration": iteration}
-                times |= {"all_reduce_time_ms": all_reduce_s * 1e3, "round": round_}
-                rows.append(keys | times | {"gradient_bytes": profile.total_bytes})
+            rows += lab.rows(arm, round_, lab.run(arm, warmup + CONTENTION_PASSES)[warmup:])
     path = _write(recorder, "overlap-times.csv", OVERLAP_COLUMNS, rows)
     return on_main(worker, lambda: read_costs(path))
 
