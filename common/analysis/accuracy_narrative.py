@@ -80,10 +80,8 @@ def _off_line(case, own: pd.DataFrame, judged: int) -> str:
         f"{row['bucket_cap_mib']:.3g} MiB ({row['num_buckets']} buckets) {row[MODEL]:+.1%}"
         for _, row in own.iterrows()
     )
-    fit = case.contention
-    told = "" if fit.identified else "; contention could not be told from its calibration"
     return (
         f"- **{case.name}**: {len(own)} of {judged} off, {caps}. Noise of the case "
         f"{worst['noise']:.1%}, computation {case.local_s * 1e3:.0f} ms, all-reduces of everything "
-        f"{case.curve.time_s(float(case.profile.total_bytes)) * 1e3:.0f} ms{told}."
+        f"{case.curve.time_s(float(case.profile.total_bytes)) * 1e3:.0f} ms."
     )

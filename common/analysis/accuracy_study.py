@@ -1,9 +1,11 @@
 """What ``ddplab study accuracy`` says: predictions of bucketings that no calibration has seen.
 
 A case (a model on a network) is predicted from its own calibration: the backward pass without DDP
-and the moments of its gradients, all-reduces in a row, DDP's copies, and contention fitted to one
-bucketing that is then not judged. In a second judgement contention comes from the *other* models on
-the same kind of network. Beside it stand predictors with less in them.
+and the moments of its gradients, all-reduces one after another and several at once, DDP's copies,
+and what all-reduces without pause beside the backward pass take from it. None of that is a
+bucketing. In a second judgement contention comes from the *other* models on the same kind of
+network. Beside it stand predictors with less in them, or with contention fitted to one bucketing,
+which no predictor is judged on.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from common.analysis.sweep import BucketSweep
 from common.errors import UserError
@@ -30,7 +33,8 @@ from common.runtime.run_directory import read_environment
 
 MODEL = "full model"
 OTHERS = "contention of other models"
-SIMPLER = ("α–β", "recurrence", "with copies", "contention measured apart", "one in flight")
+FITTED = "contention of one bucketing"
+SIMPLER = ("α–β", "recurrence", "with copies", "two in flight", FITTED, "all-reduces slowed too")
 REGIMES = ("communication-bound", "balanced", "compute-bound", "loopback")
 GROUPS = (*REGIMES[:3], "added latency", "four ranks on two cores", "replay", "loopback")
 MODES = ("sequential", "in_flight")
@@ -47,7 +51,9 @@ class AccuracyCase:
         profile: gradients, at the speed of the rounds without DDP.
         curve: all-reduces one after another, with the latency added to buckets.
         crowded: several at once, the time of each.
-        overlap: DDP's copies and contention, measured apart.
+        overlap: DDP's copies and contention, measured apart from DDP.
+        copies_s: DDP's copies in and out of all gradients, from all cases of the model on as many
+            hosts, as the network has no part in them.
         local_s, around_s: backward pass without DDP; forward pass and update around it.
         calibration, judged: steps of DDP.
     """
@@ -57,6 +63,7 @@ class AccuracyCase:
     curve: MeasuredAllReduce
     crowded: MeasuredAllReduce
     overlap: OverlapSamples
+    copies_s: float
     local_s: float
     around_s: float
     calibration: BucketSweep
@@ -67,19 +74,39 @@ class AccuracyCase:
         return str(self.facts["case"])
 
     @cached_property
-    def apart(self) -> DdpCosts:
-        """Copies and contention as measured apart from DDP."""
-        return self.overlap.costs()
+    def costs(self) -> DdpCosts:
+        """Copies, and the computation lost to all-reduces without pause beside it.
+
+        How much longer these take is left out: most of it is that the small ones wait for a core,
+        which they do for each other in DDP, too, as ``crowded`` has it.
+        """
+        per_byte = self.copies_s / 2 / self.profile.total_bytes
+        copies = {"copy_in_s_per_byte": per_byte, "copy_out_s_per_byte": per_byte}
+        measured = self.overlap.saturated_costs()
+        return replace(measured, **copies).without("communication_slowdown")
 
     @cached_property
-    def contention(self) -> ContentionFit:
-        """Contention fitted to the calibration bucketing."""
+    def lost_shares(self) -> tuple[float, ...]:
+        """Computation lost per second of all-reduces, for each size measured beside it."""
+        sizes, lost_s = self.costs.lost_compute
+        return tuple(np.asarray(lost_s) / self.crowded.time_s(np.asarray(sizes)))
+
+    def with_lost_shares(self, shares: NDArray) -> DdpCosts:
+        """The case's costs with these ``lost_shares`` in place of its own."""
+        sizes, _ = self.costs.lost_compute
+        lost_s = shares * self.crowded.time_s(np.asarray(sizes))
+        return replace(self.costs, lost_compute=(sizes, tuple(lost_s.tolist())))
+
+    @cached_property
+    def fitted(self) -> ContentionFit:
+        """Contention as a slowdown that is fitted to the calibration bucketing."""
         steps = self.calibration.steps
         run = OverlappedRun(
             total_s=(steps["backward_time_ms"] / 1e3).tolist(),
             options=DdpOptions(float(steps["bucket_cap_mib"].iloc[0])),
         )
-        return fit_contention(self.profile, self.curve, run, self.apart, **self.queue)
+        without = self.costs.without("compute_slowdown")
+        return fit_contention(self.profile, self.curve, run, without, **self.queue)
 
     @property
     def queue(self) -> dict:
@@ -91,15 +118,17 @@ class AccuracyCase:
     def predictors(self) -> dict[str, Callable[[float], float]]:
         """Each predictor, from a cap in MiB to the seconds of a backward pass; simplest first."""
         line = AlphaBeta.fit(self.curve.sizes_bytes, self.curve.times_s)
-        copies = replace(self.apart, communication_slowdown=1.0, lost_compute=None)
+        copies = self.costs.without("compute_slowdown")
+        slowed = replace(self.costs, slowdowns=self.overlap.saturated_costs().slowdowns)
         made = (
             self.predictor(line, NO_COSTS),
             self.predictor(self.curve, NO_COSTS),
             self.predictor(self.curve, copies),
-            self.predictor(self.curve, self.apart, **self.queue),
-            self.predictor(self.curve, self.contention.costs),
+            self.model(copies),
+            self.model(self.fitted.costs),
+            self.model(slowed),
         )
-        return dict(zip(SIMPLER, made, strict=True)) | {MODEL: self.model(self.contention.costs)}
+        return dict(zip(SIMPLER, made, strict=True)) | {MODEL: self.model(self.costs)}
 
     def model(self, costs: DdpCosts) -> Callable[[float], float]:
         """The full model, with these costs."""
@@ -135,17 +164,15 @@ class AccuracyStudy:
     def _of_others(self, case: AccuracyCase) -> DdpCosts:
         """The case's own copies with the contention of the other models on such a network."""
         alike = [
-            other.contention
+            other.lost_shares
             for other in self.cases
             if other.facts["model"] != case.facts["model"]
             and (other.facts["model"] == "replay") == (case.facts["model"] == "replay")
             and all(other.facts[key] == case.facts[key] for key in ("hosts", "regime"))
-            and other.contention.identified
         ]
         if not alike:
-            return case.apart
-        slowdowns = [fit.compute_slowdown for fit in alike]
-        return replace(case.apart, lost_compute=None, compute_slowdown=float(np.median(slowdowns)))
+            return case.costs.without("compute_slowdown")
+        return case.with_lost_shares(np.median(alike, axis=0))
 
     def by_regime(self) -> pd.DataFrame:
         """Per group: cases, bucketings, noise floor, then median, 90th percentile and worst |error|
@@ -212,7 +239,7 @@ def _judge(case: AccuracyCase, of_others: DdpCosts) -> pd.DataFrame:
 
 def _regrets(case: AccuracyCase) -> dict:
     caps = sorted(case.judged.measured_s())
-    best = min(caps, key=case.model(case.contention.costs))
+    best = min(caps, key=case.model(case.costs))
     default = _bucketing_of(case, DEFAULT_CAP_MIB, caps)
     chosen = {"b*": best, "25 MiB": default, "smallest": caps[0], "largest": caps[-1]}
     low, high = _regret_interval(case.judged, best)
@@ -259,12 +286,13 @@ def open_study(folder: str | Path) -> AccuracyStudy:
     cases = read_table(folder / "cases.csv", ["case", "model", "regime", "hosts"])
     names = ("steps.csv", "gradients.csv", "all-reduces.csv", "overlap.csv")
     tables = {name: read_table(folder / name, ["case"]) for name in names}
+    copies = _copies_s(cases, tables["overlap.csv"])
     opened = []
     for _, facts in cases.iterrows():
         own = {name: table[table["case"] == facts["case"]] for name, table in tables.items()}
         if missing := [name for name, table in own.items() if table.empty]:
             raise UserError(f"{folder / missing[0]}: no rows of case {facts['case']}")
-        opened.append(_case(facts, *own.values()))
+        opened.append(_case(facts, *own.values(), copies[facts["case"]]))
     environment = read_environment(folder)
     caption = f"{environment['cpu']['model']}; {environment['start_time'][:10]}"
     return AccuracyStudy(folder, caption, tuple(opened))
@@ -276,6 +304,7 @@ def _case(
     gradients: pd.DataFrame,
     all_reduces: pd.DataFrame,
     overlap: pd.DataFrame,
+    copies_s: float,
 ) -> AccuracyCase:
     local = steps[steps["role"] == "local"]
     local_s = float(local["backward_time_ms"].median()) / 1e3
@@ -292,11 +321,27 @@ def _case(
         curve=MeasuredAllReduce(curve.sizes_bytes, curve.times_s + latency_s),
         crowded=crowded,
         overlap=OverlapSamples.of(overlap.assign(rank=0)),
+        copies_s=copies_s,
         local_s=local_s,
         around_s=around_s,
         calibration=BucketSweep(steps[steps["role"] == "calibration"], ranks),
         judged=BucketSweep(steps[steps["role"] == "judged"], ranks),
     )
+
+
+def _copies_s(cases: pd.DataFrame, overlap: pd.DataFrame) -> dict[str, float]:
+    """Case → seconds that DDP over one rank adds to the backward pass, over all cases alike.
+
+    The median of the differences within a round.
+    """
+    times = overlap[overlap["arm"].isin(["local", "bookkeeping"])]
+    by_round = times.groupby(["case", "round", "arm"])["backward_time_ms"].median().unstack()
+    added = (by_round["bookkeeping"] - by_round["local"]).rename("added").reset_index()
+    added = added.merge(cases[["case", "model", "hosts"]], on="case")
+    medians = added.groupby(["model", "hosts"])["added"].median()
+    return {
+        row.case: max(0.0, float(medians[row.model, row.hosts])) / 1e3 for row in cases.itertuples()
+    }
 
 
 def _profile(gradients: pd.DataFrame, local_s: float) -> BackwardProfile:

@@ -133,6 +133,10 @@ class AllReduceSamples:
         return MeasuredAllReduce(self.sizes_bytes, _median(times.reshape(len(times), -1), axis=1))
 
 
+UNDER_WAY = 2
+"""All-reduces that are under way at a time, at most (gloo's; NCCL has one)."""
+
+
 @dataclass(frozen=True, eq=False)
 class OverlapSamples:
     """What DDP adds to a backward pass, by round (the last axis); seconds, NaN where none.
@@ -237,15 +241,18 @@ class OverlapSamples:
         """Bookkeeping, and contention of each size beside all-reduces without pause.
 
         While the backward pass lasts t beside them instead of t₀, n all-reduces are done: each
-        takes t/n and costs (t − t₀)/n of computation. Medians over rounds.
+        takes t/n and costs (t − t₀)/n of computation. Those under way when the pass ends are done
+        in part, as far as the time tells that the rest then take. Medians over rounds.
         """
         alone_s = _middle(self.local_s)
         sizes = sorted(self.done)
         lost_s, slower = [], []
         for size in sizes:
-            beside_s = _middle(self.continuous_s[size][0])
-            done = max(0.5, _middle(self.done[size]))
+            beside_s, until_done_s = (_middle(one) for one in self.continuous_s[size])
             each_s = _middle(self.all_reduce_s[size]) / self.messages[size]
+            counted = _middle(self.done[size])
+            by_time = self.messages[size] - (until_done_s - beside_s) / each_s
+            done = max(0.5, min(max(by_time, counted), counted + UNDER_WAY))
             slower.append(max(1.0, beside_s / done / each_s))
             lost_s.append(max(0.0, beside_s - alone_s) / done)
         known = tuple(map(float, sizes))
