@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from common.analysis.accuracy_study import MODEL, OTHERS, AccuracyStudy
+from common.analysis.accuracy_case import MODEL
+from common.analysis.accuracy_study import OTHERS, AccuracyStudy
 from common.analysis.tables import Table
 
 OFF = 0.05

@@ -6,7 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from common.analysis.accuracy_study import GROUPS, MODEL, OTHERS, AccuracyStudy, grouped
+from common.analysis.accuracy_case import MODEL
+from common.analysis.accuracy_study import GROUPS, OTHERS, AccuracyStudy, grouped
 from common.analysis.plots import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, figure
 
 PREDICTORS = {"α–β": ORANGE, "recurrence": SKY, OTHERS: GREEN, MODEL: BLUE}

@@ -21,7 +21,7 @@ from common.perfmodel.clusters import Cluster, load_cluster
 from common.perfmodel.collectives import AllReduceModel, AlphaBeta, MeasuredAllReduce
 from common.perfmodel.nccl import NO_RAMP, NcclAllReduce
 from common.perfmodel.nccl_fit import FittedAllReduce, fit_nccl
-from common.perfmodel.recorded import DATA, load_recorded
+from common.perfmodel.recorded import DATA, UMD_A100, load_recorded
 from common.perfmodel.tables import numbers, read_table
 
 MIB = 2**20
@@ -31,7 +31,6 @@ TUNER, ANALYTIC = "NCCL's tuner alone", "analytic"
 EVEN, ODD, ALL, ONE_OUT = "even sizes", "odd sizes", "none", "all but one"
 
 NCCL_TESTS = "nccl-tests-published"
-UMD = "umd-2x4-a100"
 UMD_NETWORK_GB_PER_S = 24.0
 """Assumed, since the network is not stated: one InfiniBand card of 200 Gb/s a node."""
 
@@ -98,16 +97,16 @@ def published_all_reduces() -> tuple[PublishedAllReduce, ...]:
         gpus=16,
         note="the analytic model has the network's latency from this table's smallest message",
     )
-    recorded = load_recorded(UMD)
+    recorded = load_recorded(UMD_A100)
     umd = PublishedAllReduce(
-        name=UMD,
+        name=UMD_A100,
         title="2 × 4 A100, NCCL_ALGO=TREE",
         caption=recorded.caption,
         curve=recorded.all_reduce,
         std_s=recorded.all_reduce_std_s,
         cluster=replace(
             load_cluster("a100-ib"),
-            name=UMD,
+            name=UMD_A100,
             gpus_per_node=4,
             network_gb_per_s=UMD_NETWORK_GB_PER_S,
         ),

@@ -9,7 +9,7 @@ What one run can tell depends on what was watched.
 - Its time T alone gives s, for a given r, where computation is on the critical path. Where
   communication is, computation hides behind it however slow it becomes: T hardly moves with s, and
   s cannot be told (``ContentionFit.identified``). What all-reduces of each size take from a
-  backward pass, measured apart (``tables.read_costs``), then stays in force.
+  backward pass, measured apart (``samples.OverlapSamples``), then stays in force.
 - With the moment C at which computation ended, C gives s in either case, for a given r: what is
   told is the computation lost to a second of all-reduce, r·(1 − 1/s). T then gives r where
   communication is on the critical path; elsewhere r stays what it was given as.
@@ -29,7 +29,6 @@ from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AllReduceModel
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
-from common.perfmodel.samples import OverlapSamples
 from common.perfmodel.simulator import profile_buckets, simulate_buckets
 
 LARGEST_SLOWDOWN = 8.0
@@ -143,18 +142,6 @@ def fit_contention(
     bound = f"{high:.2f}" if high < LARGEST_SLOWDOWN else "any"
     note = f"{what} agrees with s from {low:.2f} to {bound}: contention cannot be told; {kept}"
     return ContentionFit(s, r, (low, high), False, costs, note)
-
-
-def saturated_contention(samples: OverlapSamples, costs: DdpCosts = NO_COSTS) -> DdpCosts:
-    """s and r from a backward pass beside all-reduces without pause, the ``continuous`` arm.
-
-    It holds no bucketing at all: s is the pass beside them over the pass alone, and r as in
-    ``tables.read_costs``. What it finds is contention at its worst, with never a gap.
-    """
-    alone_s = float(np.nanmedian(samples.local_s))
-    slowdowns = [float(np.nanmedian(both[0])) / alone_s for both in samples.continuous_s.values()]
-    r = samples.costs().communication_slowdown
-    return _with_rates(costs, max(1.0, float(np.median(slowdowns))), r)
 
 
 def split_lost_compute(costs: DdpCosts, network: AllReduceModel) -> DdpCosts:

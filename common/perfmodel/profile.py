@@ -139,6 +139,8 @@ class DdpCosts:
             raise UserError("copy costs must not be negative")
         if not min(self.compute_slowdown, self.communication_slowdown) >= 1:
             raise UserError("slowdowns must be at least 1")
+        if self.slowdowns and not min(self.slowdowns[1]) >= 1:
+            raise UserError("slowdowns must be at least 1")
         if self.lost_compute and not min(self.lost_compute[1]) >= 0:
             raise UserError("computation lost to an all-reduce must not be negative")
         if not self.launch_s >= 0:

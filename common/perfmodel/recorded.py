@@ -16,6 +16,8 @@ from common.perfmodel.tables import numbers, read_table
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 LAYERS = "layers.csv"
+UMD_A100 = "umd-2x4-a100"
+"""Published: gpt2-large on 2 × 4 A100."""
 """What a recorded system has, and other recordings have not."""
 
 

@@ -161,6 +161,8 @@ def read_overlap_samples(path: Path | str) -> OverlapSamples:
     table = read_table(path, [*columns, "all_reduce_time_ms", "gradient_bytes"])
     for column in ("message_bytes", "messages", "backward_time_ms", "all_reduce_time_ms"):
         table[column] = numbers(table, column, path, at_least=0)
+    if "messages_done" in table:  # not in older runs
+        table["messages_done"] = numbers(table, "messages_done", path, at_least=0)
     numbers(table, "gradient_bytes", path, above=0)
     numbers(table[table["arm"] == "paced"], "messages", path, above=0)
     missing = {"local", "bookkeeping", "paced", "continuous", "all_reduce"} - set(table["arm"])

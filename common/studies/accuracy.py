@@ -25,13 +25,13 @@ import pandas as pd
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError
-from common.perfmodel.recorded import load_recorded
+from common.perfmodel.recorded import UMD_A100, load_recorded
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
+from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
 from common.runtime.run_directory import RunDirectory
 from common.studies.accuracy_tables import TABLES, case_rows
-from common.studies.remedies import as_flags
 
 RANKS = project_root() / "common" / "studies" / "accuracy_ranks.py"
 REGIMES = {"communication-bound": 2.2, "balanced": 1.0, "compute-bound": 0.45}
@@ -42,7 +42,6 @@ FASTEST_MBIT = 4_000
 MAX_BUCKETS = 48
 SETUP_S = 6.0
 """What a case takes per host before its first round."""
-REPLAYED = "umd-2x4-a100"
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def emulated_cases(
     cases.sort(key=lambda case: (case.model != "replay", list(REGIMES).index(case.regime)))
     if found is None:
         return cases
-    profile = load_recorded(REPLAYED).profile
+    profile = load_recorded(UMD_A100).profile
     replayed = (
         profile.backward_s / study.replay_time_factor,
         int(profile.total_bytes / study.replay_factor),

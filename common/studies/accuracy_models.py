@@ -19,10 +19,10 @@ from common.benchmarks.replay_step import Step, make_step
 from common.errors import UserError, unknown_name
 from common.models.mlp import MLP
 from common.models.text_classifier import TextClassifier, TextClassifierConfig
+from common.perfmodel.recorded import UMD_A100
 from common.runtime.process_group import Worker
 from common.runtime.seeding import seed_everything
 
-REPLAYED = "umd-2x4-a100"
 SEQUENCE = 64
 LABELS = 4
 VOCABULARY = 4_000
@@ -41,7 +41,7 @@ def accuracy_step(
     if name == "replay":
         settings = StepSettings(
             *("gpt2-nano", 1, 1),
-            replay=REPLAYED,
+            replay=UMD_A100,
             replay_factor=factor,
             replay_time_factor=time_factor,
         )

@@ -15,12 +15,12 @@ import pandas as pd
 
 from common.cluster.emulated import MAX_HOSTS, why_not
 from common.errors import UserError
-from common.perfmodel.recorded import load_recorded
+from common.perfmodel.recorded import UMD_A100, load_recorded
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
 from common.runtime.run_directory import RunDirectory
 from common.studies.cluster_starts import START_COLUMNS, survive
-from common.studies.ring_bandwidth import REPLAYED, replay_bucket, ring_bandwidth, summarise
+from common.studies.ring_bandwidth import replay_bucket, ring_bandwidth, summarise
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def judge(rings: pd.DataFrame, replay: pd.DataFrame, starts: pd.DataFrame) -> pd
     left = starts[["processes_left", "namespaces_left", "links_left"]]
     alike = largest[~largest["slow_host"] & (largest["hosts"] == 4)].set_index("rate")["time_ms"]
     slow = largest[largest["slow_host"]].set_index("rate")["time_ms"]
-    slept = replay["backward_ms"] / (load_recorded(REPLAYED).profile.backward_s * 1e3)
+    slept = replay["backward_ms"] / (load_recorded(UMD_A100).profile.backward_s * 1e3)
     found = [
         ("all-reduces reach a share of the ring's limit", 0.95, None, largest["share"].min()),
         ("and so does DDP on a replay", 0.95, None, replay["share"].min()),

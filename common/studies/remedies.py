@@ -9,7 +9,6 @@ speedups, ``accuracies.csv`` the trainings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from common.cluster.emulated import EmulatedCluster
 from common.cluster.launch import launch, launch_series
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
+from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
 from common.runtime.recorder import require_positive
 from common.runtime.run_directory import RunDirectory
@@ -142,11 +142,3 @@ def training(study: RemedyStudy, batch: int, seed: int, folder: Path) -> dict:
         "output_dir": folder,
         "run_id": f"batch-{batch}-seed-{seed}",
     }
-
-
-def as_flags(settings: dict) -> list[str]:
-    """Settings as flags of a script."""
-    flags: Sequence[str] = []
-    for name, value in settings.items():
-        flags = [*flags, f"--{name}"] if value is True else [*flags, f"--{name}", str(value)]
-    return list(flags)

@@ -16,13 +16,14 @@ import pandas as pd
 from common.cluster.emulated import EmulatedCluster, parse_rate
 from common.cluster.launch import launch
 from common.perfmodel.collectives import algorithm_bandwidth
+from common.perfmodel.recorded import UMD_A100
 from common.report.progress import StageProgress
 from common.runtime.paths import project_root
 from common.runtime.run_directory import read_environment
 
 SCRIPTS = project_root() / "assignments" / "assignment2"
 ELEMENTS = (262144, 2097152)
-REPLAYED, FACTOR = "umd-2x4-a100", 128
+FACTOR = 128
 
 
 def ring_bandwidth(
@@ -80,7 +81,7 @@ def replay_bucket(
         cluster = EmulatedCluster.of(hosts, [rate])
         name = f"replay-{hosts}x{rate}"
         flags = (
-            *("--replay", REPLAYED, "--replay_factor", str(FACTOR), "--bucket_cap_mb", "4096"),
+            *("--replay", UMD_A100, "--replay_factor", str(FACTOR), "--bucket_cap_mb", "4096"),
             *("--rounds", "3", "--num_steps", "3", "--initial_steps", "2", "--device", "cpu"),
         )
         with progress.stage(f"replay on {cluster}") as update:

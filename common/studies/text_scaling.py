@@ -22,6 +22,7 @@ from common.cluster.launch import launch_series
 from common.errors import RunFailed, UserError
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
+from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
 from common.runtime.recorder import require_positive
 from common.runtime.run_directory import RunDirectory
@@ -131,7 +132,7 @@ def flags(study: TextScalingStudy, case: Case, ranks: int, folder: Path) -> list
         "output_dir": folder,
         "run_id": case.name(ranks),
     }
-    return [str(SCRIPT), *(f"--{name}={value}" for name, value in settings.items())]
+    return [str(SCRIPT), *as_flags(settings)]
 
 
 def read_losses(folder: Path, study: TextScalingStudy) -> pd.DataFrame:

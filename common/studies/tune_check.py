@@ -18,6 +18,7 @@ from common.cluster.launch import launch
 from common.errors import UserError
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
+from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
 from common.runtime.recorder import require_positive
 from common.runtime.run_directory import RunDirectory
@@ -117,9 +118,15 @@ def check(
         "output_dir": folder,
         "run_id": "sweep",
     }
-    flags = [f"--{name}={value}" for name, value in settings.items()]
     with progress.stage(f"sweep {folder.name}") as update:
-        launch(EXHAUSTIVE, flags, RANKS, folder / "sweep.log", hosts=hosts, on_output=update)
+        launch(
+            EXHAUSTIVE,
+            as_flags(settings),
+            RANKS,
+            folder / "sweep.log",
+            hosts=hosts,
+            on_output=update,
+        )
     return compare(found, folder / "sweep")
 
 

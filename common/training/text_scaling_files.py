@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from common.errors import UserError, unknown_name
+from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
 from common.runtime.script import exit_status, parse_settings, read_yaml, run_script
 from common.training.text_scaling_config import TextScalingConfig
@@ -72,7 +73,7 @@ def with_files(argv: Sequence[str]) -> list[str]:
     if experiment:
         settings = file_settings(find_experiment(str(experiment))) | settings
         settings["experiment"] = experiment
-    return [*_as_flags(settings), *flags]
+    return [*as_flags(settings), *flags]
 
 
 def find_experiment(name: str) -> Path:
@@ -146,11 +147,3 @@ def _check_kind(where: str, value: object, expected: object) -> None:
         raise UserError(f"{where}: {value!r}; expected a single value")
     if value is None and type(None) not in typing.get_args(expected):
         raise UserError(f"{where} has no value")
-
-
-def _as_flags(settings: Mapping[str, object]) -> Iterator[str]:
-    for name, value in settings.items():
-        if isinstance(value, bool):
-            yield f"--{name}" if value else f"--no-{name}"
-        elif value is not None:
-            yield f"--{name}={value}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from common.cluster.emulated import EmulatedCluster
 from common.cluster.launch import launch
 from common.errors import UserError
+from common.runtime.flags import as_flags
 from common.runtime.run_directory import new_run_id
 from common.tuning.recommendation import Recommendation, read_recommendation
 from common.tuning.target import check_module_exists
@@ -49,10 +50,14 @@ def tune_on_ranks(
     except OSError as error:
         raise UserError(f"output folder {output}: {error.strerror}") from None
     log = output / f"{run_id}.log"
-    arguments = [f"--{name}={value}" for name, value in given.items()]
     try:
         launch(
-            JOB, arguments, hosts.ranks if hosts else ranks, log, hosts=hosts, on_output=on_output
+            JOB,
+            as_flags(given),
+            hosts.ranks if hosts else ranks,
+            log,
+            hosts=hosts,
+            on_output=on_output,
         )
     except UserError:
         log.unlink(missing_ok=True)

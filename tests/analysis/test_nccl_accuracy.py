@@ -19,7 +19,6 @@ from common.analysis.nccl_accuracy import (
     MIB,
     ODD,
     TUNER,
-    UMD,
     accuracy_table,
     noisy_fit,
     predictions,
@@ -28,6 +27,7 @@ from common.analysis.nccl_accuracy import (
 from common.analysis.nccl_plots import plot_nccl_accuracy
 from common.perfmodel.nccl import RAMP
 from common.perfmodel.nccl_fit import calibrate_ramp
+from common.perfmodel.recorded import UMD_A100
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "measured" / "nccl-tests"
 ORIGINALS = {
@@ -64,7 +64,7 @@ def test_every_second_size_is_predicted_within_four_per_cent_on_average(table, a
 
 
 def test_left_out_sizes_of_the_noisy_table_are_within_its_noise(accuracy) -> None:
-    within = accuracy.loc[UMD, FITTED]["within_std"].item()
+    within = accuracy.loc[UMD_A100, FITTED]["within_std"].item()
     assert within >= 2 / 3
     fit = noisy_fit()
     assert fit.within_std == round(within * 19)
@@ -72,7 +72,7 @@ def test_left_out_sizes_of_the_noisy_table_are_within_its_noise(accuracy) -> Non
 
 
 def test_a_left_out_size_is_predicted_from_all_the_others() -> None:
-    noisy = next(table for table in published_all_reduces() if table.name == UMD)
+    noisy = next(table for table in published_all_reduces() if table.name == UMD_A100)
     for out in (0, 12, 18):
         others = noisy.fit(np.arange(19) != out)
         predicted = others.time_s(noisy.curve.sizes_bytes[out])

@@ -66,6 +66,14 @@ def test_only_the_arm_without_a_backward_pass_has_no_backward_time(times):
     assert (times["all_reduce_time_ms"] >= times["backward_time_ms"]).all()
 
 
+def test_all_reduces_that_were_done_in_time_are_counted(times):
+    assert times["messages_done"].between(0, times["messages"]).all()
+    assert (times["messages_done"] == times["messages"])[times["arm"] == "all_reduce"].all()
+    # Those without pause are made to outlast the pass.
+    continuous = times[times["arm"] == "continuous"]
+    assert (continuous["messages_done"] < continuous["messages"]).any()
+
+
 def test_the_performance_model_reads_the_costs(overlap_run):
     costs = read_costs(overlap_run / "overlap-times.csv")
     sizes, lost_s = costs.lost_compute

@@ -12,7 +12,6 @@ from common.perfmodel.contention import (
     LARGEST_SLOWDOWN,
     OverlappedRun,
     fit_contention,
-    saturated_contention,
     split_lost_compute,
 )
 from common.perfmodel.profile import DdpCosts
@@ -127,26 +126,39 @@ def test_an_impossible_run_is_refused(arguments, words):
 # --- from the raw arms ---------------------------------------------------------------------------
 
 
-def samples(beside_s: float, until_done_s: float, alone_s: float) -> OverlapSamples:
-    """Passes of 2 s, with all-reduces without pause beside them."""
+def samples(beside_s: float, until_done_s: float, done: float) -> OverlapSamples:
+    """Passes of 2 s; beside them four all-reduces without pause, which alone take 4 s."""
     return OverlapSamples(
-        bookkeeping_s=np.zeros(3),
-        paced_s={(10.0, 2.0): np.zeros(3)},
+        bookkeeping_s=np.full(3, 0.2),
+        paced_s={},
         continuous_s={10.0: np.array([[[beside_s] * 3], [[until_done_s] * 3]])},
-        all_reduce_s={10.0: np.array([[alone_s] * 3])},
+        all_reduce_s={10.0: np.array([[4.0] * 3])},
         local_s=np.full(3, 2.0),
         gradient_bytes=100.0,
+        done={10.0: np.full(3, done)},
+        messages={10.0: 4.0},
     )
 
 
 def test_saturation_is_worked_out_by_hand():
-    # The pass takes 3 s instead of 2. All-reduces of 4 s alone are done after 5.5 s, 2.5 s of
-    # which came after the pass: in its 3 s they did what alone takes 1.5 s.
-    costs = saturated_contention(samples(3.0, 5.5, 4.0), COPIES)
-    assert costs.compute_slowdown == pytest.approx(1.5)
-    assert costs.communication_slowdown == pytest.approx(2.0)
-    assert costs.copy_out_s_per_byte == COPIES.copy_out_s_per_byte
-    assert saturated_contention(samples(1.9, 4.0, 4.0)).compute_slowdown == 1.0
+    # The pass takes 3 s instead of 2. What is left of the all-reduces then takes 2.5 s, so 1.5 of
+    # the four were done, one of them whole: each took 2 s instead of 1, and cost 1 s / 1.5.
+    costs = samples(3.0, 5.5, done=1).saturated_costs()
+    assert costs.slowdowns == ((10.0,), (pytest.approx(2.0),))
+    assert costs.lost_compute == ((10.0,), (pytest.approx(1 / 1.5),))
+    assert costs.copy_in_s_per_byte == pytest.approx(0.2 / 2 / 100)
+
+
+def test_what_was_counted_bounds_what_the_time_says():
+    # By time none was done, but three were seen to be; by time all were, but no more than two can
+    # be under way besides the one that was counted.
+    assert samples(3.0, 9.0, done=3).saturated_costs().lost_compute[1] == (pytest.approx(1 / 3),)
+    assert samples(3.0, 3.0, done=1).saturated_costs().lost_compute[1] == (pytest.approx(1 / 3),)
+
+
+def test_a_pass_that_is_no_slower_loses_nothing():
+    costs = samples(1.9, 4.0, done=2).saturated_costs()
+    assert costs.lost_compute == ((10.0,), (0.0,))
 
 
 def test_lost_computation_splits_into_a_launch_and_a_slowdown():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -186,6 +187,16 @@ def test_computation_is_slowed_only_while_a_bucket_is_reduced():
     assert timeline.total_s == pytest.approx(5.5)
 
 
+def test_slowdowns_by_size_are_interpolated_over_the_logarithm_and_held_beyond():
+    # Messages of 10, 100 and 1000 bytes take 1 s each alone; 3 times as long at 10, 1 at 1000.
+    costs = DdpCosts(communication_slowdown=9.0, slowdowns=((10.0, 1000.0), (3.0, 1.0)))
+    duration, progress = costs.beside_computation(np.array([1.0, 10, 100, 1e4]), np.ones(4))
+    assert duration == pytest.approx([3, 3, 2, 1])
+    assert progress == pytest.approx(duration)  # computation is not slowed
+    off = costs.without("communication_slowdown")
+    assert off.beside_computation(np.array([10.0]), np.ones(1))[0] == pytest.approx([1])
+
+
 def test_only_the_last_copy_back_is_exposed_where_the_network_is_slow():
     # Buckets of 10 bytes, 1 s each to reduce, 0.5 s each to copy back: all but the last copy are
     # done while the next bucket is reduced.
@@ -203,6 +214,7 @@ def test_only_the_last_copy_back_is_exposed_where_the_network_is_slow():
         ({"copy_out_s_per_byte": -1e-9}, ["copy", "negative"]),
         ({"compute_slowdown": 0.9}, ["at least 1"]),
         ({"communication_slowdown": 0.0}, ["at least 1"]),
+        ({"slowdowns": ((1.0, 2.0), (1.5, 0.5))}, ["at least 1"]),
         ({"lost_compute": ((1.0,), (-0.1,))}, ["lost", "negative"]),
     ],
 )

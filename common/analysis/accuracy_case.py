@@ -1,0 +1,177 @@
+"""One case of the accuracy study, a model on a network: what predicts it and what was measured.
+
+It is predicted from its own calibration: the backward pass without DDP and the moments of its
+gradients, all-reduces one after another and several at once, DDP's copies, and what all-reduces
+without pause beside the backward pass take from it. None of that is a bucketing. Beside that model
+stand predictors with less in them, or with contention fitted to one bucketing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from common.analysis.sweep import BucketSweep
+from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.collectives import AllReduceModel, AlphaBeta, MeasuredAllReduce
+from common.perfmodel.contention import ContentionFit, OverlappedRun, fit_contention
+from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.samples import AllReduceSamples, OverlapSamples
+from common.perfmodel.simulator import simulate_backward
+
+MODEL = "full model"
+FITTED = "contention of one bucketing"
+SIMPLER = ("α–β", "recurrence", "with copies", "two in flight", FITTED, "all-reduces slowed too")
+MODES = ("sequential", "in_flight")
+
+
+@dataclass(frozen=True, eq=False)
+class AccuracyCase:
+    """One case: what predicts it, and what it is held against.
+
+    Attributes:
+        facts: its row of cases.csv.
+        profile: gradients, at the speed of the rounds without DDP.
+        curve: all-reduces one after another, with the latency added to buckets.
+        crowded: several at once, the time of each.
+        overlap: DDP's copies and contention, measured apart from DDP.
+        copies_s: DDP's copies in and out of all gradients, from all cases of the model on as many
+            hosts, as the network has no part in them.
+        local_s, around_s: backward pass without DDP; forward pass and update around it.
+        calibration, judged: steps of DDP.
+    """
+
+    facts: pd.Series
+    profile: BackwardProfile
+    curve: MeasuredAllReduce
+    crowded: MeasuredAllReduce
+    overlap: OverlapSamples
+    copies_s: float
+    local_s: float
+    around_s: float
+    calibration: BucketSweep
+    judged: BucketSweep
+
+    @property
+    def name(self) -> str:
+        return str(self.facts["case"])
+
+    @cached_property
+    def costs(self) -> DdpCosts:
+        """Copies, and the computation lost to all-reduces without pause beside it.
+
+        How much longer these take is left out: most of it is that the small ones wait for a core,
+        which they do for each other in DDP, too, as ``crowded`` has it.
+        """
+        per_byte = self.copies_s / 2 / self.profile.total_bytes
+        copies = {"copy_in_s_per_byte": per_byte, "copy_out_s_per_byte": per_byte}
+        measured = self.overlap.saturated_costs()
+        return replace(measured, **copies).without("communication_slowdown")
+
+    @cached_property
+    def lost_shares(self) -> tuple[float, ...]:
+        """Computation lost per second of all-reduces, for each size measured beside it."""
+        sizes, lost_s = self.costs.lost_compute
+        return tuple(np.asarray(lost_s) / self.crowded.time_s(np.asarray(sizes)))
+
+    def with_lost_shares(self, shares: NDArray) -> DdpCosts:
+        """The case's costs with these ``lost_shares`` in place of its own."""
+        sizes, _ = self.costs.lost_compute
+        lost_s = shares * self.crowded.time_s(np.asarray(sizes))
+        return replace(self.costs, lost_compute=(sizes, tuple(lost_s.tolist())))
+
+    @cached_property
+    def fitted(self) -> ContentionFit:
+        """Contention as a slowdown that is fitted to the calibration bucketing."""
+        steps = self.calibration.steps
+        run = OverlappedRun(
+            total_s=(steps["backward_time_ms"] / 1e3).tolist(),
+            options=DdpOptions(float(steps["bucket_cap_mib"].iloc[0])),
+        )
+        without = self.costs.without("compute_slowdown")
+        return fit_contention(self.profile, self.curve, run, without, **self.queue)
+
+    @property
+    def queue(self) -> dict:
+        """Gloo takes up two buckets at a time; the hook that adds latency, one."""
+        if self.facts["added_latency_ms"] > 0:
+            return {}
+        return {"in_flight": 2, "crowded_network": self.crowded}
+
+    def predictors(self) -> dict[str, Callable[[float], float]]:
+        """Each predictor, from a cap in MiB to the seconds of a backward pass; simplest first."""
+        line = AlphaBeta.fit(self.curve.sizes_bytes, self.curve.times_s)
+        copies = self.costs.without("compute_slowdown")
+        slowed = replace(self.costs, slowdowns=self.overlap.saturated_costs().slowdowns)
+        made = (
+            self.predictor(line, NO_COSTS),
+            self.predictor(self.curve, NO_COSTS),
+            self.predictor(self.curve, copies),
+            self.model(copies),
+            self.model(self.fitted.costs),
+            self.model(slowed),
+        )
+        return dict(zip(SIMPLER, made, strict=True)) | {MODEL: self.model(self.costs)}
+
+    def model(self, costs: DdpCosts) -> Callable[[float], float]:
+        """The full model, with these costs."""
+        return self.predictor(self.curve, costs, **self.queue)
+
+    def predictor(
+        self, network: AllReduceModel, costs: DdpCosts, **queue
+    ) -> Callable[[float], float]:
+        """A simulation of the case with this network and these costs."""
+        return lambda cap_mib: (
+            simulate_backward(self.profile, network, cap_mib, costs=costs, **queue).total_s
+        )
+
+
+def case_of(
+    facts: pd.Series,
+    steps: pd.DataFrame,
+    gradients: pd.DataFrame,
+    all_reduces: pd.DataFrame,
+    overlap: pd.DataFrame,
+    copies_s: float,
+) -> AccuracyCase:
+    """From the rows of one case in each of the study's tables, and what copies take (seconds)."""
+    local = steps[steps["role"] == "local"]
+    local_s = float(local["backward_time_ms"].median()) / 1e3
+    around_s = float((local["step_time_ms"] - local["backward_time_ms"]).median()) / 1e3
+    ranks = int(facts["hosts"])
+    curve, crowded = (
+        AllReduceSamples.of(own.assign(rank=ranks - 1)).curve()
+        for own in (all_reduces[all_reduces["mode"] == mode] for mode in MODES)
+    )
+    latency_s = float(facts["added_latency_ms"]) / 1e3
+    return AccuracyCase(
+        facts=facts,
+        profile=_profile(gradients, local_s),
+        curve=MeasuredAllReduce(curve.sizes_bytes, curve.times_s + latency_s),
+        crowded=crowded,
+        overlap=OverlapSamples.of(overlap.assign(rank=0)),
+        copies_s=copies_s,
+        local_s=local_s,
+        around_s=around_s,
+        calibration=BucketSweep(steps[steps["role"] == "calibration"], ranks),
+        judged=BucketSweep(steps[steps["role"] == "judged"], ranks),
+    )
+
+
+def _profile(gradients: pd.DataFrame, local_s: float) -> BackwardProfile:
+    ordered = gradients.sort_values("ready_index")
+    ready_s = ordered["ready_time_ms"].to_numpy() / 1e3
+    profile = BackwardProfile(
+        names=tuple(f"gradient {index}" for index in ordered["ready_index"]),
+        sizes_bytes=ordered["size_bytes"].to_numpy(np.int64),
+        ready_s=ready_s,
+        backward_s=float(ready_s[-1]),
+        kinds=tuple(ordered["dtype"]),
+        registration=tuple(ordered["registration_index"]),
+    )
+    return profile.scaled(compute=local_s / profile.backward_s)
