@@ -31,7 +31,7 @@ MODES = ("sequential", "in_flight")
 
 
 @dataclass(frozen=True, eq=False)
-class AccuracyCase:
+class JudgedCase:
     """One case: what predicts it, and what it is held against.
 
     Attributes:
@@ -70,12 +70,16 @@ class AccuracyCase:
         """
         per_byte = self.copies_s / 2 / self.profile.total_bytes
         copies = {"copy_in_s_per_byte": per_byte, "copy_out_s_per_byte": per_byte}
+        if self.facts["model"] == "replay":  # sleeps are as long whatever runs beside them
+            return replace(NO_COSTS, **copies)
         measured = self.overlap.saturated_costs()
         return replace(measured, **copies).without("communication_slowdown")
 
     @cached_property
     def lost_shares(self) -> tuple[float, ...]:
         """Computation lost per second of all-reduces, for each size measured beside it."""
+        if self.costs.lost_compute is None:
+            return ()
         sizes, lost_s = self.costs.lost_compute
         return tuple(np.asarray(lost_s) / self.crowded.time_s(np.asarray(sizes)))
 
@@ -107,7 +111,9 @@ class AccuracyCase:
         """Each predictor, from a cap in MiB to the seconds of a backward pass; simplest first."""
         line = AlphaBeta.fit(self.curve.sizes_bytes, self.curve.times_s)
         copies = self.costs.without("compute_slowdown")
-        slowed = replace(self.costs, slowdowns=self.overlap.saturated_costs().slowdowns)
+        slowed = self.costs
+        if self.overlap.done:
+            slowed = replace(slowed, slowdowns=self.overlap.saturated_costs().slowdowns)
         made = (
             self.predictor(line, NO_COSTS),
             self.predictor(self.curve, NO_COSTS),
@@ -138,7 +144,7 @@ def case_of(
     all_reduces: pd.DataFrame,
     overlap: pd.DataFrame,
     copies_s: float,
-) -> AccuracyCase:
+) -> JudgedCase:
     """From the rows of one case in each of the study's tables, and what copies take (seconds)."""
     local = steps[steps["role"] == "local"]
     local_s = float(local["backward_time_ms"].median()) / 1e3
@@ -149,17 +155,23 @@ def case_of(
         for own in (all_reduces[all_reduces["mode"] == mode] for mode in MODES)
     )
     latency_s = float(facts["added_latency_ms"]) / 1e3
-    return AccuracyCase(
+    profile = _profile(gradients, local_s)
+    calibration, judged = (
+        BucketSweep(steps[steps["role"] == role], ranks) for role in ("calibration", "judged")
+    )
+    for sweep in (calibration, judged):
+        sweep.check_buckets(profile)
+    return JudgedCase(
         facts=facts,
-        profile=_profile(gradients, local_s),
+        profile=profile,
         curve=MeasuredAllReduce(curve.sizes_bytes, curve.times_s + latency_s),
         crowded=crowded,
         overlap=OverlapSamples.of(overlap.assign(rank=0)),
         copies_s=copies_s,
         local_s=local_s,
         around_s=around_s,
-        calibration=BucketSweep(steps[steps["role"] == "calibration"], ranks),
-        judged=BucketSweep(steps[steps["role"] == "judged"], ranks),
+        calibration=calibration,
+        judged=judged,
     )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pandas as pd
 
 from common.analysis.accuracy_case import MODEL
-from common.analysis.accuracy_study import OTHERS, AccuracyStudy
+from common.analysis.accuracy_study import OTHERS, JudgedStudy
 from common.analysis.tables import Table
 
 OFF = 0.05
 """Bucketings predicted worse than this are listed one by one."""
 
 
-def regime_table(study: AccuracyStudy) -> Table:
+def regime_table(study: JudgedStudy) -> Table:
     """A row per group of cases: errors of pass and step, and of simpler predictors."""
     found = study.by_regime().reset_index()
     names = {
@@ -33,10 +33,13 @@ def regime_table(study: AccuracyStudy) -> Table:
     return Table(found[list(names)].rename(columns=names), shares)
 
 
-def regret_table(study: AccuracyStudy) -> Table:
+def regret_table(study: JudgedStudy) -> Table:
     """A row per case: the chosen cap, the best measured, and what each choice costs."""
     found = study.regrets()
-    found["interval"] = [f"{low:.1%} to {high:.1%}" for low, high in found[["low", "high"]].values]
+    found["interval"] = [
+        f"{low:.1%} to {high:.1%}" if low == low else "too few rounds"
+        for low, high in found[["low", "high"]].values
+    ]
     found["inside"] = found["interior"].map({True: "yes", False: "no"})
     choices = [f"regret of {name}" for name in ("b*", "25 MiB", "smallest", "largest")]
     shown = found[["case", "b* (MiB)", "best (MiB)", "inside", *choices, "interval"]]
@@ -45,7 +48,7 @@ def regret_table(study: AccuracyStudy) -> Table:
     return Table(shown, forms | {"b* (MiB)": "{:.3g}", "best (MiB)": "{:.3g}"})
 
 
-def regret_sentence(study: AccuracyStudy) -> str:
+def regret_sentence(study: JudgedStudy) -> str:
     """How the predicted b* does beside three choices that need no model."""
     found = study.regrets()
     own = found["regret of b*"]
@@ -62,7 +65,7 @@ def regret_sentence(study: AccuracyStudy) -> str:
     )
 
 
-def off_lines(study: AccuracyStudy, limit: float = OFF) -> str:
+def off_lines(study: JudgedStudy, limit: float = OFF) -> str:
     """A line for every case with a bucketing that is off by more, as Markdown."""
     found = study.over(limit)
     if found.empty:
@@ -78,7 +81,7 @@ def off_lines(study: AccuracyStudy, limit: float = OFF) -> str:
 def _off_line(case, own: pd.DataFrame, judged: int) -> str:
     worst = own.iloc[0]
     caps = ", ".join(
-        f"{row['bucket_cap_mib']:.3g} MiB ({row['num_buckets']} buckets) {row[MODEL]:+.1%}"
+        f"{row['bucket_cap_mib']:.3g} MiB ({int(row['num_buckets'])} buckets) {row[MODEL]:+.1%}"
         for _, row in own.iterrows()
     )
     return (

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.analysis.accuracy_case import MODEL, SIMPLER, AccuracyCase, case_of
+from common.analysis.accuracy_case import MODEL, SIMPLER, JudgedCase, case_of
 from common.analysis.sweep import BucketSweep
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
@@ -32,34 +32,39 @@ DRAWS = 500
 
 
 @dataclass(frozen=True, eq=False)
-class AccuracyStudy:
+class JudgedStudy:
     """All cases of one run of the study; ``caption`` names hardware and date."""
 
     folder: Path
     caption: str
-    cases: tuple[AccuracyCase, ...]
+    cases: tuple[JudgedCase, ...]
 
     @cached_property
     def errors(self) -> pd.DataFrame:
         """One row per judged bucketing.
 
-        Columns: case, model, hosts, regime, bucket_cap_mib, num_buckets, measured_ms,
-        measured_step_ms, noise (of the case), predicted_ms; error of the backward pass under each
-        predictor (its name), and step error (of the model).
+        Columns: case, model, hosts, regime, added_latency_ms, bucket_cap_mib, num_buckets,
+        measured_ms, measured_step_ms, noise (of the case), predicted_ms; error of the backward
+        pass under each predictor (its name; NaN for ``OTHERS`` where there are none), and step
+        error (of the model).
         """
         return pd.concat([_judge(case, self._of_others(case)) for case in self.cases])
 
-    def _of_others(self, case: AccuracyCase) -> DdpCosts:
-        """The case's own copies with the contention of the other models on such a network."""
+    def _of_others(self, case: JudgedCase) -> DdpCosts | None:
+        """The case's own copies with the contention of the other models on such a network.
+
+        None where there is no other, or no contention.
+        """
         alike = [
             other.lost_shares
             for other in self.cases
             if other.facts["model"] != case.facts["model"]
-            and (other.facts["model"] == "replay") == (case.facts["model"] == "replay")
+            and other.lost_shares
+            and not other.facts["added_latency_ms"]
             and all(other.facts[key] == case.facts[key] for key in ("hosts", "regime"))
         ]
-        if not alike:
-            return case.costs.without("compute_slowdown")
+        if not (alike and case.lost_shares):
+            return None
         return case.with_lost_shares(np.median(alike, axis=0))
 
     def by_regime(self) -> pd.DataFrame:
@@ -101,7 +106,7 @@ def grouped(errors: pd.DataFrame) -> pd.Series:
     return groups
 
 
-def _judge(case: AccuracyCase, of_others: DdpCosts) -> pd.DataFrame:
+def _judge(case: JudgedCase, of_others: DdpCosts | None) -> pd.DataFrame:
     measured = case.judged.summary()
     steps = case.judged.summary("step_time_ms")["median_ms"]
     caps = measured["bucket_cap_mib"]
@@ -116,7 +121,11 @@ def _judge(case: AccuracyCase, of_others: DdpCosts) -> pd.DataFrame:
             "noise": case.judged.noise_floor(),
         }
     )
-    for name, predict in (case.predictors() | {OTHERS: case.model(of_others)}).items():
+    predictors = case.predictors()
+    table[OTHERS] = np.nan
+    if of_others is not None:
+        predictors[OTHERS] = case.model(of_others)
+    for name, predict in predictors.items():
         predicted_ms = np.array([predict(cap) for cap in caps]) * 1e3
         table[name] = predicted_ms / table["measured_ms"] - 1
         if name == MODEL:
@@ -125,7 +134,7 @@ def _judge(case: AccuracyCase, of_others: DdpCosts) -> pd.DataFrame:
     return table
 
 
-def _regrets(case: AccuracyCase) -> dict:
+def _regrets(case: JudgedCase) -> dict:
     caps = sorted(case.judged.measured_s())
     best = min(caps, key=case.model(case.costs))
     default = _bucketing_of(case, DEFAULT_CAP_MIB, caps)
@@ -140,7 +149,7 @@ def _regrets(case: AccuracyCase) -> dict:
     return row | {"low": low, "high": high}
 
 
-def _bucketing_of(case: AccuracyCase, cap_mib: float, caps: list[float]) -> float | None:
+def _bucketing_of(case: JudgedCase, cap_mib: float, caps: list[float]) -> float | None:
     """The judged cap with the same buckets as this one."""
     wanted = profile_buckets(case.profile, DdpOptions(cap_mib))
     alike = (cap for cap in caps if profile_buckets(case.profile, DdpOptions(cap)) == wanted)
@@ -148,7 +157,9 @@ def _bucketing_of(case: AccuracyCase, cap_mib: float, caps: list[float]) -> floa
 
 
 def _regret_interval(sweep: BucketSweep, chosen: float) -> tuple[float, float]:
-    """5 to 95 % of the regret over rounds drawn with replacement."""
+    """5 to 95 % of the regret over rounds drawn with replacement; NaN of fewer than four."""
+    if sweep.steps["round"].nunique() < 4:
+        return float("nan"), float("nan")
     keys = ["round", "bucket_cap_mib"]
     by_round = sweep.steps.groupby(keys)["backward_time_ms"].median().unstack()
     generator = np.random.default_rng(0)
@@ -160,7 +171,7 @@ def _regret_interval(sweep: BucketSweep, chosen: float) -> tuple[float, float]:
     return tuple(map(float, np.quantile(regrets, [0.05, 0.95])))
 
 
-def recorded_study() -> AccuracyStudy:
+def recorded_study() -> JudgedStudy:
     """The study that is recorded under data/, the newest. Raises UserError where there is none."""
     found = [path.parent for path in (project_root() / "data").glob("*/study-accuracy/cases.csv")]
     if not found:
@@ -168,7 +179,7 @@ def recorded_study() -> AccuracyStudy:
     return open_study(max(found, key=lambda path: read_environment(path)["start_time"]))
 
 
-def open_study(folder: str | Path) -> AccuracyStudy:
+def open_study(folder: str | Path) -> JudgedStudy:
     """The study's tables in ``folder``. Raises UserError where they are not there or broken."""
     folder = Path(folder)
     cases = read_table(folder / "cases.csv", ["case", "model", "regime", "hosts"])
@@ -183,7 +194,7 @@ def open_study(folder: str | Path) -> AccuracyStudy:
         opened.append(case_of(facts, *own.values(), copies[facts["case"]]))
     environment = read_environment(folder)
     caption = f"{environment['cpu']['model']}; {environment['start_time'][:10]}"
-    return AccuracyStudy(folder, caption, tuple(opened))
+    return JudgedStudy(folder, caption, tuple(opened))
 
 
 def _copies_s(cases: pd.DataFrame, overlap: pd.DataFrame) -> dict[str, float]:

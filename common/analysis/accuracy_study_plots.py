@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from common.analysis.accuracy_case import MODEL
-from common.analysis.accuracy_study import GROUPS, OTHERS, AccuracyStudy, grouped
+from common.analysis.accuracy_study import GROUPS, OTHERS, JudgedStudy, grouped
 from common.analysis.plots import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, figure
 
 PREDICTORS = {"α–β": ORANGE, "recurrence": SKY, OTHERS: GREEN, MODEL: BLUE}
@@ -15,7 +15,7 @@ CHOICES = {"25 MiB": ORANGE, "smallest": SKY, "largest": GREEN, "b*": BLUE}
 PERCENT = FuncFormatter(lambda value, _: f"{value:g} %")
 
 
-def errors_by_group(study: AccuracyStudy) -> Figure:
+def errors_by_group(study: JudgedStudy) -> Figure:
     """Every judged bucketing's |error| of the backward pass, by group and predictor."""
     errors = study.errors.assign(group=grouped(study.errors))
     groups = [name for name in GROUPS if (errors["group"] == name).any()]
@@ -44,7 +44,7 @@ def errors_by_group(study: AccuracyStudy) -> Figure:
     return fig
 
 
-def regrets(study: AccuracyStudy) -> Figure:
+def regrets(study: JudgedStudy) -> Figure:
     """What each choice of a cap costs in each case, beside the best that was measured."""
     table = study.regrets().set_index("case")
     with figure(study.caption, figsize=(7.2, 0.24 * len(table) + 1.3)) as (fig, axes):

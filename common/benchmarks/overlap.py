@@ -39,7 +39,9 @@ COLUMNS = (
     *("arm", "message_bytes", "messages", "round", "iteration", "rank"),
     *("backward_time_ms", "all_reduce_time_ms", "messages_done", "gradient_bytes"),
 )
-"""``messages_done``: how many all-reduces were done when the backward pass ended."""
+"""``messages_done``: how many all-reduces ended during the backward pass."""
+MOST = 1000
+"""All-reduces launched at once, at most."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def model_is_new(arm: Arm) -> bool:
 class OverlappedPass:
     """Seconds of one backward pass, and from its start to the last all-reduce's end.
 
-    ``done``: all-reduces over when the backward pass was.
+    ``done``: all-reduces that ended during the backward pass.
     """
 
     backward_s: float
@@ -180,7 +182,7 @@ class OverlapLab:
         """The arms: as many paced messages as fit in the backward pass without queueing.
 
         Paced ones take up a third of it at most; continuous ones, by default of the largest size,
-        outlast it by half.
+        take twice as long alone, so that they outlast it.
         """
         arms = [Arm("local"), Arm("bookkeeping")]
         most = min(12, len(self.ready_order))  # each is launched as another gradient comes
@@ -189,11 +191,24 @@ class OverlapLab:
             paced = min(most, max(2, int(self.backward_s / 3 / once)))
             arms.append(Arm("paced", size, paced))
         for size in continuous_bytes or [max(sizes_bytes)]:
-            buffers = self._buffers(size, 4)
-            each = self._agree(min(time_in_flight(buffers, self.worker) for _ in range(3))) / 4
-            count = max(4, math.ceil(2 * self.backward_s / each))
+            count = self._lasting(size, 2 * self.backward_s)
             arms += [Arm("continuous", size, count), Arm("all_reduce", size, count)]
         return tuple(arms)
+
+    def _lasting(self, size_bytes: int, duration_s: float) -> int:
+        """How many all-reduces of a size, launched at once, take so long; at most ``MOST``.
+
+        A few in a row say little of the small ones, so more are tried until they do take it.
+        """
+        count = 4
+        buffers = self._buffers(size_bytes, 8)
+        while True:
+            messages = [buffers[i % len(buffers)] for i in range(count)]
+            took_s = self._agree(min(time_in_flight(messages, self.worker) for _ in range(2)))
+            if took_s >= duration_s or count == MOST:
+                return count
+            more = math.ceil(1.1 * count * duration_s / took_s)
+            count = min(MOST, max(count + 1, min(more, 8 * count)))
 
     def rows(self, arm: Arm, round_: int, passes: Sequence[OverlappedPass]) -> list[dict]:
         """This rank's rows of overlap-times.csv, but for the rank."""
@@ -252,12 +267,13 @@ class OverlapLab:
         start = self.clock.mark()
         for message in at_start:
             launch(message)
+        before = sum(work.is_completed() for work in works)
         backward_start = self.clock.mark()
         loss.backward()
         backward_end = self.clock.mark()
         if self.worker.device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # the host is ahead of the backward pass
-        done = sum(work.is_completed() for work in works)
+        done = sum(work.is_completed() for work in works) - before
         for work in works:
             work.wait()
         end = self.clock.mark()

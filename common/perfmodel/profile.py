@@ -120,7 +120,7 @@ class DdpCosts:
         compute_slowdown: s: computation beside an all-reduce takes this many times longer.
         lost_compute: (sizes in bytes, seconds): how much computation an all-reduce of each size
             costs when it runs beside it, where this was measured; replaces ``compute_slowdown``.
-            Linear between the sizes and, beyond them, in proportion to the last.
+            Linear between the sizes, the first below them and in proportion to the last beyond.
         launch_s: what starting one all-reduce takes from the thread that computes. On a GPU the
             CPU runs ahead of the computation and hides it: leave it at 0. ``lost_compute`` as
             measured holds it already (``contention.split_lost_compute`` takes it apart).

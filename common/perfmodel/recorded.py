@@ -15,9 +15,9 @@ from common.perfmodel.profile import BackwardProfile
 from common.perfmodel.tables import numbers, read_table
 
 DATA = Path(__file__).resolve().parents[2] / "data"
-LAYERS = "layers.csv"
 UMD_A100 = "umd-2x4-a100"
 """Published: gpt2-large on 2 × 4 A100."""
+LAYERS = "layers.csv"
 """What a recorded system has, and other recordings have not."""
 
 

@@ -147,8 +147,8 @@ class OverlapSamples:
         continuous_s: message size → [2, variants, rounds], the pass beside all-reduces without
             pause, and from its start until the last of these is done.
         all_reduce_s: message size → [variants, rounds], those all-reduces alone.
-        done, messages: message size → [variants, rounds], how many of them were done when the pass
-            was, and how many there were in all; empty where that was not counted.
+        done, messages: message size → [rounds], how many of them ended during the pass, and how
+            many there were in all; empty where that was not counted.
         gradient_bytes: of the model.
     """
 
@@ -242,9 +242,11 @@ class OverlapSamples:
 
         While the backward pass lasts t beside them instead of t₀, n all-reduces are done: each
         takes t/n and costs (t − t₀)/n of computation. Those under way when the pass ends are done
-        in part, as far as the time tells that the rest then take. Medians over rounds.
+        in part, as far as the time tells that the rest then take. Differences are taken within a
+        round; medians over rounds. Raises UserError where nothing was counted.
         """
-        alone_s = _middle(self.local_s)
+        if not self.done:
+            raise UserError("overlap samples: all-reduces that were done in time were not counted")
         sizes = sorted(self.done)
         lost_s, slower = [], []
         for size in sizes:
@@ -252,9 +254,11 @@ class OverlapSamples:
             each_s = _middle(self.all_reduce_s[size]) / self.messages[size]
             counted = _middle(self.done[size])
             by_time = self.messages[size] - (until_done_s - beside_s) / each_s
-            done = max(0.5, min(max(by_time, counted), counted + UNDER_WAY))
-            slower.append(max(1.0, beside_s / done / each_s))
-            lost_s.append(max(0.0, beside_s - alone_s) / done)
+            done = max(0.5, min(max(by_time, counted), counted + UNDER_WAY, self.messages[size]))
+            all_done = counted >= self.messages[size]  # long before the pass was, perhaps
+            slower.append(1.0 if all_done else max(1.0, beside_s / done / each_s))
+            added_s = _middle(self.continuous_s[size][0] - self.local_s)
+            lost_s.append(max(0.0, added_s) / done)
         known = tuple(map(float, sizes))
         return replace(
             self.costs(), lost_compute=(known, tuple(lost_s)), slowdowns=(known, tuple(slower))

@@ -1,8 +1,9 @@
 """The backward pass of DDP, bucket by bucket.
 
 A bucket is ready when its last gradient is, on the last rank. Buckets are reduced one after another
-in index order, so bucket i starts at ``max(end of bucket i−1, ready i)`` and takes a(S_i). An
-all-reduce that runs beside computation takes longer and costs computation time (``DdpCosts``).
+in index order. With one at a time, as NCCL has it, bucket i starts at ``max(end of bucket i−1,
+ready i)`` and takes a(S_i); gloo has two under way (``link``). An all-reduce that runs beside
+computation takes longer and costs computation time (``DdpCosts``).
 After the backward pass each bucket is waited for and copied back in turn, so only the last copy is
 sure to be exposed. Source of the order: ``Reducer::mark_bucket_ready`` and ``finalize_backward`` in
 PyTorch's torch/csrc/distributed/c10d/reducer.cpp.

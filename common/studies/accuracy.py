@@ -75,20 +75,27 @@ class AccuracyStudy:
     added_latency_ms: float = 4.0
     replays: tuple[str, ...] = ("4:communication-bound", "4:balanced", "8:balanced")
     """Number of hosts and regime of each case of the replayed recording."""
-    replay_factor: float = 240.0
-    replay_time_factor: float = 2.5
+    replay_factor: float = 384.0
+    replay_time_factor: float = 4.0
     replay_max_buckets: int = 16
     """Small messages between four processes on two cores take as long as the cores let them."""
     rounds: int = 8
     max_rounds: int = 60
     minutes: float = 54.0
-    """All cases together; no case begins a round after its share of what is left."""
+    """All cases together; a case begins no pair of rounds that would end after its share of what is
+    left, beyond the first."""
 
     def __post_init__(self) -> None:
         replayed = {regime for _, regime in self.replay_cases()}
         if unknown := (set(self.regimes) | replayed) - set(REGIMES):
             raise UserError(f"regime {unknown.pop()!r}; there are {', '.join(REGIMES)}")
-        self.batches()
+        names = [text.partition(":")[0] for text in self.models]
+        for what in ("models", "regimes", "on_four_hosts", "with_latency", "replays"):
+            given = names if what == "models" else getattr(self, what)
+            if len(set(given)) < len(given):
+                raise UserError(f"{what} {given}: each once")
+        if strange := (set(self.on_four_hosts) | set(self.with_latency)) - set(self.batches()):
+            raise UserError(f"model {strange.pop()!r} is not among models {names}")
 
     def batches(self) -> dict[str, int]:
         """Model → batch of each rank."""
@@ -120,14 +127,14 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
     )
     progress.say(f"accuracy study: {run.path}")
     with run:
-        scratch = run.path / "runs"
+        scratch = (run.path / "runs").absolute()  # ranks start in another folder
         scratch.mkdir()
         streams = {name: run.stream(name, columns) for name, columns in TABLES.items()}
 
         deadline = time.monotonic() + 60 * study.minutes
         left = len(study.batches()) + len(emulated_cases(study))
 
-        def measured(case: Case) -> Path:
+        def measured(case: Case) -> tuple[float, int]:
             nonlocal left
             budget_s = (deadline - time.monotonic()) / left - SETUP_S * case.hosts
             left -= 1
@@ -135,11 +142,14 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
                 _launch(study, case, max(1.0, budget_s), scratch, update)
             for name, rows in case_rows(case, scratch / case.name).items():
                 streams[name].write(rows)
-            return scratch / case.name
+            found = computation(scratch / case.name)
+            for table in (scratch / case.name).glob("*.csv"):
+                table.unlink()  # its rows are in the joined tables
+            return found
 
         found: dict[str, tuple[float, int]] = {}
         for model, batch in study.batches().items():
-            found[model] = computation(measured(Case(model, batch)))
+            found[model] = measured(Case(model, batch))
         for case in emulated_cases(study, found):
             measured(case)
     return run.path

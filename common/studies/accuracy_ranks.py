@@ -57,7 +57,7 @@ CONTINUOUS_SHARES = (512, 64, 8)
 
 
 @dataclass(frozen=True)
-class AccuracyCase:
+class CaseSettings:
     """One model on one network: calibration and judged bucketings in one rotation."""
 
     model: str = "gpt2-nano"
@@ -74,14 +74,14 @@ class AccuracyCase:
     steps: int = 5
     """Measured steps of each visit; few, as noise is mostly that of a DDP instance."""
     probes: int = 2
-    """Measured repetitions of every other arm in each round."""
+    """Measured repetitions of all-reduces and watched passes in each round."""
     warmup_steps: int = 3
     rounds: int = 8
     max_rounds: int = 60
     noise: float = 0.015
     """Rounds go on after ``rounds`` while the noise of the judged bucketings is above this."""
     budget_s: float = 90.0
-    """No further round is begun after this time."""
+    """No further pair of rounds is begun that would end after this time; the first two always."""
     device: str = "cpu"
     output_dir: str = "outputs/studies"
     run_id: str = ""
@@ -92,7 +92,7 @@ class AccuracyCase:
         )
 
 
-def main(case: AccuracyCase) -> None:
+def main(case: CaseSettings) -> None:
     """Measure the case."""
     with process_group(case.device, "gloo") as worker:
         if worker.world_size < 2:
@@ -113,7 +113,7 @@ class CaseRounds:
     """The arms of one case and the tables they are written to."""
 
     def __init__(
-        self, case: AccuracyCase, step, worker: Worker, recorder: Recorder, hook: LatencyHook | None
+        self, case: CaseSettings, step, worker: Worker, recorder: Recorder, hook: LatencyHook | None
     ) -> None:
         self.case, self.step, self.worker, self.hook = case, step, worker, hook
         self.lab = OverlapLab(step, worker)
@@ -151,9 +151,7 @@ class CaseRounds:
             timed_step(self.step, self.step.forward_model, self.worker, 0)
         gc.collect()
         gc.freeze()  # a collection after every visit then takes hardly any time
-        total = self.lab.gradient_bytes
-        between = self.lab.plan((), [max(4, total // share) for share in CONTINUOUS_SHARES])
-        arms = ("local", *self.caps, *between, "watch", "curve")
+        arms = ("local", *self.caps, *self.between(), "watch", "curve")
         progress = Progress(self.case.max_rounds, self.worker.is_main)
         started = time.monotonic()
         for round_ in range(self.case.max_rounds):
@@ -162,6 +160,13 @@ class CaseRounds:
             progress.step(f"round {round_ + 1}")
             if self._enough(round_ + 1, time.monotonic() - started):
                 break
+
+    def between(self) -> tuple[Arm, ...]:
+        """What DDP adds to the pass. A replay's sleep takes as long whatever runs beside it."""
+        total = self.lab.gradient_bytes
+        arms = self.lab.plan((), [max(4, total // share) for share in CONTINUOUS_SHARES])
+        alone = self.case.model == "replay"
+        return tuple(arm for arm in arms if not (alone and arm.messages))
 
     def _enough(self, rounds: int, elapsed_s: float) -> bool:
         done = False
@@ -213,7 +218,8 @@ class CaseRounds:
 
     def _beside(self, arm: Arm, round_: int) -> None:
         warmup = 3 if arm.kind == "bookkeeping" else 1
-        passes = self.lab.run(arm, warmup + self.case.probes)[warmup:]
+        count = self.case.probes if arm.messages else self.case.steps
+        passes = self.lab.run(arm, warmup + count)[warmup:]
         self.overlap.write(self.lab.rows(arm, round_, passes))
 
     def _watch(self) -> None:
@@ -262,4 +268,4 @@ def judged_noise(table, calibration_mib: float) -> float:
 
 
 if __name__ == "__main__":
-    run_script(main, AccuracyCase)
+    run_script(main, CaseSettings)

@@ -18,6 +18,14 @@ from common.runtime.run_directory import read_environment
 if TYPE_CHECKING:
     from common.studies.accuracy import Case
 
+ROUNDED = dict.fromkeys(
+    (
+        *("forward_time_ms", "backward_time_ms", "step_time_ms"),
+        *("ready_time_ms", "time_ms", "all_reduce_time_ms"),
+    ),
+    4,
+)
+"""Column → decimals."""
 TIMES = ("forward_time_ms", "backward_time_ms", "step_time_ms")
 TABLES = {
     "cases.csv": (
@@ -76,7 +84,7 @@ def case_rows(case: Case, folder: Path) -> dict[str, list[dict]]:
         "overlap.csv": _overlap(overlap),
     }
     return {
-        name: table.assign(case=case.name)[list(TABLES[name])].round(4).to_dict("records")
+        name: table.assign(case=case.name)[list(TABLES[name])].round(ROUNDED).to_dict("records")
         for name, table in tables.items()
     }
 
@@ -88,7 +96,9 @@ def _steps(folder: Path) -> pd.DataFrame:
     judged["role"] = judged["bucket_cap_mib"].round(9).map(roles)
     local = pd.read_csv(folder / "local-times.csv")
     local = local.groupby(["round", "iteration"])[list(TIMES)].max().reset_index()
-    return pd.concat([local.assign(role="local"), judged], ignore_index=True)
+    steps = pd.concat([local.assign(role="local"), judged], ignore_index=True)
+    counts = ["num_buckets", "first_bucket_bytes", "last_bucket_bytes"]
+    return steps.astype(dict.fromkeys(counts, "Int64"))
 
 
 def _all_reduces(folder: Path) -> pd.DataFrame:

@@ -25,7 +25,7 @@ def times(overlap_run):
 def test_the_table_has_its_columns(times):
     assert list(times.columns) == [
         *("arm", "message_bytes", "messages", "round", "iteration", "rank"),
-        *("backward_time_ms", "all_reduce_time_ms", "gradient_bytes"),
+        *("backward_time_ms", "all_reduce_time_ms", "messages_done", "gradient_bytes"),
     ]
     assert set(times["gradient_bytes"]) == {4 * 6_901_760}  # gpt2-nano in float32
 

@@ -18,6 +18,7 @@ class Settings:
     count: int = 1
     share: float = 0.5
     limit: float | None = None
+    sizes: tuple[int, ...] = (1,)
     compiled: bool = False
     checked: bool = True
 
@@ -26,7 +27,7 @@ class Settings:
     "settings",
     [
         Settings(),
-        Settings("--two words=", -3, 1e-9, 2.5, True, False),
+        Settings("--two words=", -3, 1e-9, 2.5, (1, 2, 3), True, False),
         Settings(name="", checked=False),
     ],
 )
