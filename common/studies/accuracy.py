@@ -40,6 +40,8 @@ PAYLOAD = 0.94
 """What a TCP stream carries of a link's rate, headers taken off."""
 FASTEST_MBIT = 4_000
 MAX_BUCKETS = 48
+STEPS, REPLAY_STEPS = 5, 3
+"""Of each visit to a bucketing; sleeps differ by less than computations."""
 SETUP_S = 6.0
 """What a case takes per host before its first round."""
 
@@ -81,7 +83,7 @@ class AccuracyStudy:
     """Small messages between four processes on two cores take as long as the cores let them."""
     rounds: int = 8
     max_rounds: int = 60
-    minutes: float = 54.0
+    minutes: float = 52.0
     """All cases together; a case begins no pair of rounds that would end after its share of what is
     left, beyond the first."""
 
@@ -212,6 +214,7 @@ def _launch(study: AccuracyStudy, case: Case, budget_s: float, scratch: Path, up
         "replay_time_factor": case.replay_time_factor,
         "added_latency_ms": case.added_latency_ms,
         "max_buckets": study.replay_max_buckets if case.model == "replay" else MAX_BUCKETS,
+        "steps": REPLAY_STEPS if case.model == "replay" else STEPS,
         "rounds": study.rounds,
         "max_rounds": study.max_rounds,
         "budget_s": budget_s,
