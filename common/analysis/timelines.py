@@ -22,11 +22,12 @@ import numpy as np
 import pandas as pd
 
 from common.analysis.assignment2 import Assignment2Run
+from common.analysis.sweep import BucketSweep
 from common.errors import UserError
 from common.perfmodel.buckets import cap_label
 from common.perfmodel.simulator import BackwardTimeline, BucketEvent
 from common.perfmodel.tables import numbers, read_table
-from common.perfmodel.trace import copy_starts_s
+from common.perfmodel.trace import Around, copy_starts_s
 from common.runtime.run_directory import find_table
 
 TABLE = "bucket-timeline.csv"
@@ -134,6 +135,17 @@ def shown_cap(watched: MeasuredTimelines | None, wanted_mib: float) -> float | N
         return wanted_mib
     explicit = [cap for cap in watched.caps() if cap is not None]
     return min(explicit, key=lambda cap: abs(np.log(cap / wanted_mib)), default=None)
+
+
+def around_passes(sweep: BucketSweep, cap_mib: float | None) -> Around | None:
+    """The medians of what lay around the backward passes of a sweep at a cap; None if none did."""
+    caps = sweep.steps["bucket_cap_mib"]
+    rows = sweep.steps[caps.isna() if cap_mib is None else caps == cap_mib]
+    if rows.empty:
+        return None
+    after = rows["step_time_ms"] - rows["forward_time_ms"] - rows["backward_time_ms"]
+    forward_s, update_s = rows["forward_time_ms"].median() / 1e3, after.median() / 1e3
+    return Around(float(forward_s), max(0.0, float(update_s)))
 
 
 def gaps(predicted: BackwardTimeline, measured: BackwardTimeline) -> pd.DataFrame:

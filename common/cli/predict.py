@@ -118,7 +118,9 @@ class Report:
         best = best_bucket_cap(self.profile, self.curve, costs=self.costs)
         accuracy = self._accuracy()
         if self.trace:
-            self.notes.append(self.trace.write(self._simulate, best.cap_mib, self.profile.names))
+            self.notes.append(
+                self.trace.write(self._simulate, best.cap_mib, self.profile, self.sweep)
+            )
         console.print(self._table(accuracy))
         self._print_best(console, best)
         if accuracy:

@@ -1,4 +1,4 @@
-"""``ddplab predict --trace FILE``: the predicted and the measured pass for Perfetto."""
+"""``ddplab predict --trace FILE``: the predicted and the measured step for Perfetto."""
 
 from __future__ import annotations
 
@@ -10,31 +10,37 @@ from typing import TYPE_CHECKING
 from common.errors import UserError
 
 if TYPE_CHECKING:
+    from common.analysis.sweep import BucketSweep
     from common.analysis.timelines import MeasuredTimelines
+    from common.perfmodel.profile import BackwardProfile
     from common.perfmodel.simulator import BackwardTimeline
+    from common.perfmodel.trace import Around
 
 
 @dataclass(frozen=True)
 class TraceRequest:
     """Where a trace goes, and which pass it shows.
 
-    ``caps`` are those the user gave; ``watched`` the run's measured passes, if it has any.
+    ``caps`` are those the user gave; ``watched`` the run's measured passes, and ``local`` its
+    table of steps without DDP, if it has them.
     """
 
     path: Path
     caps: tuple[float | None, ...]
     watched: MeasuredTimelines | None
+    local: Path | None = None
 
     def write(
         self,
         simulate: Callable[[float | None], BackwardTimeline],
         best_mib: float,
-        parameters: tuple[str, ...],
+        profile: BackwardProfile,
+        sweep: BucketSweep | None,
     ) -> str:
         """Write the trace and return the line that says so.
 
         The cap is the one that was asked for, else the watched one that is predicted to be the
-        best, else ``best_mib``.
+        best, else ``best_mib``. Around the measured pass are the medians of the sweep's steps.
         """
         from common.analysis.timelines import gaps
         from common.perfmodel.buckets import cap_label
@@ -49,17 +55,34 @@ class TraceRequest:
         if cap in watched:
             passes["measured"] = self.watched.typical(cap)
             gaps(*passes.values())  # refuses passes of different buckets
-        facts = {"bucket_cap_mib": cap_label(cap), "zero": "the start of the backward pass"}
-        text = trace_json(passes, parameters=parameters, facts=facts)
+        around = self._around(cap, profile, sweep)
+        what = "step" if "predicted" in around else "backward pass"
+        facts = {"bucket_cap_mib": cap_label(cap), "zero": f"the start of the {what}"}
+        text = trace_json(passes, parameters=profile.names, facts=facts, around=around)
         try:
             write_atomically(self.path, text)
         except OSError as error:
             raise UserError(f"--trace {self.path}: {error.strerror}") from None
         shown = "predicted and measured" if len(passes) > 1 else "predicted only: not measured"
         return (
-            f"trace of the backward pass at {cap_label(cap)} MiB ({shown}) written to {self.path}; "
+            f"trace of the {what} at {cap_label(cap)} MiB ({shown}) written to {self.path}; "
             "open it in https://ui.perfetto.dev"
         )
+
+    def _around(
+        self, cap: float | None, profile: BackwardProfile, sweep: BucketSweep | None
+    ) -> dict[str, Around]:
+        """Forward pass and update of both; none where steps without DDP were not timed."""
+        from common.analysis.timelines import around_passes
+        from common.perfmodel.ddp_step import read_step_parts
+        from common.perfmodel.trace import Around
+
+        if self.local is None:
+            return {}
+        parts = read_step_parts(self.local, profile)
+        around = {"predicted": Around(parts.forward_s, parts.update_s)}
+        measured = around_passes(sweep, cap) if sweep else None
+        return around | ({"measured": measured} if measured else {})
 
 
 def trace_request(
@@ -83,4 +106,5 @@ def trace_request(
     table = find_table(Path(run_dir), TABLE, "ddp_benchmark") if run_dir else None
     if table is None and measured:
         table = find_table(Path(measured).parent, TABLE)
-    return TraceRequest(target, tuple(caps), read_timelines(table) if table else None)
+    local = find_table(Path(run_dir), "local-times.csv", "ddp_benchmark") if run_dir else None
+    return TraceRequest(target, tuple(caps), read_timelines(table) if table else None, local)

@@ -1,10 +1,11 @@
-"""Backward passes as a trace for Perfetto, side by side on the same clock.
+"""Steps as a trace for Perfetto, side by side on the same clock.
 
 A trace is JSON in Chrome's trace event format: complete events (``"ph": "X"``) with ``ts`` and
 ``dur`` in microseconds, and metadata events (``"ph": "M"``) that name processes and threads.
 https://ui.perfetto.dev opens it without anything being sent anywhere. Each pass is a process,
-with a thread for computation, one for each all-reduce that may be in flight, and one for copies;
-0 is the start of the backward pass in all of them.
+with a thread for computation, one for each all-reduce that may be in flight, and one for copies.
+Backward passes start together; what lies around them in a step is shown where it is known, and 0 is
+where the first forward pass starts.
 Source of the format: "Trace Event Format", the document that Perfetto's pages link to.
 """
 
@@ -20,12 +21,23 @@ COMPUTATION, ALL_REDUCE, COPIES = "computation", "all-reduce", "copies"
 
 
 @dataclass(frozen=True)
+class Around:
+    """What of a step lies before and after its backward pass; seconds.
+
+    ``update_s`` is the optimizer and whatever else follows, such as waiting for other ranks.
+    """
+
+    forward_s: float
+    update_s: float
+
+
+@dataclass(frozen=True)
 class Slice:
     """A box of a timeline: what it shows, and seconds from the start of the backward pass.
 
     ``kind`` is ``computation``, ``all-reduce`` or ``copies``; ``lane`` counts the all-reduces that
     were in flight when it began. ``event`` is the bucket it belongs to; None for what is left of
-    computation after the last gradient.
+    computation after the last gradient, and for what lies around the pass.
     """
 
     kind: str
@@ -36,13 +48,17 @@ class Slice:
     event: BucketEvent | None = None
 
 
-def slices(timeline: BackwardTimeline) -> list[Slice]:
+def slices(timeline: BackwardTimeline, around: Around | None = None) -> list[Slice]:
     """A backward pass as boxes; those of one kind and lane do not overlap, empty ones are left out.
 
     Computation is cut where a bucket was ready; a copy back begins when its bucket is reduced,
-    computation is over, and the copy before is done.
+    computation is over, and the copy before is done. The forward pass before it ends at 0.
     """
     boxes = _computation(timeline)
+    if around:
+        end_s = timeline.total_s + around.update_s
+        boxes.insert(0, Slice(COMPUTATION, 0, "forward pass", -around.forward_s, 0.0))
+        boxes.append(Slice(COMPUTATION, 0, "update", timeline.total_s, end_s))
     for lane, event in zip(in_flight_lanes(timeline.events), timeline.events, strict=True):
         name = f"all-reduce of {bucket_name(event)}"
         boxes.append(Slice(ALL_REDUCE, lane, name, event.start_s, event.end_s, event))
@@ -86,6 +102,7 @@ def trace_json(
     *,
     parameters: Sequence[str] = (),
     facts: Mapping[str, str] | None = None,
+    around: Mapping[str, Around] | None = None,
 ) -> str:
     """The text of a trace file.
 
@@ -94,11 +111,14 @@ def trace_json(
         parameters: names of the gradients that the buckets' members are indices into; a bucket
             without members is that of the same index in the first timeline.
         facts: what else the file should say of itself (``otherData``): model, cap, hardware.
+        around: forward pass and update by the same names, where they are known.
     """
+    around = around or {}
+    zero_s = max((one.forward_s for one in around.values()), default=0.0)
     members = [event.members for event in next(iter(timelines.values())).events]
     records: list[dict] = []
     for process, (label, timeline) in enumerate(timelines.items(), start=1):
-        boxes = slices(timeline)
+        boxes = slices(timeline, around.get(label))
         threads = sorted({(_order(box), _thread_name(box)) for box in boxes})
         numbers = {name: 10 * process + place for place, (_, name) in enumerate(threads)}
         records += _metadata(process, label, numbers)
@@ -106,7 +126,7 @@ def trace_json(
             known = box.event and (box.event.members or _at(members, box.event.index))
             names = [parameters[index] for index in known or () if index < len(parameters)]
             place = {"pid": process, "tid": numbers[_thread_name(box)]}
-            records.append(_complete(box) | place | {"args": _arguments(box, names)})
+            records.append(_complete(box, zero_s) | place | {"args": _arguments(box, names)})
     document = {"traceEvents": records, "displayTimeUnit": "ms", "otherData": dict(facts or {})}
     return json.dumps(document, separators=(",", ":"))
 
@@ -143,9 +163,9 @@ def _metadata(process: int, label: str, threads: Mapping[str, int]) -> list[dict
     return records
 
 
-def _complete(box: Slice) -> dict:
+def _complete(box: Slice, zero_s: float) -> dict:
     """Ends are rounded to nanoseconds, not lengths, so that neighbours meet and never overlap."""
-    start_ns, end_ns = round(box.start_s * 1e9), round(box.end_s * 1e9)
+    start_ns, end_ns = (round((at_s + zero_s) * 1e9) for at_s in (box.start_s, box.end_s))
     times = {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3}
     return {"ph": "X", "cat": box.kind, "name": box.name, **times}
 

@@ -69,8 +69,24 @@ def test_a_run_that_watched_its_buckets_gives_both_passes(watched_run, tmp_path)
     assert processes(path) == {1: "predicted", 2: "measured"}
     records = json.loads(path.read_text())["traceEvents"]
     (second,) = [r for r in records if r["pid"] == 2 and r["name"] == "all-reduce of bucket 2"]
-    assert (second["ts"], second["dur"]) == (2000, 1000)
+    assert second["dur"] == 1000
     assert "weight" in second["args"]["gradients"]
+    # Both backward passes begin where the longer of the two forward passes ends.
+    forward = {r["pid"]: r for r in records if r["name"] == "forward pass"}
+    begin = {r["ts"] + r["dur"] for r in forward.values()}
+    assert set(forward) == {1, 2}
+    assert begin == {max(r["dur"] for r in forward.values())}
+    assert second["ts"] == pytest.approx(begin.pop() + 2000, abs=1e-3)
+    # The medians of the slowest rank's steps, with and without DDP.
+    for process, name in ((1, "local-times.csv"), (2, "ddp-times.csv")):
+        steps = pd.read_csv(watched_run / "ddp_benchmark" / name)
+        if process == 2:
+            steps = steps[steps["bucket_cap_mib"] == 1]
+        slowest = steps.groupby(["round", "iteration"])["forward_time_ms"].max()
+        assert forward[process]["dur"] == pytest.approx(slowest.median() * 1e3, abs=0.01)
+    updates = [r for r in records if r["name"] == "update"]
+    assert {r["pid"] for r in updates} == {1, 2}
+    assert all(r["dur"] > 0 for r in updates)
 
 
 def test_a_run_that_did_not_gives_the_predicted_pass_and_says_so(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from perfmodel_support import MIB, make_profile, refused
@@ -159,6 +161,11 @@ def test_what_was_counted_bounds_what_the_time_says():
 def test_a_pass_that_is_no_slower_loses_nothing():
     costs = samples(1.9, 4.0, done=2).saturated_costs()
     assert costs.lost_compute == ((10.0,), (0.0,))
+
+
+def test_without_counts_nothing_is_made_of_them():
+    with refused("overlap samples", "not counted"):
+        replace(samples(3.0, 5.5, done=1), done={}).saturated_costs()
 
 
 def test_lost_computation_splits_into_a_launch_and_a_slowdown():

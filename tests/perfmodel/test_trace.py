@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from perfmodel_support import CAPS_BYTES, greedy_groups, networks, profiles
 
 from common.perfmodel.simulator import BackwardTimeline, BucketEvent, simulate_buckets
-from common.perfmodel.trace import copy_starts_s, in_flight_lanes, slices, trace_json
+from common.perfmodel.trace import Around, copy_starts_s, in_flight_lanes, slices, trace_json
 
 # Two buckets one after another, 100 and 50 kB: the second waits for 1 ms, both are copied back.
 PREDICTED = BackwardTimeline(
@@ -135,6 +135,25 @@ def test_empty_boxes_are_left_out():
         "all-reduce of bucket 1",
     ]
     assert copy_starts_s(free) == [0.004]
+
+
+def test_what_lies_around_the_passes_moves_the_clock_and_nothing_else(document):
+    both = {"predicted": PREDICTED, "measured": MEASURED}
+    around = {"predicted": Around(0.004, 0.001), "measured": Around(0.005, 0.0)}
+    whole = json.loads(trace_json(both, parameters=NAMES, around=around))
+    for process, timeline in enumerate(both.values(), start=1):
+        inside = [
+            r for r in complete(whole, process) if r["name"] not in ("forward pass", "update")
+        ]
+        before = complete(document, process)
+        assert [r["name"] for r in inside] == [r["name"] for r in before]
+        assert [r["ts"] - 5000 for r in inside] == pytest.approx([r["ts"] for r in before])
+        assert [r["dur"] for r in inside] == pytest.approx([r["dur"] for r in before])
+        one = around["predicted" if process == 1 else "measured"]
+        assert span(whole, process, "forward pass") == (5000 - one.forward_s * 1e6, 5000)
+        if one.update_s:
+            end = 5000 + timeline.total_s * 1e6
+            assert span(whole, process, "update") == pytest.approx((end, end + 1000))
 
 
 @settings(max_examples=50, deadline=None)

@@ -52,7 +52,11 @@ def test_every_table_of_the_study_gets_rows_of_the_case(case):
     roles = pd.DataFrame(rows["steps.csv"])["role"]
     # Two rounds of one step: without DDP, the calibration's bucketing and two judged ones.
     assert roles.value_counts().to_dict() == {"judged": 4, "calibration": 2, "local": 2}
-    assert {row["gradient_bytes"] for row in rows["cases.csv"]} == {computation(case)[1]}
+    backward_s, gradient_bytes = computation(case)
+    gradients = pd.DataFrame(rows["gradients.csv"])
+    assert gradients["size_bytes"].sum() == gradient_bytes
+    assert 0 < gradients["ready_time_ms"].max() < 1e3
+    assert 0 < backward_s < 1
 
 
 def test_rates_give_each_regime_its_share_of_communication():
@@ -75,6 +79,8 @@ def test_rates_give_each_regime_its_share_of_communication():
     [
         ({"models": ("bert",)}, "each is a name and a batch"),
         ({"regimes": ("fast",)}, "regime 'fast'; there are communication-bound"),
+        ({"models": ("bert:4", "bert:8")}, "models .*: each once"),
+        ({"with_latency": ("vgg",)}, "model 'vgg' is not among"),
         ({"replays": ("4:fast",)}, "regime 'fast'; there are communication-bound"),
         ({"replays": ("four:balanced",)}, "hosts and regime, 4:balanced"),
     ],
