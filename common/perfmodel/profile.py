@@ -114,9 +114,6 @@ class DdpCosts:
         copy_in_s_per_byte: copying a gradient into its bucket and dividing it by the world size.
         copy_out_s_per_byte: copying a reduced bucket back into the gradients.
         communication_slowdown: r: an all-reduce beside computation takes this many times longer.
-        slowdowns: (sizes in bytes, r of an all-reduce of each size), where this was measured;
-            replaces ``communication_slowdown``. Linear in the logarithm of the size between them,
-            and the nearest beyond.
         compute_slowdown: s: computation beside an all-reduce takes this many times longer.
         lost_compute: (sizes in bytes, seconds): how much computation an all-reduce of each size
             costs when it runs beside it, where this was measured; replaces ``compute_slowdown``.
@@ -124,15 +121,18 @@ class DdpCosts:
         launch_s: what starting one all-reduce takes from the thread that computes. On a GPU the
             CPU runs ahead of the computation and hides it: leave it at 0. ``lost_compute`` as
             measured holds it already (``contention.split_lost_compute`` takes it apart).
+        slowdowns: (sizes in bytes, r of an all-reduce of each size), where this was measured;
+            replaces ``communication_slowdown``. Linear in the logarithm of the size between them,
+            and the nearest beyond.
     """
 
     copy_in_s_per_byte: float = 0.0
     copy_out_s_per_byte: float = 0.0
     communication_slowdown: float = 1.0
-    slowdowns: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     compute_slowdown: float = 1.0
     lost_compute: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     launch_s: float = 0.0
+    slowdowns: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def __post_init__(self) -> None:
         if not min(self.copy_in_s_per_byte, self.copy_out_s_per_byte) >= 0:

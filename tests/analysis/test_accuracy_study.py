@@ -195,7 +195,7 @@ def test_the_words_name_what_is_off_and_only_that(unlike, study):
     assert [line.split("**")[1] for line in lines] == ["odd_2_balanced"]
     assert "3 of 3 off" in lines[0]
     assert ".0 buckets" not in lines[0]
-    assert off_lines(study) == "No bucketing is off by more than 5 %."
+    assert off_lines(study) == "No bucketing is off by more than 5%."
     assert f"In {len(UNLIKE)} cases" in regret_sentence(unlike)
 
 
