@@ -144,7 +144,7 @@ def report_measured(assignment: str, run_dir: str, progress: StageProgress) -> P
     They go into ``run_dir``, which holds the runs of the benchmarks; returns its path.
 
     Raises:
-        UserError: there is no such assignment or folder.
+        UserError: there is no such assignment or folder, or nothing was measured there.
     """
     if assignment == "all":
         raise UserError("--run-dir holds one assignment: say which, like assignment2")
@@ -153,6 +153,8 @@ def report_measured(assignment: str, run_dir: str, progress: StageProgress) -> P
     folder = Path(run_dir).absolute()
     if not folder.is_dir():
         raise UserError(f"{run_dir}: no such run directory")
+    if not any(folder.rglob("*.csv")):
+        raise UserError(f"{run_dir}: no complete run with tables of {assignment} in it")
     new = not (folder / "notebooks").exists()
     try:
         _write_up(_preset_of(folder, assignment), folder, progress)

@@ -1,6 +1,6 @@
 """ddp_benchmark.py: real DDP steps over bucket caps, its tables, and what it refuses.
 
-The fixture's run has caps 0.5, 5 and None (from BUCKET_SIZE), 3 rounds, 2 measured steps, 2 ranks.
+The fixture's run has caps 0.5, 5 and None (from BUCKET_SIZE), 2 rounds, 2 measured steps, 2 ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from common.models.gpt2 import GPT2, GPT2Config
 from common.perfmodel.buckets import DdpOptions, ddp_buckets
 
 CAPS = {"0.5": 0.5, "5": 5.0, "None": None}
-ROUNDS, STEPS, RANKS, WARMUP = 3, 2, 2, 3
+ROUNDS, STEPS, RANKS, WARMUP = 2, 2, 2, 3
 KEYS = ["bucket_cap_mib", "round", "iteration", "rank"]
 
 

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -58,12 +59,18 @@ def test_notebooks_are_committed_as_the_style_has_them(path: Path) -> None:
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("report") / "notebooks"
-    paths = []
-    for assignment in RECORDED_ASSIGNMENTS:
-        notebooks = [path for path in NOTEBOOKS if path.stem.startswith(assignment)]
-        run_dir = str(recorded_assignment(assignment))
-        paths += execute_notebooks(notebooks, folder, {"run_dir": run_dir})
-    return paths
+
+    def execute(path: Path, run_dir: Path) -> Path:
+        return execute_notebooks([path], folder, {"run_dir": str(run_dir)})[0]
+
+    work = [
+        (path, recorded_assignment(assignment))
+        for assignment in RECORDED_ASSIGNMENTS
+        for path in NOTEBOOKS
+        if path.stem.startswith(assignment)
+    ]
+    with ThreadPoolExecutor(2) as pool:  # over all assignments, so that no core waits for the last
+        return list(pool.map(execute, *zip(*work, strict=True)))
 
 
 def test_recorded_data_is_never_shown_as_the_readers_own(executed: list[Path]) -> None:
