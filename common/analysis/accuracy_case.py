@@ -3,7 +3,7 @@
 It is predicted from its own calibration: the backward pass without DDP and the moments of its
 gradients, all-reduces one after another and several at once, DDP's copies, and what all-reduces
 without pause beside the backward pass take from it. None of that is a bucketing. Beside that model
-stand predictors with less in them, or with contention fitted to one bucketing.
+stand predictors with less in them, and one with more.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from common.analysis.sweep import BucketSweep
-from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AllReduceModel, AlphaBeta, MeasuredAllReduce
-from common.perfmodel.contention import ContentionFit, OverlappedRun, fit_contention
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.samples import AllReduceSamples, OverlapSamples
 from common.perfmodel.simulator import simulate_backward
 
 MODEL = "full model"
-FITTED = "contention of one bucketing"
-SIMPLER = ("α–β", "recurrence", "with copies", "two in flight", FITTED, "all-reduces slowed too")
+SIMPLER = ("α–β", "recurrence", "with copies", "two in flight", "all-reduces slowed too")
 MODES = ("sequential", "in_flight")
 
 
@@ -43,7 +40,7 @@ class JudgedCase:
         copies_s: DDP's copies in and out of all gradients, from all cases of the model on as many
             hosts, as the network has no part in them.
         local_s, around_s: backward pass without DDP; forward pass and update around it.
-        calibration, judged: steps of DDP.
+        judged: steps of DDP.
     """
 
     facts: pd.Series
@@ -54,7 +51,6 @@ class JudgedCase:
     copies_s: float
     local_s: float
     around_s: float
-    calibration: BucketSweep
     judged: BucketSweep
 
     @property
@@ -89,17 +85,6 @@ class JudgedCase:
         lost_s = shares * self.crowded.time_s(np.asarray(sizes))
         return replace(self.costs, lost_compute=(sizes, tuple(lost_s.tolist())))
 
-    @cached_property
-    def fitted(self) -> ContentionFit:
-        """Contention as a slowdown that is fitted to the calibration bucketing."""
-        steps = self.calibration.steps
-        run = OverlappedRun(
-            total_s=(steps["backward_time_ms"] / 1e3).tolist(),
-            options=DdpOptions(float(steps["bucket_cap_mib"].iloc[0])),
-        )
-        without = self.costs.without("compute_slowdown")
-        return fit_contention(self.profile, self.curve, run, without, **self.queue)
-
     @property
     def queue(self) -> dict:
         """Gloo takes up two buckets at a time; the hook that adds latency, one."""
@@ -119,7 +104,6 @@ class JudgedCase:
             self.predictor(self.curve, NO_COSTS),
             self.predictor(self.curve, copies),
             self.model(copies),
-            self.model(self.fitted.costs),
             self.model(slowed),
         )
         return dict(zip(SIMPLER, made, strict=True)) | {MODEL: self.model(self.costs)}
@@ -156,11 +140,8 @@ def case_of(
     )
     latency_s = float(facts["added_latency_ms"]) / 1e3
     profile = _profile(gradients, local_s)
-    calibration, judged = (
-        BucketSweep(steps[steps["role"] == role], ranks) for role in ("calibration", "judged")
-    )
-    for sweep in (calibration, judged):
-        sweep.check_buckets(profile)
+    judged = BucketSweep(steps[steps["role"] == "judged"], ranks)
+    judged.check_buckets(profile)
     return JudgedCase(
         facts=facts,
         profile=profile,
@@ -170,7 +151,6 @@ def case_of(
         copies_s=copies_s,
         local_s=local_s,
         around_s=around_s,
-        calibration=calibration,
         judged=judged,
     )
 

@@ -1,8 +1,7 @@
 """What ``ddplab study accuracy`` says: predictions of bucketings that no calibration has seen.
 
 Each case (``accuracy_case``) is predicted from its own calibration, and in a second judgement with
-the contention of the *other* models on the same kind of network. The bucketing to which contention
-is fitted by way of comparison is one that no predictor is judged on.
+the contention of the *other* models on the same kind of network.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ INTERFACE = "eth0"
 SWITCH_ADDRESS = "10.77.0.254"
 QUEUE_S = 0.05
 PACKET_BYTES = 60_000
+SHALLOWEST_BYTES = 2**16
+"""The least depth of a token bucket: one packet fits."""
 CONGESTION_CONTROL = "reno"
 
 
@@ -72,6 +74,15 @@ def shape(cluster: EmulatedCluster, burst_bytes: int) -> None:
         parent = ("parent", "1:1") if cluster.delay_ms else ("root",)
         _token_bucket(rate, burst_bytes, "dev", INTERFACE, *parent, netns=f"host{host}")
         _token_bucket(rate, burst_bytes, "dev", f"port{host}", "root")
+
+
+def limit_own_link(rate_bit_per_s: float) -> None:
+    """Limit what this host sends; to be called on an emulated host, whose own end this is.
+
+    The other end of the link, which limits what the host receives, stays as it was built: no rate
+    above that one is reached. Raises UserError where the link is not this process's to limit.
+    """
+    _token_bucket(rate_bit_per_s, SHALLOWEST_BYTES, "dev", INTERFACE, "root")
 
 
 def _token_bucket(rate: float, burst_bytes: int, *where: str, netns: str | None = None) -> None:

@@ -27,12 +27,21 @@ import psutil
 from common.cluster.emulated import RANK_PREFIX, EmulatedCluster
 from common.cluster.launch import threads_per_rank
 from common.cluster.link_probe import PAYLOAD_SHARE, probe
-from common.cluster.links import CONGESTION_CONTROL, INTERFACE, address, build, run, shape
+from common.cluster.links import (
+    CONGESTION_CONTROL,
+    INTERFACE,
+    SHALLOWEST_BYTES,
+    address,
+    build,
+    run,
+    shape,
+)
 from common.errors import UserError
 from common.runtime.network import EMULATED_NETWORK
 from common.runtime.script import exit_status
 
-BURSTS_BYTES = (2**16, 2**18, 2**20)  # the shallowest with which the kernel sustains the rate
+# The shallowest with which the kernel sustains the rate.
+BURSTS_BYTES = (SHALLOWEST_BYTES, 2**18, 2**20)
 SUSTAINED = 0.95
 RENDEZVOUS_PORT = 29400
 OWN_END_S = 3.0  # for the other hosts to end by themselves after one failed

@@ -7,16 +7,13 @@ is raw.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
+import yaml
 
 from common.analysis.sweep import slowest_steps
 from common.perfmodel.tables import read_ready_times
 from common.runtime.run_directory import read_environment
-
-if TYPE_CHECKING:
-    from common.studies.accuracy import Case
 
 ROUNDED = dict.fromkeys(
     (
@@ -26,6 +23,11 @@ ROUNDED = dict.fromkeys(
     4,
 )
 """Column → decimals."""
+FACTS = (
+    *("model", "batch_size", "regime", "rate_mbit_per_s", "added_latency_ms"),
+    *("replay_factor", "replay_time_factor"),
+)
+"""What a case's settings say of it."""
 TIMES = ("forward_time_ms", "backward_time_ms", "step_time_ms")
 TABLES = {
     "cases.csv": (
@@ -45,24 +47,19 @@ TABLES = {
         *("backward_time_ms", "all_reduce_time_ms", "messages_done", "gradient_bytes"),
     ),
 }
-"""Table → columns. ``role`` is local (without DDP), calibration or judged; ``mode`` is sequential
+"""Table → columns. ``role`` is local (without DDP) or judged; ``mode`` is sequential
 (one all-reduce after another) or in_flight (several launched at once; the time of each)."""
 
 
-def case_rows(case: Case, folder: Path) -> dict[str, list[dict]]:
+def case_rows(folder: Path) -> dict[str, list[dict]]:
     """The rows that a case adds to each table, from its run directory."""
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    environment = read_environment(folder)
     overlap = pd.read_csv(folder / "overlap-times.csv")
     steps = _steps(folder)
-    facts = {
-        "model": case.model,
-        "batch_size": case.batch_size,
-        "network": read_environment(folder)["network"],
-        "hosts": case.hosts,
-        "regime": case.regime,
-        "rate_mbit_per_s": case.rate_mbit,
-        "added_latency_ms": case.added_latency_ms,
-        "replay_factor": case.replay_factor,
-        "replay_time_factor": case.replay_time_factor,
+    facts = {name: settings[name] for name in FACTS} | {
+        "network": environment["network"],
+        "hosts": environment["world_size"],
         "gradient_bytes": int(overlap["gradient_bytes"].iloc[0]),
         "rounds": int(steps["round"].max()) + 1,
     }
@@ -84,21 +81,18 @@ def case_rows(case: Case, folder: Path) -> dict[str, list[dict]]:
         "overlap.csv": _overlap(overlap),
     }
     return {
-        name: table.assign(case=case.name)[list(TABLES[name])].round(ROUNDED).to_dict("records")
+        name: table.assign(case=folder.name)[list(TABLES[name])].round(ROUNDED).to_dict("records")
         for name, table in tables.items()
     }
 
 
 def _steps(folder: Path) -> pd.DataFrame:
-    caps = pd.read_csv(folder / "caps.csv").drop_duplicates("bucket_cap_mib")
     judged = slowest_steps(pd.read_csv(folder / "ddp-times.csv"))
-    roles = dict(zip(caps["bucket_cap_mib"].round(9), caps["role"], strict=True))
-    judged["role"] = judged["bucket_cap_mib"].round(9).map(roles)
     local = pd.read_csv(folder / "local-times.csv")
     local = local.groupby(["round", "iteration"])[list(TIMES)].max().reset_index()
-    steps = pd.concat([local.assign(role="local"), judged], ignore_index=True)
+    steps = pd.concat([local.assign(role="local"), judged.assign(role="judged")])
     counts = ["num_buckets", "first_bucket_bytes", "last_bucket_bytes"]
-    return steps.astype(dict.fromkeys(counts, "Int64"))
+    return steps.reset_index(drop=True).astype(dict.fromkeys(counts, "Int64"))
 
 
 def _all_reduces(folder: Path) -> pd.DataFrame:

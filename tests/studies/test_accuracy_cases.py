@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
+from common.cluster.emulated import EmulatedCluster, why_not
+from common.cluster.launch import launch
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.simulator import profile_buckets
 from common.perfmodel.tables import read_ready_times
-from common.studies.accuracy import REGIMES, AccuracyStudy, Case, computation, emulated_cases
+from common.studies.accuracy import AccuracyStudy
+from common.studies.accuracy_networks import FASTEST_MBIT, REGIMES, Network, parse_network
 from common.studies.accuracy_tables import TABLES, case_rows
 
 RANKS_SCRIPT = Path(__file__).resolve().parents[2] / "common" / "studies" / "accuracy_ranks.py"
@@ -21,18 +23,18 @@ SMALL = ("--model", "mlp", "--batch_size", 2, "--judged", 2, "--steps", 1, "--si
 
 @pytest.fixture(scope="module")
 def case(rank_server, tmp_path_factory) -> Path:
-    """A finished case: an MLP on two ranks, two judged bucketings and one that calibrates."""
+    """A finished case: an MLP on two ranks over loopback, two judged bucketings."""
     folder = tmp_path_factory.mktemp("accuracy")
     flags = ("--rounds", 2, "--max_rounds", 2, "--output_dir", folder, "--run_id", "case")
     done = rank_server.run(RANKS_SCRIPT, *SMALL, *flags, ranks=2)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
-    return folder / "case"
+    return folder / "case-loopback"
 
 
 @pytest.mark.two_ranks
 def test_bucketings_differ_and_are_those_that_ddp_made(case):
     caps = pd.read_csv(case / "caps.csv").drop_duplicates("bucket_cap_mib")
-    assert sorted(caps["role"]) == ["calibration", "judged", "judged"]
+    assert len(caps) == 2
     assert caps["num_buckets"].is_unique
     profile = read_ready_times(case / "gradient-ready-times.csv")
     for cap in caps.itertuples():
@@ -44,44 +46,92 @@ def test_bucketings_differ_and_are_those_that_ddp_made(case):
 
 @pytest.mark.two_ranks
 def test_every_table_of_the_study_gets_rows_of_the_case(case):
-    rows = case_rows(Case("mlp", 2), case)
+    rows = case_rows(case)
     assert set(rows) == set(TABLES)
     for name, columns in TABLES.items():
         assert rows[name]
         assert all(tuple(row) == columns for row in rows[name])
     roles = pd.DataFrame(rows["steps.csv"])["role"]
-    # Two rounds of one step: without DDP, the calibration's bucketing and two judged ones.
-    assert roles.value_counts().to_dict() == {"judged": 4, "calibration": 2, "local": 2}
-    backward_s, gradient_bytes = computation(case)
+    # Two rounds of one step: without DDP, and two judged bucketings.
+    assert roles.value_counts().to_dict() == {"judged": 4, "local": 2}
+    (facts,) = rows["cases.csv"]
+    assert (facts["model"], facts["hosts"], facts["regime"]) == ("mlp", 2, "loopback")
     gradients = pd.DataFrame(rows["gradients.csv"])
-    assert gradients["size_bytes"].sum() == gradient_bytes
+    assert gradients["size_bytes"].sum() == facts["gradient_bytes"]
     assert 0 < gradients["ready_time_ms"].max() < 1e3
-    assert 0 < backward_s < 1
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory) -> Path:
+    """Two networks of one model, visited by the same two emulated hosts."""
+    if reason := why_not():
+        pytest.skip(f"no emulated hosts: {reason}")
+    folder = tmp_path_factory.mktemp("emulated")
+    flags = [*map(str, SMALL), "--networks", "communication-bound", "compute-bound+2ms"]
+    flags += ["--rounds=2", "--max_rounds=2", f"--output_dir={folder}", "--run_id=mlp"]
+    hosts = EmulatedCluster.of(2, ["1gbit"])
+    launch(RANKS_SCRIPT, flags, 2, folder / "log", hosts=hosts)
+    return folder
+
+
+@pytest.mark.two_ranks
+def test_hosts_set_the_rates_of_their_own_links(emulated):
+    slow, fast = (
+        case_rows(emulated / f"mlp-{name}") for name in ("communication-bound", "compute-bound+2ms")
+    )
+    (slow_facts,), (fast_facts,) = slow["cases.csv"], fast["cases.csv"]
+    assert slow_facts["added_latency_ms"] == 0
+    assert fast_facts["added_latency_ms"] == 2
+    share = REGIMES["communication-bound"] / REGIMES["compute-bound"]
+    rates = [facts["rate_mbit_per_s"] for facts in (slow_facts, fast_facts)]
+    assert rates[1] == pytest.approx(min(FASTEST_MBIT, share * rates[0]), rel=0.1)
+    # A link does not carry more than it is set to: a ring of two sends each byte once.
+    samples = pd.DataFrame(slow["all-reduces.csv"])
+    largest = samples[samples["total_bytes"] == samples["total_bytes"].max()]
+    bits = largest["total_bytes"].iloc[0] * 8
+    assert largest["time_ms"].min() / 1e3 > 0.95 * bits / (rates[0] * 1e6)
 
 
 def test_rates_give_each_regime_its_share_of_communication():
-    study = AccuracyStudy(models=("bert:4",), on_four_hosts=("bert",), with_latency=(), replays=())
-    cases = {
-        (case.regime, case.hosts): case for case in emulated_cases(study, {"bert": (0.1, 10**7)})
-    }
-    for regime, share in REGIMES.items():
-        # A ring of two sends as much as there is through each link.
-        seconds = 10**7 * 8 / (cases[regime, 2].rate_mbit * 1e6 * 0.94)
-        assert seconds == pytest.approx(share * 0.1, rel=0.05)
-    # Four ranks on two cores compute half as fast, and send half as much again.
-    assert np.isclose(
-        cases["balanced", 4].rate_mbit, cases["balanced", 2].rate_mbit * 0.75, rtol=0.05
-    )
+    for ranks, sent in ((2, 1.0), (4, 1.5)):  # of all bytes, over each link of a ring
+        for regime, share in REGIMES.items():
+            rate = Network(regime).rate_mbit(0.1, 10**7, ranks)
+            seconds = sent * 10**7 * 8 / (rate * 1e6 * 0.94)
+            assert seconds == pytest.approx(share * 0.1, rel=0.05)
+    assert Network("loopback").rate_mbit(0.1, 10**7, 2) == 0
+    assert Network("balanced").rate_mbit(1e-6, 10**7, 2) == FASTEST_MBIT
+
+
+@pytest.mark.parametrize("name", ["balanced", "loopback", "compute-bound+4ms", "balanced+0.5ms"])
+def test_a_network_is_read_from_its_name(name):
+    assert parse_network(name).name == name
+
+
+@pytest.mark.parametrize("name", ["fast", "balanced+ms", "balanced+4s", ""])
+def test_a_network_that_is_none_is_refused(name):
+    with pytest.raises(UserError, match="there are loopback, communication-bound"):
+        parse_network(name)
+
+
+def test_every_model_is_seen_in_every_regime():
+    jobs = AccuracyStudy().jobs()
+    names = [f"{job.name}-{network}" for job in jobs for network in job.networks]
+    assert len(set(names)) == len(names)
+    for model in ("gpt2-nano", "mlp", "classifier", "bert", "convnext"):
+        for network in (*REGIMES, "loopback"):
+            assert any(j.model == model and network in j.networks for j in jobs)
+    assert jobs[0].model == "replay"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"models": ("bert",)}, "each is a name and a batch"),
-        ({"regimes": ("fast",)}, "regime 'fast'; there are communication-bound"),
+        ({"regimes": ("fast",)}, "network 'fast': there are loopback, communication-bound"),
         ({"models": ("bert:4", "bert:8")}, "models .*: each once"),
         ({"with_latency": ("vgg",)}, "model 'vgg' is not among"),
-        ({"replays": ("4:fast",)}, "regime 'fast'; there are communication-bound"),
+        ({"replays": ("4:fast",)}, "network 'fast': there are loopback"),
+        ({"minutes": 0}, "minutes is 0"),
         ({"replays": ("four:balanced",)}, "hosts and regime, 4:balanced"),
     ],
 )

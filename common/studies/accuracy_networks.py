@@ -1,0 +1,53 @@
+"""The networks of the accuracy study: loopback, and links that suit a model.
+
+A regime says how long all communication takes beside all computation, each alone. The rate follows
+from the model on the machine at hand, so that every model is seen in every regime.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from common.errors import UserError
+
+LOOPBACK = "loopback"
+REGIMES = {"communication-bound": 2.2, "balanced": 1.0, "compute-bound": 0.45}
+"""All communication over all computation, in seconds of each alone."""
+PAYLOAD = 0.94
+"""What a TCP stream carries of a link's rate, headers taken off."""
+FASTEST_MBIT = 4_000
+
+
+@dataclass(frozen=True)
+class Network:
+    """A regime, or loopback, and a latency that every bucket gets on top."""
+
+    regime: str
+    added_latency_ms: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Such as ``balanced`` or ``balanced+4ms``."""
+        return self.regime + (f"+{self.added_latency_ms:g}ms" if self.added_latency_ms else "")
+
+    def rate_mbit(self, backward_s: float, gradient_bytes: int, ranks: int) -> float:
+        """The rate at which a ring takes the regime's share of the backward pass; 0 for loopback.
+
+        No faster than ``FASTEST_MBIT``, which these links do not carry.
+        """
+        if self.regime == LOOPBACK:
+            return 0.0
+        wanted_s = REGIMES[self.regime] * backward_s
+        ring_bits = 2 * (ranks - 1) / ranks * gradient_bytes * 8
+        rate = min(FASTEST_MBIT, ring_bits / PAYLOAD / wanted_s / 1e6)
+        return float(f"{rate:.2g}")
+
+
+def parse_network(name: str) -> Network:
+    """The network of a name. Raises UserError for one that is not legal."""
+    found = re.fullmatch(r"([a-z-]+)(?:\+([\d.]+)ms)?", name)
+    if not found or found[1] not in (LOOPBACK, *REGIMES):
+        legal = ", ".join((LOOPBACK, *REGIMES))
+        raise UserError(f"network {name!r}: there are {legal}; +4ms adds a latency")
+    return Network(found[1], float(found[2] or 0))

@@ -1,0 +1,195 @@
+"""The arms of one case of the accuracy study, and the tables they are written to.
+
+A case is a model on a network. Its arms: the step without DDP, every judged bucketing in a fresh
+DDP instance, DDP's bookkeeping, all-reduces beside the backward pass and by themselves, and a
+backward pass whose gradients are watched.
+"""
+
+from __future__ import annotations
+
+import gc
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from common.analysis.sweep import BucketSweep, slowest_steps
+from common.benchmarks.allreduce import SAMPLE_COLUMNS, rotated
+from common.benchmarks.ddp import LOCAL_COLUMNS, STEP_COLUMNS, DdpBenchmark, timed_step, visit
+from common.benchmarks.ddp_record import describe_buckets
+from common.benchmarks.latency_hook import LatencyHook
+from common.benchmarks.overlap import COLUMNS as OVERLAP_COLUMNS
+from common.benchmarks.overlap import Arm, OverlapLab
+from common.cluster.links import limit_own_link
+from common.perfmodel.buckets import cap_label
+from common.perfmodel.distinct_caps import DistinctCap, choose_caps
+from common.runtime.collective_timing import time_in_flight, time_sequence
+from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
+from common.runtime.recorder import Recorder
+from common.runtime.timing import clock_for
+
+if TYPE_CHECKING:
+    from common.studies.accuracy_ranks import JobSettings
+
+SMALLEST_MESSAGE_BYTES = 4096
+CONTINUOUS_SHARES = (512, 64, 8)
+"""All-reduces beside the backward pass are of these parts of all gradients."""
+CAP_COLUMNS = (
+    "rank",
+    "bucket_cap_mib",
+    "num_buckets",
+    "first_bucket_bytes",
+    "last_bucket_bytes",
+)
+
+
+class CaseRounds:
+    """The arms of one case, a model on a network, and the tables they are written to."""
+
+    def __init__(
+        self,
+        settings: JobSettings,
+        rate_mbit: float,
+        lab: OverlapLab,
+        recorder: Recorder,
+        hook: LatencyHook | None,
+    ) -> None:
+        self.case, self.rate_mbit = settings, rate_mbit
+        self.lab, self.step, self.worker, self.hook = lab, lab.step, lab.worker, hook
+        stream = recorder.stream
+        self.ready = stream("gradient-ready-times.csv", READY_COLUMNS)
+        self.local = stream("local-times.csv", LOCAL_COLUMNS)
+        self.all_reduce = stream("allreduce-samples.csv", SAMPLE_COLUMNS)
+        self.overlap = stream("overlap-times.csv", OVERLAP_COLUMNS)
+        self.ddp = stream("ddp-times.csv", STEP_COLUMNS)
+        self.caps_table = stream("caps.csv", CAP_COLUMNS)
+        self.passes = 0
+
+    @cached_property
+    def caps(self) -> tuple[DistinctCap, ...]:
+        """The distinct bucketings of rank 0's order of gradients, which is the one DDP uses."""
+        sizes = [p.numel() * p.element_size() for p, _ in self.lab.ready_order]
+        chosen = choose_caps(sizes, self.case.judged, self.case.max_buckets)
+        return self.worker.broadcast(chosen)
+
+    @cached_property
+    def message_sizes(self) -> list[int]:
+        """Elements of the all-reduce curve's points: from the smallest message to all gradients."""
+        total = self.lab.gradient_bytes
+        sizes = np.geomspace(SMALLEST_MESSAGE_BYTES, total, self.case.sizes)
+        return sorted({max(1, int(size) // 4) for size in sizes})
+
+    def visit_round(self, round_: int) -> None:
+        """All arms once, on the case's network."""
+        if self.rate_mbit:
+            self.worker.barrier()
+            limit_own_link(self.rate_mbit * 1e6)
+            self.worker.barrier()
+        arms = ("local", *self.caps, *self.between, "watch", "curve")
+        if round_ % 4 >= 2:
+            # What all-reduces take from computation enters a prediction in part only: every other
+            # pair of rounds is enough.
+            arms = tuple(arm for arm in arms if not (arm in self.between and arm.messages))
+        for arm in rotated(arms, round_):
+            self._visit(arm, round_)
+
+    @cached_property
+    def between(self) -> tuple[Arm, ...]:
+        """What DDP adds to the pass. A replay's sleep takes as long whatever runs beside it."""
+        total = self.lab.gradient_bytes
+        arms = self.lab.plan((), [max(4, total // share) for share in CONTINUOUS_SHARES])
+        alone = self.case.model == "replay"
+        return tuple(arm for arm in arms if not (alone and arm.messages))
+
+    def known(self) -> bool:
+        """Whether the judged bucketings are known well enough; rank 0's table tells."""
+        return self.worker.is_main and noise_floor(self.ddp.table()) <= self.case.noise
+
+    def _visit(self, arm: Arm | DistinctCap | str, round_: int) -> None:
+        if isinstance(arm, Arm):
+            self._beside(arm, round_)
+        elif isinstance(arm, DistinctCap):
+            self._ddp(arm, round_)
+        elif arm == "local":
+            count = self.case.steps
+            rows = [
+                timed_step(self.step, self.step.forward_model, self.worker, i)
+                for i in range(-2, count)
+            ]
+            self.local.write([{"round": round_} | row for row in rows if row["iteration"] >= 0])
+        elif arm == "watch":
+            self._watch()
+        else:
+            self._curve(round_)
+
+    def _curve(self, round_: int) -> None:
+        for numel in rotated(tuple(self.message_sizes), round_):
+            buffers = [torch.zeros(numel) for _ in range(self._crowd(numel))]
+            repetitions = range(1 + self.case.probes)
+            alone_s = time_sequence([buffers[0] for _ in repetitions], self.worker)
+            together_s = [time_in_flight(buffers, self.worker) for _ in repetitions]
+            for mode, in_flight, times_s in (
+                ("sequential", 1, alone_s[1:]),
+                ("in_flight", len(buffers), together_s[1:]),
+            ):
+                keys = {"mode": mode, "total_elements": numel, "total_bytes": 4 * numel}
+                keys |= {"in_flight": in_flight, "round": round_}
+                self.all_reduce.write(
+                    [
+                        keys | {"iteration": iteration, "time_ms": time_s / in_flight * 1e3}
+                        for iteration, time_s in enumerate(times_s)
+                    ]
+                )
+
+    def _crowd(self, numel: int) -> int:
+        """How many messages of a size to launch at once: fewer where each takes long."""
+        return 4 if 4 * numel * 4 <= self.lab.gradient_bytes else 2
+
+    def _beside(self, arm: Arm, round_: int) -> None:
+        warmup = 3 if arm.kind == "bookkeeping" else 1
+        count = self.case.probes if arm.messages else self.case.steps
+        passes = self.lab.run(arm, warmup + count)[warmup:]
+        self.overlap.write(self.lab.rows(arm, round_, passes))
+
+    def _watch(self) -> None:
+        clock = clock_for(self.worker.device)
+        with ready_marks(self.step.model, clock) as marks:
+            for iteration in range(-1, self.case.probes):
+                self.step.zero_grad()
+                loss = self.step.forward()
+                clock.wait()
+                self.worker.barrier()
+                marks.clear()
+                start = clock.mark()
+                loss.backward()
+                clock.wait()
+                if iteration >= 0:
+                    at = {name: clock.elapsed_s(start, mark) for name, mark in marks.items()}
+                    self.ready.write(ready_rows(self.step.model, at, self.passes))
+                    self.passes += 1
+
+    def _ddp(self, arm: DistinctCap, round_: int) -> None:
+        settings = DdpBenchmark(
+            bucket_cap_mb=(cap_label(arm.cap_mib),),
+            warmup_steps=self.case.warmup_steps,
+            num_steps=self.case.steps,
+        )
+        rows, records = visit(settings, self.step, self.worker, arm.cap_mib, self.hook)
+        gc.collect()  # the DDP instance of this visit, its hooks and its buckets
+        described = describe_buckets(records[-1], self.step)
+        sizes = {
+            "num_buckets": len(described),
+            "first_bucket_bytes": described[0]["size_bytes"],
+            "last_bucket_bytes": described[-1]["size_bytes"],
+        }
+        keys = {"bucket_cap_mib": cap_label(arm.cap_mib), "round": round_}
+        self.ddp.write([keys | sizes | row for row in rows if row["iteration"] >= 0])
+        if round_ == 0:
+            self.caps_table.write([{"bucket_cap_mib": arm.cap_mib} | sizes])
+
+
+def noise_floor(table) -> float:
+    """Noise floor of the judged bucketings' backward times: two halves of the rounds."""
+    table = table.assign(bucket_cap_mib=table["bucket_cap_mib"].astype(float))
+    return BucketSweep(slowest_steps(table), 2).noise_floor()
