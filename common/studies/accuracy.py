@@ -76,15 +76,15 @@ class AccuracyStudy:
 
     def __post_init__(self) -> None:
         require_positive(self, "rounds", "max_rounds", "minutes")
-        names = [text.partition(":")[0] for text in self.models]
+        names = list(self._batches())
+        if len(names) < len(self.models):
+            raise UserError(f"models {self.models}: each once")
         for what in ("over_loopback", "on_four_hosts", "with_latency", "regimes", "replays"):
             given = getattr(self, what)
             if len(set(given)) < len(given):
                 raise UserError(f"{what} {given}: each once")
             if what not in ("regimes", "replays") and (strange := set(given) - set(names)):
                 raise UserError(f"{what}: model {strange.pop()!r} is not among models {names}")
-        if len(set(names)) < len(names):
-            raise UserError(f"models {self.models}: each once")
         for job in self.jobs():
             for network in job.networks:
                 parse_network(network)
