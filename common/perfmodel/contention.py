@@ -91,8 +91,6 @@ def fit_contention(
     costs: DdpCosts = NO_COSTS,
     *,
     noise: float = NOISE,
-    in_flight: int = 1,
-    crowded_network: AllReduceModel | None = None,
 ) -> ContentionFit:
     """Fit s, and r where the end of computation was watched, to one overlapped run.
 
@@ -103,16 +101,11 @@ def fit_contention(
         costs: copies and launches, which are kept; r where the run does not contradict it; and
             the contention that stays in force where s cannot be told.
         noise: the least uncertainty of the run's median, as a fraction.
-        in_flight, crowded_network: as in ``simulate_buckets``.
     """
     buckets = profile_buckets(profile, run.options)
 
     def ends(s: float, r: float) -> tuple[float, float]:
-        timeline = simulate_buckets(
-            *(profile, network, buckets, _with_rates(costs, s, r)),
-            in_flight=in_flight,
-            crowded_network=crowded_network,
-        )
+        timeline = simulate_buckets(profile, network, buckets, _with_rates(costs, s, r))
         return timeline.total_s, timeline.compute_end_s
 
     total_s, total_noise_s = _middle(run.total_s, noise)
