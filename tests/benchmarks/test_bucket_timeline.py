@@ -102,8 +102,11 @@ def test_copies_and_launches_are_timed_where_the_profiler_watches(ranks):
         assert all(row["launch_ms"] > 0 for row in rank["apart"]["rows"])
         copied = [row["copied_ms"] - row["end_ms"] for row in rank["together"]["rows"]]
         assert copied[-1] > 0
-        views = rank["views"]["rows"][-1]
-        assert views["copied_ms"] == max(views["end_ms"], views["compute_end_ms"])
+        # Nothing is copied out of a view: a pass is over when the last all-reduce is, which with
+        # two threads may be an earlier bucket's.
+        views = rank["views"]["rows"]
+        ends = [row["end_ms"] for row in views]
+        assert views[-1]["copied_ms"] == max(*ends, views[-1]["compute_end_ms"])
 
 
 CAPS = ("0.5", "5", "None")
