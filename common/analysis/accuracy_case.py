@@ -39,7 +39,8 @@ class JudgedCase:
         overlap: DDP's copies and contention, measured apart from DDP.
         copies_s: DDP's copies in and out of all gradients, from all cases of the model on as many
             hosts, as the network has no part in them.
-        local_s, around_s: backward pass without DDP; forward pass and update around it.
+        local_s, around_s: backward pass without DDP; DDP's forward pass, which broadcasts buffers,
+            and the update.
         judged: steps of DDP.
     """
 
@@ -130,9 +131,10 @@ def case_of(
     copies_s: float,
 ) -> JudgedCase:
     """From the rows of one case in each of the study's tables, and what copies take (seconds)."""
-    local = steps[steps["role"] == "local"]
+    local, forward = (steps[steps["role"] == role] for role in ("local", "forward"))
     local_s = float(local["backward_time_ms"].median()) / 1e3
-    around_s = float((local["step_time_ms"] - local["backward_time_ms"]).median()) / 1e3
+    update_ms = local["step_time_ms"] - local["forward_time_ms"] - local["backward_time_ms"]
+    around_s = float(forward["forward_time_ms"].median() + update_ms.median()) / 1e3
     ranks = int(facts["hosts"])
     curve, crowded = (
         AllReduceSamples.of(own.assign(rank=ranks - 1)).curve()

@@ -275,12 +275,16 @@ class OverlapSamples:
 
 
 def _counted(table: pd.DataFrame) -> dict[str, dict]:
-    """``done`` and ``messages`` of the continuous arms; the rank with the fewest counts."""
+    """``done`` and ``messages`` of the continuous arms.
+
+    As times are the slowest rank's, its count goes with them: the one whose pass is longest has
+    seen the most all-reduces end.
+    """
     if "messages_done" not in table:
         return {}
     own = table[table["arm"] == "continuous"]
-    fewest = own.groupby(["message_bytes", "round", "iteration"])["messages_done"].min()
-    by_round = fewest.groupby(level=[0, 1]).median().unstack()
+    most = own.groupby(["message_bytes", "round", "iteration"])["messages_done"].max()
+    by_round = most.groupby(level=[0, 1]).median().unstack()
     messages = own.groupby("message_bytes")["messages"].first()
     return {
         "done": {size: row.to_numpy() for size, row in by_round.iterrows()},

@@ -35,7 +35,7 @@ SETUP_S = 8.0
 REPLAY = "replay"
 MAX_BUCKETS, REPLAY_MAX_BUCKETS = 48, 16
 """Small messages between four processes on two cores take as long as the cores let them."""
-STEPS, REPLAY_STEPS = 4, 3
+STEPS, REPLAY_STEPS = 6, 3
 """Of each visit to a bucketing; sleeps differ by less than computations."""
 
 
@@ -58,7 +58,7 @@ class Job:
 class AccuracyStudy:
     """What is measured. A model is its name and the batch of each rank, as ``bert:8``."""
 
-    models: tuple[str, ...] = ("gpt2-nano:4", "mlp:1024", "classifier:10", "bert:12", "convnext:16")
+    models: tuple[str, ...] = ("gpt2-nano:4", "mlp:768", "classifier:10", "bert:10", "convnext:16")
     regimes: tuple[str, ...] = tuple(REGIMES)
     over_loopback: tuple[str, ...] = ("gpt2-nano", "mlp", "classifier", "bert", "convnext")
     on_four_hosts: tuple[str, ...] = ("mlp",)

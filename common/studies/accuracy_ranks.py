@@ -49,9 +49,9 @@ class JobSettings:
     """No bucketing has more: caps below that lead to it are left out."""
     sizes: int = 7
     """Message sizes of the all-reduce curve."""
-    steps: int = 4
-    """Measured steps of each visit; few, as noise is mostly that of a DDP instance."""
-    probes: int = 2
+    steps: int = 6
+    """Measured steps of each visit: few, as half of the noise is that of a DDP instance."""
+    probes: int = 3
     """Measured repetitions of all-reduces and watched passes in each round."""
     warmup_steps: int = 3
     rounds: int = 8

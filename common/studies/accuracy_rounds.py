@@ -16,7 +16,7 @@ import torch
 
 from common.analysis.sweep import BucketSweep, slowest_steps
 from common.benchmarks.allreduce import SAMPLE_COLUMNS, rotated
-from common.benchmarks.ddp import LOCAL_COLUMNS, STEP_COLUMNS, DdpBenchmark, timed_step, visit
+from common.benchmarks.ddp import LOCAL_COLUMNS, STEP_COLUMNS, DdpBenchmark, timed_step, visit, wrapped
 from common.benchmarks.ddp_record import describe_buckets
 from common.benchmarks.latency_hook import LatencyHook
 from common.benchmarks.overlap import COLUMNS as OVERLAP_COLUMNS
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 SMALLEST_MESSAGE_BYTES = 4096
 CONTINUOUS_SHARES = (512, 64, 8)
 """All-reduces beside the backward pass are of these parts of all gradients."""
+CALIBRATION_EVERY = 3
+"""Rounds; what enters a prediction in part only need not be known as well as what is judged."""
+FORWARD_COLUMNS = ("round", "iteration", "rank", "forward_time_ms")
 CAP_COLUMNS = (
     "rank",
     "bucket_cap_mib",
@@ -60,6 +63,7 @@ class CaseRounds:
         stream = recorder.stream
         self.ready = stream("gradient-ready-times.csv", READY_COLUMNS)
         self.local = stream("local-times.csv", LOCAL_COLUMNS)
+        self.forward = stream("forward-times.csv", FORWARD_COLUMNS)
         self.all_reduce = stream("allreduce-samples.csv", SAMPLE_COLUMNS)
         self.overlap = stream("overlap-times.csv", OVERLAP_COLUMNS)
         self.ddp = stream("ddp-times.csv", STEP_COLUMNS)
@@ -86,11 +90,9 @@ class CaseRounds:
             self.worker.barrier()
             limit_own_link(self.rate_mbit * 1e6)
             self.worker.barrier()
-        arms = ("local", *self.caps, *self.between, "watch", "curve")
-        if round_ % 4 >= 2:
-            # What all-reduces take from computation enters a prediction in part only: every other
-            # pair of rounds is enough.
-            arms = tuple(arm for arm in arms if not (arm in self.between and arm.messages))
+        arms = ("local", *self.caps, "curve")
+        if round_ % CALIBRATION_EVERY == 0:
+            arms = (*arms, *self.between, "watch", "forward")
         for arm in rotated(arms, round_):
             self._visit(arm, round_)
 
@@ -120,6 +122,8 @@ class CaseRounds:
             self.local.write([{"round": round_} | row for row in rows if row["iteration"] >= 0])
         elif arm == "watch":
             self._watch()
+        elif arm == "forward":
+            self._forward(round_)
         else:
             self._curve(round_)
 
@@ -128,7 +132,9 @@ class CaseRounds:
             buffers = [torch.zeros(numel) for _ in range(self._crowd(numel))]
             repetitions = range(1 + self.case.probes)
             alone_s = time_sequence([buffers[0] for _ in repetitions], self.worker)
-            together_s = [time_in_flight(buffers, self.worker) for _ in repetitions]
+            together_s = []
+            if 8 * numel <= self.lab.gradient_bytes:  # of larger ones there are no two
+                together_s = [time_in_flight(buffers, self.worker) for _ in repetitions]
             for mode, in_flight, times_s in (
                 ("sequential", 1, alone_s[1:]),
                 ("in_flight", len(buffers), together_s[1:]),
@@ -169,13 +175,29 @@ class CaseRounds:
                     self.ready.write(ready_rows(self.step.model, at, self.passes))
                     self.passes += 1
 
+    @property
+    def benchmark(self) -> DdpBenchmark:
+        """How each fresh DDP instance is visited."""
+        return DdpBenchmark(warmup_steps=self.case.warmup_steps, num_steps=self.case.steps)
+
+    def _forward(self, round_: int) -> None:
+        """DDP's forward pass, in which buffers are broadcast; with no backward pass, no buckets."""
+        ddp = wrapped(self.benchmark, self.step, self.worker, None)
+        clock = clock_for(self.worker.device)
+        for iteration in range(-2, self.case.steps):
+            self.worker.barrier()
+            start = clock.mark()
+            self.step.forward(ddp)
+            end = clock.mark()
+            clock.wait()
+            if iteration >= 0:
+                row = {"round": round_, "iteration": iteration}
+                self.forward.write([row | {"forward_time_ms": clock.elapsed_s(start, end) * 1e3}])
+        del ddp
+        gc.collect()
+
     def _ddp(self, arm: DistinctCap, round_: int) -> None:
-        settings = DdpBenchmark(
-            bucket_cap_mb=(cap_label(arm.cap_mib),),
-            warmup_steps=self.case.warmup_steps,
-            num_steps=self.case.steps,
-        )
-        rows, records = visit(settings, self.step, self.worker, arm.cap_mib, self.hook)
+        rows, records = visit(self.benchmark, self.step, self.worker, arm.cap_mib, self.hook)
         gc.collect()  # the DDP instance of this visit, its hooks and its buckets
         described = describe_buckets(records[-1], self.step)
         sizes = {

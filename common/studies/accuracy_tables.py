@@ -47,8 +47,9 @@ TABLES = {
         *("backward_time_ms", "all_reduce_time_ms", "messages_done", "gradient_bytes"),
     ),
 }
-"""Table → columns. ``role`` is local (without DDP) or judged; ``mode`` is sequential
-(one all-reduce after another) or in_flight (several launched at once; the time of each)."""
+"""Table → columns. ``role`` is local (without DDP), forward (DDP's, whose buffers are broadcast;
+nothing else is known of it) or judged; ``mode`` is sequential (one all-reduce after another) or
+in_flight (several launched at once; the time of each)."""
 
 
 def case_rows(folder: Path) -> dict[str, list[dict]]:
@@ -90,7 +91,10 @@ def _steps(folder: Path) -> pd.DataFrame:
     judged = slowest_steps(pd.read_csv(folder / "ddp-times.csv"))
     local = pd.read_csv(folder / "local-times.csv")
     local = local.groupby(["round", "iteration"])[list(TIMES)].max().reset_index()
-    steps = pd.concat([local.assign(role="local"), judged.assign(role="judged")])
+    forward = pd.read_csv(folder / "forward-times.csv")
+    forward = forward.groupby(["round", "iteration"])[["forward_time_ms"]].max().reset_index()
+    roles = {"local": local, "forward": forward, "judged": judged}
+    steps = pd.concat([rows.assign(role=role) for role, rows in roles.items()])
     counts = ["num_buckets", "first_bucket_bytes", "last_bucket_bytes"]
     return steps.reset_index(drop=True).astype(dict.fromkeys(counts, "Int64"))
 
@@ -103,5 +107,6 @@ def _all_reduces(folder: Path) -> pd.DataFrame:
 
 def _overlap(samples: pd.DataFrame) -> pd.DataFrame:
     keys = ["arm", "message_bytes", "messages", "round", "iteration", "gradient_bytes"]
-    slowest = {"backward_time_ms": "max", "all_reduce_time_ms": "max", "messages_done": "min"}
+    # The rank whose pass is longest has seen the most all-reduces end.
+    slowest = {"backward_time_ms": "max", "all_reduce_time_ms": "max", "messages_done": "max"}
     return samples.groupby(keys).agg(slowest).reset_index()

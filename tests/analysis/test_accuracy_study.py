@@ -94,8 +94,12 @@ def write_study(folder: Path, cases: dict[str, tuple[float, float]]) -> None:
                 }
                 row |= {"first_bucket_bytes": len(buckets[0]) * SIZE, "round": round_}
                 row |= {"last_bucket_bytes": len(buckets[-1]) * SIZE, "iteration": 0}
-                row |= {"forward_time_ms": 30.0, "backward_time_ms": backward_ms}
-                tables["steps"].append({"case": name} | row | {"step_time_ms": backward_ms + 35})
+                forward_ms = 32.0 if cap else 30.0  # DDP's broadcasts buffers
+                row |= {"forward_time_ms": forward_ms, "backward_time_ms": backward_ms}
+                row |= {"step_time_ms": backward_ms + forward_ms + 5}
+                tables["steps"].append({"case": name} | row)
+            row = {"case": name, "role": "forward", "round": round_, "iteration": 0}
+            tables["steps"].append(row | {"forward_time_ms": 32.0})
             for size, time_s in zip(curve.sizes_bytes, curve.times_s, strict=True):
                 row = {"total_bytes": size, "round": round_, "iteration": 0}
                 row |= {"case": name, "time_ms": time_s * 1e3}

@@ -52,8 +52,8 @@ def test_every_table_of_the_study_gets_rows_of_the_case(case):
         assert rows[name]
         assert all(tuple(row) == columns for row in rows[name])
     roles = pd.DataFrame(rows["steps.csv"])["role"]
-    # Two rounds of one step: without DDP, and two judged bucketings.
-    assert roles.value_counts().to_dict() == {"judged": 4, "local": 2}
+    # Two rounds of one step: without DDP, and two judged bucketings; DDP's forward pass in one.
+    assert roles.value_counts().to_dict() == {"judged": 4, "local": 2, "forward": 1}
     (facts,) = rows["cases.csv"]
     assert (facts["model"], facts["hosts"], facts["regime"]) == ("mlp", 2, "loopback")
     gradients = pd.DataFrame(rows["gradients.csv"])
