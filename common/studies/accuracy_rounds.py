@@ -16,7 +16,14 @@ import torch
 
 from common.analysis.sweep import BucketSweep, slowest_steps
 from common.benchmarks.allreduce import SAMPLE_COLUMNS, rotated
-from common.benchmarks.ddp import LOCAL_COLUMNS, STEP_COLUMNS, DdpBenchmark, timed_step, visit, wrapped
+from common.benchmarks.ddp import (
+    LOCAL_COLUMNS,
+    STEP_COLUMNS,
+    DdpBenchmark,
+    timed_step,
+    visit,
+    wrapped,
+)
 from common.benchmarks.ddp_record import describe_buckets
 from common.benchmarks.latency_hook import LatencyHook
 from common.benchmarks.overlap import COLUMNS as OVERLAP_COLUMNS
