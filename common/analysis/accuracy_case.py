@@ -1,9 +1,9 @@
 """One case of the accuracy study, a model on a network: what predicts it and what was measured.
 
 It is predicted from its own calibration: the backward pass without DDP and the moments of its
-gradients, all-reduces one after another and several at once, DDP's copies, and what all-reduces
-without pause beside the backward pass take from it. None of that is a bucketing. Beside that model
-stand predictors with less in them, and one with more.
+gradients, all-reduces one after another and several at once, DDP's copies, and how all-reduces
+without pause and the backward pass beside them slow each other. None of that is a bucketing. Beside
+that model stand predictors with less in them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from common.perfmodel.samples import AllReduceSamples, OverlapSamples
 from common.perfmodel.simulator import simulate_backward
 
 MODEL = "full model"
-SIMPLER = ("α–β", "recurrence", "with copies", "two in flight", "all-reduces slowed too")
+SIMPLER = ("α–β", "recurrence", "with copies", "two in flight", "computation slowed")
 MODES = ("sequential", "in_flight")
 
 
@@ -60,31 +60,33 @@ class JudgedCase:
 
     @cached_property
     def costs(self) -> DdpCosts:
-        """Copies, and the computation lost to all-reduces without pause beside it.
-
-        How much longer these take is left out: most of it is that the small ones wait for a core,
-        which they do for each other in DDP, too, as ``crowded`` has it.
-        """
+        """Copies, and how computation and all-reduces without pause beside it slow each other."""
         per_byte = self.copies_s / 2 / self.profile.total_bytes
         copies = {"copy_in_s_per_byte": per_byte, "copy_out_s_per_byte": per_byte}
         if self.facts["model"] == "replay":  # sleeps are as long whatever runs beside them
             return replace(NO_COSTS, **copies)
-        measured = self.overlap.saturated_costs()
-        return replace(measured, **copies).without("communication_slowdown")
+        return replace(self.overlap.saturated_costs(), **copies)
 
     @cached_property
-    def lost_shares(self) -> tuple[float, ...]:
-        """Computation lost per second of all-reduces, for each size measured beside it."""
+    def contention(self) -> NDArray | None:
+        """For each size measured beside computation: what a second of all-reduces takes from it,
+        and how many times longer they take; [2, sizes]. None where nothing was measured."""
         if self.costs.lost_compute is None:
-            return ()
+            return None
         sizes, lost_s = self.costs.lost_compute
-        return tuple(np.asarray(lost_s) / self.crowded.time_s(np.asarray(sizes)))
+        shares = np.asarray(lost_s) / self.crowded.time_s(np.asarray(sizes))
+        return np.array([shares, self.costs.slowdowns[1]])
 
-    def with_lost_shares(self, shares: NDArray) -> DdpCosts:
-        """The case's costs with these ``lost_shares`` in place of its own."""
+    def with_contention(self, contention: NDArray) -> DdpCosts:
+        """The case's costs with this ``contention`` in place of its own."""
         sizes, _ = self.costs.lost_compute
+        shares, slower = contention
         lost_s = shares * self.crowded.time_s(np.asarray(sizes))
-        return replace(self.costs, lost_compute=(sizes, tuple(lost_s.tolist())))
+        return replace(
+            self.costs,
+            lost_compute=(sizes, tuple(lost_s.tolist())),
+            slowdowns=(sizes, tuple(slower.tolist())),
+        )
 
     @property
     def queue(self) -> dict:
@@ -96,16 +98,14 @@ class JudgedCase:
     def predictors(self) -> dict[str, Callable[[float], float]]:
         """Each predictor, from a cap in MiB to the seconds of a backward pass; simplest first."""
         line = AlphaBeta.fit(self.curve.sizes_bytes, self.curve.times_s)
-        copies = self.costs.without("compute_slowdown")
-        slowed = self.costs
-        if self.overlap.done:
-            slowed = replace(slowed, slowdowns=self.overlap.saturated_costs().slowdowns)
+        unslowed = self.costs.without("communication_slowdown")
+        copies = unslowed.without("compute_slowdown")
         made = (
             self.predictor(line, NO_COSTS),
             self.predictor(self.curve, NO_COSTS),
             self.predictor(self.curve, copies),
             self.model(copies),
-            self.model(slowed),
+            self.model(unslowed),
         )
         return dict(zip(SIMPLER, made, strict=True)) | {MODEL: self.model(self.costs)}
 
@@ -130,7 +130,10 @@ def case_of(
     overlap: pd.DataFrame,
     copies_s: float,
 ) -> JudgedCase:
-    """From the rows of one case in each of the study's tables, and what copies take (seconds)."""
+    """From the rows of one case in each of the study's tables, and what copies take (seconds).
+
+    Of steps without DDP there may be more, from the same ranks in the same minutes.
+    """
     local, forward = (steps[steps["role"] == role] for role in ("local", "forward"))
     local_s = float(local["backward_time_ms"].median()) / 1e3
     update_ms = local["step_time_ms"] - local["forward_time_ms"] - local["backward_time_ms"]

@@ -55,16 +55,16 @@ class JudgedStudy:
         None where there is no other, or no contention.
         """
         alike = [
-            other.lost_shares
+            other.contention
             for other in self.cases
             if other.facts["model"] != case.facts["model"]
-            and other.lost_shares
+            and other.contention is not None
             and not other.facts["added_latency_ms"]
             and all(other.facts[key] == case.facts[key] for key in ("hosts", "regime"))
         ]
-        if not (alike and case.lost_shares):
+        if not alike or case.contention is None:
             return None
-        return case.with_lost_shares(np.median(alike, axis=0))
+        return case.with_contention(np.median(alike, axis=0))
 
     def by_regime(self) -> pd.DataFrame:
         """Per group: cases, bucketings, noise floor, then median, 90th percentile and worst |error|
@@ -185,15 +185,30 @@ def open_study(folder: str | Path) -> JudgedStudy:
     names = ("steps.csv", "gradients.csv", "all-reduces.csv", "overlap.csv")
     tables = {name: read_table(folder / name, ["case"]) for name in names}
     copies = _copies_s(cases, tables["overlap.csv"])
+    jobs = _jobs(cases)
     opened = []
     for _, facts in cases.iterrows():
         own = {name: table[table["case"] == facts["case"]] for name, table in tables.items()}
         if missing := [name for name, table in own.items() if table.empty]:
             raise UserError(f"{folder / missing[0]}: no rows of case {facts['case']}")
+        steps = tables["steps.csv"]
+        alike = (steps["role"] == "local") & steps["case"].isin(jobs[facts["case"]])
+        own["steps.csv"] = pd.concat([own["steps.csv"], steps[alike]])
         opened.append(case_of(facts, *own.values(), copies[facts["case"]]))
     environment = read_environment(folder)
     caption = f"{environment['cpu']['model']}; {environment['start_time'][:10]}"
     return JudgedStudy(folder, caption, tuple(opened))
+
+
+def _jobs(cases: pd.DataFrame) -> dict[str, list[str]]:
+    """Case → the other cases that the same ranks measured in the same rotation: its model's on
+    other networks, which steps without DDP know nothing of."""
+    key = ["model", "hosts", cases["regime"] == "loopback"]
+    return {
+        name: [other for other in together if other != name]
+        for _, together in cases.groupby(key)["case"]
+        for name in together
+    }
 
 
 def _copies_s(cases: pd.DataFrame, overlap: pd.DataFrame) -> dict[str, float]:

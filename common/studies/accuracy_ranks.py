@@ -22,10 +22,8 @@ from common.benchmarks.ddp import timed_step
 from common.benchmarks.latency_hook import added_latency
 from common.benchmarks.overlap import OverlapLab
 from common.errors import UserError
-from common.runtime.affinity import own_core
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
-from common.runtime.ranks import current_ranks
 from common.runtime.recorder import record_run, require_positive
 from common.runtime.script import run_script
 from common.studies.accuracy_models import accuracy_step
@@ -79,7 +77,7 @@ class JobSettings:
 
 def main(settings: JobSettings) -> None:
     """Measure the cases."""
-    with own_core(current_ranks().rank), process_group(settings.device, "gloo") as worker:
+    with process_group(settings.device, "gloo") as worker:
         if worker.world_size < 2:
             raise UserError("accuracy case on 1 rank: there is nothing to exchange")
         step = accuracy_step(

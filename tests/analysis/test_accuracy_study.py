@@ -147,7 +147,9 @@ def test_contention_of_messages_without_pause_holds_for_every_bucketing(study):
     assert errors[MODEL].abs().max() < 0.006
     assert errors["step error"].abs().max() < 0.006
     # An all-reduce of a seconds costs a·(1 − 1/s) of computation.
-    assert study.cases[0].lost_shares == pytest.approx([1 - 1 / 1.4] * 3, rel=0.02)
+    lost_shares, slower = study.cases[0].contention
+    assert lost_shares == pytest.approx([1 - 1 / 1.4] * 3, rel=0.02)
+    assert slower == pytest.approx([1.0] * 3, abs=0.03)  # they take no longer there
 
 
 def test_without_contention_a_balanced_step_is_predicted_too_short(study):
@@ -227,6 +229,23 @@ def test_regret_is_that_of_the_measured_times(study):
         # Six rounds that differ by a thousandth leave no doubt.
         assert row["high"] - row["low"] < 0.005
         assert row["low"] - 1e-9 <= row["regret of b*"] <= row["high"] + 1e-9
+
+
+def test_steps_without_ddp_are_those_of_all_networks_of_a_job(tmp_path):
+    """The same ranks took them in the same minutes; loopback is a job of its own."""
+    cases = dict.fromkeys(("a_2_balanced", "a_2_compute-bound", "a_2_loopback"), (1.4, 0.09))
+    write_study(tmp_path / "jobs", cases | {"b_2_balanced": (1.4, 0.09)})
+    table = tmp_path / "jobs" / "steps.csv"
+    steps = pd.read_csv(table)
+    slower = (steps["role"] == "local") & (steps["case"] == "a_2_compute-bound")
+    steps.loc[slower, "backward_time_ms"] *= 1.2
+    steps.to_csv(table, index=False)
+    local_s = {case.name: case.local_s for case in open_study(tmp_path / "jobs").cases}
+    # Half of the samples are a fifth longer: the median is the middle between the halves.
+    for name in ("a_2_balanced", "a_2_compute-bound"):
+        assert local_s[name] == pytest.approx(1.1 * COMPUTE_S, rel=0.005)
+    for name in ("a_2_loopback", "b_2_balanced"):
+        assert local_s[name] == pytest.approx(COMPUTE_S, rel=0.005)
 
 
 def test_the_figures_can_be_made(study):
