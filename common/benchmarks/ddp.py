@@ -213,9 +213,11 @@ def visit(
     worker: Worker,
     cap_mib: float | None,
     hook: LatencyHook | None = None,
+    *,
+    init_sync: bool = True,
 ) -> tuple[list[dict], list[dict]]:
     """The steps of one fresh DDP instance, warm-up included: their times and DDP's own records."""
-    ddp = wrapped(settings, step, worker, cap_mib)
+    ddp = wrapped(settings, step, worker, cap_mib, init_sync=init_sync)
     if hook:
         hook.register(ddp)
     ddp._set_ddp_runtime_logging_sample_rate(1)
@@ -231,9 +233,14 @@ def visit(
 
 
 def wrapped(
-    settings: DdpBenchmark, step: Step, worker: Worker, cap_mib: float | None
+    settings: DdpBenchmark,
+    step: Step,
+    worker: Worker,
+    cap_mib: float | None,
+    *,
+    init_sync: bool = True,
 ) -> DistributedDataParallel:
-    """A fresh DDP instance of the step's model."""
+    """A fresh DDP instance of the step's model, whose weights rank 0 sends unless all have them."""
     if settings.compile:
         torch.compiler.reset()  # a compiled graph is split for one cap
     return DistributedDataParallel(
@@ -243,6 +250,7 @@ def wrapped(
         static_graph=settings.static_graph,
         gradient_as_bucket_view=settings.gradient_as_bucket_view,
         find_unused_parameters=settings.find_unused_parameters,
+        init_sync=init_sync,
     )
 
 

@@ -35,8 +35,6 @@ SETUP_S = 8.0
 REPLAY = "replay"
 MAX_BUCKETS, REPLAY_MAX_BUCKETS = 48, 16
 """Small messages between four processes on two cores take as long as the cores let them."""
-STEPS, REPLAY_STEPS = 6, 3
-"""Of each visit to a bucketing; sleeps differ by less than computations."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +64,11 @@ class AccuracyStudy:
     added_latency_ms: float = 4.0
     replays: tuple[str, ...] = ("4:communication-bound", "8:balanced")
     """Number of hosts and regime of each case of the replayed recording."""
-    replay_factor: float = 384.0
-    replay_time_factor: float = 4.0
+    replay_factor: float = 2048.0
+    replay_time_factor: float = 8.0
     rounds: int = 8
     max_rounds: int = 80
-    minutes: float = 57.0
+    minutes: float = 52.0
     """All jobs together. A job begins no pair of rounds that would end after its share of what is
     left, beyond the first."""
 
@@ -158,7 +156,6 @@ def _launch(study: AccuracyStudy, job: Job, budget_s: float, scratch: Path, upda
         "replay_factor": study.replay_factor if replayed else 1.0,
         "replay_time_factor": study.replay_time_factor if replayed else 1.0,
         "max_buckets": REPLAY_MAX_BUCKETS if replayed else MAX_BUCKETS,
-        "steps": REPLAY_STEPS if replayed else STEPS,
         "rounds": study.rounds,
         "max_rounds": study.max_rounds,
         "budget_s": budget_s,

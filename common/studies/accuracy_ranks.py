@@ -49,8 +49,8 @@ class JobSettings:
     """No bucketing has more: caps below that lead to it are left out."""
     sizes: int = 7
     """Message sizes of the all-reduce curve."""
-    steps: int = 6
-    """Measured steps of each visit: few, as half of the noise is that of a DDP instance."""
+    steps: int = 3
+    """Measured steps of each visit: few, as visits differ by more than the steps of one."""
     probes: int = 3
     """Measured repetitions of all-reduces and watched passes in each round."""
     warmup_steps: int = 3

@@ -189,7 +189,7 @@ class CaseRounds:
 
     def _forward(self, round_: int) -> None:
         """DDP's forward pass, in which buffers are broadcast; with no backward pass, no buckets."""
-        ddp = wrapped(self.benchmark, self.step, self.worker, None)
+        ddp = wrapped(self.benchmark, self.step, self.worker, None, init_sync=False)
         clock = clock_for(self.worker.device)
         for iteration in range(-2, self.case.steps):
             self.worker.barrier()
@@ -204,7 +204,9 @@ class CaseRounds:
         gc.collect()
 
     def _ddp(self, arm: DistinctCap, round_: int) -> None:
-        rows, records = visit(self.benchmark, self.step, self.worker, arm.cap_mib, self.hook)
+        rows, records = visit(
+            *(self.benchmark, self.step, self.worker, arm.cap_mib, self.hook), init_sync=False
+        )
         gc.collect()  # the DDP instance of this visit, its hooks and its buckets
         described = describe_buckets(records[-1], self.step)
         sizes = {

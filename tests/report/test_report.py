@@ -33,7 +33,7 @@ FIGURES = {
     "assignment2_emulated_hosts": 1,
     "assignment2_part1_model": 4,
     "assignment2_part2_prediction": 5,
-    "assignment2_part3_evaluation": 5,
+    "assignment2_part3_evaluation": 7,
     "assignment2_part4_scale": 6,
     "assignment3_dynamic_batches": 13,
     "assignment4_synthetic_scaling": 7,
