@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from common.analysis.accuracy_case import MODEL
+from common.analysis.accuracy_case import MODEL, JudgedCase
 from common.analysis.accuracy_study import OTHERS, JudgedStudy
 from common.analysis.tables import Table
 
@@ -78,7 +78,7 @@ def off_lines(study: JudgedStudy, limit: float = OFF) -> str:
     return "\n".join(lines)
 
 
-def _off_line(case, own: pd.DataFrame, judged: int) -> str:
+def _off_line(case: JudgedCase, own: pd.DataFrame, judged: int) -> str:
     worst = own.iloc[0]
     caps = ", ".join(
         f"{row['bucket_cap_mib']:.3g} MiB ({int(row['num_buckets'])} buckets) {row[MODEL]:+.1%}"
@@ -87,5 +87,29 @@ def _off_line(case, own: pd.DataFrame, judged: int) -> str:
     return (
         f"- **{case.name}**: {len(own)} of {judged} off, {caps}. Noise of the case "
         f"{worst['noise']:.1%}, computation {case.local_s * 1e3:.0f} ms, all-reduces of everything "
-        f"{case.curve.time_s(float(case.profile.total_bytes)) * 1e3:.0f} ms."
+        f"{case.curve.time_s(float(case.profile.total_bytes)) * 1e3:.0f} ms. {why_off(worst)}"
     )
+
+
+def why_off(row: pd.Series) -> str:
+    """What an error of one bucketing can come from; ``row`` is one of ``JudgedStudy.errors``.
+
+    In this order: the measurement's own noise; with one bucket, where nothing runs beside anything,
+    how they follow each other; contention, where a plausible error of it is enough.
+    """
+    error = row[MODEL]
+    if abs(error) <= 2 * row["noise"]:
+        return "The worst is within twice the noise: it says nothing of the model."
+    if row["num_buckets"] == 1:
+        off_ms = row["predicted_ms"] - row["measured_ms"]
+        return (
+            f"The worst is a single bucket, beside which nothing runs: computation and all-reduce, "
+            f"one right after the other, took {-off_ms:+.0f} ms beside the sum of each alone."
+        )
+    contention = row[MODEL] - row["two in flight"]
+    if abs(contention) > abs(error):
+        return (
+            f"Contention makes up {contention:.0%} of the worst's pass: an error of "
+            f"{abs(error / contention):.0%} in it suffices."
+        )
+    return f"Contention makes up only {contention:.0%} of the worst's pass and does not explain it."

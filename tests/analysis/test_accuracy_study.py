@@ -15,6 +15,7 @@ from common.analysis.accuracy_narrative import (
     regime_table,
     regret_sentence,
     regret_table,
+    why_off,
 )
 from common.analysis.accuracy_study import OTHERS, open_study
 from common.analysis.accuracy_study_plots import errors_by_group, regrets
@@ -199,6 +200,20 @@ def test_the_words_name_what_is_off_and_only_that(unlike, study):
     assert ".0 buckets" not in lines[0]
     assert off_lines(study) == "No bucketing is off by more than 5%."
     assert f"In {len(UNLIKE)} cases" in regret_sentence(unlike)
+
+
+@pytest.mark.parametrize(
+    ("noise", "buckets", "two_in_flight", "said"),
+    [
+        (0.04, 5, -0.30, "within twice the noise"),
+        (0.01, 1, -0.06, "took +12 ms beside the sum"),
+        (0.01, 5, -0.30, "Contention makes up 24% of the worst's pass: an error of 25% in it"),
+        (0.01, 5, -0.08, "only 2% of the worst's pass and does not explain"),
+    ],
+)
+def test_an_error_is_put_down_to_what_is_large_enough_for_it(noise, buckets, two_in_flight, said):
+    row = {MODEL: -0.06, "two in flight": two_in_flight, "noise": noise, "num_buckets": buckets}
+    assert said in why_off(pd.Series(row | {"measured_ms": 200.0, "predicted_ms": 188.0}))
 
 
 def test_the_tables_have_a_row_for_each_group_and_each_case(unlike):
