@@ -2,7 +2,7 @@
 
 Models × networks. All networks of a model are visited in one job (``accuracy_ranks``), whose ranks
 set the rates of their own links, so that what does not depend on the network is shared and a slow
-minute of the machine meets all of them: links at which all communication takes 2.2, 1.0 and 0.45
+minute of the machine meets all of them: links at which all communication takes 1.8, 1.0 and 0.45
 times as long as computation, for some models one with latency added to every bucket, which makes a
 cap between the extremes the best. Some models also run over loopback or on four hosts; a replay of
 published gpt2-large gradients, which sleeps instead of computing, on four and eight.
@@ -56,19 +56,26 @@ class Job:
 class AccuracyStudy:
     """What is measured. A model is its name and the batch of each rank, as ``bert:8``."""
 
-    models: tuple[str, ...] = ("gpt2-nano:4", "mlp:768", "classifier:10", "bert:10", "convnext:16")
+    models: tuple[str, ...] = (
+        "gpt2-nano:12",
+        "mlp:2400",
+        "classifier:32",
+        "bert:36",
+        "convnext:48",
+    )
+    """Batches so large that links slow enough for these processors to fill them suit them."""
     regimes: tuple[str, ...] = tuple(REGIMES)
     over_loopback: tuple[str, ...] = ("gpt2-nano", "bert", "convnext")
     on_four_hosts: tuple[str, ...] = ("mlp",)
     with_latency: tuple[str, ...] = ("bert",)
-    added_latency_ms: float = 4.0
+    added_latency_ms: float = 8.0
     replays: tuple[str, ...] = ("4:communication-bound", "8:balanced")
     """Number of hosts and regime of each case of the replayed recording."""
     replay_factor: float = 2048.0
-    replay_time_factor: float = 8.0
+    replay_time_factor: float = 4.0
     rounds: int = 8
     max_rounds: int = 80
-    minutes: float = 52.0
+    minutes: float = 43.0
     """All jobs together. A job begins no pair of rounds that would end after its share of what is
     left, beyond the first."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from common.errors import UserError
 
 LOOPBACK = "loopback"
-REGIMES = {"communication-bound": 2.2, "balanced": 1.0, "compute-bound": 0.45}
+REGIMES = {"communication-bound": 1.8, "balanced": 1.0, "compute-bound": 0.45}
 """All communication over all computation, in seconds of each alone."""
 PAYLOAD = 0.94
 """What a TCP stream carries of a link's rate, headers taken off."""
