@@ -37,8 +37,8 @@ class JudgedCase:
         curve: all-reduces one after another, with the latency added to buckets.
         crowded: several at once, the time of each.
         overlap: DDP's copies and contention, measured apart from DDP.
-        copies_s: DDP's copies in and out of all gradients, from all cases of the model on as many
-            hosts, as the network has no part in them.
+        copies_s: DDP's copies in and out of all gradients, by the byte from all cases on as many
+            hosts, as neither network nor model have a part in that.
         local_s, around_s: backward pass without DDP; DDP's forward pass, which broadcasts buffers,
             and the update.
         judged: steps of DDP.

@@ -52,15 +52,16 @@ def regret_sentence(study: JudgedStudy) -> str:
     """How the predicted b* does beside three choices that need no model."""
     found = study.regrets()
     own = found["regret of b*"]
-    told = int((found["low"] > 0.01).sum())
+    told, known = int((found["low"] > 0.01).sum()), int(found["low"].notna().sum())
     others = ", ".join(
         f"{name} {found[f'regret of {name}'].median():.1%}"
         for name in ("25 MiB", "smallest", "largest")
     )
     return (
         f"In {len(found)} cases the predicted b* costs {own.median():.1%} in the median and "
-        f"{own.max():.1%} at worst beside the best measured cap; in {told} of them more than 1 % "
-        f"for sure (in 95 % of the draws). Choices without a model cost in the median: {others}. "
+        f"{own.max():.1%} at worst beside the best measured cap. In {told} of the {known} with "
+        f"enough rounds it is more than 1 % for sure (in 95 % of the draws). Choices without a "
+        f"model cost in the median: {others}. "
         f"The best cap lies between smallest and largest in {int(found['interior'].sum())} cases."
     )
 
@@ -95,16 +96,22 @@ def why_off(row: pd.Series) -> str:
     """What an error of one bucketing can come from; ``row`` is one of ``JudgedStudy.errors``.
 
     In this order: the measurement's own noise; with one bucket, where nothing runs beside anything,
-    how they follow each other; contention, where a plausible error of it is enough.
+    what the two take one after the other; contention, where an error of it is enough.
     """
     error = row[MODEL]
     if abs(error) <= 2 * row["noise"]:
         return "The worst is within twice the noise: it says nothing of the model."
     if row["num_buckets"] == 1:
-        off_ms = row["predicted_ms"] - row["measured_ms"]
+        off_ms = row["measured_ms"] - row["predicted_ms"]
         return (
             f"The worst is a single bucket, beside which nothing runs: computation and all-reduce, "
-            f"one right after the other, took {-off_ms:+.0f} ms beside the sum of each alone."
+            f"one right after the other, took {abs(off_ms):.0f} ms "
+            f"{'more' if off_ms > 0 else 'less'} than each alone."
+        )
+    if row["model"] == "replay":
+        return (
+            f"A replay sleeps, and its model knows no contention; the messages of {row['hosts']} "
+            "ranks wait for each other on the cores of one machine."
         )
     contention = row[MODEL] - row["two in flight"]
     if abs(contention) > abs(error):
@@ -112,4 +119,7 @@ def why_off(row: pd.Series) -> str:
             f"Contention makes up {contention:.0%} of the worst's pass: an error of "
             f"{abs(error / contention):.0%} in it suffices."
         )
-    return f"Contention makes up only {contention:.0%} of the worst's pass and does not explain it."
+    return (
+        f"Contention as measured makes up only {contention:.0%} of the worst's pass: either it is "
+        "larger beside DDP, or a term is missing."
+    )

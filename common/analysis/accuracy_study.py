@@ -212,15 +212,19 @@ def _jobs(cases: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def _copies_s(cases: pd.DataFrame, overlap: pd.DataFrame) -> dict[str, float]:
-    """Case → seconds that DDP over one rank adds to the backward pass, over all cases alike.
+    """Case → seconds that DDP over one rank adds to the backward pass.
 
-    The median of the differences within a round.
+    A byte takes as long to copy in any model: the median of the differences within a round, by the
+    byte, over all that compute (a replay sleeps meanwhile) with as many ranks on the machine.
     """
     times = overlap[overlap["arm"].isin(["local", "bookkeeping"])]
     by_round = times.groupby(["case", "round", "arm"])["backward_time_ms"].median().unstack()
     added = (by_round["bookkeeping"] - by_round["local"]).rename("added").reset_index()
-    added = added.merge(cases[["case", "model", "hosts"]], on="case")
-    medians = added.groupby(["model", "hosts"])["added"].median()
+    sizes = times.groupby("case")["gradient_bytes"].first()
+    added["per_byte"] = added["added"] / added["case"].map(sizes)
+    kinds = cases.assign(sleeps=cases["model"] == "replay")[["case", "hosts", "sleeps"]]
+    medians = added.merge(kinds, on="case").groupby(["hosts", "sleeps"])["per_byte"].median()
     return {
-        row.case: max(0.0, float(medians[row.model, row.hosts])) / 1e3 for row in cases.itertuples()
+        one.case: max(0.0, float(medians[one.hosts, one.sleeps] * sizes[one.case])) / 1e3
+        for one in kinds.itertuples()
     }

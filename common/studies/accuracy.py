@@ -48,8 +48,8 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Such as ``bert-2``, or ``bert-loopback``."""
-        return f"{self.model}-{LOOPBACK if self.networks == (LOOPBACK,) else self.hosts}"
+        """Such as ``bert-2``; over loopback, which there are no hosts on, ``bert``."""
+        return self.model if self.networks == (LOOPBACK,) else f"{self.model}-{self.hosts}"
 
 
 @dataclass(frozen=True)
