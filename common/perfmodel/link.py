@@ -147,6 +147,23 @@ def _spans(
 ) -> Spans:
     path_work.append(traffic.total_work)
     path_s.append(compute_end_s)
-    # A plateau of the path (computation at rest) has two times; the earlier one is meant.
-    ready = np.minimum(np.interp(traffic.ready_work, path_work, path_s), start_s)
+    ready = np.minimum(first_reached(traffic.ready_work, path_work, path_s), start_s)
     return Spans(ready.tolist(), start_s, end_s, compute_end_s)
+
+
+def first_reached(asked: NDArray, work: list[float], time_s: list[float]) -> NDArray:
+    """When computation first came to the work ``asked`` on a piecewise linear path.
+
+    ``numpy.interp`` leaves open which of the times of a plateau it takes, where computation is at
+    rest while an all-reduce goes on.
+
+    >>> first_reached(np.array([1.0, 1.5]), [0.0, 1.0, 1.0, 2.0], [0.0, 1.0, 5.0, 6.0]).tolist()
+    [1.0, 5.5]
+    """
+    works, times = np.asarray(work), np.asarray(time_s)
+    asked = np.minimum(asked, works[-1])
+    after = np.searchsorted(works, asked)  # the first point that has come so far
+    before = np.maximum(after - 1, 0)
+    gap = works[after] - works[before]
+    share = np.where(gap > 0, (asked - works[before]) / np.where(gap > 0, gap, 1.0), 1.0)
+    return times[before] + share * (times[after] - times[before])

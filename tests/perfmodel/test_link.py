@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from perfmodel_support import CAPS_BYTES, MIB, make_profile, multiples, networks, profiles, refused
 
@@ -94,8 +94,16 @@ def test_all_reduces_in_flight_equal_integration_in_small_steps(traffic, in_flig
     assert spans.compute_end_s == pytest.approx(compute_end, abs=1e-6)
 
 
+AT_REST = Traffic(
+    *(np.zeros(3), np.zeros(3), *[np.array([0.015625, 1.609375, 0.015625])] * 2, np.zeros(3)),
+    total_work=0.015625,
+)
+"""All ready at the start, and computation stands still while the first all-reduces go on."""
+
+
 @settings(max_examples=60, deadline=None)
 @given(traffics())
+@example(AT_REST)
 def test_one_in_flight_is_one_after_another(traffic):
     one = advance(traffic)
     several = advance_several(traffic, 1, np.ones(len(traffic.alone_s)))
