@@ -25,7 +25,7 @@ def regime_table(study: JudgedStudy) -> Table:
         "worst": "worst",
         "step median": "step: median",
         "step worst": "worst step",
-        OTHERS: OTHERS,
+        OTHERS: "others' contention",
         "α–β": "α–β",
         "recurrence": "recurrence",
     }

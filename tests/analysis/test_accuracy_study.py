@@ -223,7 +223,7 @@ def test_the_tables_have_a_row_for_each_group_and_each_case(unlike):
     assert len(choices.cells) == len(UNLIKE)
     assert {len(row) for row in groups.cells} == {len(groups.columns)}
     replay = next(row for row in groups.cells if row[0] == "replay")
-    assert replay[groups.columns.index(OTHERS)] == "–"
+    assert replay[groups.columns.index("others' contention")] == "–"
 
 
 def test_the_table_has_a_row_for_each_group(study):
