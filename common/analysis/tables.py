@@ -29,9 +29,9 @@ def _rule(header: str, *cells: str) -> str:
     on a line, pandoc gives its columns these widths. Names stand on the left, numbers on the right.
 
     >>> _rule("worst case", "1.5%", "12.5%"), _rule("", "balanced", "replay")
-    ('----:', ':-------')
+    ('-------:', ':----------')
     """
-    width = max(3, *map(len, cells), *map(len, header.split() or [""])) if cells else 3
+    width = max(map(len, (*cells, *header.split())), default=0) + 3  # and what is left around them
     names = all(cell[:1].isalpha() for cell in cells)
     return f":{'-' * (width - 1)}" if names else f"{'-' * (width - 1)}:"
 
