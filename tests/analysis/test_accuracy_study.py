@@ -206,7 +206,7 @@ def test_the_words_name_what_is_off_and_only_that(unlike, study):
     ("noise", "buckets", "two_in_flight", "said"),
     [
         (0.04, 5, -0.30, "within twice the noise"),
-        (0.01, 1, -0.06, "took 12 ms more than each alone"),
+        (0.01, 1, -0.06, "took 12 ms more than the two alone"),
         (0.01, 5, -0.30, "Contention makes up 24% of the worst's pass: an error of 25% in it"),
         (0.01, 5, -0.08, "only 2% of the worst's pass: either"),
     ],

@@ -18,20 +18,7 @@ from common.studies.accuracy_networks import FASTEST_MBIT, REGIMES, Network, par
 from common.studies.accuracy_tables import TABLES, case_rows
 
 RANKS_SCRIPT = Path(__file__).resolve().parents[2] / "common" / "studies" / "accuracy_ranks.py"
-SMALL = (
-    "--model",
-    "mlp",
-    "--batch_size",
-    2,
-    "--judged",
-    2,
-    "--steps",
-    1,
-    "--sizes",
-    3,
-    "--probes",
-    1,
-)
+SMALL = "--model mlp --batch_size 2 --judged 2 --steps 1 --sizes 3 --probes 1".split()
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +67,7 @@ def emulated(tmp_path_factory) -> Path:
     if reason := why_not():
         pytest.skip(f"no emulated hosts: {reason}")
     folder = tmp_path_factory.mktemp("emulated")
-    flags = [*map(str, SMALL), "--networks", "communication-bound", "compute-bound+2ms"]
+    flags = [*SMALL, "--networks", "communication-bound", "compute-bound+2ms"]
     flags += ["--rounds=2", "--max_rounds=2", f"--output_dir={folder}", "--run_id=mlp"]
     hosts = EmulatedCluster.of(2, ["1gbit"])
     launch(RANKS_SCRIPT, flags, 2, folder / "log", hosts=hosts)
