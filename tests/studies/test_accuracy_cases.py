@@ -18,7 +18,8 @@ from common.studies.accuracy_networks import FASTEST_MBIT, REGIMES, Network, par
 from common.studies.accuracy_tables import TABLES, case_rows
 
 RANKS_SCRIPT = Path(__file__).resolve().parents[2] / "common" / "studies" / "accuracy_ranks.py"
-SMALL = "--model mlp --batch_size 2 --judged 2 --steps 1 --sizes 3 --probes 1".split()
+SMALL = [f"--{name}" for name in ("model=mlp", "batch_size=2", "judged=2", "steps=1", "sizes=3")]
+SMALL.append("--probes=1")
 
 
 @pytest.fixture(scope="module")
