@@ -60,8 +60,8 @@ def regret_sentence(study: JudgedStudy) -> str:
     return (
         f"In {len(found)} cases the predicted b* costs {own.median():.1%} in the median and "
         f"{own.max():.1%} at worst beside the best measured cap. In {told} of the {known} with "
-        f"four rounds or more it is more than 1 % for sure (in 95 % of the draws). Choices without a "
-        f"model cost in the median: {others}. "
+        f"four rounds or more it is more than 1 % for sure (in 95 % of the draws). Choices without "
+        f"a model cost in the median: {others}. "
         f"The best cap lies between smallest and largest in {int(found['interior'].sum())} cases."
     )
 

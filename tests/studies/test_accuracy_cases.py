@@ -18,8 +18,8 @@ from common.studies.accuracy_networks import FASTEST_MBIT, REGIMES, Network, par
 from common.studies.accuracy_tables import TABLES, case_rows
 
 RANKS_SCRIPT = Path(__file__).resolve().parents[2] / "common" / "studies" / "accuracy_ranks.py"
-SMALL = [f"--{name}" for name in ("model=mlp", "batch_size=2", "judged=2", "steps=1", "sizes=3")]
-SMALL.append("--probes=1")
+FEW = {"model": "mlp", "batch_size": 2, "judged": 2, "steps": 1, "sizes": 3, "probes": 1}
+SMALL = [f"--{name}={value}" for name, value in FEW.items()]
 
 
 @pytest.fixture(scope="module")
