@@ -71,16 +71,17 @@ class AccuracyStudy:
     added_latency_ms: float = 8.0
     replays: tuple[str, ...] = ("4:communication-bound", "8:balanced")
     """Number of hosts and regime of each case of the replayed recording."""
-    replay_factor: float = 2048.0
-    replay_time_factor: float = 4.0
+    replay_factor_per_host: float = 128.0
+    """The recording's sizes are divided by this for each host: one machine carries all links."""
+    replay_time_factor: float = 2.0
     rounds: int = 8
     max_rounds: int = 80
-    minutes: float = 43.0
-    """All jobs together. A job begins no pair of rounds that would end after its share of what is
-    left, beyond the first."""
+    minutes: float = 55.0
+    """All jobs together. After two rounds a job begins none that would end after its share of what
+    is left."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "rounds", "max_rounds", "minutes")
+        require_positive(self, "rounds", "max_rounds", "minutes", "replay_factor_per_host")
         names = list(self._batches())
         if len(names) < len(self.models):
             raise UserError(f"models {self.models}: each once")
@@ -160,7 +161,7 @@ def _launch(study: AccuracyStudy, job: Job, budget_s: float, scratch: Path, upda
         "model": job.model,
         "batch_size": job.batch_size,
         "networks": job.networks,
-        "replay_factor": study.replay_factor if replayed else 1.0,
+        "replay_factor": study.replay_factor_per_host * job.hosts if replayed else 1.0,
         "replay_time_factor": study.replay_time_factor if replayed else 1.0,
         "max_buckets": REPLAY_MAX_BUCKETS if replayed else MAX_BUCKETS,
         "rounds": study.rounds,

@@ -59,7 +59,7 @@ class JobSettings:
     noise: float = 0.01
     """Rounds go on after ``rounds`` while the noise of the judged bucketings is above this."""
     budget_s: float = 90.0
-    """No further pair of rounds is begun that would end after this time; the first two always."""
+    """No further round is begun that would end after this time; the first two always."""
     device: str = "cpu"
     output_dir: str = "outputs/studies"
     run_id: str = ""
@@ -128,14 +128,16 @@ def take_turns(settings: JobSettings, cases: list[CaseRounds], worker: Worker) -
         for case in rotated(tuple(cases), round_):
             case.visit_round(round_)
         progress.step(f"round {round_ + 1} of {len(cases)} cases")
-        if round_ % 2 == 0:
-            continue  # in pairs, as the noise is taken
+        if round_ == 0:
+            continue  # of one round no noise can be told
         elapsed_s = worker.broadcast(time.monotonic() - started)
-        enough = worker.broadcast([case.known() for case in cases])
-        if elapsed_s * (round_ + 3) / (round_ + 1) > settings.budget_s or all(enough):
+        if elapsed_s * (round_ + 2) / (round_ + 1) > settings.budget_s:
             break
         if round_ + 1 >= settings.rounds:
-            cases = [case for case, done in zip(cases, enough, strict=True) if not done]
+            known = worker.broadcast([case.known() for case in cases])
+            cases = [case for case, enough in zip(cases, known, strict=True) if not enough]
+            if not cases:
+                break
 
 
 if __name__ == "__main__":
