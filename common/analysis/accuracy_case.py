@@ -8,9 +8,8 @@ that model stand predictors with less in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -28,6 +27,35 @@ MODES = ("sequential", "in_flight")
 
 
 @dataclass(frozen=True, eq=False)
+class Contention:
+    """How all-reduces without pause and the computation beside them slow each other, by size.
+
+    Attributes:
+        sizes_bytes: of the messages.
+        lost_s: the computation that an all-reduce of each size takes.
+        slower: how many times longer the all-reduce takes.
+    """
+
+    sizes_bytes: NDArray
+    lost_s: NDArray
+    slower: NDArray
+
+
+def contention_of(networks: Sequence[pd.DataFrame]) -> list[Contention]:
+    """The contention on each network of one job, from its rows of overlap.csv.
+
+    What a message takes from computation is processor time, in which the rate of a link has no
+    part: it is the median over the job's networks. How much slower it becomes is its network's own.
+    """
+    found = [OverlapSamples.of(rows.assign(rank=0)).saturated_costs() for rows in networks]
+    lost_s = np.median([costs.lost_compute[1] for costs in found], axis=0)
+    return [
+        Contention(np.asarray(costs.slowdowns[0]), lost_s, np.asarray(costs.slowdowns[1]))
+        for costs in found
+    ]
+
+
+@dataclass(frozen=True, eq=False)
 class JudgedCase:
     """One case: what predicts it, and what it is held against.
 
@@ -36,7 +64,7 @@ class JudgedCase:
         profile: gradients, at the speed of the rounds without DDP.
         curve: all-reduces one after another, with the latency added to buckets.
         crowded: several at once, the time of each.
-        overlap: DDP's copies and contention, measured apart from DDP.
+        contention: None where computation is a sleep, as long whatever runs beside it.
         copies_s: DDP's copies in and out of all gradients, by the byte from all cases on as many
             hosts, as neither network nor model have a part in that.
         local_s, around_s: backward pass without DDP; DDP's forward pass, which broadcasts buffers,
@@ -48,7 +76,7 @@ class JudgedCase:
     profile: BackwardProfile
     curve: MeasuredAllReduce
     crowded: MeasuredAllReduce
-    overlap: OverlapSamples
+    contention: Contention | None
     copies_s: float
     local_s: float
     around_s: float
@@ -58,34 +86,22 @@ class JudgedCase:
     def name(self) -> str:
         return str(self.facts["case"])
 
-    @cached_property
+    @property
     def costs(self) -> DdpCosts:
-        """Copies, and how computation and all-reduces without pause beside it slow each other."""
+        """Copies and contention."""
+        return self.with_contention(self.contention)
+
+    def with_contention(self, contention: Contention | None) -> DdpCosts:
+        """The case's copies with this contention."""
         per_byte = self.copies_s / 2 / self.profile.total_bytes
-        copies = {"copy_in_s_per_byte": per_byte, "copy_out_s_per_byte": per_byte}
-        if self.facts["model"] == "replay":  # sleeps are as long whatever runs beside them
-            return replace(NO_COSTS, **copies)
-        return replace(self.overlap.saturated_costs(), **copies)
-
-    @cached_property
-    def contention(self) -> NDArray | None:
-        """For each size measured beside computation: what a second of all-reduces takes from it,
-        and how many times longer they take; [2, sizes]. None where nothing was measured."""
-        if self.costs.lost_compute is None:
-            return None
-        sizes, lost_s = self.costs.lost_compute
-        shares = np.asarray(lost_s) / self.crowded.time_s(np.asarray(sizes))
-        return np.array([shares, self.costs.slowdowns[1]])
-
-    def with_contention(self, contention: NDArray) -> DdpCosts:
-        """The case's costs with this ``contention`` in place of its own."""
-        sizes, _ = self.costs.lost_compute
-        shares, slower = contention
-        lost_s = shares * self.crowded.time_s(np.asarray(sizes))
+        copies = replace(NO_COSTS, copy_in_s_per_byte=per_byte, copy_out_s_per_byte=per_byte)
+        if contention is None:
+            return copies
+        sizes = tuple(map(float, contention.sizes_bytes))
         return replace(
-            self.costs,
-            lost_compute=(sizes, tuple(lost_s.tolist())),
-            slowdowns=(sizes, tuple(slower.tolist())),
+            copies,
+            lost_compute=(sizes, tuple(contention.lost_s.tolist())),
+            slowdowns=(sizes, tuple(contention.slower.tolist())),
         )
 
     @property
@@ -127,10 +143,10 @@ def case_of(
     steps: pd.DataFrame,
     gradients: pd.DataFrame,
     all_reduces: pd.DataFrame,
-    overlap: pd.DataFrame,
+    contention: Contention | None,
     copies_s: float,
 ) -> JudgedCase:
-    """From the rows of one case in each of the study's tables, and what copies take (seconds).
+    """From the rows of one case in the study's tables, its contention and what copies take.
 
     Of steps without DDP there may be more, from the same ranks in the same minutes.
     """
@@ -152,7 +168,7 @@ def case_of(
         profile=profile,
         curve=MeasuredAllReduce(curve.sizes_bytes, curve.times_s + latency_s),
         crowded=crowded,
-        overlap=OverlapSamples.of(overlap.assign(rank=0)),
+        contention=contention,
         copies_s=copies_s,
         local_s=local_s,
         around_s=around_s,

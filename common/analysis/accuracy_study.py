@@ -13,7 +13,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.analysis.accuracy_case import MODEL, SIMPLER, JudgedCase, case_of
+from common.analysis.accuracy_case import (
+    MODEL,
+    SIMPLER,
+    Contention,
+    JudgedCase,
+    case_of,
+    contention_of,
+)
 from common.analysis.sweep import BucketSweep
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
@@ -24,8 +31,10 @@ from common.runtime.paths import project_root
 from common.runtime.run_directory import read_environment
 
 OTHERS = "contention of other models"
-REGIMES = ("communication-bound", "balanced", "compute-bound", "loopback")
-GROUPS = (*REGIMES[:3], "added latency", "four ranks on two cores", "replay", "loopback")
+GROUPS = (
+    *("communication-bound", "balanced", "compute-bound"),
+    *("added latency", "four ranks on two cores", "replay", "loopback"),
+)
 DEFAULT_CAP_MIB = 25.0
 DRAWS = 500
 
@@ -55,7 +64,7 @@ class JudgedStudy:
         None where there is no other, or no contention.
         """
         alike = [
-            other.contention
+            other
             for other in self.cases
             if other.facts["model"] != case.facts["model"]
             and other.contention is not None
@@ -64,7 +73,10 @@ class JudgedStudy:
         ]
         if not alike or case.contention is None:
             return None
-        return case.with_contention(np.median(alike, axis=0))
+        sizes = case.contention.sizes_bytes
+        lost_s = np.median([other.costs.lost_to(sizes) for other in alike], axis=0)
+        slower = np.median([other.costs.slowdown_of(sizes) for other in alike], axis=0)
+        return case.with_contention(Contention(sizes, lost_s, slower))
 
     def by_regime(self) -> pd.DataFrame:
         """Per group: cases, bucketings, noise floor, then median, 90th percentile and worst |error|
@@ -87,7 +99,8 @@ class JudgedStudy:
         )
 
     def regrets(self) -> pd.DataFrame:
-        """Per case what the predicted b* costs beside the best judged cap, and what others do."""
+        """Per case what b*, of the judged caps the one predicted to be fastest, costs beside the
+        one that was; and what choices without a model cost."""
         return pd.DataFrame([_regrets(case) for case in self.cases])
 
     def over(self, limit: float = 0.05) -> pd.DataFrame:
@@ -184,31 +197,44 @@ def open_study(folder: str | Path) -> JudgedStudy:
     cases = read_table(folder / "cases.csv", ["case", "model", "regime", "hosts"])
     names = ("steps.csv", "gradients.csv", "all-reduces.csv", "overlap.csv")
     tables = {name: read_table(folder / name, ["case"]) for name in names}
-    copies = _copies_s(cases, tables["overlap.csv"])
+    for name, table in tables.items():
+        if missing := [case for case in cases["case"] if case not in set(table["case"])]:
+            raise UserError(f"{folder / name}: no rows of case {missing[0]}")
+    steps, overlap = tables["steps.csv"], tables.pop("overlap.csv")
     jobs = _jobs(cases)
+    copies, contention = _copies_s(cases, overlap), _contention(cases, overlap, jobs)
     opened = []
     for _, facts in cases.iterrows():
-        own = {name: table[table["case"] == facts["case"]] for name, table in tables.items()}
-        if missing := [name for name, table in own.items() if table.empty]:
-            raise UserError(f"{folder / missing[0]}: no rows of case {facts['case']}")
-        steps = tables["steps.csv"]
-        alike = (steps["role"] == "local") & steps["case"].isin(jobs[facts["case"]])
+        name = facts["case"]
+        own = {file: table[table["case"] == name] for file, table in tables.items()}
+        others = [case for case in jobs[name] if case != name]
+        alike = (steps["role"] == "local") & steps["case"].isin(others)
         own["steps.csv"] = pd.concat([own["steps.csv"], steps[alike]])
-        opened.append(case_of(facts, *own.values(), copies[facts["case"]]))
+        opened.append(case_of(facts, *own.values(), contention.get(name), copies[name]))
     environment = read_environment(folder)
+    if "cpu" not in environment:
+        raise UserError(f"{folder}: no environment.json that says where and when it was measured")
     caption = f"{environment['cpu']['model']}; {environment['start_time'][:10]}"
     return JudgedStudy(folder, caption, tuple(opened))
 
 
 def _jobs(cases: pd.DataFrame) -> dict[str, list[str]]:
-    """Case → the other cases that the same ranks measured in the same rotation: its model's on
-    other networks, which steps without DDP know nothing of."""
+    """Case → the cases that the same ranks measured in the same rotation, itself included: its
+    model's on other networks, which steps without DDP know nothing of."""
     key = ["model", "hosts", cases["regime"] == "loopback"]
-    return {
-        name: [other for other in together if other != name]
-        for _, together in cases.groupby(key)["case"]
-        for name in together
-    }
+    return {name: list(together) for _, together in cases.groupby(key)["case"] for name in together}
+
+
+def _contention(
+    cases: pd.DataFrame, overlap: pd.DataFrame, jobs: dict[str, list[str]]
+) -> dict[str, Contention]:
+    """Case → its contention; replays, which sleep, have none."""
+    computes = cases.loc[cases["model"] != "replay", "case"]
+    found = {}
+    for job in {tuple(jobs[name]) for name in computes}:
+        rows = [overlap[overlap["case"] == name] for name in job]
+        found |= dict(zip(job, contention_of(rows), strict=True))
+    return found
 
 
 def _copies_s(cases: pd.DataFrame, overlap: pd.DataFrame) -> dict[str, float]:

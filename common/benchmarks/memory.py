@@ -18,10 +18,9 @@ from common.perfmodel.memory import (
     MemoryPrediction,
     Moment,
     estimated_states,
-    largest_batch,
     predict_memory,
-    what_would_fit,
 )
+from common.perfmodel.memory_fit import largest_batch, what_would_fit
 from common.perfmodel.sharding import Sharding
 from common.perfmodel.workload import Workload
 from common.runtime.recorder import Recorder, record_run, single_device

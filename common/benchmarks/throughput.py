@@ -23,7 +23,7 @@ from common.benchmarks.throughput_point import (
 )
 from common.errors import RunFailed, UserError
 from common.perfmodel.architecture import GPT2Config
-from common.perfmodel.memory import what_would_fit
+from common.perfmodel.memory_fit import what_would_fit
 from common.perfmodel.peaks import DevicePeak, known_peak
 from common.perfmodel.workload import Workload
 from common.runtime.child import run_child

@@ -54,7 +54,7 @@ class Predict:
     alpha_us: float | None = None
     """Answer also for this latency, in microseconds, in place of the measured one."""
     trace: str | None = None
-    """Write the backward pass at one cap, predicted and (where the run watched it) measured, to
+    """Write the step at one cap, predicted and (where the run watched its buckets) measured, to
     this file, as a trace for https://ui.perfetto.dev."""
     on_cluster: Annotated[ClusterQuestion, tyro.conf.arg(name="")] = field(
         default_factory=ClusterQuestion
@@ -89,8 +89,8 @@ class Report:
         asked = with_tables_of_run(asked)
         if not asked.allreduce:
             raise UserError("no all-reduce table: give --allreduce FILE or --run-dir DIR")
-        if asked.alpha_us is not None and not asked.alpha_us >= 0:
-            raise UserError(f"--alpha-us {asked.alpha_us}: a latency is at least 0")
+        if asked.alpha_us is not None and not 0 < asked.alpha_us < float("inf"):
+            raise UserError(f"--alpha-us {asked.alpha_us}: a latency is above 0 and finite")
         self.trace: TraceRequest | None = None
         if asked.trace is not None:
             self.trace = trace_request(asked.trace, tuple(caps), asked.run_dir, asked.measured)
@@ -171,7 +171,6 @@ class Report:
         from rich.table import Table
 
         from common.perfmodel.buckets import cap_label
-        from common.perfmodel.simulator import simulate_backward
 
         table = Table(title="Backward pass of DDP by bucket cap", title_justify="left")
         for name in ("cap (MiB)", "buckets", "predicted (ms)", "exposed (ms)"):
@@ -182,7 +181,7 @@ class Report:
             table.add_column("measured (ms)", justify="right")
             table.add_column("error", justify="right")
         for cap in self.caps:
-            timeline = simulate_backward(self.profile, self.curve, cap, costs=self.costs)
+            timeline = self._simulate(cap)
             row = [
                 cap_label(cap),
                 str(timeline.num_buckets),

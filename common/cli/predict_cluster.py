@@ -39,7 +39,8 @@ class ClusterQuestion:
     """
 
     cluster: str | None = None
-    """h100-ib, h100-roce, h200-ib, a100-ib, a100-roce (data/clusters), or a YAML file of yours."""
+    """A name of data/clusters (h100-ib, h100-roce, h100-a3mega, h200-ib, a100-ib, a100-roce), or a
+    YAML file of yours."""
     gpus: str | None = None
     """Numbers of GPUs: 8,16,64, or 8..16384, which doubles."""
     model: str | None = None
@@ -75,6 +76,8 @@ class ClusterQuestion:
         """Predict and print. Raises UserError for what the cluster, or the model, has not."""
         from rich.console import Console
 
+        if self.csv is not None:
+            check_csv(self.csv)
         predicted = self.predict()
         if self.csv is not None:
             write_csv(predicted.table, self.csv)
@@ -126,6 +129,17 @@ class ClusterQuestion:
             if getattr(self, name) is not None:
                 changed[name] = getattr(self, name)
         return Assumptions(**changed)
+
+
+def check_csv(path: str) -> None:
+    """Raise UserError where no table could be written there, before anything is predicted."""
+    from pathlib import Path
+
+    target = Path(path)
+    if target.is_dir() or not path:
+        raise UserError(f"--csv {path or repr(path)}: give the name of a file")
+    if not target.parent.is_dir():
+        raise UserError(f"--csv {path}: there is no folder {target.parent}")
 
 
 def write_csv(table: pd.DataFrame, path: str) -> None:
@@ -184,11 +198,15 @@ def _fsdp_table(predicted: ScaleOut, scaling: str) -> Table:
     table.add_column("GPUs", justify="right", no_wrap=True)
     strategies = ("SHARD_GRAD_OP", "FULL_SHARD")
     for _ in strategies:
-        for name in ("step", "exposed", "efficiency (%)"):
+        for name in ("step", "exposed", "efficiency (%)", "tokens/s"):
             table.add_column(name, justify="right", no_wrap=True)
     both = [predicted.rows(scaling, strategy) for strategy in strategies]
     for pair in zip(*(rows.itertuples() for rows in both), strict=True):
-        cells = [cell for row in pair for cell in _common_cells(row)[:3]]
+        cells = [
+            cell
+            for row in pair  # no room for a fourth band, which is as wide as the efficiency's
+            for cell in (*_common_cells(row)[:3], _in_unit(row.tokens_per_s, COUNTS))
+        ]
         table.add_row(f"{pair[0].gpus:,}", *cells)
     return table
 
@@ -237,8 +255,18 @@ def _band(value: float, low: float, high: float, form: Callable[[float], str]) -
 
 def _in_units(value: float, low: float, high: float, units: dict[str, float]) -> str:
     """A value with its unit and, in the same unit, its band: ``131 ms (119–160)``."""
-    name, unit = next((n, u) for n, u in units.items() if value >= u or u == min(units.values()))
-    return f"{_three(value / unit)}{name} ({_three(low / unit)}–{_three(high / unit)})"
+    _, unit = _unit_of(value, units)
+    return f"{_in_unit(value, units)} ({_three(low / unit)}–{_three(high / unit)})"
+
+
+def _in_unit(value: float, units: dict[str, float]) -> str:
+    """A value with its unit: ``131 ms``."""
+    name, unit = _unit_of(value, units)
+    return f"{_three(value / unit)}{name}"
+
+
+def _unit_of(value: float, units: dict[str, float]) -> tuple[str, float]:
+    return next((n, u) for n, u in units.items() if value >= u or u == min(units.values()))
 
 
 def _three(value: float) -> str:

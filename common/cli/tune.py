@@ -50,12 +50,11 @@ class Tune:
         ranks = int(values.pop("nproc"))
         TuneSettings(**values)
         if current_ranks().launcher != "single":
+            from common.runtime.flags import as_flags
             from common.runtime.script import run_script
             from common.tuning.job import main
 
-            run_script(
-                main, TuneSettings, arguments=[f"--{key}={value}" for key, value in values.items()]
-            )
+            run_script(main, TuneSettings, arguments=as_flags(values))
             return
         if ranks < 2:
             raise UserError(f"--nproc {ranks}: at least 2, a single rank exchanges nothing")

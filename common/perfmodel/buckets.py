@@ -9,7 +9,7 @@ torch/csrc/distributed/c10d/reducer.cpp; ``_ddp_init_helper`` and, for limits gi
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from common.errors import UserError
@@ -206,3 +206,17 @@ def cap_interval(sizes_bytes: Sequence[int], buckets: Sequence[Sequence[int]]) -
         smallest = max(smallest, size - sizes_bytes[bucket[-1]] + 1)
     last = sum(sizes_bytes[i] for i in buckets[-1]) - sizes_bytes[buckets[-1][-1]]
     return max(smallest, last + 1), largest
+
+
+def walk_bucketings(sizes_bytes: Sequence[int]) -> Iterator[tuple[int, int, list[list[int]]]]:
+    """Every distinct bucketing of gradients of one kind in ready order, by ascending cap.
+
+    Yields the smallest and the largest cap in bytes that give it, and its buckets.
+    """
+    total, cap = sum(sizes_bytes), 1
+    while cap <= total:
+        buckets = assign_buckets(sizes_bytes, cap)
+        low, high = cap_interval(sizes_bytes, buckets)
+        high = min(high, total)
+        yield low, high, buckets
+        cap = high + 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.errors import UserError
-from common.perfmodel.buckets import MIB, assign_buckets, cap_interval
+from common.perfmodel.buckets import MIB, walk_bucketings
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,8 @@ class DistinctCap:
 
 def distinct_caps(sizes_bytes: Sequence[int]) -> Iterator[DistinctCap]:
     """Every distinct bucketing of gradients of one dtype in ready order, by ascending cap."""
-    total, cap = sum(sizes_bytes), 1
-    while cap <= total:
-        buckets = assign_buckets(sizes_bytes, cap)
-        low, high = cap_interval(sizes_bytes, buckets)
-        high = min(high, total)
+    for low, high, buckets in walk_bucketings(sizes_bytes):
         yield DistinctCap((low + high) // 2 / MIB, len(buckets))
-        cap = high + 1
 
 
 def choose_caps(

@@ -24,6 +24,8 @@ from common.perfmodel.nccl_shapes import Curve, Paths, Protocols
 
 FARTHEST = 4
 """How many times its largest message a table can speak for."""
+FEWEST = 2
+"""Sizes that a fit needs."""
 FOLDS = 3
 SIGMA = 0.03
 """Relative error expected of a time whose spread is not stated."""
@@ -43,8 +45,8 @@ class FittedAllReduce:
     Attributes:
         shape: its name, such as ``NCCL's protocols`` or ``3 paths``.
         parameters: fitted values by name; units end the names.
-        smallest_bytes, largest_bytes: the table's range.
-        extrapolate: whether it answers beyond ``FARTHEST`` times that range.
+        largest_bytes: the table's largest message.
+        extrapolate: whether it answers beyond ``FARTHEST`` times that.
         held_out_error: mean relative error at points of the table that it was not fitted to.
         std_share: the table's own standard deviation relative to its times, median; None where it
             is not stated or was not checked, as for the next.
@@ -55,7 +57,6 @@ class FittedAllReduce:
 
     shape: str
     parameters: dict[str, float]
-    smallest_bytes: float
     largest_bytes: float
     extrapolate: bool
     held_out_error: float
@@ -107,15 +108,15 @@ def fit_nccl(
         std_s: standard deviation of each time, which is its weight.
         extrapolate: answer also beyond ``FARTHEST`` times the table's range.
         algorithms: as for ``NcclAllReduce``.
-        check: where standard deviations are stated, also leave every size out once and say how many
-            were predicted within one (about a second).
+        check: where standard deviations are stated, of three sizes or more, also leave every size
+            out once and say how many were predicted within one (about a second).
 
     Raises UserError for fewer than two sizes and unusable values.
     """
     curve, shares = _curve(size_bytes, time_s, std_s)
     shapes = _shapes(cluster, gpus, algorithms)
     fitted = _fit(curve, shapes, extrapolate)
-    if shares is None or not check:
+    if shares is None or not check or len(curve.sizes) <= FEWEST:
         return fitted
     left_out = _leave_one_out(curve, shares * curve.times, shapes)
     within = int((np.abs(left_out - curve.times) <= shares * curve.times).sum())
@@ -172,7 +173,6 @@ def _fit(curve: Curve, shapes: list[Shape], extrapolate: bool) -> FittedAllReduc
     return FittedAllReduce(
         shape=shape.name,
         parameters={name: float(value) for name, value in shape.parameters(logs).items()},
-        smallest_bytes=float(curve.sizes[0]),
         largest_bytes=float(curve.sizes[-1]),
         extrapolate=extrapolate,
         held_out_error=error,

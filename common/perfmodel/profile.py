@@ -185,20 +185,26 @@ class DdpCosts:
         Returns:
             how long each takes, and how much computation is done meanwhile, both in seconds.
         """
-        slower = self.communication_slowdown
-        if self.slowdowns is not None:
-            known = np.log(self.slowdowns[0])
-            slower = np.interp(np.log(np.maximum(sizes_bytes, 1)), known, self.slowdowns[1])
-        duration = alone_s * slower
+        duration = alone_s * self.slowdown_of(sizes_bytes)
         if self.lost_compute is None:
             return duration, duration / self.compute_slowdown
-        known_bytes, known_s = self.lost_compute
-        lost = np.interp(sizes_bytes, known_bytes, known_s)
-        lost = np.where(
-            sizes_bytes > known_bytes[-1], known_s[-1] * sizes_bytes / known_bytes[-1], lost
-        )
+        lost = self.lost_to(sizes_bytes)
         duration = np.maximum(duration, lost)
         return duration, duration - lost
+
+    def slowdown_of(self, sizes_bytes: NDArray) -> NDArray | float:
+        """r of all-reduces of these sizes beside computation."""
+        if self.slowdowns is None:
+            return self.communication_slowdown
+        known_bytes, slower = self.slowdowns
+        return np.interp(np.log(np.maximum(sizes_bytes, 1)), np.log(known_bytes), slower)
+
+    def lost_to(self, sizes_bytes: NDArray) -> NDArray:
+        """Seconds of computation that all-reduces of these sizes take, from ``lost_compute``."""
+        known_bytes, known_s = self.lost_compute
+        beyond = known_s[-1] * np.asarray(sizes_bytes) / known_bytes[-1]
+        within = np.interp(sizes_bytes, known_bytes, known_s)
+        return np.where(sizes_bytes > known_bytes[-1], beyond, within)
 
 
 NO_COSTS = DdpCosts()

@@ -147,9 +147,11 @@ class OverlapSamples:
         continuous_s: message size → [2, variants, rounds], the pass beside all-reduces without
             pause, and from its start until the last of these is done.
         all_reduce_s: message size → [variants, rounds], those all-reduces alone.
-        done, messages: message size → [rounds], how many of them ended during the pass, and how
-            many there were in all; empty where that was not counted.
+        local_s: the pass alone.
         gradient_bytes: of the model.
+        done: message size → [rounds], how many all-reduces without pause ended during the pass;
+            empty where that was not counted.
+        messages: message size → how many of them there were in all.
     """
 
     bookkeeping_s: NDArray

@@ -91,6 +91,10 @@ def predict_scale_out(
         raise UserError(f"global batch of {global_batch_size} sequences: at least 1")
     if workload.gradient_accumulation > 1 or workload.activation_checkpointing:
         raise UserError("accumulation follows from the batch here; checkpointing is not modelled")
+    if workload.tf32 and workload.precision != "float32":
+        raise UserError(f"tf32 has no effect in {workload.precision}: give precision float32")
+    if workload.optimizer != "adamw":
+        raise UserError(f"optimizer {workload.optimizer}: the update modelled here is adamw's")
     assumptions = assumptions or Assumptions()
     gpus = sorted(set(gpus))
     peak = _known_peak(cluster, workload)

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.errors import UserError
-from common.perfmodel.buckets import MIB, DdpOptions, assign_buckets, cap_interval
+from common.perfmodel.buckets import MIB, DdpOptions, walk_bucketings
 from common.perfmodel.collectives import AllReduceModel
 from common.perfmodel.comm_hooks import CommHook
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.simulator import profile_buckets, simulate_buckets
+
+GRID_CAPS = 400
+"""Caps searched where gradients of several dtypes forbid walking through all bucketings."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def best_bucket_cap(
         profile: gradient sizes and ready times.
         network: the all-reduce model.
         caps_mib: caps to choose from; caps that give the same buckets are simulated once. None
-            walks through all distinct bucketings there are.
+            searches the bucketings of ``distinct_bucketings``.
         costs: bookkeeping and contention.
         tolerance: what counts as near the best, as a fraction of its time.
         bucketings: of ``distinct_bucketings`` for this profile and these caps, found once where
@@ -133,10 +136,13 @@ def distinct_bucketings(
 ) -> tuple[Bucketing, ...]:
     """The distinct bucketings of these caps, or, without caps, all that there are; by cap.
 
-    Raises UserError for gradients of several dtypes without caps, or for no caps.
+    Gradients of several dtypes forbid walking through all: without caps those of ``GRID_CAPS`` caps
+    are found. Raises UserError for no caps.
     """
     if caps_mib is None:
-        return tuple(_all_bucketings(profile))
+        if len(set(profile.kinds)) <= 1:
+            return tuple(_all_bucketings(profile))
+        caps_mib = np.geomspace(profile.sizes_bytes.min(), profile.total_bytes, GRID_CAPS) / MIB
     if not len(caps_mib):
         raise UserError("no caps to search")
     found: dict[tuple[int, ...], Bucketing] = {}
@@ -149,16 +155,8 @@ def distinct_bucketings(
 
 
 def _all_bucketings(profile: BackwardProfile) -> Iterator[Bucketing]:
-    if len(set(profile.kinds)) > 1:
-        raise UserError("gradients of several dtypes: give the caps to search")
-    sizes = profile.sizes_bytes.tolist()
-    cap = 1
-    while cap <= profile.total_bytes:
-        buckets = assign_buckets(sizes, cap)
-        low, high = cap_interval(sizes, buckets)
-        high = min(high, profile.total_bytes)
+    for low, high, buckets in walk_bucketings(profile.sizes_bytes.tolist()):
         yield Bucketing(low / MIB, high / MIB, tuple(map(tuple, buckets)))
-        cap = high + 1
 
 
 def _near_intervals(

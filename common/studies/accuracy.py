@@ -3,9 +3,9 @@
 Models × networks. All networks of a model are visited in one job (``accuracy_ranks``), whose ranks
 set the rates of their own links, so that what does not depend on the network is shared and a slow
 minute of the machine meets all of them: links at which all communication takes 1.8, 1.0 and 0.45
-times as long as computation, for some models one with latency added to every bucket, which makes a
-cap between the extremes the best. Some models also run over loopback or on four hosts; a replay of
-published gpt2-large gradients, which sleeps instead of computing, on four and eight.
+times as long as the backward pass, for some models one with latency added to every bucket, which
+makes a cap between the extremes the best. Some models also run over loopback or on four hosts; a
+replay of published gpt2-large gradients, which sleeps instead of computing, on four and eight.
 
 Jobs share the time there is, by their networks. The raw samples of all cases are joined in five
 tables (``accuracy_tables``), from which ``common.analysis.accuracy_study`` predicts and judges.

@@ -1,7 +1,7 @@
 """The networks of the accuracy study: loopback, and links that suit a model.
 
-A regime says how long all communication takes beside all computation, each alone. The rate follows
-from the model on the machine at hand, so that every model is seen in every regime.
+A regime says how long all communication takes beside the backward pass, each alone. The rate
+follows from the model on the machine at hand, so that every model is seen in every regime.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from common.errors import UserError
 
 LOOPBACK = "loopback"
 REGIMES = {"communication-bound": 1.8, "balanced": 1.0, "compute-bound": 0.45}
-"""All communication over all computation, in seconds of each alone."""
+"""All communication over the backward pass, in seconds of each alone."""
 PAYLOAD = 0.94
 """What a TCP stream carries of a link's rate, headers taken off."""
 FASTEST_MBIT = 4_000

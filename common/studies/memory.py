@@ -17,7 +17,8 @@ from pathlib import Path
 import pandas as pd
 
 from common.errors import UserError
-from common.perfmodel.memory import largest_batch, predict_memory
+from common.perfmodel.memory import predict_memory
+from common.perfmodel.memory_fit import largest_batch
 from common.perfmodel.workload import Workload
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment

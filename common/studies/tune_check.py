@@ -2,7 +2,8 @@
 
 Three models that no other study measures, over loopback and between two emulated hosts. Each is
 tuned, as a user would, and then swept: every distinct bucketing, visited as often. What counts is
-how much slower the recommendation is than the best of the sweep, in rounds that chose neither.
+how much slower the recommendation is than the best of the sweep's few fastest, in rounds of their
+own: neither the recommendation nor those few were chosen by them.
 ``cases.csv`` holds what was found, ``verdicts.csv`` what was promised and whether it held.
 """
 
@@ -23,7 +24,7 @@ from common.runtime.paths import project_root
 from common.runtime.recorder import require_positive
 from common.runtime.run_directory import RunDirectory
 from common.tuning.launched import tune_on_ranks
-from common.tuning.paired import paired_gain
+from common.tuning.paired import paired_regret
 from common.tuning.recommendation import Recommendation
 from common.tuning.setting import DEFAULT
 from common.tuning.settings import SWEEP_ROUNDS
@@ -68,7 +69,7 @@ def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Pat
         rows = []
         for name, hosts in networks.items():
             for model in study.models:
-                case = run.path / f"{model}-{name}"
+                case = run.path.absolute() / f"{model}-{name}"  # ranks start in another folder
                 rows.append(
                     {"model": model, "network": name} | check(study, model, hosts, case, progress)
                 )
@@ -143,7 +144,8 @@ def compare(found: Recommendation, sweep: Path) -> dict:
     label = found.setting.label
     chosen = [name for name in runoff if name in swept.index]
     rival = min((name for name in chosen if name != label), key=lambda name: runoff[name].median())
-    against = paired_gain(runoff[rival], runoff[label])
+    against = paired_regret(runoff[label], runoff[rival])
+    of_default = paired_regret(runoff[DEFAULT.label], runoff[rival])
     row = {
         "bucketings": found.bucketings,
         "recommended": label,
@@ -152,7 +154,7 @@ def compare(found: Recommendation, sweep: Path) -> dict:
         "regret_low": against.low,
         "regret_high": against.high,
         "regret_sweep": swept[label] / swept.min() - 1 if label in swept else float("nan"),
-        "default_regret": paired_gain(runoff[rival], runoff[DEFAULT.label]).estimate,
+        "default_regret": of_default.estimate,
         "expected_gain": found.best.predicted_gain,
         "verified_gain": found.best.gain.estimate if found.best.gain else float("nan"),
         "worth_it": found.worth_it,

@@ -15,7 +15,6 @@ import numpy as np
 
 from common.perfmodel.buckets import MIB
 from common.perfmodel.comm_hooks import CastHook
-from common.perfmodel.profile import BackwardProfile
 from common.perfmodel.search import Bucketing, Candidate, best_bucket_cap, distinct_bucketings
 from common.perfmodel.simulator import simulate_backward
 from common.tuning.setting import DEFAULT, DdpSetting, short_cap
@@ -32,8 +31,6 @@ FIRST_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Caps of a first bucket of its own, as shares of the others'."""
 WORTH_AN_OPTION = 0.002
 """Predicted gain from which a first bucket of its own is a candidate."""
-GRID_CAPS = 400
-"""Caps searched where gradients of several dtypes forbid walking through all bucketings."""
 ACCUMULATION = 2
 
 
@@ -73,7 +70,7 @@ def predict_all(measured: Measured, with_first_bucket: bool = True) -> Predicted
 
     ``with_first_bucket`` where DDP takes caps one by one (``bucket_cap_mb_list``).
     """
-    bucketings = all_bucketings(measured.profile)
+    bucketings = distinct_bucketings(measured.profile)
     searched = best_bucket_cap(
         measured.profile, measured.all_reduce, costs=measured.costs, bucketings=bucketings
     ).candidates
@@ -103,14 +100,6 @@ def predict_all(measured: Measured, with_first_bucket: bool = True) -> Predicted
 def _same_buckets(one: Prediction, other: Prediction) -> bool:
     """Whether two plain settings are one bucketing: what is simulated is then the same, exactly."""
     return (one.num_buckets, one.backward_s) == (other.num_buckets, other.backward_s)
-
-
-def all_bucketings(profile: BackwardProfile) -> tuple[Bucketing, ...]:
-    """Every distinct bucketing, or those of many caps where gradients have several dtypes."""
-    if len(set(profile.kinds)) == 1:
-        return distinct_bucketings(profile)
-    smallest, total = profile.sizes_bytes.min(), profile.total_bytes
-    return distinct_bucketings(profile, np.geomspace(smallest, total, GRID_CAPS) / MIB)
 
 
 def _place(time_s: float, best_s: float) -> int:

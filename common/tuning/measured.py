@@ -60,9 +60,19 @@ class Measured:
     cast_s_per_byte: dict[str, float]
 
 
-def measure_all(step: UserStep, worker: Worker, recorder: Recorder) -> Measured:
-    """Measure and write the tables. Raises UserError where the graph is not the same each pass."""
-    forward_s, profile = measure_ready(step, worker, recorder)
+@dataclass(frozen=True)
+class WatchedPasses:
+    """Rows of this rank: when each gradient was ready, and how long the passes took."""
+
+    ready: list[dict]
+    times: list[dict]
+
+
+def measure_all(
+    step: UserStep, passes: WatchedPasses, worker: Worker, recorder: Recorder
+) -> Measured:
+    """Measure what ``passes`` do not tell yet, and write the tables."""
+    forward_s, profile = write_passes(passes, worker, recorder)
     curve, wire = measure_all_reduces(profile, worker, recorder)
     costs = measure_costs(step, profile, curve, worker, recorder)
     rows = [row for own in worker.gather(_copies(profile, worker)) for row in own]
@@ -78,12 +88,10 @@ def _copies(profile: BackwardProfile, worker: Worker) -> list[dict]:
     return time_copies(profile.total_bytes, worker, ProbePlan(repeats=3))
 
 
-def measure_ready(
-    step: UserStep, worker: Worker, recorder: Recorder
-) -> tuple[float, BackwardProfile]:
-    """Seconds of a forward pass, and when each gradient is ready, without DDP.
+def watch_passes(step: UserStep, worker: Worker) -> WatchedPasses:
+    """Forward and backward passes without DDP, all ranks computing at the same time.
 
-    Writes gradient-ready-times.csv and local-step-times.csv.
+    Raises UserError where the graph is not the same in each.
     """
     clock = clock_for(worker.device)
     expected = {name for name, _ in step.model.named_parameters()}
@@ -110,8 +118,18 @@ def measure_ready(
             steps.append({"iteration": iteration} | times)
     step.zero_grad()
     together(worker, lambda: _refuse_changing(step.user.name, missing))
-    path = _write(recorder, "gradient-ready-times.csv", READY_COLUMNS, ready)
-    times = gathered(worker, steps)
+    return WatchedPasses(ready, steps)
+
+
+def write_passes(
+    passes: WatchedPasses, worker: Worker, recorder: Recorder
+) -> tuple[float, BackwardProfile]:
+    """Seconds of a forward pass, and when each gradient is ready, without DDP.
+
+    Writes gradient-ready-times.csv and local-step-times.csv.
+    """
+    path = _write(recorder, "gradient-ready-times.csv", READY_COLUMNS, passes.ready)
+    times = gathered(worker, passes.times)
     if recorder.run:
         recorder.run.write_table("local-step-times.csv", times[list(STEP_COLUMNS)])
     slowest = times.groupby("iteration")["forward_time_ms"].max()

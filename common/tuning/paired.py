@@ -5,7 +5,7 @@ one fresh instance of each, so the unit is the ratio of a round. The estimate is
 Lehmann's, the median of the means of all pairs (Walsh averages) of the ratios' logarithms; the
 interval is that of Wilcoxon's signed-rank test (Hollander and Wolfe, Nonparametric Statistical
 Methods, section 3.3). No distribution is assumed but that it is symmetric. A single stalled round
-hardly moves the estimate, nor, from eleven rounds on, the interval.
+hardly moves the estimate, nor, from twelve rounds on, the interval.
 """
 
 from __future__ import annotations
@@ -40,10 +40,20 @@ class Gain:
         """Whether the whole interval is a gain."""
         return self.low > 0
 
-    @property
-    def half_width(self) -> float:
-        """By how much the estimate may be off: half of the interval."""
-        return (self.high - self.low) / 2
+
+@dataclass(frozen=True)
+class Regret:
+    """What a choice costs: 0.1 where a step takes a tenth longer than the best; with interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+def paired_regret(times: Sequence[float], best_times: Sequence[float]) -> Regret:
+    """How much longer ``times`` are than ``best_times``, a pair for each round; any unit."""
+    gain = paired_gain(times, best_times)
+    return Regret(-gain.estimate, -gain.high, -gain.low)
 
 
 def paired_gain(times: Sequence[float], base_times: Sequence[float]) -> Gain:

@@ -7,6 +7,7 @@ so its gain is taken from rounds of its own, beside the default, that had no par
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 ROUNDS_PER_LEVEL = 2
@@ -14,9 +15,6 @@ LADDERS = ((8, 4, 2), (6, 3), (4, 2), (3,), (2,), (1,))
 """Candidates at each level; one alone is not chosen among."""
 FEWEST_FINAL, MOST_FINAL = 6, 14
 """Rounds of the winner: with fewer than six no interval of 95 % can be had."""
-MOST_OPTIONS = 2
-OPTION_VISITS = (1, 2)
-"""Visits' worth of a round of the first option and of the second (accumulation: two passes)."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +24,19 @@ class VisitPlan:
     Attributes:
         levels: candidates at each level of the halving, the default beside them.
         final_rounds: of the winner and the default.
-        options: options that change the numbers, visited in the final rounds too.
+        options: of each option that is visited in the final rounds too, what a visit is worth: one,
+            or more where a step has several passes (accumulation).
     """
 
     levels: tuple[int, ...]
     final_rounds: int
-    options: int = 0
+    options: tuple[int, ...] = ()
 
     @property
     def visits(self) -> int:
         """How many fresh DDP instances that makes."""
         halving = sum((count + 1) * ROUNDS_PER_LEVEL for count in self.levels)
-        return halving + self.final_rounds * (2 + sum(OPTION_VISITS[: self.options]))
+        return halving + self.final_rounds * (2 + sum(self.options))
 
 
 def with_final_rounds(plan: VisitPlan, visits: float) -> VisitPlan:
@@ -45,25 +44,25 @@ def with_final_rounds(plan: VisitPlan, visits: float) -> VisitPlan:
 
     Where not even the fewest do, options are left out.
     """
-    for options in range(plan.options, -1, -1):
-        each = 2 + sum(OPTION_VISITS[:options])
-        rounds = min(plan.final_rounds, int(visits // each))
+    for count in range(len(plan.options), -1, -1):
+        options = plan.options[:count]
+        rounds = min(plan.final_rounds, int(visits // (2 + sum(options))))
         if rounds >= FEWEST_FINAL:
             return replace(plan, final_rounds=rounds, options=options)
-    return replace(plan, final_rounds=FEWEST_FINAL, options=0)
+    return replace(plan, final_rounds=FEWEST_FINAL, options=())
 
 
-def plan_visits(visits: int, candidates: int, options: int = MOST_OPTIONS) -> VisitPlan:
+def plan_visits(visits: int, candidates: int, options: Sequence[int] = ()) -> VisitPlan:
     """The richest plan within ``visits``, or the poorest there is.
 
-    Candidates come first, then more final rounds, then the options.
+    Candidates come first, then the options (what a visit to each is worth), then more final rounds.
     """
     ladders = [tuple(n for n in ladder if n > 1) for ladder in LADDERS]
     fitting = [levels for levels in ladders if not levels or levels[0] <= candidates]
     plans = [VisitPlan(levels, FEWEST_FINAL) for levels in fitting]
     chosen = next((plan for plan in plans if plan.visits <= visits), plans[-1])
-    for wanted_options in range(1, min(options, MOST_OPTIONS) + 1):
-        richer = VisitPlan(chosen.levels, chosen.final_rounds, wanted_options)
+    for count in range(1, len(options) + 1):
+        richer = VisitPlan(chosen.levels, chosen.final_rounds, tuple(options[:count]))
         chosen = richer if richer.visits <= visits else chosen
     for rounds in range(FEWEST_FINAL + 1, MOST_FINAL + 1):
         longer = VisitPlan(chosen.levels, rounds, chosen.options)

@@ -48,7 +48,8 @@ class Recommendation:
         default: DDP as it comes.
         best: the fastest setting that computes the same numbers; it was chosen in rounds before
             those of its gain.
-        candidates: what was visited in these rounds, the default not among them.
+        candidates: the most promising settings, the default not among them; those that there was
+            time to visit have a gain.
         options: what changes the numbers; never part of the recommendation.
         noise: spread of the default's instances: the standard deviation over their median.
         bucketings: distinct ones there are.

@@ -45,12 +45,8 @@ def on_main(worker: Worker, work: Callable[[], Result]) -> Result:
     return worker.broadcast(result)
 
 
-def check_same_graph(user: UserModel, worker: Worker) -> list[str]:
-    """The names of the parameters in gradient-ready order.
-
-    Raises:
-        UserError: ranks have different parameters or gradients, or no gradient reaches some.
-    """
+def check_same_graph(user: UserModel, worker: Worker) -> None:
+    """Raise UserError where ranks have different parameters or gradients, or some get none."""
     _compare(worker, _parameters(user.module), user.name, "parameters")
     order = together(worker, lambda: ready_order(user, worker.device))
     _compare(worker, sorted(order), user.name, "gradients")
@@ -60,7 +56,6 @@ def check_same_graph(user: UserModel, worker: Worker) -> list[str]:
             f"{user.name}: no gradient reaches {len(missing)} of the module's parameters: "
             f"{listed(missing)}; use them in the loss or freeze them with requires_grad_(False)"
         )
-    return order
 
 
 def _parameters(module: nn.Module) -> list[str]:
@@ -81,8 +76,9 @@ def _compare(worker: Worker, lines: Sequence[str], name: str, what: str) -> None
     here, there = everywhere[0], everywhere[other]
     if what == "gradients":
         apart = sorted(set(here) ^ set(there))
-        has, lacks = (0, other) if apart[0] in here else (other, 0)
-        detail = f"{listed(apart)} got a gradient on rank {has} and none on rank {lacks}"
+        has, lacks, own = (0, other, here) if apart[0] in here else (other, 0, there)
+        only = [gradient for gradient in apart if gradient in own]
+        detail = f"{listed(only)} got a gradient on rank {has} and none on rank {lacks}"
     else:
         pairs = zip_longest(here, there, fillvalue="nothing")
         one, two = next(pair for pair in pairs if pair[0] != pair[1])

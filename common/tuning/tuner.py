@@ -18,7 +18,7 @@ from common.runtime.process_group import Worker
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run
 from common.tuning.candidates import Predicted, Prediction, cap_of, predict_all
-from common.tuning.measured import Measured, measure_all
+from common.tuning.measured import Measured, WatchedPasses, measure_all, watch_passes
 from common.tuning.paired import paired_gain
 from common.tuning.plan import ROUNDS_PER_LEVEL, VisitPlan, plan_visits, with_final_rounds
 from common.tuning.recommendation import Recommendation, Verified, write_recommendation
@@ -76,28 +76,34 @@ def check_ranks(worker: Worker) -> None:
 
 def tune_model(user: UserModel, worker: Worker, settings: TuneSettings) -> Recommendation:
     """``tune`` for a model that keeps the contract."""
-    step = UserStep(user, worker)
+    step, began = UserStep(user, worker), time.perf_counter()
     with left_as_it_was(user.module):
         check_same_graph(user, worker)
         check_under_ddp(step, worker)
+        passes = watch_passes(step, worker)
         with record_run(settings, "tune", worker) as recorder:
-            found = _tune(step, worker, settings, recorder)
+            found = _tune(step, passes, worker, settings, recorder, began)
             if recorder.run:
                 write_recommendation(found, recorder.run.path)
     return found
 
 
 def _tune(
-    step: UserStep, worker: Worker, settings: TuneSettings, recorder: Recorder
+    step: UserStep,
+    passes: WatchedPasses,
+    worker: Worker,
+    settings: TuneSettings,
+    recorder: Recorder,
+    began: float,
 ) -> Recommendation:
-    began = time.perf_counter()
-    measured = measure_all(step, worker, recorder)
+    """Tune; ``began`` is when its first pass did, on this rank's clock."""
+    measured = measure_all(step, passes, worker, recorder)
     predicted = on_main(worker, lambda: predict_all(measured, takes_cap_list()))
     spent_s = worker.broadcast(time.perf_counter() - began)
     plan = plan_visits(
         _affordable(settings.share, spent_s, measured, predicted),
         len(predicted.candidates),
-        len(predicted.options),
+        [option.setting.accumulation for option in predicted.options],
     )
     if recorder.run:
         recorder.run.write_table("predictions.csv", bucketing_table(predicted, measured))
@@ -110,7 +116,7 @@ def _tune(
         visit_s = (so_far - visiting) / visits.count
         left = _visits_allowed(settings.share, predicted) - (so_far - began) / visit_s
         plan = with_final_rounds(plan, worker.broadcast(left))
-    options = predicted.options[: plan.options]
+    options = predicted.options[: len(plan.options)]
     finalists = [DEFAULT, best.setting, *(option.setting for option in options)]
     final = instance_times(visits.rounds(FINAL, finalists, plan.final_rounds))
     now = time.perf_counter()

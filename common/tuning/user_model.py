@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from common.errors import UserError, unknown_name
@@ -136,6 +137,11 @@ def checked_model(made: object, name: str, device: torch.device) -> UserModel:
             f"{name}: the first it returned is {_kind(module)}, not a torch.nn.Module; expected "
             f"{CONTRACT}"
         )
+    if lazy := [key for key, value in _state(module) if is_lazy(value)]:
+        raise UserError(
+            f"{name}: {listed(lazy)} have no shape before a first forward pass; make one in the "
+            "function, before it returns the module"
+        )
     if not callable(loss):
         raise UserError(f"{name}: loss is {_kind(loss)}, not a function; expected {CONTRACT}")
     if not any(parameter.requires_grad for parameter in module.parameters()):
@@ -143,6 +149,10 @@ def checked_model(made: object, name: str, device: torch.device) -> UserModel:
             f"{name}: no parameter of the module requires a gradient; nothing to exchange"
         )
     return UserModel(module.to(device), to_device(batch, device), loss, name)
+
+
+def _state(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
 
 
 def to_device(batch: object, device: torch.device) -> object:

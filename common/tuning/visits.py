@@ -139,7 +139,7 @@ class Visits:
                     for row in own
                 ]
                 self._rows += rows
-                self.count += 1
+                self.count += setting.accumulation  # so many passes has each of its steps
                 if self.sink:
                     self.sink.write(rows)
                 if self.progress:

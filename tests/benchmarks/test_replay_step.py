@@ -27,6 +27,7 @@ SYSTEM, FACTOR, TIME_FACTOR = "umd-2x4-a100", 256, 32
 SMALLER = ("--replay_factor", FACTOR, "--replay_time_factor", TIME_FACTOR)
 REPLAY = ("--replay", SYSTEM, *SMALLER)
 SWEEP = ("--bucket_cap_mb", 0.5, 4, "--rounds", 2, "--num_steps", 2, "--initial_steps", 0)
+SWEEP += ("--timeline_steps", 0)
 LATENCY_MS = 5
 LABEL = "replay of umd-2x4-a100, sizes / 256, times / 32"
 

@@ -113,6 +113,11 @@ def test_predict_refuses_caps_that_are_none(cap: str) -> None:
     assert cap in refused("predict", "--run-dir", RECORDED, f"--bucket_cap_mb={cap}")
 
 
+@pytest.mark.parametrize("alpha", ["0", "-1", "inf"])
+def test_predict_refuses_a_latency_that_is_none(alpha: str) -> None:
+    assert "--alpha-us" in refused("predict", "--run-dir", RECORDED, f"--alpha-us={alpha}")
+
+
 def test_predict_refuses_missing_inputs() -> None:
     assert "--allreduce" in refused("predict")
     assert "--layer-sizes" in refused("predict", "--allreduce", "x.csv")

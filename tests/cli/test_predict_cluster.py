@@ -105,7 +105,10 @@ def test_a_cluster_of_ones_own_is_read_from_a_file(tmp_path: Path) -> None:
         ((*QUESTION, "--seq-len", "4096"), ["seq_len 4096", "1024"]),
         ((*QUESTION, "--precision", "int8"), ["int8", "bfloat16"]),
         ((*QUESTION, "--global-batch-size", "0"), ["global batch"]),
-        ((*QUESTION, "--csv", "/nowhere/at/all.csv"), ["--csv"]),
+        ((*QUESTION, "--csv", "/nowhere/at/all.csv"), ["--csv", "no folder /nowhere/at"]),
+        ((*QUESTION, "--csv", "."), ["--csv .", "name of a file"]),
+        ((*QUESTION, "--csv", ""), ["--csv ''", "name of a file"]),
+        ((*QUESTION, "--tf32"), ["tf32", "bfloat16"]),
         ((*QUESTION, "--run-dir", "data"), ["--run-dir", "--cluster"]),
     ],
 )

@@ -155,6 +155,14 @@ CASES = {
         tables={"arms.csv": 1, "facts.csv": 2},
         says="=== DDP Scaling Benchmark ===",
     ),
+    "launch-tune": Case(
+        PER_NODE[2]
+        | {"FUNCTION": "tuned_models:make", "FOLDER": str(ROOT / "tests" / "tuning")}
+        | {"FLAGS": "--device cpu"},
+        ("--nodes=2",),
+        tables={"gradient-ready-times.csv": 12 * 8 * 2},  # gradients × passes × ranks
+        says="Written to ",
+    ),
     "selftest": Case(PER_NODE[2] | {"FLAGS": "--device cpu"}, says="2 ranks on 2 hosts"),
     "launch-report": Case(says="report.pdf"),
 }

@@ -150,6 +150,12 @@ def test_scalars_and_arrays_agree() -> None:
     assert fitted.time_s([[1024, 2048]]).shape == (1, 2)
 
 
+def test_two_sizes_are_fitted_and_none_of_them_left_out() -> None:
+    fitted = fit_nccl(A100, 8, [1024, 2048], [1e-5, 1.5e-5], std_s=[1e-6, 1e-6])
+    assert fitted.time_s(1024) == pytest.approx(1e-5, rel=0.01)
+    assert fitted.left_out_s is None
+
+
 def test_mistakes_are_one_line() -> None:
     with refused("at least 2"):
         fit_nccl(A100, 8, [1024], [1e-5])

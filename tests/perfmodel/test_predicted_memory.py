@@ -12,12 +12,8 @@ from common.benchmarks.allocator import measure_peak
 from common.benchmarks.memory_tracker import saved_by_layer, track_step
 from common.errors import UserError
 from common.perfmodel.activations import saved_per_layer
-from common.perfmodel.memory import (
-    estimated_states,
-    largest_batch,
-    predict_memory,
-    what_would_fit,
-)
+from common.perfmodel.memory import estimated_states, predict_memory
+from common.perfmodel.memory_fit import largest_batch, what_would_fit
 from common.perfmodel.workload import Workload
 
 MIB = 2**20

@@ -135,14 +135,17 @@ def test_the_best_of_240_caps_for_gpt2_large_is_the_minimum_by_brute_force():
     assert best_bucket_cap(profile, network).total_s <= best.total_s
 
 
-def test_gradients_of_several_dtypes_are_searched_over_given_caps():
+def test_gradients_of_several_dtypes_are_searched_over_given_caps_or_a_grid():
     profile = make_profile([8, 4, 8, 4], [1.0, 2.0, 3.0, 4.0], kinds=["f64", "f32", "f64", "f32"])
     network = AlphaBeta(0.1, 10)
     caps = [4 / MIB, 9 / MIB, 100 / MIB]
     best = best_bucket_cap(profile, network, caps)
     assert best.total_s == min(simulate_backward(profile, network, cap).total_s for cap in caps)
-    with refused("dtypes", "caps"):
-        best_bucket_cap(profile, network)
+    every = every_cap(profile, network, DdpCosts())
+    anywhere = best_bucket_cap(profile, network)
+    assert anywhere.total_s == min(every.values())  # so few bytes that the grid has all caps
+    chosen = simulate_backward(profile, network, anywhere.cap_mib)
+    assert chosen.total_s == anywhere.total_s
 
 
 def test_regret_is_the_slowdown_against_the_best_measured_cap():

@@ -69,7 +69,7 @@ def emulated(tmp_path_factory) -> Path:
         pytest.skip(f"no emulated hosts: {reason}")
     folder = tmp_path_factory.mktemp("emulated")
     flags = [*SMALL, "--networks", "communication-bound", "compute-bound+2ms"]
-    flags += ["--rounds=2", "--max_rounds=2", f"--output_dir={folder}", "--run_id=mlp"]
+    flags += ["--rounds=1", "--max_rounds=1", f"--output_dir={folder}", "--run_id=mlp"]
     hosts = EmulatedCluster.of(2, ["1gbit"])
     launch(RANKS_SCRIPT, flags, 2, folder / "log", hosts=hosts)
     return folder

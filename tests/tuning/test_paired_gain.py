@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from common.tuning.paired import paired_gain
+from common.tuning.paired import paired_gain, paired_regret
 
 RNG = np.random.default_rng(7)
 
@@ -48,6 +48,15 @@ def test_a_gain_is_the_share_of_time_saved():
     assert (gain.estimate, gain.low, gain.high) == pytest.approx((0.2, 0.2, 0.2))
     assert gain.is_certain
     assert paired_gain([100] * 6, [80] * 6).estimate == pytest.approx(-0.25)
+
+
+def test_a_regret_is_what_is_added_to_the_best_time():
+    regret = paired_regret([110.0] * 6, [100.0] * 6)
+    assert (regret.estimate, regret.low, regret.high) == pytest.approx((0.1, 0.1, 0.1))
+    assert paired_regret([80.0] * 6, [100.0] * 6).estimate == pytest.approx(-0.2)
+    best = RNG.uniform(90, 110, 8)
+    uneven = paired_regret(best * np.exp(RNG.normal(0.1, 0.05, 8)), best)
+    assert uneven.low < uneven.estimate < uneven.high
 
 
 def test_one_stalled_round_changes_little():

@@ -58,6 +58,7 @@ def test_a_target_is_a_module_and_a_function(text, said):
         ("two_of_them", "returned a tuple of 2; expected (module, batch, loss)"),
         ("not_a_module", "is a str, not a torch.nn.Module"),
         ("no_loss", "loss is None, not a function"),
+        ("lazy", "head.weight, head.bias have no shape before a first forward pass"),
         ("all_frozen", "no parameter of the module requires a gradient"),
         ("loss_is_a_vector", "is a tensor of 8 × 3, not a scalar"),
         ("loss_is_a_number", "is a float, not a scalar tensor"),

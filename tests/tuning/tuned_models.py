@@ -127,6 +127,24 @@ def other_gradients() -> tuple:
     return module, batch, loss
 
 
+def changing() -> tuple:
+    """A parameter that is used in the first three passes."""
+    module, batch, _ = make()
+    module.extra, passes = nn.Parameter(torch.ones(3)), itertools.count()
+
+    def loss(module: nn.Module, batch: dict) -> torch.Tensor:
+        extra = getattr(module, "module", module).extra
+        return loss_of(module, batch) + (extra.sum() if next(passes) < 3 else 0.0)
+
+    return module, batch, loss
+
+
+def lazy() -> tuple:
+    module, batch, loss = make()
+    module.head = nn.LazyLinear(3)
+    return module, batch, loss
+
+
 def raises_on_rank_1() -> tuple:
     if os.environ.get("RANK") == "1":
         raise OSError("disk is full")
