@@ -278,7 +278,7 @@ def test_what_a_message_takes_from_computation_is_the_median_of_a_jobs_networks(
     others = studied.errors[studied.errors["case"] != "a_2_compute-bound"]
     assert others[MODEL].abs().max() < 0.006
     slower = {case.name: case.contention.slower for case in studied.cases}
-    assert (slower["a_2_compute-bound"] > 1.2).all()  # that is the network's own
+    assert (slower["a_2_compute-bound"] > 1.15).all()  # that is the network's own
     assert (slower["a_2_balanced"] < 1.1).all()
 
 
