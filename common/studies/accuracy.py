@@ -76,7 +76,7 @@ class AccuracyStudy:
     replay_time_factor: float = 2.0
     rounds: int = 8
     max_rounds: int = 80
-    minutes: float = 55.0
+    minutes: float = 44.0
     """All jobs together. After two rounds a job begins none that would end after its share of what
     is left."""
 
