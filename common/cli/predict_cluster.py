@@ -169,8 +169,9 @@ def print_prediction(predicted: ScaleOut, console: Console) -> None:
         if len(rows := predicted.rows(scaling, "DDP")):
             console.print(_ddp_table(rows, scaling))
     for scaling in ("weak", "strong"):
-        if len(predicted.rows(scaling, "FULL_SHARD")):
-            console.print(_fsdp_table(predicted, scaling))
+        for strategy in ("SHARD_GRAD_OP", "FULL_SHARD"):
+            if len(rows := predicted.rows(scaling, strategy)):
+                console.print(_fsdp_table(rows, strategy, scaling))
     for line in (*_notes(predicted), *(f"assumed: {s}" for s in stated_assumptions(predicted))):
         console.print(f"- {line}", highlight=False, soft_wrap=True)
 
@@ -193,21 +194,12 @@ def _ddp_table(rows: pd.DataFrame, scaling: str) -> Table:
     return table
 
 
-def _fsdp_table(predicted: ScaleOut, scaling: str) -> Table:
-    table = _table(f"FSDP, {scaling} scaling: SHARD_GRAD_OP (left) and FULL_SHARD (right)")
-    table.add_column("GPUs", justify="right", no_wrap=True)
-    strategies = ("SHARD_GRAD_OP", "FULL_SHARD")
-    for _ in strategies:
-        for name in ("step", "exposed", "efficiency (%)", "tokens/s"):
-            table.add_column(name, justify="right", no_wrap=True)
-    both = [predicted.rows(scaling, strategy) for strategy in strategies]
-    for pair in zip(*(rows.itertuples() for rows in both), strict=True):
-        cells = [
-            cell
-            for row in pair  # no room for a fourth band, which is as wide as the efficiency's
-            for cell in (*_common_cells(row)[:3], _in_unit(row.tokens_per_s, COUNTS))
-        ]
-        table.add_row(f"{pair[0].gpus:,}", *cells)
+def _fsdp_table(rows: pd.DataFrame, strategy: str, scaling: str) -> Table:
+    table = _table(f"FSDP, {scaling} scaling: {strategy}")
+    for name in ("GPUs", "step", "exposed", "efficiency (%)", "tokens/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows.itertuples():
+        table.add_row(f"{row.gpus:,}", *_common_cells(row))
     return table
 
 
@@ -255,18 +247,8 @@ def _band(value: float, low: float, high: float, form: Callable[[float], str]) -
 
 def _in_units(value: float, low: float, high: float, units: dict[str, float]) -> str:
     """A value with its unit and, in the same unit, its band: ``131 ms (119–160)``."""
-    _, unit = _unit_of(value, units)
-    return f"{_in_unit(value, units)} ({_three(low / unit)}–{_three(high / unit)})"
-
-
-def _in_unit(value: float, units: dict[str, float]) -> str:
-    """A value with its unit: ``131 ms``."""
-    name, unit = _unit_of(value, units)
-    return f"{_three(value / unit)}{name}"
-
-
-def _unit_of(value: float, units: dict[str, float]) -> tuple[str, float]:
-    return next((n, u) for n, u in units.items() if value >= u or u == min(units.values()))
+    name, unit = next((n, u) for n, u in units.items() if value >= u or u == min(units.values()))
+    return f"{_three(value / unit)}{name} ({_three(low / unit)}–{_three(high / unit)})"
 
 
 def _three(value: float) -> str:
