@@ -16,7 +16,8 @@ import pandas as pd
 
 from common.analysis import scaling_columns
 from common.analysis.opened_run import given_folder
-from common.analysis.step_parts import PLAIN, STEP, TIMED, StepParts, decompose, flags
+from common.analysis.step_parts import STEP, TIMED, StepParts, decompose, flags
+from common.analysis.sweep_speedups import step_times_by_round, unwatched_steps
 from common.errors import UserError
 from common.perfmodel.tables import read_table
 from common.runtime.paths import relative_to_project
@@ -110,16 +111,19 @@ class Evidence:
         return decompose(self.tables[STEPS], int(self.arm["arm"]), self.tables.get(BUCKETS))
 
     @cached_property
+    def unwatched(self) -> pd.DataFrame:
+        """Returns the measured rows that the run's speed is taken from (``unwatched_steps``)."""
+        return unwatched_steps(self.measured)
+
+    @cached_property
     def step_times_ms(self) -> pd.Series:
-        """The slowest rank's times, in the order of the run: of plain steps where there are."""
-        measured = self.measured
-        plain = measured[measured["kind"] == PLAIN]
-        return (plain if len(plain) else measured).groupby(STEP)["step_time_ms"].max()
+        """Returns the slowest rank's time of each unwatched step, in the order of the run."""
+        return self.unwatched.groupby(STEP)["step_time_ms"].max()
 
     @cached_property
     def step_ms(self) -> float:
-        """The median of those."""
-        return float(self.step_times_ms.median())
+        """Returns the median over rounds of a round's median step, as a sweep's speedups do."""
+        return float(step_times_by_round(self.measured)[self.arm["arm"]].median())
 
     @cached_property
     def noise(self) -> float:
@@ -128,8 +132,8 @@ class Evidence:
 
     @property
     def throughput(self) -> float:
-        """Samples of all ranks per second, at the median step."""
-        samples = self.measured.groupby(STEP)["samples"].sum().median()
+        """Returns the samples of all ranks per second, at the median unwatched step."""
+        samples = self.unwatched.groupby(STEP)["samples"].sum().median()
         return float(samples) / self.step_ms * 1e3
 
     @property

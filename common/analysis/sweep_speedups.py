@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from common.analysis.scaling_run import STRONG
 from common.analysis.speedup_intervals import CONFIDENCE, DRAWS
+from common.analysis.step_parts import PLAIN, STEP, flags
 from common.errors import UserError
 
 NO_CHANGE = "none"
@@ -46,12 +47,21 @@ def sweep_speedups(arms: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def unwatched_steps(steps: pd.DataFrame) -> pd.DataFrame:
+    """Selects the rows that an arm's speed is taken from: its plain steps, else its timed ones.
+
+    Warm-up is left out. A plain and a timed step may have the same round, epoch and number and are
+    two steps nevertheless: times and samples are grouped by these only after this selection.
+    """
+    measured = steps[~flags(steps["warmup"])]
+    plain = measured["kind"] == PLAIN
+    return measured[plain | ~measured["arm"].isin(set(measured["arm"][plain]))]
+
+
 def step_times_by_round(steps: pd.DataFrame) -> pd.DataFrame:
     """Median step in ms of the slowest rank, without warm-up: a row per round, a column per arm."""
-    measured = steps[~steps["warmup"].astype(str).str.lower().isin(["true", "1"])]
-    plain = measured["kind"] == "plain"
-    kept = measured[plain | ~measured["arm"].isin(set(measured["arm"][plain]))]
-    keys = [key for key in ("arm", "round", "epoch", "step") if key in kept]
+    kept = unwatched_steps(steps)
+    keys = [key for key in ("arm", *STEP) if key in kept]
     slowest = kept.groupby(keys, dropna=False)["step_time_ms"].max()
     return slowest.groupby(["round", "arm"]).median().unstack("arm")
 

@@ -1,0 +1,210 @@
+"""Throughput, speedup and efficiency of every recorded run, recomputed from its raw rows.
+
+The oracle is this file's own arithmetic over the CSV files: nothing of the library is in it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean, median
+
+import pandas as pd
+import pytest
+import yaml
+
+from common.analysis.assignment0_throughput import open_throughput
+from common.analysis.diagnosis_causes import Case
+from common.analysis.evidence import baseline_arm, open_evidence
+from common.analysis.mode_comparison import STATIC, read_comparison
+from common.analysis.scaling import speedup
+from common.analysis.scaling_runs import read_runs
+from common.analysis.strategy_times import open_strategies
+from common.analysis.sweep_speedups import sweep_speedups
+
+PROJECT = Path(__file__).resolve().parents[2]
+DATA = PROJECT / "data"
+EXACT = 1e-9
+
+Rows = list[dict[str, str]]
+
+
+def folders_with(*names: str) -> list[Path]:
+    found = {path.parent for path in DATA.glob(f"*-2-cores/**/{names[0]}")}
+    return sorted(path for path in found if all((path / name).is_file() for name in names))
+
+
+def name_of(folder: Path) -> str:
+    return str(folder.relative_to(DATA))
+
+
+def read(path: Path) -> Rows:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+SCALING = folders_with("steps.csv", "arms.csv")
+SWEEPS = [path for path in SCALING if len(read(path / "arms.csv")) > 1]
+COMPARED = folders_with("mode-times.csv")
+
+
+def rows_of_arm(rows: Rows, arm: str) -> Rows:
+    """An arm's measured rows: those of plain steps where it has some, else of timed ones."""
+    own = [row for row in rows if row["arm"] == arm and row["warmup"] == "False"]
+    plain = [row for row in own if row["kind"] == "plain"]
+    return plain or own
+
+
+def step_of_arm(rows: Rows, arm: str) -> tuple[float, float]:
+    """Seconds of the median step (slowest rank; median over rounds of medians), and its samples."""
+    times: dict[tuple, list[float]] = defaultdict(list)
+    samples: dict[tuple, float] = defaultdict(float)
+    for row in rows_of_arm(rows, arm):
+        key = row["round"], row["epoch"], row["step"]
+        times[key].append(float(row["step_time_ms"]))
+        samples[key] += float(row["samples"])
+    rounds: dict[str, list[float]] = defaultdict(list)
+    for key, of_ranks in times.items():
+        rounds[key[0]].append(max(of_ranks))
+    return median(map(median, rounds.values())) / 1e3, median(samples.values())
+
+
+def one_rank_arm(arms: Rows, arm: dict[str, str]) -> str | None:
+    """The arm that does the same on one rank."""
+    kept = "global_batch" if arm["regime"] == "strong" else "batch_per_rank"
+    for other in arms:
+        alike = all(other[name] == arm[name] for name in ("regime", "change", kept))
+        if other["world_size"] == "1" and alike:
+            return other["arm"]
+    return None
+
+
+@pytest.mark.parametrize("folder", SCALING, ids=name_of)
+def test_throughput_of_a_scaling_run_is_that_of_its_raw_rows(folder: Path) -> None:
+    rows = read(folder / "steps.csv")
+    for arm in read(folder / "arms.csv"):
+        step_s, samples = step_of_arm(rows, arm["arm"])
+        opened = open_evidence(folder, int(arm["arm"]))
+        assert opened.throughput == pytest.approx(samples / step_s, rel=EXACT)
+        # A step of a sweep consumes the global batch that its table states.
+        if len(read(folder / "arms.csv")) > 1:
+            assert samples == float(arm["global_batch"])
+
+
+@pytest.mark.parametrize("folder", SWEEPS, ids=name_of)
+def test_speedup_and_efficiency_are_one_number_in_sweep_and_diagnosis(folder: Path) -> None:
+    arms, rows = read(folder / "arms.csv"), read(folder / "steps.csv")
+    table = sweep_speedups(pd.read_csv(folder / "arms.csv"), pd.read_csv(folder / "steps.csv"))
+    compared = 0
+    for arm, row in zip(arms, table.itertuples(), strict=True):
+        base = one_rank_arm(arms, arm)
+        if base is None or arm["world_size"] == "1":
+            continue
+        (base_s, base_samples), (step_s, samples) = (
+            step_of_arm(rows, name) for name in (base, arm["arm"])
+        )
+        expected = samples / step_s / (base_samples / base_s)
+        run = open_evidence(folder, int(arm["arm"]))
+        assert baseline_arm(run) == int(base)
+        diagnosed = Case(run, open_evidence(folder, int(base))).speedup_now
+        assert diagnosed == pytest.approx(expected, rel=EXACT)
+        assert row.speedup == pytest.approx(expected, rel=EXACT)
+        assert row.efficiency == pytest.approx(expected / int(arm["world_size"]), rel=EXACT)
+        compared += 1
+    assert compared
+
+
+def test_the_published_changes_are_those_of_their_raw_rows() -> None:
+    folder = DATA / "xeon-2-cores" / "study-remedies"
+    run = folder / "emulated-2x1gbit" / "changes"
+    arms, rows = read(run / "arms.csv"), read(run / "steps.csv")
+    for change in read(folder / "changes.csv"):
+        [arm] = [
+            arm
+            for arm in arms
+            if arm["change"] == change["change"] and arm["world_size"] == change["world_size"]
+        ]
+        base_s, base_samples = step_of_arm(rows, one_rank_arm(arms, arm))
+        step_s, samples = step_of_arm(rows, arm["arm"])
+        expected = samples / step_s / (base_samples / base_s)
+        assert float(change["speedup"]) == pytest.approx(expected, rel=EXACT)
+
+
+def test_speedup_of_the_text_runs_is_that_of_their_epochs() -> None:
+    folder = DATA / "xeon-2-cores" / "assignment4"
+    seconds, distinct = {}, {}
+    for ranks, name in ((1, "text_1_rank"), (2, "text_2_ranks")):
+        slowest: dict[str, float] = defaultdict(float)
+        for row in read(folder / name / "epochs.csv"):
+            slowest[row["epoch"]] = max(slowest[row["epoch"]], float(row["train_time_s"]))
+        seconds[ranks] = mean(time for epoch, time in slowest.items() if epoch != "1")
+        counts = {
+            row["epoch"]: row["distinct_all_ranks"] for row in read(folder / name / "samples.csv")
+        }
+        distinct[ranks] = median(map(float, counts.values()))
+    expected = seconds[1] / seconds[2] * distinct[2] / distinct[1]
+
+    runs = {run.identity.world_size: run for run in read_runs(folder).runs}
+    found = speedup([runs[1]], [runs[2]], "strong")
+    assert found.value == pytest.approx(expected, rel=EXACT)
+    assert found.efficiency == pytest.approx(expected / 2, rel=EXACT)
+
+
+def test_speedup_of_strategies_is_that_of_rounds_beside_one_rank() -> None:
+    folder = DATA / "epyc-2-cores" / "assignment1"
+    times: dict[tuple, list[float]] = defaultdict(list)
+    for row in read(folder / "compare_strategies" / "strategy-times.csv"):
+        key = (row["accumulation"], row["strategy"], row["round"], row["iteration"])
+        times[key].append(float(row["step_time_ms"]))
+    rounds: dict[tuple, list[float]] = defaultdict(list)
+    for (accumulation, strategy, round_, _), of_ranks in times.items():
+        rounds[accumulation, strategy, round_].append(max(of_ranks))
+    medians = {key: median(found) for key, found in rounds.items()}
+    settings = yaml.safe_load((folder / "compare_strategies" / "config.yaml").read_text())
+    for row in open_strategies(folder).summary().itertuples():
+        own = {
+            round_: found
+            for (accumulation, strategy, round_), found in medians.items()
+            if (accumulation, strategy) == (str(row.accumulation), row.strategy)
+        }
+        beside = [
+            medians[str(row.accumulation), "single", round_] / found
+            for round_, found in own.items()
+        ]
+        assert row.speedup == pytest.approx(median(beside), rel=EXACT)
+        steps = [
+            max(of_ranks)
+            for key, of_ranks in times.items()
+            if key[:2] == (str(row.accumulation), row.strategy)
+        ]
+        tokens = settings["micro_batch_size"] * settings["seq_len"] * 2 * row.accumulation
+        assert row.tokens_per_s == pytest.approx(tokens / median(steps) * 1e3, rel=EXACT)
+
+
+@pytest.mark.parametrize("folder", COMPARED, ids=name_of)
+def test_gain_of_micro_batch_modes_is_that_of_their_mean_steps(folder: Path) -> None:
+    slowest: dict[tuple, float] = defaultdict(float)
+    for row in read(folder / "mode-times.csv"):
+        key = row["mode"], row["step"]
+        slowest[key] = max(slowest[key], float(row["step_time_ms"]))
+    summary = read_comparison(folder).summary
+    assert len(summary) > 1
+    means = {
+        mode: mean(time for (name, _), time in slowest.items() if name == mode)
+        for mode in summary.index
+    }
+    for mode, ratio in summary["ratio"].items():
+        assert ratio == pytest.approx(means[mode] / means[STATIC], rel=EXACT)
+
+
+def test_throughput_of_one_device_is_that_of_its_median_step() -> None:
+    folder = DATA / "epyc-2-cores" / "assignment0" / "throughput"
+    run = open_throughput(folder)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    tokens = settings["seq_len"] * settings["gradient_accumulation"]
+    rows = read(folder / "throughput-times.csv")
+    for point in run.measured.itertuples():
+        steps = [float(r["step_time_ms"]) for r in rows if int(r["batch_size"]) == point.batch_size]
+        expected = point.batch_size * tokens / median(steps) * 1e3
+        assert point.tokens_per_s == pytest.approx(expected, rel=EXACT)
