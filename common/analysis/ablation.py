@@ -202,6 +202,24 @@ def _crowded(run: NetworkRun) -> AllReduceModel | None:
         return None
 
 
+def exposed_communication(run: Assignment2Run) -> pd.DataFrame:
+    """Exposed communication as the model has it and as DDP recorded it, by explicit cap.
+
+    Both begin when the last bucket has been launched, after the copy of the last gradient into it,
+    and end when the last bucket is copied back. In PyTorch's reducer.cpp that is from the callback
+    that ``Reducer::mark_variable_ready`` queues, where the end of computation is noted, to the end
+    of ``finalize_backward``.
+
+    Columns: bucket_cap_mib, predicted_ms, recorded_ms (of the rank that waits for nobody).
+    """
+    rows = [
+        (cap, run.simulate(cap).exposed_communication_s * 1e3, run.exposed_ms[cap])
+        for cap in run.exposed_ms.index
+        if cap in run.sweep.measured_s()
+    ]
+    return pd.DataFrame(rows, columns=["bucket_cap_mib", "predicted_ms", "recorded_ms"])
+
+
 def whole_steps(run: Assignment2Run) -> pd.DataFrame:
     """Whole steps of DDP, predicted and measured, by distinct bucketing.
 

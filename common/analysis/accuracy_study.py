@@ -35,7 +35,10 @@ GROUPS = (
     *("communication-bound", "balanced", "compute-bound"),
     *("added latency", "four ranks on two cores", "replay", "loopback"),
 )
-DEFAULT_CAP_MIB = 25.0
+USUAL_CAP_MIB = 25.0
+"""DDP's ``bucket_cap_mb``; an explicit one is not its default, whose first bucket has 1 MiB."""
+CHOICES = ("b*", "smallest", "largest")
+"""Caps to choose: the model's, and two that need no model."""
 DRAWS = 500
 
 
@@ -100,7 +103,12 @@ class JudgedStudy:
 
     def regrets(self) -> pd.DataFrame:
         """Per case what b*, of the judged caps the one predicted to be fastest, costs beside the
-        one that was; and what choices without a model cost."""
+        one that was; and what choices without a model cost.
+
+        Columns: case, b* (MiB), best (MiB), interior (the best is neither smallest nor largest),
+        one bucket (the largest cap gives one: nothing overlaps), as 25 MiB (an explicit cap of 25
+        MiB gives the same), ``regret of`` each of ``CHOICES``, low and high (of that of b*).
+        """
         return pd.DataFrame([_regrets(case) for case in self.cases])
 
     def over(self, limit: float = 0.05) -> pd.DataFrame:
@@ -149,23 +157,19 @@ def _judge(case: JudgedCase, of_others: DdpCosts | None) -> pd.DataFrame:
 def _regrets(case: JudgedCase) -> dict:
     caps = sorted(case.judged.measured_s())
     best = min(caps, key=case.model(case.costs))
-    default = _bucketing_of(case, DEFAULT_CAP_MIB, caps)
-    chosen = {"b*": best, "25 MiB": default, "smallest": caps[0], "largest": caps[-1]}
+    chosen = dict(zip(CHOICES, (best, caps[0], caps[-1]), strict=True))
     low, high = _regret_interval(case.judged, best)
     measured = case.judged.measured_s()
     fastest = min(measured, key=measured.__getitem__)
     row = {"case": case.name, "b* (MiB)": best, "best (MiB)": fastest}
     row["interior"] = fastest not in (caps[0], caps[-1])
+    largest, usual = (
+        profile_buckets(case.profile, DdpOptions(cap)) for cap in (caps[-1], USUAL_CAP_MIB)
+    )
+    row |= {"one bucket": len(largest) == 1, "as 25 MiB": largest == usual}
     for name, cap in chosen.items():
-        row[f"regret of {name}"] = measured[cap] / measured[fastest] - 1 if cap else np.nan
+        row[f"regret of {name}"] = measured[cap] / measured[fastest] - 1
     return row | {"low": low, "high": high}
-
-
-def _bucketing_of(case: JudgedCase, cap_mib: float, caps: list[float]) -> float | None:
-    """The judged cap with the same buckets as this one."""
-    wanted = profile_buckets(case.profile, DdpOptions(cap_mib))
-    alike = (cap for cap in caps if profile_buckets(case.profile, DdpOptions(cap)) == wanted)
-    return next(alike, None)
 
 
 def _regret_interval(sweep: BucketSweep, chosen: float) -> tuple[float, float]:

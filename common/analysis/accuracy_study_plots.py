@@ -11,7 +11,7 @@ from common.analysis.accuracy_study import GROUPS, OTHERS, JudgedStudy, grouped
 from common.analysis.plots import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, figure
 
 PREDICTORS = {"α–β": ORANGE, "recurrence": SKY, OTHERS: GREEN, MODEL: BLUE}
-CHOICES = {"25 MiB": ORANGE, "smallest": SKY, "largest": GREEN, "b*": BLUE}
+COLOURS = {"smallest": SKY, "largest": ORANGE, "b*": BLUE}
 PERCENT = FuncFormatter(lambda value, _: f"{value:g} %")
 
 
@@ -50,12 +50,17 @@ def regrets(study: JudgedStudy) -> Figure:
     with figure(study.caption, figsize=(7.2, 0.24 * len(table) + 1.3)) as (fig, axes):
         places = np.arange(len(table))
         axes.hlines(places, table["low"] * 100, table["high"] * 100, color=GREY, lw=3, alpha=0.5)
-        for name, colour in CHOICES.items():
-            cost = table[f"regret of {name}"] * 100
-            look = {"marker": "D" if name == "b*" else "o", "ms": 4.5}
-            if name == "25 MiB":  # around "largest" where it gives the same bucket
-                look |= {"ms": 8.5, "mfc": "none", "mew": 1.4}
-            axes.plot(cost, places, ls="", color=colour, label=name, clip_on=False, **look)
+        single = " (one bucket)" if table["one bucket"].all() else ""
+        for name, colour in COLOURS.items():
+            axes.plot(
+                table[f"regret of {name}"] * 100,
+                places,
+                "D" if name == "b*" else "o",
+                ms=4.5,
+                color=colour,
+                label=name + (single if name == "largest" else ""),
+                clip_on=False,
+            )
         axes.set_xscale("symlog", linthresh=1)
         axes.xaxis.set_major_formatter(PERCENT)
         axes.set_xlim(left=0)

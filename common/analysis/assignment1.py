@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
+from common.analysis.comparable import require_same
 from common.analysis.opened_run import given_folder, recorded_assignment
 from common.errors import UserError
 from common.perfmodel.workload import Workload
@@ -26,6 +27,7 @@ AGREEING = (
     *("grad_clip", "seed", "device"),
 )
 """Settings in which runs agree that are to be compared."""
+ADVICE = "these runs cannot be compared; give a directory with runs that agree"
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +227,7 @@ def compare(runs: Iterable[TrainingRun]) -> tuple[TrainingRun, ...]:
     Args:
         runs: the newest first.
 
-    Raises UserError naming a setting, or the network, in which two of them differ.
+    Raises UserError naming a setting, the device or the network, in which two of them differ.
     """
     newest: dict[tuple[str, int], TrainingRun] = {}
     for run in runs:
@@ -233,25 +235,17 @@ def compare(runs: Iterable[TrainingRun]) -> tuple[TrainingRun, ...]:
     first, *others = newest.values()
     for other in others:
         for name in differing(first, other):
-            _refuse(name, first, first.settings.get(name), other, other.settings.get(name))
-    joined = [run for run in newest.values() if run.ranks > 1 and run.environment.get("network")]
-    for run in joined[1:]:
-        networks = [found.environment["network"] for found in (joined[0], run)]
-        if networks[0] != networks[1]:
-            _refuse("network", joined[0], networks[0], run, networks[1])
+            raise UserError(
+                f"{name} differs between {first.folder.name} ({first.settings.get(name)}) and "
+                f"{other.folder.name} ({other.settings.get(name)}): {ADVICE}"
+            )
+    require_same(((run.folder.name, run.environment) for run in newest.values()), ADVICE)
     return tuple(sorted(newest.values(), key=lambda run: (ORDER.index(run.strategy), run.ranks)))
 
 
 def differing(one: TrainingRun, other: TrainingRun) -> list[str]:
     """The settings in which two runs must agree to be compared, and do not."""
     return [name for name in AGREEING if one.settings.get(name) != other.settings.get(name)]
-
-
-def _refuse(name: str, one: TrainingRun, value: object, other: TrainingRun, its: object) -> None:
-    raise UserError(
-        f"{name} differs between {one.folder.name} ({value}) and {other.folder.name} ({its}): "
-        "these runs cannot be compared; give a directory with runs that agree"
-    )
 
 
 def _age(run: TrainingRun) -> tuple[str, float]:

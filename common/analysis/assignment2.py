@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
+from common.analysis.comparable import Measured, require_same
 from common.analysis.opened_run import given_folder
 from common.analysis.sweep import BucketSweep, exposed_record, local_backward_s, read_sweep
 from common.errors import UserError
@@ -144,11 +145,12 @@ def check_comparable(tables: Iterable[Path]) -> dict:
 
     Raises UserError naming one that differs: model, batch, sequence, precision, what is replayed
     and by what factors, the latency added to buckets, backend or device (a model's long and short
-    name are one), the network where it is known for sure, or the number of ranks. Tables without
-    a run's ``config.yaml`` beside them say nothing.
+    name are one), the number of ranks, the GPU or CPU, or the network. Tables without a run's
+    ``config.yaml`` beside them say nothing.
     """
     shared: dict = {}
     told_by: dict[str, Path] = {}
+    measured: list[Measured] = []
     for path in tables:
         if not (path.parent / "config.yaml").is_file():
             continue
@@ -156,10 +158,7 @@ def check_comparable(tables: Iterable[Path]) -> dict:
         found = {key: found[key] for key in COMPARED if key in found}
         environment = read_environment(path.parent)
         found["world_size"] = environment.get("world_size")
-        if path.name not in WITHOUT_COMMUNICATION:
-            found["network"] = environment.get("network")
-            emulated = environment.get("interconnect", {}).get("emulated")
-            found["emulated network"] = found["network"] if emulated else "none"
+        measured.append((path.name, environment))
         for key, value in found.items():
             value = value.removeprefix("gpt2-") if key == "model" else value
             if value is None or value == shared.setdefault(key, value):
@@ -169,6 +168,7 @@ def check_comparable(tables: Iterable[Path]) -> dict:
                 f"{key} differs between {told_by[key].name} ({shared[key]}) and {path.name} "
                 f"({value}): they cannot be compared"
             )
+    require_same(measured, alone=WITHOUT_COMMUNICATION)
     if "model" in shared:
         name = shared["model"]
         named = name.startswith(("gpt2", "replay of "))

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from common.analysis.comparable import difference
 from common.analysis.diagnosis import diagnosis_lines
 from common.analysis.opened_run import given_folder, recorded_assignment
 from common.analysis.plots import BLUE, GREY, ORANGE, figure
@@ -104,8 +105,8 @@ def _newest() -> Path:
 
 
 def _diagnosis(folder: Path, changes: Changes) -> list[str]:
-    """Of the sweep beside the run, at the arm that the changes start from."""
-    before = changes.table.iloc[0]
+    """Of the sweep beside the run, on the same device and network, at the changes' first arm."""
+    before, own = changes.table.iloc[0], read_environment(folder)
     for path in sorted(folder.parent.glob("*/arms.csv")):
         arms = pd.read_csv(path)
         fits = arms[
@@ -113,7 +114,10 @@ def _diagnosis(folder: Path, changes: Changes) -> list[str]:
             & (arms["global_batch"] == before["global_batch"])
             & (arms["regime"] == before["regime"])
         ]
-        if read_environment(path.parent).get("label") == SWEEP and len(fits):
+        its = read_environment(path.parent)
+        if its.get("label") != SWEEP or difference([("sweep", its), ("changes", own)]):
+            continue
+        if len(fits):
             return diagnosis_lines(path.parent, arm=int(fits["arm"].iloc[0]))
     return []
 

@@ -38,7 +38,15 @@ NONE, MARK = "n/a", "*"
 EXCELLENT, LOW, NEGATIVE = 0.85, 0.70, 0.8
 """Efficiencies from which scaling is excellent and below which it is low; speedup below which it
 is negative."""
-TOLD_APART = ("model", "precision", "input_shape", "global_batch", "network", "options")
+TOLD_APART = (
+    "model",
+    "precision",
+    "input_shape",
+    "global_batch",
+    "processor",
+    "network",
+    "options",
+)
 """What a configuration's name says beside the number of ranks, where it differs."""
 SHORT = {"input_shape": "sequence ", "global_batch": "batch "}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from common.analysis.assignment1 import TIMES, choose_folder, recorded_folder
+from common.analysis.comparable import require_same
 from common.analysis.strategy_times import EXCHANGING, StrategyTimes, read_strategies
 from common.errors import UserError
 from common.perfmodel.communication import Collective
@@ -162,7 +163,7 @@ def open_emulated(run_dir: str | Path | None = None) -> EmulatedStrategies:
 def read_emulated(path: Path, folder: Path) -> EmulatedStrategies:
     """The measurements in ``path``, a part of the run in ``folder``.
 
-    Raises UserError where they were made on different networks or numbers of ranks.
+    Raises UserError where they were made on different devices, networks or numbers of ranks.
     """
     measured = read_strategies(find_table(path, TIMES), folder)
     samples = find_table(path, ALL_REDUCE)
@@ -170,14 +171,13 @@ def read_emulated(path: Path, folder: Path) -> EmulatedStrategies:
         if not (measured.folder / name).is_file():
             raise UserError(f"{relative_to_project(measured.folder)}: has {TIMES} but no {name}")
     all_reduce = read_all_reduce(samples)
-    where = read_environment(samples.parent)
-    for name, value in (("network", where.get("network")), ("ranks", all_reduce.world_size)):
-        its = measured.ranks if name == "ranks" else measured.environment.get(name)
-        if value != its:
-            raise UserError(
-                f"{relative_to_project(path)}: {name} differs between {ALL_REDUCE} ({value}) and "
-                f"{TIMES} ({its}): they cannot be compared"
-            )
+    if all_reduce.world_size != measured.ranks:
+        raise UserError(
+            f"{relative_to_project(path)}: ranks differs between {ALL_REDUCE} "
+            f"({all_reduce.world_size}) and {TIMES} ({measured.ranks}): they cannot be compared"
+        )
+    where = ((ALL_REDUCE, read_environment(samples.parent)), (TIMES, measured.environment))
+    require_same(where, f"they cannot be compared ({relative_to_project(path)})")
     return EmulatedStrategies(
         measured=measured,
         all_reduce=all_reduce,

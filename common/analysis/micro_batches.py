@@ -11,6 +11,7 @@ import pandas as pd
 import yaml
 
 from common.analysis.assignment1 import ranks_text
+from common.analysis.comparable import require_same
 from common.errors import UserError
 from common.perfmodel.tables import numbers, read_table
 from common.runtime.paths import project_root, relative_to_project
@@ -178,7 +179,8 @@ def read_run(folder: Path) -> MicroBatchRun:
 def check_comparable(one: MicroBatchRun, other: MicroBatchRun) -> None:
     """Raise UserError with the first reason why two runs cannot be compared.
 
-    They must have the same data set, texts, model, global batches, precision, ranks and hardware.
+    They must have the same data set, texts, model, global batches, precision, ranks, hardware and
+    network.
     """
     if one.folder.resolve() == other.folder.resolve():
         raise UserError(f"{relative_to_project(one.folder)}: compared with itself; name two runs")
@@ -190,6 +192,7 @@ def check_comparable(one: MicroBatchRun, other: MicroBatchRun) -> None:
         ("hardware", "hardware"),
     ):
         _agree(name, one, one.environment.get(key), other, other.environment.get(key))
+    require_same((run.folder.name, run.environment) for run in (one, other))
     if common_steps(one, other).empty:
         raise UserError(f"{_both(one, other)} have no measured step in common")
     if same_batches(one, other):

@@ -6,36 +6,34 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from common.analysis.bucket_time_plots import (
+    cap_limits,
+    measured_points,
+    predicted_stars,
+    step_line,
+)
 from common.analysis.emulated import NetworkRun
-from common.analysis.plots import BLACK, BLUE, cap_axis, figure, step_line
+from common.analysis.plots import BLUE, cap_axis, figure
 
 
 def bucket_times_by_network(runs: Sequence[NetworkRun]) -> Figure:
     """T(b) on each network: predicted as a line, measured as points with quartiles."""
     captions = dict.fromkeys(run.caption for run in runs)
-    caption = "\n".join(captions)
     shape = {"ncols": len(runs), "sharey": True, "squeeze": False}
-    with figure(caption, figsize=(7.2, 3.4 + 0.12 * len(captions)), **shape) as (fig, grid):
+    size = (7.2, 3.6 + 0.12 * len(captions))
+    with figure("\n".join(captions), figsize=size, **shape) as (fig, grid):
+        named: dict = {}
         for axes, run in zip(grid[0], runs, strict=True):
             best = run.best()
             step_line(axes, best, "predicted", BLUE, 2.0)
-            axes.plot(
-                *(best.cap_mib, best.total_s * 1e3, "*"),
-                **{"markersize": 13, "color": BLUE, "label": "predicted b*", "zorder": 5},
-            )
-            table = run.sweep.summary().dropna(subset="bucket_cap_mib")
-            bars = [table["median_ms"] - table["q25_ms"], table["q75_ms"] - table["median_ms"]]
-            axes.errorbar(
-                *(table["bucket_cap_mib"], table["median_ms"]),
-                **{"yerr": bars, "fmt": "o", "color": BLACK, "markersize": 4, "capsize": 2},
-                **{"lw": 1, "zorder": 4, "label": "measured"},
-            )
-            low, high = table["bucket_cap_mib"].min(), table["bucket_cap_mib"].max()
-            axes.set_xlim(low / 1.5, high * 1.5)
+            measured_points(axes, run.sweep, "backward_time_ms", "measured (median, quartiles)")
+            chosen = predicted_stars(axes, best, run.sweep, caps_named=False)
+            axes.set_xlim(*cap_limits(run.sweep, chosen, 1.5))
             cap_axis(axes, "bucket cap b (MiB)")
             axes.set_title(run.name, fontsize=9)
+            handles, labels = axes.get_legend_handles_labels()
+            named |= dict(zip(labels, handles, strict=True))
         grid[0, 0].set_ylim(bottom=0)
         grid[0, 0].set_ylabel("backward pass T(b) (ms)")
-        handles, labels = grid[0, 0].get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=8)
+        fig.legend(named.values(), named.keys(), loc="outside upper center", ncols=2, fontsize=8)
     return fig

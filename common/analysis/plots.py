@@ -15,10 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from common.analysis.sweep import BucketSweep
 from common.analysis.tables import size_text
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
-from common.perfmodel.search import BestCap
 from common.perfmodel.simulator import BackwardTimeline
 
 # Okabe and Ito's palette, told apart by colour-blind readers.
@@ -59,13 +57,19 @@ CAPTION_LETTERS = 18
 def figure(
     caption: str, figsize: tuple[float, float] = (7.2, 3.9), **subplots
 ) -> Iterator[tuple[CourseFigure, Axes]]:
-    """A figure in the course's style with the caption line that says where its data come from."""
+    """A figure in the course's style with the caption that says where its data come from.
+
+    Lines of the caption stay lines.
+    """
     with matplotlib.rc_context(STYLE):
         fig = CourseFigure(figsize=figsize, layout="constrained")
         yield fig, fig.subplots(**subplots)
         width = int(CAPTION_LETTERS * figsize[0])
-        caption = textwrap.fill(caption, width, break_long_words=False, break_on_hyphens=False)
-        fig.supxlabel(caption, fontsize=7, color="#555555", x=0.01, ha="left")
+        lines = [
+            textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+            for line in caption.splitlines()
+        ]
+        fig.supxlabel("\n".join(lines), fontsize=7, color="#555555", x=0.01, ha="left")
 
 
 def cap_axis(axes: Axes, label: str) -> None:
@@ -177,90 +181,6 @@ def chunks(samples: pd.DataFrame, caption: str) -> Figure:
     return fig
 
 
-def bucket_times(
-    best: BestCap,
-    caption: str,
-    *,
-    others: Mapping[str, BestCap] | None = None,
-    sweep: BucketSweep | None = None,
-    measured_best_mib: float | None = None,
-    floor_ms: float | None = None,
-    column: str = "backward_time_ms",
-) -> Figure:
-    """T(b): predicted as a line, measured as points with quartiles, predicted b* marked."""
-    with figure(caption) as (fig, axes):
-        step_line(axes, best, "predicted", BLUE, 2.2)
-        for (name, other), colour in zip((others or {}).items(), (GREY, ORANGE), strict=False):
-            step_line(axes, other, name, colour, 1.2)
-        axes.plot(
-            best.cap_mib,
-            best.total_s * 1e3,
-            marker="*",
-            markersize=15,
-            color=BLUE,
-            linestyle="none",
-            label=f"predicted b* = {best.cap_mib:.3g} MiB",
-            zorder=5,
-        )
-        if sweep is not None:
-            table = sweep.summary(column).dropna(subset="bucket_cap_mib")
-            bars = [table["median_ms"] - table["q25_ms"], table["q75_ms"] - table["median_ms"]]
-            axes.errorbar(
-                table["bucket_cap_mib"],
-                table["median_ms"],
-                yerr=bars,
-                fmt="o",
-                color=BLACK,
-                markersize=5,
-                capsize=3,
-                lw=1,
-                zorder=4,
-                label="measured (median, quartiles)",
-            )
-            low, high = table["bucket_cap_mib"].min(), table["bucket_cap_mib"].max()
-            axes.set_xlim(low / 1.3, high * 1.3)
-            if measured_best_mib is not None:
-                row = table[table["bucket_cap_mib"] == measured_best_mib].iloc[0]
-                axes.plot(
-                    row["bucket_cap_mib"],
-                    row["median_ms"],
-                    "o",
-                    markersize=13,
-                    mew=1.8,
-                    mfc="none",
-                    mec=RED,
-                    zorder=6,
-                    label=f"measured best, {measured_best_mib:g} MiB",
-                )
-        if floor_ms is not None:
-            axes.axhline(floor_ms, color=GREY, linestyle="--", linewidth=1)
-            axes.text(
-                0.99,
-                floor_ms,
-                "computation alone",
-                color=GREY,
-                va="bottom",
-                ha="right",
-                transform=axes.get_yaxis_transform(),
-                fontsize=8,
-            )
-        cap_axis(axes, "bucket cap b (MiB)")
-        axes.set_ylabel("backward pass T(b) (ms)")
-        axes.legend(fontsize=8)
-    return fig
-
-
-def step_line(axes: Axes, best: BestCap, label: str, colour: str, width: float) -> None:
-    """T is constant between two caps that give the same buckets."""
-    seen = [candidate for candidate in best.candidates if candidate.high_mib > SMALLEST_CAP_MIB]
-    lows = [max(candidate.low_mib, SMALLEST_CAP_MIB) for candidate in seen]
-    highs = [candidate.high_mib for candidate in seen]
-    highs[-1] *= 4  # any larger cap puts everything in one bucket, too
-    x = np.column_stack([lows, highs]).ravel()
-    y = np.repeat([candidate.total_s * 1e3 for candidate in seen], 2)
-    axes.plot(x, y, label=label, color=colour, linewidth=width)
-
-
 def sensitivity(table: pd.DataFrame, caption: str) -> Figure:
     """How the good caps move when one quantity is scaled: by simulation, and by hand."""
     quantities = list(dict.fromkeys(table["quantity"]))
@@ -275,7 +195,7 @@ def sensitivity(table: pd.DataFrame, caption: str) -> Figure:
                 color=SKY,
                 alpha=0.35,
                 linewidth=0,
-                label="simulated: within 1 % of the best",
+                label="simulated: around b*, within 1 %",
             )
             axes.plot(
                 rows["factor"],

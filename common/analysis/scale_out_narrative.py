@@ -43,16 +43,29 @@ def network_text(accuracy: pd.DataFrame) -> str:
 
 def best_caps_text(predictions: Mapping[str, ScaleOut]) -> str:
     """Where b* goes with the number of GPUs, and what DDP's default costs."""
-    sentences = []
+    sentences, directions = [], []
     for name, predicted in predictions.items():
         rows = predicted.rows("weak", "DDP").dropna(subset="bucket_cap_mib")
         first, last = rows.iloc[0], rows.iloc[-1]
+        grows = last.bucket_cap_mib > first.bucket_cap_mib
+        same = last.bucket_cap_mib == first.bucket_cap_mib
+        directions.append("stays" if same else "grows" if grows else "falls")
         sentences.append(
             f"**{name}**: {first.bucket_cap_mib:,.0f} MiB on {first.gpus:,} GPUs, "
             f"{last.bucket_cap_mib:,.0f} on {last.gpus:,}, where DDP's default costs "
             f"{last.default_step_s / last.step_s - 1:.1%}"
         )
-    return "Under weak scaling b* is, on " + "; on ".join(sentences) + "."
+    counted = " and ".join(
+        f"{way} on {directions.count(way)}"
+        for way in ("grows", "stays", "falls")
+        if way in directions
+    )
+    work = next(iter(predictions.values())).workload
+    return (
+        f"Under weak scaling ({work.model}, {work.batch_size} sequences of {work.seq_len} tokens "
+        f"per GPU, {work.precision}) b* {counted} of {len(predictions)} kinds of clusters, from "
+        "the fewest GPUs to the most: on " + "; on ".join(sentences) + "."
+    )
 
 
 def outgrown_text(predictions: Mapping[str, ScaleOut], least: float = 0.05) -> str:

@@ -82,7 +82,12 @@ def best_caps(predictions: Mapping[str, ScaleOut], scaling: str = "weak") -> Fig
                 **{"color": BLUE, "elinewidth": 0.8, "label": "b*, 5 % to 95 % of draws"},
             )
             axes.axhline(
-                DEFAULT_CAP_MIB, color=GREY, linestyle="--", lw=1, label="DDP's 25 MiB", zorder=0
+                DEFAULT_CAP_MIB,
+                color=GREY,
+                linestyle="--",
+                lw=1,
+                label="25 MiB, DDP's cap",
+                zorder=0,
             )
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -19,23 +19,24 @@ FITS_WITHIN = 0.05
 
 
 def parts_shown(run: SweepRun) -> pd.DataFrame:
-    """A row per arm: its step in parts, their sum, and the step nobody watched."""
+    """A row per arm: the watched step, its parts and what they leave; the plain step beside it."""
     parts = run.parts
     shares = pd.DataFrame({name: parts[f"{name}_ms"] / parts["sum_ms"] for name in PARTS})
     names = [arm_name(row) for row in parts.itertuples()]
     return pd.DataFrame(
         {
             "arm": names,
-            "step (ms)": parts["plain_step_ms"].fillna(parts["step_ms"]),
+            "watched step (ms)": parts["step_ms"],
             "sum of parts (ms)": parts["sum_ms"],
-            "error": parts["error"],
             **{name: shares[name] for name in PARTS},
+            "plain step (ms)": parts["plain_step_ms"],
+            "watched / plain": parts["watching_share"],
         }
     )
 
 
 def parts_sentence(run: SweepRun) -> str:
-    """What the step on the most ranks is made of beside one rank's, and whether it adds up."""
+    """What the step on the most ranks is made of beside one rank's, and whose step that is."""
     parts = run.parts
     last = parts.sort_values(["world_size", "batch_per_rank"]).iloc[-1]
     alone = parts[(parts["world_size"] == 1) & (parts["batch_per_rank"] == last["batch_per_rank"])]
@@ -54,15 +55,21 @@ def parts_sentence(run: SweepRun) -> str:
         text += ": ranks slow each other down." if ratio > 1.05 else "."
     watched = parts["unaccounted_share"].abs().max()
     several = parts.dropna(subset="plain_step_ms")
-    text += f" Of the steps that were watched, the parts leave at most {watched:.1%} unexplained."
+    text += f" The parts leave at most {watched:.1%} of the watched steps that they are taken from."
     if len(several):
-        errors = several["error"]
-        holds = (errors.abs() <= TOLERANCE).sum()
+        longer, holds = several["watching_share"], int(several["adds_up"].sum())
         text += (
-            f" Held against steps of the same rounds that nobody watched, their sum is off by "
-            f"{errors.abs().median():.1%} (median over arms; from {errors.min():+.1%} to "
-            f"{errors.max():+.1%}); {holds} of {len(errors)} arms add up within {TOLERANCE:.0%}."
+            f" Watched steps take {longer.abs().median():.1%} more or less than plain ones of the "
+            f"same rounds (median over arms; from {longer.min():+.1%} to {longer.max():+.1%}). "
         )
+        if holds == len(several):
+            text += f"The parts are those of a plain step, too, within {TOLERANCE:.0%}."
+        else:
+            text += (
+                f"In {holds} of {len(several)} arms the parts are those of a plain step, too, "
+                f"within {TOLERANCE:.0%}; in the others they say how a watched step is divided, "
+                "and not how long a plain one takes."
+            )
     if run.noise_floor is not None:
         text += (
             " Strong and weak arms that are the same step twice differ by "

@@ -35,7 +35,7 @@ PARTS = {
 STEP = ["round", "epoch", "step"]
 TIMED, PLAIN = "timed", "plain"
 TOLERANCE = 0.03
-"""Parts add up where their sum is within this share of the step."""
+"""Parts are a plain step's where their sum is within this share of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,13 +83,21 @@ class StepParts:
         return 1 - self.sum_ms / self.step_ms
 
     @property
+    def watching_share(self) -> float | None:
+        """The watched step over the plain one, minus 1; None where no plain step ran.
+
+        The price of watching, and the noise of two kinds of steps taken in turns.
+        """
+        return self.step_ms / self.plain_step_ms - 1 if self.plain_step_ms else None
+
+    @property
     def error(self) -> float:
         """The sum of parts over the step nobody watched (or else the watched one), minus 1."""
         return self.sum_ms / (self.plain_step_ms or self.step_ms) - 1
 
     @property
     def adds_up(self) -> bool:
-        """Whether that is within ``TOLERANCE``."""
+        """Whether the parts are a plain step's, too: ``error`` is within ``TOLERANCE``."""
         return abs(self.error) <= TOLERANCE
 
     @property
@@ -164,8 +172,9 @@ def decompose_all(
 ) -> pd.DataFrame:
     """A row per arm with steps measured in parts, in the order of ``arms.csv``, columns kept.
 
-    Adds step_ms, plain_step_ms, the parts as ``<part>_ms``, sum_ms, unaccounted_share, error,
-    adds_up, total_communication_ms, exposed_ratio, total_ratio and samples_per_step.
+    Adds step_ms, plain_step_ms, the parts as ``<part>_ms``, sum_ms, unaccounted_share,
+    watching_share, error, adds_up, total_communication_ms, exposed_ratio, total_ratio and
+    samples_per_step.
     """
     missing = [column for column in ARM_COLUMNS if column not in arms]
     if missing:
@@ -180,6 +189,7 @@ def decompose_all(
             **{f"{name}_ms": value for name, value in parts.parts_ms.items()},
             "sum_ms": parts.sum_ms,
             "unaccounted_share": parts.unaccounted_share,
+            "watching_share": parts.watching_share,
             "error": parts.error,
             "adds_up": parts.adds_up,
             "total_communication_ms": parts.total_communication_ms,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +85,13 @@ class BucketSweep:
         smallest = explicit.groupby(BUCKETS)["bucket_cap_mib"].transform("min")
         return dict(zip(explicit["bucket_cap_mib"], smallest, strict=True))
 
+    def widths(self) -> dict[float, float]:
+        """For each cap of ``distinct`` the largest explicit cap (MiB) that gave its buckets."""
+        widths: dict[float, float] = {}
+        for cap, smallest in sorted(self.smallest_alike().items()):
+            widths[smallest] = cap
+        return widths
+
     def distinct(self) -> BucketSweep:
         """Caps that gave the same buckets joined to one case, under the smallest of them."""
         explicit = self.steps.dropna(subset="bucket_cap_mib")
@@ -158,7 +165,7 @@ def evaluate(sweep: BucketSweep, predicted_s: Mapping[float, float]) -> Accuracy
         }
     )
     table["error"] = table["predicted_ms"] / table["measured_ms"] - 1
-    predicted_best = min(reversed(caps), key=lambda cap: predicted_s[cap])
+    predicted_best = predicted_fastest(predicted_s, caps)
     return Accuracy(
         table=table,
         median_error=float(table["error"].abs().median()),
@@ -170,14 +177,24 @@ def evaluate(sweep: BucketSweep, predicted_s: Mapping[float, float]) -> Accuracy
     )
 
 
+def predicted_fastest(predicted_s: Mapping[float, float], caps: Iterable[float]) -> float:
+    """The one of these caps that is predicted to be fastest; of equal ones the largest."""
+    return min(sorted(caps, reverse=True), key=lambda cap: predicted_s[cap])
+
+
 def exposed_record(path: Path | str) -> pd.Series:
     """Exposed communication by cap, in ms, from DDP's own record (``ddp-overlap-times.csv``).
 
-    Communication minus its overlap with computation; the median over steps and ranks.
+    Communication minus its overlap with computation: from a rank's last gradient until all buckets
+    are reduced and copied back. A rank whose computation ends early waits in there for the others;
+    the one with the least waits for nobody, so a step's is the least over ranks. The median over
+    steps.
     """
-    table = read_table(path, ["bucket_cap_mib", "communication_time_ms", "overlap_time_ms"])
+    times = ["communication_time_ms", "overlap_time_ms"]
+    table = read_table(path, [*KEYS, "rank", *times])
     exposed = table["communication_time_ms"] - table["overlap_time_ms"]
-    return exposed.groupby(table["bucket_cap_mib"]).median()
+    by_step = exposed.groupby([table[key] for key in KEYS]).min()
+    return by_step.groupby("bucket_cap_mib").median()
 
 
 def local_backward_s(path: Path | str) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from common.analysis.comparable import network_of
 from common.analysis.scaling_columns import ARM_COLUMNS, EPOCH_COLUMNS, FACT_COLUMNS
 from common.analysis.scaling_run import (
     RENAMED,
@@ -75,7 +76,7 @@ def _own_identity(folder: Path, environment: dict, world_size: int) -> RunIdenti
         global_batch=int(arm["global_batch"]),
         batch_per_rank=int(arm["batch_per_rank"]) * int(arm["accumulation"]),
         processor=_processor(folder, environment),
-        network=environment.get("network") if world_size > 1 else None,
+        network=network_of(environment) if world_size > 1 else None,
         options=_options(arm, world_size),
     )
     path = folder / "samples.csv"

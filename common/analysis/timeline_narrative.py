@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from common.analysis.ablation import measured_samples
 from common.analysis.assignment2 import Assignment2Run
 from common.analysis.tables import Table
-from common.analysis.timelines import MeasuredTimelines, effect_by_term, gaps, largest_gaps
+from common.analysis.timelines import (
+    COPY_OUT,
+    MeasuredTimelines,
+    effect_by_term,
+    gaps,
+    largest_gaps,
+)
 from common.perfmodel.buckets import cap_label
 from common.perfmodel.simulator import BackwardTimeline
 
@@ -65,6 +74,30 @@ def gaps_text(predicted: BackwardTimeline, measured: BackwardTimeline | None) ->
         f"The measured pass is {abs(difference_ms):.1f} ms "
         f"{'longer' if difference_ms > 0 else 'shorter'} than the predicted one. By term: {parts}. "
         f"The largest part is **{effects.abs().idxmax()}**."
+    )
+
+
+def copies_text(
+    run: Assignment2Run, predicted: BackwardTimeline, measured: BackwardTimeline | None
+) -> str:
+    """What the model takes for DDP's copies, how well that is known, and what was seen of them."""
+    bookkeeping_ms = measured_samples(run).overlap.bookkeeping_s * 1e3
+    low, middle, high = np.nanquantile(bookkeeping_ms, [0.25, 0.5, 0.75])
+    per_byte = run.costs.copy_out_s_per_byte
+    text = (
+        f"The model has {2 * per_byte * run.profile.total_bytes * 1e3:.1f} ms for all copies, half "
+        "of it for those out of the buckets: what DDP over one rank adds to the backward pass, "
+        f"{middle:+.1f} ms in the median over rounds (quartiles {low:+.1f} to {high:+.1f}). "
+    )
+    if low <= 0:
+        text += "That cannot be told from nothing, so neither can the copies. "
+    if measured is None:
+        return text
+    seen = gaps(predicted, measured)
+    out_ms = seen.loc[seen["term"] == COPY_OUT, "measured_ms"].sum()
+    return text + (
+        f"In the watched pass copies out took {out_ms:.1f} ms, with the profiler noting each one; "
+        "copies in are part of *computation* on both sides."
     )
 
 

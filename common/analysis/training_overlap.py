@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from common.analysis.assignment1 import Training, TrainingRun
+from common.analysis.step_parts import middle_half
 from common.errors import UserError
 
 OVERLAP, COLLECTIVES = "step-overlap.csv", "step-collectives.csv"
@@ -23,15 +24,17 @@ LEAST_BYTES = 1024
 
 
 def overlap_table(runs: Iterable[tuple[str, TrainingRun]]) -> pd.DataFrame:
-    """A row per run that was traced: medians over the traced steps, of the slowest rank.
+    """A row per run that was traced: means over traced steps of the slowest rank.
 
-    That is the one of the longest median step. Medians need not add up.
+    That is the one of the longest median step. Means over the same steps add up, which medians do
+    not; the middle half of the steps, by their length, keeps hiccups out.
 
     Args:
         runs: what each is called, and the run.
 
-    Columns: name, strategy, steps (traced), ``TIMES``, hidden (the share of communication that
-    overlaps with computation), collectives (a step, without those of a few bytes).
+    Columns: name, strategy, steps (traced), ``TIMES`` (computation, exposed communication and idle
+    time add up to the step, overlap and exposed communication to communication), hidden (overlap
+    over communication), collectives (a step, without those of a few bytes).
     """
     rows = []
     for name, run in runs:
@@ -43,8 +46,10 @@ def overlap_table(runs: Iterable[tuple[str, TrainingRun]]) -> pd.DataFrame:
         slowest = traced.groupby("rank")["step_ms"].median().idxmax()
         steps = traced[traced["rank"] == slowest]
         row = {"name": name, "strategy": run.strategy, "steps": len(steps)}
-        row |= steps[list(TIMES)].median().to_dict()
-        row["hidden"] = (steps["overlap_ms"] / steps["communication_ms"]).median()
+        mean = steps.loc[middle_half(steps["step_ms"]), list(TIMES)].mean()
+        row |= mean.to_dict()
+        communicated = mean["communication_ms"]
+        row["hidden"] = mean["overlap_ms"] / communicated if communicated else float("nan")
         collectives = pd.read_csv(run.folder / COLLECTIVES)
         own = collectives[collectives["rank"] == slowest]
         rows.append(row | {"collectives": collectives_per_step(own)})

@@ -93,6 +93,7 @@ def trace_request(
     Measured passes come from the run directory, else from beside the ``measured`` table.
     Raises UserError for more than one cap, or a file that cannot be written.
     """
+    from common.analysis.assignment2 import check_comparable
     from common.analysis.timelines import TABLE, read_timelines
     from common.runtime.run_directory import find_table
 
@@ -107,4 +108,6 @@ def trace_request(
     if table is None and measured:
         table = find_table(Path(measured).parent, TABLE)
     local = find_table(Path(run_dir), "local-times.csv", "ddp_benchmark") if run_dir else None
+    # A table of --measured may be another run's than those of --run-dir.
+    check_comparable(path for path in (table, local, measured and Path(measured)) if path)
     return TraceRequest(target, tuple(caps), read_timelines(table) if table else None, local)

@@ -26,7 +26,7 @@ import psutil
 
 from common.cluster.emulated import RANK_PREFIX, EmulatedCluster
 from common.cluster.launch import threads_per_rank
-from common.cluster.link_probe import PAYLOAD_SHARE, probe
+from common.cluster.link_probe import probe
 from common.cluster.links import (
     CONGESTION_CONTROL,
     INTERFACE,
@@ -39,6 +39,7 @@ from common.cluster.links import (
 from common.errors import UserError
 from common.runtime.network import EMULATED_NETWORK
 from common.runtime.script import exit_status
+from common.runtime.socket_bytes import PAYLOAD_SHARE
 
 # The shallowest with which the kernel sustains the rate.
 BURSTS_BYTES = (SHALLOWEST_BYTES, 2**18, 2**20)

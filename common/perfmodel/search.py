@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,15 +60,27 @@ class BestCap:
     near_mib: tuple[tuple[float, float], ...]
     candidates: tuple[Candidate, ...]
 
-    def predicted_s(self, cap_mib: float) -> float:
-        """T of any searched cap, and of larger ones where the largest gave a single bucket."""
+    def candidate(self, cap_mib: float) -> Candidate:
+        """The bucketing of a searched cap, or of a larger one if the largest gave one bucket.
+
+        Raises UserError for any other cap.
+        """
         last = self.candidates[-1]
         if last.num_buckets == 1 and cap_mib > last.high_mib:
-            return last.total_s
+            return last
         for candidate in self.candidates:
             if candidate.contains(cap_mib):
-                return candidate.total_s
+                return candidate
         raise UserError(f"cap {cap_mib} MiB was not searched")
+
+    def matched_by(self, caps_mib: Iterable[float], tolerance: float = 1e-3) -> bool:
+        """Whether one of these caps is predicted to be as fast as b*, to within a thousandth."""
+        fastest_s = min(map(self.predicted_s, caps_mib))
+        return fastest_s <= self.total_s * (1 + tolerance)
+
+    def predicted_s(self, cap_mib: float) -> float:
+        """T of a cap that ``candidate`` knows."""
+        return self.candidate(cap_mib).total_s
 
 
 def best_bucket_cap(

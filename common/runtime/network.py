@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from common.runtime.ranks import current_ranks
@@ -20,20 +21,76 @@ def emulated_network(env: Mapping[str, str] = os.environ) -> dict | None:
     return json.loads(env[EMULATED_NETWORK]) if EMULATED_NETWORK in env else None
 
 
-def network_name(backend: str | None) -> str | None:
-    """Short name of the network between the ranks, where it is known for sure.
+def network_name(
+    backend: str | None,
+    ranks_per_gpu: int = 1,
+    world_size: int | None = None,
+    rank_hosts: Sequence[str] = (),
+    device_name: str | None = None,
+) -> str | None:
+    """Returns a short name of the network between the ranks; None where nothing is exchanged.
 
     Measurements over networks with different names are not comparable.
+
+    Args:
+        backend: ``nccl``, ``gloo`` or None.
+        ranks_per_gpu: above 1 where ranks share a GPU, which is in the name then.
+        world_size: of the job that this process starts; by default that which it is a rank of.
+        rank_hosts: the host of every rank, in rank order, where they were gathered.
+        device_name: of the GPU that ranks share.
     """
     emulated = emulated_network()
+    hosts = ranks_by_host(world_size, rank_hosts)
+    name = layout_name(backend, hosts)
     if emulated:
         delay = f", {emulated['delay_ms']:g} ms delay" if emulated["delay_ms"] else ""
         rates = describe_rates(emulated["rates_bit_per_s"])
-        return f"{emulated['hosts']} emulated hosts at {rates}{delay}"
-    ranks = current_ranks()
-    if backend == "gloo" and ranks.world_size == ranks.local_world_size:
+        name = f"{emulated['hosts']} emulated hosts at {rates}{delay}"
+    if ranks_per_gpu == 1:
+        return name
+    where = name if emulated or len(hosts) > 1 else backend
+    return f"{where}, {ranks_per_gpu} ranks on one {device_name or 'GPU'}"
+
+
+def layout_name(backend: str | None, hosts: Sequence[int]) -> str | None:
+    """Returns the name of a network that is not emulated, from the ranks on each host.
+
+    Examples: ``NCCL, 2 hosts × 4 ranks``, ``NCCL, hosts with 4 + 2 ranks``, ``TCP over loopback``.
+    """
+    if backend not in ("gloo", "nccl"):
+        return None
+    if backend == "gloo" and len(hosts) == 1:
         return "TCP over loopback"
-    return None
+    if sum(hosts) == 1:
+        return None
+    shown = "NCCL" if backend == "nccl" else backend
+    if len(set(hosts)) > 1:
+        return f"{shown}, hosts with {' + '.join(map(str, hosts))} ranks"
+    return f"{shown}, {counted(len(hosts), 'host')} × {counted(hosts[0], 'rank')}"
+
+
+def ranks_by_host(world_size: int | None = None, rank_hosts: Sequence[str] = ()) -> tuple[int, ...]:
+    """Returns the number of ranks on each host of the job, in the order of the hosts.
+
+    Where they were not gathered, hosts are taken to have as many ranks as this one, the last one
+    the rest. A process that is alone starts its ranks on its own host.
+
+    Args:
+        world_size: of the job that this process starts; by default that which it is a rank of.
+        rank_hosts: the host of every rank, in rank order.
+    """
+    if rank_hosts:
+        return tuple(Counter(rank_hosts).values())
+    ranks = current_ranks()
+    if ranks.world_size == 1:
+        return (world_size or 1,)
+    hosts, rest = divmod(ranks.world_size, ranks.local_world_size)
+    return (ranks.local_world_size,) * hosts + ((rest,) if rest else ())
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def describe_rates(rates_bit_per_s: Sequence[float]) -> str:

@@ -23,6 +23,10 @@ NOTSENT_BYTES_AT = 144  # u32 tcpi_notsent_bytes, Linux 4.6
 BYTES_RECEIVED_AT = 128  # u64 tcpi_bytes_received, Linux 4.1
 BYTES_SENT_AT = 200  # u64 tcpi_bytes_sent, u64 tcpi_bytes_retrans, Linux 4.19
 LONG_ENOUGH = BYTES_SENT_AT + 16
+INFO_BYTES = 512  # more than any kernel has to tell
+
+PAYLOAD_SHARE = 1448 / 1514
+"""Of 1514 bytes on the wire (Ethernet, IP, TCP with timestamps) 1448 are payload."""
 
 
 def sent_bytes() -> int | None:
@@ -41,6 +45,12 @@ def received_bytes() -> int | None:
     The end of a connection that the other side closed counts as one byte.
     """
     return _total(_received)
+
+
+def received_over(connection: socket.socket) -> int | None:
+    """Bytes of payload that arrived over this one connection, read by the program or not."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+    return _received(info) if len(info) >= LONG_ENOUGH else None
 
 
 def _sent(info: bytes) -> int:
@@ -77,6 +87,6 @@ def _tcp_infos() -> Iterator[bytes]:
             with socket.socket(fileno=os.dup(int(name))) as copy:
                 is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6)
                 if is_tcp and copy.type == socket.SOCK_STREAM:
-                    yield copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 512)
+                    yield copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
         except OSError:  # closed meanwhile by another thread
             continue

@@ -13,6 +13,7 @@ from common.analysis.ablation import (
     LEFT_OUT,
     compare,
     contention_costs,
+    exposed_communication,
     ready_samples,
     term_errors,
     whole_steps,
@@ -86,6 +87,15 @@ def test_without_samples_of_ranks_the_slowest_rank_is_no_term(networks):
     terms = set(term_errors(networks[:1])["term"])
     assert "slowest rank" not in terms
     assert "measured a(x)" in terms
+
+
+def test_exposed_communication_begins_where_ddp_begins_to_count(run):
+    # Of a single bucket all is exposed: the all-reduce, which nothing runs beside, and the copies
+    # of all gradients out of it.
+    row = exposed_communication(run).set_index("bucket_cap_mib").loc[64]
+    copies_s = run.costs.copy_out_s_per_byte * run.profile.total_bytes
+    expected_s = run.all_reduce.curve.time_s(float(run.profile.total_bytes)) + copies_s
+    assert row["predicted_ms"] == pytest.approx(expected_s * 1e3)
 
 
 def test_whole_steps_follow_measured_ones(run):

@@ -244,6 +244,8 @@ def test_regret_is_that_of_the_measured_times(study):
         largest = true[max(CAPS)] / min(true.values()) - 1
         assert row["regret of largest"] == pytest.approx(largest, abs=1e-6)
         assert row["regret of b*"] <= 0.01
+        single = int(case.profile.total_bytes) <= max(CAPS) * 2**20
+        assert bool(row["one bucket"]) == single
         # Six rounds that differ by a thousandth leave no doubt.
         assert row["high"] - row["low"] < 0.005
         assert row["low"] - 1e-9 <= row["regret of b*"] <= row["high"] + 1e-9

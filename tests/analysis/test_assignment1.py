@@ -218,6 +218,18 @@ def test_overlap_is_that_of_the_slower_rank(tmp_path: Path) -> None:
     assert "DDP hides 33% of 3 ms" in words.overlap_sentence(training_overlap(training), training)
 
 
+def test_the_parts_of_a_traced_step_add_up_where_their_medians_would_not(tmp_path: Path) -> None:
+    run = write_training(tmp_path / "ddp", "DDP", 1)
+    # In each step another part is long: medians are 5 + 2 + 1 of a median step of 12.
+    write_overlap(run, [(0, 5, 12, 9, 3, 1), (0, 6, 12, 5, 7, 1), (0, 7, 12, 5, 4, 2)])
+    row = training_overlap(open_training(tmp_path)).iloc[0]
+    parts = row["computation_ms"] + row["exposed_communication_ms"] + row["idle_ms"]
+    assert parts == pytest.approx(row["step_ms"]) == 12
+    hidden = row["communication_ms"] - row["exposed_communication_ms"]
+    assert row["overlap_ms"] == pytest.approx(hidden)
+    assert row["hidden"] == pytest.approx(4 / 14)  # of all that was communicated
+
+
 def test_runs_without_traces_say_so(tmp_path: Path) -> None:
     write_training(tmp_path / "ddp", "DDP", 2)
     with pytest.raises(UserError, match="no traces"):

@@ -166,7 +166,7 @@ def test_the_step_adds_up_and_is_predicted_from_what_was_measured_apart(run: Pat
     assert several["predicted_step_ms"] == pytest.approx(30 + exchange_ms(2, 30), rel=1e-3)
     assert several["adjusted_step_ms"] == pytest.approx(1.15 * (30 + exchange_ms(2, 30)), rel=1e-3)
     assert predicted[predicted["arm"] == 0]["predicted_step_ms"].item() == pytest.approx(30, 1e-3)
-    assert "1 of 1 arms add up" in narrative.parts_sentence(sweep)
+    assert "those of a plain step, too" in narrative.parts_sentence(sweep)
     assert "with an error of" in narrative.prediction_sentence(sweep)
 
 

@@ -94,6 +94,8 @@ def test_the_sum_is_held_against_steps_that_nobody_watched() -> None:
     plain[list(PARTS.values())] = np.nan
     parts = decompose(pd.concat([made_up(), plain]))
     assert parts.plain_step_ms == pytest.approx(40)
+    assert parts.unaccounted_share == pytest.approx(0)  # of the steps they were noted in
+    assert parts.watching_share == pytest.approx(48 / 40 - 1)
     assert parts.error == pytest.approx(48 / 40 - 1)
     assert not parts.adds_up
 

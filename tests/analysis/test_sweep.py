@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.analysis.sweep import evaluate, local_backward_s, read_sweep
+from common.analysis.sweep import evaluate, exposed_record, local_backward_s, read_sweep
 from common.errors import UserError
 
 
@@ -77,6 +77,21 @@ def test_caps_with_the_same_buckets_are_one_case(path: Path) -> None:
     assert accuracy.table["error"].tolist() == pytest.approx([0, 10 / 9 - 1])
     assert accuracy.median_error == pytest.approx((0 + 1 / 9) / 2)
     assert accuracy.worst_error == pytest.approx(1 / 9)
+
+
+def test_a_case_is_as_wide_as_the_caps_that_gave_its_buckets(path: Path) -> None:
+    assert read_sweep(path).widths() == {1.0: 1.0, 2.0: 4.0}
+
+
+def test_what_a_rank_waits_for_another_is_not_its_exposed_communication(tmp_path: Path) -> None:
+    # Rank 1 computes 30 ms longer, and then both wait 5 ms for the last bucket.
+    keys = {"bucket_cap_mib": 2.0, "round": 0}
+    rows = [
+        keys | {"iteration": i, "rank": rank, "communication_time_ms": 80.0, "overlap_time_ms": own}
+        for i in range(3)
+        for rank, own in ((0, 45.0), (1, 75.0))
+    ]
+    assert exposed_record(write(tmp_path / "t.csv", rows)).to_dict() == {2.0: 5.0}
 
 
 def test_regret_is_what_following_the_prediction_costs(path: Path) -> None:

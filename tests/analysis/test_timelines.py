@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.analysis.assignment2 import RECORDED, open_run
 from common.analysis.bucket_trace import (
     BACKWARD,
     BUCKET_FIELDS,
@@ -22,7 +23,7 @@ from common.analysis.bucket_trace import (
     in_bucket_order,
 )
 from common.analysis.profiler_trace import Event
-from common.analysis.timeline_narrative import gap_table, gaps_text
+from common.analysis.timeline_narrative import copies_text, gap_table, gaps_text
 from common.analysis.timeline_plots import predicted_and_measured
 from common.analysis.timelines import (
     ALL_REDUCE,
@@ -38,6 +39,7 @@ from common.analysis.timelines import (
 )
 from common.errors import UserError
 from common.perfmodel.simulator import BackwardTimeline, BucketEvent
+from common.runtime.paths import project_root
 
 MIB = 2**20
 MUL_OUT = "torch::distributed::reducer::mul_out"
@@ -262,6 +264,19 @@ def test_a_table_without_its_columns_or_a_rank_is_refused(table):
 def test_without_a_measured_pass_the_texts_and_the_figure_still_work():
     assert gaps_text(COMPUTE_BOUND, None) == "There is no measured pass to compare with."
     assert len(predicted_and_measured(COMPUTE_BOUND, None, "made up").axes) == 1
+
+
+def test_copies_are_told_with_what_they_were_taken_from():
+    run = open_run(project_root() / RECORDED)
+    times = pd.read_csv(run.run_dir / "overlap_benchmark" / "overlap-times.csv")
+    slowest = times.groupby(["arm", "round", "iteration"])["backward_time_ms"].max()
+    by_round = slowest.groupby(["arm", "round"]).median()
+    added_ms = (by_round["bookkeeping"] - by_round["local"]).median()
+    slower = serial([30, 30, 30], [10, 10, 10], [1, 1, 6], tail_ms=15)
+    text = copies_text(run, COMPUTE_BOUND, slower)
+    assert f"{added_ms:.1f} ms for all copies" in text
+    assert "copies out took 8.0 ms" in text  # 1 + 1 + 6
+    assert "cannot be told from nothing" not in text
 
 
 def test_the_figure_has_both_passes_on_one_clock():

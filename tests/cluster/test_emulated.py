@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from interruptible import start_interruptible
 
 from common.analysis.assignment2 import check_comparable
 from common.cluster import emulated
@@ -78,13 +79,11 @@ def script(tmp_path: Path):
 
 
 def start(*arguments: object, command: tuple = (DDPLAB,)) -> subprocess.Popen:
-    return subprocess.Popen(
+    return start_interruptible(
         [*map(str, command), "emulate", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # as in a terminal; a shell starts background jobs with SIGINT ignored
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 

@@ -135,6 +135,17 @@ def test_the_best_of_240_caps_for_gpt2_large_is_the_minimum_by_brute_force():
     assert best_bucket_cap(profile, network).total_s <= best.total_s
 
 
+def test_a_cap_matches_b_star_only_where_it_is_as_fast():
+    profile, network = make_profile([10, 10, 10], [1, 2, 3]), AlphaBeta(0.4, 20)
+    best = best_bucket_cap(profile, network)
+    times = every_cap(profile, network, DdpCosts())
+    as_fast = [cap for cap, total in times.items() if total <= min(times.values()) * 1.001]
+    slower = [cap for cap in times if cap not in as_fast]
+    assert slower
+    assert best.matched_by([slower[0] / MIB, as_fast[0] / MIB])
+    assert not best.matched_by([cap / MIB for cap in slower])
+
+
 def test_gradients_of_several_dtypes_are_searched_over_given_caps_or_a_grid():
     profile = make_profile([8, 4, 8, 4], [1.0, 2.0, 3.0, 4.0], kinds=["f64", "f32", "f64", "f32"])
     network = AlphaBeta(0.1, 10)

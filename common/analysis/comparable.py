@@ -1,0 +1,112 @@
+"""Whether measurements may be joined or compared: on the same device, over the same network."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Collection, Iterable, Mapping
+
+from common.errors import UserError
+from common.runtime.network import layout_name
+
+logger = logging.getLogger(__name__)
+
+Measured = tuple[str, Mapping]
+"""What a reader calls a table or a run, and the environment record that lies beside it."""
+
+
+def require_same(
+    measured: Iterable[Measured],
+    advice: str = "they cannot be compared",
+    alone: Collection[str] = (),
+) -> None:
+    """Raises UserError where these were measured on different devices or over different networks.
+
+    Where a record does not say which, and it cannot be derived, one warning is logged and nothing
+    is refused on its account.
+
+    Args:
+        measured: names and environment records.
+        advice: how the line ends.
+        alone: names of those that exchanged nothing, so that any network will do.
+    """
+    measured = list(measured)
+    if found := difference(measured, alone):
+        raise UserError(f"{found}: {advice}")
+    silent = [
+        name
+        for name, record in measured
+        if device_of(record) is None
+        or (_exchanged(name, record, alone) and network_of(record) is None)
+    ]
+    if silent and len(measured) > 1:
+        logger.warning(
+            "%s: the record does not say on which device and network; joined with the others",
+            ", ".join(silent),
+        )
+
+
+def difference(measured: Iterable[Measured], alone: Collection[str] = ()) -> str | None:
+    """Returns the first difference in device or network as a sentence, or None.
+
+    Arguments are those of ``require_same``. Networks are compared between records of several
+    ranks. Of different numbers of ranks, as in a study of scaling, one job may lie on one host and
+    another on several.
+    """
+    measured = list(measured)
+    for (one, its), (other, record) in itertools.combinations(measured, 2):
+        devices = device_of(its), device_of(record)
+        if None not in devices and devices[0] != devices[1]:
+            return _sentence("device", one, devices[0], other, devices[1])
+    joined = [(name, record) for name, record in measured if _exchanged(name, record, alone)]
+    for (one, its), (other, record) in itertools.combinations(joined, 2):
+        if not _same_network(its, record):
+            return _sentence("network", one, network_of(its), other, network_of(record))
+    return None
+
+
+def device_of(record: Mapping) -> str | None:
+    """Returns the name of the GPU or CPU of a record; older ones say it with their GPUs or CPU."""
+    gpus, cpu = record.get("gpus"), record.get("cpu") or {}
+    if record.get("device_name"):
+        return record["device_name"]
+    if gpus:
+        return gpus[0].get("name")
+    return cpu.get("model") if record.get("device") != "cuda" else None
+
+
+def network_of(record: Mapping) -> str | None:
+    """Returns the name of the network of a record; in older ones it follows from the ranks."""
+    size, local = record.get("world_size"), record.get("ranks_per_node")
+    if record.get("network") or not size or not local:
+        return record.get("network")
+    if record.get("launcher") == "single":  # it started its ranks on its own host
+        local = size
+    hosts, rest = divmod(size, local)
+    return layout_name(record.get("backend"), (local,) * hosts + ((rest,) if rest else ()))
+
+
+def _sentence(what: str, one: str, value: str | None, other: str, its: str | None) -> str:
+    values = [shown or "not recorded" for shown in (value, its)]
+    return f"{what} differs between {one} ({values[0]}) and {other} ({values[1]})"
+
+
+def _exchanged(name: str, record: Mapping, alone: Collection[str]) -> bool:
+    return name not in alone and record.get("world_size") != 1
+
+
+def _same_network(one: Mapping, other: Mapping) -> bool:
+    names = network_of(one), network_of(other)
+    emulated = [_is_emulated(record) for record in (one, other)]
+    if names[0] == names[1]:
+        return True
+    if any(emulated):  # what is emulated is always recorded
+        return False
+    if None in names:
+        return True
+    alike = [(record.get("backend"), record.get("ranks_per_gpu", 1)) for record in (one, other)]
+    return alike[0] == alike[1] and one.get("world_size") != other.get("world_size")
+
+
+def _is_emulated(record: Mapping) -> bool:
+    return bool((record.get("interconnect") or {}).get("emulated"))
