@@ -11,10 +11,14 @@ OUTPUT_DIR=${OUTPUT_DIR:-outputs/assignment2/cluster}
 # ranks until they install a handler.
 trap '' USR1
 
-# run_ranks SCRIPT [FLAG…], or run_ranks -m MODULE [FLAG…]: run it on all ranks of the job. The
-# nodes meet at the first one; a rank that fails ends the job.
+# run_ranks SCRIPT [FLAG…], or run_ranks -m MODULE [FLAG…]: run it on all ranks of the job, with
+# --device DEVICE where that is set, in front, so that FLAGS win. The nodes meet at the first one; a
+# rank that fails ends the job. Status 2, after one line: the device cannot be had on this node.
 run_ranks() {
-    local endpoint
+    local endpoint program=("$1")
+    if [ "$1" = -m ]; then program+=("$2"); fi
+    set -- "${program[@]}" ${DEVICE:+--device "$DEVICE"} "${@:1+${#program[@]}}"
+    uv run --no-sync python -m common.runtime.job_device "${@:1+${#program[@]}}" || return
     endpoint=$(rendezvous_endpoint) || return
     # shellcheck disable=SC2016  # expanded on each node, where SLURM_NODEID is known
     srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none \

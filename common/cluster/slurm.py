@@ -3,14 +3,16 @@
 ::
 
     with private_slurm(nodes=2, gpus_per_node=4) as cluster:
-        job_id = cluster.submit("sbatch/launch-ddp-benchmark.sbatch", variables={"MODEL": "nano"})
+        variables = {"MODEL": "nano", "DEVICE": "cpu"}
+        job_id = cluster.submit("sbatch/launch-ddp-benchmark.sbatch", variables=variables)
         [job] = cluster.wait(job_id)
         print(job.state, job.log.read_text())
 
 The controller, the nodes' daemons and munge are those of Debian's packages, with their own
 configuration, ports, sockets and key in a folder of their own; a Slurm that the machine already
 has is not touched. The nodes share the machine's cores and network, and their GPUs are only
-pretended (the programs see none), so the jobs work as on a cluster but their times mean nothing.
+pretended (the programs see none, hence DEVICE), so the jobs work as on a cluster but their times
+mean nothing.
 
 All of it lives in one process-ID namespace, which the kernel ends as a whole when the block is
 left, by whatever way: no daemon, job or child of a job stays behind, even if this process is

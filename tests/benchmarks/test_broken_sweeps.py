@@ -16,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
+from interruptible import start_interruptible
 from rank_support import ASSIGNMENT2
 
 from common.cluster.launch import MARK
@@ -83,7 +84,7 @@ def start(tmp_path) -> Iterator:
     def start(sweep: list[str], table: str, rows: int) -> Sweep:
         script, *flags = sweep
         where = ["--output_dir", str(tmp_path), "--run_id", "run", "--device", "cpu"]
-        parent = subprocess.Popen(
+        parent = start_interruptible(
             [
                 *(sys.executable, "-c", LAUNCH, str(ASSIGNMENT2 / f"{script}.py")),
                 *(str(tmp_path / "log"), *flags, *where),

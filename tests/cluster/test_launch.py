@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from interruptible import start_interruptible
 
 from common.cluster.launch import MARK, launch, launch_series, threads_per_rank
 from common.errors import RunFailed, UserError
@@ -171,7 +172,7 @@ def test_a_killed_rank_ends_the_launch_with_the_signals_name_and_nothing_is_left
 
 def test_ctrl_c_during_a_launch_leaves_no_process_not_even_a_ranks_child(tmp_path, write, alive):
     command = [sys.executable, "-c", LAUNCH_AND_WAIT, str(write(WAIT)), str(tmp_path / "log")]
-    with subprocess.Popen(
+    with start_interruptible(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as parent:
         said = [parent.stdout.readline() for _ in range(2)]

@@ -29,6 +29,7 @@ TRAINING = (
 )
 # Instead of uv, which would start torchrun. The folder is the last argument of all.
 FAKE_UV = """#!/bin/bash
+if [ "$3" = python ]; then exit; fi # asked for the device
 folder=${*: -1}
 echo "attempt ${SLURM_RESTART_COUNT:-0} in $folder"
 mkdir -p "$folder"

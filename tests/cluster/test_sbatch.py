@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import json
 import os
 import re
@@ -9,10 +11,12 @@ import subprocess
 import time
 
 import pandas as pd
+import psutil
 import pytest
 from job_files import CASES, ROOT, SBATCH, job_files
 
 from common.cluster.slurm import Job, PrivateSlurm, why_not
+from common.runtime.device import gpus_visible
 
 pytestmark = [
     pytest.mark.two_ranks,
@@ -29,7 +33,7 @@ run_ranks "$SCRIPT" "$OUTPUT_DIR"
 # Leaves a file when it is ready, one when it is told to make a checkpoint, and then goes on.
 CHECKPOINT = """
 import os, pathlib, signal, sys, time
-folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
+folder, rank = pathlib.Path(sys.argv[-1]), os.environ["RANK"]
 told = []
 signal.signal(signal.SIGUSR1, lambda *_: told.append(True))
 (folder / ("ready-" + rank)).touch()
@@ -59,6 +63,7 @@ from common.runtime.script import run_script
 @dataclass(frozen=True)
 class Settings:
     output_dir: str = ""
+    device: str = "cuda"
 
 def main(settings):
     ranks = current_ranks()
@@ -74,8 +79,8 @@ run_script(main, Settings)
 """
 
 COURSE = """#!/bin/bash
-#SBATCH --nodes=2 --ntasks=2 --gpus-per-task=1 --distribution=block
-srun uv run --no-sync python assignments/assignment2/allreduce_benchmark.py \\
+#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --exclusive --mem=0
+srun --gpu-bind=none uv run --no-sync python assignments/assignment2/allreduce_benchmark.py \\
     --device cpu --rounds 2 --iterations 2 --output_dir "$OUTPUT_DIR" --run_id run
 """
 
@@ -88,7 +93,7 @@ def submit(slurm, tmp_path):
         (tmp_path / "job.sbatch").write_text(text)
         (tmp_path / "script.py").write_text(script)
         places = {"SCRIPT": tmp_path / "script.py", "PROJECT_ROOT": ROOT, "OUTPUT_DIR": tmp_path}
-        variables |= {name: str(place) for name, place in places.items()}
+        variables |= {name: str(place) for name, place in places.items()} | {"DEVICE": "cpu"}
         return slurm.submit(
             tmp_path / "job.sbatch", f"--output={tmp_path}/log", variables=variables
         )
@@ -110,6 +115,16 @@ def ended(slurm: PrivateSlurm, job_id: int) -> tuple[Job, str]:
     """The job's end and what it said."""
     [job] = slurm.wait(job_id)
     return job, job.log.read_text()
+
+
+def processes_of_job(job_id: int) -> list[str]:
+    """Names of the living processes that have the job's id among their variables."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get("SLURM_JOB_ID") == str(job_id):
+                found.append(process.name())
+    return found
 
 
 @pytest.mark.parametrize("path", job_files(), ids=lambda path: path.stem)
@@ -135,15 +150,24 @@ def test_every_job_file_runs_as_it_is(slurm, submitted, output, path):
         assert "<html" in (output / "index.html").read_text()
 
 
+@pytest.mark.parametrize("path", job_files(), ids=lambda path: path.stem)
+def test_a_job_that_holds_whole_nodes_has_all_of_their_memory(path):
+    # The private Slurm gives every job all memory; other sites give a few GB per core.
+    asked = re.findall(r"^#SBATCH (--exclusive|--mem=\S+)$", path.read_text(), flags=re.M)
+    assert asked in ([], ["--exclusive", "--mem=0"])
+
+
 def test_task_i_of_an_array_measures_model_i_in_a_folder_of_its_name(slurm, tmp_path, fake_uv):
     variables = fake_uv | {"MODEL": "gpt2 gpt2-large", "OUTPUT_DIR": "out"}
+    variables |= {"DEVICE": "cpu", "FLAGS": "--device cuda"}  # a script takes the last
     flags = ("--array=0-2", "--nodes=1", f"--output={tmp_path}/%a")
     job_file = SBATCH / "launch-train-benchmark.sbatch"
     tasks = slurm.wait(slurm.submit(job_file, *flags, variables=variables))
     states = {job.array_index: (job.state, job.exit_status) for job in tasks}
     assert states == {0: ("COMPLETED", 0), 1: ("COMPLETED", 0), 2: ("FAILED", 2)}
-    assert "--model gpt2 --output_dir out/gpt2\n" in (tmp_path / "0").read_text()
-    assert "--model gpt2-large --output_dir out/gpt2-large\n" in (tmp_path / "1").read_text()
+    flags = "train_benchmark.py --device cpu --model {0} --output_dir out/{0} --device cuda\n"
+    assert flags.format("gpt2") in (tmp_path / "0").read_text()
+    assert flags.format("gpt2-large") in (tmp_path / "1").read_text()
     # An index without a model is one clear line, and the user's mistake.
     said = (tmp_path / "2").read_text()
     assert said == "error: array index 2, but MODEL has 2 items, from 0: gpt2 gpt2-large\n"
@@ -151,7 +175,7 @@ def test_task_i_of_an_array_measures_model_i_in_a_folder_of_its_name(slurm, tmp_
     job_id = slurm.submit(job_file, f"--output={tmp_path}/log", variables=variables)
     said = ended(slurm, job_id)[1]
     assert "MODEL has 2 items; only gpt2 without sbatch --array=0-1\n" in said
-    assert said.count("--model gpt2 --output_dir out\n") == 2  # on both nodes
+    assert said.count("py --device cpu --model gpt2 --output_dir out ") == 2  # on both nodes
 
 
 def test_a_failing_rank_fails_the_job_with_its_own_message_and_leaves_nothing(
@@ -172,6 +196,25 @@ def test_a_failing_rank_fails_the_job_with_its_own_message_and_leaves_nothing(
     while set(living := processes_of(slurm.folder)) & {"python", "uv", "srun", "slurmstepd"}:
         assert time.monotonic() < deadline, living
         time.sleep(0.1)
+
+
+@pytest.mark.skipif(gpus_visible(env={}), reason="there are GPUs that can be used")
+@pytest.mark.parametrize("name", ["selftest", "launch-train-ddp"])
+def test_a_job_that_cannot_use_the_gpus_it_was_granted_says_so_in_one_line_at_once(
+    slurm, tmp_path, name
+):
+    variables = {"PROJECT_ROOT": str(ROOT), "OUTPUT_DIR": str(tmp_path / "runs")}
+    flags = (f"--output={tmp_path}/log",)
+    job, said = ended(slurm, slurm.submit(SBATCH / f"{name}.sbatch", *flags, variables=variables))
+    assert (job.state, job.exit_status) == ("FAILED", 2), said
+    assert re.fullmatch(r"error: the job was granted 4 GPUs, but .*DEVICE=cpu\n", said)
+    described = slurm.command("scontrol", "show", "job", "--oneliner", job.job_id)
+    times = [re.search(f" {which}Time=(\\S+)", described)[1] for which in ("Start", "End")]
+    started, stopped = (datetime.datetime.fromisoformat(time) for time in times)
+    # 5 s, for the import of torch, where nothing else runs
+    assert stopped - started <= datetime.timedelta(seconds=30)
+    assert not (tmp_path / "runs").exists()
+    assert processes_of_job(job.job_id) == []
 
 
 def test_usr1_reaches_the_ranks_and_nobody_dies_of_it(slurm, submit, tmp_path):
@@ -214,12 +257,14 @@ def test_site_env_changes_nothing_as_it_is_and_wins_over_the_job_files(slurm):
     # Lines that a new site takes the # off.
     text = re.sub(r"# (export SBATCH_PARTITION=).*", r"\1other", (SBATCH / "site.env").read_text())
     text = re.sub(r"# (export SBATCH_GPUS_PER_NODE=).*", r"\g<1>2", text)
+    text = re.sub(r"# (export SBATCH_MEM_PER_NODE=).*", r"\g<1>1M", text)
     job_id = shell(f"{text}\nsbatch --parsable --hold sbatch/launch-ddp-benchmark.sbatch").strip()
     [job] = slurm.jobs(int(job_id))
     described = slurm.command("scontrol", "show", "job", job_id)
     slurm.command("scancel", job_id)
     assert job.partition == "other"
     assert re.search(r"TresPerNode=gres:gpu:2\b", described)
+    assert "MinMemoryNode=1M" in described
 
 
 @pytest.mark.parametrize("below", [".", "notes/week-3"])

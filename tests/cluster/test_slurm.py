@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from interruptible import start_interruptible
 
 from common.cluster.slurm import private_slurm, why_not
 from common.errors import RunFailed, UserError
@@ -120,7 +121,7 @@ def test_an_exception_in_the_block_leaves_nothing_of_slurm_or_its_jobs(
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_survives_the_one_that_started_slurm(how, write, tmp_path, processes_of):
     command = [sys.executable, "-c", HOLD, str(tmp_path), str(write(LASTING))]
-    with subprocess.Popen(
+    with start_interruptible(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as starter:
         folder = Path(starter.stdout.readline().strip())

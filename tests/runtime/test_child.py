@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from interruptible import start_interruptible
 
 from common.errors import UserError
 from common.runtime.child import run_child
@@ -81,7 +82,7 @@ with exit_status():
 )
 def test_no_child_outlives_its_parent(sent: int, status: int, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PARENT, str(tmp_path / "log")]
-    with subprocess.Popen(
+    with start_interruptible(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as parent:
         assert parent.stdout.readline().strip() == "asleep"

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 import pytest
 import yaml
+from interruptible import start_interruptible
 
 from common.errors import UserError
 from common.runtime.script import parse_settings
@@ -256,7 +257,7 @@ def test_a_bug_keeps_its_traceback(script):
 )
 def test_a_signal_ends_the_script_with_one_line(script, sent, status, word):
     command = [sys.executable, str(script), "--how", "wait"]
-    with subprocess.Popen(
+    with start_interruptible(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout.readline() == "ready\n"

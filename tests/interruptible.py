@@ -1,0 +1,20 @@
+"""Starts a process that Ctrl-C interrupts, however the tests themselves were started."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Sequence
+
+
+def start_interruptible(command: Sequence[str], **options: object) -> subprocess.Popen:
+    """Start a process as a terminal does; ``options`` are those of ``subprocess.Popen``.
+
+    A shell starts background jobs with SIGINT ignored. Children inherit that, and a Python that
+    starts so raises no KeyboardInterrupt.
+    """
+
+    def heed_ctrl_c() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen(command, preexec_fn=heed_ctrl_c, **options)
