@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import pandas as pd
@@ -24,6 +25,8 @@ SAMPLE_COLUMNS = (
     *("mode", "total_elements", "total_bytes", "in_flight"),
     *("round", "iteration", "rank", "time_ms"),
 )
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class AllReduceBenchmark:
     """Untimed calls before them."""
     in_flight_mib: float = 256
     """Memory for the buffers of calls in flight; 2 to 16 of them."""
+    launch_included: bool = False
+    """On GPUs: start on an idle device, so that a small message's time is that of its launch. By
+    default the device is held back until everything is launched, as it is in training. On the CPU
+    a launch is part of the call."""
     output_dir: str = "outputs/assignment2"
     run_id: str = ""
     """Name of the run directory below output_dir; made up by default."""
@@ -81,6 +88,8 @@ def main(settings: AllReduceBenchmark) -> None:
         process_group(settings.device, settings.backend) as worker,
         record_run(settings, "allreduce_benchmark", worker) as recorder,
     ):
+        if settings.launch_included and worker.device.type == "cpu" and worker.is_main:
+            logger.warning("without effect: launch_included, as a CPU's calls contain their launch")
         samples = measure(settings, worker, recorder)
         if recorder.run:
             table = course_table(samples, worker.backend, worker.world_size)
@@ -122,9 +131,12 @@ def _sample_size(
     check_sum(buffers[0], worker)
     calls = settings.warmup_steps + settings.iterations
     batches = -(-calls // in_flight) + 1  # the first is warm-up
+    idle = settings.launch_included
+    alone_s = time_sequence(buffers[:1] * calls, worker, launch_included=idle)
+    together_s = [time_in_flight(buffers, worker, launch_included=idle) for _ in range(batches)]
     times_s = {
-        "sequential": time_sequence(buffers[:1] * calls, worker)[settings.warmup_steps :],
-        "in_flight": [time_in_flight(buffers, worker) / in_flight for _ in range(batches)][1:],
+        "sequential": alone_s[settings.warmup_steps :],
+        "in_flight": [time_s / in_flight for time_s in together_s[1:]],
     }
     return [
         {

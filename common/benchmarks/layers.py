@@ -19,7 +19,12 @@ from common.benchmarks.gpt2_step import StepSettings
 from common.benchmarks.replay_step import Step, make_step
 from common.errors import UserError
 from common.models.gpt2 import GPT2
-from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
+from common.runtime.gradient_marks import (
+    READY_COLUMNS,
+    hold_for_marks,
+    ready_marks,
+    ready_rows,
+)
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
@@ -65,6 +70,8 @@ class LayerBenchmark:
     """Divide the recording's times by this."""
     layer_size_output: str = ""
     """Write layer-sizes.csv to this path too."""
+    backend: str | None = None
+    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
     device: str | None = None
     """cpu or cuda; by default CUDA where it is."""
     seed: int = 42
@@ -93,7 +100,7 @@ STEP_COLUMNS = ("rank", "iteration", "forward_time_ms", "backward_time_ms", "opt
 
 def main(settings: LayerBenchmark) -> None:
     """Run the benchmark and print where its tables are."""
-    with process_group(settings.device) as worker:
+    with process_group(settings.device, settings.backend) as worker:
         step = make_step(settings.step_settings(), worker)
         sizes = None if settings.replay else layer_sizes(step.model)
         if settings.layer_size_output and worker.is_main:
@@ -146,6 +153,7 @@ def measure(
                 forward_end = clock.mark()
                 clock.wait()
                 worker.barrier()
+                hold_for_marks(step.model, clock)
                 start = clock.mark()
                 loss.backward()
                 end = clock.mark()

@@ -1,9 +1,10 @@
 """What each option of the training step buys: with it against without it, in one run.
 
 All arms are measured in one process, in rounds whose order rotates, and compared within a round,
-so that a machine that grows slower favours none. Their models stay in memory side by side (a
-compiled one would have to be compiled again in every round): 12 bytes per parameter and arm with
-AdamW. Where that is too much, choose fewer arms.
+so that a machine that grows slower favours none. Their models stay in the host's memory side by
+side (a compiled one would have to be compiled again in every round): 12 bytes per parameter and arm
+with AdamW. Where that is too much, choose fewer arms. A GPU holds the arm that is visited; the
+others rest on the host.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -20,6 +22,7 @@ import torch
 from common.analysis.option_ratios import noise_floor, option_ratios, ratios_text
 from common.benchmarks.allreduce import rotated
 from common.benchmarks.option_arms import AGAIN, BASELINE, Arm, plan_arms
+from common.benchmarks.resting_step import rest, states_of
 from common.data.batches import BatchStream
 from common.errors import UserError
 from common.perfmodel.architecture import GPT2Config
@@ -114,23 +117,36 @@ def compiled_apart() -> object:
 
 
 def check_memory(arms: list[Arm], device: torch.device) -> None:
-    """Raise UserError where the arms' models will not fit side by side."""
-    has = (
-        torch.cuda.get_device_properties(device).total_memory
-        if device.type == "cuda"
-        else available_memory_bytes()
-    )
-    kept, steps = [], []
+    """Raise UserError where memory is short: the host's for all arms, a GPU's for any of them."""
+    kept = []
     for arm in arms:
         states = estimated_states(arm.workload)
         kept.append(states["parameters"] + states["optimizer states"])
-        steps.append(predict_memory(arm.workload).peak_bytes - kept[-1])
+    peaks = [predict_memory(arm.workload).peak_bytes for arm in arms]
+    model = arms[0].workload.model
+    if device.type == "cuda":
+        has = torch.cuda.get_device_properties(device).total_memory
+        largest = max(peaks)
+        if largest > has:
+            raise UserError(
+                f"arm {arms[peaks.index(largest)].name} of {model} takes {largest / 2**30:.1f} "
+                f"GiB, and the GPU has {has / 2**30:.1f}; choose other --arms, or a smaller "
+                "--model or --batch_size"
+            )
+    has, steps = available_memory_bytes(), [0]
+    if device.type == "cpu":
+        steps = [peak - own for peak, own in zip(peaks, kept, strict=True)]
     if sum(kept) + max(steps) > has:
         raise UserError(
-            f"{len(arms)} arms of {arms[0].workload.model} keep {sum(kept) / 2**30:.1f} GiB, a "
+            f"{len(arms)} arms of {model} keep {sum(kept) / 2**30:.1f} GiB on the host, a "
             f"step takes {max(steps) / 2**30:.1f} more, and there are {has / 2**30:.1f}; choose "
             "fewer --arms, or a smaller --model or --batch_size"
         )
+
+
+def resting_place(device: torch.device) -> torch.device | None:
+    """Where arms wait that are not visited: the host's memory, where that is another one."""
+    return torch.device("cpu") if device.type == "cuda" else None
 
 
 def measure(
@@ -173,6 +189,7 @@ class Bench:
         self._times = run.stream("options-times.csv", TIME_COLUMNS)
         self._warmup_times = run.stream("options-warmup-times.csv", WARMUP_COLUMNS)
         self._steps: dict[str, TrainingStep] = {}
+        self._wake: dict[str, Callable[[], None]] = {}
         self._dropped: dict[str, str] = {}
         self._first_step_s: dict[str, float] = {}
         self._peak_bytes: dict[str, int] = {}
@@ -194,10 +211,11 @@ class Bench:
             else:
                 self._measure(arm, round_)
         except (RuntimeError, MemoryError, OSError) as error:
-            self._dropped[arm.name] = _why_dropped(arm, error, round_)
+            self._dropped[arm.name] = _why_dropped(arm, error, round_, self.device)
         if arm.name in self._dropped:
             logger.warning("%s: %s", arm.name, self._dropped[arm.name])
             self._steps.pop(arm.name, None)
+            self._wake.pop(arm.name, None)
             gc.collect()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -220,9 +238,17 @@ class Bench:
         self._steps[arm.name] = step
         self._first_step_s[arm.name] = times_s[0]
         self._write_warmup(arm, PREPARATION, times_s)
+        self._rest(arm)
+
+    def _rest(self, arm: Arm) -> None:
+        place = resting_place(self.device)
+        if place:
+            self._wake[arm.name] = rest(self._steps[arm.name], place)
 
     def _measure(self, arm: Arm, round_: int) -> None:
         step = self._steps[arm.name]
+        if arm.name in self._wake:
+            self._wake.pop(arm.name)()
         self._write_warmup(arm, round_, self._run(step, arm, self.settings.warmup_steps))
         allocated = self._allocated()
         times_s = self._run(step, arm, self.settings.num_steps)
@@ -236,6 +262,7 @@ class Bench:
         samples = [dict(zip(TIME_COLUMNS, row, strict=True)) for row in rows]
         self._times.write(samples)
         self.rows += samples
+        self._rest(arm)
 
     def _run(self, step: TrainingStep, arm: Arm, count: int) -> list[float]:
         return time_steps(step, self._batches[arm.workload.async_batches], count)
@@ -254,16 +281,14 @@ class Bench:
 
 def state_bytes(step: TrainingStep) -> int:
     """Bytes of an arm's parameters and optimizer state on its device, gradients left out."""
-    tensors = list(step.model.parameters())
-    for state in step.optimizer.state.values():
-        tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
-    return sum(each.nbytes for each in tensors if each.device == step.device)
+    return sum(each.nbytes for each in states_of(step) if each.device == step.device)
 
 
-def _why_dropped(arm: Arm, error: Exception, round_: int) -> str:
+def _why_dropped(arm: Arm, error: Exception, round_: int, device: torch.device) -> str:
     """The reason in one line; a bug, which is no reason, is raised again."""
     if is_out_of_memory(error) and arm.name != BASELINE:
-        return "out of memory, beside the models of the other arms"
+        beside = ", beside the models of the other arms" if device.type == "cpu" else ""
+        return f"out of memory{beside}"
     if is_out_of_memory(error):
         raise UserError("out of memory in the baseline; choose a smaller --batch_size") from None
     if arm.workload.compile and round_ == PREPARATION:

@@ -9,13 +9,14 @@ judged on:
 - ``paced``: the backward pass with all-reduces of one size launched now and then, each done before
   the next: what they take from computation is what they add to the backward pass.
 - ``continuous``: the backward pass beside all-reduces without pause, more of them than it lasts,
-  with how many were done when it ended; and ``all_reduce``, the same all-reduces alone.
+  with how many were done when it ended; and ``all_reduce``, the same all-reduces alone. Where the
+  largest message asked for is done too soon (8 MiB over NVLink: in 0.1 ms), a larger one is taken:
+  Python launches few large ones faster than they are done, and many small ones more slowly.
 """
 
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,9 +28,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.benchmarks.allreduce import rotated
 from common.benchmarks.gpt2_step import StepSettings
+from common.benchmarks.lasting_messages import LastingMessages
 from common.benchmarks.replay_step import Step, make_step
 from common.errors import UserError
-from common.runtime.collective_timing import time_in_flight, time_sequence
+from common.runtime.collective_timing import start_together, time_in_flight, time_sequence
+from common.runtime.own_group import own_group
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
@@ -40,8 +43,10 @@ COLUMNS = (
     *("backward_time_ms", "all_reduce_time_ms", "messages_done", "gradient_bytes"),
 )
 """``messages_done``: how many all-reduces ended during the backward pass."""
-MOST = 1000
-"""All-reduces launched at once, at most."""
+BUFFER_BYTES = 2**30
+"""For the messages beside a pass; or as much as the gradients take, if that is more."""
+BACKWARD_LAUNCHES = 100
+"""Of the backward pass, launched while the device is held back with the all-reduces."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +177,8 @@ class OverlapLab:
         self.worker = worker
         self.clock = clock_for(worker.device)
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in step.model.parameters())
-        groups = [dist.new_group([rank]) for rank in range(worker.world_size)]
-        self.one_rank_group = groups[worker.rank]
+        self.one_rank_group = own_group(worker)
+        self.messages = LastingMessages(worker, max(BUFFER_BYTES, self.gradient_bytes))
         self.ready_order, self.backward_s = self._watch_backward()
 
     def plan(
@@ -181,34 +186,27 @@ class OverlapLab:
     ) -> tuple[Arm, ...]:
         """The arms: as many paced messages as fit in the backward pass without queueing.
 
-        Paced ones take up a third of it at most; continuous ones, by default of the largest size,
-        take twice as long alone, so that they outlast it.
+        Paced ones take up a third of it at most; continuous ones take twice as long alone, so that
+        they outlast it. By default they are of the largest size, or of a larger one where that
+        takes too many (``LastingMessages.few_lasting``).
         """
         arms = [Arm("local"), Arm("bookkeeping")]
         most = min(12, len(self.ready_order))  # each is launched as another gradient comes
         for size in sizes_bytes:
-            once = self._agree(min(time_sequence(self._buffers(size, 1) * 6, self.worker)[2:]))
+            buffers = self.messages.make(size, 1) * 6
+            once = self._agree(min(time_sequence(buffers, self.worker)[2:]))
             paced = min(most, max(2, int(self.backward_s / 3 / once)))
             arms.append(Arm("paced", size, paced))
-        for size in continuous_bytes or [max(sizes_bytes)]:
-            count = self._lasting(size, 2 * self.backward_s)
+        if continuous_bytes:
+            continuous = [
+                (size, self.messages.lasting(size, 2 * self.backward_s)[0])
+                for size in continuous_bytes
+            ]
+        else:
+            continuous = [self.messages.few_lasting(max(sizes_bytes), 2 * self.backward_s)]
+        for size, count in continuous:
             arms += [Arm("continuous", size, count), Arm("all_reduce", size, count)]
         return tuple(arms)
-
-    def _lasting(self, size_bytes: int, duration_s: float) -> int:
-        """How many all-reduces of a size, launched at once, take so long; at most ``MOST``.
-
-        A few in a row say little of the small ones, so more are tried until they do take it.
-        """
-        count = 4
-        buffers = self._buffers(size_bytes, 8)
-        while True:
-            messages = [buffers[i % len(buffers)] for i in range(count)]
-            took_s = self._agree(min(time_in_flight(messages, self.worker) for _ in range(2)))
-            if took_s >= duration_s or count == MOST:
-                return count
-            more = math.ceil(1.1 * count * duration_s / took_s)
-            count = min(MOST, max(count + 1, min(more, 8 * count)))
 
     def rows(self, arm: Arm, round_: int, passes: Sequence[OverlappedPass]) -> list[dict]:
         """This rank's rows of overlap-times.csv, but for the rank."""
@@ -227,8 +225,7 @@ class OverlapLab:
 
     def run(self, arm: Arm, count: int) -> list[OverlappedPass]:
         """``count`` backward passes under the arm's condition."""
-        buffers = self._buffers(arm.size_bytes, min(arm.messages, 8))
-        messages = [buffers[i % len(buffers)] for i in range(arm.messages)]
+        messages = self.messages.make(arm.size_bytes, arm.messages)
         if arm.kind == "all_reduce":
             return [
                 OverlappedPass(0.0, time_in_flight(messages, self.worker), arm.messages)
@@ -262,8 +259,7 @@ class OverlapLab:
         ]
         self.step.zero_grad()
         loss = self.step.forward(model)
-        self.clock.wait()
-        self.worker.barrier()
+        start_together(self.worker, self.clock, len(at_start) + BACKWARD_LAUNCHES)
         start = self.clock.mark()
         for message in at_start:
             launch(message)
@@ -321,10 +317,6 @@ class OverlapLab:
             process_group=self.one_rank_group,
             bucket_cap_mb=2**20,
         )
-
-    def _buffers(self, size_bytes: int, count: int) -> list[Tensor]:
-        numel = max(1, size_bytes // 4)
-        return [torch.zeros(numel, device=self.worker.device) for _ in range(count)]
 
     def _agree(self, value: float) -> float:
         return max(self.worker.gather(value))

@@ -20,14 +20,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.benchmarks.selftest_checks import CHECKS, Check
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from common.benchmarks.selftest_checks import CHECKS, Check, LeftOut
 from common.errors import RunFailed
-from common.runtime.process_group import Worker, process_group
+from common.runtime.process_group import Worker, is_lost_peer, process_group
 from common.runtime.run_directory import new_run_id
 from common.runtime.script import run_script
 
 TIMEOUT_S = 60
+"""Limit of a collective of tensors; ranks wait longer for the programs that a host runs alone."""
 LOST = "a rank was lost"
+COLUMNS = {"check": 25, "": 8, "detail": 36, "remedy": 32}
+COLOURS = {"passed": "green", "failed": "red"}
 
 
 @dataclass(frozen=True)
@@ -49,12 +57,17 @@ class Selftest:
 
 @dataclass(frozen=True)
 class Result:
-    """How a check ended: ``passed``, ``failed`` or ``not run``."""
+    """How a check ended: ``passed``, ``failed``, ``left out`` or ``not run``."""
 
     name: str
     outcome: str
     detail: str
     remedy: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the self-test fails for it: also where it could not be tried any more."""
+        return self.outcome in ("failed", "not run")
 
 
 def main(settings: Selftest) -> None:
@@ -64,37 +77,50 @@ def main(settings: Selftest) -> None:
         folder = Path(settings.output_dir) / "selftest"
         folder = folder / str(worker.broadcast(new_run_id("selftest")))
         results = []
+        if worker.is_main:
+            print_header()
         for check in CHECKS:
             announce(settings, worker, check)
             results.append(attempt(check, worker, folder, results))
             report(settings, worker, results[-1])
+            if worker.is_main:
+                print_row(results[-1])
         if worker.is_main:
             shutil.rmtree(folder, ignore_errors=True)
-            print_results(results)
-        failed = [result.name for result in results if result.outcome != "passed"]
+        failed = [result.name for result in results if result.is_bad]
         if failed:
             raise RunFailed(f"self-test: {', '.join(failed)}")
 
 
 def attempt(check: Check, worker: Worker, folder: Path, before: Sequence[Result]) -> Result:
     """Run one check on all ranks; it passes when it passed on each."""
-    if any(result.detail.startswith(LOST) or result.outcome == "not run" for result in before):
+    if any(LOST in result.detail or result.outcome == "not run" for result in before):
         return Result(check.name, "not run", "the ranks no longer reach each other", check.remedy)
     start = time.monotonic()
-    detail, error = "", None
+    detail, outcome, said = "", "passed", ""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             detail = check.run(worker, folder)
+    except LeftOut as reason:
+        outcome, said = "left out", str(reason)
     except Exception as raised:  # whatever it is belongs in the table
-        said = str(raised).splitlines() or [type(raised).__name__]
-        error = f"{socket.gethostname()}: {said[0]}"
+        lines = str(raised).splitlines() or [type(raised).__name__]
+        outcome, said = "failed", f"{socket.gethostname()}: {lines[0]}"
+        if is_lost_peer(raised):  # what other ranks raised says more
+            outcome = LOST
     try:
-        errors = [found for found in worker.gather(error) if found]
-    except Exception:  # the group is broken, or in the middle of another collective
-        errors = [f"{LOST}; {error}" if error else LOST]
+        everywhere = worker.gather((outcome, said))
+    except Exception:  # this group is broken, too
+        everywhere = [(outcome, said), (LOST, "")]
+    said_of = dict(reversed(everywhere))  # the lowest rank's word of each kind
+    if LOST in said_of:
+        reason = said_of.get("failed") or said_of[LOST]
+        detail = f"{LOST}; {reason}" if reason else LOST
+        return Result(check.name, "failed", detail, check.remedy)
+    for outcome in ("failed", "left out"):
+        if outcome in said_of:
+            return Result(check.name, outcome, said_of[outcome], check.remedy)
     took = f"{time.monotonic() - start:.1f} s"
-    if errors:
-        return Result(check.name, "failed", errors[0], check.remedy)
     return Result(check.name, "passed", f"{detail}, {took}" if detail else took)
 
 
@@ -118,19 +144,39 @@ def read_results(path: Path) -> list[Result]:
 
 def print_results(results: Sequence[Result]) -> None:
     """The table of passed and failed."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("check", "", "detail", "remedy", title="Self-test", title_justify="left")
-    colours = {"passed": "green", "failed": "red"}
+    print_header()
     for result in results:
-        colour = colours.get(result.outcome, "yellow")
-        outcome = f"[{colour}]{result.outcome}[/{colour}]"
-        table.add_row(result.name, outcome, escape(result.detail), escape(result.remedy))
+        print_row(result)
+
+
+def print_header() -> None:
+    """The table's title and head."""
+    print("Self-test")
+    _print_table(_table(show_header=True))
+
+
+def print_row(result: Result) -> None:
+    """A row of the table, as wide as all others, so that it can be printed before they are."""
+    table = _table(show_header=False)
+    colour = COLOURS.get(result.outcome, "yellow")
+    outcome = f"[{colour}]{result.outcome}[/{colour}]"
+    remedy = result.remedy if result.is_bad else ""
+    table.add_row(result.name, outcome, escape(result.detail), escape(remedy))
+    _print_table(table)
+
+
+def _table(show_header: bool) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_header=show_header, show_edge=False)
+    for name, width in COLUMNS.items():
+        table.add_column(name, width=width, overflow="fold")
+    return table
+
+
+def _print_table(table: Table) -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=110)
     console.print(table)
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

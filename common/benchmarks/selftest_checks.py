@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import socket
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from common.benchmarks import allreduce, allreduce_chunks, ddp, layers, overlap, scaling
 from common.data.markov_text import synthetic_shards
 from common.errors import RunFailed, UserError
 from common.runtime.child import run_child
+from common.runtime.device import hides_gpus, why_unusable
 from common.runtime.environment import describe_environment
+from common.runtime.gpus import cuda_devices, read_gpu_facts
 from common.runtime.placement import own_placement, placement_problems
 from common.runtime.process_group import Worker, visible_gpus
 from common.runtime.run_directory import RunDirectory
@@ -26,13 +25,18 @@ from common.training import text_scaling_trainer
 from common.training.config import DdpConfig, FsdpConfig, TrainingConfig
 from common.training.micro_batch_config import MicroBatchConfig
 from common.training.micro_batch_trainer import train_text
+from common.training.parallel import can_shard
 from common.training.text_scaling_config import TextScalingConfig
 from common.training.trainer import train
 
 
+class LeftOut(Exception):
+    """A check that cannot be tried here, and why; no failure."""
+
+
 @dataclass(frozen=True)
 class Check:
-    """One line of the table; ``run`` returns a detail to show, or raises.
+    """One line of the table; ``run`` returns a detail to show, or raises (LeftOut, or a failure).
 
     ``run`` is called on every rank with the worker and the folder to write to.
     """
@@ -44,15 +48,10 @@ class Check:
 
 def check_driver(worker: Worker, folder: Path) -> str:
     """torch's CUDA against the driver, and a product of two matrices on this rank's device."""
-    driver = shutil.which("nvidia-smi")
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
-    if driver and not hidden and worker.device.type == "cpu":
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
-        if listed.returncode == 0 and "GPU " in listed.stdout and torch.cuda.device_count() == 0:
-            raise RuntimeError(
-                f"the driver lists GPUs, torch {torch.__version__} (CUDA {torch.version.cuda}) "
-                "cannot use them"
-            )
+    if worker.device.type == "cpu" and not torch.cuda.is_available() and not hides_gpus():
+        facts = read_gpu_facts(None)
+        if facts.gpus:
+            raise RuntimeError(f"the driver lists {len(facts.gpus)} GPUs, but {why_unusable()}")
     ones = torch.ones(64, 64, device=worker.device)
     if not bool(((ones @ ones) == 64).all()):
         raise RuntimeError(f"a product of matrices is wrong on {worker.device}")
@@ -64,24 +63,25 @@ def check_driver(worker: Worker, folder: Path) -> str:
 
 def check_placement(worker: Worker, folder: Path) -> str:
     """No shared device, not more workers than GPUs."""
-    places = worker.gather(own_placement(gpus=visible_gpus()))
+    places = worker.gather(own_placement(gpus=visible_gpus(), ranks_per_gpu=worker.ranks_per_gpu))
     # What Slurm granted is no limit for ranks that do without a GPU.
     if worker.device.type == "cpu":
         places = [
             dataclasses.replace(place, granted_gpus=None, device="cpu", identity="cpu")
             for place in places
         ]
-    problems = placement_problems(places)
+    problems = placement_problems(places, worker.ranks_per_gpu)
     if problems:
         raise RuntimeError("; ".join(problems))
     hosts = {place.host for place in places}
-    return f"{worker.world_size} ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+    shared = f", {worker.ranks_per_gpu} on one GPU" if worker.ranks_per_gpu > 1 else ""
+    return f"{worker.world_size} ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''}{shared}"
 
 
 def check_all_reduce(worker: Worker, folder: Path) -> str:
     """A sum over all ranks of all nodes is right, with 4 MiB."""
     allreduce.check_sum(torch.empty(2**20, device=worker.device), worker)
-    return f"{dist.get_backend()}, 4 MiB, sum over {worker.world_size} ranks"
+    return f"{worker.backend}, 4 MiB, sum over {worker.world_size} ranks"
 
 
 def check_output(worker: Worker, folder: Path) -> str:
@@ -126,6 +126,7 @@ def alone(script: str, *flags: str) -> Callable:
 
     def run(worker: Worker, folder: Path) -> str:
         if worker.ranks.local_rank == 0:
+            leave_out_if_exclusive(worker.device)
             name = script.rpartition(".")[2]
             where = ("--device", worker.device.type, "--output_dir", str(folder / name))
             folder.mkdir(parents=True, exist_ok=True)
@@ -138,11 +139,25 @@ def alone(script: str, *flags: str) -> Callable:
     return run
 
 
+def leave_out_if_exclusive(device: torch.device) -> None:
+    """Raises LeftOut where this rank's context on the GPU keeps out its children."""
+    if device.type == "cpu":
+        return
+    gpu = read_gpu_facts([cuda_devices()[device.index]]).gpus[0]
+    if (gpu.compute_mode or "").startswith("EXCLUSIVE"):
+        raise LeftOut(
+            f"compute mode {gpu.compute_mode}: this process has the GPU, and no other can; run the "
+            "script by itself"
+        )
+
+
 def tiny_training(config_type: type[TrainingConfig], **tiny_settings: object) -> Callable:
     """A check that trains for two steps on all ranks."""
 
     def run(worker: Worker, folder: Path) -> str:
         common = {"device": worker.device.type, "backend": worker.backend}
+        if issubclass(config_type, FsdpConfig) and not can_shard(worker):
+            raise LeftOut(f"FSDP on GPUs needs NCCL, and these ranks use {worker.backend}")
         settings = TRAINING | {"global_batch_size": 2 * worker.world_size} | tiny_settings
         data = own_tokens(worker, folder)
         train(config_type(data=data, output_dir=str(folder), **common, **settings))

@@ -25,7 +25,9 @@ from common.data.synthetic import random_tokens
 from common.errors import UserError, unknown_name
 from common.perfmodel.communication import step_collectives
 from common.perfmodel.workload import Workload
+from common.runtime.collective_timing import time_one_by_one
 from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
+from common.runtime.own_group import own_group
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
@@ -39,7 +41,7 @@ from common.training.config import (
     FsdpConfig,
     TrainingConfig,
 )
-from common.training.parallel import gradient_sync, parallelise
+from common.training.parallel import gradient_sync, parallelise, refuse_unshardable
 from common.training.step import TrainingStep, build_model
 
 STRATEGIES = ("single", "local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP")
@@ -140,6 +142,8 @@ def main(settings: StrategyBenchmark) -> None:
     with process_group(settings.device, settings.backend) as worker:
         if worker.world_size < 2:
             raise UserError("compare_strategies needs 2 ranks or more; start it with torchrun")
+        for strategy in settings.sharded:
+            refuse_unshardable(strategy, worker)
         with record_run(settings, "compare_strategies", worker) as recorder:
             times = measure(settings, worker, recorder)
             if recorder.run:
@@ -162,14 +166,16 @@ def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> 
     if settings.parts:
         names += [f"{name} {ALONE}" for name in settings.sharded]
     arms = [(name, count) for count in settings.accumulations for name in names]
-    mesh = _mesh_of_one(worker) if settings.parts else None
+    of_one = (
+        DeviceMesh.from_group(own_group(worker), worker.device.type) if settings.parts else None
+    )
     progress = Progress(settings.rounds * len(arms), worker.is_main)
     for round_ in range(settings.rounds):
         for strategy, accumulation in rotated(arms, round_):
             name = strategy.removesuffix(f" {ALONE}")
             is_alone = name != strategy
-            of_one = mesh if is_alone else None
-            visit = _Visit(settings, name, accumulation, round_, worker, of_one)
+            mesh = of_one if is_alone else None
+            visit = _Visit(settings, name, accumulation, round_, worker, mesh)
             rows = visit.run()
             keys = {"strategy": name, "accumulation": accumulation, "round": round_}
             if is_alone:
@@ -189,12 +195,6 @@ def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> 
     return times.table()
 
 
-def _mesh_of_one(worker: Worker) -> DeviceMesh:
-    """A mesh in which this rank is alone; all ranks call this."""
-    groups = [dist.new_group([rank]) for rank in range(worker.world_size)]
-    return DeviceMesh.from_group(groups[worker.rank], worker.device.type)
-
-
 def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:
     """Each collective of the FSDP strategies' steps by itself, one call right after another."""
     config, ranks = settings.workload(1).config, worker.world_size
@@ -203,23 +203,20 @@ def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:
         for strategy in settings.sharded
         for collective in step_collectives(config, strategy, ranks)
     }
-    clock, rows = clock_for(worker.device), []
+    rows = []
     for operation, size_bytes in sorted(found):
         whole = torch.zeros(size_bytes // 4, device=worker.device)
         part = torch.zeros(size_bytes // 4 // ranks, device=worker.device)
-        worker.barrier()
-        for iteration in range(-1, settings.num_steps):
-            clock.wait()
-            start = clock.mark()
-            if operation == "all_gather":
-                dist.all_gather_into_tensor(whole, part)
-            else:
-                dist.reduce_scatter_tensor(part, whole)
-            end = clock.mark()
-            clock.wait()
-            key = {"operation": operation, "size_bytes": size_bytes, "iteration": iteration}
-            if iteration >= 0:
-                rows.append(key | {"time_ms": clock.elapsed_s(start, end) * 1e3})
+        if operation == "all_gather":
+            call = functools.partial(dist.all_gather_into_tensor, whole, part)
+        else:
+            call = functools.partial(dist.reduce_scatter_tensor, part, whole)
+        times_s = time_one_by_one([call] * (1 + settings.num_steps), worker)[1:]
+        rows += [
+            {"operation": operation, "size_bytes": size_bytes, "iteration": iteration}
+            | {"time_ms": time_s * 1e3}
+            for iteration, time_s in enumerate(times_s)
+        ]
     return rows
 
 

@@ -102,7 +102,7 @@ class ThroughputBenchmark(Workload):
 
 def main(settings: ThroughputBenchmark) -> None:
     """Measure all batch sizes and print what they say."""
-    with single_device("throughput", settings.device) as worker:
+    with single_device("throughput", settings.device, starts_children=True) as worker:
         check_precision(settings.precision, worker.device)
         if settings.compile:
             check_compiler(worker.device)

@@ -7,8 +7,15 @@ import os
 import platform
 import shutil
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from common.cli.gpu_checks import Check, reachable_peers
 from common.errors import UserError
+from common.runtime.device import granted_gpus, hides_gpus
+from common.runtime.network import counted
+
+if TYPE_CHECKING:
+    from common.runtime.gpus import GpuFacts
 
 PACKAGES = (
     *("torch", "transformers", "datasets", "numpy", "pandas", "matplotlib"),
@@ -46,13 +53,20 @@ class Doctor:
         from rich.console import Console
         from rich.table import Table
 
+        from common.cli.gpu_table import gpu_rows
+
         console = Console()
-        about = Table("", "found", title="This process", title_justify="left", show_header=False)
-        for name, value in describe():
-            about.add_row(name, value)
-        console.print(about)
+        found = find_gpus()
+        tables = {"This process": describe()}
+        if found.gpus:
+            tables["GPUs"] = gpu_rows(found)
+        for title, rows in tables.items():
+            about = Table("", "found", title=title, title_justify="left", show_header=False)
+            for name, value in rows:
+                about.add_row(name, value)
+            console.print(about)
         features = Table("feature", "", "detail", title="What works here", title_justify="left")
-        checks = check_features()
+        checks = [*check_features(found), *check_gpus(found)]
         for check in checks:
             features.add_row(check.feature, "yes" if check.works else "no", check.detail)
         console.print(features)
@@ -71,8 +85,10 @@ def show_placement() -> None:
     _refuse(too_many_workers(own_placement()))
     from common.runtime.process_group import process_group, visible_gpus
 
+    reachable = reachable_peers(find_gpus().listed, granted_gpus())
     with process_group("cpu") as worker:
         places = worker.gather(own_placement(gpus=visible_gpus()))
+        hidden = worker.gather(reachable.detail if reachable and not reachable.works else None)
     if worker.is_main and os.environ.get("SLURM_PROCID", "0") == "0":
         table = Table(
             *("rank", "host", "local rank", "device", "CUDA_VISIBLE_DEVICES", "GPUs granted"),
@@ -83,7 +99,11 @@ def show_placement() -> None:
             row = (place.rank, place.host, place.local_rank, place.device)
             granted = "not said" if place.granted_gpus is None else place.granted_gpus
             table.add_row(*map(str, (*row, place.visible or "not set", granted)))
-        Console(width=110).print(table)
+        console = Console(width=110)
+        console.print(table)
+        for rank, why in enumerate(hidden):
+            if why:
+                console.print(f"rank {rank}: {why}", highlight=False, soft_wrap=True)
     _refuse(placement_problems(places))
 
 
@@ -92,25 +112,16 @@ def _refuse(problems: list[str]) -> None:
         raise UserError("; ".join(problems))
 
 
-@dataclass(frozen=True)
-class Check:
-    """Whether a feature works here, and why or what would make it work."""
-
-    feature: str
-    works: bool
-    detail: str
-    required: bool = False
-
-
 def describe() -> list[tuple[str, str]]:
     """Devices, ranks, backends and versions, as (name, value)."""
     import torch
     import torch.distributed as dist
 
     from common.runtime.environment import cpu_model, usable_cores
+    from common.runtime.gpus import build_versions
     from common.runtime.ranks import current_ranks
 
-    ranks = current_ranks()
+    ranks, build = current_ranks(), build_versions()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     backends = [
         name
@@ -137,22 +148,54 @@ def describe() -> list[tuple[str, str]]:
             os.environ.get("OMP_NUM_THREADS", f"not set ({torch.get_num_threads()})"),
         ),
         ("Python", f"{platform.python_version()} on {platform.system()} {platform.release()}"),
-        ("CUDA build", f"{torch.version.cuda or 'none'}"),
+        ("CUDA build", f"{build['build_cuda'] or 'none'}, NCCL {build['nccl'] or 'none'}"),
         ("packages", versions),
     ]
 
 
-def check_features() -> list[Check]:
+def check_features(found: GpuFacts) -> list[Check]:
     """One check per feature; each imports or runs the real thing."""
     return [
         _benchmarks(),
-        _gpu(),
+        _gpu(found),
         _all_reduce(),
         _packages("notebooks", ("papermill", "jupyterlab", "ipykernel")),
         _packages("report", ("nbconvert", "pypandoc_binary", "typst")),
         _emulated_hosts(),
         _slurm(),
     ]
+
+
+def find_gpus() -> GpuFacts:
+    """Reads the GPUs that CUDA shows, or, where CUDA cannot be used, those that the driver lists.
+
+    Nothing is looked for where CUDA_VISIBLE_DEVICES hides them all.
+    """
+    from common.runtime.gpus import GpuFacts, cuda_devices, read_gpu_facts
+
+    return GpuFacts() if hides_gpus() else read_gpu_facts(cuda_devices() or None)
+
+
+def check_gpus(found: GpuFacts) -> list[Check]:
+    """What only a machine with GPUs can get wrong; nothing on another."""
+    import torch
+
+    from common.cli import gpu_checks as checks
+    from common.runtime.memory_limit import available_memory_bytes
+
+    count = len(found.gpus)
+    if not count:
+        return []
+    rows = (
+        checks.driver_for_build(found.driver, found.driver_cuda, torch.version.cuda),
+        checks.several_processes(found.gpus),
+        checks.mig_slices(found.gpus),
+        reachable_peers(found.listed, granted_gpus()),
+        checks.peer_access(found.pairs),
+        checks.host_memory(count, checks.job_memory_bytes(available_memory_bytes())),
+        checks.shared_memory(count, checks.free_shared_memory()),
+    )
+    return [row for row in rows if row is not None]
 
 
 def version(package: str) -> str | None:
@@ -170,13 +213,17 @@ def _benchmarks() -> Check:
     return Check("benchmarks on CPU", works, "gloo" if works else "torch lacks gloo", True)
 
 
-def _gpu() -> Check:
+def _gpu(found: GpuFacts) -> Check:
+    """CUDA is not asked for free memory: that takes a context, which another process may forbid."""
     import torch
 
     if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        detail = f"{torch.cuda.device_count()} GPUs, {free / 2**30:.0f} of {total / 2**30:.0f} GiB"
-        return Check("benchmarks on GPU", True, f"{detail} free on the first")
+        detail = counted(torch.cuda.device_count(), "GPU")
+        first = found.gpus[0] if found.gpus else None
+        if first and first.memory_bytes and first.memory_used_bytes is not None:
+            total, used = first.memory_bytes / 2**30, first.memory_used_bytes / 2**30
+            detail += f", {used:.1f} of {total:.1f} GiB in use on the first"
+        return Check("benchmarks on GPU", True, detail)
     driver = shutil.which("nvidia-smi")
     reason = "the driver is there but torch cannot use it" if driver else "no NVIDIA driver here"
     return Check("benchmarks on GPU", False, f"{reason}; the laptop preset needs none")

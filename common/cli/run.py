@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -34,16 +31,23 @@ class Run:
         if self.run_dir:
             report_measured(self.what, self.run_dir, StageProgress())
             return
-        preset = self.preset or ("gpu" if _gpus() >= 2 else "laptop")
         with shared_bytecode():
-            run_assignments(self.what, preset, self.output_dir, StageProgress())
+            run_assignments(
+                self.what, self.preset or default_preset(), self.output_dir, StageProgress()
+            )
 
 
-def _gpus() -> int:
-    """GPUs that the NVIDIA driver lists and that are visible (asking torch would take seconds)."""
-    if not shutil.which("nvidia-smi"):
-        return 0
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
-    count = listed.stdout.count("GPU ") if listed.returncode == 0 else 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return count if visible is None else min(count, len(visible.split(",")) if visible else 0)
+def default_preset() -> str:
+    """Returns ``gpu`` where torch can use at least two GPUs, else ``laptop``.
+
+    Raises UserError where a job was granted GPUs that torch cannot use.
+    """
+    from common.runtime.device import choose_device, gpus_visible, granted_gpus
+
+    if not (gpus_visible() or granted_gpus()):
+        return "laptop"  # without asking torch, which takes seconds to import
+    if choose_device(instead="--preset laptop") == "cpu":
+        return "laptop"
+    import torch
+
+    return "gpu" if torch.cuda.device_count() >= 2 else "laptop"

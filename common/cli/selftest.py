@@ -12,20 +12,23 @@ def run_selftest(output_dir: str) -> None:
     """Start the self-test, show its table, and leave with its verdict.
 
     Raises:
+        UserError: GPUs were granted that torch cannot use.
         RunFailed: a check failed, or a rank died.
     """
-    import torch
-
     from common.benchmarks.selftest import Result, print_results, read_results
     from common.cluster.launch import launch
     from common.report.progress import StageProgress
+    from common.runtime.device import choose_device
+    from common.runtime.gpus import cuda_devices
     from common.runtime.paths import project_root
 
-    ranks = torch.cuda.device_count() or 2
+    device = choose_device()
+    ranks = len(cuda_devices()) if device == "cuda" else 2
     with tempfile.TemporaryDirectory(prefix="ddplab-selftest-") as folder:
         results = Path(folder) / "results"
         log = Path(folder) / "log"
         flags = ["--output_dir", str(Path(output_dir).absolute()), "--results", str(results)]
+        flags += ["--device", device]
         script = project_root() / "common" / "benchmarks" / "selftest.py"
         failure = None
         try:
@@ -38,6 +41,6 @@ def run_selftest(output_dir: str) -> None:
             said = log.read_text().strip().splitlines()[-1:] or [""]
             found = [Result("start", "failed", failure or said[0], "see ddplab doctor")]
     print_results(found)
-    failed = [result.name for result in found if result.outcome != "passed"]
+    failed = [result.name for result in found if result.is_bad]
     if failed or failure:
         raise RunFailed(f"self-test: {', '.join(failed) or failure}")

@@ -20,7 +20,7 @@ from common.cluster import emulated, series
 from common.cluster.emulated import RANK_PREFIX, EmulatedCluster
 from common.errors import RunFailed, UserError
 from common.runtime.environment import usable_cores
-from common.runtime.orphans import die_with_parent
+from common.runtime.orphans import ending_with_parent
 from common.runtime.paths import project_root, relative_to_project, search_path
 
 MARK = "DDPLAB_LAUNCH_ID"
@@ -159,13 +159,12 @@ def started(
     ``grace_s`` are killed.
     """
     process = subprocess.Popen(
-        command,
+        ending_with_parent(command),
         env=os.environ | variables | {MARK: mark, LAUNCHER: own_identity()},
         stdin=subprocess.PIPE,
         text=True,
         errors="replace",
         start_new_session=True,
-        preexec_fn=die_with_parent,
         **options,
     )
     try:

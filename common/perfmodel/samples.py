@@ -255,9 +255,9 @@ class OverlapSamples:
             beside_s, until_done_s = (_middle(one) for one in self.continuous_s[size])
             each_s = _middle(self.all_reduce_s[size]) / self.messages[size]
             counted = _middle(self.done[size])
+            all_done = self._all_done(size)
             by_time = self.messages[size] - (until_done_s - beside_s) / each_s
             done = max(0.5, min(max(by_time, counted), counted + UNDER_WAY, self.messages[size]))
-            all_done = counted >= self.messages[size]  # long before the pass was, perhaps
             slower.append(1.0 if all_done else max(1.0, beside_s / done / each_s))
             added_s = _middle(self.continuous_s[size][0] - self.local_s)
             lost_s.append(max(0.0, added_s) / done)
@@ -266,9 +266,20 @@ class OverlapSamples:
             self.costs(), lost_compute=(known, tuple(lost_s)), slowdowns=(known, tuple(slower))
         )
 
+    def _all_done(self, size: float, taken: slice | NDArray = slice(None)) -> bool:
+        """Whether the pass outlasted the all-reduces beside it; False where none was counted.
+
+        They may then have been done long before the pass was, so that its time says nothing about
+        how fast they were.
+        """
+        return bool(self.done) and _middle(self.done[size][taken]) >= self.messages[size]
+
     def _communication_slowdown(self, taken: slice | NDArray) -> float:
         slowdowns = []
         for size, both in self.continuous_s.items():
+            if self._all_done(size, taken):
+                slowdowns.append(1.0)
+                continue
             beside, until_done = (_middle(one[:, taken]) for one in both)
             alone, left = _middle(self.all_reduce_s[size][:, taken]), until_done - beside
             if alone > left:
@@ -287,6 +298,7 @@ def _counted(table: pd.DataFrame) -> dict[str, dict]:
     own = table[table["arm"] == "continuous"]
     most = own.groupby(["message_bytes", "round", "iteration"])["messages_done"].max()
     by_round = most.groupby(level=[0, 1]).median().unstack()
+    by_round = by_round.reindex(columns=sorted(set(table["round"])))
     messages = own.groupby("message_bytes")["messages"].first()
     return {
         "done": {size: row.to_numpy() for size, row in by_round.iterrows()},

@@ -21,6 +21,7 @@ from common.errors import UserError, unknown_name
 from common.report.document import Document, write_report
 from common.report.notebooks import execute_notebooks
 from common.report.progress import StageProgress
+from common.runtime.device import choose_device
 from common.runtime.environment import describe_environment
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.run_directory import RunDirectory, read_environment
@@ -248,6 +249,7 @@ def count_ranks(ranks: int | str) -> int:
     """The number of ranks of a stage; ``all`` is one per GPU, of which there must be two."""
     if isinstance(ranks, int):
         return ranks
+    choose_device("cuda", instead="--preset laptop")
     import torch
 
     found = torch.cuda.device_count()

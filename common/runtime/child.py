@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import UserError
-from common.runtime.orphans import die_with_parent
+from common.runtime.orphans import ending_with_parent
 from common.runtime.paths import project_root
 
 RANK_VARIABLES = re.compile(
@@ -67,7 +67,7 @@ def run_child(
         raise UserError(f"log {log}: {error.strerror}") from None
     with errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            ending_with_parent([sys.executable, "-m", module, *arguments]),
             env=variables | {"PYTHONUNBUFFERED": "1"},
             cwd=project_root(),
             stdin=subprocess.DEVNULL,
@@ -76,7 +76,6 @@ def run_child(
             text=True,
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the child
-            preexec_fn=die_with_parent,
         )
         with process.stdout:
             try:

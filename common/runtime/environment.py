@@ -9,11 +9,14 @@ import platform
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from common.runtime.network import emulated_network, network_name
+from common.runtime.gpus import GpuFacts, build_versions, cuda_devices, read_gpu_facts
+from common.runtime.network import counted, emulated_network, network_name, ranks_by_host
 from common.runtime.paths import project_root
-from common.runtime.ranks import current_ranks
+from common.runtime.ranks import current_ranks, listed_hosts
 
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "pandas", "ddplab")
 VARIABLES = ("CUDA_", "GLOO_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "SLURM_", "TORCH_")
@@ -29,14 +32,35 @@ def describe_environment(
     device: str | None = None,
     world_size: int | None = None,
     note: str = "",
+    ranks_per_gpu: int = 1,
+    rank_hosts: Sequence[str] = (),
 ) -> dict:
-    """All that is known about where this process runs, ready for ``environment.json``.
+    """Returns all that is known about where this process runs, ready for ``environment.json``.
 
-    ``hardware`` is the short form for captions, such as ``2 × AMD EPYC (2 cores), gloo``; it ends
-    with the ``note``, where there is something that every caption must say.
+    ``hardware`` is the short form for captions, such as ``8 ranks on 2 hosts, NVIDIA H100, nccl``;
+    it ends with the note. ``network`` and ``device_name`` are what has to agree before
+    measurements are compared.
+
+    Args:
+        backend: that joins the ranks; None for a single device.
+        device: ``cpu`` or ``cuda``; by default GPUs are described where there are any.
+        world_size: of the job that this process starts; by default that which it is a rank of.
+        note: what every caption must say.
+        ranks_per_gpu: above 1 where ranks share a GPU.
+        rank_hosts: the host of every rank, in rank order, where they were gathered.
     """
     ranks = current_ranks()
-    gpus = _gpus() if device != "cpu" else []
+    devices = cuda_devices() if device != "cpu" else []
+    found = read_gpu_facts(devices) if devices else GpuFacts()
+    device_name = name_of_device([gpu.name for gpu in devices])
+    hosts = ranks_by_host(world_size, rank_hosts)
+    network = network_name(
+        backend,
+        ranks_per_gpu=ranks_per_gpu,
+        world_size=world_size,
+        rank_hosts=rank_hosts,
+        device_name=device_name,
+    )
     record = {
         "status": "running",
         "start_time": now(),
@@ -49,14 +73,20 @@ def describe_environment(
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": {"model": cpu_model(), "cores": usable_cores()},
-        "gpus": gpus,
-        "interconnect": _interconnect(bool(gpus), backend),
-        "network": network_name(backend),
+        "cuda": _cuda(found) if devices else None,
+        "gpus": [asdict(gpu) for gpu in found.gpus],
+        "gpu_pairs": [asdict(pair) for pair in found.pairs],
+        "interconnect": _interconnect(network if backend else None),
+        "network": network,
         "backend": backend,
         "device": device,
+        "device_name": device_name,
+        "ranks_per_gpu": ranks_per_gpu,
         "note": note,
         "world_size": world_size or ranks.world_size,
         "ranks_per_node": ranks.local_world_size,
+        "hosts": (emulated_network() or {}).get("hosts", len(hosts)),
+        "host_names": _host_names(rank_hosts, len(hosts)),
         "launcher": ranks.launcher,
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
         "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)},
@@ -66,15 +96,26 @@ def describe_environment(
 
 
 def hardware_line(record: dict) -> str:
-    """One line for a caption: ranks, device, backend, and the network where it was emulated."""
-    size = record["world_size"]
-    ranks = f"{size} rank{'s' if size != 1 else ''}"
+    """Returns one line for a caption: ranks, hosts where there are several, device and backend."""
+    ranks = counted(record["world_size"], "rank")
+    hosts, shared = record.get("hosts", 1), record.get("ranks_per_gpu", 1)
     if emulated_network():
         ranks += f" on {record['network']}"
-    cores = f"{record['cpu']['cores']} cores of {record['cpu']['model']}"
-    where = record["gpus"][0]["name"] if record["gpus"] else cores
+    elif hosts > 1:
+        ranks += f" on {counted(hosts, 'host')}"
+    where = f"{record['cpu']['cores']} cores of {record['cpu']['model']}"
+    if record["gpus"]:
+        where = name_of_device([gpu["name"] for gpu in record["gpus"]])
+    if shared > 1 and not emulated_network():  # an emulated network's name says it
+        where = f"{shared} ranks on one {where}"
+        ranks = "" if record["world_size"] == shared else ranks
     parts = (ranks, where, record["backend"], record.get("note"))
     return ", ".join(part for part in parts if part)
+
+
+def name_of_device(gpus: Sequence[str]) -> str:
+    """Returns what ranks compute with: the GPUs' name, several where they differ, or the CPU's."""
+    return " + ".join(dict.fromkeys(gpus)) or cpu_model()
 
 
 def usable_cores() -> int:
@@ -126,31 +167,23 @@ def _versions() -> dict[str, str | None]:
     return versions
 
 
-def _gpus() -> list[dict]:
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    return [
-        {
-            "name": torch.cuda.get_device_name(index),
-            "memory_bytes": torch.cuda.get_device_properties(index).total_memory,
-        }
-        for index in range(torch.cuda.device_count())
-    ]
+def _cuda(found: GpuFacts) -> dict[str, str | None]:
+    return {"driver": found.driver, "driver_cuda": found.driver_cuda} | build_versions()
 
 
-def _interconnect(has_gpus: bool, backend: str | None) -> dict:
-    """As far as it can be read: GPU topology, InfiniBand devices, speeds of network cards."""
+def _host_names(rank_hosts: Sequence[str], count: int) -> list[str] | None:
+    """The job's hosts by name, or None where only their number is known."""
+    if rank_hosts:
+        return list(dict.fromkeys(rank_hosts))
+    if count == 1:
+        return [socket.gethostname()]
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
+    return (listed_hosts(nodes) or None) if nodes else None
+
+
+def _interconnect(transport: str | None) -> dict:
+    """As far as it can be read: InfiniBand devices, speeds of network cards."""
     found: dict = {}
-    if has_gpus:
-        try:
-            topology = subprocess.run(
-                ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=20
-            )
-            found["nvidia_smi_topo"] = topology.stdout.splitlines()
-        except (OSError, subprocess.TimeoutExpired):
-            found["nvidia_smi_topo"] = None
     emulated = emulated_network()
     if emulated:
         return found | {"emulated": emulated, "transport": "TCP over emulated links"}
@@ -167,6 +200,6 @@ def _interconnect(has_gpus: bool, backend: str | None) -> dict:
         if speed > 0:  # −1: the driver does not know
             speeds[card.parent.name] = speed
     found["network_mbit_per_s"] = speeds
-    if network_name(backend):
-        found["transport"] = network_name(backend)
+    if transport:
+        found["transport"] = transport
     return found

@@ -40,13 +40,23 @@ class Placement:
     granted_gpus: int | None
 
 
-def own_placement(env: Mapping[str, str] = os.environ, gpus: Sequence[str] = ()) -> Placement:
-    """This rank's placement; ``gpus`` are the UUIDs of those that CUDA shows it, where asked."""
+def own_placement(
+    env: Mapping[str, str] = os.environ, gpus: Sequence[str] = (), ranks_per_gpu: int = 1
+) -> Placement:
+    """Returns this rank's placement.
+
+    Args:
+        gpus: UUIDs of the GPUs that CUDA shows this rank, where it was asked.
+        ranks_per_gpu: above 1 where ranks share GPUs on purpose: local ranks take turns on them.
+    """
     ranks = current_ranks(env)
     visible = env.get("CUDA_VISIBLE_DEVICES")
     devices = [str(i) for i in range(len(gpus))] if visible is None else _entries(visible)
-    device = _device(devices, ranks.local_rank)
-    own = 0 if len(gpus) == 1 else ranks.local_rank
+    turn = ranks.local_rank
+    if ranks_per_gpu > 1 and devices:
+        turn %= len(devices)
+    device = _device(devices, turn)
+    own = 0 if len(gpus) == 1 else turn
     torchrun = ranks.launcher == "torchrun"
     in_step = "SLURM_STEP_ID" in env or "SLURM_STEP_NUM_TASKS" in env
     granted = env.get("SLURM_GPUS_ON_NODE")
@@ -76,13 +86,13 @@ def _device(devices: Sequence[str], local_rank: int) -> str:
     return f"GPU {devices[local_rank]}" if local_rank < len(devices) else "none"
 
 
-def too_many_workers(place: Placement) -> list[str]:
-    """A sentence if more workers run on the host than GPUs were granted; all ranks see the same.
+def too_many_workers(place: Placement, ranks_per_gpu: int = 1) -> list[str]:
+    """A sentence if more workers run on the host than its GPUs are for; all ranks see the same.
 
     It needs no other rank, and must not: launchers too many do not find each other.
     """
     workers = place.launchers_on_host * place.ranks_per_launcher
-    if not place.granted_gpus or workers <= place.granted_gpus:
+    if not place.granted_gpus or workers <= place.granted_gpus * ranks_per_gpu:
         return []
     how = ""
     if place.launchers_on_host > 1:
@@ -96,25 +106,29 @@ def too_many_workers(place: Placement) -> list[str]:
     ]
 
 
-def placement_problems(placements: Sequence[Placement]) -> list[str]:
-    """What is wrong, one sentence each, with the remedy: too many workers, shared devices."""
+def placement_problems(placements: Sequence[Placement], ranks_per_gpu: int = 1) -> list[str]:
+    """What is wrong, one sentence each, with the remedy: too many workers, shared devices.
+
+    ``ranks_per_gpu`` ranks may share a GPU: 1, but where gloo joins ranks that do so on purpose.
+    """
     problems = []
     for host in dict.fromkeys(place.host for place in placements):
         here = [place for place in placements if place.host == host]
-        problems += too_many_workers(here[0])
+        problems += too_many_workers(here[0], ranks_per_gpu)
         problems += [
             f"{host}: local rank {place.local_rank} has no device (CUDA_VISIBLE_DEVICES="
             f"{place.visible}); start one rank per GPU"
             for place in here
             if place.device == "none"
         ]
-        used: dict[str, int] = {}
+        used: dict[str, list[int]] = {}
         for place in here:
-            if place.identity in used:
-                problems.append(
-                    f"{host}: ranks {used[place.identity]} and {place.rank} share {place.device}; "
-                    "start one rank per GPU"
-                )
-            elif place.device not in ("cpu", "none"):
-                used[place.identity] = place.rank
+            if place.device in ("cpu", "none"):
+                continue
+            sharing = used.setdefault(place.identity, [])
+            sharing.append(place.rank)
+            if len(sharing) > ranks_per_gpu:
+                ranks = " and ".join(map(str, sharing))
+                rule = "one rank" if ranks_per_gpu == 1 else f"{ranks_per_gpu} ranks"
+                problems.append(f"{host}: ranks {ranks} share {place.device}; start {rule} per GPU")
     return problems

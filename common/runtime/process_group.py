@@ -2,32 +2,63 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import gc
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from common.errors import RunFailed, UserError
+from common.errors import Preempted, RunFailed, UserError
+from common.runtime.device import choose_device
 from common.runtime.orphans import die_with_parent
 from common.runtime.ranks import Ranks, current_ranks, node_address, rendezvous_environment
 from common.runtime.rendezvous import agree_on_attempt
 
 BACKENDS = ("nccl", "gloo")
+OBJECTS_TIMEOUT_S = 1800
+"""How long ranks wait for another's object: a host may import or compile meanwhile."""
+LOST_PEER = (
+    # gloo's messages
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "timed out",
+    # NCCL's results, and what ProcessGroupNCCL says of them
+    "ncclRemoteError",
+    "ncclSystemError",
+    "remote process exited",
+    "unhandled system error",
+    "communicator was aborted",
+    "NCCL watchdog",
+)
+
+# torch's default group is one a process, too. What a block needs to know of the one around it:
+_joined: ContextVar[Worker | None] = ContextVar("worker of the block around this", default=None)
+_left_behind: ContextVar[dist.ProcessGroup | None] = ContextVar("group nobody left", default=None)
 
 
 @dataclass(frozen=True)
 class Worker:
-    """One rank of a running job: its place, its device and the backend that connects it."""
+    """One rank of a running job: its place, its device and the backend that connects it.
+
+    Attributes:
+        ranks_per_gpu: the largest number of ranks that share a GPU; 1 on CPUs.
+        objects: a gloo group of all ranks for what is no tensor, or None for the default group.
+    """
 
     ranks: Ranks
     device: torch.device
     backend: str
+    ranks_per_gpu: int = 1
+    objects: dist.ProcessGroup | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def rank(self) -> int:
@@ -44,61 +75,76 @@ class Worker:
     def gather(self, item: object) -> list:
         """The item of every rank, in rank order, on every rank. Not for timed regions."""
         items: list = [None] * self.world_size
-        dist.all_gather_object(items, item)
+        dist.all_gather_object(items, item, group=self.objects)
         return items
 
     def broadcast(self, item: object) -> object:
         """Rank 0's item, on every rank. Not for timed regions."""
         items = [item]
-        dist.broadcast_object_list(items, src=0)
+        dist.broadcast_object_list(items, src=0, group=self.objects)
         return items[0]
 
     def barrier(self, group: dist.ProcessGroup | None = None) -> None:
-        """Wait for all ranks, or for those of a group that this one is in."""
-        if self.device.type == "cuda":
+        """Wait for all ranks, or for those of a group that this one is in, and for their GPUs."""
+        if self.backend == "nccl":
             dist.barrier(group, device_ids=[self.device.index])
-        else:
-            dist.barrier(group)
+            return
+        if self.device.type == "cuda":  # gloo's is one of hosts, whose kernels may still run
+            torch.cuda.synchronize(self.device)
+        dist.barrier(group)
 
 
 @contextmanager
 def process_group(
-    device: str | None = None, backend: str | None = None, timeout_s: float = 600
+    device: str | None = None,
+    backend: str | None = None,
+    timeout_s: float = 600,
+    *,
+    claim_gpu: bool = True,
 ) -> Iterator[Worker]:
     """Join the job's process group and leave it at the end.
 
-    Inside such a block the group that is there is used again, and stays.
+    Inside such a block the group that is there is used again, and stays. Over NCCL leaving is
+    collective: a rank that fails does not try, so that its error is told at once. Its process had
+    better end, as ``script.exit_status`` has it; a group joined later aborts the one left behind.
 
     Args:
-        device: ``cpu`` or ``cuda``; by default CUDA where it is, else the CPU.
-        backend: ``nccl`` or ``gloo``; by default NCCL on CUDA and gloo on the CPU.
-        timeout_s: how long a collective may wait for a rank, in seconds.
+        device: ``cpu`` or ``cuda``; by default as ``choose_device`` finds.
+        backend: ``nccl`` or ``gloo``; by default NCCL on CUDA and gloo on the CPU. Over gloo ranks
+            may share a GPU.
+        timeout_s: how long a collective may wait for a rank, in seconds; not those of objects.
+        claim_gpu: make the GPU this process's current device, which creates a context on it. In
+            exclusive compute mode a process with one keeps all others out, its children, too.
 
     Raises:
-        UserError: unknown device or backend, a rank without a GPU, two ranks on one GPU.
+        UserError: unknown device or backend, a device that cannot be used, a rank without a GPU,
+            two ranks on one GPU over NCCL.
     """
-    ranks = current_ranks()
+    ranks, around = current_ranks(), _joined.get()
     if ranks.launcher == "torchrun":
         die_with_parent()
-    device_type = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device_type not in ("cpu", "cuda"):
-        raise UserError(f"device {device_type!r}: legal are cpu and cuda")
-    if device_type == "cuda" and not torch.cuda.is_available():
-        raise UserError("device cuda: this process sees no GPU; use --device cpu")
+    device_type = around.device.type if device is None and around else choose_device(device)
+    if backend is None and around and around.device.type == device_type:
+        backend = around.backend
     backend = backend or ("nccl" if device_type == "cuda" else "gloo")
     if backend not in BACKENDS:
         raise UserError(f"backend {backend!r}: legal are {' and '.join(BACKENDS)}")
     if backend == "nccl" and device_type == "cpu":
         raise UserError("backend nccl needs GPUs; on the CPU use --backend gloo")
 
+    if dist.is_initialized() and dist.group.WORLD is _left_behind.get():
+        dist.distributed_c10d._abort_process_group()
     if dist.is_initialized():
-        yield Worker(ranks, _choose_device(ranks, device_type), backend)
+        found = around or Worker(ranks, torch.device("cpu"), backend)
+        chosen = _choose_device(ranks, device_type, backend)
+        yield dataclasses.replace(found, device=chosen, backend=backend)
         return
     store = _rendezvous(ranks)
-    chosen = _choose_device(ranks, device_type)
+    chosen, ranks_per_gpu = _choose_device(ranks, device_type, backend), 1
     if device_type == "cuda":
-        _refuse_shared_gpus(ranks, chosen, store)
-        torch.cuda.set_device(chosen)
+        ranks_per_gpu = _count_ranks_per_gpu(ranks, chosen, backend, store)
+        if claim_gpu:
+            torch.cuda.set_device(chosen)
     dist.init_process_group(
         backend,
         store=store,
@@ -107,25 +153,52 @@ def process_group(
         timeout=datetime.timedelta(seconds=timeout_s),
         device_id=chosen if backend == "nccl" else None,
     )
+    worker = Worker(ranks, chosen, backend, ranks_per_gpu, _object_group(ranks, timeout_s))
     # What is imported by now stays: half a million objects that no collection need look at again.
     # Benchmarks collect after every DDP instance, 0.4 s each with them and 0.01 s without.
     gc.freeze()
+    _joined.set(worker)
     try:
-        yield Worker(ranks, chosen, backend)
-    except RuntimeError as error:
-        if _is_lost_peer(error):
+        yield worker
+    except Preempted:  # raised by all ranks together, in good order
+        dist.destroy_process_group()
+        raise
+    except BaseException as error:
+        if backend == "nccl" and ranks.world_size > 1:
+            _left_behind.set(dist.group.WORLD)
+        else:
+            dist.destroy_process_group()
+        if is_lost_peer(error):
             first_line = str(error).splitlines()[0]
             raise RunFailed(f"rank {ranks.rank} lost another rank: {first_line}") from None
         raise
-    finally:
-        gc.unfreeze()
+    else:
         dist.destroy_process_group()
+    finally:
+        _joined.set(None)
+        gc.unfreeze()
 
 
-def _is_lost_peer(error: RuntimeError) -> bool:
-    """Whether a collective failed because another rank is gone."""
-    lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "timed out")
-    return isinstance(error, dist.DistError) or any(words in str(error) for words in lost)
+def is_lost_peer(error: BaseException) -> bool:
+    """Returns whether a collective failed because another rank is gone, or does not answer.
+
+    Over NCCL that is seen only where Python waits: by default (TORCH_NCCL_ASYNC_ERROR_HANDLING=3)
+    the watchdog ends the process, which is right, as what the GPU computes from then on is wrong.
+    """
+    if not isinstance(error, RuntimeError):
+        return False
+    if any(words in str(error) for words in LOST_PEER):
+        return True
+    # All else that NCCL says of itself, such as an invalid usage, is no word on other ranks.
+    return isinstance(error, dist.DistError) and "NCCL" not in str(error)
+
+
+def _object_group(ranks: Ranks, timeout_s: float) -> dist.ProcessGroup | None:
+    """A gloo group with a long limit: what waits for hosts is no reason to end a job of GPUs."""
+    if ranks.world_size == 1:
+        return None
+    limit = datetime.timedelta(seconds=max(timeout_s, OBJECTS_TIMEOUT_S))
+    return dist.new_group(backend="gloo", timeout=limit)
 
 
 def _rendezvous(ranks: Ranks, rendezvous_s: float = 300) -> dist.Store:
@@ -148,20 +221,21 @@ def _rendezvous(ranks: Ranks, rendezvous_s: float = 300) -> dist.Store:
     return dist.TCPStore(host, port, ranks.world_size, is_master=ranks.is_main)
 
 
-def _choose_device(ranks: Ranks, device_type: str) -> torch.device:
+def _choose_device(ranks: Ranks, device_type: str, backend: str) -> torch.device:
     if device_type == "cpu":
         return torch.device("cpu")
     visible = torch.cuda.device_count()
     if visible == 1:  # Slurm's --gpus-per-task shows each rank its own GPU as number 0
         return torch.device("cuda", 0)
-    if ranks.local_rank >= visible:
+    if ranks.local_rank >= visible and backend == "nccl":
         raise UserError(
             f"rank {ranks.rank} on {socket.gethostname()}: local rank {ranks.local_rank}, but "
             f"{visible} GPUs are visible (CUDA_VISIBLE_DEVICES="
-            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}); start one rank per GPU",
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}); start one rank per GPU, or use "
+            "--backend gloo, over which ranks can share one",
             this_rank_only=True,
         )
-    return torch.device("cuda", ranks.local_rank)
+    return torch.device("cuda", ranks.local_rank % visible)
 
 
 def visible_gpus() -> list[str]:
@@ -180,13 +254,20 @@ def find_shared_device(devices: list[str]) -> tuple[int, int] | None:
     return None
 
 
-def _refuse_shared_gpus(ranks: Ranks, device: torch.device, store: dist.Store) -> None:
+def _count_ranks_per_gpu(
+    ranks: Ranks, device: torch.device, backend: str, store: dist.Store
+) -> int:
+    """The largest number of ranks on one GPU. Raises UserError for two over NCCL."""
     uuid = torch.cuda.get_device_properties(device).uuid
     store.set(f"gpu/{ranks.rank}", f"{socket.gethostname()} GPU {uuid}")
     names = [store.get(f"gpu/{rank}").decode() for rank in range(ranks.world_size)]
     shared = find_shared_device(names)
-    if shared:
+    if shared and backend == "nccl":
+        store.set(f"gpu/{ranks.rank}/known", "yes")
+        if ranks.is_main:  # may serve the store, which the others still read
+            store.wait([f"gpu/{rank}/known" for rank in range(ranks.world_size)])
         raise UserError(
-            f"ranks {shared[0]} and {shared[1]} share one GPU ({names[shared[0]]}); start as many "
-            "ranks as there are GPUs, or use --device cpu"
+            f"ranks {shared[0]} and {shared[1]} share one GPU ({names[shared[0]]}), which NCCL "
+            "cannot; start as many ranks as there are GPUs, or use --backend gloo"
         )
+    return max(Counter(names).values())

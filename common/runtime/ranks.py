@@ -129,9 +129,14 @@ def tasks_on_this_node(env: Mapping[str, str]) -> int:
     return _integer(env, "SLURM_NTASKS_PER_NODE", default=1)
 
 
+def listed_hosts(hosts: str) -> list[str]:
+    """Returns the hosts of a Slurm host list such as ``n[1-2]``; none where there is no Slurm."""
+    return _ask_scontrol("hostnames", hosts).split()
+
+
 def _first_host(hosts: str) -> str:
     """First host of a Slurm host list; ``scontrol`` knows the full grammar."""
-    listed = _ask_scontrol("hostnames", hosts).split()
+    listed = listed_hosts(hosts)
     return listed[0] if listed else re.sub(r"\[(\d+).*", r"\1", hosts.split(",")[0])
 
 

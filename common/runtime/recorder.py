@@ -13,6 +13,7 @@ import pandas as pd
 
 from common.errors import UserError
 from common.runtime.environment import describe_environment
+from common.runtime.placement import own_placement
 from common.runtime.process_group import Worker, process_group
 from common.runtime.ranks import current_ranks
 from common.runtime.run_directory import RunDirectory, SampleStream
@@ -57,10 +58,13 @@ class RankStream:
 
 
 @contextmanager
-def single_device(program: str, device: str | None) -> Iterator[Worker]:
+def single_device(
+    program: str, device: str | None, *, starts_children: bool = False
+) -> Iterator[Worker]:
     """The worker of a program that measures one device: alone, and without a backend.
 
-    Raises UserError where it was started on several ranks.
+    A program that only ``starts_children`` leaves the GPU to them: in exclusive compute mode it
+    would keep them out. Raises UserError where it was started on several ranks.
     """
     ranks = current_ranks().world_size
     if ranks > 1:
@@ -68,7 +72,7 @@ def single_device(program: str, device: str | None) -> Iterator[Worker]:
             f"{program} is for one device, and was started on {ranks} ranks; start it with "
             "python, or with torchrun --nproc_per_node=1"
         )
-    with process_group(device, backend="gloo") as worker:
+    with process_group(device, backend="gloo", claim_gpu=not starts_children) as worker:
         yield dataclasses.replace(worker, backend="")  # nothing is communicated
 
 
@@ -89,6 +93,7 @@ def record_run(
     written is a UserError on every rank, so that none is left waiting for rank 0.
     """
     run, refusal = None, None
+    rank_hosts = worker.gather(own_placement().host)
     if worker.is_main:
         try:
             run = RunDirectory.create(
@@ -102,6 +107,8 @@ def record_run(
                     worker.device.type,
                     worker.world_size,
                     ", ".join(filter(None, notes)),
+                    ranks_per_gpu=worker.ranks_per_gpu,
+                    rank_hosts=rank_hosts,
                 ),
                 settings.run_id or None,
             )

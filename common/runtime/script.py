@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -74,20 +75,75 @@ def exit_status() -> Iterator[None]:
     """Turn errors into one line and an exit status, those that ``run_script`` lists."""
     try:
         yield
-    except UserError as error:
-        report_error(error)
-        sys.exit(2)
-    except RunFailed as error:
-        print(f"failed: {error}", file=sys.stderr)
-        sys.exit(1)
     except Preempted as stop:
         if is_main_rank():
             print(f"stopped: {stop}", file=sys.stderr)
         _leave_rank(SAVED)
         sys.exit(SAVED)
-    except KeyboardInterrupt:
+    except (Exception, KeyboardInterrupt) as raised:
+        error = _user_mistake(raised) or raised
+        if _group_stands():
+            _end_failed_rank(error)
+        if isinstance(error, UserError | RunFailed | KeyboardInterrupt):
+            sys.exit(_report(error))
+        raise
+
+
+def _user_mistake(error: BaseException) -> UserError | None:
+    """The line for what a GPU refused, where this program has used one."""
+    if "torch" not in sys.modules:
+        return None
+    from common.runtime.device import refused_by_gpu
+
+    return refused_by_gpu(error)
+
+
+def _group_stands() -> bool:
+    """Whether the process group is still there when an error has passed all that could leave it.
+
+    ``process_group`` lets it stand where leaving would wait for the other ranks, as over NCCL.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_initialized()
+
+
+def _end_failed_rank(error: BaseException) -> None:
+    """Say what happened and end this process without tearing anything down.
+
+    The end of the interpreter would wait for the other ranks, or for a GPU that does.
+    """
+    _ignore(signal.SIGTERM, signal.SIGINT)  # which would end the saying of it
+    status = _report(error)
+    if not isinstance(error, RunFailed):  # which is most often the word of another rank's death
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        with contextlib.suppress(OSError):
+            get_error_handler().record_exception(error)  # in TORCHELASTIC_ERROR_FILE, if set
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def _ignore(*signals: signal.Signals) -> None:
+    for number in signals:
+        with contextlib.suppress(ValueError):  # only the main thread may
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _report(error: BaseException) -> int:
+    """Print why the program ends, a bug with its traceback; returns the exit status."""
+    if isinstance(error, UserError):
+        report_error(error)
+        return 2
+    if isinstance(error, RunFailed):
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    if isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        return 130
+    traceback.print_exception(error)
+    return 1
 
 
 def report_error(error: UserError) -> None:
@@ -102,6 +158,7 @@ def report_error(error: UserError) -> None:
     if is_main_rank() or error.this_rank_only:
         print(f"error: {error}", file=sys.stderr, flush=True)
     else:
+        _ignore(signal.SIGTERM)
         time.sleep(1)
 
 

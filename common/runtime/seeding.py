@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -13,3 +14,8 @@ def seed_everything(seed: int, rank: int = 0) -> None:
     random.seed(seed + rank)
     np.random.seed((seed + rank) % 2**32)
     torch.manual_seed(seed + rank)
+
+
+def kept_random_numbers(device: torch.device) -> AbstractContextManager:
+    """A block after which torch's generators, of the CPU and of ``device``, are as before it."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])

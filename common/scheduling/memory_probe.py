@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from common.errors import RunFailed, UserError
 from common.runtime.memory_limit import is_out_of_memory
 from common.runtime.process_group import Worker
+from common.runtime.seeding import kept_random_numbers
 from common.scheduling.step_memory import MARGIN, measure_step_memory, rank_limit_bytes
 
 Context = Callable[[], AbstractContextManager]
@@ -172,7 +173,7 @@ class LocalStep:
         cuda = self.device.type == "cuda"
         was_training = self.model.training
         try:
-            with torch.random.fork_rng([self.device] if cuda else []):
+            with kept_random_numbers(self.device):
                 block_bytes = self.besides_bytes + self._margin_bytes() if cuda else 0
                 block = torch.empty(block_bytes, dtype=torch.uint8, device=self.device)
                 self.forward(batch_size).backward()

@@ -39,6 +39,7 @@ from common.training.checkpoint_files import (
     remove_leftovers,
     start_checkpoint,
 )
+from common.training.checkpoint_parts import own_part
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,8 @@ class Checkpoints:
         folder: where they are.
         worker: this rank.
         keep: how many of the newest stay.
-        asynchronous: write while training goes on: the states are copied, and a thread of each
-            rank writes the copy. One is written at a time.
+        asynchronous: write while training goes on: each rank copies the part of the states that
+            it writes, and a thread of it writes the copy. One is written at a time.
     """
 
     def __init__(self, folder: Path, worker: Worker, keep: int, asynchronous: bool = False) -> None:
@@ -62,7 +63,7 @@ class Checkpoints:
         self.keep = keep
         # Its own group: a thread talks in it while the trainer talks in the others.
         self._group = dist.new_group(backend="gloo")
-        self._thread = ThreadPoolExecutor(1) if asynchronous else None
+        self._thread = writer_thread(worker.device) if asynchronous else None
         self._writing: Future | None = None
         self._stager = StateDictStager(pin_memory=worker.device.type == "cuda", share_memory=False)
         try:
@@ -133,7 +134,7 @@ class Checkpoints:
         """
         self.wait()
         facts = {**facts, "world_size": self.worker.world_size}
-        states = _states(model, optimizer)
+        states = own_part(_states(model, optimizer), self.worker)
         if self._thread is None:
             self._write(states, _random_states(), facts)
             return
@@ -204,6 +205,17 @@ class Checkpoints:
         items: list = [None] * self.worker.world_size
         dist.all_gather_object(items, item, group=self._group)
         return items
+
+
+def writer_thread(device: torch.device) -> ThreadPoolExecutor:
+    """A thread whose current device is ``device``.
+
+    CUDA gives a new thread GPU 0, and whatever asks for the current device there would make a
+    context of half a GB on it, from every rank.
+    """
+    if device.type != "cuda":
+        return ThreadPoolExecutor(1)
+    return ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,))
 
 
 class CannotWrite(Exception):

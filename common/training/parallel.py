@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from common.errors import UserError
 from common.models.gpt2 import GPT2
 from common.runtime.process_group import Worker
 from common.training.step import check_compiler
@@ -46,6 +47,7 @@ def parallelise(
             bucket_cap_mb=config.bucket_cap_mb,
             gradient_as_bucket_view=config.gradient_as_bucket_view,
         )
+    refuse_unshardable(config.strategy, worker)
     for parameter in model.parameters():  # which DDP does by itself
         dist.broadcast(parameter.data, src=0)
     if config.compile:
@@ -59,6 +61,23 @@ def parallelise(
             block, mesh=mesh, reshard_after_forward=reshard, mp_policy=block_precision(config)
         )
     return fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+def can_shard(worker: Worker) -> bool:
+    """Whether FSDP can run: for GPUs joined by gloo, ``init_device_mesh`` makes a group of NCCL's.
+
+    So torch/distributed/device_mesh.py (``new_group`` where the default group is gloo).
+    """
+    return worker.device.type == "cpu" or worker.backend == "nccl"
+
+
+def refuse_unshardable(strategy: str, worker: Worker) -> None:
+    """Raises UserError where FSDP cannot run under this strategy's name (``can_shard``)."""
+    if not can_shard(worker):
+        raise UserError(
+            f"strategy {strategy}: FSDP on GPUs exchanges over NCCL, not over gloo; leave "
+            "out --backend gloo, or use DDP"
+        )
 
 
 def make_mesh(config: TrainingConfig, worker: Worker) -> DeviceMesh:

@@ -27,7 +27,8 @@ from common.runtime.collective_timing import time_sequence
 from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
 from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
-from common.runtime.timing import clock_for
+from common.runtime.seeding import kept_random_numbers
+from common.runtime.timing import LAUNCH_S, clock_for
 from common.training.data_parallel_step import COMPRESSIONS, Batch, StepOptions, autocast
 
 ALL_REDUCE_COLUMNS = (
@@ -70,7 +71,7 @@ class Probed:
 def probe(probed: Probed, worker: Worker, recorder: Recorder, plan: ProbePlan) -> None:
     """Measure and write probes.csv, costs.csv, gradient-ready-times.csv and, on several ranks,
     allreduce-samples.csv (and one for each format). All ranks call it."""
-    with torch.random.fork_rng(devices=[]):  # dropout in here changes nothing there
+    with kept_random_numbers(worker.device):  # dropout in here changes nothing there
         passes = _Passes(probed, worker)
         rows, ready = passes.measure(plan)
     recorder.stream("probes.csv", PROBE_COLUMNS).write(rows)
@@ -161,6 +162,7 @@ def time_copies(gradient_bytes: int, worker: Worker, plan: ProbePlan) -> list[di
     for repeat in range(-1, plan.repeats):
         for name, narrow in (("copy", None), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
             clock.wait()
+            clock.hold(4 * LAUNCH_S)  # a copy takes about as long as its launch
             start = clock.mark()
             if narrow is None:
                 torch.mul(gradient, 0.5, out=bucket)

@@ -10,10 +10,12 @@ import importlib.util
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.profiler import record_function
 
@@ -30,15 +32,18 @@ Batch = tuple[Tensor, Tensor]
 
 
 def build_model(workload: Workload, device: torch.device, seed: int = 42) -> GPT2:
-    """The workload's GPT-2, with random weights, on ``device``."""
+    """The workload's GPT-2, with random weights, drawn on ``device``.
+
+    A core of the CPU takes ten seconds for gpt2-large, in which a GPU would wait.
+    """
     seed_everything(seed)
-    model = GPT2(
-        workload.config,
-        attention=workload.attention,
-        activation_checkpointing=workload.activation_checkpointing,
-        loss_chunks=workload.loss_chunks,
-    )
-    return model if device.type == "cpu" else model.to(device)
+    with device:
+        return GPT2(
+            workload.config,
+            attention=workload.attention,
+            activation_checkpointing=workload.activation_checkpointing,
+            loss_chunks=workload.loss_chunks,
+        )
 
 
 def build_optimizer(
@@ -142,12 +147,15 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
 
 
+@torch.no_grad()
 def limit_gradients(model: nn.Module, max_norm: float) -> Tensor:
     """Scale all gradients so that their joint L2 norm is at most ``max_norm``; the norm before.
 
     Gradients may be parts of sharded ones: the norm is that of the whole, on every rank.
     """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    if gradients and gradients[0].device.type != "cpu":
+        return limit_in_few_launches(gradients, max_norm)
     # Row by row first: on a CPU the norm of two million float32 at once is off by 4 in 10,000, as
     # they are added up one after another.
     rows = [torch.linalg.vector_norm(g, dim=-1) if g.dim() > 1 else g for g in gradients]
@@ -156,6 +164,31 @@ def limit_gradients(model: nn.Module, max_norm: float) -> Tensor:
         norm = norm.full_tensor()
     if math.isfinite(max_norm):
         nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
+    return norm
+
+
+def limit_in_few_launches(gradients: Sequence[Tensor], max_norm: float) -> Tensor:
+    """``limit_gradients`` for a GPU, whose launches cost more than its sums.
+
+    torch's foreach operations take all gradients in one launch, but no DTensors: they get the
+    parts that are on this rank, and the squared norm is added up over the ranks that hold others.
+    """
+    parts = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
+    by_layout: dict[tuple, list[Tensor]] = {}
+    for gradient, part in zip(gradients, parts, strict=True):
+        layout = getattr(gradient, "device_mesh", None), getattr(gradient, "placements", ())
+        by_layout.setdefault(layout, []).append(part)
+    squares = []
+    for (mesh, placements), alike in by_layout.items():
+        square = nn.utils.get_total_norm(alike).square()
+        # What a mesh dimension replicates (HYBRID_SHARD's groups) is the same on all its ranks.
+        for dimension, placement in enumerate(placements):
+            if placement.is_shard():
+                dist.all_reduce(square, group=mesh.get_group(dimension))
+        squares.append(square)
+    norm = torch.stack(squares).sum().sqrt()
+    if math.isfinite(max_norm):
+        torch._foreach_mul_(parts, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch's own
     return norm
 
 
@@ -171,9 +204,17 @@ def compiled(model: nn.Module, device: torch.device) -> Callable[[Tensor, Tensor
 
 
 def set_tf32(enabled: bool) -> None:
-    """Let float32 matrix products on GPUs use TensorFloat-32, or not."""
-    torch.backends.cuda.matmul.allow_tf32 = enabled
-    torch.backends.cudnn.allow_tf32 = enabled
+    """Let float32 matrix products and convolutions on GPUs use TensorFloat-32, or not.
+
+    ``allow_tf32`` sets ``fp32_precision``, its successor, as well. Not so the other way round: once
+    ``fp32_precision`` is set alone, reading ``allow_tf32`` raises an error, and torch.compile reads
+    it in torch 2.9 and some later versions (pytorch#166387).
+    """
+    with warnings.catch_warnings():
+        # From torch 2.9 on, some versions recommend the successor.
+        warnings.filterwarnings("ignore", message="Please use the new API settings")
+        torch.backends.cuda.matmul.allow_tf32 = enabled
+        torch.backends.cudnn.allow_tf32 = enabled
 
 
 def check_precision(precision: str, device: torch.device) -> None:

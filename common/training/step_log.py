@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -21,7 +21,7 @@ from common.training.tracing import TRACE, traced_steps
 
 STEP_COLUMNS = (
     *("step", "rank", "loss", "gradient_norm", "learning_rate", "step_time_ms"),
-    *("throughput_tokens_per_s", "peak_memory_bytes", "sent_bytes", "profiled"),
+    *("throughput_tokens_per_s", "peak_memory_bytes", "sent_bytes", "profiled", "wall_time_ms"),
 )
 MEMORY_COLUMNS = ("rank", "peak_bytes")
 WATCHED_STEP = 2
@@ -32,7 +32,9 @@ class StepLog:
     """Measures steps one after another, on every rank. Use as a context around all of them.
 
     A step's time ends before ranks exchange what they measured, so that each has its own; bytes
-    sent are those of the step, too. ``model`` and ``optimizer`` are whose memory is looked at.
+    sent are those of the step, too. Its wall time goes from the end of the step before to its own
+    end: with the exchange, the tables and the terminal, without checkpoints and profilers.
+    ``model`` and ``optimizer`` are whose memory is looked at.
     """
 
     def __init__(
@@ -65,8 +67,11 @@ class StepLog:
         )
 
         self._step_traced: Callable[[], bool] | None = None
+        self._since = 0.0
+        self._counted, self._steps_s, self._wall_s, self._checkpoints_s = 0, 0.0, 0.0, 0.0
 
     def __enter__(self) -> StepLog:
+        self._since = time.perf_counter()
         return self
 
     def __exit__(
@@ -76,6 +81,14 @@ class StepLog:
 
     def begin_step(self, index: int) -> None:
         """Step ``index`` begins."""
+        with self._outside():
+            self._start_profilers(index)
+        self._peak.start()
+        self._sent = sent_bytes()
+        self._clock.wait()
+        self._began = time.perf_counter()
+
+    def _start_profilers(self, index: int) -> None:
         looks_at_memory = self.config.measure_memory and self.worker.device.type == "cpu"
         if looks_at_memory and index == self._first + WATCHED_STEP:
             self._watch = AllocationWatch(self._model, self._optimizer)
@@ -84,18 +97,17 @@ class StepLog:
         if not before and not self._step_traced:
             self.traced_from = index
             self._step_traced = self._exits.enter_context(self._tracing)
-        self._peak.start()
-        self._sent = sent_bytes()
-        self._clock.wait()
-        self._began = time.perf_counter()
 
     def end_step(self, index: int) -> None:
         """It has been computed, on this rank."""
         self._clock.wait()
-        step_s = time.perf_counter() - self._began
+        now = time.perf_counter()
+        step_s, wall_s, self._since = now - self._began, now - self._since, now
         config = self.config
         tokens = config.global_batch_size * config.seq_len
         sent = sent_bytes()
+        with self._outside():
+            profiled = self._step_traced() if self._step_traced else bool(self._watch)
         self._rows.append(
             {
                 "step": index,
@@ -103,16 +115,22 @@ class StepLog:
                 "throughput_tokens_per_s": tokens / step_s,
                 "peak_memory_bytes": self._peak.peak_bytes(),
                 "sent_bytes": None if sent is None or self._sent is None else sent - self._sent,
-                "profiled": self._step_traced() if self._step_traced else bool(self._watch),
+                "profiled": profiled,
+                "wall_time_ms": wall_s * 1e3,
             }
         )
+        if index > self._first and not profiled:  # the first allocates, and may compile
+            self._counted += 1
+            self._steps_s += step_s
+            self._wall_s += wall_s
 
     def add(self, loss: float, gradient_norm: float, lr: float, next_lr: float) -> None:
         """What the ranks agree on of the step that has ended; printed each ``log_every`` steps."""
         row = self._rows[-1]
         row |= {"loss": loss, "gradient_norm": gradient_norm, "learning_rate": lr}
         if row["step"] == self._first + WATCHED_STEP:
-            self._look_at_memory(row)
+            with self._outside():
+                self._look_at_memory(row)
         if row["step"] % self.config.log_every == 0:
             self.flush()
             if self.worker.is_main:
@@ -121,6 +139,36 @@ class StepLog:
                     f"step={row['step']} | loss={loss:.4f} | lr={next_lr:.2e} | time={took}",
                     flush=True,
                 )
+
+    @contextmanager
+    def checkpoint(self) -> Iterator[None]:
+        """A block in which a checkpoint is saved: its time is none of the steps'."""
+        before = self._since
+        with self._outside():
+            yield
+        self._checkpoints_s += self._since - before
+
+    @contextmanager
+    def _outside(self) -> Iterator[None]:
+        """A block whose time is not counted as the next step's wall time."""
+        began = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - began
+
+    @property
+    def throughput(self) -> str:
+        """A line: tokens per second of wall time, of all steps but the first and profiled ones.
+
+        Empty where there are no such steps.
+        """
+        if not self._counted:
+            return ""
+        tokens = self._counted * self.config.global_batch_size * self.config.seq_len
+        between = 1 - self._steps_s / self._wall_s
+        return (
+            f"Throughput: {tokens / self._wall_s:,.0f} tokens/s by wall time; {between:.1%} of it "
+            f"between steps; checkpoints {self._checkpoints_s:.1f}s more"
+        )
 
     def flush(self) -> None:
         """Write the rows there are, of all ranks."""

@@ -113,15 +113,16 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
                 loss = step.run(on_device(batches.next_step(), worker.device))
                 log.end_step(index)
 
-                loss, stopping = agree(loss, stop, worker)
+                loss, gradient_norm, stopping = agree(loss, step.gradient_norm, stop, worker)
                 next_lr = learning_rate(index + 1, config)
-                log.add(loss, step.gradient_norm.item(), lr, next_lr)
+                log.add(loss, gradient_norm, lr, next_lr)
                 done = index + 1
                 is_last = done == config.num_steps
                 if checkpoints and (stopping or is_last or is_due(done, config.save_every)):
                     log.flush()
                     facts = checkpoint_facts(done, batches.position, config, workload, data)
-                    checkpoints.save(model, step.optimizer, facts, wait=stopping or is_last)
+                    with log.checkpoint():
+                        checkpoints.save(model, step.optimizer, facts, wait=stopping or is_last)
                 if stopping and not is_last:
                     if worker.is_main:
                         mark_stopped(checkpoints.folder, done)
@@ -136,6 +137,8 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
         traced = range(log.traced_from, config.num_steps)
         if log.trace and write_trace_tables(recorder, log.trace, traced):
             say(f"Traces saved to: {relative_to_project(recorder.folder)}/traces/{config.folder}/")
+        if log.throughput:
+            say(log.throughput)
         say(f"Written to {relative_to_project(recorder.folder)}")
 
 
@@ -155,9 +158,15 @@ def on_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]
         yield tokens.to(device), targets.to(device)
 
 
-def agree(loss: Tensor, stop: StopRequest, worker: Worker) -> tuple[float, bool]:
-    """The mean loss over all ranks, and whether any of them was asked to stop; the same on all."""
-    own = [loss.item(), bool(stop.signal_name)]
-    both = torch.tensor(own, dtype=torch.float64, device=worker.device)
+def agree(
+    loss: Tensor, gradient_norm: Tensor, stop: StopRequest, worker: Worker
+) -> tuple[float, float, bool]:
+    """The mean loss over all ranks, the gradient norm, and whether any rank was asked to stop.
+
+    The same on all. A GPU is waited for once: nothing but the three together is read from it.
+    """
+    asked = torch.full((), bool(stop.signal_name), dtype=torch.float64, device=worker.device)
+    both = torch.stack((loss.double(), asked))
     dist.all_reduce(both)
-    return both[0].item() / worker.world_size, both[1].item() > 0
+    total, asked, norm = torch.cat((both, gradient_norm.double().view(1))).tolist()
+    return total / worker.world_size, norm, asked > 0

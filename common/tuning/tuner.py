@@ -206,5 +206,5 @@ def _visits_allowed(share: float, predicted: Predicted) -> float:
 def _hardware(worker: Worker) -> str:
     environment = describe_environment(worker.backend, worker.device.type, worker.world_size)
     network = environment["network"]
-    known = network and network not in environment["hardware"]
-    return environment["hardware"] + (f", {network}" if known else "")
+    added = worker.backend == "gloo" and network and network not in environment["hardware"]
+    return environment["hardware"] + (f", {network}" if added else "")

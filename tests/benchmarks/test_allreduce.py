@@ -220,3 +220,15 @@ def test_an_output_folder_that_cannot_be_written_is_refused_once_for_all_ranks(
     done = rank_server.run(ASSIGNMENT2 / "allreduce_benchmark.py", *flags, ranks=2)
     assert done.exit_codes == [2, 2], done.stderr
     assert "Not a directory" in done.error_line
+
+
+def test_the_record_says_whether_launches_count_and_a_cpu_that_they_always_do(
+    rank_server, tmp_path
+):
+    flags = ["--numel", 10, "--rounds", 1, "--iterations", 1, "--device", "cpu"]
+    where = ["--output_dir", tmp_path, "--run_id", "here"]
+    script = ASSIGNMENT2 / "allreduce_benchmark.py"
+    done = rank_server.run(script, *flags, *where, "--launch_included")
+    assert done.exit_codes == [0], done.stderr
+    assert "without effect: launch_included" in done.stderr[0]
+    assert "launch_included: true" in (tmp_path / "here" / "config.yaml").read_text()

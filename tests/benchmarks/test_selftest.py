@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from common.benchmarks.selftest import CHECKS, Result, print_results, read_results
+from common.benchmarks import selftest_checks
+from common.benchmarks.selftest import (
+    CHECKS,
+    LOST,
+    Result,
+    attempt,
+    print_results,
+    print_row,
+    read_results,
+)
+from common.benchmarks.selftest_checks import Check, alone, tiny_training
+from common.runtime.gpus import CudaDevice
 from common.runtime.paths import project_root
+from common.runtime.process_group import Worker, process_group
+from common.runtime.ranks import Ranks
+from common.training.config import FsdpConfig
 
 SCRIPT = project_root() / "common" / "benchmarks" / "selftest.py"
 
@@ -56,3 +74,56 @@ def test_the_last_word_on_a_check_counts(tmp_path: Path) -> None:
     found = [(result.name, result.outcome) for result in read_results(path)]
     assert found == [("a", "passed"), ("b", "failed")]
     assert read_results(tmp_path / "nothing") == []
+
+
+def test_a_row_is_printed_when_its_check_has_ended(capsys: pytest.CaptureFixture) -> None:
+    rows = [Result("a", "passed", "1 s"), Result("b", "failed", "the disk is full", "free space")]
+    print_row(rows[0])
+    first = capsys.readouterr().out
+    print_results(rows)
+    printed = capsys.readouterr().out
+    assert first in printed  # as wide as in the whole table
+    assert "free space" in printed
+
+
+def raising(error: Exception) -> Check:
+    def run(worker: Worker, folder: Path) -> str:
+        raise error
+
+    return Check("all-reduce", run, "look at the network")
+
+
+def test_after_a_lost_rank_the_rest_is_not_tried(tmp_path: Path) -> None:
+    lost = raising(dist.DistBackendError("ncclRemoteError: remote process exited"))
+    passing = Check("next", lambda worker, folder: "", "")
+    with process_group("cpu") as worker:
+        before = [attempt(raising(ValueError("2")), worker, tmp_path, [])]
+        assert attempt(passing, worker, tmp_path, before).outcome == "passed"
+        before.append(attempt(lost, worker, tmp_path, before))
+        assert before[-1].detail.startswith(LOST)
+        after = attempt(passing, worker, tmp_path, before)
+    assert (after.outcome, after.is_bad) == ("not run", True)
+
+
+@pytest.mark.parametrize("mode", ["EXCLUSIVE_PROCESS", "EXCLUSIVE_THREAD"])
+def test_programs_that_the_gpus_mode_keeps_out_are_left_out_and_that_is_no_failure(
+    monkeypatch, tmp_path: Path, mode: str
+) -> None:
+    gpu = SimpleNamespace(compute_mode=mode)
+    monkeypatch.setattr(selftest_checks, "cuda_devices", lambda: [CudaDevice("GPU", "a", 1)])
+    facts = SimpleNamespace(gpus=(gpu,))
+    monkeypatch.setattr(selftest_checks, "read_gpu_facts", lambda devices: facts)
+    check = Check("throughput", alone("assignment0.throughput"), "run it by itself")
+    with process_group("cpu") as worker:
+        on_gpu = dataclasses.replace(worker, device=torch.device("cuda", 0), backend="nccl")
+        result = attempt(check, on_gpu, tmp_path, [])
+    assert (result.outcome, result.is_bad) == ("left out", False)
+    assert mode in result.detail
+
+
+def test_fsdp_is_left_out_where_gloo_joins_gpus(tmp_path: Path) -> None:
+    with process_group("cpu") as worker:
+        on_gpu = Worker(Ranks(), torch.device("cuda", 0), "gloo", objects=worker.objects)
+        result = attempt(Check("fsdp", tiny_training(FsdpConfig), ""), on_gpu, tmp_path, [])
+    assert result.outcome == "left out"
+    assert "NCCL" in result.detail

@@ -158,6 +158,20 @@ def test_what_was_counted_bounds_what_the_time_says():
     assert samples(3.0, 3.0, done=1).saturated_costs().lost_compute[1] == (pytest.approx(1 / 3),)
 
 
+def test_all_reduces_that_were_done_before_the_pass_was_are_not_called_slow():
+    assert samples(8.0, 8.0, done=3).costs().communication_slowdown == pytest.approx(8 / 4)
+    seen_to_end = samples(8.0, 8.0, done=4)
+    assert seen_to_end.costs().communication_slowdown == 1.0
+    assert seen_to_end.costs(np.array([2, 0, 0])).communication_slowdown == 1.0
+    assert seen_to_end.saturated_costs().slowdowns == ((10.0,), (1.0,))
+
+
+def test_rounds_that_are_drawn_are_asked_for_their_own_counts():
+    counted = replace(samples(8.0, 8.0, done=4), done={10.0: np.array([4.0, 3.0, 3.0])})
+    assert counted.costs(np.array([0, 0, 0])).communication_slowdown == 1.0
+    assert counted.costs(np.array([1, 2, 1])).communication_slowdown == pytest.approx(2.0)
+
+
 def test_a_pass_that_is_no_slower_loses_nothing():
     costs = samples(1.9, 4.0, done=2).saturated_costs()
     assert costs.lost_compute == ((10.0,), (0.0,))

@@ -136,6 +136,27 @@ def test_costs_are_differences_within_rounds_as_computed_by_hand(tmp_path):
     assert costs.communication_slowdown == pytest.approx(150 / 80)
 
 
+@pytest.mark.parametrize(
+    ("done", "slowdown"),
+    [
+        (1000, 1.0),  # the pass outlasted all of them: its 300 ms say nothing of theirs
+        (999, 3.0),  # the last was still under way: what takes 100 ms alone took 300
+        (None, 3.0),  # of a table from before they were counted
+    ],
+)
+def test_all_reduces_that_were_done_before_the_pass_show_no_slowdown(tmp_path, done, slowdown):
+    rounds = range(3)
+    continuous = arm("continuous", 256, 1000, {r: [(300, 300)] for r in rounds}, reduce_ms=300)
+    alone = arm("all_reduce", 256, 1000, {r: [(0, 0)] for r in rounds}, reduce_ms=100)
+    rows = [*LOCAL, *BOOKKEEPING, *PACED, *continuous, *alone]
+    header = OVERLAP_HEADER
+    if done is not None:
+        header += ",messages_done"
+        rows = [(*row, done if row[0] == "continuous" else 0) for row in rows]
+    costs = read_costs(write(tmp_path, "overlap-times.csv", header, rows))
+    assert costs.communication_slowdown == pytest.approx(slowdown)
+
+
 def test_costs_below_the_noise_are_none_and_not_negative(tmp_path):
     fast = [
         (*row[:6], row[6] / 2, *row[7:]) if row[0] in ("bookkeeping", "paced") else row

@@ -14,6 +14,7 @@ import sys
 import pytest
 
 from common.runtime.environment import describe_environment, hardware_line
+from common.runtime.network import EMULATED_NETWORK, network_name
 from common.runtime.paths import project_root
 
 
@@ -101,3 +102,82 @@ def test_a_machine_without_git_is_described_too(monkeypatch, tmp_path):
 
 def test_the_record_can_be_written_as_json():
     assert json.loads(json.dumps(describe_environment("gloo", "cpu", 4)))["world_size"] == 4
+
+
+def be_a_rank(monkeypatch: pytest.MonkeyPatch, world_size: int, local_world_size: int) -> None:
+    """Rank 0 of a job, as torchrun tells it."""
+    for name, value in (
+        ("RANK", 0),
+        ("LOCAL_RANK", 0),
+        ("WORLD_SIZE", world_size),
+        ("LOCAL_WORLD_SIZE", local_world_size),
+    ):
+        monkeypatch.setenv(name, str(value))
+
+
+@pytest.mark.parametrize(
+    ("backend", "world_size", "local_world_size", "name"),
+    [
+        ("nccl", 8, 4, "NCCL, 2 hosts × 4 ranks"),
+        ("nccl", 8, 8, "NCCL, 1 host × 8 ranks"),
+        ("nccl", 6, 4, "NCCL, hosts with 4 + 2 ranks"),
+        ("nccl", 1, 1, None),  # one rank exchanges nothing
+        ("gloo", 2, 1, "gloo, 2 hosts × 1 rank"),
+        ("gloo", 2, 2, "TCP over loopback"),
+        ("gloo", 1, 1, "TCP over loopback"),
+        ("", 1, 1, None),
+        (None, 8, 4, None),
+    ],
+)
+def test_a_network_is_named_by_backend_and_layout(
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str | None,
+    world_size: int,
+    local_world_size: int,
+    name: str | None,
+) -> None:
+    be_a_rank(monkeypatch, world_size, local_world_size)
+    assert network_name(backend) == name
+
+
+def test_gathered_hosts_tell_how_ranks_lie_where_the_first_host_does_not(monkeypatch) -> None:
+    be_a_rank(monkeypatch, 6, 2)
+    assert network_name("nccl") == "NCCL, 3 hosts × 2 ranks"
+    hosts = ["n1"] * 2 + ["n2"] * 4
+    assert network_name("nccl", rank_hosts=hosts) == "NCCL, hosts with 2 + 4 ranks"
+    record = describe_environment("nccl", "cpu", 6, rank_hosts=hosts)
+    assert (record["hosts"], record["host_names"]) == (2, ["n1", "n2"])
+    assert record["hardware"].startswith("6 ranks on 2 hosts, ")
+
+
+def test_a_process_that_starts_ranks_starts_them_on_its_own_host() -> None:
+    assert network_name("nccl", world_size=8) == "NCCL, 1 host × 8 ranks"
+    assert network_name("gloo", world_size=4) == "TCP over loopback"
+
+
+def test_ranks_that_share_a_gpu_say_so_in_network_and_caption(monkeypatch) -> None:
+    be_a_rank(monkeypatch, 2, 2)
+    shared = network_name("gloo", ranks_per_gpu=2, device_name="NVIDIA H100")
+    assert shared == "gloo, 2 ranks on one NVIDIA H100"
+    record = describe_environment("gloo", "cpu", 2, ranks_per_gpu=2)
+    assert record["network"] != describe_environment("gloo", "cpu", 2)["network"]
+    on_gpu = record | {"gpus": [{"name": "NVIDIA H100"}]}
+    assert hardware_line(on_gpu) == "2 ranks on one NVIDIA H100, gloo"
+    on_two = on_gpu | {"world_size": 4}
+    assert hardware_line(on_two) == "4 ranks, 2 ranks on one NVIDIA H100, gloo"
+
+
+def test_emulated_networks_keep_their_names(monkeypatch) -> None:
+    be_a_rank(monkeypatch, 2, 1)
+    emulated = {"hosts": 2, "rates_bit_per_s": [1e9, 1e9], "delay_ms": 0.5}
+    monkeypatch.setenv(EMULATED_NETWORK, json.dumps(emulated))
+    assert network_name("gloo") == "2 emulated hosts at 1 Gbit/s, 0.5 ms delay"
+    record = describe_environment("gloo", "cpu", 2, rank_hosts=["here", "here"])
+    assert record["network"] == "2 emulated hosts at 1 Gbit/s, 0.5 ms delay"
+    assert record["hosts"] == 2
+
+
+def test_different_gpus_of_one_host_are_all_named() -> None:
+    record = describe_environment("nccl", "cpu", 2)
+    mixed = [{"name": name} for name in ("NVIDIA A100", "NVIDIA H100", "NVIDIA A100")]
+    assert hardware_line(record | {"gpus": mixed}) == ("2 ranks, NVIDIA A100 + NVIDIA H100, nccl")

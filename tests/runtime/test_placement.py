@@ -92,3 +92,24 @@ def test_ranks_that_each_call_their_own_gpu_number_0_share_nothing() -> None:
         own_placement(torchrun(rank, rank, 2) | variables, gpus=("GPU-a",)) for rank in (0, 1)
     ]
     assert len(placement_problems(together)) == 1
+
+
+def test_ranks_that_share_a_gpu_on_purpose_take_turns_on_the_gpus() -> None:
+    variables = {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2"}
+    places = [
+        own_placement(torchrun(rank, rank, 4) | variables, gpus=("GPU-a", "GPU-b"), ranks_per_gpu=2)
+        for rank in range(4)
+    ]
+    assert [place.device for place in places] == ["GPU 0", "GPU 1", "GPU 0", "GPU 1"]
+    assert [place.identity for place in places] == ["GPU-a", "GPU-b", "GPU-a", "GPU-b"]
+    assert placement_problems(places, ranks_per_gpu=2) == []
+    assert len(placement_problems(places)) == 3  # four workers for two GPUs, both of them shared
+
+
+def test_more_ranks_on_a_gpu_than_were_meant_to_share_it_are_told() -> None:
+    places = [
+        own_placement(torchrun(rank, rank, 3), gpus=("GPU-a",), ranks_per_gpu=2)
+        for rank in range(3)
+    ]
+    [problem] = placement_problems(places, ranks_per_gpu=2)
+    assert "ranks 0 and 1 and 2 share GPU 0; start 2 ranks per GPU" in problem

@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 from rank_support import free_port, torchrun_variables
 
 from common.errors import RunFailed, UserError
-from common.runtime.process_group import _rendezvous, find_shared_device, process_group
-from common.runtime.ranks import current_ranks
+from common.runtime.process_group import (
+    _choose_device,
+    _rendezvous,
+    find_shared_device,
+    is_lost_peer,
+    process_group,
+)
+from common.runtime.ranks import Ranks, current_ranks
+
+PRETENDED = Path(__file__).with_name("pretended_gpus_worker.py")
+SLOW_HOST = """
+import time
+from common.runtime.process_group import process_group
+
+with process_group("cpu", timeout_s=1) as worker:
+    time.sleep(2.5 * worker.rank)
+    print(worker.gather(worker.rank), worker.broadcast("from 0"))
+"""
 
 PROBE = """
 import json, os, pathlib, sys, time
@@ -125,6 +148,178 @@ def test_an_unusable_device_or_backend_is_refused(device, backend, message):
     with pytest.raises(UserError, match=message), process_group(device, backend):
         pass
     assert not dist.is_initialized()
+
+
+@pytest.mark.two_ranks
+def test_objects_wait_for_a_slow_host_longer_than_tensors_do(rank_server, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW_HOST)
+    done = rank_server.run(tmp_path / "slow.py", ranks=2)
+    assert done.exit_codes == [0, 0], done.stderr
+    assert done.stdout == ["[0, 1] from 0\n"] * 2
+
+
+@pytest.mark.two_ranks
+@pytest.mark.parametrize(
+    ("how", "status", "message"),
+    [
+        ("user", 2, "error: the batch is no batch"),
+        ("failed", 1, "failed: the disk of rank 1 is full"),
+        ("interrupted", 130, "interrupted"),
+        (
+            "memory",
+            2,
+            "error: out of memory on NVIDIA A100 MIG 1g.5gb with 5.0 GiB, a MIG slice of a GPU "
+            "(tried to allocate 20.00 MiB); take a smaller model, batch or sequence, or a larger "
+            "GPU",
+        ),
+    ],
+)
+def test_a_rank_of_an_nccl_job_that_fails_ends_with_one_line_and_its_status(
+    rank_server, tmp_path, how, status, message
+):
+    error_file = tmp_path / "error.json"
+    files = {"TORCHELASTIC_ERROR_FILE": str(error_file)}
+    done = rank_server.run(PRETENDED, "--how", how, ranks=2, variables=files, timeout_s=20)
+    assert done.exit_codes == [1, status]  # rank 0 has lost its peer
+    assert done.stderr[1] == f"{message}\n"
+    assert done.stderr[0].startswith("failed: rank 0 lost another rank: ")
+    if status == 2:  # the cause is left for torchrun's summary, and a victim says nothing there
+        cause = json.loads(error_file.read_text())["message"]["message"]
+        assert cause.startswith(("UserError: ", "OutOfMemoryError: "))
+
+
+@pytest.mark.two_ranks
+def test_ranks_of_an_nccl_job_that_stop_together_leave_the_group_in_order(rank_server):
+    done = rank_server.run(PRETENDED, "--how", "stopped", ranks=2)
+    assert done.exit_codes == [75, 75]
+    assert done.error_line == "stopped: by all ranks"
+
+
+@pytest.mark.two_ranks
+def test_a_bug_on_one_rank_of_an_nccl_job_is_told_at_once_and_no_process_is_left(tmp_path):
+    # Its peer waits in C++, where only the end of its process ends it.
+    arguments = ["--how", "bug", "--peer-waits-outside-python"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    process = subprocess.Popen(
+        [*command, "--nproc-per-node=2", PRETENDED, *arguments],
+        env=os.environ | {"STARTED_BY_TEST": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        cwd=PRETENDED.parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        seen: dict[str, float] = {}
+        for line in process.stdout:
+            seen.setdefault(line.strip(), time.monotonic())
+        assert process.wait(10) != 0
+        assert seen["ZeroDivisionError: of rank 1"] - seen["failing"] < 5
+        assert any(line.startswith("Traceback") for line in seen)  # a bug keeps it
+        assert living(tmp_path) == []
+    finally:
+        process.kill()
+        for process in living(tmp_path):
+            process.kill()
+
+
+def living(mark: Path) -> list[psutil.Process]:
+    """Processes whose environment says that the test with this folder started them."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            started = process.environ().get("STARTED_BY_TEST") == str(mark)
+            if started and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+@pytest.mark.two_ranks
+def test_after_a_failure_on_all_ranks_of_an_nccl_job_they_can_join_again(rank_server):
+    done = rank_server.run(PRETENDED, "--how", "again", ranks=2)
+    assert done.exit_codes == [0, 0], done.stderr
+    assert [json.loads(text)[0] for text in done.stdout] == [0, 1]
+
+
+@pytest.mark.two_ranks
+def test_ranks_share_a_gpu_over_gloo_and_their_record_says_so(rank_server, tmp_path):
+    flags = ("--backend", "gloo", "--gpus", 1, "--output_dir", tmp_path)
+    done = rank_server.run(PRETENDED, *flags, ranks=2)
+    assert done.exit_codes == [0, 0], done.stderr
+    # GPU and ranks on it, for this block and for one inside it, whose backend is the same
+    assert [json.loads(text) for text in done.stdout] == [[0, 2, 0, 2, "gloo"]] * 2
+    record = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert (record["device"], record["backend"], record["ranks_per_gpu"]) == ("cuda", "gloo", 2)
+
+
+@pytest.mark.two_ranks
+def test_each_rank_has_a_gpu_of_its_own_where_there_are_enough(rank_server):
+    done = rank_server.run(PRETENDED, "--gpus", 2, ranks=2)
+    assert done.exit_codes == [0, 0], done.stderr
+    assert [json.loads(text) for text in done.stdout] == [
+        [0, 1, 0, 1, "nccl"],
+        [1, 1, 1, 1, "nccl"],
+    ]
+
+
+@pytest.mark.two_ranks
+def test_ranks_do_not_share_a_gpu_over_nccl(rank_server):
+    done = rank_server.run(PRETENDED, "--gpus", 1, ranks=2)
+    assert done.exit_codes == [2, 2]
+    assert done.error_line.startswith("error: ranks 0 and 1 share one GPU (")
+    assert "--backend gloo" in done.error_line
+
+
+@pytest.mark.parametrize(("backend", "places"), [("nccl", [0, 1, None]), ("gloo", [0, 1, 0])])
+def test_three_ranks_on_two_gpus_are_for_gloo(monkeypatch, backend, places):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for rank, place in enumerate(places):
+        ranks = Ranks(rank, 3, rank, 3, "torchrun")
+        if place is None:
+            with pytest.raises(UserError, match="--backend gloo") as refused:
+                _choose_device(ranks, "cuda", backend)
+            assert refused.value.this_rank_only  # the other two have theirs
+        else:
+            assert _choose_device(ranks, "cuda", backend) == torch.device("cuda", place)
+
+
+REMOTE = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:77, remote
+process exited or there was a network error, NCCL version 2.27.5
+ncclRemoteError: A call failed possibly due to a network error or a remote process exiting."""
+TWICE = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, invalid usage
+ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"""
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (dist.DistBackendError(REMOTE), True),
+        (dist.DistBackendError("NCCL communicator was aborted on rank 1."), True),
+        (dist.DistNetworkError("The client socket has timed out after 60s"), True),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer"), True),
+        (dist.DistBackendError(TWICE), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ConnectionError("Broken pipe"), False),  # no collective's
+    ],
+)
+def test_what_says_that_a_rank_is_gone_is_told_from_other_errors(error, lost):
+    assert is_lost_peer(error) == lost
+
+
+def test_a_program_that_only_starts_others_leaves_the_gpu_to_them(monkeypatch):
+    claimed = []
+    gpu = SimpleNamespace(uuid="a", name="GPU", total_memory=1)
+    for name, answer in {"is_available": True, "device_count": 1}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
+    with process_group("cuda", "gloo", claim_gpu=False) as worker:
+        assert worker.device == torch.device("cuda", 0)
+    assert claimed == []
+    with process_group("cuda", "gloo"):
+        assert claimed == [torch.device("cuda", 0)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 
 import pytest
 import torch
@@ -177,18 +178,46 @@ def test_a_float16_overflow_leaves_the_weights_and_lowers_the_scale():
     assert step.scaler.get_scale() == 32768
 
 
-def test_tf32_is_set_by_each_step_and_so_does_not_outlast_it():
+@pytest.fixture
+def tf32_kept():
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    try:
-        # Two steps in one process, as when options are measured side by side.
-        fast, exact = (step_of(tiny_model(), tf32=tf32) for tf32 in (True, False))
-        for step, expected in ((fast, True), (exact, False), (fast, True), (exact, False)):
-            step.run(batches(1))
-            assert torch.backends.cuda.matmul.allow_tf32 is expected
-            assert torch.backends.cudnn.allow_tf32 is expected
-    finally:
-        set_tf32(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def test_tf32_is_set_by_each_step_and_so_does_not_outlast_it(tf32_kept):
+    # Two steps in one process, as when options are measured side by side.
+    fast, exact = (step_of(tiny_model(), tf32=tf32) for tf32 in (True, False))
+    for step, expected in ((fast, True), (exact, False), (fast, True), (exact, False)):
+        step.run(batches(1))
+        assert torch.backends.cuda.matmul.allow_tf32 is expected
+        assert torch.backends.cudnn.allow_tf32 is expected
+
+
+@pytest.mark.parametrize("before", ["old", "new", "warns"])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_both_apis_agree_on_tf32_whichever_was_used_before(
+    tf32_kept, monkeypatch, recwarn, before, enabled
+):
+    # torch.compile reads one or the other, and fails where they differ.
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    if before == "new":  # as transformers does
+        for switch in (cuda.matmul, cudnn.conv, cudnn.rnn):
+            switch.fp32_precision = "ieee" if enabled else "tf32"
+    if before == "warns":  # as torch 2.9 does, once a process
+        set_quietly = torch._C._set_cublas_allow_tf32
+
+        def set_with_warning(value: bool) -> None:
+            warnings.warn("Please use the new API settings to control TF32", stacklevel=2)
+            set_quietly(value)
+
+        monkeypatch.setattr(torch._C, "_set_cublas_allow_tf32", set_with_warning)
+    set_tf32(enabled)
+    assert not recwarn
+    assert cuda.matmul.allow_tf32 is cudnn.allow_tf32 is enabled
+    for switch in (cuda.matmul, cudnn.conv, cudnn.rnn):
+        assert (switch.fp32_precision == "tf32") is enabled
+    assert torch.get_float32_matmul_precision() == ("high" if enabled else "highest")
 
 
 def has_compiler() -> bool:

@@ -1,0 +1,170 @@
+"""Rows of ``ddplab doctor`` on a machine with GPUs: what would break or slow a job there, and why.
+
+Each function goes from facts to a row, or to None where the question does not arise.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.runtime.gpus import Gpu, GpuPair
+from common.runtime.network import counted
+
+SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY_BYTES = 2**30
+"""What NVIDIA recommends for containers that run NCCL (``--shm-size=1g``)."""
+LARGEST_MODEL = "gpt2-large"
+STATE_BYTES = 12
+"""Per parameter: the weight and both moments of AdamW, in float32."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether a feature works here, and why or what would make it work."""
+
+    feature: str
+    works: bool
+    detail: str
+    required: bool = False
+
+
+def driver_for_build(
+    driver: str | None, driver_cuda: str | None, build: str | None
+) -> Check | None:
+    """Whether the driver can run this torch; all CUDA versions of one major go together."""
+    if not driver_cuda or not build:
+        return None
+    found = f"driver {driver or 'of unknown version'} runs CUDA {driver_cuda}"
+    works = int(driver_cuda.split(".")[0]) >= int(build.split(".")[0])
+    if works:
+        return Check("driver", True, f"{found}, torch was built with {build}")
+    return Check(
+        "driver",
+        False,
+        f"{found}, too old for this torch, built with {build}: update it, or install a torch "
+        f"built with CUDA {driver_cuda.split('.')[0]} (sbatch/README.md)",
+    )
+
+
+def several_processes(gpus: Sequence[Gpu]) -> Check | None:
+    """Whether a second process may use a GPU, such as a second rank or a notebook."""
+    feature = "shared GPUs"
+    modes = {gpu.compute_mode for gpu in gpus} - {None}
+    if not modes:
+        return None
+    strict = sorted(modes - {"DEFAULT"})
+    if not strict:
+        return Check(feature, True, "compute mode DEFAULT")
+    allowed = "no process" if "PROHIBITED" in strict else "one process"
+    return Check(
+        feature,
+        False,
+        f"compute mode {' and '.join(strict)}: {allowed} a GPU, so two ranks on one, or a notebook "
+        "left open beside a job, fail; an administrator sets DEFAULT with nvidia-smi -c 0",
+    )
+
+
+def mig_slices(gpus: Sequence[Gpu]) -> Check | None:
+    """Slices of a GPU have a part of its memory, and NCCL does not join them."""
+    slices = [gpu for gpu in gpus if gpu.mig_slice]
+    if not slices:
+        return None
+    sizes = {f"{gpu.memory_bytes / 2**30:.1f} GiB" for gpu in slices if gpu.memory_bytes}
+    return Check(
+        "whole GPUs",
+        False,
+        f"{counted(len(slices), 'MIG slice')} of {' or '.join(sorted(sizes)) or 'unknown size'}: "
+        "one rank each, and NCCL does not join slices; choose a model that fits, and for several "
+        "ranks whole GPUs or --backend gloo",
+    )
+
+
+def reachable_peers(listed: int | None, granted: int) -> Check | None:
+    """Whether a rank can open its node's other GPUs, as NCCL does to copy from one to another.
+
+    Args:
+        listed: GPUs that the driver lists: those a cgroup hides are not among them, those that
+            CUDA_VISIBLE_DEVICES leaves out are (NCCL reaches them, p2pCanConnect in its p2p.cc).
+        granted: GPUs that Slurm gave the job on this node; 0 outside a job.
+    """
+    if listed is None or granted < 2:
+        return None
+    feature = "peers reachable"
+    if listed >= granted:
+        return Check(feature, True, f"all {granted} granted GPUs")
+    return Check(
+        feature,
+        False,
+        f"{listed} of {granted} granted GPUs (--gpus-per-task hides the others), so NCCL copies "
+        "through host memory; use --gpus-per-node with --gpu-bind=none",
+    )
+
+
+def peer_access(pairs: Sequence[GpuPair]) -> Check | None:
+    """Whether each GPU can read the others' memory."""
+    told = [pair for pair in pairs if pair.peer_to_peer is not None]
+    if not told:
+        return None
+    feature = "peer-to-peer"
+    off = [pair for pair in told if pair.peer_to_peer != "ok"]
+    if not off:
+        return Check(feature, True, f"between {counted(len(told), 'pair')} of GPUs")
+    shown = ", ".join(f"{pair.first}–{pair.second}" for pair in off)
+    reasons = " and ".join(sorted({pair.peer_to_peer for pair in off}))
+    return Check(
+        feature,
+        False,
+        f"not between GPUs {shown} ({reasons}): NCCL copies through host memory there, and "
+        "measures the host's speed; choose GPUs that NVLink or one PCIe switch joins",
+    )
+
+
+def host_memory(gpus: int, available_bytes: int, model: str = LARGEST_MODEL) -> Check | None:
+    """Whether a checkpoint of the largest model fits: a node's ranks stage the states once."""
+    from common.perfmodel.architecture import GPT2Config
+
+    if not gpus:
+        return None
+    needed = STATE_BYTES * GPT2Config.named(model).num_parameters()
+    detail = (
+        f"{available_bytes / 1e9:.1f} GB of host memory; a checkpoint of {model} stages "
+        f"{needed / 1e9:.1f} GB, divided among the ranks"
+    )
+    if needed <= available_bytes:
+        return Check("host memory", True, detail)
+    return Check("host memory", False, f"{detail}: ask for more (--mem=0 is the whole node's)")
+
+
+def shared_memory(gpus: int, free_bytes: int | None) -> Check | None:
+    """Whether NCCL's ranks on one node have room to exchange; containers often give 64 MiB."""
+    if gpus < 2 or free_bytes is None:
+        return None
+    detail = f"{free_bytes / 2**20:,.0f} MiB free in {SHARED_MEMORY}"
+    if free_bytes >= SHARED_MEMORY_BYTES:
+        return Check("shared memory", True, detail)
+    return Check(
+        "shared memory",
+        False,
+        f"{detail}: NCCL may fail with 'No space left on device'; start the container with "
+        "--shm-size=1g or --ipc=host",
+    )
+
+
+def job_memory_bytes(available_bytes: int, env: Mapping[str, str] = os.environ) -> int:
+    """Returns the host memory that a job may use: what can be had, or less where Slurm says so.
+
+    ``SLURM_MEM_PER_NODE`` is in MiB, and 0 for the whole node.
+    """
+    limit = env.get("SLURM_MEM_PER_NODE", "")
+    if not limit.isdigit() or limit == "0":
+        return available_bytes
+    return min(available_bytes, int(limit) * 2**20)
+
+
+def free_shared_memory(folder: Path = SHARED_MEMORY) -> int | None:
+    """Returns the bytes free in /dev/shm, or None where there is none."""
+    return shutil.disk_usage(folder).free if folder.is_dir() else None
