@@ -1,7 +1,7 @@
 # Sourced by every sbatch file: goes to the project's root, loads the site's modules, and starts one
 # torchrun per node, which starts one rank per GPU (or RANKS_PER_NODE ranks).
 
-cd "$PROJECT_ROOT"
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ -f sbatch/modules.sh ]; then source sbatch/modules.sh; fi # see README.md
 
 OUTPUT_DIR=${OUTPUT_DIR:-outputs/assignment2/cluster}

@@ -1,17 +1,25 @@
-"""Ranks for the tests, and the benchmarks of assignment 2, each run once a session on two ranks."""
+"""How tests run beside each other, ranks for them, and assignment 2's benchmarks, each run once."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from company import Room
 from rank_support import ASSIGNMENT2, RankServer
 
 from common.runtime.bytecode import compiled_anew, keep_bytecode
 
 TINY_STEP = ("--model", "nano", "--batch_size", 1, "--max_seq_len", 16)
+WORKERS = 3
+"""Processes of a whole run on two cores: ranks and jobs wait for each other much of the time."""
+FIRST, LAST = ("slurm", "emulated"), "alone"
+"""Groups that are long and mostly wait begin first; what has to be alone comes last."""
+BENCHMARK_RUNS = "assignment2_runs"
+ROOM = pytest.StashKey[Room]()
 
 
 # Read when torch is imported. Two threads on busy cores wait for each other more than they work.
@@ -22,13 +30,51 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keep what is compiled in pytest's cache, where every process would compile torch anew."""
     if compiled_anew() and hasattr(config, "cache"):
         keep_bytecode(config.cache.mkdir("bytecode"))
+    if "GUARD_MESSAGES" in os.environ:
+        from guard.messages import MessageNotes
+
+        config.pluginmanager.register(MessageNotes(Path(os.environ["GUARD_MESSAGES"])))
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Start workers for a run of everything; files that were named run in this process."""
+    return WORKERS if config.args_source != pytest.Config.ArgsSource.ARGS else 0
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a run on two ranks, so that ``-m "not two_ranks"`` leaves it out."""
+    """Give tests that share a run, or have to be alone, a worker; order the groups."""
     for item in items:
         if "benchmark_run" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.two_ranks)
+            item.add_marker(pytest.mark.xdist_group(BENCHMARK_RUNS))
+        elif item.get_closest_marker("alone") and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(LAST))
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    group = item.get_closest_marker("xdist_group")
+    name = group.args[0] if group else ""
+    if name in FIRST:
+        return FIRST.index(name)
+    return len(FIRST) + 2 if name == LAST else len(FIRST) + (not group)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-timeout: waiting is no test's time
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Keep other workers' tests away from one that is marked ``alone``."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if not run:
+        return (yield)
+    with _room(item.config, run).entered(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+def _room(config: pytest.Config, run: str) -> Room:
+    if ROOM not in config.stash:
+        config.stash[ROOM] = Room(Path(tempfile.gettempdir()) / f"pytest-room-{run}")
+    return config.stash[ROOM]
 
 
 @pytest.fixture(scope="session")

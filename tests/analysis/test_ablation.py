@@ -24,6 +24,8 @@ from common.analysis.emulated import open_networks
 from common.perfmodel.uncertainty import prediction_bands, read_samples
 from common.runtime.paths import project_root
 
+pytestmark = pytest.mark.xdist_group("ablation")  # its tables are made once
+
 
 @pytest.fixture(scope="module")
 def run():

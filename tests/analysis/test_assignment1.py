@@ -10,8 +10,6 @@ import pytest
 from assignment1_support import ENVIRONMENT, MIB, SETTINGS, steps, write_run, write_training
 
 from common.analysis import assignment1
-from common.analysis import training_narrative as words
-from common.analysis import training_plots as plots
 from common.analysis.assignment1 import open_learning, open_training
 from common.analysis.loss_curves import final_loss, largest_difference, smoothed_loss
 from common.analysis.training_memory import memory_table
@@ -124,14 +122,6 @@ def test_the_largest_difference_is_that_of_any_two_curves_at_any_step(tmp_path: 
     training = open_training(tmp_path)
     # neither is that far from the first, but these two are from each other
     assert largest_difference(training) == (0.75, 1)
-    assert len(plots.loss_curves(training)._repr_png_()[0]) > 10_000
-    assert "more than rounding" in words.loss_sentence(training)
-
-
-def test_losses_that_differ_in_the_last_digits_are_called_rounding(tmp_path: Path) -> None:
-    write_training(tmp_path / "a", "single", 1, [9.0, 8.0])
-    write_training(tmp_path / "b", "DDP", 2, [9.0, 8.0 + 1e-6])
-    assert "That is rounding" in words.loss_sentence(open_training(tmp_path))
 
 
 def test_the_final_loss_is_the_mean_of_the_last_tenth(tmp_path: Path) -> None:
@@ -139,13 +129,8 @@ def test_the_final_loss_is_the_mean_of_the_last_tenth(tmp_path: Path) -> None:
     write_training(tmp_path / "b", "DDP", 2, [5.0] * 18 + [3.0, 2.5])
     run = open_training(tmp_path)
     assert final_loss(run.learning) == (2.75, 2)
-    sentence = words.learning_sentence(run)
-    # 2.75 - 2 above the entropy; of the 5 - 2 nats that can be learned, 5 - 2.75 are
-    assert "+0.750 nats" in sentence
-    assert "75%" in sentence
     smooth = smoothed_loss(run.learning)
     assert smooth.attrs["window"] == 3
-    assert len(plots.learning_curve(run)._repr_png_()[0]) > 10_000
     assert smooth.iloc[-2] == pytest.approx((5.0 + 3.0 + 2.5) / 3)
 
 
@@ -185,9 +170,7 @@ def test_memory_is_predicted_for_each_runs_own_micro_batch_and_sharding(tmp_path
     # the rank that needs most counts
     of_ranks = table.loc["FULL_SHARD", ["least_bytes", "measured_bytes"]]
     assert of_ranks.tolist() == [40 * MIB, 50 * MIB]
-    assert "differ by up to 25% (FULL_SHARD)" in words.memory_sentence(memory_table(training))
     assert pd.isna(table.loc["DDP", "measured_bytes"])
-    assert len(plots.memory_bars(memory_table(training), "")._repr_png_()[0]) > 10_000
 
 
 def write_overlap(run: Path, rows: list[tuple]) -> None:
@@ -214,8 +197,6 @@ def test_overlap_is_that_of_the_slower_rank(tmp_path: Path) -> None:
     assert (row["overlap_ms"], row["exposed_communication_ms"], row["idle_ms"]) == (1, 2, 2)
     assert row["hidden"] == pytest.approx(1 / 3)
     assert row["collectives"] == "1 all_reduce"  # the one of 8 bytes is bookkeeping
-    assert len(plots.overlap_bars(training_overlap(training), "")._repr_png_()[0]) > 10_000
-    assert "DDP hides 33% of 3 ms" in words.overlap_sentence(training_overlap(training), training)
 
 
 def test_the_parts_of_a_traced_step_add_up_where_their_medians_would_not(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from common.analysis import scaling_narrative as narrative
-from common.analysis import scaling_plots as plots
 from common.analysis.assignment4 import LABEL, open_assignment4
 from common.analysis.scaled_prediction import smaller_ring
 from common.analysis.scaling_columns import (
@@ -143,8 +142,6 @@ def test_speedups_and_laws_are_those_the_run_was_made_with(run: Path) -> None:
     _, usl = series.laws[0]
     assert usl.parameters["σ"].value == pytest.approx(SIGMA)
     assert usl.parameters["κ"].value == pytest.approx(KAPPA)
-    peak = np.sqrt((1 - SIGMA) / KAPPA)
-    assert f"highest on **{peak:.1f} ranks**" in narrative.laws_sentence(series)
 
 
 def test_two_ranks_are_too_few_for_any_law(run: Path) -> None:
@@ -152,7 +149,6 @@ def test_two_ranks_are_too_few_for_any_law(run: Path) -> None:
     fitted, refused = series.laws
     assert fitted == []
     assert len(refused) == 2
-    assert "here are 1" in narrative.laws_sentence(series)
 
 
 def test_the_step_adds_up_and_is_predicted_from_what_was_measured_apart(run: Path) -> None:
@@ -166,8 +162,6 @@ def test_the_step_adds_up_and_is_predicted_from_what_was_measured_apart(run: Pat
     assert several["predicted_step_ms"] == pytest.approx(30 + exchange_ms(2, 30), rel=1e-3)
     assert several["adjusted_step_ms"] == pytest.approx(1.15 * (30 + exchange_ms(2, 30)), rel=1e-3)
     assert predicted[predicted["arm"] == 0]["predicted_step_ms"].item() == pytest.approx(30, 1e-3)
-    assert "those of a plain step, too" in narrative.parts_sentence(sweep)
-    assert "with an error of" in narrative.prediction_sentence(sweep)
 
 
 def test_the_same_step_measured_twice_is_the_noise_floor(run: Path) -> None:
@@ -190,22 +184,12 @@ def test_a_smaller_ring_sends_less_in_fewer_turns() -> None:
     assert smaller_ring(network, 8, 2).time_s(mib) == pytest.approx(expected)
 
 
-def test_every_figure_and_sentence_can_be_made(run: Path) -> None:
-    lab = open_assignment4(run)
-    for sweep in (lab.sweep, lab.replay):
-        figures = [
-            plots.throughput(sweep),
-            plots.step_parts(sweep.parts, sweep.caption, sweep.predictions[0]),
-            plots.communication_ratios(sweep.parts, sweep.caption),
-            *(plots.laws(series, sweep.caption) for series in sweep.series),
-        ]
-        for figure in figures:
-            figure.draw_without_rendering()  # labels and legends are laid out
-        for sentence in ("parts", "speedup", "ratio", "prediction"):
-            assert getattr(narrative, f"{sentence}_sentence")(sweep).endswith(".")
-    assert "no probes.csv" in narrative.prediction_sentence(lab.replay)
-    assert len(narrative.efficiency_shown(lab.replay)) == 5
-    assert len(narrative.laws_shown(lab.replay.series)) == 3
+def test_a_sweep_without_probes_is_not_predicted_and_says_why(run: Path) -> None:
+    replay = open_assignment4(run).replay
+    _, reason = replay.predictions
+    assert "no probes.csv" in reason
+    assert len(narrative.efficiency_shown(replay)) == 5
+    assert len(narrative.laws_shown(replay.series)) == 3
 
 
 def test_a_run_without_a_complete_sweep_is_refused(tmp_path: Path) -> None:

@@ -21,12 +21,6 @@ from common.analysis.comprehensive_report import (
 )
 from common.analysis.scaling import Speedup
 from common.analysis.scaling_runs import read_published
-from common.analysis.text_runs_narrative import own_sentence, parts_sentence
-from common.analysis.text_scaling_narrative import (
-    loss_sentence,
-    mixed_sentence,
-    per_sample_sentence,
-)
 from common.analysis.text_study import one_of, open_text_study
 from common.errors import UserError
 
@@ -150,7 +144,6 @@ def test_a_refused_speedup_is_na_and_the_report_says_why(tmp_path: Path) -> None
     text = report(analysis)
     assert "Speedup n/a: 2 ranks computed 2,000 samples an epoch, 1,000 different ones" in text
     assert "Per sample 1.67x" in text
-    assert len(list(write_results(analysis, tmp_path / "out").glob("*.png"))) == 4
 
 
 def test_another_precision_is_refused(tmp_path: Path) -> None:
@@ -254,31 +247,23 @@ def test_specials_in_names_are_escaped() -> None:
     assert escape("\\") == r"\textbackslash{}"
 
 
-def test_the_notebook_tells_the_published_story() -> None:
-    study = open_text_study()
-    agnews, imdb = study.published["AGNews"], study.published["IMDB"]
-    small, alone = one_of(agnews, "small", 4), one_of(agnews, "small", 1)
-    assert "0.57 on one GPU and 0.42 on 4 GPUs" in loss_sentence(alone, small)
-    assert "more than its share" in loss_sentence(alone, small)
-    assert "as it is when the data are split" in loss_sentence(*imdb)
-    assert "**1.85x" in per_sample_sentence(small)
-    assert "the first 5 epochs of the second are lost" in mixed_sentence(
-        "exp042_agnews_ddp_4gpu_20ep"
-    )
-
-
-def test_the_notebook_reads_the_readers_runs(tmp_path: Path) -> None:
-    write_text_run(tmp_path / "text_1_rank", 1, (12.0, 10.0, 10.2))
-    write_text_run(tmp_path / "text_2_ranks", 2, (7.0, 6.0, 6.1))
+def test_the_notebook_opens_the_published_runs_and_the_readers(tmp_path: Path) -> None:
+    empty = open_text_study(tmp_path)
+    assert empty.own == {}
+    assert "holds no runs of train_text.py" in empty.left_out
+    small = one_of(empty.published["AGNews"], "small", 4)
+    assert small.per_sample.value == pytest.approx(1.85, abs=0.005)
+    write_text_run(tmp_path / "one", 1, (12.0, 10.0, 10.2))
+    write_text_run(tmp_path / "two", 2, (7.0, 6.0, 6.1))
     study = open_text_study(tmp_path)
-    assert f"**{20.2 / 12.1:.2f}x" in own_sentence(study)
-    assert "what grows most is **communication**, by 3.0 ms" in parts_sentence(study)
+    ((_, both),) = study.own.values()
+    assert both.speedup.value == pytest.approx(20.2 / 12.1)
+    assert (study.left_out, study.recorded, study.warmup) == ("", False, 1)
 
 
-def test_the_notebook_works_without_runs_and_with_single_epochs(tmp_path: Path) -> None:
-    assert "no text runs" in own_sentence(open_text_study(tmp_path))
+def test_runs_of_a_single_epoch_have_no_warm_up_to_leave_out(tmp_path: Path) -> None:
     write_text_run(tmp_path / "one", 1, (10.0,))
     write_text_run(tmp_path / "two", 2, (5.0,))
-    text = own_sentence(open_text_study(tmp_path))
-    assert "**2.00x" in text
-    assert "no warm-up to leave out" in text
+    study = open_text_study(tmp_path)
+    ((_, both),) = study.own.values()
+    assert (both.speedup.value, study.warmup) == (2.0, 0)

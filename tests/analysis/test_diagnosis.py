@@ -70,7 +70,9 @@ def test_a_planted_cause_is_named_first(name, tmp_path):
         assert first.predicted_speedup >= first.speedup_now
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8))]
+)
 def test_noise_alone_is_no_cause(seed, tmp_path):
     # A tenth of jitter, a rank 8 % slower, ranks that take 30 % longer together: a shared machine.
     run = MadeUp(seed=seed, noise=0.1, slow={1: 1.08}, together=1.3, samples={})

@@ -21,7 +21,7 @@ from micro_batch_support import (
     write_records,
 )
 
-from common.analysis import length_plots, mode_plots, planned_costs
+from common.analysis import length_plots, planned_costs
 from common.analysis import micro_batch_narrative as narrative
 from common.analysis import mode_narrative as words
 from common.analysis.assignment3 import open_assignment3
@@ -75,7 +75,7 @@ def test_pairing_takes_the_difference_of_batches_out_of_the_interval(tmp_path: P
 def test_the_interval_of_a_noisy_ratio_holds_the_true_one(tmp_path: Path) -> None:
     draw = np.random.default_rng(5)
     held = 0
-    for trial in range(20):
+    for trial in range(12):
         times = mode_times(40, {"static": 1.0, "dynamic": 0.6})
         truth = np.where(times["mode"] == "dynamic", 80.0, 100.0)
         noise = 1 + 0.1 * draw.standard_normal((40, len(set(times["mode"]))))
@@ -86,7 +86,7 @@ def test_the_interval_of_a_noisy_ratio_holds_the_true_one(tmp_path: Path) -> Non
         held += row["ratio_low"] <= 0.8 <= row["ratio_high"]
         # two halves of 20 steps with 10 % of noise: half the time within 0.67 of 0.1·√(2/20)
         assert found.noise_floor == pytest.approx(0.67 * 0.1 * np.sqrt(2 / 20), rel=0.6)
-    assert held >= 16
+    assert held >= 10
 
 
 def test_waiting_is_a_share_of_all_ranks_time_above_the_control(tmp_path: Path) -> None:
@@ -99,8 +99,6 @@ def test_waiting_is_a_share_of_all_ranks_time_above_the_control(tmp_path: Path) 
     assert found.waiting["static"] == pytest.approx(share)
     assert found.summary.loc["static", "waiting_points"] == pytest.approx((share - floor) * 100)
     assert found.summary.loc["dynamic", "waiting"] == 0
-    sentence = words.waiting_sentence(found)
-    assert f"{floor * 100:.1f} percentage points less" in sentence
 
 
 def test_modes_with_other_batches_are_compared_by_the_text(tmp_path: Path) -> None:
@@ -119,20 +117,10 @@ def test_modes_with_other_batches_are_compared_by_the_text(tmp_path: Path) -> No
     assert table.loc["dynamic", "ratio"] == pytest.approx(found.summary.loc["dynamic", "ratio"])
 
 
-def test_sentences_follow_the_data(tmp_path: Path) -> None:
-    slower = mode_times(20, {"static": 1.0, "dynamic": 1.3})
-    found = read_comparison(write_comparison(tmp_path / "run", slower))
-    assert (
-        "**static** has the shortest steps. The next, dynamic, takes 1.18"
-        in words.modes_sentence(found)
-    )
-    lab = open_assignment3(tmp_path)
-    assert "not compared" in narrative.training_sentence(lab)
-    shown = words.datasets_shown(lab)
+def test_padded_tokens_promise_a_ratio_even_where_it_is_a_loss(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "run", mode_times(20, {"static": 1.0, "dynamic": 1.3}))
+    shown = words.datasets_shown(open_assignment3(tmp_path))
     assert shown.loc[0, "promised"] == pytest.approx(1.3)
-    close = mode_times(20, {"static": 1.0, "dynamic": 0.6, "dynamic_calibrated": 0.6})
-    found = read_comparison(write_comparison(tmp_path / "close", close))
-    assert "not to be told apart" in words.modes_sentence(found)
 
 
 # Costs, slow ranks, many ranks
@@ -189,11 +177,6 @@ def test_bottlenecks_are_over_the_bound_of_the_same_texts(tmp_path: Path) -> Non
     assert table["imdb", "dynamic", 1024] == pytest.approx(1.1 * 1.04)
     # half the bottleneck for half the texts is as good
     assert table["imdb", "token_budget", 1024] == pytest.approx(1.1 * 1.04)
-    # and modes that pad nothing are not called the best of those that pad
-    assert "imdb: static 6.24 (2.60 on 8), dynamic **1.14**" in words.simulation_sentence(
-        simulation
-    )
-    assert "512 texts on 64 ranks in 0.50 ms" in words.planning_sentence(simulation)
 
 
 def test_promised_ratios_are_of_the_fullest_rank() -> None:
@@ -217,46 +200,22 @@ def test_the_expected_longest_text_is_that_of_all_draws() -> None:
 # A whole run
 
 
-def test_a_run_of_all_stages_is_opened_and_drawn(tmp_path: Path) -> None:
+def test_a_run_of_all_stages_is_opened(tmp_path: Path) -> None:
     lab = open_assignment3(write_lab(tmp_path / "lab"))
     assert lab.comparison.dataset == "sst2"  # that of the training runs
     assert [other.dataset for other in lab.others] == ["ag_news"]
     assert list(lab.training) == ["static", "dynamic"]
-    costs = planned_costs.fit_costs(lab.comparison.calibration, CalibratedCost.fit)
-    predicted = planned_costs.with_predicted(lab.comparison.calibration, costs)
-    lengths = {"sst2": np.arange(3, 60)}
-    splits = {"equal": [[0, 1], [2, 3]], "optimum": [[0], [1, 2, 3]]}
-    figures = [
-        *(mode_plots.mode_ratios(lab.comparison), mode_plots.paired_ratios(lab.comparison)),
-        *(mode_plots.per_sample(lab.comparison), mode_plots.waiting(lab.comparison)),
-        *(mode_plots.calibration(predicted, ""), mode_plots.simulated(lab.simulation)),
-        mode_plots.slow_rank(lab.comparison.slow_rank, ""),
-        mode_plots.loss_curves(lab.training, lab.training_caption),
-        length_plots.length_histogram(lengths, ""),
-        length_plots.padded_by_rank(lab.comparison),
-        length_plots.groups_as_rectangles([9, 3, 2, 1], splits, ""),
-        length_plots.where_it_pays({"sst2": 0.6}, "", {"sst2": (0.3, 0.7)}),
-    ]
-    for fig in figures:
-        fig.draw_without_rendering()
-        assert all(axes.get_xlabel() or len(fig.axes) > 1 for axes in fig.axes)
-    assert "On 1,024 ranks" in words.simulation_sentence(lab.simulation)
-    assert "equal in all digits" in narrative.loss_sentence(lab)
 
 
-def test_parts_that_were_not_measured_are_said_in_a_sentence(tmp_path: Path) -> None:
+def test_a_run_without_training_calibration_or_simulation_is_read_all_the_same(
+    tmp_path: Path,
+) -> None:
     folder = write_comparison(tmp_path / "run", mode_times(5, {"static": 1.0, "dynamic": 0.6}))
     (folder / "calibration.csv").unlink()
     (folder / "slow-rank.csv").unlink()
     lab = open_assignment3(folder)
-    assert "no training run" in narrative.loss_sentence(lab)
-    assert "no training run" in narrative.training_sentence(lab)
+    assert (lab.training, lab.simulation, lab.others) == ({}, None, ())
     assert narrative.training_shown(lab).empty
-    assert "not calibrated" in words.calibration_sentence(None, None)
-    assert "No rank was slowed" in words.slow_sentence(lab.comparison)
-    assert "not simulated" in words.simulation_sentence(lab.simulation)
-    assert "not measured" in words.own_batches_sentence(lab.comparison)
-    assert "one data set only" in words.datasets_sentence(lab)
     assert words.measured_points(lab, CalibratedCost.fit) == {}
 
 

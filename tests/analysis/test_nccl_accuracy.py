@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +27,8 @@ from common.analysis.nccl_plots import plot_nccl_accuracy
 from common.perfmodel.nccl import RAMP
 from common.perfmodel.nccl_fit import calibrate_ramp
 from common.perfmodel.recorded import UMD_A100
+
+pytestmark = pytest.mark.xdist_group("nccl_accuracy")  # its tables are made once
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "measured" / "nccl-tests"
 ORIGINALS = {
@@ -112,7 +113,6 @@ def test_the_ramp_is_the_one_that_fits_the_a100_table() -> None:
 
 def test_the_figure_shows_every_table_and_says_where_it_comes_from() -> None:
     figure = plot_nccl_accuracy()
-    figure.savefig(io.BytesIO(), format="png", dpi=40)
     titles = {axes.get_title(loc="left") for axes in figure.axes} - {""}
     assert titles == {table.title for table in published_all_reduces()}
     caption = figure.get_supxlabel()

@@ -1,4 +1,7 @@
-"""Overlap of computation and communication: brute force, HolisticTraceAnalysis, and real traces."""
+"""Overlap of computation and communication: brute force, and HolisticTraceAnalysis.
+
+Traces of real ranks are read in tests/perfmodel/test_communication.py.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.analysis.intervals import difference, intersection, length, union
-from common.analysis.profiler_trace import read_records
 from common.analysis.step_overlap import collectives_of, read_step_overlap
 from common.errors import UserError
 
-WORKER = Path(__file__).parents[1] / "perfmodel" / "communication_worker.py"
 HOST, STREAM, NCCL_STREAM = 100, 7, 20
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 MAIN, ENGINE, GLOO = 1, 2, 3
-# Operators of ATen and FSDP, and DDP's copies.
-COMPUTING = ("aten::", "fsdp::", "torch::distributed::", "torch.distributed.")
 
 
 def record(category: str, name: str, start: float, end: float, thread: int, **arguments) -> dict:
@@ -277,51 +276,6 @@ def test_a_list_of_tensors_has_the_type_that_gloo_names(tmp_path):
     assert table["operation"].tolist() == ["all_reduce", "barrier"]
     assert table["size_bytes"][0] == 60
     assert table["size_bytes"].isna().tolist() == [False, True]
-
-
-@pytest.fixture(scope="module")
-def real(rank_server, tmp_path_factory) -> dict[str, Path]:
-    """Traces of rank 0 of 2, by strategy."""
-    folder = tmp_path_factory.mktemp("real")
-    done = rank_server.run(WORKER, folder, "DDP:1", "FULL_SHARD:1", ranks=2, timeout_s=100)
-    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
-    return {strategy: folder / f"{strategy}_1_0.json" for strategy in ("DDP", "FULL_SHARD")}
-
-
-@pytest.mark.two_ranks
-@pytest.mark.parametrize("strategy", ["DDP", "FULL_SHARD"])
-def test_parts_of_a_real_step_add_up_and_are_what_a_timeline_shows(real, strategy):
-    table = read_step_overlap(real[strategy])
-    parts = table["computation_ms"] + table["exposed_communication_ms"] + table["idle_ms"]
-    assert parts.to_numpy() == pytest.approx(table["step_ms"].to_numpy())
-    assert len(table) == 2
-    records = [r for r in read_records(real[strategy]) if "dur" in r]
-    gloo_threads = {r["tid"] for r in records if r["name"].startswith("gloo:")}
-    steps = [r for r in records if r["name"].startswith("ProfilerStep#")]
-    for row, step in zip(table.itertuples(), sorted(steps, key=lambda r: r["ts"]), strict=True):
-
-        def shown(chosen, step=step) -> np.ndarray:
-            inside = [(r["ts"] - step["ts"], r["dur"]) for r in records if chosen(r)]
-            ends = [(max(s, 0), s + d) for s, d in inside if s + d > 0]
-            return timeline(np.rint(np.array(ends) * 10), int(step["dur"] * 10))
-
-        compute = shown(lambda r: r["name"].startswith(COMPUTING) and r["tid"] not in gloo_threads)
-        compute &= ~shown(lambda r: r["name"].startswith("c10d::"))  # copies of a reduce-scatter
-        communicate = shown(lambda r: r["name"].startswith("gloo:"))
-        for name, slow in {
-            "computation_ms": compute,
-            "communication_ms": communicate,
-            "overlap_ms": compute & communicate,
-        }.items():
-            assert getattr(row, name) == pytest.approx(slow.sum() / 1e4, abs=0.1), name
-
-
-@pytest.mark.two_ranks
-def test_on_gloo_ddp_overlaps_and_fully_shard_waits_for_each_collective(real):
-    ddp, sharded = (read_step_overlap(real[name]).sum() for name in ("DDP", "FULL_SHARD"))
-    assert ddp["overlap_ms"] > 0
-    assert sharded["overlap_ms"] < 0.1 * sharded["communication_ms"]
-    assert sharded["exposed_communication_ms"] > 0
 
 
 # Mistakes

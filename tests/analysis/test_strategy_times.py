@@ -17,7 +17,6 @@ from assignment1_support import (
 
 from common.analysis import emulated_strategies
 from common.analysis import strategy_narrative as words
-from common.analysis import strategy_plots as plots
 from common.analysis.emulated_strategies import open_emulated
 from common.analysis.strategy_times import open_strategies
 from common.errors import UserError
@@ -62,23 +61,6 @@ def test_medians_speedup_and_noise_of_strategies(tmp_path: Path) -> None:
     assert table.loc["DDP", "noise"] == pytest.approx(10 / 55)
     # two ranks of a micro-batch of 4 sequences of 64 tokens, whoever computes them
     assert table.loc["single", "tokens_per_s"] == pytest.approx(2 * 4 * 64 / 0.110)
-    assert len(plots.step_times(strategies)._repr_png_()[0]) > 10_000
-    assert "**1.92** times" in words.speedup_sentence(strategies)
-
-
-@pytest.mark.parametrize(
-    ("ddp_ms", "verdict"), [(410.0, "is paid once a step"), (390.0, "noise is larger")]
-)
-def test_an_exchange_that_costs_less_than_nothing_is_called_noise(
-    tmp_path: Path, ddp_ms: float, verdict: str
-) -> None:
-    few = strategy_rows({"local": [[(100.0, 100.0)]], "DDP": [[(120.0, 120.0)]]}, {})
-    many = {"local": [[(400.0, 400.0)]], "DDP": [[(ddp_ms, ddp_ms)]]}
-    rows = few + strategy_rows(many, {}, accumulation=4)
-    write_run(tmp_path / "a", BENCHMARK, {"world_size": 2}, strategy_times=rows)
-    sentence = words.accumulation_sentence(open_strategies(tmp_path))
-    assert "20% longer with 1 micro-batch and" in sentence
-    assert verdict in sentence
 
 
 def test_bytes_sent_are_compared_with_those_of_the_collectives(tmp_path: Path) -> None:
@@ -102,8 +84,6 @@ def test_what_sockets_tell_of_nccl_is_not_taken_for_its_bytes(tmp_path: Path) ->
     assert table["measured_bytes"].isna().all()
     # (blocks twice, all once) over NCCL; by less than a half more, as the root comes once only
     assert 1 < table.loc["FULL_SHARD", "ratio_to_ddp"] < 1.5
-    assert len(plots.bytes_sent(strategies)._repr_png_()[0]) > 10_000
-    assert "was not measured" in words.sent_sentence(strategies)
 
 
 def test_without_a_comparison_in_turns_the_training_runs_steps_are_taken(tmp_path: Path) -> None:
@@ -215,9 +195,6 @@ def test_steps_on_emulated_hosts_are_predicted_as_by_hand(tmp_path: Path) -> Non
     assert table.loc["SHARD_GRAD_OP", "predicted_ms"] == pytest.approx(26 - 4 / 2 + once_ms)
     assert table.loc["FULL_SHARD", "predicted_ms"] == pytest.approx(30 - 4 / 2 + once_ms + 6 * 2)
     assert table.loc["FULL_SHARD", "computation_ms"] == pytest.approx(30 - 4 / 2)
-    text = words.emulated_sentence(run)
-    assert "2 emulated hosts at 1 Gbit/s" in text
-    assert len(plots.emulated_steps(run)._repr_png_()[0]) > 10_000
 
 
 def test_an_all_reduce_over_another_network_does_not_predict_these_steps(tmp_path: Path) -> None:

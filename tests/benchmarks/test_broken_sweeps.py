@@ -1,6 +1,7 @@
 """A sweep that breaks off: what it measured is kept, its run says how it ended, nothing is left.
 
-The sweeps are far too long to end by themselves; they run under the launcher, as in ddplab run.
+The sweeps are far too long to end by themselves. The slow ones run under the launcher, as in
+ddplab run; that it leaves no process is also said in tests/cluster/test_launch.py.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import pandas as pd
 import psutil
 import pytest
 from interruptible import start_interruptible
-from rank_support import ASSIGNMENT2
+from rank_support import ASSIGNMENT2, FinishedRanks
 
 from common.cluster.launch import MARK
 from common.runtime.run_directory import newest_complete_run, read_environment
 
 pytestmark = pytest.mark.two_ranks
 
+WORKER = Path(__file__).with_name("broken_sweep_worker.py")
 LAUNCH = """
 import sys
 from pathlib import Path
@@ -108,13 +110,47 @@ def living(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-def kept(sweep: Sweep) -> pd.DataFrame:
+def kept(partial: Path) -> pd.DataFrame:
     """The samples so far; there is no table of the final name, and the run is not complete."""
-    assert not sweep.partial.with_suffix("").exists()
-    assert newest_complete_run(sweep.run.parent, []) is None
-    return pd.read_csv(sweep.partial, keep_default_na=False)
+    assert not partial.with_suffix("").exists()
+    assert newest_complete_run(partial.parents[1], []) is None
+    return pd.read_csv(partial, keep_default_na=False)
 
 
+@pytest.fixture
+def break_off(rank_server, tmp_path):
+    """``break_off(signal, rank)``: how the ranks ended, its record and the samples."""
+
+    def break_off(name: str, rank: int) -> tuple[FinishedRanks, dict, pd.DataFrame]:
+        variables = {"BREAK_SIGNAL": name, "BREAK_RANK": str(rank)}
+        done = rank_server.run(WORKER, tmp_path, ranks=2, variables=variables)
+        run = tmp_path / "run"
+        return done, read_environment(run), kept(run / "allreduce-samples.csv.partial")
+
+    return break_off
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_when_a_rank_is_killed_the_run_is_failed_and_its_samples_are_kept(break_off, killed):
+    done, record, samples = break_off("SIGKILL", killed)
+    assert done.exit_codes[killed] == -signal.SIGKILL
+    assert done.exit_codes[1 - killed] == 1
+    assert done.error_line.startswith(f"failed: rank {1 - killed} lost another rank: ")
+    assert record["status"] == "failed"
+    assert len(samples) >= 8
+
+
+def test_ctrl_c_interrupts_the_run_and_its_samples_are_kept(break_off):
+    done, record, samples = break_off("SIGINT", 0)
+    assert done.exit_codes == [130, 1]
+    assert done.stderr[0] == "interrupted\n"
+    assert record["status"] == "interrupted"
+    assert record["end_time"] >= record["start_time"]  # by the run itself, not from its absence
+    assert len(samples) >= 8
+    assert set(samples["rank"]) == {0, 1}
+
+
+@pytest.mark.slow
 def test_a_killed_rank_fails_the_ddp_sweep_and_the_finished_caps_are_kept(start):
     """Rank 1 dies as DDP is made anew for the next cap. Now and then gloo then leaves rank 0 stuck
     in a broadcast, where no Python handler runs, and torchrun kills it half a minute later."""
@@ -131,24 +167,26 @@ def test_a_killed_rank_fails_the_ddp_sweep_and_the_finished_caps_are_kept(start)
     record = read_environment(sweep.run)
     assert record["status"] == "failed"
     assert record["reason"]
-    visits = kept(sweep).groupby(["bucket_cap_mib", "round"])[["iteration", "rank"]]
+    visits = kept(sweep.partial).groupby(["bucket_cap_mib", "round"])[["iteration", "rank"]]
     whole = {(step, rank) for step in range(STEPS) for rank in range(2)}
     assert len(visits) >= 2
     assert all(set(rows.itertuples(index=False, name=None)) == whole for _, rows in visits)
     assert living(processes) == []
 
 
+@pytest.mark.slow
 def test_the_run_is_failed_too_when_the_rank_that_writes_it_is_killed(start):
     sweep = start(ALL_REDUCE_SWEEP, "allreduce-samples.csv", rows=8)
     processes = sweep.processes()
     sweep.workers()[0].kill()
     sweep.parent.communicate(timeout=60)
     assert sweep.parent.returncode == 1
-    assert len(kept(sweep)) >= 8
+    assert len(kept(sweep.partial)) >= 8
     assert living(processes) == []
     assert read_environment(sweep.run)["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_ctrl_c_interrupts_the_sweep_and_its_samples_are_kept(start):
     sweep = start(ALL_REDUCE_SWEEP, "allreduce-samples.csv", rows=8)
     processes = sweep.processes()
@@ -158,7 +196,7 @@ def test_ctrl_c_interrupts_the_sweep_and_its_samples_are_kept(start):
     record = read_environment(sweep.run)
     assert record["status"] == "interrupted"
     assert record["end_time"] >= record["start_time"]  # by the run itself, not from its absence
-    samples = kept(sweep)
+    samples = kept(sweep.partial)
     assert len(samples) >= 8
     assert set(samples["rank"]) == {0, 1}
     assert living(processes) == []

@@ -13,6 +13,8 @@ from bucket_timeline_worker import APART_S, LARGE, LATENCY_MS, OPTIONS, SMALL
 
 from common.analysis.timelines import read_timelines
 
+pytestmark = pytest.mark.xdist_group("assignment2_runs")
+
 WORKER = Path(__file__).with_name("bucket_timeline_worker.py")
 ARMS = ("apart", "together", "latency", "marked", *OPTIONS)
 LATE_MS = 15

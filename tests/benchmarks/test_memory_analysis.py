@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from refusal_support import refused_line
 
 from common.benchmarks.memory import MemoryAnalysis
 from common.errors import UserError
 from common.runtime.run_directory import read_environment
+
+pytestmark = pytest.mark.xdist_group("memory_analysis")
 
 SCRIPT = Path(__file__).parents[2] / "assignments" / "assignment0" / "memory_analysis.py"
 TINY = ("--model", "gpt2-nano", "--batch_size", 2, "--seq_len", 32)
@@ -82,13 +85,10 @@ def test_bad_settings_get_one_line_that_says_what_is_legal(settings, message):
     assert "\n" not in str(raised.value)
 
 
-def test_a_step_that_this_machine_cannot_hold_is_refused_before_it_starts(rank_server, tmp_path):
+def test_a_step_that_this_machine_cannot_hold_is_refused_before_it_starts(tmp_path):
     flags = ("--model", "gpt2-xl", "--batch_size", 4096, "--run_step", "--device", "cpu")
-    done = rank_server.run(SCRIPT, *flags, "--output_dir", tmp_path)
-    assert done.exit_codes == [2]
-    assert re.match(
-        r"error: batch_size 4096: the step needs .* GB and .* are free", done.error_line
-    )
+    line = refused_line(SCRIPT, *flags, "--output_dir", tmp_path)
+    assert re.match(r"error: batch_size 4096: the step needs .* GB and .* are free", line)
     assert not list(tmp_path.iterdir())
 
 

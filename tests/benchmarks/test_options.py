@@ -21,9 +21,11 @@ from common.errors import UserError
 from common.perfmodel.workload import Workload
 from common.runtime.run_directory import read_environment
 
+pytestmark = pytest.mark.xdist_group("options")
+
 CPU = torch.device("cpu")
 TINY = OptionsBenchmark(
-    model="gpt2-nano",
+    model="gpt2-pico",
     batch_size=1,
     seq_len=32,
     optimizer="sgd",  # torch needs seconds to import the machinery of AdamW
@@ -228,7 +230,7 @@ def test_arms_that_cannot_fit_together_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(options, "available_memory_bytes", lambda: 2**20)
-    with pytest.raises(UserError, match=r"4 arms of gpt2-nano keep .*choose fewer --arms"):
+    with pytest.raises(UserError, match=r"4 arms of gpt2-pico keep .*choose fewer --arms"):
         main(replace(TINY, output_dir=str(tmp_path / "runs")))
     assert not (tmp_path / "runs").exists()
 
@@ -239,7 +241,7 @@ def test_arms_that_cannot_fit_together_are_refused(
         ({"rounds": 0}, "rounds is 0"),
         ({"num_steps": 0}, "num_steps is 0"),
         ({"warmup_steps": -1}, "warmup_steps is -1"),
-        ({"seq_len": 1000}, "gpt2-nano has 256 positions"),
+        ({"seq_len": 1000}, "gpt2-pico has 256 positions"),
         ({"arms": ("sdpq",)}, "unknown arm 'sdpq'; did you mean 'sdpa'"),
         ({"device": "tpu"}, "device 'tpu': legal are cpu and cuda"),
     ],

@@ -93,7 +93,7 @@ def losses(step: TrainingStep, between: Callable[[], None]) -> list[float]:
         {"optimizer_implementation": "fused"},
         {"optimizer_implementation": "foreach"},
         {"precision": "float16"},
-        {"compiled": True},
+        pytest.param({"compiled": True}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -135,7 +135,7 @@ def test_one_arm_at_a_time_is_awake_and_computes_what_it_did(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     settings = OptionsBenchmark(
-        model="gpt2-nano",
+        model="gpt2-pico",
         batch_size=1,
         seq_len=32,
         optimizer="sgd",

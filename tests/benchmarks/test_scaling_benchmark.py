@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from refusal_support import refused_line
 
 from common.analysis.changes import changes_sentence, open_changes
 from common.analysis.scaling_columns import ARM_COLUMNS, SAMPLE_COLUMNS, STEP_COLUMNS
@@ -15,6 +16,8 @@ from common.benchmarks.scaling import ScalingBenchmark
 from common.benchmarks.scaling_workloads import MlpSizes, mlp_workload
 from common.benchmarks.text_workload import global_batch
 from common.models.mlp import MLP
+
+pytestmark = pytest.mark.xdist_group("scaling_benchmark")
 
 ASSIGNMENT4 = Path(__file__).resolve().parents[2] / "assignments" / "assignment4"
 TINY = (
@@ -25,12 +28,12 @@ TINY = (
 
 @pytest.fixture(scope="module")
 def run(rank_server, tmp_path_factory):
-    """``run(script, *flags, ranks=2)``: how it ended and its run directory."""
+    """``run(script, *flags)``: how it ended on two ranks, and its run directory."""
 
-    def start(script: str, *flags: object, ranks: int = 2, folder: Path | None = None):
-        folder = folder or tmp_path_factory.mktemp("scaling")
+    def start(script: str, *flags: object):
+        folder = tmp_path_factory.mktemp("scaling")
         flags = (*flags, "--output_dir", folder, "--run_id", script)
-        return rank_server.run(ASSIGNMENT4 / f"{script}.py", *flags, ranks=ranks), folder / script
+        return rank_server.run(ASSIGNMENT4 / f"{script}.py", *flags, ranks=2), folder / script
 
     return start
 
@@ -110,11 +113,10 @@ def test_proposed_changes_are_run_beside_what_they_change(run, sweep):
     assert "2 ranks are" in changes_sentence(changes)
 
 
-@pytest.mark.two_ranks
-def test_changes_without_a_sweep_are_refused(run, tmp_path):
-    done, _ = run("verify_changes", "--device", "cpu", folder=tmp_path)
-    assert set(done.exit_codes) == {2}
-    assert "no complete sweep below" in done.error_line
+def test_changes_without_a_sweep_are_refused(tmp_path):
+    flags = ("--device", "cpu", "--output_dir", tmp_path)
+    line = refused_line(ASSIGNMENT4 / "verify_changes.py", *flags)
+    assert "no complete sweep below" in line
 
 
 @pytest.mark.parametrize(
@@ -126,19 +128,18 @@ def test_changes_without_a_sweep_are_refused(run, tmp_path):
         (("--workload", "text"), "is for --sweep"),
         (("--workload", "mpl"), "mlp"),
         (("--sweep", "--regimes", "week"), "weak"),
-        (("--device", "cuda"), "sees no GPU"),
+        (("--device", "cuda"), "torch can use no GPU"),
         (("--backend", "nccl"), "nccl needs GPUs"),
         (("--batch-size", 0), "above 0"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_leaves_nothing(run, tmp_path, flags, said):
+def test_what_cannot_be_is_one_line_and_leaves_nothing(tmp_path, flags, said):
     if "--device" in flags and torch.cuda.is_available():
         pytest.skip("a GPU is here")
     flags = (*TINY[2:], *flags) if "--device" in flags else (*TINY, *flags)
-    done, folder = run("benchmark", *flags, ranks=1, folder=tmp_path)
-    assert done.exit_codes == [2]
-    assert said in done.error_line
-    assert not (folder / "steps.csv").exists()
+    where = ("--output_dir", tmp_path, "--run_id", "run")
+    assert said in refused_line(ASSIGNMENT4 / "benchmark.py", *flags, *where)
+    assert not (tmp_path / "run" / "steps.csv").exists()
 
 
 def test_the_defaults_model_has_the_published_number_of_parameters():

@@ -1,8 +1,8 @@
 """throughput.py: one real run whose largest batch does not fit, and what follows from outcomes.
 
 The oracle for rates is a second computation from the raw samples; the run's processes are real,
-with a real limit on their memory. How the sweep goes on after failures is tried with outcomes made
-up.
+with a real limit on their memory, and forked, because fresh ones would import torch anew. How the
+sweep goes on after failures is tried with outcomes made up.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from rank_support import RankServer
 
 from common.analysis.assignment0_throughput import open_throughput
 from common.analysis.throughput_text import utilisation_text
@@ -31,7 +32,10 @@ from common.benchmarks.throughput_point import (
 from common.errors import RunFailed, UserError
 from common.perfmodel.peaks import known_peak
 from common.runtime.child import ChildExit
+from common.runtime.paths import project_root
 from common.runtime.run_directory import read_environment
+
+pytestmark = pytest.mark.xdist_group("throughput")
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory")
 TINY = ThroughputBenchmark(
@@ -82,13 +86,24 @@ def _small_products():
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def finished(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a finished run and what it printed."""
     if sys.platform != "linux":
         pytest.skip("only Linux limits a process's memory")
     folder = tmp_path_factory.mktemp("runs")
+
+    def fork(
+        module: str, arguments: list[str], log: Path, on_output: Callable[[str], None]
+    ) -> ChildExit:
+        path = project_root().joinpath(*module.split(".")).with_suffix(".py")
+        done = rank_server.run(path, *arguments)
+        log.write_text(done.stderr[0])
+        for line in done.stdout[0].splitlines():
+            on_output(line)
+        return ChildExit(done.exit_codes[0], log)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setattr(throughput, "run_child", fork)
         lines: list[str] = []
         patch.setattr("builtins.print", lambda *text, **_: lines.append(" ".join(text)))
         main(replace(TINY, output_dir=str(folder)))

@@ -1,89 +1,60 @@
 """The command ddplab as a user types it: output, one-line errors, exit statuses.
 
-What works is run as a process of its own, as is one refusal; the other refusals come from the same
-``main`` in this process, where nothing has to be imported again.
+One refusal is that of a process of its own; everything else comes from the same ``main`` in this
+process. CI runs the README's commands as processes.
 """
 
-import contextlib
-import io
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from unittest import mock
 
 import pandas as pd
 import pytest
+from command_line import ROOT, Ended, answered, error_line, refused
+from rank_support import ASSIGNMENT2, RankServer
 
-from common.cli.main import main
-
-ROOT = Path(__file__).resolve().parents[2]
 RECORDED = ROOT / "data" / "epyc-2-cores" / "assignment2"
 UMD = ROOT.parent / "shared" / "measured" / "umd-2x4-a100"
 
 
-def ddplab(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess:
-    command = [Path(sys.executable).with_name("ddplab"), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100)
-
-
-def one_error_line(stderr: str) -> str:
-    """The one line of a refusal."""
-    lines = stderr.strip().splitlines()
-    assert len(lines) == 1, stderr
-    assert lines[0].startswith("error: ")
-    return lines[0]
-
-
-def refused(*arguments: object) -> str:
-    """The one line of a refusal."""
-    with (
-        mock.patch.object(sys, "argv", ["ddplab", *map(str, arguments)]),
-        contextlib.chdir(ROOT),
-        contextlib.redirect_stderr(io.StringIO()) as stderr,
-        pytest.raises(SystemExit) as left,
-    ):
-        main()
-    assert left.value.code == 2, stderr.getvalue()
-    return one_error_line(stderr.getvalue())
+@pytest.fixture(autouse=True)
+def _in_the_projects_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
 
 
 def test_help_lists_the_subcommands() -> None:
-    done = ddplab("--help")
-    assert done.returncode == 0
+    shown = answered("--help")
     for command in ("run", "predict", "emulate", "doctor", "data", "study", "handin"):
-        assert command in done.stdout
+        assert command in shown
 
 
 def test_doctor_shows_what_works() -> None:
-    done = ddplab("doctor")
-    assert done.returncode == 0, done.stderr
+    shown = answered("doctor")
     for word in ("torch", "gloo", "rank", "benchmarks on GPU", "report"):
-        assert word in done.stdout
+        assert word in shown
 
 
-@pytest.fixture(scope="module")
-def predicted() -> str:
-    """What ``ddplab predict`` says of the recorded run."""
-    done = ddplab("predict", "--run-dir", RECORDED)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_predict_reads_a_run_directory_and_compares(predicted: str) -> None:
+def test_predict_reads_a_run_directory_and_compares_as_the_students_script_does(
+    rank_server: RankServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")  # else a terminal's width is taken where there is one
+    predicted = answered("predict", "--run-dir", RECORDED)
     for word in ("b* =", "within 1 %", "noise floor", "Regret", "measured (ms)"):
         assert word in predicted
+    script = ASSIGNMENT2 / "predict_bucket_size.py"
+    done = rank_server.run(script, "--run_dir", RECORDED, variables={"COLUMNS": "100"})
+    assert (done.exit_codes, done.stdout) == ([0], [predicted])
 
 
 @pytest.mark.skipif(not UMD.is_dir(), reason="the shared measurements are not beside the project")
 def test_predict_reads_the_course_tables_as_they_are() -> None:
-    done = ddplab(
+    shown = answered(
         *("predict", "--layer-sizes", UMD / "layer-sizes-gpt2_large-bs4.csv"),
         *("--layer-times", UMD / "layer-times-gpt2_large-bs4.csv"),
         *("--allreduce", UMD / "allreduce-times.csv", "--bucket_cap_mb", 1, 25, 100),
     )
-    assert done.returncode == 0, done.stderr
-    text = " ".join(done.stdout.split())
+    text = " ".join(shown.split())
     assert "listed twice; it is counted once" in text
     assert "is no backward time" in text
     assert "b* =" in text
@@ -94,18 +65,10 @@ def test_predict_reads_the_course_tables_as_they_are() -> None:
         assert f"│ {buckets} │" in text
 
 
-def test_the_student_script_is_the_same(predicted: str) -> None:
-    script = ROOT / "assignments" / "assignment2" / "predict_bucket_size.py"
-    done = subprocess.run(
-        [sys.executable, script, "--run_dir", RECORDED], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.stdout == predicted
-
-
-def test_a_refusal_is_one_line_and_exit_status_2() -> None:
-    done = ddplab("bogus")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "predict" in one_error_line(done.stderr)
+def test_a_refusal_is_one_line_and_exit_status_2_of_the_process() -> None:
+    command = [Path(sys.executable).with_name("ddplab"), "bogus"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "predict" in error_line(Ended(done.returncode, done.stdout, done.stderr))
 
 
 @pytest.mark.parametrize("cap", ["0", "-1", "abc", "nan", "inf", "1e-12"])
@@ -139,7 +102,6 @@ def test_predict_refuses_another_number_of_ranks(tmp_path: Path) -> None:
     [
         (["run", "assignment9"], "assignment2"),
         (["run", "--preset", "tiny"], "smoke"),
-        (["bogus"], "predict"),
         (["predict", "--bucket-cap", "1"], "--bucket-cap-mb"),
         (["handin", "assignment2", "--name", "Bob"], "lastname-firstname"),
         (["handin", "homework", "--name", "a-b"], "assignment2"),
@@ -171,9 +133,7 @@ def test_handin_builds_a_tarball_with_the_report(tmp_path: Path) -> None:
     source.write_text("one #pagebreak() two")
     run = make_run(tmp_path / "run", typst.compile(str(source)))
     arguments = ("handin", "assignment2", "--name", "doe-jane", "--run-dir", run)
-    done = ddplab(*arguments, "--output-dir", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "2 pages" in done.stdout
+    assert "2 pages" in answered(*arguments, "--output-dir", tmp_path)
     with tarfile.open(tmp_path / "doe-jane-assign2.tar.gz") as tar:
         assert tar.getnames() == ["doe-jane-assign2/report.pdf"]
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import shutil
-import sys
 from pathlib import Path
-from unittest import mock
 
 import pandas as pd
 import pytest
+from command_line import ddplab
 
 from common.analysis.bucket_trace import BUCKET_FIELDS
-from common.cli.main import main
 from common.runtime.paths import project_root
 
 RECORDED = project_root() / "data" / "epyc-2-cores" / "assignment2"
@@ -22,17 +18,8 @@ RECORDED = project_root() / "data" / "epyc-2-cores" / "assignment2"
 
 def predict(*arguments: object) -> tuple[int, str, str]:
     """Exit status, standard output and standard error of ``ddplab predict``."""
-    words = ["ddplab", "predict", *map(str, arguments)]
-    with (
-        mock.patch.object(sys, "argv", words),
-        contextlib.redirect_stdout(io.StringIO()) as stdout,
-        contextlib.redirect_stderr(io.StringIO()) as stderr,
-    ):
-        try:
-            main()
-        except SystemExit as left:
-            return int(left.code or 0), stdout.getvalue(), stderr.getvalue()
-    return 0, stdout.getvalue(), stderr.getvalue()
+    ended = ddplab("predict", *arguments)
+    return ended.status, ended.stdout, ended.stderr
 
 
 @pytest.fixture(scope="module")

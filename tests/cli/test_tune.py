@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
-
-from common.cli.main import main
-
-ROOT = Path(__file__).resolve().parents[2]
+from command_line import ROOT, refused
 
 
-def refused(*arguments: object) -> str:
+def refused_to_tune(*arguments: object) -> str:
     """The one line of a refusal."""
-    with (
-        mock.patch.object(sys, "argv", ["ddplab", "tune", *map(str, arguments)]),
-        contextlib.redirect_stderr(io.StringIO()) as stderr,
-        pytest.raises(SystemExit) as left,
-    ):
-        main()
-    assert left.value.code == 2, stderr.getvalue()
-    (line,) = stderr.getvalue().strip().splitlines()
-    assert line.startswith("error: ")
-    return line
+    return refused("tune", *arguments)
 
 
 def test_what_needs_no_rank_is_refused_before_any_is_started(tmp_path):
     with mock.patch("common.tuning.launched.launch", side_effect=AssertionError("started")):
-        assert "FUNCTION" in refused()
-        assert "is not MODULE:FUNCTION" in refused("my_model")
-        assert "not a file" in refused("my_model.py:make")
-        assert "--nproc 1" in refused("my_model:make", "--nproc", 1)
-        assert "share is 0" in refused("my_model:make", "--share", 0)
-        assert "no module 'nowhere_to_be_found'" in refused("nowhere_to_be_found:make")
+        assert "FUNCTION" in refused_to_tune()
+        assert "is not MODULE:FUNCTION" in refused_to_tune("my_model")
+        assert "not a file" in refused_to_tune("my_model.py:make")
+        assert "--nproc 1" in refused_to_tune("my_model:make", "--nproc", 1)
+        assert "share is 0" in refused_to_tune("my_model:make", "--share", 0)
+        assert "no module 'nowhere_to_be_found'" in refused_to_tune("nowhere_to_be_found:make")
         blocked = tmp_path / "file"
         blocked.touch()
-        assert "output folder" in refused("json:dumps", "--output_dir", blocked / "below")
+        assert "output folder" in refused_to_tune("json:dumps", "--output_dir", blocked / "below")
 
 
 @pytest.mark.two_ranks

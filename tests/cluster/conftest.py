@@ -1,14 +1,16 @@
-"""A private Slurm of two nodes with four pretended GPUs each, started once for all tests."""
+"""A private Slurm of two nodes with four pretended GPUs each, and one that only takes notes."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from job_files import submit_job_files, submit_placed
+from job_files import submit_job_file
+from stub_slurm import EndedJob, make_project, run_job_file
 
 from common.cluster.slurm import PrivateSlurm, private_slurm, why_not
 
@@ -22,29 +24,6 @@ def slurm() -> Iterator[PrivateSlurm]:
         yield cluster
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start Slurm before all other tests; those that need its nodes come last.
-
-    The job files then run while other tests do, most of which need one core.
-    """
-
-    def place(item: pytest.Item) -> int:
-        if "slurm" in getattr(item, "fixturenames", ()):
-            return 2
-        return 0 if item.path.name == "test_slurm.py" else 1
-
-    items.sort(key=place)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def job_files_in_the_background(request: pytest.FixtureRequest) -> None:
-    """Submit the job files before the first test here."""
-    wanted = any("test_every_job_file_runs" in item.nodeid for item in request.session.items)
-    if wanted and why_not() is None:
-        request.getfixturevalue("placed")
-        request.getfixturevalue("submitted")
-
-
 @pytest.fixture(scope="session")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the job files' run directories go, together as on a cluster."""
@@ -52,15 +31,9 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def submitted(slurm: PrivateSlurm, output: Path) -> dict[str, int]:
-    """Job ids of all job files, submitted at once, the report to run after the measurements."""
-    return submit_job_files(slurm, output)
-
-
-@pytest.fixture(scope="session")
-def placed(slurm: PrivateSlurm, tmp_path_factory: pytest.TempPathFactory) -> int:
-    """Id of the job in which ddplab doctor looks at three placements."""
-    return submit_placed(slurm, tmp_path_factory.mktemp("placed"))
+def submitted(slurm: PrivateSlurm, output: Path) -> Callable[[str], int]:
+    """``submitted(name)``: the id of the job of that file, submitted when first asked for."""
+    return functools.cache(lambda name: submit_job_file(slurm, name, output))
 
 
 @pytest.fixture(scope="session")
@@ -86,3 +59,20 @@ def processes_of() -> Callable[[str], list[str]]:
         return sorted(name for name, namespace in living if namespace == namespaces[str(folder)])
 
     return find
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project of which there is only what job files source."""
+    return make_project(tmp_path)
+
+
+@pytest.fixture
+def run(tmp_path: Path, project: Path) -> Callable[..., EndedJob]:
+    """``run(path, **variables)``: a job file run without a Slurm, and how it ended."""
+
+    def run(path: Path, **variables: str) -> EndedJob:
+        needed = {"FUNCTION": "tuned_models:make"}  # by launch-tune, which would refuse to run
+        return run_job_file(path, tmp_path, project, needed | variables)
+
+    return run

@@ -164,44 +164,21 @@ CASES = {
     "launch-report": Case(says="report.pdf"),
 }
 
-# The first places its ranks well, the second puts two on one device, the third is the classic: as
-# many tasks as GPUs, each with a torchrun that starts as many ranks again.
-PLACED = """#!/bin/bash
-#SBATCH --nodes=1 --ntasks-per-node=2 --gpus-per-node=2
-cd "$PROJECT_ROOT"
-doctor="uv run --no-sync ddplab doctor"
-echo "== good"; srun --gpus-per-task=1 $doctor; echo "status $?"
-echo "== shared"; srun env CUDA_VISIBLE_DEVICES=0 $doctor; echo "status $?"
-echo "== classic"
-srun uv run --no-sync torchrun --standalone --nproc-per-node=2 -m common.cli.main doctor
-echo "status $?"
-"""
-
 
 def job_files() -> list[Path]:
     """All of them: one without a case fails."""
     return sorted(SBATCH.glob("*.sbatch"))
 
 
-def submit_job_files(slurm: PrivateSlurm, output: Path) -> dict[str, int]:
-    """Submit all of them; their ids. The report comes after the measurements."""
-    names = [path.stem for path in job_files() if path.stem != "launch-report"]
-    common = {"PROJECT_ROOT": str(ROOT), "OUTPUT_DIR": str(output), "OMP_NUM_THREADS": "1"}
-    common["DEVICE"] = "cpu"  # the GPUs are only pretended
-    ids = {}
-    for name in names:
-        case = CASES.get(name, Case())
-        flags = (*case.flags, f"--output={output}/%x-%j.out")
-        variables = common | case.variables
-        ids[name] = slurm.submit(SBATCH / f"{name}.sbatch", *flags, variables=variables)
-    after = ":".join(str(ids[name]) for name in names if name.startswith("launch-"))
-    flags = (f"--dependency=afterok:{after}", f"--output={output}/%x-%j.out")
-    ids["launch-report"] = slurm.submit(SBATCH / "launch-report.sbatch", *flags, variables=common)
-    return ids
-
-
-def submit_placed(slurm: PrivateSlurm, folder: Path) -> int:
-    """Submit the job in which ddplab doctor looks at three placements; its id."""
-    (folder / "job.sbatch").write_text(PLACED)
-    variables = {"PROJECT_ROOT": str(ROOT)}
-    return slurm.submit(folder / "job.sbatch", f"--output={folder}/log", variables=variables)
+def submit_job_file(slurm: PrivateSlurm, name: str, output: Path, *flags: str) -> int:
+    """Submits the job file of that name as its case says; its id."""
+    case = CASES[name]
+    # The GPUs are only pretended.
+    common = {"PROJECT_ROOT": str(ROOT), "OUTPUT_DIR": str(output), "DEVICE": "cpu"}
+    return slurm.submit(
+        SBATCH / f"{name}.sbatch",
+        *case.flags,
+        *flags,
+        f"--output={output}/%x-%j.out",
+        variables=common | {"OMP_NUM_THREADS": "1"} | case.variables,
+    )

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
 import pytest
+from command_line import refused
 from interruptible import start_interruptible
+from quick_torchrun import write_quick_torchrun
 
 from common.analysis.assignment2 import check_comparable
 from common.cluster import emulated
@@ -22,7 +25,10 @@ from common.cluster.emulated import EmulatedCluster, parse_rate
 from common.cluster.launch import LAUNCHER, launch
 from common.cluster.switch import BURSTS_BYTES
 from common.errors import UserError
+from common.runtime.network import layout_name
 from common.runtime.run_directory import read_environment
+
+pytestmark = pytest.mark.xdist_group("emulated")
 
 DDPLAB = Path(sys.executable).with_name("ddplab")
 REASON = emulated.why_not()
@@ -78,9 +84,18 @@ def script(tmp_path: Path):
     return write
 
 
-def start(*arguments: object, command: tuple = (DDPLAB,)) -> subprocess.Popen:
+@pytest.fixture
+def quick_torchrun(tmp_path: Path) -> dict[str, str]:
+    """Variables with which hosts start their ranks at once."""
+    return write_quick_torchrun(tmp_path / "quick")
+
+
+def start(
+    *arguments: object, command: tuple = (DDPLAB,), variables: Mapping[str, str] | None = None
+) -> subprocess.Popen:
     return start_interruptible(
         [*map(str, command), "emulate", *map(str, arguments)],
+        env=os.environ | dict(variables or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -161,17 +176,11 @@ def test_a_cluster_has_1_to_16_hosts_and_a_rate_for_all_or_for_each() -> None:
     ],
 )
 def test_a_mistake_is_one_line(arguments: tuple, said: str) -> None:
-    process = start(*arguments)
-    out, errors = process.communicate(timeout=60)
-    assert (process.returncode, out) == (2, "")
-    assert len(errors.strip().splitlines()) == 1
-    assert said in errors
+    assert said in refused("emulate", *arguments)
 
 
 def test_only_emulate_runs_a_program() -> None:
-    done = subprocess.run([DDPLAB, "doctor", "--", "x.py"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "only ddplab emulate" in done.stderr
+    assert "only ddplab emulate" in refused("doctor", "--", "x.py")
 
 
 def test_missing_tools_are_named_with_their_package(
@@ -251,13 +260,7 @@ def test_two_clusters_at_once_each_with_its_own_hosts_and_rates(script) -> None:
         assert said[host]["cards"] == ["eth0", "lo"]
         assert said[host]["arguments"] == ["--flag", "a b"]
     assert said["2"]["MASTER_ADDR"] != "127.0.0.1"
-    network = said["1"]["network"]
-    assert network["rates_bit_per_s"] == [2e8, 2e7]
-    assert network["burst_bytes"] in BURSTS_BYTES  # which one depends on how busy the machine is
-    fast, slow = network["probe"]
-    # ten times the rate: three times is beyond what a busy machine can blur
-    assert fast["up"] > 3 * slow["up"]
-    assert fast["down"] > 3 * slow["down"]
+    assert said["1"]["network"]["rates_bit_per_s"] == [2e8, 2e7]
 
     _, errors = bad.communicate(timeout=100)
     assert bad.returncode == 1  # torchrun's
@@ -266,12 +269,32 @@ def test_two_clusters_at_once_each_with_its_own_hosts_and_rates(script) -> None:
 
 
 @needs_hosts
-def test_killed_interrupted_or_bereft_of_a_host_nothing_is_left(script, tmp_path: Path) -> None:
+@pytest.mark.alone
+def test_each_link_carries_its_own_rate(script, quick_torchrun) -> None:
+    program = script("import os; print(os.environ['DDPLAB_EMULATED_NETWORK'])")
+    process = start("--rate", "200mbit", "20mbit", "--", program, variables=quick_torchrun)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    network = json.loads(re.search(r"\{.*\}$", out.splitlines()[0])[0])
+    assert network["burst_bytes"] in BURSTS_BYTES  # which one depends on how busy the machine is
+    fast, slow = network["probe"]
+    for direction in ("up", "down"):
+        assert slow[direction] < 1.1 * 2e7
+        # ten times the rate: three times is beyond what a busy machine can blur
+        assert fast[direction] > 3 * slow[direction]
+
+
+@needs_hosts
+def test_killed_interrupted_or_bereft_of_a_host_nothing_is_left(
+    script, quick_torchrun, tmp_path: Path
+) -> None:
     def started(name: str, *command: object, hosts: int = 1) -> subprocess.Popen:
         folder = tmp_path / name
         folder.mkdir()
         more = ("--hosts", hosts, "--", script(WAIT), folder, hosts)
-        return start(*more, command=command or (DDPLAB,))
+        real = name == "interrupted"  # torchrun is told to stop, and has to tell its rank
+        variables = {} if real else quick_torchrun
+        return start(*more, command=command or (DDPLAB,), variables=variables)
 
     def running(name: str) -> bool:
         return (tmp_path / name / "all").exists()
@@ -316,7 +339,7 @@ def test_killed_interrupted_or_bereft_of_a_host_nothing_is_left(script, tmp_path
 
 @needs_hosts
 def test_a_benchmark_records_the_emulated_network_and_is_not_mixed_with_loopback(
-    tmp_path: Path, allreduce_run: Path
+    tmp_path: Path,
 ) -> None:
     root = Path(__file__).resolve().parents[2]
     script = root / "assignments" / "assignment2" / "allreduce_benchmark.py"
@@ -336,14 +359,21 @@ def test_a_benchmark_records_the_emulated_network_and_is_not_mixed_with_loopback
         "host1",
         "host2",
     ]
+    loopback = tmp_path / "loopback"
+    shutil.copytree(tmp_path / "run", loopback)
+    (loopback / "environment.json").write_text(
+        json.dumps(record | {"network": layout_name("gloo", [2])})
+    )
+    tables = [run / "allreduce-samples.csv" for run in (tmp_path / "run", loopback)]
     with pytest.raises(UserError, match="network differs"):
-        check_comparable(
-            [tmp_path / "run" / "allreduce-samples.csv", allreduce_run / "allreduce-samples.csv"]
-        )
+        check_comparable(tables)
 
 
 @needs_hosts
-def test_what_a_rank_refuses_comes_back_from_emulated_hosts(script, tmp_path: Path) -> None:
+def test_what_a_rank_refuses_comes_back_from_emulated_hosts(
+    script, quick_torchrun, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", quick_torchrun["PYTHONPATH"])
     refuse = script(REFUSE)
     with pytest.raises(UserError, match="rounds is 1; it must be above 1"):
         launch(refuse, [], 1, tmp_path / "log", hosts=EmulatedCluster.of(1, ["1gbit"]))

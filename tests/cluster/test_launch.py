@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from interruptible import start_interruptible
+from quick_torchrun import write_quick_torchrun
 
 from common.cluster.launch import MARK, launch, launch_series, threads_per_rank
 from common.errors import RunFailed, UserError
@@ -73,6 +74,13 @@ from common.cluster.launch import launch
 launch(pathlib.Path(sys.argv[1]), [], 2, pathlib.Path(sys.argv[2]),
        on_output=lambda line: print(line, flush=True))
 """
+
+
+@pytest.fixture
+def quick_torchrun(tmp_path, monkeypatch):
+    """Start ranks at once, where only the launcher and what a rank does matter."""
+    for name, value in write_quick_torchrun(tmp_path / "quick").items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
@@ -185,7 +193,7 @@ def test_ctrl_c_during_a_launch_leaves_no_process_not_even_a_ranks_child(tmp_pat
     assert alive() == 0
 
 
-def test_output_that_is_no_text_does_not_end_the_launch(tmp_path, write):
+def test_output_that_is_no_text_does_not_end_the_launch(tmp_path, write, quick_torchrun):
     script = write("import os; os.write(1, bytes([0xff, 0xfe, 10]) + b'done' + bytes([10]))")
     launch(script, [], 1, tmp_path / "log")
     assert b"done" in (tmp_path / "log").read_bytes()
@@ -227,20 +235,28 @@ def test_scripts_of_a_series_share_the_ranks_and_have_a_process_each(tmp_path, w
     ("code", "error", "words"),
     [
         (REFUSE, UserError, "rounds is 1; it must be above 0"),
-        (DIE, RunFailed, "SIGKILL"),
         ("raise ValueError('seven')", RunFailed, "ValueError: seven"),
     ],
 )
 def test_a_script_that_fails_ends_the_series_and_the_one_before_stays(
-    tmp_path, write, alive, code, error, words
+    tmp_path, write, alive, quick_torchrun, code, error, words
 ):
+    check_that_a_failure_ends_the_series(tmp_path, write(code), error, words)
+    assert alive() == 0
+
+
+def test_a_script_that_is_killed_ends_the_series(tmp_path, write, alive):
+    check_that_a_failure_ends_the_series(tmp_path, write(DIE), RunFailed, "SIGKILL")
+    assert alive() == 0
+
+
+def check_that_a_failure_ends_the_series(tmp_path, script, error, words):
     good = tmp_path / "good.py"
     good.write_text("")
     said = pytest.raises(error, match=words)
-    with said, launch_series([[good], [write(code)], [good]], 2, tmp_path / "error") as wait:
+    with said, launch_series([[good], [script], [good]], 2, tmp_path / "error") as wait:
         wait(tmp_path / "first", print)
         wait(tmp_path / "second", print)
-    assert alive() == 0
     assert (tmp_path / "first").exists()
     assert not (tmp_path / "third").exists()
 

@@ -57,6 +57,7 @@ def link_to_a_reader_held_up():
         thread.join()
 
 
+@pytest.mark.alone
 def test_a_reader_that_was_held_up_does_not_make_a_link_faster(link_to_a_reader_held_up) -> None:
     found = stream_rate(*link_to_a_reader_held_up, seconds=0.5)
     # What came in while the reader was held up is 0.15 MB, a third of what the link carries.

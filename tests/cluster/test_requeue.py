@@ -1,4 +1,7 @@
-"""Training jobs that are preempted go on by themselves; jobs that fail stay failed."""
+"""Training jobs that are preempted go on by themselves, until MAX_REQUEUES.
+
+Which jobs put themselves back into the queue is tested without a Slurm, in test_job_start.py.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from common.data.token_shards import write_shard
 pytestmark = [
     pytest.mark.two_ranks,
     pytest.mark.skipif(why_not() is not None, reason=f"no private Slurm: {why_not()}"),
-    pytest.mark.timeout(300),  # jobs wait for those that other tests submitted
+    pytest.mark.xdist_group("slurm"),
+    pytest.mark.timeout(300),
 ]
 
 RANKS, STEPS = 2, 300
@@ -32,13 +36,9 @@ FAKE_UV = """#!/bin/bash
 if [ "$3" = python ]; then exit; fi # asked for the device
 folder=${*: -1}
 echo "attempt ${SLURM_RESTART_COUNT:-0} in $folder"
-mkdir -p "$folder"
-case $HOW in
-fails) ;;
-stops) mkdir "$folder/step-0000000$((SLURM_RESTART_COUNT + 1))" && echo 1 >"$folder/stopped" ;;
-stands) echo 1 >"$folder/stopped" ;;
-esac
-exit 1
+mkdir -p "$folder/step-0000000$((SLURM_RESTART_COUNT + 1))"
+echo 1 >"$folder/stopped"
+exit 75
 """
 
 
@@ -67,6 +67,7 @@ def wait_for(condition: Callable[[], bool], log: Path) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_requeued_and_then_signalled_ends_with_the_losses_of_an_undisturbed_one(
     slurm, rank_server, tmp_path
 ):
@@ -107,50 +108,29 @@ def test_a_job_that_is_requeued_and_then_signalled_ends_with_the_losses_of_an_un
     assert not (output / "checkpoints" / "ddp" / "stopped").exists()
 
 
-@pytest.fixture
-def job_with_fake_uv(slurm, tmp_path) -> Callable[..., int]:
-    """``submit(how, *flags, **variables)``: a training job whose uv fails in that way; its id."""
+def test_slurm_starts_a_job_again_that_asks_for_it_unless_that_is_forbidden(slurm, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "uv").write_text(FAKE_UV)
     (tmp_path / "bin" / "uv").chmod(0o755)
 
-    def submit(how: str, *flags: str, **variables: str) -> int:
-        output = tmp_path / f"{how}{len(flags)}"
-        (output / "checkpoints" / "baseline").mkdir(parents=True)
-        (output / "checkpoints" / "baseline" / "stopped").touch()  # of an earlier job
-        path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        variables |= {"PATH": path, "PROJECT_ROOT": str(ROOT), "OUTPUT_DIR": str(output)}
-        return slurm.submit(
-            *(SBATCH / "launch-train-baseline.sbatch", f"--output={output}/log", *flags),
-            variables=variables | {"HOW": how},
-        )
-
-    return submit
-
-
-def test_a_job_is_requeued_only_if_its_ranks_were_told_to_stop_and_got_further(
-    slurm, job_with_fake_uv
-):
-    failing = job_with_fake_uv("fails")
-    standing = job_with_fake_uv("stands")
-    forbidden = job_with_fake_uv("stops", "--no-requeue")
-    stopping = job_with_fake_uv("stops", MAX_REQUEUES="1")
+    def submit(name: str, *flags: str) -> int:
+        variables = {"PROJECT_ROOT": str(ROOT), "OUTPUT_DIR": str(tmp_path / name)}
+        variables |= {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+        flags = (f"--output={tmp_path}/{name}.log", *flags)
+        job_file = SBATCH / "launch-train-baseline.sbatch"
+        return slurm.submit(job_file, *flags, variables=variables | {"MAX_REQUEUES": "1"})
 
     def ended(job_id: int) -> tuple[tuple[str, int, int], str]:
         [job] = slurm.wait(job_id)
         return (job.state, job.exit_status, restarts(slurm, job_id)), job.log.read_text()
 
-    how, said = ended(failing)
-    assert how == ("FAILED", 1, 0)
-    assert not re.search("^stopped", said, flags=re.M)
-    how, said = ended(standing)
-    assert how == ("FAILED", 1, 0)
-    assert "stopped without a new checkpoint in " in said
+    stopping, forbidden = submit("stopping"), submit("forbidden", "--no-requeue")
     how, said = ended(forbidden)
     assert how == ("FAILED", 75, 0)
     assert said.endswith("stopped at step 1 and not requeued: submit again to go on\n")
     how, said = ended(stopping)
     assert how == ("FAILED", 75, 1)
     assert re.findall("attempt .", said) == ["attempt 0", "attempt 1"]
+    assert len(re.findall("stopped at step 1: requeued", said)) == 1
     end = "stopped at step 1 after 1 requeues (MAX_REQUEUES): submit again to go on\n"
     assert said.endswith(end)

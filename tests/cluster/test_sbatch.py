@@ -1,11 +1,14 @@
-"""The job files of sbatch/, submitted as they are to a private Slurm of two nodes."""
+"""The job files of sbatch/, submitted as they are to a private Slurm of two nodes.
+
+Three of them stand for all others, which only the slow tests submit; what each file runs, and how
+it ends, is tested without a Slurm (test_job_files.py, test_job_start.py).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import json
-import os
 import re
 import subprocess
 import time
@@ -13,7 +16,8 @@ import time
 import pandas as pd
 import psutil
 import pytest
-from job_files import CASES, ROOT, SBATCH, job_files
+from expected_jobs import EXPECTED
+from job_files import CASES, ROOT, SBATCH, submit_job_file
 
 from common.cluster.slurm import Job, PrivateSlurm, why_not
 from common.runtime.device import gpus_visible
@@ -21,8 +25,16 @@ from common.runtime.device import gpus_visible
 pytestmark = [
     pytest.mark.two_ranks,
     pytest.mark.skipif(why_not() is not None, reason=f"no private Slurm: {why_not()}"),
-    pytest.mark.timeout(300),  # the first test waits for the cluster, each for the jobs before
+    pytest.mark.xdist_group("slurm"),
+    pytest.mark.timeout(300),
 ]
+
+# A device of one node, all ranks on one node, and ranks on two nodes.
+SUBMITTED_ALWAYS = (
+    "launch-memory-analysis",
+    "launch-allreduce-benchmark",
+    "launch-scaling-benchmark",
+)
 
 SIGNALLED = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --exclusive --signal=USR1@60
@@ -84,6 +96,19 @@ srun --gpu-bind=none uv run --no-sync python assignments/assignment2/allreduce_b
     --device cpu --rounds 2 --iterations 2 --output_dir "$OUTPUT_DIR" --run_id run
 """
 
+# The first places its ranks well, the second puts two on one device, the third is the classic: as
+# many tasks as GPUs, each with a torchrun that starts as many ranks again.
+PLACED = """#!/bin/bash
+#SBATCH --nodes=1 --ntasks-per-node=2 --gpus-per-node=2
+cd "$PROJECT_ROOT"
+doctor="uv run --no-sync ddplab doctor"
+echo "== good"; srun --gpus-per-task=1 $doctor; echo "status $?"
+echo "== shared"; srun env CUDA_VISIBLE_DEVICES=0 $doctor; echo "status $?"
+echo "== classic"
+srun uv run --no-sync torchrun --standalone --nproc-per-node=2 -m common.cli.main doctor
+echo "status $?"
+"""
+
 
 @pytest.fixture
 def submit(slurm, tmp_path):
@@ -99,16 +124,6 @@ def submit(slurm, tmp_path):
         )
 
     return submit
-
-
-@pytest.fixture
-def fake_uv(tmp_path) -> dict[str, str]:
-    """Variables of a job whose ``uv`` only says where it was started and what it was to run."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "uv").write_text('#!/bin/sh\necho "$PWD: uv $*"\n')
-    (tmp_path / "bin" / "uv").chmod(0o755)
-    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    return {"PATH": path, "PROJECT_ROOT": str(ROOT)}
 
 
 def ended(slurm: PrivateSlurm, job_id: int) -> tuple[Job, str]:
@@ -127,17 +142,23 @@ def processes_of_job(job_id: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", job_files(), ids=lambda path: path.stem)
-def test_every_job_file_runs_as_it_is(slurm, submitted, output, path):
-    assert path.stem in CASES, f"{path.name}: say in CASES how it is tried and what it writes"
-    case = CASES[path.stem]
-    job, said = ended(slurm, submitted[path.stem])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in SUBMITTED_ALWAYS else [pytest.mark.slow])
+        for name in CASES
+        if name != "launch-report"
+    ],
+)
+def test_a_job_file_runs_as_it_is(slurm, submitted, output, name):
+    case = CASES[name]
+    job, said = ended(slurm, submitted(name))
     assert (job.state, job.exit_status) == ("COMPLETED", 0), said
     assert case.says in said
-    for name, rows in case.tables.items():
+    for table_name, rows in case.tables.items():
         records = {
             table: json.loads((table.parent / "environment.json").read_text())
-            for table in output.glob(f"*/{name}")
+            for table in output.glob(f"*/{table_name}")
         }
         [table] = [of for of in records if records[of]["slurm_job_id"] == str(job.job_id)]
         assert len(pd.read_csv(table)) == rows
@@ -145,37 +166,18 @@ def test_every_job_file_runs_as_it_is(slurm, submitted, output, path):
         assert record["status"] == "complete"
         assert (record["world_size"], record["launcher"]) == (case.world_size, "torchrun")
         assert (record["device"], record["backend"]) == ("cpu", case.backend)
-    if path.stem == "launch-report":
-        assert (output / "report.pdf").read_bytes().startswith(b"%PDF")
-        assert "<html" in (output / "index.html").read_text()
 
 
-@pytest.mark.parametrize("path", job_files(), ids=lambda path: path.stem)
-def test_a_job_that_holds_whole_nodes_has_all_of_their_memory(path):
-    # The private Slurm gives every job all memory; other sites give a few GB per core.
-    asked = re.findall(r"^#SBATCH (--exclusive|--mem=\S+)$", path.read_text(), flags=re.M)
-    assert asked in ([], ["--exclusive", "--mem=0"])
-
-
-def test_task_i_of_an_array_measures_model_i_in_a_folder_of_its_name(slurm, tmp_path, fake_uv):
-    variables = fake_uv | {"MODEL": "gpt2 gpt2-large", "OUTPUT_DIR": "out"}
-    variables |= {"DEVICE": "cpu", "FLAGS": "--device cuda"}  # a script takes the last
-    flags = ("--array=0-2", "--nodes=1", f"--output={tmp_path}/%a")
-    job_file = SBATCH / "launch-train-benchmark.sbatch"
-    tasks = slurm.wait(slurm.submit(job_file, *flags, variables=variables))
-    states = {job.array_index: (job.state, job.exit_status) for job in tasks}
-    assert states == {0: ("COMPLETED", 0), 1: ("COMPLETED", 0), 2: ("FAILED", 2)}
-    flags = "train_benchmark.py --device cpu --model {0} --output_dir out/{0} --device cuda\n"
-    assert flags.format("gpt2") in (tmp_path / "0").read_text()
-    assert flags.format("gpt2-large") in (tmp_path / "1").read_text()
-    # An index without a model is one clear line, and the user's mistake.
-    said = (tmp_path / "2").read_text()
-    assert said == "error: array index 2, but MODEL has 2 items, from 0: gpt2 gpt2-large\n"
-    # Without an array a list is not silently cut to its first item.
-    job_id = slurm.submit(job_file, f"--output={tmp_path}/log", variables=variables)
-    said = ended(slurm, job_id)[1]
-    assert "MODEL has 2 items; only gpt2 without sbatch --array=0-1\n" in said
-    assert said.count("py --device cpu --model gpt2 --output_dir out ") == 2  # on both nodes
+@pytest.mark.slow
+def test_the_report_comes_after_the_jobs_it_depends_on(slurm, submitted, output):
+    measuring = [name for name in EXPECTED if "/assignment2/" in EXPECTED[name].script]
+    after = ":".join(str(submitted(name)) for name in measuring)
+    flag = f"--dependency=afterok:{after}"
+    job, said = ended(slurm, submit_job_file(slurm, "launch-report", output, flag))
+    assert (job.state, job.exit_status) == ("COMPLETED", 0), said
+    assert CASES["launch-report"].says in said
+    assert (output / "report.pdf").read_bytes().startswith(b"%PDF")
+    assert "<html" in (output / "index.html").read_text()
 
 
 def test_a_failing_rank_fails_the_job_with_its_own_message_and_leaves_nothing(
@@ -199,24 +201,22 @@ def test_a_failing_rank_fails_the_job_with_its_own_message_and_leaves_nothing(
 
 
 @pytest.mark.skipif(gpus_visible(env={}), reason="there are GPUs that can be used")
-@pytest.mark.parametrize("name", ["selftest", "launch-train-ddp"])
-def test_a_job_that_cannot_use_the_gpus_it_was_granted_says_so_in_one_line_at_once(
-    slurm, tmp_path, name
-):
+def test_a_job_that_cannot_use_the_gpus_it_was_granted_says_so_in_one_line_at_once(slurm, tmp_path):
     variables = {"PROJECT_ROOT": str(ROOT), "OUTPUT_DIR": str(tmp_path / "runs")}
     flags = (f"--output={tmp_path}/log",)
-    job, said = ended(slurm, slurm.submit(SBATCH / f"{name}.sbatch", *flags, variables=variables))
+    job, said = ended(slurm, slurm.submit(SBATCH / "selftest.sbatch", *flags, variables=variables))
     assert (job.state, job.exit_status) == ("FAILED", 2), said
     assert re.fullmatch(r"error: the job was granted 4 GPUs, but .*DEVICE=cpu\n", said)
     described = slurm.command("scontrol", "show", "job", "--oneliner", job.job_id)
     times = [re.search(f" {which}Time=(\\S+)", described)[1] for which in ("Start", "End")]
     started, stopped = (datetime.datetime.fromisoformat(time) for time in times)
-    # 5 s, for the import of torch, where nothing else runs
+    # 5 s, for the import of torch, where nothing else runs; other tests may be running
     assert stopped - started <= datetime.timedelta(seconds=30)
     assert not (tmp_path / "runs").exists()
     assert processes_of_job(job.job_id) == []
 
 
+@pytest.mark.slow
 def test_usr1_reaches_the_ranks_and_nobody_dies_of_it(slurm, submit, tmp_path):
     job_id = submit(SIGNALLED, CHECKPOINT)
     deadline = time.monotonic() + 60
@@ -230,6 +230,7 @@ def test_usr1_reaches_the_ranks_and_nobody_dies_of_it(slurm, submit, tmp_path):
     assert (job.state, job.exit_status) == ("COMPLETED", 0)
 
 
+@pytest.mark.slow
 def test_the_courses_way_srun_with_one_process_per_gpu_works(slurm, submit, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     job, said = ended(slurm, submit(COURSE, NUMEL="1 1000"))
@@ -267,33 +268,10 @@ def test_site_env_changes_nothing_as_it_is_and_wins_over_the_job_files(slurm):
     assert "MinMemoryNode=1M" in described
 
 
-@pytest.mark.parametrize("below", [".", "notes/week-3"])
-def test_a_project_that_is_no_git_checkout_is_found_from_a_folder_in_it(
-    slurm, tmp_path, monkeypatch, fake_uv, below
-):
-    project = tmp_path / "project"
-    (project / below).mkdir(parents=True)
-    (project / "sbatch").symlink_to(SBATCH)
-    monkeypatch.chdir(project / below)
-    job_file, variables = SBATCH / "launch-report.sbatch", {"PATH": fake_uv["PATH"]}
-    job_id = slurm.submit(job_file, f"--output={tmp_path}/log", variables=variables)
-    job, said = ended(slurm, job_id)
-    assert job.state == "COMPLETED", said
-    report = "uv run --no-sync ddplab run assignment2 --run-dir outputs/assignment2/cluster"
-    assert said == f"{project}: {report}\n"
-
-
-@pytest.mark.parametrize("path", job_files(), ids=lambda path: path.stem)
-def test_a_job_from_elsewhere_is_one_clear_line(slurm, tmp_path, monkeypatch, path):
-    monkeypatch.chdir(tmp_path)
-    job, said = ended(slurm, slurm.submit(path, f"--output={tmp_path}/log"))
-    assert (job.state, job.exit_status) == ("FAILED", 2)
-    assert said == (f"error: {tmp_path} is not in the project; submit there or set PROJECT_ROOT\n")
-
-
-def test_doctor_in_a_job_shows_where_ranks_run_and_refuses_what_cannot_go_well(slurm, placed):
-    [job] = slurm.wait(placed)
-    _, good, shared, classic = re.split(r"== \w+\n", job.log.read_text())
+@pytest.mark.slow
+def test_doctor_in_a_job_shows_where_ranks_run_and_refuses_what_cannot_go_well(slurm, submit):
+    _, said = ended(slurm, submit(PLACED))
+    _, good, shared, classic = re.split(r"== \w+\n", said)
     assert "status 0" in good
     rows = [re.split(r"\s*│\s*", line)[1:-1] for line in good.splitlines() if "│ n" in line]
     assert [row[:3] for row in rows] == [["0", rows[0][1], "0"], ["1", rows[0][1], "1"]]

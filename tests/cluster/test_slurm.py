@@ -16,7 +16,7 @@ from interruptible import start_interruptible
 from common.cluster.slurm import private_slurm, why_not
 from common.errors import RunFailed, UserError
 
-pytestmark = pytest.mark.timeout(300)  # jobs wait for those that other tests submitted
+pytestmark = pytest.mark.xdist_group("slurm")
 needs_slurm = pytest.mark.skipif(why_not() is not None, reason=f"no private Slurm: {why_not()}")
 
 # A job that leaves behind on both nodes what a job can: tasks, and a child that left its group.

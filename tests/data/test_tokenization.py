@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from command_line import ROOT, Ended, answered, error_line, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,6 @@ from common.data.tokenization import (
 )
 from common.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
 GPT2 = ROOT.parent / "shared" / "vocab" / "gpt2"
 SHAKESPEARE = ROOT.parent / "shared" / "datasets" / "text" / "tinyshakespeare.txt"
 MARK = "<|endoftext|>"
@@ -62,12 +62,6 @@ def small_vocabulary(tmp_path: Path) -> Path:
 
 def tokens_of(pieces: object, vocabulary: Vocabulary, max_tokens: int = 0) -> list[int]:
     return [int(t) for array in encode(pieces, vocabulary, max_tokens) for t in array]
-
-
-def ddplab(*arguments: object, variables: dict | None = None) -> subprocess.CompletedProcess:
-    command = [Path(sys.executable).with_name("ddplab"), "data", *map(str, arguments)]
-    environment = {**os.environ, **(variables or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
 
 
 def test_tokens_are_those_of_transformers(gpt2: Vocabulary) -> None:
@@ -244,10 +238,8 @@ def test_the_command_writes_shards_and_says_how_to_train(
 ) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "out"
     text.write_text("ab\n" * 500)
-    asked = ("tokens", "--text", text, "--vocab", small_vocabulary, "--output_dir", out)
-    done = ddplab(*asked, "--shard_tokens", 600)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    asked = ("data", "tokens", "--text", text, "--vocab", small_vocabulary, "--output_dir", out)
+    assert answered(*asked, "--shard_tokens", 600).splitlines() == [
         "tokens_000000.bin: 600 tokens",
         "tokens_000001.bin: 600 tokens",
         "tokens_000002.bin: 301 tokens",
@@ -257,15 +249,12 @@ def test_the_command_writes_shards_and_says_how_to_train(
     vocabulary = load_vocabulary(str(small_vocabulary))
     assert vocabulary.decode(shards.read(0, 1501)) == MARK + "ab\n" * 500
     # Other shards are not mixed in.
-    again = ddplab(*asked)
-    assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr == f"error: {out} holds token shards already; choose another folder\n"
+    assert refused(*asked) == f"error: {out} holds token shards already; choose another folder"
 
 
 def test_the_command_makes_a_source_of_known_entropy(tmp_path: Path) -> None:
     asked = ("--num_tokens", 9000, "--seed", 3, "--output_dir", tmp_path / "out")
-    done = ddplab("tokens", "--synthetic", *asked)
-    assert done.returncode == 0, done.stderr
+    said = answered("data", "tokens", "--synthetic", *asked)
     source = MarkovSource(seed=3)
     entropies = (
         source.unigram_entropy_nats,
@@ -273,7 +262,7 @@ def test_the_command_makes_a_source_of_known_entropy(tmp_path: Path) -> None:
         source.entropy_nats,
     )
     for entropy in entropies:
-        assert f"{entropy:.4f}" in done.stdout
+        assert f"{entropy:.4f}" in said
     assert read_source(tmp_path / "out")["entropy_nats"] == pytest.approx(source.entropy_nats)
     tokens = read_shard(tmp_path / "out" / "tokens_000000.bin")
     assert np.array_equal(tokens, source.sample(9000, 3))
@@ -311,10 +300,13 @@ def test_an_unreachable_hub_is_said_at_once_and_how_to_do_without(tmp_path: Path
     text = tmp_path / "text.txt"
     text.write_text("abc")
     variables = {"HF_ENDPOINT": UNREACHABLE, "HF_HOME": str(tmp_path / "cache")}
-    asked = ("tokens", "--text", text, "--output_dir", tmp_path / "out")
-    done = ddplab(*asked, variables=variables)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()  # no warnings of the hub's libraries beside it
+    # A process of its own: the hub's libraries, which are imported only once, must not warn.
+    tool = Path(sys.executable).with_name("ddplab")
+    command = [tool, "data", "tokens", "--text", text, "--output_dir", tmp_path / "out"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=os.environ | variables
+    )
+    line = error_line(Ended(done.returncode, done.stdout, done.stderr))
     assert line.startswith(f"error: vocabulary gpt2: {UNREACHABLE} cannot be reached")
     assert "--vocab FOLDER" in line
     assert not (tmp_path / "out").exists()
@@ -326,7 +318,4 @@ def test_recording_a_run_is_asked_for_as_before() -> None:
         (("record", "--machine", "m"), "run directory"),
         (("nope",), "record, tokens"),
     ):
-        done = ddplab(*flags)
-        assert done.returncode == 2
-        assert words in done.stderr
-        assert len(done.stderr.splitlines()) == 1
+        assert words in refused("data", *flags)

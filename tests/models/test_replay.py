@@ -18,6 +18,8 @@ from common.models.replay import ReplayModel
 from common.perfmodel.buckets import DdpOptions, assign_buckets
 from common.perfmodel.profile import BackwardProfile
 
+pytestmark = pytest.mark.xdist_group("replay")  # its ranks are started once
+
 
 @pytest.fixture(scope="module")
 def ranks(rank_server, tmp_path_factory) -> list[dict]:
@@ -141,7 +143,7 @@ def test_a_delay_between_two_gradients_makes_the_next_late_and_not_those_after_i
     profile = slow(count=4, seconds=0.8)
     model = ReplayModel(profile)
     first = dict(model.named_parameters())["p0"]
-    first.register_post_accumulate_grad_hook(lambda _: time.sleep(0.3))  # until 0.5 s
+    first.register_post_accumulate_grad_hook(lambda _: time.sleep(0.35))  # until 0.55 s
     model().backward()
     assert model.lateness_s >= 0.08  # p1 was due at 0.4 s
     # Errors do not add up: had they, p3 would be as late.

@@ -16,7 +16,7 @@ from common.perfmodel.workload import Workload
 from common.runtime.process_group import process_group
 from common.training.step import TrainingStep, build_model
 
-WORKLOAD = Workload("gpt2-nano", 8, 128, optimizer_implementation="fused")
+WORKLOAD = Workload("gpt2-nano", 2, 128, optimizer_implementation="fused")
 PROFILED_STEPS = 3
 
 

@@ -1,14 +1,17 @@
-"""What strategies send, against what two and more real ranks did, and against known ratios."""
+"""What strategies send and when, against what two and more real ranks did, and known ratios."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from common.analysis.step_overlap import collectives_of
+from common.analysis.profiler_trace import read_records
+from common.analysis.step_overlap import collectives_of, read_step_overlap
 from common.errors import UserError
 from common.perfmodel.architecture import GPT2Config
 from common.perfmodel.communication import (
@@ -20,6 +23,8 @@ from common.perfmodel.communication import (
     strategy_table,
     wire_bytes,
 )
+
+pytestmark = pytest.mark.xdist_group("communication")  # its ranks are started once
 
 WORKER = Path(__file__).with_name("communication_worker.py")
 CONFIG = GPT2Config.named(  # the worker's
@@ -89,6 +94,64 @@ def test_a_step_makes_the_predicted_collectives(seen, ranks, case):
     for _, of_step in recorded.groupby("step"):
         found = {(row.operation, row.size_bytes): row.count for row in of_step.itertuples(name="R")}
         assert found == expected
+
+
+# Operators of ATen and FSDP, and DDP's copies.
+COMPUTING = ("aten::", "fsdp::", "torch::distributed::", "torch.distributed.")
+
+
+def records_of_steps(trace: Path) -> list[tuple[dict, list[dict]]]:
+    """Each step of a trace with all records, in order of time."""
+    records = sorted((r for r in read_records(trace) if "dur" in r), key=lambda r: r["ts"])
+    return [(step, records) for step in records if step["name"].startswith("ProfilerStep#")]
+
+
+def shown(step: dict, records: list[dict], chosen: Callable[[dict], bool]) -> np.ndarray:
+    """Which tenths of a microsecond of the step are in a chosen record: the slow, obvious way."""
+    active = np.zeros(int(step["dur"] * 10), dtype=bool)
+    for record in filter(chosen, records):
+        start, end = (10 * (at - step["ts"]) for at in (record["ts"], record["ts"] + record["dur"]))
+        if end > 0:
+            active[round(max(start, 0)) : round(end)] = True
+    return active
+
+
+@pytest.mark.two_ranks
+@pytest.mark.parametrize("case", ["DDP:1", "FULL_SHARD:1"])
+def test_parts_of_a_real_step_add_up_and_are_what_a_timeline_shows(seen, case):
+    trace = Path(seen[2, case][0]["trace"])
+    table = read_step_overlap(trace)
+    parts = table["computation_ms"] + table["exposed_communication_ms"] + table["idle_ms"]
+    assert parts.to_numpy() == pytest.approx(table["step_ms"].to_numpy())
+    assert len(table) == 2
+    for row, (step, records) in zip(table.itertuples(), records_of_steps(trace), strict=True):
+        gloo_threads = {r["tid"] for r in records if r["name"].startswith("gloo:")}
+        communicate = shown(step, records, lambda r: r["name"].startswith("gloo:"))
+        compute = shown(
+            *(step, records),
+            lambda r, gloo=gloo_threads: r["name"].startswith(COMPUTING) and r["tid"] not in gloo,
+        )
+        # copies of a reduce-scatter
+        compute &= ~shown(step, records, lambda r: r["name"].startswith("c10d::"))
+        for name, slow in {
+            "computation_ms": compute,
+            "communication_ms": communicate,
+            "overlap_ms": compute & communicate,
+        }.items():
+            assert getattr(row, name) == pytest.approx(slow.sum() / 1e4, abs=0.1), name
+
+
+@pytest.mark.two_ranks
+def test_ddp_reduces_before_the_last_gradient_and_fully_shard_waits_for_each_collective(seen):
+    # When a bucket is handed over is DDP's choice; when gloo's thread gets a core, the machine's.
+    for step, records in records_of_steps(Path(seen[2, "DDP:1"][0]["trace"])):
+        inside = [r for r in records if 0 <= r["ts"] - step["ts"] < step["dur"]]
+        handed_over = [r["ts"] for r in inside if r["name"] == "c10d::allreduce_"]
+        products = [r["ts"] for r in inside if r["name"] == "aten::mm"]
+        assert min(handed_over) < max(products)
+    sharded = read_step_overlap(Path(seen[2, "FULL_SHARD:1"][0]["trace"])).sum()
+    assert sharded["overlap_ms"] < 0.1 * sharded["communication_ms"]
+    assert sharded["exposed_communication_ms"] > 0
 
 
 def test_large_models_have_the_known_ratios_to_ddp():

@@ -38,9 +38,22 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_peak_is_the_trackers(options):
-    workload = replace(NANO, **options)
+TOGETHER = {
+    "both",
+    "bfloat16, eager",
+    "bfloat16 loss in pieces",
+    "pieces, eager",
+    "pieces, checkpointing",
+}
+"""Options that are also tracked one by one."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in TOGETHER)) for name in OPTIONS],
+)
+def test_the_peak_is_the_trackers(name):
+    workload = replace(NANO, **OPTIONS[name])
     tracked = track_step(workload)
     assert predict_memory(workload).peak_bytes == pytest.approx(tracked.total_bytes, rel=0.005)
 
@@ -67,13 +80,20 @@ def test_every_layer_keeps_what_is_predicted_to_the_byte(options):
     assert head[0] == pytest.approx(head[1], rel=1e-4)
 
 
-def test_a_published_size_is_tracked_without_its_memory():
-    workload = Workload("gpt2-medium", 8, 1024, optimizer_implementation="fused")
+@pytest.mark.parametrize(
+    ("model", "batch_size", "parameters"),
+    [
+        ("gpt2", 16, 124_439_808),
+        pytest.param("gpt2-medium", 8, 354_823_168, marks=pytest.mark.slow),
+    ],
+)
+def test_a_published_size_is_tracked_without_its_memory(model, batch_size, parameters):
+    workload = Workload(model, batch_size, 1024, optimizer_implementation="fused")
     tracked = track_step(workload)
     assert tracked.total_bytes > 20e9  # more than this test could allocate everywhere
     assert predict_memory(workload).peak_bytes == pytest.approx(tracked.total_bytes, rel=0.01)
     assert tracked.phase == "backward"
-    assert tracked.categories["parameters"] == 4 * 354_823_168
+    assert tracked.categories["parameters"] == 4 * parameters
 
 
 def test_the_states_are_those_of_the_course():

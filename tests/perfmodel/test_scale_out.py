@@ -225,12 +225,12 @@ def test_a_precision_that_the_gpu_lacks_is_refused():
 
 def test_200_caps_on_12_sizes_of_a_cluster_take_less_than_a_second():
     config = Workload(model="gpt2-xl").config
-    began = time.perf_counter()
+    began = time.process_time()
     profile = computed_profile(config, 1024, 8192, 4e14)
     networks = [NcclAllReduce(H100, 8 << power) for power in range(12)]
     rows = cap_rows(profile, default_caps_mib(profile.total_bytes, 200))
     twelve = np.arange(12)
     cases = Circumstances(np.ones(12), twelve, np.ones(12), np.full(12, 1.19))
     grid = simulate_grid(profile, networks, rows, cases)
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     assert grid.total_s.shape == (len(rows), 12)

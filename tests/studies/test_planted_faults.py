@@ -29,7 +29,18 @@ TESTED = {
 
 
 @pytest.mark.two_ranks
-@pytest.mark.parametrize("cause", TESTED)
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "wrong-sampler",
+        "slow-rank",
+        # The rules of these two are tried on tables made up in tests/analysis/test_diagnosis.py.
+        pytest.param("data-loading", marks=pytest.mark.slow),
+        pytest.param("needless-synchronisation", marks=pytest.mark.slow),
+        # Company on its cores would be a straggler that nobody has planted.
+        pytest.param("healthy", marks=pytest.mark.alone),
+    ],
+)
 def test_a_fault_planted_from_outside_is_named_first(cause, rank_server, tmp_path):
     case = TESTED[cause]
     case = replace(case, flags=tuple((BRIEF[case.program] | dict(case.flags)).items()))

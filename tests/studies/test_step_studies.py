@@ -18,7 +18,7 @@ from common.studies import bookkeeping, transformers_step
 from common.studies.bookkeeping import BookkeepingStudy
 from common.studies.transformers_step import OURS, THEIRS, TransformersStudy
 
-TINY = {"model": "gpt2-nano", "batch_size": 1, "seq_len": 16}
+TINY = {"model": "gpt2-pico", "batch_size": 1, "seq_len": 16}
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ TRIAL = {
 RESTART = {"kills": 2, "restarts": 2, "exit_status": 0, "losses_equal": True, "processes_left": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.two_ranks
 @pytest.mark.timeout(300)
 def test_a_killed_run_goes_on_with_the_losses_of_one_that_was_not(

@@ -22,6 +22,8 @@ from common.runtime.process_group import process_group
 from common.training.config import BaselineConfig
 from common.training.trainer import train
 
+pytestmark = pytest.mark.xdist_group("checkpoint")
+
 WORKER = Path(__file__).with_name("resume_worker.py")
 STEPS = 6
 

@@ -16,6 +16,8 @@ from common.runtime.process_group import process_group
 from common.training import checkpoint
 from common.training.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.xdist_group("checkpoint_parts")
+
 WORKER = Path(__file__).with_name("checkpoint_parts_worker.py")
 STRATEGIES = ("DDP", "HYBRID_SHARD")
 

@@ -21,7 +21,11 @@ from common.models.gpt2 import CONFIGS, GPT2
 from common.training.trainer import train
 
 # Usually half a minute; more where others use the cores.
-pytestmark = [pytest.mark.two_ranks, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.two_ranks,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("equivalence"),
+]
 WORKER = Path(__file__).with_name("equivalence_worker.py")
 
 

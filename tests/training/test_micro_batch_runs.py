@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.scheduling.modes import MODES, SAME_BATCH
 from common.training.micro_batch_config import MicroBatchConfig
 
-pytestmark = pytest.mark.two_ranks
+pytestmark = [pytest.mark.two_ranks, pytest.mark.xdist_group("micro_batch_runs")]
 ORIGINAL = (
     "step,rank,local_batch,max_seq_len_in_batch,padded_tokens,step_time_ms,peak_mem_mb,"
     "throughput_samples_per_s,throughput_tokens_per_s"

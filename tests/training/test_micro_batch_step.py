@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("micro_batch_step")
+
 PLANS = ("equal", "unequal", "sorted")
 
 

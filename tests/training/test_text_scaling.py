@@ -22,6 +22,8 @@ from common.training.text_scaling_config import TextScalingConfig
 from common.training.text_scaling_data import Collate, IndexedTexts
 from common.training.text_scaling_files import FOLDER, known_experiments, parse_experiment
 
+pytestmark = pytest.mark.xdist_group("text_scaling")
+
 CPU = torch.device("cpu")
 STEPS = 67 // 8
 """Of an epoch of 67 texts in global batches of 8; three texts are left out."""

@@ -18,6 +18,8 @@ import pytest
 from common.data.token_shards import write_shard
 from common.runtime.run_directory import read_environment
 
+pytestmark = pytest.mark.xdist_group("training_stops")
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "assignments" / "assignment1"
 STOPPED = Path(__file__).with_name("stopped_worker.py")
 REFUSED = Path(__file__).with_name("refused_worker.py")
@@ -135,7 +137,15 @@ def small_disk(tmp_path):
     subprocess.run(["umount", folder], check=False, capture_output=True)
 
 
-@pytest.mark.parametrize(("ranks", "asynchronous"), [(1, "off"), (1, "on"), (2, "off"), (2, "on")])
+@pytest.mark.parametrize(
+    ("ranks", "asynchronous"),
+    [
+        (1, "off"),
+        (2, "on"),
+        pytest.param(1, "on", marks=pytest.mark.slow),
+        pytest.param(2, "off", marks=pytest.mark.slow),
+    ],
+)
 def test_a_full_disk_leaves_the_last_good_checkpoint(
     run, undisturbed, small_disk, tmp_path, ranks, asynchronous
 ):

@@ -24,7 +24,7 @@ from common.tuning.figure import plot_recommendation
 from common.tuning.recommendation import Recommendation, read_recommendation
 from common.tuning.setting import DEFAULT
 
-pytestmark = pytest.mark.two_ranks
+pytestmark = [pytest.mark.two_ranks, pytest.mark.xdist_group("tune_two_ranks")]
 
 HERE = Path(__file__).parent
 COMMON = HERE.parents[1] / "common"

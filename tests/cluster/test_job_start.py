@@ -1,0 +1,169 @@
+"""How job files find the project, start torchrun on every node, and go back into the queue."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from expected_jobs import EXPECTED
+from job_files import SBATCH, job_files
+from stub_slurm import JOB_ID, run_job_file
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="job files need the bash and find of Linux"
+)
+
+REPORT = SBATCH / "launch-report.sbatch"
+RUNS_RANKS = [SBATCH / f"{name}.sbatch" for name in EXPECTED]
+each_that_runs_ranks = pytest.mark.parametrize("path", RUNS_RANKS, ids=lambda path: path.stem)
+TRAINING = [path for path in RUNS_RANKS if "/assignment1/" in EXPECTED[path.stem].script]
+each_training = pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)
+
+# What torchrun does, in bash, where its ranks are told to stop. The folder is its last word.
+FOLDER = 'folder=${*: -1}; mkdir -p "$folder"; '
+STOPPED = FOLDER + 'mkdir "$folder/step-00000012"; echo 12 >"$folder/stopped"; exit 75'
+
+
+def preamble(path: Path) -> str:
+    """What follows the #SBATCH lines, up to the source line; less what is the file's own."""
+    begin_to_source = re.compile(r"^set -euo pipefail\n.*?^source .*?\n", flags=re.M | re.S)
+    [text] = begin_to_source.findall(path.read_text())
+    own = r'^(OUTPUT_DIR=|ASSIGNMENT=|\[ -n "\$\{FUNCTION:-\}" \]).*\n'
+    return re.sub(own, "", text, flags=re.M)
+
+
+def test_all_job_files_look_for_the_project_in_the_same_words():
+    [text] = {preamble(path) for path in job_files()}
+    assert "rendezvous.sh" in text
+
+
+@pytest.mark.parametrize("below", [".", "notes/week-3"])
+def test_a_project_is_found_from_a_folder_in_it(tmp_path, project, below):
+    (project / below).mkdir(parents=True, exist_ok=True)
+    job = run_job_file(REPORT, tmp_path, project / below)
+    assert (job.status, job.stderr) == (0, "")
+    assert [call.variables["PWD"] for call in job.calls] == [str(project)]
+
+
+@pytest.mark.parametrize("given", ["my project", "my project/notes", "{tmp_path}/my project"])
+def test_a_project_is_found_by_project_root_from_elsewhere(tmp_path, project, given):
+    (project / "notes").mkdir()
+    root = given.format(tmp_path=tmp_path)
+    job = run_job_file(REPORT, tmp_path, tmp_path, {"PROJECT_ROOT": root})
+    assert (job.status, job.stderr) == (0, "")
+    assert [call.variables["PWD"] for call in job.calls] == [str(project)]
+
+
+def test_a_job_from_elsewhere_is_one_clear_line(tmp_path):
+    job = run_job_file(REPORT, tmp_path, tmp_path)
+    assert (job.status, job.stdout, job.calls) == (2, "", ())
+    assert job.stderr == (
+        f"error: {tmp_path} is not in the project; submit there or set PROJECT_ROOT\n"
+    )
+
+
+def test_a_project_root_that_is_not_there_is_one_line(tmp_path):
+    job = run_job_file(REPORT, tmp_path, tmp_path, {"PROJECT_ROOT": "nowhere"})
+    assert (job.status, job.stdout, job.calls) == (2, "", ())
+    assert len(job.stderr.splitlines()) == 1
+    assert "nowhere" in job.stderr
+
+
+def test_what_a_site_needs_in_the_job_is_sourced_before_anything_else_runs(run, project):
+    (project / "sbatch" / "modules.sh").write_text("export LOADED=yes\n")
+    job = run(SBATCH / "launch-options.sbatch")
+    assert {call.variables.get("LOADED") for call in job.calls} == {"yes"}
+
+
+@each_that_runs_ranks
+def test_one_torchrun_per_node_starts_a_rank_per_gpu_and_all_meet_at_the_first_node(run, path):
+    expected = EXPECTED[path.stem]
+    job = run(path)
+    [step] = job.calls_of("srun")
+    nodes, ranks = f"--ntasks={expected.nodes}", f"--nproc-per-node={expected.gpus}"
+    assert {nodes, "--ntasks-per-node=1", "--kill-on-bad-exit=1"} <= set(step.words)
+    assert len(job.torchruns) == expected.nodes
+    for node, torchrun in enumerate(job.torchruns):
+        own = set(torchrun.words)
+        # n1 is no host's name, so it is the address that Slurm knows.
+        meeting = {f"--rdzv-endpoint=10.0.0.1:{20000 + JOB_ID}", f"--rdzv-id={JOB_ID}"}
+        assert {f"--nnodes={expected.nodes}", ranks, *meeting, "--rdzv-backend=c10d"} <= own
+        wait_s = 60 if path.stem == "selftest" else 600
+        assert f"--rdzv-conf=is_host={int(node == 0)},join_timeout={wait_s}" in own
+        # Who does not expect USR1 dies of it; the ranks inherit that it is ignored.
+        assert torchrun.ignores_usr1
+    assert step.ignores_usr1
+
+
+@each_that_runs_ranks
+def test_ranks_per_node_wins_where_there_are_several_devices(run, path):
+    several = EXPECTED[path.stem].gpus > 1
+    words = run(path, RANKS_PER_NODE="3").torchruns[0].words
+    assert f"--nproc-per-node={3 if several else 1}" in words
+
+
+@each_that_runs_ranks
+def test_a_job_that_cannot_use_its_device_ends_with_status_2_before_any_rank(run, path):
+    job = run(path, DEVICE_STATUS="2", FLAGS="--device cuda")
+    assert (job.status, job.stderr, job.torchruns) == (2, "", [])
+    # It is asked for with the flags that the script would get, the last of which count.
+    [asked] = job.calls_of("uv", "run", "--no-sync", "python", "-m", "common.runtime.job_device")
+    words = EXPECTED[path.stem].script.split()
+    assert (*words, *asked.words[6:]) == run(path, FLAGS="--device cuda").program
+    assert "cuda" in asked.words
+
+
+@each_that_runs_ranks
+def test_a_job_fails_when_its_ranks_do(run, path):
+    assert run(path, RANKS="exit 1").status == 1
+
+
+@each_training
+def test_ranks_that_were_told_to_stop_and_got_further_are_requeued(run, path):
+    job = run(path, RANKS=STOPPED, RANKS_PER_NODE="2")
+    assert (job.status, job.stdout, job.stderr) == (0, "stopped at step 12: requeued\n", "")
+    [call] = job.calls_of("scontrol", "requeue")
+    assert call.words[2:] == (str(JOB_ID),)
+    assert len(job.torchruns) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "status", "said"),
+    [
+        # A failure. The file of an earlier job is no word of this one's ranks.
+        ({"RANKS": "exit 1"}, 1, ""),
+        ({"RANKS": FOLDER + 'echo 1 >"$folder/stopped"; exit 75'}, 1, "without a new checkpoint"),
+        # Slurm requeues by itself, or ends the job.
+        ({"RANKS": STOPPED, "JOB_STATE": "COMPLETING"}, 75, ""),
+        ({"RANKS": STOPPED, "SLURM_RESTART_COUNT": "20"}, 75, "after 20 requeues (MAX_REQUEUES)"),
+        (
+            {"RANKS": STOPPED, "SLURM_RESTART_COUNT": "1", "MAX_REQUEUES": "1"},
+            75,
+            "stopped at step 12 after 1 requeues (MAX_REQUEUES): submit again to go on",
+        ),
+    ],
+)
+def test_no_other_training_is_requeued(run, project, variables, status, said):
+    left = project / "outputs" / "assignment1" / "cluster" / "checkpoints" / "ddp"
+    left.mkdir(parents=True)
+    (left / "stopped").touch()
+    (left / "step-00000005").mkdir()
+    job = run(SBATCH / "launch-train-ddp.sbatch", **variables)
+    assert job.status == status
+    assert job.calls_of("scontrol", "requeue") == []
+    assert said in job.stderr
+    assert bool(job.stderr) == bool(said)
+
+
+def test_where_slurm_refuses_to_requeue_the_job_says_what_to_do(run):
+    job = run(SBATCH / "launch-train-ddp.sbatch", RANKS=STOPPED, REQUEUE_STATUS="1")
+    assert job.status == 75
+    assert job.stderr == "stopped at step 12 and not requeued: submit again to go on\n"
+
+
+def test_a_training_that_is_told_to_stop_in_its_last_step_is_done(run):
+    job = run(SBATCH / "launch-train-ddp.sbatch", RANKS=STOPPED.replace("exit 75", "exit 0"))
+    assert job.status == 0
+    assert job.calls_of("scontrol", "requeue") == []

@@ -1,0 +1,103 @@
+"""Writes every answer of the project as text, and compares two such trees."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PROJECT = HERE.parents[1]
+SHOWN_LINES = 8
+"""Differing lines that are shown of a file."""
+
+
+def main() -> None:
+    """Runs one of the two commands; the exit status of ``compare`` is 1 where trees differ."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    write = commands.add_parser("write", help="write the tree of answers")
+    write.add_argument("folder", type=Path)
+    write.add_argument("--runs", type=Path, help="what ddplab run --preset smoke made")
+    write.add_argument("--messages", type=Path, help="what pytest wrote into GUARD_MESSAGES")
+    write.add_argument("--only", nargs="+", default=[], help="parts to write, such as help predict")
+    compare = commands.add_parser("compare", help="say what differs between two trees")
+    compare.add_argument("before", type=Path)
+    compare.add_argument("after", type=Path)
+    arguments = parser.parse_args()
+    if arguments.command == "write":
+        write_tree(arguments.folder, arguments.runs, arguments.messages, arguments.only)
+        return
+    differences = compare_trees(arguments.before, arguments.after)
+    print("\n".join(differences) if differences else "Every answer is the same.")
+    sys.exit(1 if differences else 0)
+
+
+def write_tree(folder: Path, runs: Path | None, messages: Path | None, only: list[str]) -> None:
+    """Writes the parts that were asked for; a part that is there is replaced as a whole."""
+    for name, answers_of in parts(runs, messages).items():
+        if only and name not in only:
+            continue
+        began = time.perf_counter()
+        answers = answers_of()
+        shutil.rmtree(folder / name, ignore_errors=True)
+        for path, text in answers.items():
+            target = folder / name / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text.rstrip("\n") + "\n")
+        print(f"{name}: {len(answers)} files, {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def parts(runs: Path | None, messages: Path | None) -> dict[str, Callable[[], Mapping[str, str]]]:
+    """Returns, by part of the tree, the function that answers with file name → text."""
+    # Imported here: comparing two trees needs nothing of the project.
+    from command_answers import diagnosis_answers, help_answers, predict_answers, tune_answers
+    from notebook_answers import notebook_answers
+    from run_files import csv_headers, message_answers, run_answers
+
+    found: dict[str, Callable[[], Mapping[str, str]]] = {
+        "notebooks": notebook_answers,
+        "predict": predict_answers,
+        "diagnosis": diagnosis_answers,
+        "tune": tune_answers,
+        "help": help_answers,
+        "headers": lambda: {"recorded.txt": csv_headers(PROJECT / "data")},
+    }
+    if runs:
+        found["runs"] = lambda: run_answers(runs)
+    if messages:
+        found["messages"] = lambda: message_answers(messages)
+    return found
+
+
+def compare_trees(before: Path, after: Path) -> list[str]:
+    """Returns what differs, some lines per file; parts that one side lacks are left out."""
+    shared = {path.name for path in before.iterdir()} & {path.name for path in after.iterdir()}
+    sides = [
+        {path.relative_to(root) for part in shared for path in (root / part).rglob("*.txt")}
+        for root in (before, after)
+    ]
+    lines = [f"only in {before}: {path}" for path in sorted(sides[0] - sides[1])]
+    lines += [f"only in {after}: {path}" for path in sorted(sides[1] - sides[0])]
+    for path in sorted(sides[0] & sides[1]):
+        texts = [(root / path).read_text().splitlines() for root in (before, after)]
+        if texts[0] == texts[1]:
+            continue
+        changes = [
+            line
+            for line in difflib.unified_diff(*texts, lineterm="", n=0)
+            if not line.startswith(("---", "+++"))
+        ]
+        lines += [f"{path}:", *(f"    {line[:200]}" for line in changes[:SHOWN_LINES])]
+        if len(changes) > SHOWN_LINES:
+            lines.append(f"    and {len(changes) - SHOWN_LINES} more lines")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(PROJECT))
+    main()

@@ -1,0 +1,34 @@
+"""How a value becomes text that is the same on every run."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+DIGITS = 6
+
+
+def number(value: object) -> str:
+    """Returns a number with six significant digits, anything else as it prints itself."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
+        return str(value)
+    if isinstance(value, (int, np.integer)):
+        return str(int(value))
+    text = f"{float(value):.{DIGITS}g}"
+    return "0" if text == "-0" else text
+
+
+def numbers(values: Iterable) -> str:
+    """Returns the numbers of any nest of arrays, in order, on one line."""
+    flat = np.asarray(values)
+    return " ".join(number(value) for value in flat.ravel())
+
+
+def frame_text(frame: pd.DataFrame) -> str:
+    """Returns a data frame as CSV."""
+    text = io.StringIO()
+    frame.map(number).to_csv(text, index=False)
+    return text.getvalue()

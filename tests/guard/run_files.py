@@ -1,0 +1,51 @@
+"""What runs leave behind: files, headers of tables, and the messages of tests of bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+
+RUN_ID = re.compile(r"\d{8}-\d{6}[\w-]*")
+"""A run's own name, which is another one on every run."""
+
+
+def csv_headers(root: Path) -> str:
+    """Returns a line for each distinct header below ``root``: file name, then columns."""
+    headers = defaultdict(set)
+    for path in root.rglob("*.csv"):
+        with path.open() as file:
+            headers[RUN_ID.sub("RUN", path.name)].add(file.readline().strip())
+    return "\n".join(
+        f"{name}: {line}" for name in sorted(headers) for line in sorted(headers[name])
+    )
+
+
+def run_answers(root: Path) -> dict[str, str]:
+    """Returns the list of files below ``root``, and the headers of their tables."""
+    if not root.is_dir():
+        raise SystemExit(f"{root}: no such folder; make it with ddplab run --preset smoke")
+    files = {
+        RUN_ID.sub("RUN", str(path.relative_to(root))) for path in root.rglob("*") if path.is_file()
+    }
+    kept = sorted(name for name in files if "__pycache__" not in name)
+    return {"files.txt": "\n".join(kept), "headers.txt": csv_headers(root)}
+
+
+def message_answers(folder: Path) -> dict[str, str]:
+    """Returns, by file of tests, each test with the messages that answered its bad input."""
+    by_test: dict[str, set[str]] = defaultdict(set)
+    for path in folder.glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            test, message = json.loads(line)
+            by_test[test].add(message)
+    if not by_test:
+        raise SystemExit(f"{folder}: no messages; run pytest with GUARD_MESSAGES={folder}")
+    texts = defaultdict(list)
+    for test in sorted(by_test):
+        file, _, name = test.partition("::")
+        texts[file].append(f"{name}\n" + "".join(f"    {one}\n" for one in sorted(by_test[test])))
+    return {
+        f"{file.removesuffix('.py').replace('/', '-')}.txt": "".join(t) for file, t in texts.items()
+    }
