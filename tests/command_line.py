@@ -49,15 +49,19 @@ def answered(*arguments: object) -> str:
     return ended.stdout
 
 
-def error_line(ended: Ended) -> str:
-    """Returns the one line of a refusal: exit status 2, and nothing on standard output."""
-    assert (ended.status, ended.stdout) == (2, ""), ended.stderr
+def error_line(ended: Ended, progress: bool = False) -> str:
+    """Returns the one line of a refusal, which has exit status 2.
+
+    Nothing was printed before it, unless ``progress`` says that the command tells what it does.
+    """
+    assert ended.status == 2, ended.stderr
+    assert progress or ended.stdout == ""
     lines = ended.stderr.strip().splitlines()
     assert len(lines) == 1, ended.stderr
     assert lines[0].startswith("error: ")
     return lines[0]
 
 
-def refused(*arguments: object) -> str:
+def refused(*arguments: object, progress: bool = False) -> str:
     """Returns the one line with which the command refuses these arguments."""
-    return error_line(ddplab(*arguments))
+    return error_line(ddplab(*arguments), progress)

@@ -120,8 +120,8 @@ def chunk_run(benchmark_run: Callable) -> Path:
 @pytest.fixture(scope="session")
 def ddp_run(benchmark_run: Callable) -> Path:
     """A finished run of ddp_benchmark.py: 2 rounds of 2 steps, three caps from BUCKET_SIZE."""
-    flags = (*TINY_STEP, "--rounds", 2, "--num_steps", 2, "--timeline_steps", 1)
-    return benchmark_run("ddp_benchmark", *flags, variables={"BUCKET_SIZE": "0.5 5,None"})
+    few = ("--rounds", 2, "--num_steps", 2, "--initial_steps", 0, "--timeline_steps", 1)
+    return benchmark_run("ddp_benchmark", *TINY_STEP, *few, variables={"BUCKET_SIZE": "0.5 5,None"})
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 ASSIGNMENT2 = Path(__file__).resolve().parents[1] / "assignments" / "assignment2"
-PRELOADED = ["torch._dynamo", "tyro", "common.benchmarks.strategies", "common.training.trainer"]
+PRELOADED = ["torch._dynamo", "tyro", "common.benchmarks.selftest"]
 
 
 @dataclass(frozen=True)

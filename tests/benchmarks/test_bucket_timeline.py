@@ -29,6 +29,12 @@ def ranks(rank_server, tmp_path_factory) -> list[dict]:
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.alone  # the tests below say how late a bucket may be in what is watched here
+@pytest.mark.two_ranks
+def test_both_ranks_are_watched_in_every_arm(ranks):
+    assert [set(ARMS) <= set(rank) for rank in ranks] == [True, True]
+
+
 @pytest.mark.two_ranks
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_bucket_is_seen_in_a_possible_order(ranks, arm):

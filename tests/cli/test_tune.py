@@ -10,7 +10,7 @@ from command_line import ROOT, refused
 
 def refused_to_tune(*arguments: object) -> str:
     """The one line of a refusal."""
-    return refused("tune", *arguments)
+    return refused("tune", *arguments, progress=True)
 
 
 def test_what_needs_no_rank_is_refused_before_any_is_started(tmp_path):

@@ -14,6 +14,9 @@ from stub_slurm import EndedJob, make_project, run_job_file
 
 from common.cluster.slurm import PrivateSlurm, private_slurm, why_not
 
+NEEDED = {"FUNCTION": "tuned_models:make"}
+"""Variables without which a job file (launch-tune) refuses to run anything."""
+
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[PrivateSlurm]:
@@ -72,7 +75,17 @@ def run(tmp_path: Path, project: Path) -> Callable[..., EndedJob]:
     """``run(path, **variables)``: a job file run without a Slurm, and how it ended."""
 
     def run(path: Path, **variables: str) -> EndedJob:
-        needed = {"FUNCTION": "tuned_models:make"}  # by launch-tune, which would refuse to run
-        return run_job_file(path, tmp_path, project, needed | variables)
+        return run_job_file(path, tmp_path, project, NEEDED | variables)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], EndedJob]:
+    """``plain_run(path)``: how a job file ends that is given no variable it does not need."""
+
+    def run(path: Path) -> EndedJob:
+        folder = tmp_path_factory.mktemp("plain")
+        return run_job_file(path, folder, make_project(folder), NEEDED)
+
+    return functools.cache(run)

@@ -101,13 +101,15 @@ def test_a_job_file_runs_its_script_with_the_variables_that_it_says_it_reads(
 ):
     expected = EXPECTED[path.stem]
     variables = {name: value for name, (value, _, _) in expected.reads.items()}
-    job = run(path, **variables, OUTPUT_DIR="my runs", DEVICE="cpu")
+    job = run(path, **variables, OUTPUT_DIR="my runs", DEVICE="cpu", RANKS_PER_NODE="3")
     program = job.program
     assert " ".join(program).startswith(f"{expected.script} ")
     settings = settings_of(program, job.torchruns[0].variables)
     reached = {name: getattr(settings, name) for _, name, _ in expected.reads.values()}
     assert reached == {name: becomes for _, name, becomes in expected.reads.values()}
     assert (settings.output_dir, settings.device) == ("my runs", "cpu")
+    ranks = 3 if expected.gpus > 1 else 1  # those of one device have one rank, whatever is set
+    assert f"--nproc-per-node={ranks}" in job.torchruns[0].words
 
     head = path.read_text().split("#SBATCH")[0]
     documented = set(re.findall(r"^\| (`.*?) \|", README, flags=re.M))
@@ -117,16 +119,16 @@ def test_a_job_file_runs_its_script_with_the_variables_that_it_says_it_reads(
 
 
 @each_that_runs_ranks
-def test_without_variables_a_job_file_does_as_the_readme_says(run, settings_of, path, project):
+def test_without_variables_a_job_file_does_as_the_readme_says(plain_run, settings_of, path):
     expected = EXPECTED[path.stem]
-    job = run(path)
+    job = plain_run(path)
     settings = settings_of(job.program, job.torchruns[0].variables)
     assert settings.output_dir == expected.output_dir
     assert settings.device is None
     for name, value in expected.by_default.items():
         assert getattr(settings, name) == value
     if path.stem == "launch-tune":
-        assert settings.folder == str(project)  # where it was submitted
+        assert settings.folder == job.calls[0].variables["SLURM_SUBMIT_DIR"]
 
 
 @each_that_runs_ranks

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from expected_jobs import EXPECTED
 from job_files import SBATCH, job_files
-from stub_slurm import JOB_ID, run_job_file
+from stub_slurm import JOB_ID, EndedJob, run_job_file
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="job files need the bash and find of Linux"
@@ -78,9 +78,11 @@ def test_what_a_site_needs_in_the_job_is_sourced_before_anything_else_runs(run, 
 
 
 @each_that_runs_ranks
-def test_one_torchrun_per_node_starts_a_rank_per_gpu_and_all_meet_at_the_first_node(run, path):
+def test_one_torchrun_per_node_starts_a_rank_per_gpu_and_all_meet_at_the_first_node(
+    plain_run, path
+):
     expected = EXPECTED[path.stem]
-    job = run(path)
+    job = plain_run(path)
     [step] = job.calls_of("srun")
     nodes, ranks = f"--ntasks={expected.nodes}", f"--nproc-per-node={expected.gpus}"
     assert {nodes, "--ntasks-per-node=1", "--kill-on-bad-exit=1"} <= set(step.words)
@@ -98,26 +100,30 @@ def test_one_torchrun_per_node_starts_a_rank_per_gpu_and_all_meet_at_the_first_n
 
 
 @each_that_runs_ranks
-def test_ranks_per_node_wins_where_there_are_several_devices(run, path):
-    several = EXPECTED[path.stem].gpus > 1
-    words = run(path, RANKS_PER_NODE="3").torchruns[0].words
-    assert f"--nproc-per-node={3 if several else 1}" in words
-
-
-@each_that_runs_ranks
 def test_a_job_that_cannot_use_its_device_ends_with_status_2_before_any_rank(run, path):
-    job = run(path, DEVICE_STATUS="2", FLAGS="--device cuda")
+    job = run(path, DEVICE_STATUS="2")
     assert (job.status, job.stderr, job.torchruns) == (2, "", [])
-    # It is asked for with the flags that the script would get, the last of which count.
-    [asked] = job.calls_of("uv", "run", "--no-sync", "python", "-m", "common.runtime.job_device")
-    words = EXPECTED[path.stem].script.split()
-    assert (*words, *asked.words[6:]) == run(path, FLAGS="--device cuda").program
-    assert "cuda" in asked.words
+    # It is asked for with the flags that the script would get, among which may be a device.
+    script = EXPECTED[path.stem].script.split()
+    assert (*script, *device_asked(job)) == run(path).program
 
 
-@each_that_runs_ranks
-def test_a_job_fails_when_its_ranks_do(run, path):
-    assert run(path, RANKS="exit 1").status == 1
+def test_the_device_is_asked_for_with_flags_and_variable(run):
+    job = run(SBATCH / "launch-options.sbatch", DEVICE="cpu", FLAGS="--device cuda")
+    asked = device_asked(job)
+    assert (asked[:2], asked[-2:]) == (("--device", "cpu"), ("--device", "cuda"))
+
+
+def device_asked(job: EndedJob) -> tuple[str, ...]:
+    """The flags with which the job asked for its device."""
+    words = ("uv", "run", "--no-sync", "python", "-m", "common.runtime.job_device")
+    [call] = job.calls_of(*words)
+    return call.words[len(words) :]
+
+
+@pytest.mark.parametrize("name", ["launch-options", "launch-train-ddp"])
+def test_a_job_fails_when_its_ranks_do(run, name):
+    assert run(SBATCH / f"{name}.sbatch", RANKS="exit 3").status == 3
 
 
 @each_training

@@ -239,7 +239,7 @@ def test_scripts_of_a_series_share_the_ranks_and_have_a_process_each(tmp_path, w
     ],
 )
 def test_a_script_that_fails_ends_the_series_and_the_one_before_stays(
-    tmp_path, write, alive, quick_torchrun, code, error, words
+    tmp_path, write, alive, code, error, words
 ):
     check_that_a_failure_ends_the_series(tmp_path, write(code), error, words)
     assert alive() == 0

@@ -92,7 +92,7 @@ def test_a_job_that_does_not_end_in_time_and_one_that_is_refused_are_one_line(
 
 @needs_slurm
 def test_an_exception_in_the_block_leaves_nothing_of_slurm_or_its_jobs(
-    monkeypatch, write, tmp_path, processes_of
+    monkeypatch, write, tmp_path, short_folder, processes_of
 ):
     # Those of a Slurm that the machine already has are not used.
     monkeypatch.setenv("SLURM_CONF", "/nonexistent/slurm.conf")
@@ -100,7 +100,7 @@ def test_an_exception_in_the_block_leaves_nothing_of_slurm_or_its_jobs(
     folders = []
 
     def use_and_fail() -> None:
-        with private_slurm(tmp_path) as cluster:
+        with private_slurm(short_folder) as cluster:
             folders.append(cluster.folder)
             flags = ("--nodes=2", f"--output={tmp_path}/log")
             cluster.submit(write(LASTING), *flags, variables={"FOLDER": str(tmp_path)})

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 DIGITS = 6
+ROUNDING = 1e-12
 
 
 def number(value: object) -> str:
@@ -17,8 +18,8 @@ def number(value: object) -> str:
         return str(value)
     if isinstance(value, (int, np.integer)):
         return str(int(value))
-    text = f"{float(value):.{DIGITS}g}"
-    return "0" if text == "-0" else text
+    # What is left of a difference of equal numbers is no number, and another on each processor.
+    return "0" if abs(value) < ROUNDING else f"{float(value):.{DIGITS}g}"
 
 
 def numbers(values: Iterable) -> str:

@@ -25,9 +25,9 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 RECORDED = ROOT / assignment2.RECORDED
 ASSIGNMENTS = [f"assignment{number}" for number in range(5)]
 EXECUTED = (
-    "assignment0_throughput",
+    "assignment0_memory",
     "assignment1_ddp",
-    "assignment2_part3_evaluation",
+    "assignment2_part1_model",
     "assignment3_dynamic_batches",
     "assignment4_synthetic_scaling",
 )

@@ -20,7 +20,7 @@ from common.runtime.process_group import process_group
 from common.training.config import BaselineConfig, DdpConfig, FsdpConfig, TrainingConfig
 from common.training.trainer import train
 
-STEPS, WARMUP_STEPS, GLOBAL_BATCH = 20, 3, 16
+STEPS, WARMUP_STEPS, GLOBAL_BATCH = 10, 2, 16
 STRATEGIES = ("DDP", "FULL_SHARD", "SHARD_GRAD_OP")
 
 

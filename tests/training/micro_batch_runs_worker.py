@@ -1,14 +1,14 @@
-"""One of two ranks for test_micro_batch_runs.py: ``micro_batch_runs_worker.py FOLDER``.
+"""One of two ranks for test_micro_batch_runs.py: ``micro_batch_runs_worker.py FOLDER [DATASETS]``.
 
 Trains in every mode and compares all of them, in one process group; then tries what must be
-refused, and prints a JSON line for each refusal.
+refused, and prints a JSON line for each refusal. With DATASETS it trains on real texts, and no
+more.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 from common.benchmarks import compare_modes
 from common.errors import UserError
@@ -17,12 +17,11 @@ from common.scheduling.modes import MODES
 from common.training.micro_batch_config import MicroBatchConfig
 from common.training.micro_batch_trainer import train_text
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "datasets"
 TEXTS = {
-    **{"dataset": "synthetic", "model_name": "small", "vocab_size": 200, "max_length": 24},
+    **{"dataset": "synthetic", "model_name": "small", "vocab_size": 200, "max_length": 16},
     **{"max_train_samples": 200, "global_batch": 8, "max_local_batch_cap": 7, "device": "cpu"},
 }
-TRAINING = {"steps": 6, "lr": 1e-3, "warmup_steps": 2, "eval_samples": 33, "eval_every": 3}
+TRAINING = {"steps": 4, "lr": 1e-3, "warmup_steps": 2, "eval_samples": 33, "eval_every": 2}
 REFUSED = {
     "too few texts for the ranks": {"global_batch": 1},
     "limits below the batch": {"max_local_batch_cap": 3},
@@ -32,22 +31,24 @@ REFUSED = {
     "no such folder": {"dataset": "imdb", "dataset_dir": "nowhere"},
 }
 
-folder = sys.argv[1]
-with process_group("cpu") as worker:
-    common = TEXTS | {"output_dir": folder}
+
+def train_on_real_texts(common: dict, datasets: str) -> None:
+    """The same batches in two modes."""
+    for mode in ("static", "dynamic"):
+        real = {"dataset": "sst2", "dataset_dir": datasets, "mode": mode}
+        train_text(MicroBatchConfig(**common | TRAINING | real, run_id=f"sst2-{mode}"))
+
+
+def run_everything(common: dict) -> None:
+    """Every mode, all compared, and what must be refused."""
     for mode in MODES:
         train_text(MicroBatchConfig(**common, **TRAINING, mode=mode, run_id=mode))
     by_cost = {"mode": "dynamic", "cost_type": "calibrated", "refine_every": 2}
     slowed = {"slow_rank": 1, "slow_factor": 3.0}
     train_text(MicroBatchConfig(**common, **TRAINING, **by_cost, **slowed, run_id="calibrated"))
-    tokens = {"mode": "dynamic", "loss_mean": "tokens", "precision": "fp64"}
-    train_text(MicroBatchConfig(**common, **TRAINING, **tokens, run_id="tokens-dynamic"))
-    tokens |= {"mode": "static"}
-    train_text(MicroBatchConfig(**common, **TRAINING, **tokens, run_id="tokens-static"))
-    if SHARED.is_dir():
-        for mode in ("static", "dynamic"):
-            real = {"dataset": "sst2", "dataset_dir": str(SHARED), "mode": mode}
-            train_text(MicroBatchConfig(**common | TRAINING | real, run_id=f"sst2-{mode}"))
+    for mode in ("dynamic", "static"):
+        tokens = {"mode": mode, "loss_mean": "tokens", "precision": "fp64"}
+        train_text(MicroBatchConfig(**common, **TRAINING, **tokens, run_id=f"tokens-{mode}"))
     few = {"steps": 2, "warmup": 1, "slow_steps": 6, "refine_every": 1, "slow_factor": 4.0}
     compare_modes.main(compare_modes.ModeComparison(**common, **few, run_id="compared"))
     for name, settings in REFUSED.items():
@@ -55,3 +56,12 @@ with process_group("cpu") as worker:
             train_text(MicroBatchConfig(**common | settings, run_id="refused"))
         except UserError as error:
             print(json.dumps({"refused": name, "error": str(error)}), flush=True)
+
+
+folder, *datasets = sys.argv[1:]
+with process_group("cpu"):
+    common = TEXTS | {"output_dir": folder}
+    if datasets:
+        train_on_real_texts(common, datasets[0])
+    else:
+        run_everything(common)

@@ -7,6 +7,7 @@ a learning rate of 1, the weights change by the gradient.
 from __future__ import annotations
 
 import copy
+import ctypes
 import json
 
 import numpy as np
@@ -24,6 +25,7 @@ from common.scheduling.modes import StepPlan
 from common.training.micro_batch_step import MicroBatchStep
 from common.training.timed_exchange import TimedExchange
 
+M_MMAP_THRESHOLD = -3  # malloc.h
 PLANS = {
     "equal": ((0, 1, 2, 3), (4, 5, 6, 7)),
     "unequal": ((0, 1, 2, 3, 4, 5, 6), (7,)),
@@ -107,6 +109,8 @@ def run_out_of_memory(worker: Worker) -> None:
     _, gradients = whole_batch(copy.deepcopy(model), data, "samples")
     step = make_step(model, worker, data, "samples")
     before = [parameter.detach().clone() for parameter in model.parameters()]
+    # Tensors are mapped one by one, so that a freed one does not count against the limit.
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 64 * 1024)
     if worker.rank == 1:
         # 16 texts keep 67 MB after each of two operators; 4 of them a quarter of that.
         limit_memory(writable_bytes() + 100_000_000)
