@@ -7,8 +7,27 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+PROJECT = Path(__file__).resolve().parents[2]
 RUN_ID = re.compile(r"\d{8}-\d{6}[\w-]*")
 """A run's own name, which is another one on every run."""
+
+UNSTABLE = (
+    (re.compile(re.escape(str(PROJECT)) + r"/?"), ""),
+    (re.compile(r"(/[\w.+-]+)*/pytest-of-[\w.-]+/pytest-\d+(/popen-gw\d+)?"), "TMP"),
+    (re.compile(r"/tmp/[\w.-]+"), "TMP"),
+    (re.compile(r"(TMP/test_\w*?)\d+\b"), r"\1"),
+    (RUN_ID, "RUN"),
+    (re.compile(r"\b127\.0\.0\.1(:\d+)?|\[::1\]:\d+"), "ADDRESS"),
+    (re.compile(r"\bpid \d+"), "pid N"),
+)
+"""What differs from run to run in a message, and what stands for it."""
+
+
+def stable(message: str) -> str:
+    """Returns a message without what differs from run to run."""
+    for pattern, name in UNSTABLE:
+        message = pattern.sub(name, message)
+    return message
 
 
 def csv_headers(root: Path) -> str:
@@ -39,7 +58,7 @@ def message_answers(folder: Path) -> dict[str, str]:
     for path in folder.glob("*.jsonl"):
         for line in path.read_text().splitlines():
             test, message = json.loads(line)
-            by_test[test].add(message)
+            by_test[test].add(stable(message))
     if not by_test:
         raise SystemExit(f"{folder}: no messages; run pytest with GUARD_MESSAGES={folder}")
     texts = defaultdict(list)
