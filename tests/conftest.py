@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if "GUARD_MESSAGES" in os.environ:
         from guard.messages import MessageNotes
 
-        config.pluginmanager.register(MessageNotes(Path(os.environ["GUARD_MESSAGES"])))
+        config.pluginmanager.register(MessageNotes(Path(os.environ["GUARD_MESSAGES"]).absolute()))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -12,12 +12,19 @@ RUN_ID = re.compile(r"\d{8}-\d{6}[\w-]*")
 """A run's own name, which is another one on every run."""
 
 UNSTABLE = (
-    (re.compile(re.escape(str(PROJECT)) + r"/?"), ""),
+    (re.compile(re.escape(str(PROJECT)) + r"/"), ""),
+    (re.compile(re.escape(str(PROJECT)) + r"\b"), "PROJECT"),
     (re.compile(r"(/[\w.+-]+)*/pytest-of-[\w.-]+/pytest-\d+(/popen-gw\d+)?"), "TMP"),
     (re.compile(r"/tmp/[\w.-]+"), "TMP"),
-    (re.compile(r"(TMP/test_\w*?)\d+\b"), r"\1"),
+    (re.compile(r"(TMP/\w*?)\d+\b"), r"\1"),
+    (re.compile(r"\bslurm-\w{8}\b"), "slurm-NAME"),
+    (re.compile(r"\bjob \d+"), "job N"),
+    (re.compile(r"\d+(\.\d+)? (GB|GiB)\b|(at least) \d\.\d$"), "N GB"),
+    (re.compile(r"-{4,}"), "---"),
+    (re.compile(r"Expected one of \([^)]*\)"), "Expected one of them"),
     (RUN_ID, "RUN"),
     (re.compile(r"\b127\.0\.0\.1(:\d+)?|\[::1\]:\d+"), "ADDRESS"),
+    (re.compile(r"\(ADDRESS, \d+\)"), "ADDRESS"),
     (re.compile(r"\bpid \d+"), "pid N"),
 )
 """What differs from run to run in a message, and what stands for it."""
@@ -30,10 +37,10 @@ def stable(message: str) -> str:
     return message
 
 
-def csv_headers(root: Path) -> str:
+def csv_headers(root: Path, pattern: str = "**/*.csv") -> str:
     """Returns a line for each distinct header below ``root``: file name, then columns."""
     headers = defaultdict(set)
-    for path in root.rglob("*.csv"):
+    for path in root.glob(pattern):
         with path.open() as file:
             headers[RUN_ID.sub("RUN", path.name)].add(file.readline().strip())
     return "\n".join(
@@ -42,14 +49,14 @@ def csv_headers(root: Path) -> str:
 
 
 def run_answers(root: Path) -> dict[str, str]:
-    """Returns the list of files below ``root``, and the headers of their tables."""
-    if not root.is_dir():
-        raise SystemExit(f"{root}: no such folder; make it with ddplab run --preset smoke")
-    files = {
-        RUN_ID.sub("RUN", str(path.relative_to(root))) for path in root.rglob("*") if path.is_file()
-    }
+    """Returns the files of the runs below ``root``, and the headers of their tables."""
+    paths = [path for path in root.glob("assignment*/**/*") if path.is_file()]
+    if not paths:
+        raise SystemExit(f"{root}: no runs; make them with ddplab run --preset smoke")
+    files = {RUN_ID.sub("RUN", str(path.relative_to(root))) for path in paths}
     kept = sorted(name for name in files if "__pycache__" not in name)
-    return {"files.txt": "\n".join(kept), "headers.txt": csv_headers(root)}
+    headers = csv_headers(root, "assignment*/**/*.csv")
+    return {"files.txt": "\n".join(kept), "headers.txt": headers}
 
 
 def message_answers(folder: Path) -> dict[str, str]:
