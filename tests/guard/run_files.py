@@ -29,6 +29,9 @@ UNSTABLE = (
 )
 """What differs from run to run in a message, and what stands for it."""
 
+MISTAKES = ("UserError: ", "error: ")
+"""How the answers to bad input begin; how work broke off depends on who noticed it first."""
+
 
 def stable(message: str) -> str:
     """Returns a message without what differs from run to run."""
@@ -65,7 +68,8 @@ def message_answers(folder: Path) -> dict[str, str]:
     for path in folder.glob("*.jsonl"):
         for line in path.read_text().splitlines():
             test, message = json.loads(line)
-            by_test[test].add(stable(message))
+            if message.startswith(MISTAKES):
+                by_test[test].add(stable(message))
     if not by_test:
         raise SystemExit(f"{folder}: no messages; run pytest with GUARD_MESSAGES={folder}")
     texts = defaultdict(list)
