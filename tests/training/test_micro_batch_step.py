@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("micro_batch_step")
+# Under load freed memory is not given back in time, and a rank here is limited to little.
+pytestmark = [pytest.mark.xdist_group("micro_batch_step"), pytest.mark.alone]
 
 PLANS = ("equal", "unequal", "sorted")
 
