@@ -37,6 +37,9 @@ def main() -> None:
     if arguments.command == "write":
         write_tree(arguments.folder, arguments.runs, arguments.messages, arguments.only)
         return
+    for folder in (arguments.before, arguments.after):
+        if not folder.is_dir() or not any(folder.iterdir()):
+            parser.error(f"{folder}: no tree of answers; make one with write")
     differences = compare_trees(arguments.before, arguments.after)
     print("\n".join(differences) if differences else "Every answer is the same.")
     sys.exit(1 if differences else 0)
