@@ -28,6 +28,8 @@ TESTED = {
 }
 
 
+# Company on the ranks' cores would be a fault that nobody has planted, and be named first.
+@pytest.mark.alone
 @pytest.mark.two_ranks
 @pytest.mark.parametrize(
     "cause",
@@ -37,8 +39,7 @@ TESTED = {
         # The rules of these two are tried on tables made up in tests/analysis/test_diagnosis.py.
         pytest.param("data-loading", marks=pytest.mark.slow),
         pytest.param("needless-synchronisation", marks=pytest.mark.slow),
-        # Company on its cores would be a straggler that nobody has planted.
-        pytest.param("healthy", marks=pytest.mark.alone),
+        "healthy",
     ],
 )
 def test_a_fault_planted_from_outside_is_named_first(cause, rank_server, tmp_path):
