@@ -281,7 +281,5 @@ def _cause(log: Path) -> str:
         return f"a rank died of {first[1]}"
     lines = [re.sub(RANK_PREFIX, "", line) for line in text.splitlines()]
     raised = [line for line in lines if re.match(r"(\w+\.)*\w+(Error|Exception): ", line)]
-    # torchrun's own, of a rank that was gone when it was to be ended, comes last.
-    raised.sort(key=lambda line: line.startswith("ProcessLookupError"))
     said = [line.removeprefix("failed: ") for line in lines if line.startswith("failed: ")]
     return next((found[0] for found in (raised, said) if found), "a rank died")

@@ -71,8 +71,13 @@ def run(words: list[str]) -> int:
         sys.path[0] = str(Path(words[0]).parent)
         runpy.run_path(words[0], run_name="__main__")
         sys.exit()
+
+    def forward(number: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended just now
+            os.kill(child, number)
+
     for number in FORWARDED:
-        signal.signal(number, lambda number, _: os.kill(child, number))
+        signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     try:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -18,6 +18,8 @@ from common.errors import UserError
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
+NO_PRIMITIVE = "could not create a primitive"
+"""oneDNN's words for it, which do not say why."""
 WORDS = (
     "out of memory",
     "can't allocate memory",  # torch's allocator on a CPU
@@ -25,7 +27,7 @@ WORDS = (
     "not enough memory",  # the same on Windows
     "CUBLAS_STATUS_ALLOC_FAILED",
     "std::bad_alloc",
-    "could not create a primitive",  # oneDNN, which does not say why
+    NO_PRIMITIVE,
 )
 
 

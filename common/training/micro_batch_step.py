@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.errors import RunFailed
-from common.runtime.memory_limit import is_out_of_memory
+from common.runtime.memory_limit import NO_PRIMITIVE, is_out_of_memory
 from common.runtime.process_group import Worker
 from common.scheduling.loader import MicroBatch
 from common.scheduling.modes import loss_scale
@@ -182,6 +182,9 @@ class MicroBatchStep:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
+            if NO_PRIMITIVE in str(error):
+                # oneDNN does not recover from it, whatever is free afterwards; go on without it.
+                torch.backends.mkldnn.set_flags(_enabled=False)
         self.free()
         self.exchange.give_up()
         return total, True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -195,7 +196,7 @@ def test_missing_tools_are_named_with_their_package(
 def test_a_machine_that_refuses_namespaces_says_so(script) -> None:
     # A user namespace whose limits allow no namespaces below it is such a machine.
     refuse = "for kind in net user; do echo 0 > /proc/sys/user/max_${kind}_namespaces; done"
-    command = f"{refuse}; exec {DDPLAB} emulate -- {script(REPORT)}"
+    command = f"{refuse}; exec {shlex.quote(str(DDPLAB))} emulate -- {shlex.quote(str(script(REPORT)))}"
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "sh", "-c", command],
         capture_output=True,

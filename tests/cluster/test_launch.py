@@ -30,6 +30,14 @@ path = pathlib.Path(sys.argv[1]) / (said["RANK"] + ".json")
 path.write_text(json.dumps(said | {"arguments": sys.argv[2:]}))
 os.write(1, f"rank {said['RANK']} was here\\n".encode())  # in one piece, so that lines stay whole
 """
+MEET = """
+import os, pathlib, time
+here = pathlib.Path(__file__).parent
+(here / ("met-" + os.environ["RANK"])).touch()
+while not all((here / f"met-{rank}").exists() for rank in "01"):
+    time.sleep(0.01)
+"""
+"""Ranks meet, as in every real script: what one prints then comes after the script before."""
 REFUSE = """
 from dataclasses import dataclass
 from common.errors import UserError
@@ -235,7 +243,7 @@ def test_scripts_of_a_series_share_the_ranks_and_have_a_process_each(tmp_path, w
     ("code", "error", "words"),
     [
         (REFUSE, UserError, "rounds is 1; it must be above 0"),
-        ("raise ValueError('seven')", RunFailed, "ValueError: seven"),
+        (f"{MEET}\nraise ValueError('seven')", RunFailed, "ValueError: seven"),
     ],
 )
 def test_a_script_that_fails_ends_the_series_and_the_one_before_stays(
