@@ -82,6 +82,26 @@ def test_every_room_has_a_rule() -> None:
     assert rooms <= set(ALLOWED)
 
 
+ENGINE = {
+    *("simulate_backward", "simulate_buckets", "best_bucket_cap", "step_timeline"),
+    *("advance", "many_cases", "one_after_another", "without_contention"),
+}
+"""What ``perfmodel/model.py`` predicts with."""
+
+
+def test_outside_of_its_room_predictions_come_from_the_model() -> None:
+    for path in (ROOT / "common").glob("*/*.py"):
+        if path.parent.name == "perfmodel":
+            continue
+        taken = {
+            alias.name
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("common.perf")
+            for alias in node.names
+        }
+        assert not taken & ENGINE, path
+
+
 WITHOUT_TORCH = [
     *("common.cli.main", "common.perfmodel.search", "common.perfmodel.memory"),
     *(f"common.analysis.assignment{name}" for name in ("0_memory", "0_profile", "2")),

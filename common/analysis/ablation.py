@@ -6,7 +6,7 @@ full model loses without it. They have different answers where terms make up for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -16,50 +16,39 @@ from common.analysis.emulated import NetworkRun
 from common.analysis.sweep import Accuracy, evaluate
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
-from common.perfmodel.collectives import AllReduceModel, AlphaBeta
+from common.perfmodel.collectives import AllReduceModel, as_alpha_beta
 from common.perfmodel.contention import OverlappedRun, fit_contention, split_lost_compute
-from common.perfmodel.ddp_step import StepOptions, predict_step, read_step_parts
-from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.ddp_step import StepOptions, read_step_parts
+from common.perfmodel.model import SLOWEST, Predictor
+from common.perfmodel.profile import DdpCosts
 from common.perfmodel.samples import ReadySamples
-from common.perfmodel.simulator import simulate_backward
 from common.perfmodel.tables import read_all_reduce, read_ready_samples
 from common.perfmodel.uncertainty import MeasuredSamples, read_samples
-from common.perfmodel.whatif import closed_form
 from common.runtime.run_directory import find_table
 
-FULL = "full model"
+OWN_SPEED = "full model, sweep's own speed"
+COST_TERMS = {
+    "copies in": "copy_in",
+    "copies out": "copy_out",
+    "computation slowed": "compute_slowdown",
+    "all-reduces slowed": "communication_slowdown",
+}
+"""What is left out of the full model → its name in ``DdpCosts.without``."""
 ADDED, LEFT_OUT, INSTEAD = "added", "left out", "instead"
 TERM_COLUMNS = ("network", "group", "term", "median_error", "worst_error", "noise_floor", "cases")
 
 
 def predictions(run: Assignment2Run) -> dict[str, dict[float, float]]:
-    """Predicted backward time in seconds by measured cap, for each model, simplest first.
+    """Predicts seconds of the backward pass by measured cap, on every rung of the ladder.
 
-    The last one is no prediction: it takes the speed of computation from the sweep's own rounds,
-    and so shows what the terms of communication alone are worth.
+    One more is no prediction: it takes the speed of computation from the sweep's own rounds, and so
+    shows what the terms of communication alone are worth.
     """
     caps = list(run.sweep.distinct().measured_s())
-    curve = run.all_reduce.curve
-    line = AlphaBeta.fit(curve.sizes_bytes, curve.times_s)
-    by_hand = closed_form(run.profile, line)
     in_sweep = run.profile.scaled(compute=run.local_s / run.profile.backward_s)
-    copies = replace(run.costs, communication_slowdown=1.0, lost_compute=None)
-
-    def simulated(network, costs) -> dict[float, float]:
-        return {
-            cap: simulate_backward(run.profile, network, cap, costs=costs).total_s for cap in caps
-        }
-
-    return {
-        "by hand": {cap: by_hand.total_s(cap * 2**20) for cap in caps},
-        "real buckets, α–β": simulated(line, NO_COSTS),
-        "measured a(x)": simulated(curve, NO_COSTS),
-        "with DDP's copies": simulated(curve, copies),
-        FULL: simulated(curve, run.costs),
-        "full model, sweep's own speed": {
-            cap: simulate_backward(in_sweep, curve, cap, costs=run.costs).total_s for cap in caps
-        },
-    }
+    predictors = run.model.ladder()
+    predictors[OWN_SPEED] = replace(run.model, profile=in_sweep).backward_s
+    return {name: {cap: found(cap) for cap in caps} for name, found in predictors.items()}
 
 
 def compare(run: Assignment2Run) -> dict[str, Accuracy]:
@@ -139,7 +128,7 @@ def contention_costs(run: NetworkRun) -> tuple[DdpCosts, float | None]:
         return run.costs, None
 
     def hidden_s(cap: float) -> float:
-        timeline = simulate_backward(run.profile, run.all_reduce.curve, cap, costs=run.costs)
+        timeline = run.model.at_cap(cap)
         return timeline.communication_s - timeline.exposed_communication_s
 
     cap = max(caps, key=hidden_s)
@@ -151,47 +140,23 @@ def contention_costs(run: NetworkRun) -> tuple[DdpCosts, float | None]:
 
 def _models(
     run: NetworkRun, costs: DdpCosts, ready: ReadySamples | None
-) -> Mapping[tuple[str, str], Callable[[float], float]]:
-    """Each model as a function from a cap in MiB to seconds."""
-    curve, profile = run.all_reduce.curve, run.profile
-    line = AlphaBeta.fit(curve.sizes_bytes, curve.times_s)
-    one_rank = ready.profile(rank=0) if ready else profile
-    by_hand = closed_form(one_rank, line)
-    copies = costs.without("launch", "communication_slowdown", "compute_slowdown")
-    crowded = _crowded(run)
-
-    def simulated(
-        profile: BackwardProfile, network: AllReduceModel, costs: DdpCosts, **options
-    ) -> Callable[[float], float]:
-        return lambda cap: simulate_backward(profile, network, cap, costs=costs, **options).total_s
-
-    def without(*terms: str) -> Callable[[float], float]:
-        return simulated(profile, curve, costs.without(*terms))
-
-    models = {
-        (ADDED, "closed form"): lambda cap: by_hand.total_s(cap * 2**20),
-        (ADDED, "DDP's buckets"): simulated(one_rank, line, NO_COSTS),
-        (ADDED, "measured a(x)"): simulated(one_rank, curve, NO_COSTS),
-        (ADDED, "slowest rank"): simulated(profile, curve, NO_COSTS),
-        (ADDED, "copies"): simulated(profile, curve, copies),
-        (ADDED, "computation slowed"): without("communication_slowdown"),
-        (ADDED, "all-reduces slowed"): simulated(profile, curve, costs),
-        (LEFT_OUT, "measured a(x)"): simulated(profile, line, costs),
-        (LEFT_OUT, "slowest rank"): simulated(one_rank, curve, costs),
-        (LEFT_OUT, "copies in"): without("copy_in"),
-        (LEFT_OUT, "copies out"): without("copy_out"),
-        (LEFT_OUT, "computation slowed"): without("compute_slowdown"),
-        (LEFT_OUT, "all-reduces slowed"): without("communication_slowdown"),
-    }
-    if not ready:
-        del models[ADDED, "slowest rank"], models[LEFT_OUT, "slowest rank"]
+) -> Mapping[tuple[str, str], Predictor]:
+    """Returns every rung of the ladder, and the full model with one term changed."""
+    full = replace(run.model, costs=costs)
+    one_rank = ready.profile(rank=0) if ready else None
+    changed = {(LEFT_OUT, "measured a(x)"): replace(full, network=as_alpha_beta(full.network))}
+    if one_rank:
+        changed[LEFT_OUT, SLOWEST] = replace(full, profile=one_rank)
+    for name, term in COST_TERMS.items():
+        changed[LEFT_OUT, name] = replace(full, costs=costs.without(term))
     if costs.lost_compute is not None:
-        apart = split_lost_compute(costs, curve)
-        models[INSTEAD, "launch and slowdown"] = simulated(profile, curve, apart)
+        apart = split_lost_compute(costs, full.network)
+        changed[INSTEAD, "launch and slowdown"] = replace(full, costs=apart)
+    crowded = _crowded(run)
     if crowded is not None:
-        two = {"in_flight": 2, "crowded_network": crowded}
-        models[INSTEAD, "two in flight"] = simulated(profile, curve, costs, **two)
-    return models
+        changed[INSTEAD, "two in flight"] = replace(full, in_flight=2, crowded_network=crowded)
+    ladder = {(ADDED, name): found for name, found in full.ladder(one_rank).items()}
+    return ladder | {key: model.backward_s for key, model in changed.items()}
 
 
 def _crowded(run: NetworkRun) -> AllReduceModel | None:
@@ -213,7 +178,7 @@ def exposed_communication(run: Assignment2Run) -> pd.DataFrame:
     Columns: bucket_cap_mib, predicted_ms, recorded_ms (of the rank that waits for nobody).
     """
     rows = [
-        (cap, run.simulate(cap).exposed_communication_s * 1e3, run.exposed_ms[cap])
+        (cap, run.model.at_cap(cap).exposed_communication_s * 1e3, run.exposed_ms[cap])
         for cap in run.exposed_ms.index
         if cap in run.sweep.measured_s()
     ]
@@ -227,13 +192,12 @@ def whole_steps(run: Assignment2Run) -> pd.DataFrame:
     Columns: bucket_cap_mib, num_buckets, predicted_ms, measured_ms, error.
     """
     name = "local-times.csv"
-    parts = read_step_parts(find_table(run.run_dir, name, WRITTEN_BY[name]), run.profile)
+    parts = read_step_parts(find_table(run.run_dir, name, WRITTEN_BY[name]))
     summary_ = run.sweep.distinct().summary("step_time_ms")
     table = summary_[["bucket_cap_mib", "num_buckets", "median_ms"]]
     table = table.rename(columns={"median_ms": "measured_ms"})
     table["predicted_ms"] = [
-        1e3
-        * predict_step(parts, run.all_reduce.curve, StepOptions(DdpOptions(cap)), run.costs).total_s
+        run.model.step(parts, StepOptions(DdpOptions(cap))).total_s * 1e3
         for cap in table["bucket_cap_mib"]
     ]
     return table.assign(error=table["predicted_ms"] / table["measured_ms"] - 1)

@@ -74,11 +74,8 @@ def _places(table: pd.DataFrame, groups: list[str], rows: pd.DataFrame) -> NDArr
 
 
 def _name_terms(axes: Axes, table: pd.DataFrame, groups: list[str]) -> None:
-    signs = {ADDED: "+ ", LEFT_OUT: "− ", INSTEAD: "or: "}
-    labels = [
-        term if place == 0 and group == ADDED else signs[group] + term
-        for place, (group, term) in enumerate(_labels(table, groups))
-    ]
+    signs = {ADDED: "", LEFT_OUT: "− ", INSTEAD: "or: "}
+    labels = [signs[group] + term for group, term in _labels(table, groups)]
     axes.set_yticks(range(len(labels)), labels, fontsize=8.5)
     axes.invert_yaxis()
 

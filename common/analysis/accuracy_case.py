@@ -8,7 +8,7 @@ that model stand predictors with less in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,13 +16,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from common.analysis.sweep import BucketSweep
-from common.perfmodel.collectives import AllReduceModel, AlphaBeta, MeasuredAllReduce
+from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.model import DdpModel
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.samples import AllReduceSamples, OverlapSamples
-from common.perfmodel.simulator import simulate_backward
 
-MODEL = "full model"
-SIMPLER = ("α–β", "recurrence", "with copies", "two in flight", "computation slowed")
 MODES = ("sequential", "in_flight")
 
 
@@ -105,36 +103,15 @@ class JudgedCase:
         )
 
     @property
-    def queue(self) -> dict:
-        """Gloo takes up two buckets at a time; the hook that adds latency, one."""
+    def model(self) -> DdpModel:
+        """Predicts the case.
+
+        Gloo takes up two buckets at a time, the hook that adds latency one.
+        """
         if self.facts["added_latency_ms"] > 0:
-            return {}
-        return {"in_flight": 2, "crowded_network": self.crowded}
-
-    def predictors(self) -> dict[str, Callable[[float], float]]:
-        """Each predictor, from a cap in MiB to the seconds of a backward pass; simplest first."""
-        line = AlphaBeta.fit(self.curve.sizes_bytes, self.curve.times_s)
-        unslowed = self.costs.without("communication_slowdown")
-        copies = unslowed.without("compute_slowdown")
-        made = (
-            self.predictor(line, NO_COSTS),
-            self.predictor(self.curve, NO_COSTS),
-            self.predictor(self.curve, copies),
-            self.model(copies),
-            self.model(unslowed),
-        )
-        return dict(zip(SIMPLER, made, strict=True)) | {MODEL: self.model(self.costs)}
-
-    def model(self, costs: DdpCosts) -> Callable[[float], float]:
-        """The full model, with these costs."""
-        return self.predictor(self.curve, costs, **self.queue)
-
-    def predictor(
-        self, network: AllReduceModel, costs: DdpCosts, **queue
-    ) -> Callable[[float], float]:
-        """A simulation of the case with this network and these costs."""
-        return lambda cap_mib: (
-            simulate_backward(self.profile, network, cap_mib, costs=costs, **queue).total_s
+            return DdpModel(self.profile, self.curve, self.costs)
+        return DdpModel(
+            self.profile, self.curve, self.costs, in_flight=2, crowded_network=self.crowded
         )
 
 

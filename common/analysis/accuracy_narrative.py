@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from common.analysis.accuracy_case import MODEL, JudgedCase
+from common.analysis.accuracy_case import JudgedCase
 from common.analysis.accuracy_study import CHOICES, OTHERS, JudgedStudy
 from common.analysis.tables import Table
+from common.perfmodel.model import CURVE, FULL, LINE, SEVERAL
 
 OFF = 0.05
 """Bucketings predicted worse than this are listed one by one."""
@@ -26,8 +27,8 @@ def regime_table(study: JudgedStudy) -> Table:
         "step median": "step: median",
         "step worst": "worst step",
         OTHERS: "others' contention",
-        "α–β": "α–β",
-        "recurrence": "recurrence",
+        LINE: LINE,
+        CURVE: CURVE,
     }
     shares = dict.fromkeys(list(names.values())[3:], "{:.1%}")
     return Table(found[list(names)].rename(columns=names), shares)
@@ -83,7 +84,7 @@ def off_lines(study: JudgedStudy, limit: float = OFF) -> str:
 def _off_line(case: JudgedCase, own: pd.DataFrame, judged: int) -> str:
     worst = own.iloc[0]
     caps = ", ".join(
-        f"{row['bucket_cap_mib']:.3g} MiB ({int(row['num_buckets'])} buckets) {row[MODEL]:+.1%}"
+        f"{row['bucket_cap_mib']:.3g} MiB ({int(row['num_buckets'])} buckets) {row[FULL]:+.1%}"
         for _, row in own.iterrows()
     )
     return (
@@ -99,7 +100,7 @@ def why_off(row: pd.Series) -> str:
     In this order: the measurement's own noise; with one bucket, where nothing runs beside anything,
     what the two take one after the other; contention, where an error of it is enough.
     """
-    error = row[MODEL]
+    error = row[FULL]
     if abs(error) <= 2 * row["noise"]:
         return "The worst is within twice the noise: it says nothing of the model."
     if row["num_buckets"] == 1:
@@ -114,7 +115,7 @@ def why_off(row: pd.Series) -> str:
             f"A replay sleeps, and its model knows no contention; the messages of {row['hosts']} "
             "ranks wait for each other on the cores of one machine."
         )
-    contention = row[MODEL] - row["two in flight"]
+    contention = row[FULL] - row[SEVERAL]
     if abs(contention) > abs(error):
         return (
             f"Contention makes up {contention:.0%} of the worst's pass: an error of "

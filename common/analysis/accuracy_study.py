@@ -6,24 +6,18 @@ the contention of the *other* models on the same kind of network.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from common.analysis.accuracy_case import (
-    MODEL,
-    SIMPLER,
-    Contention,
-    JudgedCase,
-    case_of,
-    contention_of,
-)
+from common.analysis.accuracy_case import Contention, JudgedCase, case_of, contention_of
 from common.analysis.sweep import BucketSweep
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.model import COPIES, FULL, RUNGS, SEVERAL
 from common.perfmodel.profile import DdpCosts
 from common.perfmodel.simulator import profile_buckets
 from common.perfmodel.tables import read_table
@@ -89,11 +83,11 @@ class JudgedStudy:
         for group, own in errors.groupby("group", sort=False):
             row = {"group": group, "cases": own["case"].nunique(), "bucketings": len(own)}
             row["noise"] = own.drop_duplicates("case")["noise"].median()
-            for what, column in (("", MODEL), ("step ", "step error")):
+            for what, column in (("", FULL), ("step ", "step error")):
                 size = own[column].abs()
                 row |= {f"{what}median": size.median(), f"{what}p90": size.quantile(0.9)}
                 row[f"{what}worst"] = size.max()
-            for column in (OTHERS, *SIMPLER):
+            for column in (OTHERS, *RUNGS[:-1]):
                 row[column] = own[column].abs().median()
             rows.append(row)
         order = {name: place for place, name in enumerate(GROUPS)}
@@ -114,7 +108,7 @@ class JudgedStudy:
     def over(self, limit: float = 0.05) -> pd.DataFrame:
         """The judged bucketings whose backward pass is off by more, the worst first."""
         errors = self.errors
-        return errors[errors[MODEL].abs() > limit].sort_values(MODEL, key=np.abs, ascending=False)
+        return errors[errors[FULL].abs() > limit].sort_values(FULL, key=np.abs, ascending=False)
 
 
 def grouped(errors: pd.DataFrame) -> pd.Series:
@@ -141,14 +135,15 @@ def _judge(case: JudgedCase, of_others: DdpCosts | None) -> pd.DataFrame:
             "noise": case.judged.noise_floor(),
         }
     )
-    predictors = case.predictors()
+    predictors = case.model.ladder()
+    predictors.setdefault(SEVERAL, predictors[COPIES])  # with one in flight that is the same
     table[OTHERS] = np.nan
     if of_others is not None:
-        predictors[OTHERS] = case.model(of_others)
+        predictors[OTHERS] = replace(case.model, costs=of_others).backward_s
     for name, predict in predictors.items():
         predicted_ms = np.array([predict(cap) for cap in caps]) * 1e3
         table[name] = predicted_ms / table["measured_ms"] - 1
-        if name == MODEL:
+        if name == FULL:
             table["predicted_ms"] = predicted_ms
             table["step error"] = (predicted_ms + case.around_s * 1e3) / steps - 1
     return table
@@ -156,7 +151,7 @@ def _judge(case: JudgedCase, of_others: DdpCosts | None) -> pd.DataFrame:
 
 def _regrets(case: JudgedCase) -> dict:
     caps = sorted(case.judged.measured_s())
-    best = min(caps, key=case.model(case.costs))
+    best = min(caps, key=case.model.backward_s)
     chosen = dict(zip(CHOICES, (best, caps[0], caps[-1]), strict=True))
     low, high = _regret_interval(case.judged, best)
     measured = case.judged.measured_s()

@@ -6,11 +6,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from common.analysis.accuracy_case import MODEL
 from common.analysis.accuracy_study import GROUPS, OTHERS, JudgedStudy, grouped
 from common.analysis.plots import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, figure
+from common.perfmodel.model import CURVE, FULL, LINE
 
-PREDICTORS = {"α–β": ORANGE, "recurrence": SKY, OTHERS: GREEN, MODEL: BLUE}
+PREDICTORS = {LINE: ORANGE, CURVE: SKY, OTHERS: GREEN, FULL: BLUE}
 COLOURS = {"smallest": SKY, "largest": ORANGE, "b*": BLUE}
 PERCENT = FuncFormatter(lambda value, _: f"{value:g} %")
 

@@ -14,8 +14,8 @@ from common.analysis.opened_run import given_folder
 from common.analysis.sweep import BucketSweep, exposed_record, local_backward_s, read_sweep
 from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.model import DdpModel
 from common.perfmodel.profile import BackwardProfile, DdpCosts
-from common.perfmodel.simulator import BackwardTimeline, simulate_backward
 from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs, read_ready_times
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.run_directory import find_table, newest_complete_run, read_environment
@@ -67,11 +67,10 @@ class Assignment2Run:
     all_reduce_samples: pd.DataFrame
     chunk_samples: pd.DataFrame
 
-    def simulate(self, cap_mib: float, costs: DdpCosts | None = None) -> BackwardTimeline:
-        """The predicted backward pass at one cap, with this run's costs unless others are given."""
-        return simulate_backward(
-            self.profile, self.all_reduce.curve, cap_mib, costs=costs or self.costs
-        )
+    @property
+    def model(self) -> DdpModel:
+        """Predicts this run's backward passes and steps."""
+        return DdpModel(self.profile, self.all_reduce.curve, self.costs)
 
     @property
     def gradient_mib(self) -> float:

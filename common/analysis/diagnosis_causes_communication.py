@@ -19,17 +19,19 @@ from common.analysis.evidence import (
 )
 from common.analysis.measured_step import bucket_sizes
 from common.analysis.tables import size_text
-from common.perfmodel.collectives import bus_bandwidth
+from common.perfmodel.collectives import as_alpha_beta, bus_bandwidth
 from common.perfmodel.scaled_step import (
     TARGET_EFFICIENCY,
+    at_bandwidth,
+    best_cap_mb,
+    needed_bandwidth,
+)
+from common.perfmodel.step_model import (
+    WIRE_SHARES,
     WIRE_TYPES,
     Prediction,
     StepModel,
     StepSettings,
-    as_alpha_beta,
-    at_bandwidth,
-    best_cap_mb,
-    needed_bandwidth,
     predict,
 )
 
@@ -164,7 +166,8 @@ def communication_bound(case: Case) -> Verdict | None:
     count = exposed.prediction.exchange.num_buckets
     alpha_s = as_alpha_beta(network).alpha_s
     active_s = exposed.prediction.exchange.communication_s
-    wire = sum(event.size_bytes for event in exposed.prediction.exchange.events)
+    gradients = sum(event.size_bytes for event in exposed.prediction.exchange.events)
+    wire = round(gradients * WIRE_SHARES[settings.compression])
     compute_s = settings.accumulation * model.together.time_s(settings.batch_per_rank)
     bus = float(bus_bandwidth(wire, float(network.time_s(float(wire))), case.ranks))
     evidence = [

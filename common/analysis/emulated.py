@@ -16,9 +16,8 @@ from common.analysis.assignment2 import (
 )
 from common.analysis.sweep import Accuracy, BucketSweep, evaluate, read_sweep
 from common.errors import UserError
+from common.perfmodel.model import DdpModel
 from common.perfmodel.profile import BackwardProfile, DdpCosts
-from common.perfmodel.search import BestCap, best_bucket_cap
-from common.perfmodel.simulator import simulate_backward
 from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs
 from common.runtime.paths import project_root
 from common.runtime.run_directory import find_table, read_environment
@@ -53,19 +52,15 @@ class NetworkRun:
         """The name for a table: the rate of the links, or loopback."""
         return self.name.rpartition(" at ")[2]
 
-    def best(self) -> BestCap:
-        """T(b) as predicted, and the predicted b*."""
-        return best_bucket_cap(self.profile, self.all_reduce.curve, costs=self.costs)
+    @property
+    def model(self) -> DdpModel:
+        """Predicts backward passes over this network."""
+        return DdpModel(self.profile, self.all_reduce.curve, self.costs)
 
     def accuracy(self) -> Accuracy:
-        """The prediction held against the sweep."""
-        curve = self.all_reduce.curve
+        """Holds the prediction against the sweep."""
         caps = self.sweep.measured_s()
-        predicted = {
-            cap: simulate_backward(self.profile, curve, cap, costs=self.costs).total_s
-            for cap in caps
-        }
-        return evaluate(self.sweep, predicted)
+        return evaluate(self.sweep, {cap: self.model.backward_s(cap) for cap in caps})
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,12 @@ from common.analysis.assignment1 import TIMES, choose_folder, recorded_folder
 from common.analysis.comparable import require_same
 from common.analysis.strategy_times import EXCHANGING, StrategyTimes, read_strategies
 from common.errors import UserError
+from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.communication import Collective
+from common.perfmodel.ddp_step import StepOptions, StepParts
+from common.perfmodel.fsdp_step import StepPrediction, predict_fsdp_step
+from common.perfmodel.model import DdpModel
 from common.perfmodel.profile import BackwardProfile
-from common.perfmodel.step_time import (
-    LocalStep,
-    StepPrediction,
-    predict_ddp_step,
-    predict_fsdp_step,
-)
 from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_ready_times, read_table
 from common.runtime.paths import relative_to_project
 from common.runtime.run_directory import find_table, read_environment
@@ -56,27 +54,31 @@ class EmulatedStrategies:
         """Such as ``2 emulated hosts at 1 Gbit/s``."""
         return self.measured.environment.get("network") or "an unknown network"
 
-    def local_step(self, accumulation: int) -> LocalStep:
-        """Medians over steps of the slowest rank's times.
+    def local_parts(self, accumulation: int) -> StepParts:
+        """Returns medians over steps of the slowest rank's times.
 
-        Raises UserError where this accumulation was not measured without communication.
+        All that precedes the last backward pass is one part. Raises UserError where this
+        accumulation was not measured without communication.
         """
         own = self.local[self.local["accumulation"] == accumulation]
         if own.empty:
             raise UserError(f"{LOCAL}: no steps with accumulation {accumulation}")
         parts = own.groupby(["round", "iteration"])[["before_time_ms", "update_time_ms"]].max()
         before_ms, update_ms = parts.median()
-        return LocalStep(before_ms / 1e3, self.profile, update_ms / 1e3)
+        return StepParts(forward_s=0.0, update_s=update_ms / 1e3, before_s=before_ms / 1e3)
 
     def predict(self, strategy: str, accumulation: int) -> StepPrediction:
-        """A step of DDP or FSDP."""
-        local, curve = self.local_step(accumulation), self.all_reduce.curve
+        """Predicts a step of DDP or FSDP."""
+        parts = self.local_parts(accumulation)
         if strategy == "DDP":
-            return predict_ddp_step(local, curve, self.measured.settings.get("bucket_cap_mb"))
+            cap_mib = self.measured.settings.get("bucket_cap_mb")
+            model = DdpModel(self.profile, self.all_reduce.curve)
+            step = model.step(parts, StepOptions(DdpOptions(cap_mib)))
+            return StepPrediction("DDP", step.total_s, step.without_ddp_s)
         return predict_fsdp_step(
             strategy,
             self.alone_s(strategy, accumulation),
-            local.update_s,
+            parts.update_s,
             self.measured.collectives(strategy, accumulation),
             self.collective_s,
             self.measured.backend,

@@ -24,7 +24,7 @@ def bucket_times_by_network(runs: Sequence[NetworkRun]) -> Figure:
     with figure("\n".join(captions), figsize=size, **shape) as (fig, grid):
         named: dict = {}
         for axes, run in zip(grid[0], runs, strict=True):
-            best = run.best()
+            best = run.model.best_cap()
             step_line(axes, best, "predicted", BLUE, 2.0)
             measured_points(axes, run.sweep, "backward_time_ms", "measured (median, quartiles)")
             chosen = predicted_stars(axes, best, run.sweep, caps_named=False)

@@ -250,7 +250,10 @@ def ready_times(names: Sequence[str], ready_s, sizes_bytes, caption: str) -> Fig
 
 
 def accuracy_by_term(table: pd.DataFrame, noise_floor: float, caption: str) -> Figure:
-    """Error of each model over the caps: columns are models, the index is the cap in MiB."""
+    """Draws the error of each model over the caps.
+
+    Columns are models, the index is the cap in MiB. Models beyond the colours have dashed lines.
+    """
     with figure(caption) as (fig, axes):
         axes.axhspan(
             -noise_floor * 100,
@@ -260,8 +263,10 @@ def accuracy_by_term(table: pd.DataFrame, noise_floor: float, caption: str) -> F
             linewidth=0,
             label="noise floor",
         )
-        for column in table.columns:
-            axes.plot(table.index, table[column] * 100, marker="o", markersize=4, label=column)
+        for place, column in enumerate(table.columns):
+            dashes = "-" if place < len(CYCLE) else "--"
+            errors = table[column] * 100
+            axes.plot(table.index, errors, dashes, marker="o", markersize=4, label=column)
         axes.axhline(0, color=BLACK, linewidth=0.8)
         cap_axis(axes, "bucket cap b (MiB)")
         axes.set_ylabel("predicted against measured (%)")

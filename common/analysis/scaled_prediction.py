@@ -23,9 +23,9 @@ from common.analysis.evidence import PROBES, open_evidence
 from common.analysis.measured_step import model_from_evidence
 from common.analysis.step_parts import flags
 from common.errors import UserError
-from common.perfmodel.collectives import AllReduceModel, MeasuredAllReduce
+from common.perfmodel.collectives import AllReduceModel, MeasuredAllReduce, as_alpha_beta
 from common.perfmodel.pass_times import LinearTime, PassTimes
-from common.perfmodel.scaled_step import StepModel, as_alpha_beta, predict
+from common.perfmodel.step_model import StepModel, predict
 
 COLUMNS = (
     *("arm", "predicted_step_ms", "adjusted_step_ms", "predicted_exposed_ms"),

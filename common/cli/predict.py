@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from common.analysis.sweep import Accuracy, BucketSweep
     from common.cli.predict_trace import TraceRequest
     from common.perfmodel.collectives import MeasuredAllReduce
-    from common.perfmodel.profile import BackwardProfile, DdpCosts
+    from common.perfmodel.profile import BackwardProfile
     from common.perfmodel.search import BestCap
-    from common.perfmodel.simulator import BackwardTimeline
 
 SUSPICIOUS_ALPHA_S = 1e-3
 
@@ -82,6 +81,7 @@ class Report:
         from common.analysis.sweep import read_sweep
         from common.cli.predict_trace import trace_request
         from common.perfmodel.buckets import parse_cap
+        from common.perfmodel.model import DdpModel
         from common.perfmodel.profile import NO_COSTS
         from common.perfmodel.tables import read_all_reduce, read_costs
 
@@ -96,11 +96,12 @@ class Report:
             self.trace = trace_request(asked.trace, tuple(caps), asked.run_dir, asked.measured)
         self.asked = asked
         self.notes: list[str] = []
-        self.profile: BackwardProfile = self._read_profile()
+        profile = self._read_profile()
         table = read_all_reduce(asked.allreduce)
         self.curve: MeasuredAllReduce = table.curve
         self.world_size = table.world_size
-        self.costs: DdpCosts = read_costs(asked.overlap) if asked.overlap else NO_COSTS
+        costs = read_costs(asked.overlap) if asked.overlap else NO_COSTS
+        self.model = DdpModel(profile, table.curve, costs)
         self.sweep: BucketSweep | None = read_sweep(asked.measured) if asked.measured else None
         if self.sweep and self.world_size != self.sweep.world_size:
             raise UserError(
@@ -108,19 +109,15 @@ class Report:
                 f"{asked.measured} on {self.sweep.world_size}: they cannot be compared"
             )
         if self.sweep:
-            self.sweep.check_buckets(self.profile)
+            self.sweep.check_buckets(profile)
         self.caps = caps or self._default_caps()
 
     def print(self, console) -> None:
         """Everything, in the order a reader wants it."""
-        from common.perfmodel.search import best_bucket_cap
-
-        best = best_bucket_cap(self.profile, self.curve, costs=self.costs)
+        best = self.model.best_cap()
         accuracy = self._accuracy()
         if self.trace:
-            self.notes.append(
-                self.trace.write(self._simulate, best.cap_mib, self.profile, self.sweep)
-            )
+            self.notes.append(self.trace.write(self.model, best.cap_mib, self.sweep))
         console.print(self._table(accuracy))
         self._print_best(console, best)
         if accuracy:
@@ -146,17 +143,9 @@ class Report:
     def _default_caps(self) -> list[float | None]:
         if self.sweep:
             return list(self.sweep.measured_s())
-        largest = self.profile.total_bytes / 2**20
+        largest = self.model.profile.total_bytes / 2**20
         caps = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 200, 400, 800, 1600, 3200)
         return [None, *(cap for cap in caps if cap < 2 * largest)]
-
-    def _simulate(self, cap: float | None) -> BackwardTimeline:
-        from common.perfmodel.simulator import simulate_backward
-
-        return simulate_backward(self.profile, self.curve, cap, costs=self.costs)
-
-    def _predicted_s(self, cap: float | None) -> float:
-        return self._simulate(cap).total_s
 
     def _accuracy(self) -> Accuracy | None:
         from common.analysis.sweep import evaluate
@@ -164,7 +153,7 @@ class Report:
         if not self.sweep:
             return None
         return evaluate(
-            self.sweep, {cap: self._predicted_s(cap) for cap in self.sweep.measured_s()}
+            self.sweep, {cap: self.model.backward_s(cap) for cap in self.sweep.measured_s()}
         )
 
     def _table(self, accuracy: Accuracy | None) -> Table:
@@ -181,7 +170,7 @@ class Report:
             table.add_column("measured (ms)", justify="right")
             table.add_column("error", justify="right")
         for cap in self.caps:
-            timeline = self._simulate(cap)
+            timeline = self.model.at_cap(cap)
             row = [
                 cap_label(cap),
                 str(timeline.num_buckets),
@@ -196,8 +185,9 @@ class Report:
         return table
 
     def _print_best(self, console, best: BestCap) -> None:
+        from dataclasses import replace
+
         from common.perfmodel.collectives import PLAUSIBLE_ALPHA_S, with_latency
-        from common.perfmodel.search import best_bucket_cap
 
         measured_alpha = float(self.curve.times_s[0])
         console.print(_best_line("b*", best), highlight=False, soft_wrap=True)
@@ -211,7 +201,7 @@ class Report:
                 "GPUs 20 µs); choose another with --alpha-us"
             )
         if alpha is not None:
-            other = best_bucket_cap(self.profile, with_latency(self.curve, alpha), costs=self.costs)
+            other = replace(self.model, network=with_latency(self.curve, alpha)).best_cap()
             console.print(
                 _best_line(f"b* with α = {alpha * 1e6:.0f} µs", other),
                 highlight=False,
@@ -235,7 +225,7 @@ class Report:
         )
 
     def _assumptions(self) -> list[str]:
-        lines = [f"assumed: {text}" for text in self.profile.assumptions]
+        lines = [f"assumed: {text}" for text in self.model.profile.assumptions]
         if not self.asked.overlap:
             lines.append(
                 "assumed: DDP's copies are free and communication does not slow computation "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +11,7 @@ from common.errors import UserError
 if TYPE_CHECKING:
     from common.analysis.sweep import BucketSweep
     from common.analysis.timelines import MeasuredTimelines
-    from common.perfmodel.profile import BackwardProfile
-    from common.perfmodel.simulator import BackwardTimeline
+    from common.perfmodel.model import DdpModel
     from common.perfmodel.trace import Around
 
 
@@ -30,13 +28,7 @@ class TraceRequest:
     watched: MeasuredTimelines | None
     local: Path | None = None
 
-    def write(
-        self,
-        simulate: Callable[[float | None], BackwardTimeline],
-        best_mib: float,
-        profile: BackwardProfile,
-        sweep: BucketSweep | None,
-    ) -> str:
+    def write(self, model: DdpModel, best_mib: float, sweep: BucketSweep | None) -> str:
         """Write the trace and return the line that says so.
 
         The cap is the one that was asked for, else the watched one that is predicted to be the
@@ -50,15 +42,15 @@ class TraceRequest:
         watched = self.watched.caps() if self.watched else []
         cap = self.caps[0] if self.caps else best_mib
         if not self.caps and watched:
-            cap = min(watched, key=lambda one: simulate(one).total_s)
-        passes = {"predicted": simulate(cap)}
+            cap = min(watched, key=model.backward_s)
+        passes = {"predicted": model.at_cap(cap)}
         if cap in watched:
             passes["measured"] = self.watched.typical(cap)
             gaps(*passes.values())  # refuses passes of different buckets
-        around = self._around(cap, profile, sweep)
+        around = self._around(cap, sweep)
         what = "step" if "predicted" in around else "backward pass"
         facts = {"bucket_cap_mib": cap_label(cap), "zero": f"the start of the {what}"}
-        text = trace_json(passes, parameters=profile.names, facts=facts, around=around)
+        text = trace_json(passes, parameters=model.profile.names, facts=facts, around=around)
         try:
             write_atomically(self.path, text)
         except OSError as error:
@@ -69,9 +61,7 @@ class TraceRequest:
             "open it in https://ui.perfetto.dev"
         )
 
-    def _around(
-        self, cap: float | None, profile: BackwardProfile, sweep: BucketSweep | None
-    ) -> dict[str, Around]:
+    def _around(self, cap: float | None, sweep: BucketSweep | None) -> dict[str, Around]:
         """Forward pass and update of both; none where steps without DDP were not timed."""
         from common.analysis.timelines import around_passes
         from common.perfmodel.ddp_step import read_step_parts
@@ -79,7 +69,7 @@ class TraceRequest:
 
         if self.local is None:
             return {}
-        parts = read_step_parts(self.local, profile)
+        parts = read_step_parts(self.local)
         around = {"predicted": Around(parts.forward_s, parts.update_s)}
         measured = around_passes(sweep, cap) if sweep else None
         return around | ({"measured": measured} if measured else {})

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AllReduceModel
-from common.perfmodel.overlapped import overlap
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
-from common.perfmodel.search import distinct_bucketings
+from common.perfmodel.recurrence import many_cases
+from common.perfmodel.search import ROUNDING, distinct_bucketings
 from common.perfmodel.simulator import profile_buckets
 
 
@@ -59,7 +59,7 @@ class GridTimes:
     """Backward passes of every bucketing (rows) in every case (columns), in seconds.
 
     ``work_s`` (cases) is computation with the copies into buckets; ``slowed_s`` and ``exposed_s``
-    are what comes on top, as in ``overlapped``.
+    are what comes on top, as in ``recurrence``.
     """
 
     rows: tuple[CapRow, ...]
@@ -113,7 +113,7 @@ def simulate_grid(
         alone = times[:, at].T[:, cases.network] * cases.network_scale
         tail = costs.copy_out_s_per_byte * np.cumsum(one.sizes_bytes[::-1])[::-1]
         found.append(
-            overlap(
+            many_cases(
                 *(work, ready, alone),
                 tail_s=tail,
                 compute_slowdown=cases.compute_slowdown,
@@ -131,7 +131,8 @@ def simulate_grid(
 
 def best_rows(total_s: NDArray) -> NDArray:
     """The fastest row (of rows × cases) in each case; larger caps win ties."""
-    return len(total_s) - 1 - np.argmin(total_s[::-1], axis=0)
+    alike = total_s <= total_s.min(axis=0) * (1 + ROUNDING)
+    return len(total_s) - 1 - np.argmax(alike[::-1], axis=0)
 
 
 def near_interval(

@@ -33,7 +33,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from common.errors import UserError
-from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.buckets import DEFAULT_CAP_BYTES, MIB
+from common.perfmodel.collectives import AllReduceModel, AlphaBeta, as_alpha_beta
+from common.perfmodel.profile import BackwardProfile
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,10 @@ class ClosedForm:
         total = compute + reduce + (self.gradient_bytes / b - 1) * np.maximum(compute, reduce)
         return float(total) if np.ndim(bucket_bytes) == 0 else total
 
+    def at_cap_s(self, cap_mib: float | None) -> float:
+        """T of buckets as large as a cap in MiB; None is DDP's default, here one of 25 MiB."""
+        return self.total_s(DEFAULT_CAP_BYTES if cap_mib is None else cap_mib * MIB)
+
     def square_root_law_bytes(self) -> float:
         """sqrt(α·B/g), the minimum of the communication-bound branch, without limits."""
         return float(np.sqrt(self.all_reduce.alpha_s * self.gradient_bytes / self.seconds_per_byte))
@@ -80,3 +86,16 @@ class ClosedForm:
         if gain > 0:
             best = min(best, self.all_reduce.alpha_s / gain)
         return float(np.clip(best, self.gradient_bytes / self.layers, self.gradient_bytes))
+
+
+def closed_form(profile: BackwardProfile, network: AllReduceModel) -> ClosedForm:
+    """Returns the course's quantities: B, T_c, L (embeddings, blocks) and a(x) = α + x/β."""
+    layers = {
+        tuple(name.split(".")[: 2 if name.startswith("blocks.") else 1]) for name in profile.names
+    }
+    return ClosedForm(
+        gradient_bytes=profile.total_bytes,
+        compute_s=profile.backward_s,
+        layers=len(layers),
+        all_reduce=as_alpha_beta(network),
+    )

@@ -86,6 +86,16 @@ class MeasuredAllReduce:
         return float(times) if np.ndim(size_bytes) == 0 else times
 
 
+def as_alpha_beta(network: AllReduceModel) -> AlphaBeta:
+    """Returns α–β through a measured curve; latency alone where times do not grow with the size."""
+    if isinstance(network, AlphaBeta):
+        return network
+    try:
+        return AlphaBeta.fit(network.sizes_bytes, network.times_s)
+    except UserError:
+        return AlphaBeta(float(np.median(network.times_s)), float("inf"))
+
+
 # A plausible latency between A100s: nccl-tests measures 32 µs on one node of eight (OCI), NCCL's
 # tuner (src/graph/tuning.cc) gives a tree over 2 × 4 GPUs 20 µs; two nodes add a network.
 PLAUSIBLE_ALPHA_S = 40e-6

@@ -17,20 +17,17 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
-from common.perfmodel.collectives import AllReduceModel
 from common.perfmodel.comm_hooks import CommHook
-from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
-from common.perfmodel.simulator import BackwardTimeline, profile_buckets, simulate_buckets
+from common.perfmodel.simulator import BackwardTimeline
 from common.perfmodel.tables import numbers, read_table
 
 
 @dataclass(frozen=True)
 class StepParts:
-    """A step without DDP, in pieces; seconds.
+    """Holds what of a step is no exchanging backward pass, measured without DDP; seconds.
 
     Attributes:
         forward_s: the forward pass of one micro-batch.
-        profile: the backward pass that exchanges gradients.
         update_s: the optimizer, and whatever else follows the backward pass.
         before_s: what precedes the first forward pass: data, ``zero_grad``.
         local_backward_s: a backward pass that exchanges nothing, adding to the gradients of the
@@ -38,7 +35,6 @@ class StepParts:
     """
 
     forward_s: float
-    profile: BackwardProfile
     update_s: float
     before_s: float = 0.0
     local_backward_s: float | None = None
@@ -51,7 +47,7 @@ class StepParts:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How the step is run.
+    """Says how the step is run.
 
     Attributes:
         ddp: what decides the buckets.
@@ -59,7 +55,6 @@ class StepOptions:
         exchanges: backward passes that exchange gradients: 1 under ``no_sync``.
         gradient_as_bucket_view: as for DDP.
         hook: a communication hook.
-        in_flight: all-reduces that share the link, as in ``simulate_buckets``.
     """
 
     ddp: DdpOptions = field(default_factory=DdpOptions)
@@ -67,7 +62,6 @@ class StepOptions:
     exchanges: int = 1
     gradient_as_bucket_view: bool = False
     hook: CommHook | None = None
-    in_flight: int = 1
 
     def __post_init__(self) -> None:
         if min(self.accumulation, self.exchanges) < 1:
@@ -127,35 +121,21 @@ class StepTimeline:
         return self.total_s - self.overhead_s
 
 
-def predict_step(
+def step_timeline(
     parts: StepParts,
-    network: AllReduceModel,
-    options: StepOptions | None = None,
-    costs: DdpCosts = NO_COSTS,
-    *,
-    crowded_network: AllReduceModel | None = None,
+    options: StepOptions,
+    backward: BackwardTimeline,
+    backward_alone_s: float,
 ) -> StepTimeline:
-    """The step in its steady state.
+    """Puts a step together from its parts and a predicted backward pass (``model`` makes both).
 
     Args:
         parts: the step without DDP.
-        network: the all-reduce model.
-        options: how it is run; by default DDP as it comes.
-        costs: bookkeeping and contention.
-        crowded_network: as in ``simulate_buckets``.
+        options: how it is run.
+        backward: the backward pass that exchanges.
+        backward_alone_s: that pass, had it exchanged nothing.
     """
-    options = options or StepOptions()
-    profile = parts.profile
-    backward = simulate_buckets(
-        profile,
-        network,
-        profile_buckets(profile, options.ddp),
-        costs.as_bucket_view() if options.gradient_as_bucket_view else costs,
-        hook=options.hook,
-        in_flight=options.in_flight,
-        crowded_network=crowded_network,
-    )
-    local_s = profile.backward_s if parts.local_backward_s is None else parts.local_backward_s
+    local_s = backward_alone_s if parts.local_backward_s is None else parts.local_backward_s
     first_exchange = options.accumulation - options.exchanges
     lengths: list[tuple[str, int | None, float]] = [("before", None, parts.before_s)]
     for micro_batch in range(options.accumulation):
@@ -169,11 +149,11 @@ def predict_step(
     for part, micro_batch, length in lengths:
         spans.append(StepSpan(part, micro_batch, now, now + length))
         now += length
-    return StepTimeline(tuple(spans), backward, options.exchanges, profile.backward_s)
+    return StepTimeline(tuple(spans), backward, options.exchanges, backward_alone_s)
 
 
-def read_step_parts(path: Path | str, profile: BackwardProfile) -> StepParts:
-    """The parts of a step from steps that were timed without DDP.
+def read_step_parts(path: Path | str) -> StepParts:
+    """Reads the parts of a step from steps that were timed without DDP.
 
     Reads ``local-step-times.csv`` (with the optimizer's own time) or ``local-times.csv`` (where
     the update is what of the step is neither pass: optimizer, and waiting for the other ranks
@@ -194,7 +174,6 @@ def read_step_parts(path: Path | str, profile: BackwardProfile) -> StepParts:
         update = (update - slowest["forward_time_ms"] - slowest["backward_time_ms"]).clip(lower=0)
     return StepParts(
         forward_s=float(slowest["forward_time_ms"].median()),
-        profile=profile,
         update_s=float(update.median()),
         local_backward_s=float(slowest["backward_time_ms"].median()),
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.perfmodel.overlapped import Overlap, overlap
+from common.perfmodel.recurrence import Overlap, many_cases
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class ShardedModel:
         limits = [issue.limit if issue.limit is not None else len(levels) - 1 for issue in issues]
         # What stops computation is the first collective not yet done that it needs.
         limits = np.minimum.accumulate(limits[::-1])[::-1] if issues else np.array([], dtype=int)
-        return overlap(
+        return many_cases(
             *(levels[-1], levels[[issue.ready for issue in issues]]),
             [self.collective_s[issue.operation, issue.unit] for issue in issues],
             limit_s=levels[limits],

@@ -22,9 +22,12 @@ import numpy as np
 from scipy.optimize import brentq
 
 from common.errors import UserError
+from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import PLAUSIBLE_ALPHA_S, AlphaBeta
+from common.perfmodel.ddp_step import StepOptions, StepParts
+from common.perfmodel.model import DdpModel
 from common.perfmodel.profile import BackwardProfile, DdpCosts
-from common.perfmodel.simulator import BackwardTimeline, simulate_backward
+from common.perfmodel.simulator import BackwardTimeline
 
 FLOAT32_BYTES = 4
 V100_MEMORY_BYTES_PER_S = 900e9
@@ -142,21 +145,34 @@ class TwoGpuModel:
     alpha_s: float = PLAUSIBLE_ALPHA_S
     memory_bytes_per_s: float = V100_MEMORY_BYTES_PER_S
 
+    def model(self, batch: int, bandwidth_bytes_per_s: float, slowdown: float = 1.0) -> DdpModel:
+        """Returns the model of its backward pass.
+
+        Gradients are views of the buckets: nothing is copied, but each is divided by the number of
+        ranks, which reads and writes it.
+        """
+        _, backward_s = self.one.passes_s(batch)
+        return DdpModel(
+            profile=self.one.mlp.profile(backward_s),
+            network=AlphaBeta(self.alpha_s, bandwidth_bytes_per_s),
+            costs=DdpCosts(
+                copy_in_s_per_byte=2 / self.memory_bytes_per_s, compute_slowdown=slowdown
+            ),
+        )
+
+    @property
+    def ddp(self) -> DdpOptions:
+        """The arguments that the published run gave to DDP."""
+        return DdpOptions(self.bucket_cap_mb, static_graph=True)
+
     def backward(
         self, batch: int, bandwidth_bytes_per_s: float, slowdown: float = 1.0
     ) -> BackwardTimeline:
-        """Its backward pass. Gradients are views of the buckets: nothing is copied, but each is
-        divided by the number of ranks, which reads and writes it."""
-        _, backward_s = self.one.passes_s(batch)
-        costs = DdpCosts(copy_in_s_per_byte=2 / self.memory_bytes_per_s, compute_slowdown=slowdown)
-        network = AlphaBeta(self.alpha_s, bandwidth_bytes_per_s)
-        profile = self.one.mlp.profile(backward_s)
-        return simulate_backward(
-            profile, network, self.bucket_cap_mb, costs=costs, static_graph=True
-        )
+        """Predicts its backward pass."""
+        return self.model(batch, bandwidth_bytes_per_s, slowdown).backward(self.ddp)
 
     def step_s(self, batch: int, bandwidth_bytes_per_s: float, slowdown: float = 1.0) -> float:
-        """The whole step.
+        """Predicts the seconds of the whole step.
 
         Args:
             batch: per GPU.
@@ -164,8 +180,9 @@ class TwoGpuModel:
             slowdown: computation beside an all-reduce takes so many times longer.
         """
         forward_s, _ = self.one.passes_s(batch)
-        timeline = self.backward(batch, bandwidth_bytes_per_s, slowdown)
-        return forward_s + timeline.total_s + self.one.update_s
+        parts = StepParts(forward_s=forward_s, update_s=self.one.update_s)
+        model = self.model(batch, bandwidth_bytes_per_s, slowdown)
+        return model.step(parts, StepOptions(self.ddp)).total_s
 
     def bandwidth_for(self, batch: int, step_s: float, slowdown: float = 1.0) -> float | None:
         """The bandwidth at which the step takes so long; None where no bandwidth does that."""

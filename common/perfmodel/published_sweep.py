@@ -20,15 +20,18 @@ import yaml
 from common.errors import UserError
 from common.perfmodel.architecture import GPT2Config
 from common.perfmodel.assumptions import OVERLAP_SLOWDOWN, STRAGGLER_SPREAD
+from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.cluster_steps import ADAMW_BYTES
 from common.perfmodel.clusters import load_cluster
 from common.perfmodel.collectives import AllReduceModel, AlphaBeta
 from common.perfmodel.computed_profile import computed_profile, forward_parts_s
+from common.perfmodel.ddp_step import StepOptions, StepParts
+from common.perfmodel.model import DdpModel
 from common.perfmodel.nccl import NcclAllReduce
 from common.perfmodel.peaks import GPUS
 from common.perfmodel.profile import BackwardProfile, DdpCosts
 from common.perfmodel.recorded import DATA
-from common.perfmodel.simulator import BackwardTimeline, simulate_backward
+from common.perfmodel.simulator import BackwardTimeline
 from common.perfmodel.stragglers import slowest_of
 from common.perfmodel.tables import numbers, read_table
 
@@ -39,37 +42,48 @@ LATENCY_S = 20e-6
 
 
 @dataclass(frozen=True)
-class StepModel:
-    """A float32 step of a GPT-2 on one of two A100s. ``mfu`` is a share of the float32 peak."""
+class PublishedStep:
+    """Describes a float32 step of a GPT-2 on one of two A100s.
+
+    ``mfu`` is a share of the float32 peak.
+    """
 
     config: GPT2Config
     batch: int
     seq_len: int
     mfu: float
 
-    def _alone_s(self) -> tuple[float, float]:
-        """Forward pass and optimizer."""
+    def parts(self) -> StepParts:
+        """Returns forward pass and optimizer."""
         tokens, rate = self.batch * self.seq_len, self.mfu * PEAK.flops("float32")
         block_s, head_s = forward_parts_s(self.config, self.seq_len, tokens, rate)
-        update_s = ADAMW_BYTES * self.config.num_parameters() / PEAK.memory_bytes_per_s
-        return self.config.n_layer * block_s + head_s, update_s
+        return StepParts(
+            forward_s=self.config.n_layer * block_s + head_s,
+            update_s=ADAMW_BYTES * self.config.num_parameters() / PEAK.memory_bytes_per_s,
+        )
 
     def one_gpu_s(self) -> float:
-        """A step that exchanges nothing."""
-        forward_s, update_s = self._alone_s()
-        return 3 * forward_s + update_s
+        """Returns the seconds of a step that exchanges nothing."""
+        parts = self.parts()
+        return 3 * parts.forward_s + parts.update_s
+
+    def ddp(self, network: AllReduceModel) -> DdpModel:
+        """Returns the model of its backward pass."""
+        copy = 2 / PEAK.memory_bytes_per_s
+        return DdpModel(
+            profile=_at_peak(self.config, self.batch, self.seq_len).scaled(compute=1 / self.mfu),
+            network=network,
+            costs=DdpCosts(copy, copy, compute_slowdown=OVERLAP_SLOWDOWN.value),
+        )
 
     def backward(self, network: AllReduceModel, cap_mib: float | None) -> BackwardTimeline:
-        """The backward pass under DDP."""
-        profile = _at_peak(self.config, self.batch, self.seq_len).scaled(compute=1 / self.mfu)
-        copy = 2 / PEAK.memory_bytes_per_s
-        costs = DdpCosts(copy, copy, compute_slowdown=OVERLAP_SLOWDOWN.value)
-        return simulate_backward(profile, network, cap_mib, costs=costs)
+        """Predicts the backward pass under DDP."""
+        return self.ddp(network).at_cap(cap_mib)
 
     def step_s(self, network: AllReduceModel, cap_mib: float | None) -> float:
-        """A step under DDP on GPUs that are equally fast."""
-        forward_s, update_s = self._alone_s()
-        return forward_s + self.backward(network, cap_mib).total_s + update_s
+        """Predicts the seconds of a step under DDP on GPUs that are equally fast."""
+        options = StepOptions(DdpOptions(cap_mib))
+        return self.ddp(network).step(self.parts(), options).total_s
 
 
 @cache
@@ -128,8 +142,8 @@ def explain_sweep(
     caps = published["bucket_cap_mib"].tolist()
     measured_s = published["step_time_ms"].to_numpy() / 1e3
 
-    def predicted(mfu: float) -> tuple[StepModel, np.ndarray]:
-        step = StepModel(config, source["batch_per_gpu"], source["seq_len"], mfu)
+    def predicted(mfu: float) -> tuple[PublishedStep, np.ndarray]:
+        step = PublishedStep(config, source["batch_per_gpu"], source["seq_len"], mfu)
         return step, np.array([step.step_s(network, cap) for cap in caps])
 
     mfu = _mfu_for(lambda share: predicted(share)[1].mean(), measured_s.mean())
@@ -207,10 +221,10 @@ def explain_efficiency(
         batch, seq_len = int(row.batch_per_gpu), source["seq_len"]
 
         def one_gpu_s(mfu: float, sizes=(config, batch, seq_len)) -> float:
-            return StepModel(*sizes, mfu).one_gpu_s()
+            return PublishedStep(*sizes, mfu).one_gpu_s()
 
         alone_s = batch * seq_len / row.one_gpu_tokens_per_s
-        step = StepModel(config, batch, seq_len, _mfu_for(one_gpu_s, alone_s))
+        step = PublishedStep(config, batch, seq_len, _mfu_for(one_gpu_s, alone_s))
         together_s = step.step_s(network, None)
         measured = row.two_gpus_tokens_per_s / (2 * row.one_gpu_tokens_per_s)
         predicted = alone_s / (together_s + slower * alone_s)

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass, fields, replace
 import numpy as np
 import pandas as pd
 
-from common.errors import UserError
 from common.perfmodel.buckets import MIB, assign_buckets, cap_interval
-from common.perfmodel.collectives import AllReduceModel, AlphaBeta
+from common.perfmodel.collectives import AlphaBeta, as_alpha_beta
 from common.perfmodel.step_model import (
     WIRE_TYPES,
     Prediction,
@@ -33,16 +32,6 @@ def at_bandwidth(model: StepModel, factor: float) -> StepModel:
         faster = AlphaBeta(line.alpha_s, line.bandwidth_bytes_per_s * factor)
         networks[name] = faster
     return replace(model, networks=networks)
-
-
-def as_alpha_beta(network: AllReduceModel) -> AlphaBeta:
-    """α–β through a measured curve; latency alone where times do not grow with the size."""
-    if isinstance(network, AlphaBeta):
-        return network
-    try:
-        return AlphaBeta.fit(network.sizes_bytes, network.times_s)
-    except UserError:
-        return AlphaBeta(float(np.median(network.times_s)), float("inf"))
 
 
 def needed_bandwidth(

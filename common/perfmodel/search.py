@@ -19,6 +19,10 @@ GRID_CAPS = 400
 """Caps searched where gradients of several dtypes forbid walking through all bucketings."""
 
 
+ROUNDING = 1e-9
+"""Predictions that differ by less are equal: the order of additions decides which is smaller."""
+
+
 @dataclass(frozen=True)
 class Bucketing:
     """Buckets (indices into a profile) that every cap from ``low_mib`` to ``high_mib`` gives."""
@@ -93,6 +97,7 @@ def best_bucket_cap(
     bucketings: Sequence[Bucketing] | None = None,
     hook: CommHook | None = None,
     in_flight: int = 1,
+    crowded_network: AllReduceModel | None = None,
 ) -> BestCap:
     """Find the cap with the shortest predicted backward pass.
 
@@ -105,7 +110,7 @@ def best_bucket_cap(
         tolerance: what counts as near the best, as a fraction of its time.
         bucketings: of ``distinct_bucketings`` for this profile and these caps, found once where
             many networks are compared.
-        hook, in_flight: as in ``simulate_buckets``.
+        hook, in_flight, crowded_network: as in ``simulate_buckets``.
 
     b* is the middle (geometric mean) of the caps that give the fastest bucketing, or of those
     among ``caps_mib``; larger caps win ties.
@@ -117,12 +122,20 @@ def best_bucket_cap(
     candidates = []
     for one in bucketings:
         timeline = simulate_buckets(
-            profile, network, one.buckets, costs, hook=hook, in_flight=in_flight
+            profile,
+            network,
+            one.buckets,
+            costs,
+            hook=hook,
+            in_flight=in_flight,
+            crowded_network=crowded_network,
         )
         total_s, exposed_s = timeline.total_s, timeline.exposed_communication_s
         found = Candidate(one.low_mib, one.high_mib, len(one.buckets), total_s, exposed_s)
         candidates.append(found)
-    best = min(candidates, key=lambda c: (c.total_s, -c.low_mib))
+    least_s = min(candidate.total_s for candidate in candidates)
+    alike = [c for c in candidates if c.total_s <= least_s * (1 + ROUNDING)]
+    best = max(alike, key=lambda candidate: candidate.low_mib)
     cap = float(np.sqrt(best.low_mib * best.high_mib))
     if caps_mib is not None:
         inside = [c for c in caps_mib if best.contains(c)]

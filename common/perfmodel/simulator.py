@@ -1,8 +1,8 @@
 """The backward pass of DDP, bucket by bucket.
 
 A bucket is ready when its last gradient is, on the last rank. Buckets are reduced one after another
-in index order. With one at a time, as NCCL has it, bucket i starts at ``max(end of bucket i−1,
-ready i)`` and takes a(S_i); gloo has two under way (``link``). An all-reduce that runs beside
+in index order (``recurrence``). With one at a time, as NCCL has it, bucket i starts at ``max(end of
+bucket i−1, ready i)`` and takes a(S_i); gloo has two under way. An all-reduce that runs beside
 computation takes longer and costs computation time (``DdpCosts``).
 After the backward pass each bucket is waited for and copied back in turn, so only the last copy is
 sure to be exposed. Source of the order: ``Reducer::mark_bucket_ready`` and ``finalize_backward`` in
@@ -24,8 +24,8 @@ from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions, assign_buckets, ddp_buckets
 from common.perfmodel.collectives import AllReduceModel
 from common.perfmodel.comm_hooks import CommHook
-from common.perfmodel.link import Traffic, advance, advance_several
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.recurrence import TINY_S, Traffic, advance, without_contention
 
 
 @dataclass(frozen=True)
@@ -164,14 +164,14 @@ def simulate_buckets(
     sizes = np.add.reduceat(profile.sizes_bytes[members], starts)
     messages = hook.message_bytes(profile, buckets) if hook else sizes[:, None].astype(float)
     traffic = _traffic(profile, network, costs, hook, members, starts, messages)
-    if in_flight == 1:
-        spans = advance(traffic)
+    gain = None
+    if in_flight > 1 and crowded_network is not None:
+        crowded_s = _message_times(crowded_network, messages).sum(axis=1)
+        gain = np.maximum(1.0, traffic.alone_s / np.maximum(crowded_s, TINY_S))
+    if in_flight == 1 and not traffic.has_contention:
+        spans = without_contention(traffic)
     else:
-        gain = np.ones(len(sizes))
-        if crowded_network is not None:
-            crowded_s = _message_times(crowded_network, messages).sum(axis=1)
-            gain = np.maximum(1.0, traffic.alone_s / np.maximum(crowded_s, 1e-15))
-        spans = advance_several(traffic, in_flight, gain)
+        spans = advance(traffic, in_flight, gain)
 
     unpack = hook.decompress_s_per_byte if hook else 0.0
     copied = spans.compute_end_s

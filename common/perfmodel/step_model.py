@@ -18,7 +18,7 @@ the batch that one rank has; efficiency = speedup / N.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,12 +26,17 @@ import numpy as np
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AllReduceModel
+from common.perfmodel.comm_hooks import CastHook
+from common.perfmodel.ddp_step import StepOptions, StepParts
+from common.perfmodel.model import DdpModel
 from common.perfmodel.pass_times import PassTimes
-from common.perfmodel.profile import BackwardProfile, DdpCosts
-from common.perfmodel.simulator import BackwardTimeline, profile_buckets, simulate_buckets
+from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.simulator import BackwardTimeline, profile_buckets
 
 WIRE_TYPES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """Compression → the type on the wire, by which networks are known."""
+WIRE_SHARES = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
+"""Compression → bytes on the wire per byte of float32 gradient."""
 COSTS = {"none": "copy", "fp16": "fp16", "bf16": "bf16"}
 """Compression → what bringing a gradient into its bucket and back is called in costs.csv."""
 
@@ -129,60 +134,72 @@ class Prediction:
 
 
 def predict(model: StepModel, settings: StepSettings | None = None) -> Prediction:
-    """The step under these settings, by default the model's own.
+    """Predicts the step under these settings, by default the model's own.
 
     Raises UserError for a compression whose all-reduce was not measured.
     """
     asked = settings or model.settings
     batch, passes = asked.batch_per_rank, asked.accumulation
-    around = model.optimizer_s + model.data_s_per_sample * asked.samples
-    one = passes * model.alone.time_s(batch) + around
-    timeline = exchange(model, asked)
-    several = (passes - asked.exchanges) * model.together.time_s(batch) + around
-    several += asked.exchanges * (
-        model.together.forward.time_s(batch)
-        + timeline.total_s
-        + model.contention * timeline.communication_s
+    parts = StepParts(
+        forward_s=model.together.forward.time_s(batch),
+        update_s=model.optimizer_s,
+        before_s=model.data_s_per_sample * asked.samples,
     )
-    bare = passes * model.together.time_s(batch) + around
-    return Prediction(model.ranks, one, several, bare, timeline)
+    options = StepOptions(
+        ddp=DdpOptions(asked.bucket_cap_mb),
+        accumulation=passes,
+        exchanges=asked.exchanges,
+        hook=_hook(asked),
+    )
+    step = ddp_model(model, asked).step(parts, options)
+    contention_s = asked.exchanges * model.contention * step.backward.communication_s
+    one_s = parts.before_s + passes * model.alone.time_s(batch) + model.optimizer_s
+    return Prediction(
+        ranks=model.ranks,
+        step_1_s=one_s,
+        step_n_s=step.total_s + contention_s,
+        without_exchange_s=step.without_ddp_s,
+        exchange=step.backward,
+    )
 
 
 def exchange(model: StepModel, settings: StepSettings) -> BackwardTimeline:
-    """The backward pass that exchanges gradients. DDP fills buckets by float32's sizes."""
+    """Predicts the backward pass that exchanges gradients."""
+    options = DdpOptions(settings.bucket_cap_mb)
+    return ddp_model(model, settings).backward(options, hook=_hook(settings))
+
+
+def ddp_model(model: StepModel, settings: StepSettings) -> DdpModel:
+    """Returns the model of DDP at this batch and compression.
+
+    Copies are given half to each direction, by the byte. Raises UserError for a compression whose
+    all-reduce was not measured.
+    """
     wire = WIRE_TYPES[settings.compression]
     if wire not in model.networks:
         raise UserError(
             f"compression {settings.compression}: no all-reduce times of {wire}; "
             f"measured: {', '.join(model.networks)}"
         )
+    network = model.networks[wire]
     backward_s = model.together.backward.time_s(settings.batch_per_rank)
     profile = model.profile.scaled(compute=backward_s / model.profile.backward_s)
     buckets = profile_buckets(profile, DdpOptions(settings.bucket_cap_mb))
-    width = 1.0 if wire == "float32" else 0.5
-    costs = _copies(model, settings.compression, profile, buckets, width)
-    network = model.networks[wire]
+    sizes = np.array([float(profile.sizes_bytes[list(bucket)].sum()) for bucket in buckets])
+    costs = NO_COSTS
+    copies = model.costs.get(COSTS[settings.compression])
+    if copies is not None:
+        per_byte = float(np.sum(copies.time_s(sizes))) / 2 / profile.total_bytes
+        costs = DdpCosts(copy_in_s_per_byte=per_byte, copy_out_s_per_byte=per_byte)
     if model.shares_cores:
-        sent = sorted({float(profile.sizes_bytes[list(b)].sum() * width) for b in buckets})
-        costs = replace(costs, lost_compute=(tuple(sent), tuple(map(network.time_s, sent))))
-    return simulate_buckets(profile.scaled(size=width), network, buckets, costs)
+        sent = np.unique(sizes * WIRE_SHARES[settings.compression])
+        lost_s = np.atleast_1d(network.time_s(sent))
+        costs = replace(costs, lost_compute=(tuple(sent.tolist()), tuple(lost_s.tolist())))
+    return DdpModel(profile, network, costs)
 
 
-def _copies(
-    model: StepModel,
-    compression: str,
-    profile: BackwardProfile,
-    buckets: Sequence[Sequence[int]],
-    width: float,
-) -> DdpCosts:
-    """Half of what a bucket's way takes is given to each direction, per byte on the wire."""
-    known = model.costs.get(COSTS[compression])
-    if known is None:
-        return DdpCosts()
-    sizes = [float(profile.sizes_bytes[list(bucket)].sum()) for bucket in buckets]
-    total_s = float(np.sum(known.time_s(np.asarray(sizes))))
-    per_byte = total_s / 2 / (profile.total_bytes * width)
-    return DdpCosts(copy_in_s_per_byte=per_byte, copy_out_s_per_byte=per_byte)
+def _hook(settings: StepSettings) -> CastHook | None:
+    return None if settings.compression == "none" else CastHook(settings.compression)
 
 
 def calibrated(model: StepModel, measured_step_s: float) -> StepModel:

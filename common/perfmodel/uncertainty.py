@@ -22,16 +22,15 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import MeasuredAllReduce
-from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.model import DdpModel
+from common.perfmodel.profile import NO_COSTS, DdpCosts
 from common.perfmodel.samples import AllReduceSamples, OverlapSamples, ReadySamples
-from common.perfmodel.simulator import profile_buckets, simulate_buckets
+from common.perfmodel.simulator import profile_buckets
 from common.perfmodel.tables import (
     read_all_reduce_samples,
     read_overlap_samples,
     read_ready_samples,
 )
-
-Inputs = tuple[BackwardProfile, MeasuredAllReduce, DdpCosts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +43,7 @@ class MeasuredSamples:
         overlap: DDP's costs where they were measured; else ``costs`` are taken as they are.
         costs: what is predicted with where there is no ``overlap``.
         added_latency_s: what every bucket waited in addition.
+        in_flight: all-reduces under way at a time.
     """
 
     ready: ReadySamples
@@ -51,14 +51,16 @@ class MeasuredSamples:
     overlap: OverlapSamples | None = None
     costs: DdpCosts = NO_COSTS
     added_latency_s: float = 0.0
+    in_flight: int = 1
 
-    def inputs(self) -> Inputs:
-        """Profile, network and costs from all samples: what the prediction itself is made of."""
+    def model(self) -> DdpModel:
+        """Returns the model from all samples, by which the prediction itself is made."""
         costs = self.overlap.costs() if self.overlap else self.costs
-        return self.ready.profile(), self._with_latency(self.all_reduce.curve()), costs
+        curve = self._with_latency(self.all_reduce.curve())
+        return DdpModel(self.ready.profile(), curve, costs, self.in_flight)
 
-    def drawn(self, generator: np.random.Generator) -> Inputs:
-        """The same from as many samples drawn with replacement."""
+    def drawn(self, generator: np.random.Generator) -> DdpModel:
+        """Returns the model from as many samples drawn with replacement."""
         passes = self.ready.passes
         profile = self.ready.profile(generator.integers(passes, size=passes))
         sizes, rounds, iterations = self.all_reduce.time_s.shape
@@ -71,7 +73,7 @@ class MeasuredSamples:
             costs = self.overlap.costs(
                 generator.integers(self.overlap.rounds, size=self.overlap.rounds)
             )
-        return profile, self._with_latency(curve), costs
+        return DdpModel(profile, self._with_latency(curve), costs, self.in_flight)
 
     def _with_latency(self, curve: MeasuredAllReduce) -> MeasuredAllReduce:
         if not self.added_latency_s:
@@ -133,7 +135,6 @@ def prediction_bands(
     draws: int = 200,
     seed: int = 0,
     level: float = 0.9,
-    in_flight: int = 1,
 ) -> PredictionBands:
     """Predict T at each cap, with the band between the quantiles (1 ± level)/2 of the draws.
 
@@ -144,20 +145,19 @@ def prediction_bands(
     if draws < 2 or not 0 < level < 1:
         raise UserError(f"{draws} draws, level {level:g}: at least 2 draws, a level inside 0 and 1")
     generator = np.random.default_rng(seed)
-    inputs = samples.inputs()
-    bucketings = [profile_buckets(inputs[0], DdpOptions(cap)) for cap in caps_mib]
-    distinct = {str([bucket[-1] for bucket in buckets]): buckets for buckets in bucketings}
+    model = samples.model()
+    bucketings = [profile_buckets(model.profile, DdpOptions(cap)) for cap in caps_mib]
+    distinct = {
+        str([bucket[-1] for bucket in buckets]): cap
+        for buckets, cap in zip(bucketings, caps_mib, strict=True)
+    }
     place = {key: index for index, key in enumerate(distinct)}
     of_cap = [place[str([bucket[-1] for bucket in buckets])] for buckets in bucketings]
 
-    def times(made_of: Inputs) -> list[float]:
-        profile, network, costs = made_of
-        return [
-            simulate_buckets(profile, network, buckets, costs, in_flight=in_flight).total_s
-            for buckets in distinct.values()
-        ]
+    def times(one: DdpModel) -> list[float]:
+        return [one.backward_s(cap) for cap in distinct.values()]
 
-    predicted = np.array(times(inputs))[of_cap]
+    predicted = np.array(times(model))[of_cap]
     drawn = np.array([times(samples.drawn(generator)) for _ in range(draws)])[:, of_cap]
     low, median, high = np.quantile(drawn, [_ends(level)[0], 0.5, _ends(level)[1]], axis=0)
     table = pd.DataFrame(

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from common.errors import UserError
-from common.perfmodel.closed_form import ClosedForm
-from common.perfmodel.collectives import AllReduceModel, AlphaBeta
+from common.perfmodel.closed_form import closed_form
+from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.model import DdpModel
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
-from common.perfmodel.search import BestCap, best_bucket_cap
+from common.perfmodel.search import BestCap
 
 
 def scale_ranks(measured: AlphaBeta, measured_ranks: int, ranks: int) -> AlphaBeta:
@@ -68,7 +69,7 @@ def best_caps(found: Sequence[Case], costs: DdpCosts = NO_COSTS) -> pd.DataFrame
     """
     rows = []
     for case in found:
-        best = best_bucket_cap(case.profile, case.network, costs=costs)
+        best = DdpModel(case.profile, case.network, costs).best_cap()
         low, high = near_interval(best)
         unlimited = replace(closed_form(case.profile, case.network), layers=10**9)
         rows.append(
@@ -92,13 +93,3 @@ def near_interval(best: BestCap) -> tuple[float, float]:
         for low, high in best.near_mib
         if low <= best.cap_mib * 1.0000001 and best.cap_mib <= high * 1.0000001
     )
-
-
-def closed_form(profile: BackwardProfile, network: AllReduceModel) -> ClosedForm:
-    """The course's quantities of a profile: B, T_c, L (embeddings, blocks) and a(x) = α + x/β."""
-    if not isinstance(network, AlphaBeta):
-        network = AlphaBeta.fit(network.sizes_bytes, network.times_s)
-    layers = {
-        tuple(name.split(".")[: 2 if name.startswith("blocks.") else 1]) for name in profile.names
-    }
-    return ClosedForm(profile.total_bytes, profile.backward_s, len(layers), network)

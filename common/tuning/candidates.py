@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.perfmodel.buckets import MIB
+from common.perfmodel.buckets import MIB, DdpOptions
 from common.perfmodel.comm_hooks import CastHook
-from common.perfmodel.search import Bucketing, Candidate, best_bucket_cap, distinct_bucketings
-from common.perfmodel.simulator import simulate_backward
+from common.perfmodel.ddp_step import StepOptions, StepParts
+from common.perfmodel.model import DdpModel
+from common.perfmodel.search import Bucketing, Candidate, distinct_bucketings
 from common.tuning.setting import DEFAULT, DdpSetting, short_cap
 
 if TYPE_CHECKING:
@@ -71,9 +72,7 @@ def predict_all(measured: Measured, with_first_bucket: bool = True) -> Predicted
     ``with_first_bucket`` where DDP takes caps one by one (``bucket_cap_mb_list``).
     """
     bucketings = distinct_bucketings(measured.profile)
-    searched = best_bucket_cap(
-        measured.profile, measured.all_reduce, costs=measured.costs, bucketings=bucketings
-    ).candidates
+    searched = ddp_model(measured).best_cap(bucketings=bucketings).candidates
     default = predict(measured, DEFAULT)
     plain = [predict(measured, setting) for setting in spread_settings(searched)]
     others = [
@@ -140,13 +139,9 @@ def best_compressed(measured: Measured, bucketings: Sequence[Bucketing]) -> list
     if set(measured.profile.kinds) != {"float32"}:
         return []
     found = []
-    for name, network in measured.wire.items():
-        best = best_bucket_cap(
-            *(measured.profile, network),
-            costs=measured.costs,
-            bucketings=bucketings,
-            hook=cast_hook(measured, name),
-        )
+    for name in measured.wire:
+        model, hook = ddp_model(measured, name), cast_hook(measured, name)
+        best = model.best_cap(bucketings=bucketings, hook=hook)
         fastest = min(best.candidates, key=lambda c: c.total_s)
         found.append(predict(measured, DdpSetting(cap_of(fastest), compression=name)))
     return [min(found, key=lambda p: p.step_s)]
@@ -158,18 +153,26 @@ def cast_hook(measured: Measured, name: str) -> CastHook:
     return CastHook(name, half, half)
 
 
+def ddp_model(measured: Measured, compression: str = "none") -> DdpModel:
+    """Returns the model of DDP with the all-reduces of what is on the wire."""
+    network = measured.all_reduce if compression == "none" else measured.wire[compression]
+    return DdpModel(measured.profile, network, measured.costs)
+
+
 def predict(measured: Measured, setting: DdpSetting) -> Prediction:
-    """The step under a setting."""
-    hook, network = None, measured.all_reduce
-    if setting.compression != "none":
-        hook, network = cast_hook(measured, setting.compression), measured.wire[setting.compression]
-    timeline = simulate_backward(
-        *(measured.profile, network, setting.cap_mib),
-        costs=measured.costs,
-        bucket_cap_mb_list=setting.caps_mib_list,
+    """Predicts the step under a setting."""
+    compressed = setting.compression != "none"
+    options = StepOptions(
+        ddp=DdpOptions(setting.cap_mib, bucket_cap_mib_list=tuple(setting.caps_mib_list)),
+        accumulation=setting.accumulation,
         gradient_as_bucket_view=setting.bucket_view,
-        hook=hook,
+        hook=cast_hook(measured, setting.compression) if compressed else None,
     )
-    alone_s = (setting.accumulation - 1) * (measured.forward_s + measured.profile.backward_s)
-    step_s = (alone_s + measured.forward_s + timeline.total_s) / setting.accumulation
-    return Prediction(setting, timeline.num_buckets, timeline.total_s, step_s)
+    parts = StepParts(forward_s=measured.forward_s, update_s=0.0)
+    step = ddp_model(measured, setting.compression).step(parts, options)
+    return Prediction(
+        setting=setting,
+        num_buckets=step.backward.num_buckets,
+        backward_s=step.backward.total_s,
+        step_s=step.total_s / setting.accumulation,
+    )

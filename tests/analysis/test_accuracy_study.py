@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.analysis.accuracy_case import MODEL
 from common.analysis.accuracy_narrative import (
     off_lines,
     regime_table,
@@ -20,6 +19,7 @@ from common.analysis.accuracy_study import OTHERS, open_study
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.model import FULL, LINE, SEVERAL
 from common.perfmodel.profile import BackwardProfile, DdpCosts
 from common.perfmodel.simulator import profile_buckets, simulate_backward
 
@@ -146,7 +146,7 @@ def study(tmp_path_factory):
 def test_contention_of_messages_without_pause_holds_for_every_bucketing(study):
     errors = study.errors
     assert len(errors) == len(CAPS) * len(CASES)
-    assert errors[MODEL].abs().max() < 0.006
+    assert errors[FULL].abs().max() < 0.006
     assert errors["step error"].abs().max() < 0.006
     # An all-reduce of a seconds costs a·(1 − 1/s) of computation.
     case = study.cases[0]
@@ -158,7 +158,7 @@ def test_contention_of_messages_without_pause_holds_for_every_bucketing(study):
 def test_without_contention_a_balanced_step_is_predicted_too_short(study):
     balanced = study.errors[study.errors["regime"] == "balanced"]
     assert (balanced["with copies"] < -0.05).any()
-    assert balanced["α–β"].abs().median() > 3 * balanced[MODEL].abs().median()
+    assert balanced[LINE].abs().median() > 3 * balanced[FULL].abs().median()
 
 
 def test_another_models_contention_serves_where_it_is_the_same(study):
@@ -182,13 +182,13 @@ def test_another_models_contention_is_the_one_that_is_used(unlike):
         as_others = true_s(cap, 1.548, 0.09) / true_s(cap, 1.2, 0.09) - 1
         found = unlike.errors.loc[unlike.errors["bucket_cap_mib"] == cap].set_index("case")
         assert found.loc["a_2_balanced", OTHERS] == pytest.approx(as_others, abs=0.01)
-    assert (own[OTHERS] - own[MODEL]).max() > 0.03
+    assert (own[OTHERS] - own[FULL]).max() > 0.03
 
 
 def test_cases_without_a_fellow_are_not_judged_by_others(unlike):
     alone = unlike.errors[unlike.errors["case"].isin(["a_4_balanced", "replay_4_balanced"])]
     assert alone[OTHERS].isna().all()
-    assert alone[MODEL].abs().max() < 0.006
+    assert alone[FULL].abs().max() < 0.006
 
 
 def test_groups_are_those_of_hosts_and_replay(unlike):
@@ -213,7 +213,7 @@ def test_the_words_name_what_is_off_and_only_that(unlike, study):
     ],
 )
 def test_an_error_is_put_down_to_what_is_large_enough_for_it(noise, buckets, two_in_flight, said):
-    row = {MODEL: -0.06, "two in flight": two_in_flight, "noise": noise, "num_buckets": buckets}
+    row = {FULL: -0.06, SEVERAL: two_in_flight, "noise": noise, "num_buckets": buckets}
     row |= {"model": "bert", "hosts": 2}
     assert said in why_off(pd.Series(row | {"measured_ms": 200.0, "predicted_ms": 188.0}))
 
@@ -277,7 +277,7 @@ def test_what_a_message_takes_from_computation_is_the_median_of_a_jobs_networks(
     overlap.to_csv(table, index=False)
     studied = open_study(tmp_path / "job")
     others = studied.errors[studied.errors["case"] != "a_2_compute-bound"]
-    assert others[MODEL].abs().max() < 0.006
+    assert others[FULL].abs().max() < 0.006
     slower = {case.name: case.contention.slower for case in studied.cases}
     assert (slower["a_2_compute-bound"] > 1.15).all()  # that is the network's own
     assert (slower["a_2_balanced"] < 1.1).all()

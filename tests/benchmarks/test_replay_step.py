@@ -209,7 +209,7 @@ def test_a_run_with_added_latency_is_predicted_with_it(
     assert opened.settings["added_latency_ms"] == LATENCY_MS
     measured = read_all_reduce(allreduce_run / "allreduce-samples.csv").curve
     np.testing.assert_allclose(opened.all_reduce.curve.times_s, measured.times_s + LATENCY_MS / 1e3)
-    timeline = opened.simulate(0.5)
+    timeline = opened.model.at_cap(0.5)
     assert timeline.total_s >= timeline.num_buckets * LATENCY_MS / 1e3
 
 

@@ -196,7 +196,8 @@ def test_missing_tools_are_named_with_their_package(
 def test_a_machine_that_refuses_namespaces_says_so(script) -> None:
     # A user namespace whose limits allow no namespaces below it is such a machine.
     refuse = "for kind in net user; do echo 0 > /proc/sys/user/max_${kind}_namespaces; done"
-    command = f"{refuse}; exec {shlex.quote(str(DDPLAB))} emulate -- {shlex.quote(str(script(REPORT)))}"
+    program = shlex.join([str(DDPLAB), "emulate", "--", str(script(REPORT))])
+    command = f"{refuse}; exec {program}"
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "sh", "-c", command],
         capture_output=True,

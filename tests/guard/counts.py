@@ -18,7 +18,14 @@ PROJECT = Path(__file__).resolve().parents[2]
 QUESTIONS = ("What", "Whether", "How", "Which", "Where", "When", "Who", "Why")
 SQUEEZED = re.compile(r"^\s*(\*\(|\*\*\{).*\),?$|^\s*(\*\(|\*\*\{).*\},?$")
 """A line that unpacks a tuple or a dict written on that line: arguments or entries on one line."""
-RECURRENCES = ("advance", "advance_several", "overlap", "simulate_step")
+RECURRENCES = (
+    "advance",
+    "advance_several",
+    "many_cases",
+    "one_after_another",
+    "overlap",
+    "simulate_step",
+)
 STEP_PREDICTORS = re.compile(
     r"def (predict_step|step_times?_s|predict|cluster_steps?|scaled_step)\("
 )

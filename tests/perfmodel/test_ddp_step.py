@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,8 @@ from perfmodel_support import CAPS_BYTES, MIB, make_profile, multiples, networks
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.comm_hooks import CastHook
-from common.perfmodel.ddp_step import StepOptions, StepParts, predict_step, read_step_parts
+from common.perfmodel.ddp_step import StepOptions, StepParts, read_step_parts
+from common.perfmodel.model import DdpModel
 from common.perfmodel.profile import DdpCosts
 from common.perfmodel.simulator import simulate_backward
 
@@ -31,9 +33,9 @@ COSTS = DdpCosts(0.01, 0.02, communication_slowdown=1.25, compute_slowdown=1.5, 
 def test_a_step_is_the_sum_of_its_parts(profile, network, cap, accumulation, data, lengths):
     forward_s, local_s, update_s, before_s = lengths
     exchanges = data.draw(st.integers(1, accumulation))
-    parts = StepParts(forward_s, profile, update_s, before_s, local_s)
+    parts = StepParts(forward_s, update_s, before_s, local_s)
     options = StepOptions(DdpOptions(cap / MIB), accumulation, exchanges)
-    step = predict_step(parts, network, options, COSTS)
+    step = DdpModel(profile, network, COSTS).step(parts, options)
     backward = simulate_backward(profile, network, cap / MIB, costs=COSTS)
     passes = accumulation * forward_s + (accumulation - exchanges) * local_s
     expected = before_s + passes + exchanges * backward.total_s + update_s
@@ -48,8 +50,9 @@ def test_a_step_is_the_sum_of_its_parts(profile, network, cap, accumulation, dat
 
 
 def test_only_the_last_micro_batch_exchanges_under_no_sync():
-    parts = StepParts(1.0, make_profile([8], [2.0]), 0.5, 0.25, local_backward_s=2.25)
-    step = predict_step(parts, AlphaBeta(3.0, 1e9), StepOptions(accumulation=3))
+    parts = StepParts(1.0, 0.5, 0.25, local_backward_s=2.25)
+    model = DdpModel(make_profile([8], [2.0]), AlphaBeta(3.0, 1e9))
+    step = model.step(parts, StepOptions(accumulation=3))
     spans = [(s.part, s.micro_batch, s.end_s - s.start_s) for s in step.spans]
     exchange = pytest.approx(5.0)
     assert spans == [
@@ -58,21 +61,20 @@ def test_only_the_last_micro_batch_exchanges_under_no_sync():
         *(("exchange", 2, exchange), ("update", None, 0.5)),
     ]
     # Accumulating three times the work for one exchange costs less than three exchanges.
-    always = predict_step(parts, AlphaBeta(3.0, 1e9), StepOptions(accumulation=3, exchanges=3))
+    always = model.step(parts, StepOptions(accumulation=3, exchanges=3))
     assert always.total_s == pytest.approx(step.total_s + 2 * (5.0 - 2.25))
     # Without a measurement of its own, such a pass takes as long as the profile's.
-    same = StepParts(1.0, make_profile([8], [2.0]), 0.5)
-    assert predict_step(same, AlphaBeta(0, 1e9), StepOptions(accumulation=2)).spans[
-        2
-    ].end_s == pytest.approx(3.0)
+    free = replace(model, network=AlphaBeta(0, 1e9))
+    step = free.step(StepParts(1.0, 0.5), StepOptions(accumulation=2))
+    assert step.spans[2].end_s == pytest.approx(3.0)
 
 
 def test_options_of_the_step_reach_the_backward_pass():
     profile = make_profile([8, 8], [1.0, 2.0])
     network, costs = AlphaBeta(0.0, 1.0), DdpCosts(copy_out_s_per_byte=0.5)
-    parts = StepParts(0.0, profile, 0.0)
+    model = DdpModel(profile, network, costs, in_flight=2)
     hook = CastHook("bf16", decompress_s_per_byte=0.25)
-    options = StepOptions(DdpOptions(8 / MIB), 1, 1, True, hook, 2)
+    options = StepOptions(DdpOptions(8 / MIB), 1, 1, True, hook)
     expected = simulate_backward(
         profile,
         network,
@@ -82,7 +84,7 @@ def test_options_of_the_step_reach_the_backward_pass():
         hook=hook,
         in_flight=2,
     )
-    assert predict_step(parts, network, options, costs).backward == expected
+    assert model.step(StepParts(0.0, 0.0), options).backward == expected
     assert expected != simulate_backward(profile, network, 8 / MIB, costs=costs)
 
 
@@ -92,16 +94,13 @@ def test_options_of_the_step_reach_the_backward_pass():
         (lambda: StepOptions(accumulation=0), ["at least 1"]),
         (lambda: StepOptions(exchanges=0), ["at least 1"]),
         (lambda: StepOptions(accumulation=2, exchanges=3), ["3 exchanges", "2 micro-batches"]),
-        (lambda: StepParts(-1.0, make_profile([4], [1.0]), 0.0), ["negative"]),
-        (lambda: StepParts(1.0, make_profile([4], [1.0]), float("nan")), ["negative"]),
+        (lambda: StepParts(-1.0, 0.0), ["negative"]),
+        (lambda: StepParts(1.0, float("nan")), ["negative"]),
     ],
 )
 def test_an_impossible_step_is_refused(make, words):
     with refused(*words):
         make()
-
-
-PROFILE = make_profile([4], [1.0])
 
 
 def test_parts_are_medians_of_the_slowest_rank(tmp_path):
@@ -112,11 +111,10 @@ def test_parts_are_medians_of_the_slowest_rank(tmp_path):
     ]
     header = "rank,iteration,forward_time_ms,backward_time_ms,optimizer_time_ms"
     path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]))
-    parts = read_step_parts(path, PROFILE)
+    parts = read_step_parts(path)
     assert parts.forward_s == pytest.approx(0.012)
     assert parts.local_backward_s == pytest.approx(0.022)
     assert parts.update_s == pytest.approx(0.005)
-    assert parts.profile is PROFILE
 
 
 def test_what_of_a_step_is_neither_pass_counts_as_update(tmp_path):
@@ -125,7 +123,7 @@ def test_what_of_a_step_is_neither_pass_counts_as_update(tmp_path):
     rows = [(0, 0, 0, 10, 20, 37), (0, 0, 1, 12, 18, 37), (1, 0, 0, 10, 20, 33), (1, 0, 1, 9, 9, 9)]
     path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]))
     # 37 − 12 − 20 = 5 and 33 − 10 − 20 = 3.
-    assert read_step_parts(path, PROFILE).update_s == pytest.approx(0.004)
+    assert read_step_parts(path).update_s == pytest.approx(0.004)
 
 
 @pytest.mark.parametrize(
@@ -143,4 +141,4 @@ def test_an_unusable_table_of_steps_is_refused_by_its_name(tmp_path, text, words
     path = tmp_path / "local-times.csv"
     path.write_text(text)
     with refused("local-times.csv", *words):
-        read_step_parts(path, PROFILE)
+        read_step_parts(path)

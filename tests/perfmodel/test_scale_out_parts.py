@@ -35,8 +35,8 @@ from common.perfmodel.cap_grid import (
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.computed_profile import computed_profile, forward_parts_s
 from common.perfmodel.flops import training_flops_per_token
-from common.perfmodel.overlapped import overlap
 from common.perfmodel.profile import DdpCosts
+from common.perfmodel.recurrence import many_cases
 from common.perfmodel.search import best_bucket_cap
 from common.perfmodel.simulator import simulate_backward
 from common.perfmodel.stragglers import slowest_of
@@ -162,7 +162,7 @@ def test_overlap_is_that_of_small_steps_of_time(data):
     slow = data.draw(st.sampled_from([1.0, 2.0, 4.0]))
     slower = data.draw(st.sampled_from([1.0, 2.0]))
     running = np.minimum.accumulate(np.array(limit)[::-1])[::-1]
-    found = overlap(
+    found = many_cases(
         np.array([work]),
         np.array(ready)[:, None],
         np.array(alone)[:, None],

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfmodel_support import MIB, refused
 
-from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
+from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce, as_alpha_beta
 from common.perfmodel.pass_times import LinearTime, PassTimes
 from common.perfmodel.profile import BackwardProfile
 from common.perfmodel.scaled_step import (
     StepModel,
     StepSettings,
-    as_alpha_beta,
     at_bandwidth,
     best_cap_mb,
     needed_bandwidth,

@@ -1,6 +1,8 @@
-"""Several all-reduces in flight, and launches, against integration in small steps of time."""
+"""The recurrences against integration in small steps of time, and its forms against each other."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +11,8 @@ from hypothesis import strategies as st
 from perfmodel_support import CAPS_BYTES, MIB, make_profile, multiples, networks, profiles, refused
 
 from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.link import Traffic, advance, advance_several
 from common.perfmodel.profile import DdpCosts
+from common.perfmodel.recurrence import Traffic, advance, many_cases, without_contention
 from common.perfmodel.simulator import simulate_backward
 
 STEPS = 300
@@ -87,7 +89,7 @@ def integrate(traffic: Traffic, in_flight: int, gain: np.ndarray) -> tuple[list,
 @given(traffics(), st.sampled_from([1, 2, 3]), st.sampled_from([1.0, 1.25]))
 def test_all_reduces_in_flight_equal_integration_in_small_steps(traffic, in_flight, gain):
     gains = np.full(len(traffic.alone_s), gain)
-    spans = advance_several(traffic, in_flight, gains)
+    spans = advance(traffic, in_flight, gains)
     starts, ends, compute_end = integrate(traffic, in_flight, gains)
     assert spans.start_s == pytest.approx(starts, abs=1e-6)
     assert spans.end_s == pytest.approx(ends, abs=1e-6)
@@ -104,13 +106,30 @@ AT_REST = Traffic(
 @settings(max_examples=60, deadline=None)
 @given(traffics())
 @example(AT_REST)
-def test_one_in_flight_is_one_after_another(traffic):
-    one = advance(traffic)
-    several = advance_several(traffic, 1, np.ones(len(traffic.alone_s)))
-    assert several.start_s == pytest.approx(one.start_s)
-    assert several.end_s == pytest.approx(one.end_s)
-    assert several.compute_end_s == pytest.approx(one.compute_end_s)
-    assert several.ready_s == pytest.approx(one.ready_s)
+def test_the_plain_recurrence_is_the_other_where_nothing_slows_anything(traffic):
+    free = replace(traffic, beside_s=traffic.alone_s, progress_s=traffic.alone_s)
+    assert not free.has_contention
+    plain, other = without_contention(free), advance(free)
+    for name in ("ready_s", "start_s", "end_s", "compute_end_s"):
+        assert getattr(plain, name) == pytest.approx(getattr(other, name), abs=1e-12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(traffics(), st.sampled_from([1.0, 1.5, 4.0]), st.sampled_from([1.0, 1.25, 2.0]))
+def test_many_cases_at_once_are_one_after_the_other(traffic, slow, slower):
+    cases = [replace(traffic, total_work=traffic.total_work + more) for more in (0.0, 0.25, 3.0)]
+    found = many_cases(
+        work_s=np.array([case.total_work for case in cases]),
+        ready_s=traffic.launched_work[:, None],
+        alone_s=traffic.alone_s[:, None],
+        compute_slowdown=slow,
+        communication_slowdown=slower,
+    )
+    for number, case in enumerate(cases):
+        beside = case.alone_s * slower
+        spans = advance(replace(case, beside_s=beside, progress_s=beside / slow))
+        total_s = max(spans.compute_end_s, spans.end_s[-1])
+        assert found.total_s[number] == pytest.approx(total_s)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,112 @@
+"""The model: its ladder against what each rung says it is, and its answers against the engine's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from perfmodel_support import CAPS_BYTES, MIB, make_profile, networks, profiles
+
+from common.perfmodel.buckets import DdpOptions, assign_buckets
+from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
+from common.perfmodel.comm_hooks import CastHook
+from common.perfmodel.model import (
+    BY_HAND,
+    COMPUTE,
+    COPIES,
+    CURVE,
+    FULL,
+    LINE,
+    RUNGS,
+    SEVERAL,
+    SLOWEST,
+    DdpModel,
+)
+from common.perfmodel.profile import DdpCosts
+from common.perfmodel.search import best_bucket_cap
+from common.perfmodel.simulator import simulate_backward
+
+COSTS = DdpCosts(
+    copy_in_s_per_byte=0.01,
+    copy_out_s_per_byte=0.02,
+    communication_slowdown=1.25,
+    compute_slowdown=1.5,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(profiles(), networks(), CAPS_BYTES)
+def test_real_buckets_and_a_of_x_are_the_plain_recurrence(profile, network, cap):
+    assume(profile.backward_s > 0)
+    ladder = DdpModel(profile, network, COSTS).ladder()
+    end_s = 0.0
+    for bucket in assign_buckets(profile.sizes_bytes.tolist(), cap):
+        ready_s = max(profile.ready_s[index] for index in bucket)
+        size = sum(profile.sizes_bytes[index] for index in bucket)
+        end_s = max(end_s, ready_s) + network.time_s(float(size))
+    assert ladder[CURVE](cap / MIB) == pytest.approx(max(end_s, profile.backward_s))
+
+
+def test_every_rung_adds_the_term_that_it_is_named_after():
+    profile = make_profile([40, 40, 40, 40], [1.0, 1.25, 1.5, 4.0])
+    curve = MeasuredAllReduce([10, 40, 160], [1.0, 3.0, 9.0])
+    crowded = MeasuredAllReduce([10, 40, 160], [0.5, 2.5, 9.0])
+    model = DdpModel(profile, curve, COSTS, in_flight=2, crowded_network=crowded)
+    cap = 40 / MIB
+    copies = DdpCosts(0.01, 0.02)
+    two = {"in_flight": 2, "crowded_network": crowded}
+    expected = {
+        LINE: simulate_backward(profile, AlphaBeta.fit([10, 40, 160], [1.0, 3.0, 9.0]), cap),
+        CURVE: simulate_backward(profile, curve, cap),
+        COPIES: simulate_backward(profile, curve, cap, costs=copies),
+        SEVERAL: simulate_backward(profile, curve, cap, costs=copies, **two),
+        COMPUTE: simulate_backward(
+            profile, curve, cap, costs=replace(copies, compute_slowdown=1.5), **two
+        ),
+        FULL: simulate_backward(profile, curve, cap, costs=COSTS, **two),
+    }
+    ladder = model.ladder()
+    assert tuple(ladder) == RUNGS
+    assert {name: ladder[name](cap) for name in expected} == {
+        name: timeline.total_s for name, timeline in expected.items()
+    }
+    # None of them is another: over two caps each has answers of its own.
+    answers = {tuple(round(ladder[name](n * cap), 9) for n in (1, 2)) for name in RUNGS}
+    assert len(answers) == len(RUNGS)
+    # T(b) = g·b + a(b) + (K − 1)·max(g·b, a(b)), with g·b = 1 s for each of K = 4 buckets.
+    line = AlphaBeta.fit([10, 40, 160], [1.0, 3.0, 9.0])
+    assert ladder[BY_HAND](cap) == pytest.approx(1 + 4 * line.time_s(40))
+
+
+def test_one_rank_is_taken_up_to_the_slowest():
+    one = make_profile([8, 8], [1.0, 2.0])
+    slowest = make_profile([8, 8], [1.5, 3.0])
+    model = DdpModel(slowest, AlphaBeta(0.5, 1e9))
+    ladder = model.ladder(one_rank=one)
+    assert tuple(ladder) == (BY_HAND, LINE, CURVE, SLOWEST, COPIES, COMPUTE, FULL)
+    assert ladder[CURVE](None) == pytest.approx(2.5)
+    assert ladder[SLOWEST](None) == ladder[FULL](None) == pytest.approx(3.5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(profiles(), networks(), CAPS_BYTES)
+def test_the_model_answers_as_the_engine_does(profile, network, cap):
+    model = DdpModel(profile, network, COSTS, in_flight=2)
+    hook = CastHook("bf16", compress_s_per_byte=0.25)
+    options = DdpOptions(cap / MIB)
+    found = model.backward(options, gradient_as_bucket_view=True, hook=hook)
+    assert found == simulate_backward(
+        profile,
+        network,
+        cap / MIB,
+        costs=COSTS,
+        gradient_as_bucket_view=True,
+        hook=hook,
+        in_flight=2,
+    )
+    assert model.backward_s(cap / MIB) == model.at_cap(cap / MIB).total_s
+    caps = (np.array([1, 2, 3]) * cap / MIB).tolist()
+    expected = best_bucket_cap(profile, network, caps, costs=COSTS, in_flight=2)
+    assert model.best_cap(caps) == expected
