@@ -48,8 +48,9 @@ class Recommendation:
         default: DDP as it comes.
         best: the fastest setting that computes the same numbers; it was chosen in rounds before
             those of its gain.
-        candidates: the most promising settings, the default not among them; those that there was
-            time to visit have a gain.
+        candidates: the most promising settings, the default not among them, the best first. Those
+            that the choice left out follow, the last first, with their gain in the rounds they
+            were in; those that there was no time to visit have none.
         options: what changes the numbers; never part of the recommendation.
         noise: spread of the default's instances: the standard deviation over their median.
         bucketings: distinct ones there are.

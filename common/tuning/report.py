@@ -35,7 +35,8 @@ def print_recommendation(found: Recommendation, console: Console | None = None) 
         console.print(line, highlight=False, markup=False, soft_wrap=line.startswith(" "))
 
     say(subject(found))
-    console.print(_table([found.default, *found.candidates], "Forward and backward pass, ms"))
+    title = "Forward and backward pass, ms; the default, then the best first"
+    console.print(_table([found.default, *found.candidates], title))
     say(verdict(found))
     if found.worth_it:
         say()
@@ -111,6 +112,7 @@ def frame(rows: Sequence[Verified]) -> pd.DataFrame:
             "verified": "–" if row.measured_step_s is None else f"{row.measured_step_s * 1e3:.1f}",
             "gain expected": f"{row.predicted_gain:+.1%}",
             "gain verified": _gain_text(row.gain),
+            "rounds": row.gain.rounds if row.gain else "–",
         }
         for row in rows
     )
@@ -129,7 +131,8 @@ def _table(rows: Sequence[Verified], title: str) -> Table:
     found = frame(rows)
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     for name in found:
-        table.add_column(name, justify="left" if name == "setting" else "right", no_wrap=True)
+        header = name.replace("gain ", "gain\n")
+        table.add_column(header, justify="left" if name == "setting" else "right", no_wrap=True)
     for row in found.itertuples(index=False):
         table.add_row(*map(str, row))
     return table

@@ -19,7 +19,7 @@ from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run
 from common.tuning.candidates import Predicted, Prediction, cap_of, predict_all
 from common.tuning.measured import Measured, WatchedPasses, measure_all, watch_passes
-from common.tuning.paired import paired_gain
+from common.tuning.paired import Gain, paired_gain
 from common.tuning.plan import ROUNDS_PER_LEVEL, VisitPlan, plan_visits, with_final_rounds
 from common.tuning.recommendation import Recommendation, Verified, write_recommendation
 from common.tuning.same_graph import check_same_graph, on_main, together
@@ -110,7 +110,8 @@ def _tune(
     visiting = time.perf_counter()
     sink = recorder.run.stream("visits.csv", VISIT_COLUMNS) if recorder.run else None
     visits = Visits(step, worker, sink, Progress(plan.visits, worker.is_main))
-    best = choose(visits, predicted.candidates, plan)
+    ranked = rank_candidates(visits, predicted.candidates, plan)
+    best = ranked[0]
     if visits.count:
         so_far = time.perf_counter()
         visit_s = (so_far - visiting) / visits.count
@@ -136,7 +137,7 @@ def _tune(
             return Verified(*of_it)
         if prediction is base:
             return Verified(*of_it, base_s)
-        gain = paired_gain(*times[[label, base.setting.label]].dropna().to_numpy().T)
+        gain = _gain(times, label)
         return Verified(*of_it, base_s * (1 - gain.estimate), gain)
 
     return Recommendation(
@@ -149,7 +150,10 @@ def _tune(
         backward_s=measured.profile.backward_s,
         default=verified(base, everything),
         best=verified(best, final),
-        candidates=tuple(verified(each, everything) for each in predicted.candidates),
+        candidates=(
+            verified(best, final),
+            *(verified(each, everything) for each in ranked[1:]),
+        ),
         options=tuple(verified(each, final) for each in predicted.options),
         noise=spread(final[DEFAULT.label]),
         bucketings=len(predicted.bucketings),
@@ -160,17 +164,31 @@ def _tune(
     )
 
 
-def choose(visits: Visits, candidates: Sequence[Prediction], plan: VisitPlan) -> Prediction:
-    """Halve the candidates by real steps until one is left; every rank chooses the same."""
-    left = list(candidates)
+def rank_candidates(
+    visits: Visits, candidates: Sequence[Prediction], plan: VisitPlan
+) -> list[Prediction]:
+    """Halves the candidates by real steps until one is left; returns all, the best first.
+
+    A level goes on with those that have saved most in all rounds so far. What it leaves out stays
+    behind what it keeps, and what there is no time for comes last. Every rank ranks the same.
+    """
+    ranked = list(candidates)
     for level, count in enumerate(plan.levels):
-        left = left[:count]
-        settings = [DEFAULT, *(each.setting for each in left)]
+        settings = [DEFAULT, *(each.setting for each in ranked[:count])]
         visits.rounds(f"choice {level + 1}", settings, ROUNDS_PER_LEVEL)
         times = all_instance_times(visits.samples)
-        ratios = times.div(times[DEFAULT.label], axis=0).median()
-        left.sort(key=lambda each: ratios[each.setting.label])
-    return left[0]
+        saved = {each: _gain(times, each.setting.label).estimate for each in ranked[:count]}
+        ranked[:count] = sorted(saved, key=saved.__getitem__, reverse=True)
+    return ranked
+
+
+def _gain(times: pd.DataFrame, label: str) -> Gain:
+    """Returns what a setting saves of the default's time in the rounds that both were visited in.
+
+    ``times`` are those of ``instance_times``.
+    """
+    both = times[[label, DEFAULT.label]].dropna()
+    return paired_gain(both[label], both[DEFAULT.label])
 
 
 def bucketing_table(predicted: Predicted, measured: Measured) -> pd.DataFrame:

@@ -21,6 +21,7 @@ from common.runtime.run_directory import read_environment
 from common.studies import tune_check
 from common.tuning import launched
 from common.tuning.figure import plot_recommendation
+from common.tuning.paired import paired_gain
 from common.tuning.recommendation import Recommendation, read_recommendation
 from common.tuning.setting import DEFAULT
 
@@ -144,11 +145,22 @@ def test_the_choice_halves_and_ends_with_the_best_of_its_last_level(tuned, found
     slowest = visits[visits["stage"] != "final"]
     slowest = slowest.groupby(["stage", "setting", "round", "iteration"])["step_time_ms"].max()
     instances = slowest.groupby(["setting", "stage", "round"]).median()
-    ratios = {
-        label: (instances[label] / instances[DEFAULT.label]).median()
+    saved = {
+        label: paired_gain(instances[label], instances[DEFAULT.label]).estimate
         for label in levels[-1] - {DEFAULT.label}
     }
-    assert min(ratios, key=ratios.__getitem__) == found.best.setting.label
+    assert max(saved, key=saved.__getitem__) == found.best.setting.label
+
+
+def test_the_table_shows_the_best_first_and_then_who_was_left_out_last(found):
+    assert found.candidates[0] == found.best
+    visited = [each.gain for each in found.candidates if each.gain]
+    assert [each.gain for each in found.candidates[: len(visited)]] == visited
+    rounds = [gain.rounds for gain in visited]
+    assert rounds == sorted(rounds, reverse=True)
+    for one, other in itertools.pairwise(visited[1:]):
+        # Of those that were left out at one level, the one that had saved more comes first.
+        assert one.rounds > other.rounds or one.estimate >= other.estimate
 
 
 def test_rank_0_prints_the_recommendation_and_its_lines_are_python(tuned, found):
