@@ -92,7 +92,7 @@ def measured_samples(run: Assignment2Run) -> MeasuredSamples:
     """All samples that a run's prediction is made of."""
     names = ("gradient-ready-times.csv", "allreduce-samples.csv", "overlap-times.csv")
     paths = [find_table(run.run_dir, name, WRITTEN_BY[name]) for name in names]
-    return read_samples(*paths, added_latency_s=run.settings.get("added_latency_ms", 0.0) / 1e3)
+    return read_samples(*paths, added_latency_s=run.model.added_latency_s)
 
 
 def term_errors(networks: Sequence[NetworkRun], ready: ReadySamples | None = None) -> pd.DataFrame:
@@ -135,7 +135,14 @@ def contention_costs(run: NetworkRun) -> tuple[DdpCosts, float | None]:
     steps = run.sweep.distinct().steps
     times_s = steps.loc[steps["bucket_cap_mib"] == cap, "backward_time_ms"].to_numpy() / 1e3
     overlapped = OverlappedRun(times_s, options=DdpOptions(cap))
-    return fit_contention(run.profile, run.all_reduce.curve, overlapped, run.costs).costs, cap
+    fit = fit_contention(
+        run.profile,
+        run.all_reduce.curve,
+        overlapped,
+        run.costs,
+        added_latency_s=run.added_latency_s,
+    )
+    return fit.costs, cap
 
 
 def _models(

@@ -60,7 +60,7 @@ class JudgedCase:
     Attributes:
         facts: its row of cases.csv.
         profile: gradients, at the speed of the rounds without DDP.
-        curve: all-reduces one after another, with the latency added to buckets.
+        curve: all-reduces one after another.
         crowded: several at once, the time of each.
         contention: None where computation is a sleep, as long whatever runs beside it.
         copies_s: DDP's copies in and out of all gradients, by the byte from all cases on as many
@@ -108,8 +108,9 @@ class JudgedCase:
 
         Gloo takes up two buckets at a time, the hook that adds latency one.
         """
-        if self.facts["added_latency_ms"] > 0:
-            return DdpModel(self.profile, self.curve, self.costs)
+        latency_s = float(self.facts["added_latency_ms"]) / 1e3
+        if latency_s > 0:
+            return DdpModel(self.profile, self.curve, self.costs, added_latency_s=latency_s)
         return DdpModel(
             self.profile, self.curve, self.costs, in_flight=2, crowded_network=self.crowded
         )
@@ -136,14 +137,13 @@ def case_of(
         AllReduceSamples.of(own.assign(rank=ranks - 1)).curve()
         for own in (all_reduces[all_reduces["mode"] == mode] for mode in MODES)
     )
-    latency_s = float(facts["added_latency_ms"]) / 1e3
     profile = _profile(gradients, local_s)
     judged = BucketSweep(steps[steps["role"] == "judged"], ranks)
     judged.check_buckets(profile)
     return JudgedCase(
         facts=facts,
         profile=profile,
-        curve=MeasuredAllReduce(curve.sizes_bytes, curve.times_s + latency_s),
+        curve=curve,
         crowded=crowded,
         contention=contention,
         copies_s=copies_s,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +13,6 @@ from common.analysis.comparable import Measured, require_same
 from common.analysis.opened_run import given_folder
 from common.analysis.sweep import BucketSweep, exposed_record, local_backward_s, read_sweep
 from common.errors import UserError
-from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.model import DdpModel
 from common.perfmodel.profile import BackwardProfile, DdpCosts
 from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs, read_ready_times
@@ -45,8 +44,7 @@ class Assignment2Run:
         caption: hardware, date and source, for every figure.
         settings: model, batch_size, max_seq_len, dtype, backend and device.
         profile: gradients of the backward pass, without communication.
-        all_reduce: the measured curve, calls one after another, and the latency that DDP's
-            runs added to every bucket, where they did.
+        all_reduce: the measured curve, calls one after another.
         costs: DDP's bookkeeping and contention.
         sweep: DDP over bucket caps.
         local_s: the backward pass without DDP, measured among the rounds of the sweep.
@@ -70,7 +68,12 @@ class Assignment2Run:
     @property
     def model(self) -> DdpModel:
         """Predicts this run's backward passes and steps."""
-        return DdpModel(self.profile, self.all_reduce.curve, self.costs)
+        return DdpModel(
+            self.profile,
+            self.all_reduce.curve,
+            self.costs,
+            added_latency_s=added_latency_s(self.settings),
+        )
 
     @property
     def gradient_mib(self) -> float:
@@ -107,7 +110,7 @@ def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
         f"{'recorded' if recorded else 'run'} {source}",
         settings=settings,
         profile=profile,
-        all_reduce=with_added_latency(all_reduce, settings),
+        all_reduce=all_reduce,
         costs=read_costs(paths["overlap-times.csv"]),
         sweep=sweep,
         local_s=local_backward_s(paths["local-times.csv"]),
@@ -117,12 +120,9 @@ def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
     )
 
 
-def with_added_latency(all_reduce: AllReduceTable, settings: dict) -> AllReduceTable:
-    """The table as it is for buckets that each wait for the latency that a comm hook added."""
-    curve, latency_s = all_reduce.curve, settings.get("added_latency_ms", 0.0) / 1e3
-    return replace(
-        all_reduce, curve=MeasuredAllReduce(curve.sizes_bytes, curve.times_s + latency_s)
-    )
+def added_latency_s(settings: Mapping) -> float:
+    """Returns the latency that DDP's runs added to every bucket, from their settings."""
+    return settings.get("added_latency_ms", 0.0) / 1e3
 
 
 def _choose(run_dir: str | Path | None) -> Path:

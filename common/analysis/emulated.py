@@ -10,9 +10,9 @@ import pandas as pd
 from common.analysis.assignment2 import (
     RECORDED,
     Assignment2Run,
+    added_latency_s,
     check_comparable,
     open_run,
-    with_added_latency,
 )
 from common.analysis.sweep import Accuracy, BucketSweep, evaluate, read_sweep
 from common.errors import UserError
@@ -43,6 +43,7 @@ class NetworkRun:
     profile: BackwardProfile
     all_reduce: AllReduceTable
     costs: DdpCosts
+    added_latency_s: float
     sweep: BucketSweep
     links: pd.DataFrame
     rate_bit_per_s: float
@@ -55,7 +56,12 @@ class NetworkRun:
     @property
     def model(self) -> DdpModel:
         """Predicts backward passes over this network."""
-        return DdpModel(self.profile, self.all_reduce.curve, self.costs)
+        return DdpModel(
+            self.profile,
+            self.all_reduce.curve,
+            self.costs,
+            added_latency_s=self.added_latency_s,
+        )
 
     def accuracy(self) -> Accuracy:
         """Holds the prediction against the sweep."""
@@ -101,8 +107,15 @@ def _complete(folder: Path) -> bool:
 
 def _loopback(run: Assignment2Run) -> NetworkRun:
     return NetworkRun(
-        *("loopback", run.caption, run.profile, run.all_reduce, run.costs, run.sweep),
-        *(pd.DataFrame(), float("inf")),
+        name="loopback",
+        caption=run.caption,
+        profile=run.profile,
+        all_reduce=run.all_reduce,
+        costs=run.costs,
+        added_latency_s=run.model.added_latency_s,
+        sweep=run.sweep,
+        links=pd.DataFrame(),
+        rate_bit_per_s=float("inf"),
     )
 
 
@@ -130,8 +143,9 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
         name=environment["network"],
         caption=f"{environment['hardware']}; {environment['start_time'][:10]}; {source}",
         profile=run.profile,
-        all_reduce=with_added_latency(read_all_reduce(found["allreduce-samples.csv"]), settings),
+        all_reduce=read_all_reduce(found["allreduce-samples.csv"]),
         costs=costs,
+        added_latency_s=added_latency_s(settings),
         sweep=sweep,
         links=links,
         rate_bit_per_s=min(network["rates_bit_per_s"]),

@@ -78,6 +78,7 @@ class Report:
     """The inputs of one prediction and the printing of its results."""
 
     def __init__(self, asked: Predict) -> None:
+        from common.analysis.assignment2 import added_latency_s
         from common.analysis.sweep import read_sweep
         from common.cli.predict_trace import trace_request
         from common.perfmodel.buckets import parse_cap
@@ -86,7 +87,7 @@ class Report:
         from common.perfmodel.tables import read_all_reduce, read_costs
 
         caps = [parse_cap(text) for text in asked.bucket_cap_mb]
-        asked = with_tables_of_run(asked)
+        asked, settings = with_tables_of_run(asked)
         if not asked.allreduce:
             raise UserError("no all-reduce table: give --allreduce FILE or --run-dir DIR")
         if asked.alpha_us is not None and not 0 < asked.alpha_us < float("inf"):
@@ -101,7 +102,10 @@ class Report:
         self.curve: MeasuredAllReduce = table.curve
         self.world_size = table.world_size
         costs = read_costs(asked.overlap) if asked.overlap else NO_COSTS
-        self.model = DdpModel(profile, table.curve, costs)
+        latency_s = added_latency_s(settings)
+        self.model = DdpModel(profile, table.curve, costs, added_latency_s=latency_s)
+        if latency_s:
+            self.notes.append(f"every bucket waits {latency_s * 1e3:g} ms in addition, as it did")
         self.sweep: BucketSweep | None = read_sweep(asked.measured) if asked.measured else None
         if self.sweep and self.world_size != self.sweep.world_size:
             raise UserError(
@@ -247,8 +251,11 @@ def _best_line(label: str, best: BestCap) -> str:
     )
 
 
-def with_tables_of_run(asked: Predict) -> Predict:
-    """Fill in the tables of ``--run-dir`` where none was given; all must be comparable."""
+def with_tables_of_run(asked: Predict) -> tuple[Predict, dict]:
+    """Fills in the tables of ``--run-dir`` where none was given; all must be comparable.
+
+    Returns what was asked with its tables, and the settings that their runs share.
+    """
     from dataclasses import replace
     from pathlib import Path
 
@@ -274,5 +281,4 @@ def with_tables_of_run(asked: Predict) -> Predict:
     }
     asked = replace(asked, **found)
     tables = (asked.ready_times, asked.allreduce, asked.overlap, asked.measured)
-    check_comparable(Path(table) for table in tables if table)
-    return asked
+    return asked, check_comparable(Path(table) for table in tables if table)

@@ -91,6 +91,7 @@ def fit_contention(
     costs: DdpCosts = NO_COSTS,
     *,
     noise: float = NOISE,
+    added_latency_s: float = 0.0,
 ) -> ContentionFit:
     """Fit s, and r where the end of computation was watched, to one overlapped run.
 
@@ -101,11 +102,18 @@ def fit_contention(
         costs: copies and launches, which are kept; r where the run does not contradict it; and
             the contention that stays in force where s cannot be told.
         noise: the least uncertainty of the run's median, as a fraction.
+        added_latency_s: as in ``simulate_buckets``.
     """
     buckets = profile_buckets(profile, run.options)
 
     def ends(s: float, r: float) -> tuple[float, float]:
-        timeline = simulate_buckets(profile, network, buckets, _with_rates(costs, s, r))
+        timeline = simulate_buckets(
+            profile,
+            network,
+            buckets,
+            _with_rates(costs, s, r),
+            added_latency_s=added_latency_s,
+        )
         return timeline.total_s, timeline.compute_end_s
 
     total_s, total_noise_s = _middle(run.total_s, noise)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.closed_form import closed_form
-from common.perfmodel.collectives import AllReduceModel, as_alpha_beta
+from common.perfmodel.collectives import AllReduceModel, AlphaBeta, as_alpha_beta
 from common.perfmodel.comm_hooks import CommHook
 from common.perfmodel.ddp_step import StepOptions, StepParts, StepTimeline, step_timeline
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
@@ -48,10 +48,11 @@ class DdpModel:
 
     Attributes:
         profile: gradients and when they are ready on the slowest rank, without communication.
-        network: all-reduces one after another, with whatever latency is added to each.
+        network: all-reduces one after another.
         costs: DDP's copies, and contention.
         in_flight: all-reduces that the backend has under way at a time: 1 for NCCL.
         crowded_network: seconds per all-reduce while several are in flight, where measured.
+        added_latency_s: what each bucket waits in addition (``simulate_buckets``).
     """
 
     profile: BackwardProfile
@@ -59,6 +60,7 @@ class DdpModel:
     costs: DdpCosts = NO_COSTS
     in_flight: int = 1
     crowded_network: AllReduceModel | None = None
+    added_latency_s: float = 0.0
 
     def backward(
         self,
@@ -82,6 +84,7 @@ class DdpModel:
             hook=hook,
             in_flight=self.in_flight,
             crowded_network=self.crowded_network,
+            added_latency_s=self.added_latency_s,
         )
 
     def at_cap(self, cap_mib: float | None) -> BackwardTimeline:
@@ -119,6 +122,7 @@ class DdpModel:
             hook=hook,
             in_flight=self.in_flight,
             crowded_network=self.crowded_network,
+            added_latency_s=self.added_latency_s,
         )
 
     def ladder(self, one_rank: BackwardProfile | None = None) -> dict[str, Predictor]:
@@ -129,15 +133,19 @@ class DdpModel:
         Args:
             one_rank: the profile of a single rank; the rungs below ``SLOWEST`` then take it.
         """
-        bare = DdpModel(one_rank or self.profile, self.network)
-        by_hand = closed_form(bare.profile, self.network)
+        line = as_alpha_beta(self.network)
+        later = AlphaBeta(line.alpha_s + self.added_latency_s, line.bandwidth_bytes_per_s)
         unslowed = self.costs.without("communication_slowdown")
         copies = unslowed.without("launch", "compute_slowdown")
+        one_by_one = replace(self, in_flight=1, crowded_network=None)
+        bare = replace(one_by_one, costs=NO_COSTS)
+        own = replace(bare, profile=one_rank or self.profile)
+        by_hand = closed_form(own.profile, later)
         models = {
-            LINE: replace(bare, network=as_alpha_beta(self.network)),
-            CURVE: bare,
-            SLOWEST: DdpModel(self.profile, self.network),
-            COPIES: DdpModel(self.profile, self.network, copies),
+            LINE: replace(own, network=line),
+            CURVE: own,
+            SLOWEST: bare,
+            COPIES: replace(one_by_one, costs=copies),
             SEVERAL: replace(self, costs=copies),
             COMPUTE: replace(self, costs=unslowed),
             FULL: self,

@@ -23,7 +23,7 @@ collective at a time. The tests hold the forms against each other over random ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,15 @@ class Traffic:
     beside_s: NDArray
     progress_s: NDArray
     total_work: float
+
+    def later(self, latency_s: float) -> Traffic:
+        """Returns the same with all-reduces that wait so long in addition, which slows nothing."""
+        return replace(
+            self,
+            alone_s=self.alone_s + latency_s,
+            beside_s=self.beside_s + latency_s,
+            progress_s=self.progress_s + latency_s,
+        )
 
     @property
     def has_contention(self) -> bool:

@@ -98,6 +98,7 @@ def best_bucket_cap(
     hook: CommHook | None = None,
     in_flight: int = 1,
     crowded_network: AllReduceModel | None = None,
+    added_latency_s: float = 0.0,
 ) -> BestCap:
     """Find the cap with the shortest predicted backward pass.
 
@@ -110,7 +111,7 @@ def best_bucket_cap(
         tolerance: what counts as near the best, as a fraction of its time.
         bucketings: of ``distinct_bucketings`` for this profile and these caps, found once where
             many networks are compared.
-        hook, in_flight, crowded_network: as in ``simulate_buckets``.
+        hook, in_flight, crowded_network, added_latency_s: as in ``simulate_buckets``.
 
     b* is the middle (geometric mean) of the caps that give the fastest bucketing, or of those
     among ``caps_mib``; larger caps win ties.
@@ -129,6 +130,7 @@ def best_bucket_cap(
             hook=hook,
             in_flight=in_flight,
             crowded_network=crowded_network,
+            added_latency_s=added_latency_s,
         )
         total_s, exposed_s = timeline.total_s, timeline.exposed_communication_s
         found = Candidate(one.low_mib, one.high_mib, len(one.buckets), total_s, exposed_s)

@@ -94,6 +94,7 @@ def simulate_backward(
     hook: CommHook | None = None,
     in_flight: int = 1,
     crowded_network: AllReduceModel | None = None,
+    added_latency_s: float = 0.0,
 ) -> BackwardTimeline:
     """Simulate one backward pass of DDP in its steady state.
 
@@ -104,7 +105,7 @@ def simulate_backward(
         costs: bookkeeping and contention.
         static_graph, find_unused_parameters, bucket_cap_mb_list: as for DDP.
         gradient_as_bucket_view: as for DDP; nothing is copied back.
-        hook, in_flight, crowded_network: as in ``simulate_buckets``.
+        hook, in_flight, crowded_network, added_latency_s: as in ``simulate_buckets``.
     """
     options = DdpOptions(
         bucket_cap_mb, static_graph, find_unused_parameters, tuple(bucket_cap_mb_list)
@@ -117,6 +118,7 @@ def simulate_backward(
         hook=hook,
         in_flight=in_flight,
         crowded_network=crowded_network,
+        added_latency_s=added_latency_s,
     )
 
 
@@ -144,6 +146,7 @@ def simulate_buckets(
     hook: CommHook | None = None,
     in_flight: int = 1,
     crowded_network: AllReduceModel | None = None,
+    added_latency_s: float = 0.0,
 ) -> BackwardTimeline:
     """Simulate one backward pass for given buckets (indices into the profile).
 
@@ -156,6 +159,8 @@ def simulate_buckets(
         in_flight: how many all-reduces share the link: 1 for NCCL, 2 for gloo as it is.
         crowded_network: seconds per all-reduce while several are in flight, where measured; what
             they gain over one after another. Without it they gain nothing.
+        added_latency_s: what each bucket waits in addition, as on a longer link. Nothing is sent
+            meanwhile, so computation beside it is not slowed, nor is the waiting.
     """
     if in_flight < 1:
         raise UserError(f"{in_flight} all-reduces in flight: at least 1")
@@ -168,6 +173,8 @@ def simulate_buckets(
     if in_flight > 1 and crowded_network is not None:
         crowded_s = _message_times(crowded_network, messages).sum(axis=1)
         gain = np.maximum(1.0, traffic.alone_s / np.maximum(crowded_s, TINY_S))
+    if added_latency_s:
+        traffic = traffic.later(added_latency_s)
     if in_flight == 1 and not traffic.has_contention:
         spans = without_contention(traffic)
     else:

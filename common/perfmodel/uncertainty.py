@@ -23,7 +23,7 @@ from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.model import DdpModel
-from common.perfmodel.profile import NO_COSTS, DdpCosts
+from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.samples import AllReduceSamples, OverlapSamples, ReadySamples
 from common.perfmodel.simulator import profile_buckets
 from common.perfmodel.tables import (
@@ -56,8 +56,7 @@ class MeasuredSamples:
     def model(self) -> DdpModel:
         """Returns the model from all samples, by which the prediction itself is made."""
         costs = self.overlap.costs() if self.overlap else self.costs
-        curve = self._with_latency(self.all_reduce.curve())
-        return DdpModel(self.ready.profile(), curve, costs, self.in_flight)
+        return self._of(self.ready.profile(), self.all_reduce.curve(), costs)
 
     def drawn(self, generator: np.random.Generator) -> DdpModel:
         """Returns the model from as many samples drawn with replacement."""
@@ -73,12 +72,16 @@ class MeasuredSamples:
             costs = self.overlap.costs(
                 generator.integers(self.overlap.rounds, size=self.overlap.rounds)
             )
-        return DdpModel(profile, self._with_latency(curve), costs, self.in_flight)
+        return self._of(profile, curve, costs)
 
-    def _with_latency(self, curve: MeasuredAllReduce) -> MeasuredAllReduce:
-        if not self.added_latency_s:
-            return curve
-        return MeasuredAllReduce(curve.sizes_bytes, curve.times_s + self.added_latency_s)
+    def _of(self, profile: BackwardProfile, curve: MeasuredAllReduce, costs: DdpCosts) -> DdpModel:
+        return DdpModel(
+            profile,
+            curve,
+            costs,
+            in_flight=self.in_flight,
+            added_latency_s=self.added_latency_s,
+        )
 
 
 def read_samples(

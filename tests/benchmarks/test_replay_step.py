@@ -19,9 +19,10 @@ from refusal_support import refused_line
 from common.analysis.assignment2 import check_comparable, open_run
 from common.analysis.sweep import read_sweep
 from common.benchmarks.replayed_profile import open_replayed
+from common.cli.predict import Predict, Report
 from common.errors import UserError
 from common.perfmodel.recorded import load_recorded
-from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
+from common.perfmodel.tables import read_costs, read_ready_times
 from common.runtime.paths import project_root
 
 pytestmark = pytest.mark.xdist_group("assignment2_runs")
@@ -207,10 +208,11 @@ def test_a_run_with_added_latency_is_predicted_with_it(
         shutil.copytree(run, tmp_path / "all" / run.parent.name)
     opened = open_run(tmp_path / "all")
     assert opened.settings["added_latency_ms"] == LATENCY_MS
-    measured = read_all_reduce(allreduce_run / "allreduce-samples.csv").curve
-    np.testing.assert_allclose(opened.all_reduce.curve.times_s, measured.times_s + LATENCY_MS / 1e3)
     timeline = opened.model.at_cap(0.5)
     assert timeline.total_s >= timeline.num_buckets * LATENCY_MS / 1e3
+    report = Report(Predict(run_dir=str(tmp_path / "all")))
+    assert report.model.at_cap(0.5) == timeline
+    assert report.notes == [f"every bucket waits {LATENCY_MS:g} ms in addition, as it did"]
 
 
 REFUSED = [

@@ -110,3 +110,19 @@ def test_the_model_answers_as_the_engine_does(profile, network, cap):
     caps = (np.array([1, 2, 3]) * cap / MIB).tolist()
     expected = best_bucket_cap(profile, network, caps, costs=COSTS, in_flight=2)
     assert model.best_cap(caps) == expected
+
+
+def test_added_latency_is_waited_for_and_slows_nothing():
+    # One bucket, ready after 1 of 10 s. Beside computation its all-reduce takes 2 s, not 1, and
+    # costs 1 s of computation; the 3 s of latency cost none, and are not doubled.
+    profile = make_profile([8], [1.0], tail_s=9.0)
+    costs = DdpCosts(communication_slowdown=2.0, compute_slowdown=2.0)
+    model = DdpModel(profile, AlphaBeta(1.0, 1e12), costs, added_latency_s=3.0)
+    timeline = model.at_cap(None)
+    assert timeline.events[0].end_s == pytest.approx(1 + 2 + 3)
+    assert timeline.compute_end_s == pytest.approx(10 + 1)
+    # Where nothing is slowed it is no other than a longer latency of the network.
+    longer = DdpModel(profile, AlphaBeta(4.0, 1e12))
+    for name, predictor in replace(model, costs=DdpCosts()).ladder().items():
+        assert predictor(None) == pytest.approx(longer.ladder()[name](None))
+    assert model.best_cap().total_s == pytest.approx(timeline.total_s)
