@@ -6,12 +6,12 @@ import logging
 from dataclasses import dataclass
 
 import pandas as pd
-import torch
 
 from common.benchmarks.gpt2_step import DTYPES
+from common.benchmarks.rounds import rotated_rounds
 from common.errors import UserError, unknown_name
 from common.perfmodel.collectives import algorithm_bandwidth, bus_bandwidth
-from common.runtime.collective_timing import check_sum, time_in_flight, time_sequence
+from common.runtime.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
@@ -20,10 +20,6 @@ from common.runtime.recorder import Recorder, record_run, require_not_negative, 
 COURSE_NUMEL = (
     *(1, 12792, 25584, 51169, 102338, 204677, 409355, 818710, 1637420, 3274840, 6549680),
     *(13099360, 26198720, 52397440, 104794880, 209589760, 419179520, 838359040, 1676718080),
-)
-SAMPLE_COLUMNS = (
-    *("mode", "total_elements", "total_bytes", "in_flight"),
-    *("round", "iteration", "rank", "time_ms"),
 )
 
 logger = logging.getLogger(__name__)
@@ -100,57 +96,29 @@ def main(settings: AllReduceBenchmark) -> None:
 
 
 def measure(settings: AllReduceBenchmark, worker: Worker, recorder: Recorder) -> pd.DataFrame:
-    """Visit the sizes in rotated rounds; the samples of every rank, on rank 0."""
-    samples = recorder.stream("allreduce-samples.csv", SAMPLE_COLUMNS)
-    progress = Progress(settings.rounds * len(settings.numel), worker.is_main)
-    for round_ in range(settings.rounds):
-        for numel in rotated(settings.numel, round_):
-            samples.write(_sample_size(settings, worker, numel, round_))
-            progress.step(f"round {round_ + 1}, {numel:,} elements")
-    return samples.table()
-
-
-def rotated(items: tuple, round_: int) -> tuple:
-    """The order of a round: rotated by one every two rounds, each second round backwards.
-
-    Over two rounds every item has the same mean position, so a steady drift of the machine
-    favours none, and over many no item always follows the same other.
-    """
-    shift = round_ // 2 % len(items)
-    order = items[shift:] + items[:shift]
-    return order[::-1] if round_ % 2 else order
-
-
-def _sample_size(
-    settings: AllReduceBenchmark, worker: Worker, numel: int, round_: int
-) -> list[dict]:
+    """Visits the sizes in rotated rounds; returns the samples of every rank, on rank 0."""
+    samples = recorder.stream("allreduce-samples.csv", ALL_REDUCE_COLUMNS)
     dtype = DTYPES[settings.dtype]
-    size_bytes = numel * dtype.itemsize
-    in_flight = int(min(16, max(2, settings.in_flight_mib * 2**20 // size_bytes)))
-    buffers = [torch.zeros(numel, dtype=dtype, device=worker.device) for _ in range(in_flight)]
-    check_sum(buffers[0], worker)
     calls = settings.warmup_steps + settings.iterations
-    batches = -(-calls // in_flight) + 1  # the first is warm-up
-    idle = settings.launch_included
-    alone_s = time_sequence(buffers[:1] * calls, worker, launch_included=idle)
-    together_s = [time_in_flight(buffers, worker, launch_included=idle) for _ in range(batches)]
-    times_s = {
-        "sequential": alone_s[settings.warmup_steps :],
-        "in_flight": [time_s / in_flight for time_s in together_s[1:]],
-    }
-    return [
-        {
-            "mode": mode,
-            "total_elements": numel,
-            "total_bytes": size_bytes,
-            "in_flight": 1 if mode == "sequential" else in_flight,
-            "round": round_,
-            "iteration": iteration,
-            "time_ms": time_s * 1e3,
-        }
-        for mode, samples in times_s.items()
-        for iteration, time_s in enumerate(samples)
-    ]
+    progress = Progress(settings.rounds * len(settings.numel), worker.is_main)
+    for round_, numel in rotated_rounds(settings.numel, settings.rounds):
+        fitting = settings.in_flight_mib * 2**20 // (numel * dtype.itemsize)
+        in_flight = int(min(16, max(2, fitting)))
+        rows = time_all_reduces(
+            numel,
+            dtype,
+            worker,
+            round_,
+            calls=settings.iterations,
+            warmup_calls=settings.warmup_steps,
+            in_flight=in_flight,
+            batches=-(-calls // in_flight),
+            checked=True,
+            launch_included=settings.launch_included,
+        )
+        samples.write(rows)
+        progress.step(f"round {round_ + 1}, {numel:,} elements")
+    return samples.table()
 
 
 def slowest_rank(samples: pd.DataFrame) -> pd.DataFrame:

@@ -11,8 +11,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from common.benchmarks.allreduce import rotated, slowest_rank
+from common.benchmarks.allreduce import slowest_rank
 from common.benchmarks.gpt2_step import DTYPES
+from common.benchmarks.rounds import rotated_rounds
 from common.errors import UserError, unknown_name
 from common.runtime.collective_timing import check_sum, time_in_flight, time_sequence
 from common.runtime.process_group import Worker, process_group
@@ -87,28 +88,27 @@ def measure(settings: ChunkBenchmark, worker: Worker, recorder: Recorder) -> pd.
     check_sum(buffer, worker)
     sizes = chunk_sizes(settings.numel)
     progress = Progress(settings.rounds * len(sizes), worker.is_main)
-    for round_ in range(settings.rounds):
-        for size in rotated(sizes, round_):
-            chunks = list(buffer.split(size))
-            rows = []
-            for mode in ("sequential", "in_flight"):
-                for iteration in range(-1, settings.iterations):  # one warm-up
-                    elapsed_s = _time_chunks(chunks, worker, mode)
-                    if iteration >= 0:
-                        rows.append(
-                            {
-                                "mode": mode,
-                                "total_elements": settings.numel,
-                                "total_bytes": settings.numel * dtype.itemsize,
-                                "chunk_elements": size,
-                                "chunk_bytes": size * dtype.itemsize,
-                                "round": round_,
-                                "iteration": iteration,
-                                "time_ms": elapsed_s * 1e3,
-                            }
-                        )
-            stream.write(rows)
-            progress.step(f"round {round_ + 1}, chunks of {size:,} elements")
+    for round_, size in rotated_rounds(sizes, settings.rounds):
+        chunks = list(buffer.split(size))
+        rows = []
+        for mode in ("sequential", "in_flight"):
+            for iteration in range(-1, settings.iterations):  # one warm-up
+                elapsed_s = _time_chunks(chunks, worker, mode)
+                if iteration >= 0:
+                    rows.append(
+                        {
+                            "mode": mode,
+                            "total_elements": settings.numel,
+                            "total_bytes": settings.numel * dtype.itemsize,
+                            "chunk_elements": size,
+                            "chunk_bytes": size * dtype.itemsize,
+                            "round": round_,
+                            "iteration": iteration,
+                            "time_ms": elapsed_s * 1e3,
+                        }
+                    )
+        stream.write(rows)
+        progress.step(f"round {round_ + 1}, chunks of {size:,} elements")
     return stream.table()
 
 

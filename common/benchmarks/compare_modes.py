@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.benchmarks.allreduce import rotated
+from common.benchmarks.rounds import rotated
 from common.data.text import TokenizedTexts
 from common.errors import UserError
 from common.runtime.paths import relative_to_project

@@ -9,7 +9,6 @@ import pandas as pd
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from common.benchmarks.allreduce import rotated
 from common.benchmarks.bucket_timeline import TIMELINE_COLUMNS, watch
 from common.benchmarks.ddp_record import describe_buckets, lateness_rows, overlap_rows
 from common.benchmarks.gpt2_step import StepSettings
@@ -20,6 +19,7 @@ from common.benchmarks.latency_hook import (
     latency_note,
 )
 from common.benchmarks.replay_step import ReplayStep, Step, make_step
+from common.benchmarks.rounds import rotated_rounds
 from common.errors import UserError
 from common.perfmodel.buckets import cap_label, parse_cap
 from common.runtime.process_group import Worker, process_group
@@ -169,30 +169,29 @@ def measure(
     progress = Progress(settings.rounds * len(arms) + len(watched), worker.is_main)
     for _ in range(settings.initial_steps):
         timed_step(step, step.forward_model, worker, 0)
-    for round_ in range(settings.rounds):
-        for arm in rotated(arms, round_):
-            if arm == "local":
-                rows = [timed_step(step, step.forward_model, worker, i) for i in _steps(settings)]
-                local.write([{"round": round_} | row for row in rows if row["iteration"] >= 0])
-                progress.step(f"round {round_ + 1}, without DDP")
-                continue
-            rows, records = visit(settings, step, worker, arm, hook)
-            gc.collect()  # the DDP instance of this visit, its hooks and its buckets
-            described = describe_buckets(records[-1], step)
-            keys = {"bucket_cap_mib": cap_label(arm), "round": round_}
-            sizes = {
-                "num_buckets": len(described),
-                "first_bucket_bytes": described[0]["size_bytes"],
-                "last_bucket_bytes": described[-1]["size_bytes"],
-            }
-            times.write([keys | sizes | row for row in rows if row["iteration"] >= 0])
-            warmup.write([keys | sizes | row for row in rows if row["iteration"] < 0])
-            overlap.write([keys | row for row in overlap_rows(records, settings.warmup_steps)])
-            if late:
-                late.write([keys | row for row in lateness_rows(records, settings.warmup_steps)])
-            if round_ == 0:
-                buckets.write([{"bucket_cap_mib": cap_label(arm)} | row for row in described])
-            progress.step(f"round {round_ + 1}, cap {cap_label(arm)} MiB")
+    for round_, arm in rotated_rounds(arms, settings.rounds):
+        if arm == "local":
+            rows = [timed_step(step, step.forward_model, worker, i) for i in _steps(settings)]
+            local.write([{"round": round_} | row for row in rows if row["iteration"] >= 0])
+            progress.step(f"round {round_ + 1}, without DDP")
+            continue
+        rows, records = visit(settings, step, worker, arm, hook)
+        gc.collect()  # the DDP instance of this visit, its hooks and its buckets
+        described = describe_buckets(records[-1], step)
+        keys = {"bucket_cap_mib": cap_label(arm), "round": round_}
+        sizes = {
+            "num_buckets": len(described),
+            "first_bucket_bytes": described[0]["size_bytes"],
+            "last_bucket_bytes": described[-1]["size_bytes"],
+        }
+        times.write([keys | sizes | row for row in rows if row["iteration"] >= 0])
+        warmup.write([keys | sizes | row for row in rows if row["iteration"] < 0])
+        overlap.write([keys | row for row in overlap_rows(records, settings.warmup_steps)])
+        if late:
+            late.write([keys | row for row in lateness_rows(records, settings.warmup_steps)])
+        if round_ == 0:
+            buckets.write([{"bucket_cap_mib": cap_label(arm)} | row for row in described])
+        progress.step(f"round {round_ + 1}, cap {cap_label(arm)} MiB")
     if watched:
         timelines = recorder.stream("bucket-timeline.csv", TIMELINE_COLUMNS)
     for cap in watched:

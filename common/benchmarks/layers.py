@@ -15,16 +15,12 @@ from pathlib import Path
 import pandas as pd
 from torch import nn
 
+from common.benchmarks.calibration import PASS_COLUMNS, watch_pass
 from common.benchmarks.gpt2_step import StepSettings
 from common.benchmarks.replay_step import Step, make_step
 from common.errors import UserError
 from common.models.gpt2 import GPT2
-from common.runtime.gradient_marks import (
-    READY_COLUMNS,
-    hold_for_marks,
-    ready_marks,
-    ready_rows,
-)
+from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
@@ -95,9 +91,6 @@ class LayerBenchmark:
         )
 
 
-STEP_COLUMNS = ("rank", "iteration", "forward_time_ms", "backward_time_ms", "optimizer_time_ms")
-
-
 def main(settings: LayerBenchmark) -> None:
     """Run the benchmark and print where its tables are."""
     with process_group(settings.device, settings.backend) as worker:
@@ -131,7 +124,7 @@ def _report(run: RunDirectory, sizes: pd.DataFrame | None, durations: pd.DataFra
 def measure(
     settings: LayerBenchmark, step: Step, worker: Worker, recorder: Recorder
 ) -> pd.DataFrame:
-    """Time the steps; stream the raw samples.
+    """Times the steps and streams the raw samples.
 
     Returns:
         on rank 0 the duration in seconds of every layer's gradient, of ``forward``, ``backward``
@@ -139,7 +132,7 @@ def measure(
     """
     clock = clock_for(worker.device)
     ready = recorder.stream("gradient-ready-times.csv", READY_COLUMNS)
-    steps = recorder.stream("local-step-times.csv", STEP_COLUMNS)
+    steps = recorder.stream("local-step-times.csv", PASS_COLUMNS)
     progress = Progress(settings.warmup_steps + settings.num_steps, worker.is_main)
     durations = []
     show_hidden = not settings.compile and not settings.replay
@@ -147,16 +140,7 @@ def measure(
         for iteration in range(-settings.warmup_steps, settings.num_steps):
             step.zero_grad()
             for _ in range(settings.gradient_accumulation):
-                marks.clear()
-                forward_start = clock.mark()
-                loss = step.forward()
-                forward_end = clock.mark()
-                clock.wait()
-                worker.barrier()
-                hold_for_marks(step.model, clock)
-                start = clock.mark()
-                loss.backward()
-                end = clock.mark()
+                last = watch_pass(step, worker, clock, marks, barrier_before="backward")
             optimizer_start = clock.mark()
             step.optimize()
             optimizer_end = clock.mark()
@@ -164,16 +148,17 @@ def measure(
             progress.step("warm-up step" if iteration < 0 else "measured step")
             if iteration < 0:
                 continue
-            at = {name: clock.elapsed_s(start, mark) for name, mark in marks.items()}
-            forward_s = clock.elapsed_s(forward_start, forward_end)
-            backward_s = clock.elapsed_s(start, end)
+            times = last.read(clock)
             optimizer_s = clock.elapsed_s(optimizer_start, optimizer_end)
-            ready.write(ready_rows(step.model, at, iteration))
-            row = dict(zip(STEP_COLUMNS[2:], (forward_s, backward_s, optimizer_s), strict=True))
-            steps.write([{"iteration": iteration} | {k: v * 1e3 for k, v in row.items()}])
-            others = {"forward": forward_s, "backward": backward_s, "step": optimizer_s}
-            slowest = pd.DataFrame(worker.gather(at | others)).max()
-            layers = layer_durations(slowest[list(at)].to_dict(), slowest["backward"])
+            ready.write(ready_rows(step.model, times.ready_s, iteration))
+            steps.write([times.row(iteration, optimizer_s)])
+            others = {
+                "forward": times.forward_s,
+                "backward": times.backward_s,
+                "step": optimizer_s,
+            }
+            slowest = pd.DataFrame(worker.gather(times.ready_s | others)).max()
+            layers = layer_durations(slowest[list(times.ready_s)].to_dict(), slowest["backward"])
             durations.append(pd.Series(layers | slowest[list(others)].to_dict(), name=iteration))
     return pd.DataFrame(durations) if worker.is_main else pd.DataFrame()
 

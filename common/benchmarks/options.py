@@ -20,9 +20,9 @@ import pandas as pd
 import torch
 
 from common.analysis.option_ratios import noise_floor, option_ratios, ratios_text
-from common.benchmarks.allreduce import rotated
 from common.benchmarks.option_arms import AGAIN, BASELINE, Arm, plan_arms
 from common.benchmarks.resting_step import rest, states_of
+from common.benchmarks.rounds import rotated_rounds
 from common.data.batches import BatchStream
 from common.errors import UserError
 from common.perfmodel.architecture import GPT2Config
@@ -160,10 +160,12 @@ def measure(
     bench = Bench(settings, device, run)
     usable = visiting_order(tuple(arm for arm in arms if not arm.reason))
     progress = Progress(len(usable) * (1 + settings.rounds))
-    for round_ in range(PREPARATION, settings.rounds):
-        for arm in rotated(usable, round_) if round_ >= 0 else usable:
-            bench.visit(arm, round_)
-            progress.step(f"round {round_ + 1}, {arm.name}" if round_ >= 0 else f"build {arm.name}")
+    for arm in usable:
+        bench.visit(arm, PREPARATION)
+        progress.step(f"build {arm.name}")
+    for round_, arm in rotated_rounds(usable, settings.rounds):
+        bench.visit(arm, round_)
+        progress.step(f"round {round_ + 1}, {arm.name}")
     return pd.DataFrame(bench.rows), pd.DataFrame([bench.describe(arm) for arm in arms])
 
 

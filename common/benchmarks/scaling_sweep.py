@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from common.benchmarks.allreduce import rotated
+from common.benchmarks.rounds import rotated_rounds
 from common.benchmarks.scaling_workloads import Workload
 from common.errors import UserError
 from common.runtime.process_group import Worker
@@ -133,22 +133,19 @@ def visit_arms(
         for kind in (kinds if arm.world_size > 1 else kinds[-1:])
     )
     progress = Progress(rounds * len(visits), worker.is_main)
-    for round_ in range(rounds):
-        for index, kind in rotated(visits, round_):
-            arm = arms[index]
-            if worker.rank < arm.world_size:
-                step = open_step(arm, workload, worker, groups[arm.world_size], kind == "timed")
-                halved = kind == "timed" and arm.world_size > 1
-                count = (
-                    max(2, round(TIMED_SHARE * steps)) if halved else steps * arm.steps_factor(arms)
-                )
-                counted = kind == kinds[0] or arm.world_size == 1
-                _visit(step, workload, log, Visit(index, kind, round_, count, counted))
-            worker.barrier()
-            log.write()
-            if kind == kinds[0] or arm.world_size == 1:
-                log.end_epoch(round_, arm=index)
-            progress.step(f"round {round_ + 1}, {arm.world_size} ranks, {arm.regime} scaling")
+    for round_, (index, kind) in rotated_rounds(visits, rounds):
+        arm = arms[index]
+        if worker.rank < arm.world_size:
+            step = open_step(arm, workload, worker, groups[arm.world_size], kind == "timed")
+            halved = kind == "timed" and arm.world_size > 1
+            count = max(2, round(TIMED_SHARE * steps)) if halved else steps * arm.steps_factor(arms)
+            counted = kind == kinds[0] or arm.world_size == 1
+            _visit(step, workload, log, Visit(index, kind, round_, count, counted))
+        worker.barrier()
+        log.write()
+        if kind == kinds[0] or arm.world_size == 1:
+            log.end_epoch(round_, arm=index)
+        progress.step(f"round {round_ + 1}, {arm.world_size} ranks, {arm.regime} scaling")
 
 
 @dataclass(frozen=True)

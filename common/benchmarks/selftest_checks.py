@@ -15,6 +15,7 @@ from common.benchmarks import allreduce, allreduce_chunks, ddp, layers, overlap,
 from common.data.markov_text import synthetic_shards
 from common.errors import RunFailed, UserError
 from common.runtime.child import run_child
+from common.runtime.collective_timing import check_sum
 from common.runtime.device import hides_gpus, why_unusable
 from common.runtime.environment import describe_environment
 from common.runtime.gpus import cuda_devices, read_gpu_facts
@@ -80,7 +81,7 @@ def check_placement(worker: Worker, folder: Path) -> str:
 
 def check_all_reduce(worker: Worker, folder: Path) -> str:
     """A sum over all ranks of all nodes is right, with 4 MiB."""
-    allreduce.check_sum(torch.empty(2**20, device=worker.device), worker)
+    check_sum(torch.empty(2**20, device=worker.device), worker)
     return f"{worker.backend}, 4 MiB, sum over {worker.world_size} ranks"
 
 

@@ -20,13 +20,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from common.benchmarks.allreduce import rotated
+from common.benchmarks.rounds import rotated
 from common.data.synthetic import random_tokens
 from common.errors import UserError, unknown_name
 from common.perfmodel.communication import step_collectives
 from common.perfmodel.workload import Workload
 from common.runtime.collective_timing import time_one_by_one
-from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
+from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows, ready_seconds
 from common.runtime.own_group import own_group
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
@@ -284,7 +284,7 @@ class _Visit:
 
     def _note_parts(self, iteration: int, start, forward_end, end, ready: dict, clock) -> None:
         """The parts of a step without communication: what a prediction is made from."""
-        at = {name: clock.elapsed_s(forward_end, mark) for name, mark in ready.items()}
+        at = ready_seconds(ready, forward_end, clock)
         backward_s = max(at.values())
         parts = {
             "before_time_ms": clock.elapsed_s(start, forward_end) * 1e3,

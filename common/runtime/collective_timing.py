@@ -1,4 +1,4 @@
-"""How long all-reduces take, and whether they add up: what every measurement of them rests on."""
+"""Times all-reduces and checks their sums: every measurement of them rests on this."""
 
 from __future__ import annotations
 
@@ -15,12 +15,25 @@ from common.errors import RunFailed
 from common.runtime.process_group import Worker
 from common.runtime.timing import LAUNCH_S, clock_for
 
+ALL_REDUCE_COLUMNS = (
+    "mode",
+    "total_elements",
+    "total_bytes",
+    "in_flight",
+    "round",
+    "iteration",
+    "rank",
+    "time_ms",
+)
+"""``allreduce-samples.csv``: one row per rank and sample. A sample is one all-reduce in the mode
+``sequential``, and in the mode ``in_flight`` so many launched at once, their time divided by their
+number."""
+
 
 def start_together(
     worker: Worker,
     clock: Any,
     launches: int,
-    group: dist.ProcessGroup | None = None,
     *,
     launch_included: bool = False,
 ) -> None:
@@ -36,27 +49,26 @@ def start_together(
         launch_included: leave the device idle: the time of the first launch then counts.
     """
     clock.wait()
-    worker.barrier(group)
+    worker.barrier()
     if clock.runs_ahead and worker.backend == "nccl" and not launch_included:
         together = torch.zeros(1, device=worker.device)
         clock.hold((launches + 1) * LAUNCH_S)
-        dist.all_reduce(together, group=group)
+        dist.all_reduce(together)
 
 
 def time_one_by_one(
     calls: Sequence[Callable[[], object]],
     worker: Worker,
-    group: dist.ProcessGroup | None = None,
     *,
     launch_included: bool = False,
 ) -> list[float]:
-    """Seconds of each collective of ``group``, the next starting when the last is done.
+    """Returns the seconds of each collective, the next starting when the last is done.
 
     Ranks start together and then keep step through the collectives themselves, with no idle
     time between two calls in which a link could save up credit.
     """
     clock = clock_for(worker.device)
-    start_together(worker, clock, len(calls), group, launch_included=launch_included)
+    start_together(worker, clock, len(calls), launch_included=launch_included)
     marks = [clock.mark()]
     for call in calls:
         call()
@@ -66,21 +78,20 @@ def time_one_by_one(
 
 
 def time_sequence(
-    buffers: Sequence[Tensor],
-    worker: Worker,
-    group: dist.ProcessGroup | None = None,
-    *,
-    launch_included: bool = False,
+    buffers: Sequence[Tensor], worker: Worker, *, launch_included: bool = False
 ) -> list[float]:
-    """Seconds of each buffer's all-reduce, the next starting when the last is done."""
-    calls = [functools.partial(dist.all_reduce, buffer, group=group) for buffer in buffers]
-    return time_one_by_one(calls, worker, group, launch_included=launch_included)
+    """Returns the seconds of each buffer's all-reduce, the next starting when the last is done."""
+    calls = [functools.partial(dist.all_reduce, buffer) for buffer in buffers]
+    return time_one_by_one(calls, worker, launch_included=launch_included)
 
 
 def time_in_flight(
     buffers: Sequence[Tensor], worker: Worker, *, launch_included: bool = False
 ) -> float:
-    """Seconds from the launch of the first all-reduce to the end of the last, launched at once."""
+    """Returns the seconds from the launch of the first all-reduce to the end of the last.
+
+    All are launched at once.
+    """
     clock = clock_for(worker.device)
     start_together(worker, clock, len(buffers), launch_included=launch_included)
     start = clock.mark()
@@ -105,3 +116,58 @@ def check_sum(buffer: Tensor, worker: Worker) -> None:
             f"elements are not all {expected}"
         )
     buffer.zero_()
+
+
+def time_all_reduces(
+    numel: int,
+    dtype: torch.dtype,
+    worker: Worker,
+    round_: int,
+    *,
+    calls: int,
+    warmup_calls: int = 1,
+    in_flight: int = 1,
+    batches: int = 0,
+    checked: bool = False,
+    launch_included: bool = False,
+) -> list[dict]:
+    """Times all-reduces of one size in one round: one after another, then several in flight.
+
+    Args:
+        numel: elements of each, of ``dtype``.
+        round_: the round's number, for the rows.
+        calls: timed one after another, after ``warmup_calls`` that are not.
+        in_flight: all-reduces of a batch.
+        batches: timed batches, after one for warm-up; 0 for none at all.
+        checked: first make sure that a sum is right; raises RunFailed where it is not.
+        launch_included: as in ``start_together``.
+
+    Returns:
+        this rank's rows of ALL_REDUCE_COLUMNS, but for the rank.
+    """
+    buffers = [torch.zeros(numel, dtype=dtype, device=worker.device) for _ in range(in_flight)]
+    if checked:
+        check_sum(buffers[0], worker)
+    sequence = buffers[:1] * (warmup_calls + calls)
+    alone_s = time_sequence(sequence, worker, launch_included=launch_included)
+    together_s = [
+        time_in_flight(buffers, worker, launch_included=launch_included)
+        for _ in range(1 + batches if batches else 0)
+    ]
+    samples_s = {
+        ("sequential", 1): alone_s[warmup_calls:],
+        ("in_flight", in_flight): [time_s / in_flight for time_s in together_s[1:]],
+    }
+    return [
+        {
+            "mode": mode,
+            "total_elements": numel,
+            "total_bytes": numel * dtype.itemsize,
+            "in_flight": count,
+            "round": round_,
+            "iteration": iteration,
+            "time_ms": time_s * 1e3,
+        }
+        for (mode, count), times_s in samples_s.items()
+        for iteration, time_s in enumerate(times_s)
+    ]

@@ -1,9 +1,10 @@
-"""When each gradient of a model is final in a backward pass: the compute side of DDP's overlap."""
+"""Marks the moments at which gradients are final in a backward pass: what DDP overlaps with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -49,8 +50,13 @@ def hold_for_marks(model: nn.Module, clock) -> None:
     clock.hold(MARK_S * sum(1 for _ in model.parameters()))
 
 
+def ready_seconds(marks: dict, start: Any, clock: Any) -> dict[str, float]:
+    """Returns the seconds from ``start`` to each gradient's mark, once the device is done."""
+    return {name: clock.elapsed_s(start, mark) for name, mark in marks.items()}
+
+
 def ready_rows(model: nn.Module, ready_s: dict[str, float], iteration: int) -> list[dict]:
-    """Rows of READY_COLUMNS, but for the rank, from the seconds at which gradients were ready."""
+    """Returns rows of READY_COLUMNS, but for the rank, from the seconds of ``ready_seconds``."""
     came = [name for name in ready_s if name != "hidden"]
     return [
         {

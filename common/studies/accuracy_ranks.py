@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.benchmarks.allreduce import rotated
 from common.benchmarks.ddp import timed_step
 from common.benchmarks.latency_hook import added_latency
-from common.benchmarks.overlap import OverlapLab
+from common.benchmarks.overlap_lab import OverlapLab
+from common.benchmarks.rounds import rotated
 from common.errors import UserError
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
@@ -125,7 +125,7 @@ def take_turns(settings: JobSettings, cases: list[CaseRounds], worker: Worker) -
     progress = Progress(settings.max_rounds, worker.is_main)
     started = time.monotonic()
     for round_ in range(settings.max_rounds):
-        for case in rotated(tuple(cases), round_):
+        for case in rotated(cases, round_):
             case.visit_round(round_)
         progress.step(f"round {round_ + 1} of {len(cases)} cases")
         if round_ == 0:

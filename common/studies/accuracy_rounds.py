@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from common.analysis.sweep import BucketSweep, slowest_steps
-from common.benchmarks.allreduce import SAMPLE_COLUMNS, rotated
+from common.benchmarks.calibration import forward_passes, passes_without_ddp
 from common.benchmarks.ddp import (
     LOCAL_COLUMNS,
     STEP_COLUMNS,
@@ -26,15 +26,14 @@ from common.benchmarks.ddp import (
 )
 from common.benchmarks.ddp_record import describe_buckets
 from common.benchmarks.latency_hook import LatencyHook
-from common.benchmarks.overlap import COLUMNS as OVERLAP_COLUMNS
-from common.benchmarks.overlap import Arm, OverlapLab
+from common.benchmarks.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapArm, OverlapLab
+from common.benchmarks.rounds import rotated
 from common.cluster.links import limit_own_link
 from common.perfmodel.buckets import cap_label
 from common.perfmodel.distinct_caps import DistinctCap, choose_caps
-from common.runtime.collective_timing import time_in_flight, time_sequence
-from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
+from common.runtime.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
+from common.runtime.gradient_marks import READY_COLUMNS, ready_rows
 from common.runtime.recorder import Recorder
-from common.runtime.timing import clock_for
 
 if TYPE_CHECKING:
     from common.studies.accuracy_ranks import JobSettings
@@ -71,8 +70,8 @@ class CaseRounds:
         self.ready = stream("gradient-ready-times.csv", READY_COLUMNS)
         self.local = stream("local-times.csv", LOCAL_COLUMNS)
         self.forward = stream("forward-times.csv", FORWARD_COLUMNS)
-        self.all_reduce = stream("allreduce-samples.csv", SAMPLE_COLUMNS)
-        self.overlap = stream("overlap-times.csv", OVERLAP_COLUMNS)
+        self.all_reduce = stream("allreduce-samples.csv", ALL_REDUCE_COLUMNS)
+        self.overlap = stream("overlap-times.csv", OVERLAP_TIME_COLUMNS)
         self.ddp = stream("ddp-times.csv", STEP_COLUMNS)
         self.caps_table = stream("caps.csv", CAP_COLUMNS)
         self.passes = 0
@@ -104,7 +103,7 @@ class CaseRounds:
             self._visit(arm, round_)
 
     @cached_property
-    def between(self) -> tuple[Arm, ...]:
+    def between(self) -> tuple[OverlapArm, ...]:
         """What DDP adds to the pass. A replay's sleep takes as long whatever runs beside it."""
         total = self.lab.gradient_bytes
         arms = self.lab.plan((), [max(4, total // share) for share in CONTINUOUS_SHARES])
@@ -115,8 +114,8 @@ class CaseRounds:
         """Whether the judged bucketings are known well enough; rank 0's table tells."""
         return self.worker.is_main and noise_floor(self.ddp.table()) <= self.case.noise
 
-    def _visit(self, arm: Arm | DistinctCap | str, round_: int) -> None:
-        if isinstance(arm, Arm):
+    def _visit(self, arm: OverlapArm | DistinctCap | str, round_: int) -> None:
+        if isinstance(arm, OverlapArm):
             self._beside(arm, round_)
         elif isinstance(arm, DistinctCap):
             self._ddp(arm, round_)
@@ -135,52 +134,41 @@ class CaseRounds:
             self._curve(round_)
 
     def _curve(self, round_: int) -> None:
-        for numel in rotated(tuple(self.message_sizes), round_):
-            buffers = [torch.zeros(numel) for _ in range(self._crowd(numel))]
-            repetitions = range(1 + self.case.probes)
-            alone_s = time_sequence([buffers[0] for _ in repetitions], self.worker)
-            together_s = []
-            if 8 * numel <= self.lab.gradient_bytes:  # of larger ones there are no two
-                together_s = [time_in_flight(buffers, self.worker) for _ in repetitions]
-            for mode, in_flight, times_s in (
-                ("sequential", 1, alone_s[1:]),
-                ("in_flight", len(buffers), together_s[1:]),
-            ):
-                keys = {"mode": mode, "total_elements": numel, "total_bytes": 4 * numel}
-                keys |= {"in_flight": in_flight, "round": round_}
-                self.all_reduce.write(
-                    [
-                        keys | {"iteration": iteration, "time_ms": time_s / in_flight * 1e3}
-                        for iteration, time_s in enumerate(times_s)
-                    ]
-                )
+        """Times all-reduces of every size; of all but the largest several at once, too."""
+        for numel in rotated(self.message_sizes, round_):
+            size_bytes = 4 * numel
+            largest = 2 * size_bytes > self.lab.gradient_bytes  # of such there are no two
+            rows = time_all_reduces(
+                numel,
+                torch.float32,
+                self.worker,
+                round_,
+                calls=self.case.probes,
+                in_flight=self._crowd(size_bytes),
+                batches=0 if largest else self.case.probes,
+            )
+            self.all_reduce.write(rows)
 
-    def _crowd(self, numel: int) -> int:
-        """How many messages of a size to launch at once: fewer where each takes long."""
-        return 4 if 4 * numel * 4 <= self.lab.gradient_bytes else 2
+    def _crowd(self, size_bytes: int) -> int:
+        """Returns how many messages of a size to launch at once: fewer where each takes long."""
+        return 4 if 4 * size_bytes <= self.lab.gradient_bytes else 2
 
-    def _beside(self, arm: Arm, round_: int) -> None:
-        warmup = 3 if arm.kind == "bookkeeping" else 1
-        count = self.case.probes if arm.messages else self.case.steps
-        passes = self.lab.run(arm, warmup + count)[warmup:]
-        self.overlap.write(self.lab.rows(arm, round_, passes))
+    def _beside(self, arm: OverlapArm, round_: int) -> None:
+        passes = self.case.probes if arm.messages else self.case.steps
+        self.overlap.write(self.lab.visit(arm, round_, passes=passes))
 
     def _watch(self) -> None:
-        clock = clock_for(self.worker.device)
-        with ready_marks(self.step.model, clock) as marks:
-            for iteration in range(-1, self.case.probes):
-                self.step.zero_grad()
-                loss = self.step.forward()
-                clock.wait()
-                self.worker.barrier()
-                marks.clear()
-                start = clock.mark()
-                loss.backward()
-                clock.wait()
-                if iteration >= 0:
-                    at = {name: clock.elapsed_s(start, mark) for name, mark in marks.items()}
-                    self.ready.write(ready_rows(self.step.model, at, self.passes))
-                    self.passes += 1
+        passes = passes_without_ddp(
+            self.step,
+            self.worker,
+            warmup=1,
+            passes=self.case.probes,
+            barrier_before="backward",
+        )
+        for iteration, watched in passes:
+            if iteration >= 0:
+                self.ready.write(ready_rows(self.step.model, watched.ready_s, self.passes))
+                self.passes += 1
 
     @property
     def benchmark(self) -> DdpBenchmark:
@@ -188,18 +176,11 @@ class CaseRounds:
         return DdpBenchmark(warmup_steps=self.case.warmup_steps, num_steps=self.case.steps)
 
     def _forward(self, round_: int) -> None:
-        """DDP's forward pass, in which buffers are broadcast; with no backward pass, no buckets."""
         ddp = wrapped(self.benchmark, self.step, self.worker, None, init_sync=False)
-        clock = clock_for(self.worker.device)
-        for iteration in range(-2, self.case.steps):
-            self.worker.barrier()
-            start = clock.mark()
-            self.step.forward(ddp)
-            end = clock.mark()
-            clock.wait()
-            if iteration >= 0:
-                row = {"round": round_, "iteration": iteration}
-                self.forward.write([row | {"forward_time_ms": clock.elapsed_s(start, end) * 1e3}])
+        passes = forward_passes(ddp, self.step, self.worker, warmup=2, passes=self.case.steps)
+        for iteration, forward_s in passes:
+            row = {"round": round_, "iteration": iteration, "forward_time_ms": forward_s * 1e3}
+            self.forward.write([row])
         del ddp
         gc.collect()
 

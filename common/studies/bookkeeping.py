@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from common.benchmarks.allreduce import rotated
+from common.benchmarks.rounds import rotated
 from common.data.batches import BatchStream
 from common.perfmodel.workload import Workload
 from common.report.progress import StageProgress
@@ -96,7 +96,7 @@ def measure(
     for _ in range(2):
         bare()
     for round_ in range(study.rounds):
-        for name in rotated(tuple(loops), round_):
+        for name in rotated(loops, round_):
             start = time.perf_counter()
             loops[name]()
             took_ms = (time.perf_counter() - start) * 1e3

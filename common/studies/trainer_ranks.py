@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from common.benchmarks.allreduce import rotated
+from common.benchmarks.rounds import rotated_rounds
 from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import RankStream, record_run
 from common.runtime.script import run_script
@@ -47,21 +47,20 @@ def measure(settings: RankSettings) -> None:
 def measure_speed(settings: RankSettings, worker: Worker, table: RankStream) -> None:
     """Both trainers in rotated rounds; one before the first, numbered -1, counts as warm-up."""
     for accumulation in settings.accumulations:
-        for round_ in range(-1, settings.rounds):
-            for arm in rotated((OURS, THEIRS), round_):
-                if worker.is_main:
-                    print(f"{arm}, {accumulation} micro-batches, round {round_}", flush=True)
-                config = DdpConfig(
-                    **common(settings),
-                    global_batch_size=accumulation * settings.micro_batch_size * worker.world_size,
-                    num_steps=settings.warmup_steps + settings.steps + 1,  # the last has no next
-                    run_id=f"ours-{accumulation}-{round_}",
-                )
-                seen = (run_ours if arm == OURS else run_theirs)(config, worker)
-                visit = {"arm": arm, "accumulation": accumulation, "round": round_}
-                warmup_steps = settings.warmup_steps if round_ >= 0 else config.num_steps
-                table.write([visit | row for row in speed_rows(seen, warmup_steps)])
-                gc.collect()
+        for round_, arm in rotated_rounds((OURS, THEIRS), settings.rounds, first=-1):
+            if worker.is_main:
+                print(f"{arm}, {accumulation} micro-batches, round {round_}", flush=True)
+            config = DdpConfig(
+                **common(settings),
+                global_batch_size=accumulation * settings.micro_batch_size * worker.world_size,
+                num_steps=settings.warmup_steps + settings.steps + 1,  # the last has no next
+                run_id=f"ours-{accumulation}-{round_}",
+            )
+            seen = (run_ours if arm == OURS else run_theirs)(config, worker)
+            visit = {"arm": arm, "accumulation": accumulation, "round": round_}
+            warmup_steps = settings.warmup_steps if round_ >= 0 else config.num_steps
+            table.write([visit | row for row in speed_rows(seen, warmup_steps)])
+            gc.collect()
 
 
 def speed_rows(seen: Seen, warmup_steps: int) -> list[dict]:
@@ -77,30 +76,29 @@ def speed_rows(seen: Seen, warmup_steps: int) -> list[dict]:
 def measure_checkpoints(settings: RankSettings, worker: Worker, table: RankStream) -> None:
     """Runs that make three checkpoints each, in rotated rounds; their files are removed."""
     arms = [(strategy, mode) for strategy in settings.strategies for mode in MODES]
-    for round_ in range(settings.checkpoint_rounds):
-        for strategy, mode in rotated(tuple(arms), round_):
-            if worker.is_main:
-                print(f"{strategy}, {mode}, round {round_}", flush=True)
-            folder = Path(settings.output_dir) / "checkpoints" / f"{strategy}-{mode}-{round_}"
-            options = common(settings) | {
-                "global_batch_size": settings.global_batch_size,
-                "num_steps": 3 * settings.steps_between,
-                "save_every": settings.steps_between,
-                "checkpoint_dir": str(folder),
-                "async_checkpoints": MODES[mode],
-                "run_id": f"{strategy}-{mode}-{round_}",
-            }
-            if strategy == "DDP":
-                config = DdpConfig(**options)
-            else:
-                config = FsdpConfig(**options, strategy=strategy)
-            seen = run_ours(config, worker)
-            named = {"strategy": strategy, "mode": mode, "round": round_}
-            table.write([named | row for row in checkpoint_rows(seen)])
-            worker.barrier()
-            if worker.is_main:
-                shutil.rmtree(folder)
-            gc.collect()
+    for round_, (strategy, mode) in rotated_rounds(arms, settings.checkpoint_rounds):
+        if worker.is_main:
+            print(f"{strategy}, {mode}, round {round_}", flush=True)
+        folder = Path(settings.output_dir) / "checkpoints" / f"{strategy}-{mode}-{round_}"
+        options = common(settings) | {
+            "global_batch_size": settings.global_batch_size,
+            "num_steps": 3 * settings.steps_between,
+            "save_every": settings.steps_between,
+            "checkpoint_dir": str(folder),
+            "async_checkpoints": MODES[mode],
+            "run_id": f"{strategy}-{mode}-{round_}",
+        }
+        if strategy == "DDP":
+            config = DdpConfig(**options)
+        else:
+            config = FsdpConfig(**options, strategy=strategy)
+        seen = run_ours(config, worker)
+        named = {"strategy": strategy, "mode": mode, "round": round_}
+        table.write([named | row for row in checkpoint_rows(seen)])
+        worker.barrier()
+        if worker.is_main:
+            shutil.rmtree(folder)
+        gc.collect()
 
 
 def common(settings: RankSettings) -> dict:

@@ -26,7 +26,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from common.benchmarks.allreduce import rotated
+from common.benchmarks.rounds import rotated_rounds
 from common.errors import RunFailed
 from common.models.gpt2 import GPT2
 from common.perfmodel.workload import Workload
@@ -196,13 +196,12 @@ def compare(
         time_steps(step, batches, 1 + study.warmup_steps)
     arms = [OURS, THEIRS] + [OURS + KEPT, THEIRS + KEPT] * name.startswith(BEST)
     rows = []
-    for round_ in range(study.rounds):
-        for arm in rotated(tuple(arms), round_):
-            step = steps[arm.removesuffix(KEPT)]
-            with kept_memory() if arm.endswith(KEPT) else nullcontext():
-                # At least one step first, which fills the memory that the others find mapped.
-                time_steps(step, batches, max(1, study.warmup_steps))
-                rows += _samples(study, name, arm, round_, step, batches, study.steps)
+    for round_, arm in rotated_rounds(arms, study.rounds):
+        step = steps[arm.removesuffix(KEPT)]
+        with kept_memory() if arm.endswith(KEPT) else nullcontext():
+            # At least one step first, which fills the memory that the others find mapped.
+            time_steps(step, batches, max(1, study.warmup_steps))
+            rows += _samples(study, name, arm, round_, step, batches, study.steps)
     times.write(rows)
     del steps, step
     gc.collect()

@@ -16,25 +16,24 @@ import copy
 import itertools
 import statistics
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.analysis.scaling_columns import COST_COLUMNS, PROBE_COLUMNS
-from common.runtime.collective_timing import time_sequence
-from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
+from common.runtime.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
+from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows, ready_seconds
 from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
 from common.runtime.seeding import kept_random_numbers
 from common.runtime.timing import LAUNCH_S, clock_for
 from common.training.data_parallel_step import COMPRESSIONS, Batch, StepOptions, autocast
 
-ALL_REDUCE_COLUMNS = (
-    *("mode", "total_elements", "total_bytes", "in_flight"),
-    *("round", "iteration", "rank", "time_ms"),
-)
+SMALL_MESSAGE_BYTES = 2**16
+"""Up to this size some all-reduces stall: α comes from the median of SMALL_MESSAGE_CALLS."""
+SMALL_MESSAGE_CALLS = 12
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def probe(probed: Probed, worker: Worker, recorder: Recorder, plan: ProbePlan) -
     for name in plan.formats:
         dtype = COMPRESSIONS[name] or torch.float32
         suffix = f"-{str(dtype).removeprefix('torch.')}" if name != "none" else ""
-        samples = time_all_reduces(gradient_bytes // 4, dtype, worker, plan)
+        samples = time_curve(gradient_bytes // 4, dtype, worker, plan)
         recorder.stream(f"allreduce-samples{suffix}.csv", ALL_REDUCE_COLUMNS).write(samples)
 
 
@@ -123,7 +122,7 @@ class _Passes:
         return rows, ready
 
     def _pass(self, batch: Batch, watched: bool = False) -> tuple[dict, dict[str, float]]:
-        """Times of a forward, a backward pass and an update in ms; gradients' in seconds."""
+        """Returns the times of both passes and an update in ms, and gradients' in seconds."""
         clock, batch = self.clock, batch.to(self.worker.device)
         clock.wait()
         marks = [clock.mark()]
@@ -133,16 +132,12 @@ class _Passes:
             outputs = outputs.float()
         loss = self.probed.loss_of(outputs, batch)
         marks.append(clock.mark())
-        at = {}
-        if watched:
-            with ready_marks(self.model, clock) as ready:
-                loss.backward()
-                marks.append(clock.mark())
-                clock.wait()
-                at = {name: clock.elapsed_s(marks[1], mark) for name, mark in ready.items()}
-        else:
+        with ready_marks(self.model, clock) if watched else nullcontext({}) as gradients:
             loss.backward()
             marks.append(clock.mark())
+            if watched:
+                clock.wait()
+            at = ready_seconds(gradients, marks[1], clock)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         marks.append(clock.mark())
@@ -177,37 +172,25 @@ def time_copies(gradient_bytes: int, worker: Worker, plan: ProbePlan) -> list[di
     return rows
 
 
-def time_all_reduces(
-    numel: int,
-    dtype: torch.dtype,
-    worker: Worker,
-    plan: ProbePlan,
-    group: dist.ProcessGroup | None = None,
-) -> list[dict]:
-    """All-reduces of 1 element up to ``numel``, one after another; rows of ALL_REDUCE_COLUMNS.
+def time_curve(numel: int, dtype: torch.dtype, worker: Worker, plan: ProbePlan) -> list[dict]:
+    """Times all-reduces of 1 element up to ``numel``, one after another.
 
-    The rank is left out: the stream that writes them knows it.
+    Returns:
+        rows of ALL_REDUCE_COLUMNS, but for the rank: the stream that writes them knows it.
     """
     sizes = sorted({1, *(int(numel * share) for share in (1, 1 / 4, 1 / 16, 1 / 64, 1 / 512))})
     sizes = [size for size in sizes if size >= 1]
     rows = []
     for round_ in range(plan.all_reduce_rounds):
         for size in sizes if round_ % 2 == 0 else sizes[::-1]:
-            buffer = torch.zeros(size, dtype=dtype, device=worker.device)
-            calls = plan.all_reduce_calls if size * dtype.itemsize > 2**16 else 12
-            times_s = time_sequence([buffer] * (calls + 1), worker, group)[1:]
-            if size * dtype.itemsize <= 2**16:  # some small ones stall: α from the median of many
-                times_s = [statistics.median(times_s)] * plan.all_reduce_calls
-            rows += [
-                {
-                    "mode": "sequential",
-                    "total_elements": size,
-                    "total_bytes": size * dtype.itemsize,
-                    "in_flight": 1,
-                    "round": round_,
-                    "iteration": iteration,
-                    "time_ms": time_s * 1e3,
-                }
-                for iteration, time_s in enumerate(times_s)
-            ]
+            small = size * dtype.itemsize <= SMALL_MESSAGE_BYTES
+            calls = SMALL_MESSAGE_CALLS if small else plan.all_reduce_calls
+            samples = time_all_reduces(size, dtype, worker, round_, calls=calls)
+            if small:
+                median_ms = statistics.median(row["time_ms"] for row in samples)
+                samples = [
+                    samples[0] | {"iteration": iteration, "time_ms": median_ms}
+                    for iteration in range(plan.all_reduce_calls)
+                ]
+            rows += samples
     return rows

@@ -14,19 +14,17 @@ import numpy as np
 import pandas as pd
 import torch
 
-from common.benchmarks.allreduce import SAMPLE_COLUMNS, rotated
-from common.benchmarks.layers import STEP_COLUMNS
-from common.benchmarks.overlap import COLUMNS as OVERLAP_COLUMNS
-from common.benchmarks.overlap import OverlapLab, model_is_new
+from common.benchmarks.calibration import PASS_COLUMNS, passes_without_ddp
+from common.benchmarks.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapLab
+from common.benchmarks.rounds import rotated_rounds
 from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.profile import BackwardProfile, DdpCosts
 from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
-from common.runtime.collective_timing import check_sum, time_sequence
-from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
+from common.runtime.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
+from common.runtime.gradient_marks import READY_COLUMNS, ready_rows
 from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
-from common.runtime.timing import clock_for
 from common.training.scaling_probes import ProbePlan, time_copies
 from common.tuning.same_graph import on_main, together
 from common.tuning.user_model import UserStep, listed
@@ -89,36 +87,27 @@ def _copies(profile: BackwardProfile, worker: Worker) -> list[dict]:
 
 
 def watch_passes(step: UserStep, worker: Worker) -> WatchedPasses:
-    """Forward and backward passes without DDP, all ranks computing at the same time.
+    """Runs forward and backward passes without DDP, all ranks computing at the same time.
 
     Raises UserError where the graph is not the same in each.
     """
-    clock = clock_for(worker.device)
     expected = {name for name, _ in step.model.named_parameters()}
-    ready, steps, missing = [], [], set()
-    with ready_marks(step.model, clock) as marks:
-        for iteration in range(-WARMUP_PASSES, PASSES):
-            marks.clear()
-            step.zero_grad()
-            worker.barrier()
-            clock.wait()
-            begin = clock.mark()
-            loss = step.forward()
-            start = clock.mark()
-            loss.backward()
-            end = clock.mark()
-            clock.wait()
-            missing |= expected - set(marks)
-            if iteration < 0 or missing:
-                continue
-            at = {name: clock.elapsed_s(start, mark) for name, mark in marks.items()}
-            ready += ready_rows(step.model, at, iteration)
-            spans = (clock.elapsed_s(begin, start) * 1e3, clock.elapsed_s(start, end) * 1e3)
-            times = dict(zip(STEP_COLUMNS[2:], (*spans, 0.0), strict=True))
-            steps.append({"iteration": iteration} | times)
+    ready, times, missing = [], [], set()
+    passes = passes_without_ddp(
+        step,
+        worker,
+        warmup=WARMUP_PASSES,
+        passes=PASSES,
+        barrier_before="forward",
+    )
+    for iteration, watched in passes:
+        missing |= expected - set(watched.ready_s)
+        if iteration >= 0 and not missing:
+            ready += ready_rows(step.model, watched.ready_s, iteration)
+            times.append(watched.row(iteration))
     step.zero_grad()
     together(worker, lambda: _refuse_changing(step.user.name, missing))
-    return WatchedPasses(ready, steps)
+    return WatchedPasses(ready, times)
 
 
 def write_passes(
@@ -131,7 +120,7 @@ def write_passes(
     path = _write(recorder, "gradient-ready-times.csv", READY_COLUMNS, passes.ready)
     times = gathered(worker, passes.times)
     if recorder.run:
-        recorder.run.write_table("local-step-times.csv", times[list(STEP_COLUMNS)])
+        recorder.run.write_table("local-step-times.csv", times[list(PASS_COLUMNS)])
     slowest = times.groupby("iteration")["forward_time_ms"].max()
     return float(slowest.median()) / 1e3, on_main(worker, lambda: read_ready_times(path))
 
@@ -161,30 +150,30 @@ def measure_all_reduces(
     """
     sizes = curve_sizes(profile.total_bytes)
     rows = _time_sizes(sizes, torch.float32, worker)
-    path = _write(recorder, "allreduce-samples.csv", SAMPLE_COLUMNS, rows)
+    path = _write(recorder, "allreduce-samples.csv", ALL_REDUCE_COLUMNS, rows)
     curve = on_main(worker, lambda: read_all_reduce(path).curve)
     wire = {}
     for name, dtype in WIRE_DTYPES.items():
         between = (size // 2 for size in sizes[len(sizes) // 2 : -1 : 2])
         some = {sizes[0], *between, max(sizes[-1] // 2, 2 * sizes[0])}
         narrow = _time_sizes(sorted(some), dtype, worker)
-        path = _write(recorder, f"allreduce-samples-{name}.csv", SAMPLE_COLUMNS, narrow)
+        path = _write(recorder, f"allreduce-samples-{name}.csv", ALL_REDUCE_COLUMNS, narrow)
         wire[name] = on_main(worker, lambda path=path: read_all_reduce(path).curve)
     return curve, wire
 
 
 def _time_sizes(sizes: list[int], dtype: torch.dtype, worker: Worker) -> list[dict]:
     rows = []
-    for round_ in range(CURVE_ROUNDS):
-        for size in rotated(tuple(sizes), round_):
-            buffer = torch.zeros(max(1, size // dtype.itemsize), dtype=dtype, device=worker.device)
-            if round_ == 0:
-                check_sum(buffer, worker)
-            calls = 2 if size > 2**22 else 6 if size > 2**18 else 16
-            times_s = time_sequence([buffer] * (calls + 1), worker)[1:]
-            keys = {"mode": "sequential", "total_elements": buffer.numel(), "in_flight": 1}
-            keys |= {"total_bytes": buffer.numel() * dtype.itemsize, "round": round_}
-            rows += [keys | {"iteration": i, "time_ms": t * 1e3} for i, t in enumerate(times_s)]
+    for round_, size in rotated_rounds(sizes, CURVE_ROUNDS):
+        calls = 2 if size > 2**22 else 6 if size > 2**18 else 16
+        rows += time_all_reduces(
+            max(1, size // dtype.itemsize),
+            dtype,
+            worker,
+            round_,
+            calls=calls,
+            checked=round_ == 0,
+        )
     return rows
 
 
@@ -195,15 +184,13 @@ def measure_costs(
     worker: Worker,
     recorder: Recorder,
 ) -> DdpCosts:
-    """DDP's copies and contention (``benchmarks/overlap``). Writes overlap-times.csv."""
+    """DDP's copies and contention (``benchmarks/overlap_lab``). Writes overlap-times.csv."""
     lab = OverlapLab(step, worker)
     rows = []
     arms = lab.plan(contention_sizes(profile, curve))
-    for round_ in range(CONTENTION_ROUNDS):
-        for arm in rotated(arms, round_):
-            warmup = 3 if model_is_new(arm) else 1
-            rows += lab.rows(arm, round_, lab.run(arm, warmup + CONTENTION_PASSES)[warmup:])
-    path = _write(recorder, "overlap-times.csv", OVERLAP_COLUMNS, rows)
+    for round_, arm in rotated_rounds(arms, CONTENTION_ROUNDS):
+        rows += lab.visit(arm, round_, passes=CONTENTION_PASSES)
+    path = _write(recorder, "overlap-times.csv", OVERLAP_TIME_COLUMNS, rows)
     return on_main(worker, lambda: read_costs(path))
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from common.benchmarks.allreduce import rotated
+from common.benchmarks.rounds import rotated
 from common.errors import UserError
 from common.runtime.process_group import Worker
 from common.runtime.progress import Progress
@@ -130,7 +130,7 @@ class Visits:
         """Visit the settings in so many rotated rounds; the samples of this stage."""
         before = len(self._rows)
         for round_ in range(rounds):
-            for order, setting in enumerate(rotated(tuple(settings), round_)):
+            for order, setting in enumerate(rotated(settings, round_)):
                 keys = {"stage": stage, "setting": setting.label, "round": round_, "order": order}
                 everywhere = self.worker.gather(visit(self.step, self.worker, setting))
                 rows = [

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from rank_support import ASSIGNMENT2
 from refusal_support import refused_line
 
-from common.benchmarks.allreduce import course_table, rotated, summarise
+from common.benchmarks.allreduce import course_table, summarise
 from common.benchmarks.allreduce_chunks import chunk_sizes
 from common.errors import RunFailed
 from common.perfmodel.tables import read_all_reduce
@@ -113,17 +113,6 @@ def test_a_sum_that_is_wrong_in_one_element_breaks_the_run_off(monkeypatch, wron
     monkeypatch.setattr(dist, "all_reduce", tampered)
     with pytest.raises(RunFailed, match="all-reduce of 5 elements is wrong on rank 0"):
         check_sum(torch.zeros(5), ALONE)
-
-
-@pytest.mark.parametrize("count", [2, 3, 5, 9, 20])
-def test_a_steady_drift_favours_no_item_of_the_rounds(count):
-    items = tuple(range(count))
-    rounds = [rotated(items, round_) for round_ in range(2 * count)]
-    assert all(sorted(visited) == list(items) for visited in rounds)
-    # Over each pair of rounds the positions of every item add up to the same.
-    for there, back in zip(rounds[::2], rounds[1::2], strict=True):
-        assert {there.index(item) + back.index(item) for item in items} == {count - 1}
-    assert {visited[0] for visited in rounds} == set(items)
 
 
 def test_the_chunk_table_has_the_courses_columns_and_chunks_of_powers_of_ten(chunk_run):

@@ -8,7 +8,12 @@ import torch.distributed as dist
 from torch import nn
 
 from common.runtime import collective_timing
-from common.runtime.collective_timing import time_in_flight, time_sequence
+from common.runtime.collective_timing import (
+    ALL_REDUCE_COLUMNS,
+    time_all_reduces,
+    time_in_flight,
+    time_sequence,
+)
 from common.runtime.gradient_marks import hold_for_marks, ready_marks
 from common.runtime.process_group import Worker
 from common.runtime.ranks import current_ranks
@@ -100,6 +105,34 @@ def test_an_idle_device_is_marked_at_once(cuda, timing, backend, flags):
     assert "hold" not in before
     assert "all-reduce 1" not in before
     assert "barrier" in before
+
+
+def test_samples_of_a_size_leave_warm_up_out_and_divide_a_batch_by_its_calls(cuda):
+    rows = time_all_reduces(
+        7,
+        torch.float16,
+        gpu_rank("gloo"),
+        4,
+        calls=2,
+        warmup_calls=3,
+        in_flight=5,
+        batches=1,
+    )
+    assert cuda.calls.count("all-reduce 7") == (3 + 2) + 5 * (1 + 1)
+    assert all(set(row) == set(ALL_REDUCE_COLUMNS) - {"rank"} for row in rows)
+    assert {(row["total_bytes"], row["round"]) for row in rows} == {(14, 4)}
+    # Each recorded call takes 1 ms: two between marks one by one; five and their waits in a batch.
+    assert [(row["mode"], row["in_flight"], row["iteration"]) for row in rows] == [
+        *(("sequential", 1, 0), ("sequential", 1, 1), ("in_flight", 5, 0)),
+    ]
+    assert [row["time_ms"] for row in rows] == pytest.approx([2, 2, 11 / 5])
+
+
+def test_nothing_is_put_in_flight_unless_batches_are_asked_for(cuda):
+    rows = time_all_reduces(7, torch.float32, gpu_rank(), 0, calls=3, in_flight=4)
+    assert cuda.calls.count("all-reduce 7") == 1 + 3
+    assert "wait for work" not in cuda.calls
+    assert [row["mode"] for row in rows] == ["sequential"] * 3
 
 
 @pytest.mark.parametrize("duration_s", [1e-4, 5e-3])

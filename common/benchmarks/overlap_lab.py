@@ -1,0 +1,234 @@
+"""One model's backward pass beside all-reduces: DDP's bookkeeping, and contention.
+
+The arms, none of them a bucketing that predictions are judged on:
+
+- ``local``: the backward pass alone.
+- ``bookkeeping``: DDP over a group of one rank: gradients are copied into a bucket, divided and
+  copied back, and nothing is sent.
+- ``paced``: the backward pass with all-reduces of one size launched now and then, each done before
+  the next: what they take from computation is what they add to the backward pass.
+- ``continuous``: the backward pass beside all-reduces without pause, more of them than it lasts,
+  with how many were done when it ended; and ``all_reduce``, the same all-reduces alone. Where the
+  largest message asked for is done too soon (8 MiB over NVLink: in 0.1 ms), a larger one is taken:
+  Python launches few large ones faster than they are done, and many small ones more slowly.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from common.benchmarks.lasting_messages import LastingMessages
+from common.benchmarks.replay_step import Step
+from common.runtime.collective_timing import start_together, time_in_flight, time_sequence
+from common.runtime.gradient_marks import ready_marks, ready_seconds
+from common.runtime.own_group import own_group
+from common.runtime.process_group import Worker
+from common.runtime.timing import clock_for
+
+OVERLAP_TIME_COLUMNS = (
+    "arm",
+    "message_bytes",
+    "messages",
+    "round",
+    "iteration",
+    "rank",
+    "backward_time_ms",
+    "all_reduce_time_ms",
+    "messages_done",
+    "gradient_bytes",
+)
+"""``overlap-times.csv``; ``messages_done``: all-reduces that ended during the backward pass."""
+BUFFER_BYTES = 2**30
+"""For the messages beside a pass; or as much as the gradients take, if that is more."""
+BACKWARD_LAUNCHES = 100
+"""Of the backward pass, launched while the device is held back with the all-reduces."""
+BUCKETS_FORMED_AFTER = 3
+"""Steps in which a new DDP instance forms its buckets: warm-up, whatever was asked."""
+
+
+@dataclass(frozen=True)
+class OverlapArm:
+    """One condition: ``messages`` all-reduces of ``size_bytes`` beside the backward pass."""
+
+    kind: str
+    size_bytes: int = 0
+    messages: int = 0
+
+
+@dataclass(frozen=True)
+class OverlappedPass:
+    """Seconds of one backward pass, and from its start to the last all-reduce's end.
+
+    ``done``: all-reduces that ended during the backward pass.
+    """
+
+    backward_s: float
+    all_reduce_s: float
+    done: int = 0
+
+
+class OverlapLab:
+    """One model's backward pass, to be run beside all-reduces of any size."""
+
+    def __init__(self, step: Step, worker: Worker) -> None:
+        self.step = step
+        self.worker = worker
+        self.clock = clock_for(worker.device)
+        self.gradient_bytes = sum(p.numel() * p.element_size() for p in step.model.parameters())
+        self.one_rank_group = own_group(worker)
+        self.messages = LastingMessages(worker, max(BUFFER_BYTES, self.gradient_bytes))
+        self.ready_order, self.backward_s = self._watch_backward()
+
+    def plan(
+        self, sizes_bytes: Sequence[int], continuous_bytes: Sequence[int] = ()
+    ) -> tuple[OverlapArm, ...]:
+        """Returns the arms, with as many paced messages as fit in the backward pass one by one.
+
+        Paced ones take up a third of it at most; continuous ones take twice as long alone, so that
+        they outlast it. By default they are of the largest size, or of a larger one where that
+        takes too many (``LastingMessages.few_lasting``).
+        """
+        arms = [OverlapArm("local"), OverlapArm("bookkeeping")]
+        most = min(12, len(self.ready_order))  # each is launched as another gradient comes
+        for size in sizes_bytes:
+            buffers = self.messages.make(size, 1) * 6
+            once = self._agree(min(time_sequence(buffers, self.worker)[2:]))
+            paced = min(most, max(2, int(self.backward_s / 3 / once)))
+            arms.append(OverlapArm("paced", size, paced))
+        if continuous_bytes:
+            continuous = [
+                (size, self.messages.lasting(size, 2 * self.backward_s)[0])
+                for size in continuous_bytes
+            ]
+        else:
+            continuous = [self.messages.few_lasting(max(sizes_bytes), 2 * self.backward_s)]
+        for size, count in continuous:
+            arms += [OverlapArm("continuous", size, count), OverlapArm("all_reduce", size, count)]
+        return tuple(arms)
+
+    def visit(self, arm: OverlapArm, round_: int, *, passes: int, warmup: int = 1) -> list[dict]:
+        """Runs ``passes`` backward passes under an arm's condition, after ``warmup`` others.
+
+        Returns:
+            this rank's rows of OVERLAP_TIME_COLUMNS, but for the rank.
+        """
+        if arm.kind == "bookkeeping":
+            warmup = max(BUCKETS_FORMED_AFTER, warmup)
+        measured = self._run(arm, warmup + passes)[warmup:]
+        return [
+            {
+                "arm": arm.kind,
+                "message_bytes": arm.size_bytes,
+                "messages": arm.messages,
+                "round": round_,
+                "iteration": iteration,
+                "backward_time_ms": one.backward_s * 1e3,
+                "all_reduce_time_ms": one.all_reduce_s * 1e3,
+                "messages_done": one.done,
+                "gradient_bytes": self.gradient_bytes,
+            }
+            for iteration, one in enumerate(measured)
+        ]
+
+    def _run(self, arm: OverlapArm, count: int) -> list[OverlappedPass]:
+        """Runs ``count`` backward passes under the arm's condition."""
+        messages = self.messages.make(arm.size_bytes, arm.messages)
+        if arm.kind == "all_reduce":
+            return [
+                OverlappedPass(0.0, time_in_flight(messages, self.worker), arm.messages)
+                for _ in range(count)
+            ]
+        if arm.kind == "bookkeeping":
+            model = self._bookkeeping_model()
+            passes = [self._timed_backward(model, []) for _ in range(count)]
+            del model
+            gc.collect()  # DDP's hooks go with it
+            return passes
+        if arm.kind == "paced":
+            return [self._timed_backward(None, [], messages) for _ in range(count)]
+        return [self._timed_backward(None, messages) for _ in range(count)]
+
+    def _timed_backward(
+        self,
+        model: torch.nn.Module | None,
+        at_start: Sequence[Tensor],
+        paced: Sequence[Tensor] = (),
+    ) -> OverlappedPass:
+        """Runs a backward pass with all-reduces ``at_start``, and ``paced`` ones on its way."""
+        works: list[dist.Work] = []
+
+        def launch(message: Tensor) -> None:
+            works.append(dist.all_reduce(message, async_op=True))
+
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(lambda _, message=message: launch(message))
+            for parameter, message in zip(self._spread(len(paced)), paced, strict=True)
+        ]
+        self.step.zero_grad()
+        loss = self.step.forward(model)
+        start_together(self.worker, self.clock, len(at_start) + BACKWARD_LAUNCHES)
+        start = self.clock.mark()
+        for message in at_start:
+            launch(message)
+        before = sum(work.is_completed() for work in works)
+        backward_start = self.clock.mark()
+        loss.backward()
+        backward_end = self.clock.mark()
+        if self.worker.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()  # the host is ahead of the backward pass
+        done = sum(work.is_completed() for work in works) - before
+        for work in works:
+            work.wait()
+        end = self.clock.mark()
+        self.clock.wait()
+        for hook in hooks:
+            hook.remove()
+        elapsed = self.clock.elapsed_s
+        return OverlappedPass(elapsed(backward_start, backward_end), elapsed(start, end), done)
+
+    def _watch_backward(self) -> tuple[list[tuple[torch.nn.Parameter, float]], float]:
+        """Returns parameters in the order in which they are ready, and the backward pass's seconds.
+
+        Beside each parameter stands the share of the pass at which it is ready.
+        """
+        parameters = dict(self.step.model.named_parameters())
+        with ready_marks(self.step.model, self.clock) as marks:
+            for _ in range(10):  # also warms up
+                start = self.clock.mark()
+                backward_s = self._timed_backward(None, []).backward_s
+            ready_s = ready_seconds(marks, start, self.clock)
+        first_s = max(ready_s.values()) - backward_s
+        order = [
+            (parameters[name], (at_s - first_s) / backward_s)
+            for name, at_s in sorted(ready_s.items(), key=lambda item: item[1])
+        ]
+        return order, self._agree(backward_s)
+
+    def _spread(self, count: int) -> list[torch.nn.Parameter]:
+        """Returns parameters that become ready evenly over the pass's first four fifths."""
+        chosen = []
+        for k in range(count):
+            share = 0.8 * (k + 0.5) / count
+            left = [item for item in self.ready_order if item[0] not in set(chosen)]
+            chosen.append(min(left, key=lambda item: abs(item[1] - share))[0])
+        return chosen
+
+    def _bookkeeping_model(self) -> DistributedDataParallel:
+        """Makes DDP over this rank alone, all gradients in one bucket."""
+        device = self.worker.device
+        return DistributedDataParallel(
+            self.step.model,
+            device_ids=[device] if device.type == "cuda" else None,
+            process_group=self.one_rank_group,
+            bucket_cap_mb=2**20,
+        )
+
+    def _agree(self, value: float) -> float:
+        return max(self.worker.gather(value))
