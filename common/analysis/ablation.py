@@ -124,11 +124,12 @@ def term_errors(networks: Sequence[NetworkRun], ready: ReadySamples | None = Non
 def contention_costs(run: NetworkRun) -> tuple[DdpCosts, float | None]:
     """The costs of a network, and the cap (MiB) at which contention was fitted; None if nowhere."""
     caps = list(run.sweep.distinct().measured_s())
-    if run.costs.lost_compute is not None or len(caps) < 2:
-        return run.costs, None
+    model = run.model
+    if model.costs.lost_compute is not None or len(caps) < 2:
+        return model.costs, None
 
     def hidden_s(cap: float) -> float:
-        timeline = run.model.at_cap(cap)
+        timeline = model.at_cap(cap)
         return timeline.communication_s - timeline.exposed_communication_s
 
     cap = max(caps, key=hidden_s)
@@ -136,11 +137,11 @@ def contention_costs(run: NetworkRun) -> tuple[DdpCosts, float | None]:
     times_s = steps.loc[steps["bucket_cap_mib"] == cap, "backward_time_ms"].to_numpy() / 1e3
     overlapped = OverlappedRun(times_s, options=DdpOptions(cap))
     fit = fit_contention(
-        run.profile,
-        run.all_reduce.curve,
+        model.profile,
+        model.network,
         overlapped,
-        run.costs,
-        added_latency_s=run.added_latency_s,
+        model.costs,
+        added_latency_s=model.added_latency_s,
     )
     return fit.costs, cap
 
@@ -169,7 +170,7 @@ def _models(
 def _crowded(run: NetworkRun) -> AllReduceModel | None:
     """All-reduces with many in flight, where the run's raw samples have them."""
     try:
-        return read_all_reduce(run.all_reduce.source, mode="in_flight").curve
+        return read_all_reduce(run.samples, mode="in_flight").curve
     except UserError:
         return None
 

@@ -17,8 +17,8 @@ from common.analysis.assignment2 import (
 from common.analysis.sweep import Accuracy, BucketSweep, evaluate, read_sweep
 from common.errors import UserError
 from common.perfmodel.model import DdpModel
-from common.perfmodel.profile import BackwardProfile, DdpCosts
-from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs
+from common.perfmodel.profile import DdpCosts
+from common.perfmodel.tables import read_all_reduce, read_costs
 from common.runtime.paths import project_root
 from common.runtime.run_directory import find_table, read_environment
 
@@ -34,16 +34,16 @@ class NetworkRun:
     Attributes:
         name: such as ``2 emulated hosts at 1 Gbit/s``, or ``loopback``.
         caption: hardware, network, date and source.
+        model: predicts backward passes over this network.
+        samples: the table of all-reduces that its curve is from.
         links: per host what a TCP stream reached, in Mbit/s; empty over loopback.
         rate_bit_per_s: of the slowest link; infinite over loopback.
     """
 
     name: str
     caption: str
-    profile: BackwardProfile
-    all_reduce: AllReduceTable
-    costs: DdpCosts
-    added_latency_s: float
+    model: DdpModel
+    samples: str
     sweep: BucketSweep
     links: pd.DataFrame
     rate_bit_per_s: float
@@ -52,16 +52,6 @@ class NetworkRun:
     def link(self) -> str:
         """The name for a table: the rate of the links, or loopback."""
         return self.name.rpartition(" at ")[2]
-
-    @property
-    def model(self) -> DdpModel:
-        """Predicts backward passes over this network."""
-        return DdpModel(
-            self.profile,
-            self.all_reduce.curve,
-            self.costs,
-            added_latency_s=self.added_latency_s,
-        )
 
     def accuracy(self) -> Accuracy:
         """Holds the prediction against the sweep."""
@@ -109,10 +99,8 @@ def _loopback(run: Assignment2Run) -> NetworkRun:
     return NetworkRun(
         name="loopback",
         caption=run.caption,
-        profile=run.profile,
-        all_reduce=run.all_reduce,
-        costs=run.costs,
-        added_latency_s=run.model.added_latency_s,
+        model=run.model,
+        samples=run.all_reduce.source,
         sweep=run.sweep,
         links=pd.DataFrame(),
         rate_bit_per_s=float("inf"),
@@ -134,6 +122,7 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
         if "overlap-times.csv" in found
         else copies(run.costs)
     )
+    all_reduce = read_all_reduce(found["allreduce-samples.csv"])
     sweep = read_sweep(found["ddp-times.csv"])
     sweep.check_buckets(run.profile)
     links = pd.DataFrame(network["probe"]).assign(rate=network["rates_bit_per_s"])
@@ -142,10 +131,13 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
     return NetworkRun(
         name=environment["network"],
         caption=f"{environment['hardware']}; {environment['start_time'][:10]}; {source}",
-        profile=run.profile,
-        all_reduce=read_all_reduce(found["allreduce-samples.csv"]),
-        costs=costs,
-        added_latency_s=added_latency_s(settings),
+        model=DdpModel(
+            run.profile,
+            all_reduce.curve,
+            costs,
+            added_latency_s=added_latency_s(settings),
+        ),
+        samples=all_reduce.source,
         sweep=sweep,
         links=links,
         rate_bit_per_s=min(network["rates_bit_per_s"]),

@@ -101,7 +101,8 @@ class RunDirectory:
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
         if kind is None:
             self.finish("complete")
-        elif issubclass(kind, KeyboardInterrupt):
+        elif issubclass(kind, KeyboardInterrupt | GeneratorExit):
+            # A second signal, while the first is on its way out, closes the generators around this.
             self.finish("interrupted", "interrupted by the user")
         elif issubclass(kind, Preempted):
             self.finish("interrupted", str(error))

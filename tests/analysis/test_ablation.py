@@ -59,13 +59,13 @@ def test_no_model_is_judged_on_the_cap_at_which_contention_was_fitted(networks, 
         distinct = len(network.sweep.distinct().measured_s())
         assert set(cases) == {distinct - (cap is not None)}
         # Measured apart from any bucketing on loopback; only copies were known elsewhere.
-        assert (cap is None) == (network.costs.lost_compute is not None)
+        assert (cap is None) == (network.model.costs.lost_compute is not None)
         if cap is None:
-            assert costs == network.costs
+            assert costs == network.model.costs
 
 
 def test_the_fit_follows_only_its_own_cap(networks):
-    network = next(one for one in networks if one.costs.lost_compute is None)
+    network = next(one for one in networks if one.model.costs.lost_compute is None)
     costs, cap = contention_costs(network)
     steps = network.sweep.steps.copy()
     alike = network.sweep.smallest_alike()

@@ -72,6 +72,7 @@ def test_a_run_holds_its_settings_and_is_running_until_it_ends(tmp_path):
         (RunFailed("rank 1 lost another rank"), "failed", "RunFailed: rank 1 lost another rank"),
         (ValueError("a bug"), "failed", "ValueError: a bug"),
         (KeyboardInterrupt(), "interrupted", "interrupted by the user"),
+        (GeneratorExit(), "interrupted", "interrupted by the user"),  # by a second signal
     ],
 )
 def test_a_run_that_breaks_off_says_how_and_keeps_its_samples_as_partial(

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Under load freed memory is not given back in time, and a rank here is limited to little.
-pytestmark = [pytest.mark.xdist_group("micro_batch_step"), pytest.mark.alone]
+pytestmark = pytest.mark.xdist_group("micro_batch_step")  # its ranks are started once
 
 PLANS = ("equal", "unequal", "sorted")
 
