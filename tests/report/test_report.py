@@ -65,8 +65,11 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         notebook = ROOT / "notebooks" / f"{name}.ipynb"
         return execute_notebooks([notebook], folder, {"run_dir": str(run_dir)})[0]
 
+    before = Path.cwd()
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(execute, EXECUTED))
+        found = list(pool.map(execute, EXECUTED))
+    assert Path.cwd() == before  # a notebook's folder is its kernel's alone
+    return found
 
 
 def test_recorded_data_is_never_shown_as_the_readers_own(executed: list[Path]) -> None:
@@ -253,7 +256,7 @@ def test_networks_are_those_of_the_record_slowest_first() -> None:
     assert rates == [1e9, 2e9, float("inf")]
     for run in networks.runs[:-1]:
         # each network is predicted from its own all-reduces: no link carries more than its rate
-        slowest = run.all_reduce.curve
+        slowest = run.model.network
         bit_per_s = 8 * slowest.sizes_bytes[-1] / slowest.times_s[-1]
         assert bit_per_s < run.rate_bit_per_s
         assert len(run.links) == 2
