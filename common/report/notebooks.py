@@ -38,7 +38,7 @@ def execute_notebooks(
                 parameters=dict(parameters),
                 kernel_name="python3",
                 kernel_manager_class="common.report.kernel.LocalKernelManager",
-                # papermill's own cwd would be this process's, and thus that of the other thread, too.
+                # papermill's own cwd would be this process's, and so the other thread's, too.
                 resources={"metadata": {"path": str(notebook.parent.absolute())}},
                 progress_bar=False,
                 log_output=False,
