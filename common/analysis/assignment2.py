@@ -121,8 +121,16 @@ def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
 
 
 def added_latency_s(settings: Mapping) -> float:
-    """Returns the latency that DDP's runs added to every bucket, from their settings."""
-    return settings.get("added_latency_ms", 0.0) / 1e3
+    """Returns the latency that DDP's runs added to every bucket, from their settings.
+
+    Raises UserError for what is no number of milliseconds.
+    """
+    latency_ms = settings.get("added_latency_ms", 0.0)
+    if not (isinstance(latency_ms, int | float) and 0 <= latency_ms < float("inf")):
+        raise UserError(
+            f"config.yaml: added_latency_ms {latency_ms!r} is no number of at least 0 ms"
+        )
+    return latency_ms / 1e3
 
 
 def _choose(run_dir: str | Path | None) -> Path:

@@ -13,7 +13,7 @@ import pytest
 from assignment1_support import write_training
 
 from common.analysis.assignment1 import open_training
-from common.analysis.assignment2 import open_run
+from common.analysis.assignment2 import added_latency_s, open_run
 from common.analysis.comparable import device_of, difference, network_of, require_same
 from common.cli.predict import Predict, with_tables_of_run
 from common.errors import UserError
@@ -171,3 +171,11 @@ def test_training_runs_of_different_gpus_or_layouts_are_not_compared(
     its = "device_name" if what == "device" else what
     assert TWO_HOSTS[its] in str(error.value)
     assert changed[its] in str(error.value)
+
+
+@pytest.mark.parametrize("latency", ["x", -1, float("nan"), float("inf"), None])
+def test_a_recorded_latency_that_is_none_gets_one_line(latency):
+    with pytest.raises(UserError, match="added_latency_ms"):
+        added_latency_s({"added_latency_ms": latency})
+    assert added_latency_s({"added_latency_ms": 8}) == 0.008
+    assert added_latency_s({}) == 0.0
