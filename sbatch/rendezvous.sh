@@ -92,7 +92,9 @@ requeue_job() {
         echo "stopped at $1 after $restarts requeues (MAX_REQUEUES): submit again to go on" >&2
         return 75
     fi
+    trap '' TERM # Slurm ends a job that it requeues, at times before the last line below
     if ! scontrol requeue "$SLURM_JOB_ID"; then # --no-requeue, or a site that allows it to nobody
+        trap - TERM
         echo "stopped at $1 and not requeued: submit again to go on" >&2
         return 75
     fi

@@ -28,7 +28,10 @@ TESTED = {
 }
 
 
-# Company on the ranks' cores would be a fault that nobody has planted, and be named first.
+ATTEMPTS = 3  # a shared machine takes cores away for seconds, which is a fault nobody has planted
+
+
+# Company on the ranks' cores would be such a fault, too, and be named first.
 @pytest.mark.alone
 @pytest.mark.two_ranks
 @pytest.mark.parametrize(
@@ -45,13 +48,16 @@ TESTED = {
 def test_a_fault_planted_from_outside_is_named_first(cause, rank_server, tmp_path):
     case = TESTED[cause]
     case = replace(case, flags=tuple((BRIEF[case.program] | dict(case.flags)).items()))
-    script, *words = case.words(tmp_path)
-    done = rank_server.run(Path(script), *words, ranks=2)
-    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
-    told = "\n".join(diagnosis_lines(tmp_path / "run"))
-    found = [verdict.cause for verdict in diagnose_folder(tmp_path / "run").verdicts]
+    for folder in (tmp_path / f"attempt-{attempt}" for attempt in range(ATTEMPTS)):
+        script, *words = case.words(folder)
+        done = rank_server.run(Path(script), *words, ranks=2)
+        assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+        found = [verdict.cause for verdict in diagnose_folder(folder / "run").verdicts]
+        if "oversubscribed-cores" not in found:
+            break
+    told = "\n".join(diagnosis_lines(folder / "run"))
     assert found[:1] == ([] if cause == "healthy" else [cause]), told
-    [row] = faults_table([case], tmp_path).to_dict("records")
+    [row] = faults_table([case], folder).to_dict("records")
     assert row["right"]
     assert row["first"] == cause
 
