@@ -14,16 +14,12 @@ import pandas as pd
 from common.analysis.assignment2 import WRITTEN_BY, Assignment2Run
 from common.analysis.emulated import NetworkRun
 from common.analysis.sweep import Accuracy, evaluate
-from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
-from common.perfmodel.collectives import AllReduceModel, as_alpha_beta
-from common.perfmodel.contention import OverlappedRun, fit_contention, split_lost_compute
+from common.perfmodel.collectives import as_alpha_beta
 from common.perfmodel.ddp_step import StepOptions, read_step_parts
-from common.perfmodel.model import SLOWEST, Predictor
-from common.perfmodel.profile import DdpCosts
+from common.perfmodel.model import SEVERAL, SLOWEST, Predictor
 from common.perfmodel.samples import ReadySamples
-from common.perfmodel.tables import read_all_reduce, read_ready_samples
-from common.perfmodel.uncertainty import MeasuredSamples, read_samples
+from common.perfmodel.tables import read_ready_samples
 from common.runtime.run_directory import find_table
 
 OWN_SPEED = "full model, sweep's own speed"
@@ -34,7 +30,7 @@ COST_TERMS = {
     "all-reduces slowed": "communication_slowdown",
 }
 """What is left out of the full model → its name in ``DdpCosts.without``."""
-ADDED, LEFT_OUT, INSTEAD = "added", "left out", "instead"
+ADDED, LEFT_OUT = "added", "left out"
 TERM_COLUMNS = ("network", "group", "term", "median_error", "worst_error", "noise_floor", "cases")
 
 
@@ -88,91 +84,40 @@ def ready_samples(run: Assignment2Run) -> ReadySamples:
     return read_ready_samples(find_table(run.run_dir, name, WRITTEN_BY[name]))
 
 
-def measured_samples(run: Assignment2Run) -> MeasuredSamples:
-    """All samples that a run's prediction is made of."""
-    names = ("gradient-ready-times.csv", "allreduce-samples.csv", "overlap-times.csv")
-    paths = [find_table(run.run_dir, name, WRITTEN_BY[name]) for name in names]
-    return read_samples(*paths, added_latency_s=run.model.added_latency_s)
-
-
 def term_errors(networks: Sequence[NetworkRun], ready: ReadySamples | None = None) -> pd.DataFrame:
     """The errors of the model with ever more terms, and without each, on every network.
-
-    Contention is what was measured apart from any bucketing. Where that is missing it is fitted
-    at one cap, the one at which most communication should be hidden, and no model of that network
-    is judged on that cap.
 
     Args:
         networks: measured sweeps with what predicts them.
         ready: the samples behind their profile; with them the slowest rank is a term too.
 
     Returns:
-        TERM_COLUMNS: ``group`` is ``added`` (each with all before it), ``left out`` (of the full
-        model) or ``instead`` (of one of its terms).
+        TERM_COLUMNS: ``group`` is ``added`` (each with all before it) or ``left out`` (of the full
+        model).
     """
     rows = []
     for run in networks:
-        costs, fitted_at = contention_costs(run)
-        caps = [cap for cap in run.sweep.distinct().measured_s() if cap != fitted_at]
-        for (group, term), predict in _models(run, costs, ready).items():
+        caps = list(run.sweep.distinct().measured_s())
+        for (group, term), predict in _models(run, ready).items():
             found = evaluate(run.sweep, {cap: predict(cap) for cap in caps})
             errors_ = (found.median_error, found.worst_error, found.noise_floor, len(found.table))
             rows.append((run.link, group, term, *errors_))
     return pd.DataFrame(rows, columns=list(TERM_COLUMNS))
 
 
-def contention_costs(run: NetworkRun) -> tuple[DdpCosts, float | None]:
-    """The costs of a network, and the cap (MiB) at which contention was fitted; None if nowhere."""
-    caps = list(run.sweep.distinct().measured_s())
-    model = run.model
-    if model.costs.lost_compute is not None or len(caps) < 2:
-        return model.costs, None
-
-    def hidden_s(cap: float) -> float:
-        timeline = model.at_cap(cap)
-        return timeline.communication_s - timeline.exposed_communication_s
-
-    cap = max(caps, key=hidden_s)
-    steps = run.sweep.distinct().steps
-    times_s = steps.loc[steps["bucket_cap_mib"] == cap, "backward_time_ms"].to_numpy() / 1e3
-    overlapped = OverlappedRun(times_s, options=DdpOptions(cap))
-    fit = fit_contention(
-        model.profile,
-        model.network,
-        overlapped,
-        model.costs,
-        added_latency_s=model.added_latency_s,
-    )
-    return fit.costs, cap
-
-
-def _models(
-    run: NetworkRun, costs: DdpCosts, ready: ReadySamples | None
-) -> Mapping[tuple[str, str], Predictor]:
-    """Returns every rung of the ladder, and the full model with one term changed."""
-    full = replace(run.model, costs=costs)
-    one_rank = ready.profile(rank=0) if ready else None
+def _models(run: NetworkRun, ready: ReadySamples | None) -> Mapping[tuple[str, str], Predictor]:
+    """Returns every rung of the ladder, and the full model without each of its terms."""
+    full, costs = run.model, run.model.costs
     changed = {(LEFT_OUT, "measured a(x)"): replace(full, network=as_alpha_beta(full.network))}
+    one_rank = ready.profile(rank=0) if ready else None
     if one_rank:
         changed[LEFT_OUT, SLOWEST] = replace(full, profile=one_rank)
     for name, term in COST_TERMS.items():
         changed[LEFT_OUT, name] = replace(full, costs=costs.without(term))
-    if costs.lost_compute is not None:
-        apart = split_lost_compute(costs, full.network)
-        changed[INSTEAD, "launch and slowdown"] = replace(full, costs=apart)
-    crowded = _crowded(run)
-    if crowded is not None:
-        changed[INSTEAD, "two in flight"] = replace(full, in_flight=2, crowded_network=crowded)
+    if full.in_flight > 1:
+        changed[LEFT_OUT, SEVERAL] = replace(full, in_flight=1, crowded_network=None)
     ladder = {(ADDED, name): found for name, found in full.ladder(one_rank).items()}
     return ladder | {key: model.backward_s for key, model in changed.items()}
-
-
-def _crowded(run: NetworkRun) -> AllReduceModel | None:
-    """All-reduces with many in flight, where the run's raw samples have them."""
-    try:
-        return read_all_reduce(run.samples, mode="in_flight").curve
-    except UserError:
-        return None
 
 
 def exposed_communication(run: Assignment2Run) -> pd.DataFrame:

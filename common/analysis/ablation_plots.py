@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
-from common.analysis.ablation import ADDED, INSTEAD, LEFT_OUT
+from common.analysis.ablation import ADDED, LEFT_OUT
 from common.analysis.plots import BLACK, BLUE, CYCLE, GREY, cap_axis, figure
 from common.analysis.sweep import BucketSweep
 
@@ -19,7 +19,7 @@ BESIDE = 0.16
 
 
 def plot_terms(table: pd.DataFrame, caption: str) -> Figure:
-    """Median error by term, a colour per network: terms added one by one, and changed one by one.
+    """Median error by term, a colour per network: terms added one by one, and left out one by one.
 
     Solid lines on the right are the full model, dotted ones the noise floor of a network's sweep.
 
@@ -40,7 +40,7 @@ def plot_terms(table: pd.DataFrame, caption: str) -> Figure:
             added, others = (own[(own["group"] == ADDED) == kind] for kind in (True, False))
             y = _places(table, [ADDED], added) + offset
             left.plot(added["median_error"] * 100, y, **look, linewidth=1, label=network)
-            y = _places(table, [LEFT_OUT, INSTEAD], others) + offset
+            y = _places(table, [LEFT_OUT], others) + offset
             right.plot(others["median_error"] * 100, y, **look, linestyle="none")
             full = float(added["median_error"].iloc[-1]) * 100
             right.axvline(full, color=look["color"], linewidth=1)
@@ -48,9 +48,9 @@ def plot_terms(table: pd.DataFrame, caption: str) -> Figure:
                 floor = own["noise_floor"].iloc[0] * 100
                 axes.axvline(floor, color=look["color"], linestyle=":", linewidth=1.2)
         _name_terms(left, table, [ADDED])
-        _name_terms(right, table, [LEFT_OUT, INSTEAD])
+        _name_terms(right, table, [LEFT_OUT])
         left.set_title("adding term by term", loc="left", fontsize=9.5)
-        right.set_title("changing one term", loc="left", fontsize=9.5)
+        right.set_title("leaving one term out", loc="left", fontsize=9.5)
         left.plot([], [], ":", color=GREY, linewidth=1.2, label="noise floor")
         left.plot([], [], color=GREY, linewidth=1, label="full model")
         for axes in (left, right):
@@ -74,7 +74,7 @@ def _places(table: pd.DataFrame, groups: list[str], rows: pd.DataFrame) -> NDArr
 
 
 def _name_terms(axes: Axes, table: pd.DataFrame, groups: list[str]) -> None:
-    signs = {ADDED: "", LEFT_OUT: "− ", INSTEAD: "or: "}
+    signs = {ADDED: "", LEFT_OUT: "− "}
     labels = [signs[group] + term for group, term in _labels(table, groups)]
     axes.set_yticks(range(len(labels)), labels, fontsize=8.5)
     axes.invert_yaxis()

@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from common.analysis.sweep import BucketSweep
+from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.model import DdpModel
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
@@ -45,7 +46,7 @@ def contention_of(networks: Sequence[pd.DataFrame]) -> list[Contention]:
     What a message takes from computation is processor time, in which the rate of a link has no
     part: it is the median over the job's networks. How much slower it becomes is its network's own.
     """
-    found = [OverlapSamples.of(rows.assign(rank=0)).saturated_costs() for rows in networks]
+    found = [OverlapSamples.of(rows.assign(rank=0)).costs() for rows in networks]
     lost_s = np.median([costs.lost_compute[1] for costs in found], axis=0)
     return [
         Contention(np.asarray(costs.slowdowns[0]), lost_s, np.asarray(costs.slowdowns[1]))
@@ -104,15 +105,14 @@ class JudgedCase:
 
     @property
     def model(self) -> DdpModel:
-        """Predicts the case.
-
-        Gloo takes up two buckets at a time, the hook that adds latency one.
-        """
-        latency_s = float(self.facts["added_latency_ms"]) / 1e3
-        if latency_s > 0:
-            return DdpModel(self.profile, self.curve, self.costs, added_latency_s=latency_s)
-        return DdpModel(
-            self.profile, self.curve, self.costs, in_flight=2, crowded_network=self.crowded
+        """Predicts the case."""
+        return calibrated_model(
+            self.profile,
+            self.curve,
+            self.costs,
+            crowded=self.crowded,
+            backend="gloo",
+            added_latency_s=float(self.facts["added_latency_ms"]) / 1e3,
         )
 
 

@@ -17,6 +17,7 @@ from common.analysis.accuracy_case import Contention, JudgedCase, case_of, conte
 from common.analysis.sweep import BucketSweep
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.expected_error import ERROR_COLUMNS, LATENCY, LOOPBACK, REGIMES
 from common.perfmodel.model import COPIES, FULL, RUNGS, SEVERAL
 from common.perfmodel.profile import DdpCosts
 from common.perfmodel.simulator import profile_buckets
@@ -25,10 +26,7 @@ from common.runtime.paths import project_root
 from common.runtime.run_directory import read_environment
 
 OTHERS = "contention of other models"
-GROUPS = (
-    *("communication-bound", "balanced", "compute-bound"),
-    *("added latency", "four ranks on two cores", "replay", "loopback"),
-)
+GROUPS = (*REGIMES, LATENCY, "four ranks on two cores", "replay", LOOPBACK)
 USUAL_CAP_MIB = 25.0
 """DDP's ``bucket_cap_mb``; an explicit one is not its default, whose first bucket has 1 MiB."""
 CHOICES = ("b*", "smallest", "largest")
@@ -95,6 +93,14 @@ class JudgedStudy:
             pd.DataFrame(rows).sort_values("group", key=lambda g: g.map(order)).set_index("group")
         )
 
+    def errors_by_regime(self) -> pd.DataFrame:
+        """What ``expected_error`` tells users of the model: ERROR_COLUMNS."""
+        table = self.by_regime().reset_index()
+        table = table.rename(columns={"group": "regime", "median": "median_error"})
+        table = table.rename(columns={"p90": "p90_error", "worst": "worst_error"})
+        hardware, _, date = self.caption.rpartition("; ")
+        return table.assign(hardware=hardware, date=date)[list(ERROR_COLUMNS)]
+
     def regrets(self) -> pd.DataFrame:
         """Per case what b*, of the judged caps the one predicted to be fastest, costs beside the
         one that was; and what choices without a model cost.
@@ -114,7 +120,7 @@ class JudgedStudy:
 def grouped(errors: pd.DataFrame) -> pd.Series:
     """Which of ``GROUPS`` each judged bucketing belongs to."""
     groups = errors["regime"].copy()
-    groups[errors["added_latency_ms"] > 0] = "added latency"
+    groups[errors["added_latency_ms"] > 0] = LATENCY
     groups[errors["hosts"] > 2] = "four ranks on two cores"
     groups[errors["model"] == "replay"] = "replay"
     return groups

@@ -13,6 +13,7 @@ from common.analysis.comparable import Measured, require_same
 from common.analysis.opened_run import given_folder
 from common.analysis.sweep import BucketSweep, exposed_record, local_backward_s, read_sweep
 from common.errors import UserError
+from common.perfmodel.calibration import Calibration, calibrated_model, read_calibration
 from common.perfmodel.model import DdpModel
 from common.perfmodel.profile import BackwardProfile, DdpCosts
 from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs, read_ready_times
@@ -68,10 +69,23 @@ class Assignment2Run:
     @property
     def model(self) -> DdpModel:
         """Predicts this run's backward passes and steps."""
-        return DdpModel(
+        return calibrated_model(
             self.profile,
             self.all_reduce.curve,
             self.costs,
+            crowded=self.all_reduce.crowded,
+            backend=self.settings.get("backend"),
+            added_latency_s=added_latency_s(self.settings),
+        )
+
+    @property
+    def calibration(self) -> Calibration:
+        """All samples that the model is made of."""
+        return read_calibration(
+            _table(self.run_dir, "gradient-ready-times.csv"),
+            self.all_reduce.source,
+            _table(self.run_dir, "overlap-times.csv"),
+            backend=self.settings.get("backend"),
             added_latency_s=added_latency_s(self.settings),
         )
 
@@ -165,6 +179,7 @@ def check_comparable(tables: Iterable[Path]) -> dict:
         found = {key: found[key] for key in COMPARED if key in found}
         environment = read_environment(path.parent)
         found["world_size"] = environment.get("world_size")
+        found["backend"] = environment.get("backend")  # settings may leave it to the device
         measured.append((path.name, environment))
         for key, value in found.items():
             value = value.removeprefix("gpt2-") if key == "model" else value

@@ -16,6 +16,7 @@ from common.analysis.assignment2 import (
 )
 from common.analysis.sweep import Accuracy, BucketSweep, evaluate, read_sweep
 from common.errors import UserError
+from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.model import DdpModel
 from common.perfmodel.profile import DdpCosts
 from common.perfmodel.tables import read_all_reduce, read_costs
@@ -35,7 +36,6 @@ class NetworkRun:
         name: such as ``2 emulated hosts at 1 Gbit/s``, or ``loopback``.
         caption: hardware, network, date and source.
         model: predicts backward passes over this network.
-        samples: the table of all-reduces that its curve is from.
         links: per host what a TCP stream reached, in Mbit/s; empty over loopback.
         rate_bit_per_s: of the slowest link; infinite over loopback.
     """
@@ -43,7 +43,6 @@ class NetworkRun:
     name: str
     caption: str
     model: DdpModel
-    samples: str
     sweep: BucketSweep
     links: pd.DataFrame
     rate_bit_per_s: float
@@ -100,7 +99,6 @@ def _loopback(run: Assignment2Run) -> NetworkRun:
         name="loopback",
         caption=run.caption,
         model=run.model,
-        samples=run.all_reduce.source,
         sweep=run.sweep,
         links=pd.DataFrame(),
         rate_bit_per_s=float("inf"),
@@ -131,13 +129,14 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
     return NetworkRun(
         name=environment["network"],
         caption=f"{environment['hardware']}; {environment['start_time'][:10]}; {source}",
-        model=DdpModel(
+        model=calibrated_model(
             run.profile,
             all_reduce.curve,
             costs,
+            crowded=all_reduce.crowded,
+            backend=settings.get("backend"),
             added_latency_s=added_latency_s(settings),
         ),
-        samples=all_reduce.source,
         sweep=sweep,
         links=links,
         rate_bit_per_s=min(network["rates_bit_per_s"]),

@@ -12,10 +12,10 @@ from common.analysis.comparable import require_same
 from common.analysis.strategy_times import EXCHANGING, StrategyTimes, read_strategies
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.communication import Collective
 from common.perfmodel.ddp_step import StepOptions, StepParts
 from common.perfmodel.fsdp_step import StepPrediction, predict_fsdp_step
-from common.perfmodel.model import DdpModel
 from common.perfmodel.profile import BackwardProfile
 from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_ready_times, read_table
 from common.runtime.paths import relative_to_project
@@ -72,7 +72,12 @@ class EmulatedStrategies:
         parts = self.local_parts(accumulation)
         if strategy == "DDP":
             cap_mib = self.measured.settings.get("bucket_cap_mb")
-            model = DdpModel(self.profile, self.all_reduce.curve)
+            model = calibrated_model(
+                self.profile,
+                self.all_reduce.curve,
+                crowded=self.all_reduce.crowded,
+                backend=self.measured.backend,
+            )
             step = model.step(parts, StepOptions(DdpOptions(cap_mib)))
             return StepPrediction("DDP", step.total_s, step.without_ddp_s)
         return predict_fsdp_step(

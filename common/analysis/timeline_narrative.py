@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.analysis.ablation import measured_samples
 from common.analysis.assignment2 import Assignment2Run
 from common.analysis.tables import Table
 from common.analysis.timelines import (
@@ -81,7 +80,7 @@ def copies_text(
     run: Assignment2Run, predicted: BackwardTimeline, measured: BackwardTimeline | None
 ) -> str:
     """What the model takes for DDP's copies, how well that is known, and what was seen of them."""
-    bookkeeping_ms = measured_samples(run).overlap.bookkeeping_s * 1e3
+    bookkeeping_ms = run.calibration.overlap.bookkeeping_s * 1e3
     low, middle, high = np.nanquantile(bookkeeping_ms, [0.25, 0.5, 0.75])
     per_byte = run.costs.copy_out_s_per_byte
     text = (

@@ -118,6 +118,15 @@ def passes_without_ddp(
             yield iteration, marks.read(clock)
 
 
+def crowd(size_bytes: int, gradient_bytes: int) -> int:
+    """Returns how many all-reduces of a size to launch at once, to time several in flight.
+
+    Fewer where each takes long, and 1, which is none in flight with another, where two would be
+    more than all gradients.
+    """
+    return max(1, min(4, 2 * (gradient_bytes // (2 * size_bytes))))
+
+
 def forward_passes(
     ddp: DistributedDataParallel, step: Step, worker: Worker, *, warmup: int, passes: int
 ) -> Iterator[tuple[int, float]]:

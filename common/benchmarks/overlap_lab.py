@@ -5,12 +5,10 @@ The arms, none of them a bucketing that predictions are judged on:
 - ``local``: the backward pass alone.
 - ``bookkeeping``: DDP over a group of one rank: gradients are copied into a bucket, divided and
   copied back, and nothing is sent.
-- ``paced``: the backward pass with all-reduces of one size launched now and then, each done before
-  the next: what they take from computation is what they add to the backward pass.
-- ``continuous``: the backward pass beside all-reduces without pause, more of them than it lasts,
-  with how many were done when it ended; and ``all_reduce``, the same all-reduces alone. Where the
-  largest message asked for is done too soon (8 MiB over NVLink: in 0.1 ms), a larger one is taken:
-  Python launches few large ones faster than they are done, and many small ones more slowly.
+- ``continuous``: the backward pass beside all-reduces of one size without pause, more of them than
+  it lasts, with how many were done when it ended; and ``all_reduce``, the same all-reduces alone.
+  Small ones may be done too soon on GPUs, as Python launches them more slowly: then the pass tells
+  what they took from it, and nothing of their own speed (``BesideMessages``).
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.benchmarks.lasting_messages import LastingMessages
 from common.benchmarks.replay_step import Step
-from common.runtime.collective_timing import start_together, time_in_flight, time_sequence
+from common.runtime.collective_timing import start_together, time_in_flight
 from common.runtime.gradient_marks import ready_marks, ready_seconds
 from common.runtime.own_group import own_group
 from common.runtime.process_group import Worker
@@ -45,6 +43,9 @@ OVERLAP_TIME_COLUMNS = (
     "gradient_bytes",
 )
 """``overlap-times.csv``; ``messages_done``: all-reduces that ended during the backward pass."""
+LASTING = 1.6
+SHARES = (512, 64, 8)
+"""All-reduces beside the backward pass are of these parts of all gradients."""
 BUFFER_BYTES = 2**30
 """For the messages beside a pass; or as much as the gradients take, if that is more."""
 BACKWARD_LAUNCHES = 100
@@ -86,41 +87,31 @@ class OverlapLab:
         self.messages = LastingMessages(worker, max(BUFFER_BYTES, self.gradient_bytes))
         self.ready_order, self.backward_s = self._watch_backward()
 
-    def plan(
-        self, sizes_bytes: Sequence[int], continuous_bytes: Sequence[int] = ()
-    ) -> tuple[OverlapArm, ...]:
-        """Returns the arms, with as many paced messages as fit in the backward pass one by one.
+    def plan(self, sizes_bytes: Sequence[int] = ()) -> tuple[OverlapArm, ...]:
+        """Returns the arms, with so many all-reduces of each size that they outlast the pass.
 
-        Paced ones take up a third of it at most; continuous ones take twice as long alone, so that
-        they outlast it. By default they are of the largest size, or of a larger one where that
-        takes too many (``LastingMessages.few_lasting``).
+        Alone they take LASTING times as long as the pass, which they make longer. By default they
+        are of ``SHARES`` of all gradients.
         """
+        total = self.gradient_bytes
         arms = [OverlapArm("local"), OverlapArm("bookkeeping")]
-        most = min(12, len(self.ready_order))  # each is launched as another gradient comes
-        for size in sizes_bytes:
-            buffers = self.messages.make(size, 1) * 6
-            once = self._agree(min(time_sequence(buffers, self.worker)[2:]))
-            paced = min(most, max(2, int(self.backward_s / 3 / once)))
-            arms.append(OverlapArm("paced", size, paced))
-        if continuous_bytes:
-            continuous = [
-                (size, self.messages.lasting(size, 2 * self.backward_s)[0])
-                for size in continuous_bytes
-            ]
-        else:
-            continuous = [self.messages.few_lasting(max(sizes_bytes), 2 * self.backward_s)]
-        for size, count in continuous:
+        for size in sizes_bytes or [max(4, total // share) for share in SHARES]:
+            count = self.messages.lasting(size, LASTING * self.backward_s)
             arms += [OverlapArm("continuous", size, count), OverlapArm("all_reduce", size, count)]
         return tuple(arms)
 
     def visit(self, arm: OverlapArm, round_: int, *, passes: int, warmup: int = 1) -> list[dict]:
         """Runs ``passes`` backward passes under an arm's condition, after ``warmup`` others.
 
+        All-reduces alone are run once: that time is the sum of many.
+
         Returns:
             this rank's rows of OVERLAP_TIME_COLUMNS, but for the rank.
         """
         if arm.kind == "bookkeeping":
             warmup = max(BUCKETS_FORMED_AFTER, warmup)
+        if arm.kind == "all_reduce":
+            passes = 1
         measured = self._run(arm, warmup + passes)[warmup:]
         return [
             {
@@ -151,32 +142,17 @@ class OverlapLab:
             del model
             gc.collect()  # DDP's hooks go with it
             return passes
-        if arm.kind == "paced":
-            return [self._timed_backward(None, [], messages) for _ in range(count)]
         return [self._timed_backward(None, messages) for _ in range(count)]
 
     def _timed_backward(
-        self,
-        model: torch.nn.Module | None,
-        at_start: Sequence[Tensor],
-        paced: Sequence[Tensor] = (),
+        self, model: torch.nn.Module | None, at_start: Sequence[Tensor]
     ) -> OverlappedPass:
-        """Runs a backward pass with all-reduces ``at_start``, and ``paced`` ones on its way."""
-        works: list[dist.Work] = []
-
-        def launch(message: Tensor) -> None:
-            works.append(dist.all_reduce(message, async_op=True))
-
-        hooks = [
-            parameter.register_post_accumulate_grad_hook(lambda _, message=message: launch(message))
-            for parameter, message in zip(self._spread(len(paced)), paced, strict=True)
-        ]
+        """Runs a backward pass with all-reduces ``at_start``."""
         self.step.zero_grad()
         loss = self.step.forward(model)
         start_together(self.worker, self.clock, len(at_start) + BACKWARD_LAUNCHES)
         start = self.clock.mark()
-        for message in at_start:
-            launch(message)
+        works = [dist.all_reduce(message, async_op=True) for message in at_start]
         before = sum(work.is_completed() for work in works)
         backward_start = self.clock.mark()
         loss.backward()
@@ -188,37 +164,22 @@ class OverlapLab:
             work.wait()
         end = self.clock.mark()
         self.clock.wait()
-        for hook in hooks:
-            hook.remove()
         elapsed = self.clock.elapsed_s
         return OverlappedPass(elapsed(backward_start, backward_end), elapsed(start, end), done)
 
-    def _watch_backward(self) -> tuple[list[tuple[torch.nn.Parameter, float]], float]:
+    def _watch_backward(self) -> tuple[list[torch.nn.Parameter], float]:
         """Returns parameters in the order in which they are ready, and the backward pass's seconds.
 
-        Beside each parameter stands the share of the pass at which it is ready.
+        It also warms up.
         """
-        parameters = dict(self.step.model.named_parameters())
         with ready_marks(self.step.model, self.clock) as marks:
-            for _ in range(10):  # also warms up
+            for _ in range(10):
                 start = self.clock.mark()
                 backward_s = self._timed_backward(None, []).backward_s
             ready_s = ready_seconds(marks, start, self.clock)
-        first_s = max(ready_s.values()) - backward_s
-        order = [
-            (parameters[name], (at_s - first_s) / backward_s)
-            for name, at_s in sorted(ready_s.items(), key=lambda item: item[1])
-        ]
-        return order, self._agree(backward_s)
-
-    def _spread(self, count: int) -> list[torch.nn.Parameter]:
-        """Returns parameters that become ready evenly over the pass's first four fifths."""
-        chosen = []
-        for k in range(count):
-            share = 0.8 * (k + 0.5) / count
-            left = [item for item in self.ready_order if item[0] not in set(chosen)]
-            chosen.append(min(left, key=lambda item: abs(item[1] - share))[0])
-        return chosen
+        parameters = dict(self.step.model.named_parameters())
+        order = [parameters[name] for name in sorted(ready_s, key=ready_s.__getitem__)]
+        return order, max(self.worker.gather(backward_s))
 
     def _bookkeeping_model(self) -> DistributedDataParallel:
         """Makes DDP over this rank alone, all gradients in one bucket."""
@@ -229,6 +190,3 @@ class OverlapLab:
             process_group=self.one_rank_group,
             bucket_cap_mb=2**20,
         )
-
-    def _agree(self, value: float) -> float:
-        return max(self.worker.gather(value))

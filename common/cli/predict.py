@@ -82,7 +82,7 @@ class Report:
         from common.analysis.sweep import read_sweep
         from common.cli.predict_trace import trace_request
         from common.perfmodel.buckets import parse_cap
-        from common.perfmodel.model import DdpModel
+        from common.perfmodel.calibration import calibrated_model, missing_terms
         from common.perfmodel.profile import NO_COSTS
         from common.perfmodel.tables import read_all_reduce, read_costs
 
@@ -103,7 +103,17 @@ class Report:
         self.world_size = table.world_size
         costs = read_costs(asked.overlap) if asked.overlap else NO_COSTS
         latency_s = added_latency_s(settings)
-        self.model = DdpModel(profile, table.curve, costs, added_latency_s=latency_s)
+        self.backend: str | None = settings.get("backend")
+        self.model = calibrated_model(
+            profile,
+            table.curve,
+            costs,
+            crowded=table.crowded,
+            backend=self.backend,
+            added_latency_s=latency_s,
+        )
+        if lacking := missing_terms(costs, overlap_measured=bool(asked.overlap)):
+            self.notes.append(f"assumed: {lacking}")
         if latency_s:
             self.notes.append(f"every bucket waits {latency_s * 1e3:g} ms in addition, as it did")
         self.sweep: BucketSweep | None = read_sweep(asked.measured) if asked.measured else None
@@ -126,8 +136,42 @@ class Report:
         self._print_best(console, best)
         if accuracy:
             self._print_accuracy(console, accuracy)
-        for line in (*self.notes, *self._assumptions()):
+        for line in (self._expected(), self._chance(best)):
+            if line:
+                console.print(line, highlight=False, soft_wrap=True)
+        assumed = (f"assumed: {text}" for text in self.model.profile.assumptions)
+        for line in (*self.notes, *assumed):
             console.print(f"- {line}", highlight=False, soft_wrap=True)
+
+    def _expected(self) -> str | None:
+        """How far off to expect the prediction, where it is not held against a measurement."""
+        from pathlib import Path
+
+        from common.perfmodel.expected_error import expectation
+        from common.runtime.run_directory import read_environment
+
+        if self.backend is None:
+            return None
+        environment = read_environment(Path(self.asked.allreduce).parent)
+        return expectation(self.model, self.backend, str(environment.get("network")))
+
+    def _chance(self, best: BestCap) -> str | None:
+        """By how much chance in the samples moves the prediction, where there are samples."""
+        from common.perfmodel.calibration import read_calibration
+        from common.perfmodel.tables import has_samples
+        from common.perfmodel.uncertainty import chance_text
+
+        asked = self.asked
+        if not (asked.ready_times and has_samples(asked.allreduce)):
+            return None
+        calibration = read_calibration(
+            asked.ready_times,
+            asked.allreduce,
+            asked.overlap,
+            backend=self.backend,
+            added_latency_s=self.model.added_latency_s,
+        )
+        return chance_text(calibration, best.cap_mib)
 
     def _read_profile(self) -> BackwardProfile:
         from common.perfmodel.layer_tables import profile_from_layers, read_layer_tables
@@ -227,15 +271,6 @@ class Report:
             highlight=False,
             soft_wrap=True,
         )
-
-    def _assumptions(self) -> list[str]:
-        lines = [f"assumed: {text}" for text in self.model.profile.assumptions]
-        if not self.asked.overlap:
-            lines.append(
-                "assumed: DDP's copies are free and communication does not slow computation "
-                "(no --overlap table)"
-            )
-        return lines
 
 
 def _best_line(label: str, best: BestCap) -> str:

@@ -133,8 +133,8 @@ class AllReduceSamples:
         return MeasuredAllReduce(self.sizes_bytes, _median(times.reshape(len(times), -1), axis=1))
 
 
-UNDER_WAY = 2
-"""All-reduces that are under way at a time, at most (gloo's; NCCL has one)."""
+IN_FLIGHT = {"gloo": 2, "nccl": 1}
+"""Backend → all-reduces that it has under way at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,71 +143,52 @@ class OverlapSamples:
 
     Attributes:
         bookkeeping_s: what DDP over one rank adds to the pass.
-        paced_s: (message size, messages) → what so many all-reduces beside it add.
-        continuous_s: message size → [2, variants, rounds], the pass beside all-reduces without
-            pause, and from its start until the last of these is done.
-        all_reduce_s: message size → [variants, rounds], those all-reduces alone.
         local_s: the pass alone.
         gradient_bytes: of the model.
-        done: message size → [rounds], how many all-reduces without pause ended during the pass;
-            empty where that was not counted.
-        messages: message size → how many of them there were in all.
+        beside: message size → the pass beside all-reduces of it, ascending; empty where all-reduces
+            that were done in time were not counted.
     """
 
     bookkeeping_s: NDArray
-    paced_s: Mapping[tuple[float, float], NDArray]
-    continuous_s: Mapping[float, NDArray]
-    all_reduce_s: Mapping[float, NDArray]
     local_s: NDArray
     gradient_bytes: float
-    done: Mapping[float, NDArray] = field(default_factory=dict)
-    messages: Mapping[float, float] = field(default_factory=dict)
+    beside: Mapping[float, BesideMessages] = field(default_factory=dict)
 
     @classmethod
     def of(cls, table: pd.DataFrame) -> OverlapSamples:
         """From rows of ``overlap-times.csv`` that were checked. Raises UserError where all-reduces
         beside the pass were not measured alone."""
-        keys = ["arm", "message_bytes", "messages", "round"]
-        times = ["backward_time_ms", "all_reduce_time_ms"]
-        slowest = table.groupby([*keys, "iteration"])[times].max() / 1e3
-        by_round = slowest.groupby(keys).median()
-        by_round.columns = ["backward_s", "all_reduce_s"]
-        arms = {  # (arm, size, messages) → rounds × the two times
-            name: rows.droplevel([0, 1, 2]).reindex(sorted(set(table["round"])))
-            for name, rows in by_round.groupby(level=[0, 1, 2])
-        }
+        times = {"backward_time_ms": "max", "all_reduce_time_ms": "max"}
+        counted = "messages_done" in table
+        if counted:  # the rank whose pass is longest has seen the most all-reduces end
+            times["messages_done"] = "max"
+        keys = ["arm", "message_bytes", "round"]
+        by_round = table.groupby([*keys, "iteration"]).agg(times).groupby(keys).median()
+        rounds = sorted(set(table["round"]))
 
-        def column(arm: str, name: str, size: float | None = None) -> NDArray:
-            found = [
-                rows[name].to_numpy()
-                for (kind, bytes_, _), rows in arms.items()
-                if kind == arm and size in (None, bytes_)
-            ]
-            return np.array(found)
+        def samples(arm: str, column: str, size: float = 0) -> NDArray:
+            return by_round.loc[(arm, size), column].reindex(rounds).to_numpy(float)
 
-        local_s = column("local", "backward_s")[0]
-        alone, beside = (
-            sorted({size for kind, size, _ in arms if kind == arm})
-            for arm in ("all_reduce", "continuous")
-        )
-        for size in beside:
-            if size not in alone:
+        arms = set(by_round.droplevel("round").index)
+        local_s = samples("local", "backward_time_ms") / 1e3
+        messages = table.groupby(["arm", "message_bytes"])["messages"].first()
+        beside = {}
+        for size in sorted(size for arm, size in arms if arm == "continuous"):
+            if ("all_reduce", size) not in arms:
                 raise UserError(f"no all_reduce samples of {size:.0f} bytes, as continuous has")
+            if counted:
+                beside[size] = BesideMessages(
+                    messages=float(messages["continuous", size]),
+                    backward_s=samples("continuous", "backward_time_ms", size) / 1e3,
+                    until_done_s=samples("continuous", "all_reduce_time_ms", size) / 1e3,
+                    alone_s=samples("all_reduce", "all_reduce_time_ms", size) / 1e3,
+                    done=samples("continuous", "messages_done", size),
+                )
         return cls(
-            bookkeeping_s=column("bookkeeping", "backward_s")[0] - local_s,
-            paced_s={
-                (size, count): rows["backward_s"].to_numpy() - local_s
-                for (kind, size, count), rows in arms.items()
-                if kind == "paced"
-            },
-            continuous_s={
-                size: np.array([column("continuous", name, size) for name in by_round.columns])
-                for size in beside
-            },
-            all_reduce_s={size: column("all_reduce", "all_reduce_s", size) for size in alone},
+            bookkeeping_s=samples("bookkeeping", "backward_time_ms") / 1e3 - local_s,
             local_s=local_s,
             gradient_bytes=float(table["gradient_bytes"].iloc[0]),
-            **_counted(table),
+            beside=beside,
         )
 
     @property
@@ -216,94 +197,67 @@ class OverlapSamples:
         return len(self.local_s)
 
     def costs(self, rounds: NDArray | None = None) -> DdpCosts:
-        """Bookkeeping and contention; how they follow is said in ``tables.read_costs``.
+        """Returns DDP's copies, and contention by message size where it was measured.
+
+        Bookkeeping is what DDP over one rank adds to the pass; of its copies in (with division) and
+        out each is given half. Differences are taken within a round, so that drift cancels; medians
+        over rounds.
 
         Args:
             rounds: rounds to take, repeated ones too.
         """
-        taken = slice(None) if rounds is None else rounds
-        bookkeeping = max(0.0, _middle(self.bookkeeping_s[taken]))
-        per_byte = bookkeeping / 2 / self.gradient_bytes
-        lost = sorted(
-            (size, max(0.0, _middle(added[taken])) / count)
-            for (size, count), added in self.paced_s.items()
-        )
-        costs = DdpCosts(
-            copy_in_s_per_byte=per_byte,
-            copy_out_s_per_byte=per_byte,
-            communication_slowdown=self._communication_slowdown(taken),
-        )
-        if not lost:
-            return costs
-        sizes, seconds = zip(*lost, strict=True)
-        seconds = np.maximum.accumulate(seconds)
-        return replace(costs, lost_compute=(tuple(map(float, sizes)), tuple(seconds.tolist())))
-
-    def saturated_costs(self) -> DdpCosts:
-        """Bookkeeping, and contention of each size beside all-reduces without pause.
-
-        While the backward pass lasts t beside them instead of t₀, n all-reduces are done: each
-        takes t/n and costs (t − t₀)/n of computation. Those under way when the pass ends are done
-        in part, as far as the time tells that the rest then take. Differences are taken within a
-        round; medians over rounds. Raises UserError where nothing was counted.
-        """
-        if not self.done:
-            raise UserError("overlap samples: all-reduces that were done in time were not counted")
-        sizes = sorted(self.done)
-        lost_s, slower = [], []
-        for size in sizes:
-            beside_s, until_done_s = (_middle(one) for one in self.continuous_s[size])
-            each_s = _middle(self.all_reduce_s[size]) / self.messages[size]
-            counted = _middle(self.done[size])
-            all_done = self._all_done(size)
-            by_time = self.messages[size] - (until_done_s - beside_s) / each_s
-            done = max(0.5, min(max(by_time, counted), counted + UNDER_WAY, self.messages[size]))
-            slower.append(1.0 if all_done else max(1.0, beside_s / done / each_s))
-            added_s = _middle(self.continuous_s[size][0] - self.local_s)
-            lost_s.append(max(0.0, added_s) / done)
-        known = tuple(map(float, sizes))
-        return replace(
-            self.costs(), lost_compute=(known, tuple(lost_s)), slowdowns=(known, tuple(slower))
-        )
-
-    def _all_done(self, size: float, taken: slice | NDArray = slice(None)) -> bool:
-        """Whether the pass outlasted the all-reduces beside it; False where none was counted.
-
-        They may then have been done long before the pass was, so that its time says nothing about
-        how fast they were.
-        """
-        return bool(self.done) and _middle(self.done[size][taken]) >= self.messages[size]
-
-    def _communication_slowdown(self, taken: slice | NDArray) -> float:
-        slowdowns = []
-        for size, both in self.continuous_s.items():
-            if self._all_done(size, taken):
-                slowdowns.append(1.0)
-                continue
-            beside, until_done = (_middle(one[:, taken]) for one in both)
-            alone, left = _middle(self.all_reduce_s[size][:, taken]), until_done - beside
-            if alone > left:
-                slowdowns.append(max(1.0, beside / (alone - left)))
-        return float(np.median(slowdowns or [1.0]))
+        taken = np.arange(self.rounds) if rounds is None else rounds
+        per_byte = max(0.0, _middle(self.bookkeeping_s[taken])) / 2 / self.gradient_bytes
+        copies = DdpCosts(copy_in_s_per_byte=per_byte, copy_out_s_per_byte=per_byte)
+        if not self.beside:
+            return copies
+        sizes = tuple(map(float, self.beside))
+        pairs = [each.contention(self.local_s, taken) for each in self.beside.values()]
+        lost_s, slower = zip(*pairs, strict=True)
+        return replace(copies, lost_compute=(sizes, lost_s), slowdowns=(sizes, slower))
 
 
-def _counted(table: pd.DataFrame) -> dict[str, dict]:
-    """``done`` and ``messages`` of the continuous arms.
+@dataclass(frozen=True, eq=False)
+class BesideMessages:
+    """A backward pass beside all-reduces of one size without pause, by round.
 
-    As times are the slowest rank's, its count goes with them: the one whose pass is longest has
-    seen the most all-reduces end.
+    Attributes:
+        messages: how many there are in all, more than the pass lasts.
+        backward_s: the pass.
+        until_done_s: from its start until the last of the all-reduces is done.
+        alone_s: all of them with nothing beside them.
+        done: how many ended during the pass.
     """
-    if "messages_done" not in table:
-        return {}
-    own = table[table["arm"] == "continuous"]
-    most = own.groupby(["message_bytes", "round", "iteration"])["messages_done"].max()
-    by_round = most.groupby(level=[0, 1]).median().unstack()
-    by_round = by_round.reindex(columns=sorted(set(table["round"])))
-    messages = own.groupby("message_bytes")["messages"].first()
-    return {
-        "done": {size: row.to_numpy() for size, row in by_round.iterrows()},
-        "messages": messages.to_dict(),
-    }
+
+    messages: float
+    backward_s: NDArray
+    until_done_s: NDArray
+    alone_s: NDArray
+    done: NDArray
+
+    def contention(self, local_s: NDArray, taken: NDArray) -> tuple[float, float]:
+        """Returns the computation that one all-reduce takes, in seconds, and how much slower it is.
+
+        While the pass lasts t instead of t₀, n all-reduces are done: each takes t/n and costs
+        (t − t₀)/n of computation. Those under way when the pass ends are done in part: n is what
+        the time tells that the rest then take, but at least what was counted, and no more than
+        what can be under way above it. Where all were done before the pass was, its time says
+        nothing of theirs.
+
+        Args:
+            local_s: the pass alone, by round.
+            taken: the rounds to take.
+        """
+        backward_s = _middle(self.backward_s[taken])
+        each_s = _middle(self.alone_s[taken]) / self.messages
+        counted = _middle(self.done[taken])
+        by_time = self.messages - (_middle(self.until_done_s[taken]) - backward_s) / each_s
+        most = min(counted + max(IN_FLIGHT.values()), self.messages)
+        done = max(0.5, min(max(by_time, counted), most))
+        lost_s = max(0.0, _middle((self.backward_s - local_s)[taken])) / done
+        if counted >= self.messages:
+            return lost_s, 1.0
+        return lost_s, max(1.0, backward_s / done / each_s)
 
 
 def _slowest(ready_s: NDArray) -> NDArray:

@@ -69,24 +69,36 @@ def numbers(
 
 @dataclass(frozen=True)
 class AllReduceTable:
-    """A measured all-reduce curve and the number of ranks it was measured on."""
+    """Measured all-reduces.
+
+    Attributes:
+        curve: one after another, as buckets are reduced.
+        crowded: the time of each while several are in flight; None where that was not measured.
+        world_size: how many ranks they were measured on.
+        source: the table's path.
+    """
 
     curve: MeasuredAllReduce
+    crowded: MeasuredAllReduce | None
     world_size: int | None
     source: str
 
 
-def read_all_reduce(path: Path | str, mode: str = "sequential") -> AllReduceTable:
-    """Read ``allreduce-times.csv`` (seconds) or this project's raw ``allreduce-samples.csv``.
+def read_all_reduce(path: Path | str) -> AllReduceTable:
+    """Reads ``allreduce-times.csv`` (seconds) or this project's raw ``allreduce-samples.csv``.
 
-    From raw samples a point is the median over samples of the slowest rank, in the given mode
-    (``sequential``, one after another as buckets are reduced, or ``in_flight``, many at once).
+    From raw samples a point is the median over samples of the slowest rank.
     """
-    table = read_table(path, [])
-    if "time_ms" in table.columns:
-        samples = read_all_reduce_samples(path, mode)
+    if has_samples(path):
+        samples = read_all_reduce_samples(path)
+        crowded = crowded_samples(path)
         try:
-            return AllReduceTable(samples.curve(), samples.world_size, str(path))
+            return AllReduceTable(
+                curve=samples.curve(),
+                crowded=crowded.curve() if crowded else None,
+                world_size=samples.world_size,
+                source=str(path),
+            )
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
     table = read_table(path, ["world_size", "total_bytes", "average_time"])
@@ -95,11 +107,16 @@ def read_all_reduce(path: Path | str, mode: str = "sequential") -> AllReduceTabl
     sizes_of_world = set(numbers(table, "world_size", path, above=0))
     if len(sizes_of_world) > 1:
         raise UserError(f"{path}: several world sizes {sorted(map(int, sizes_of_world))}")
-    world_size = int(sizes_of_world.pop())
     try:
-        return AllReduceTable(MeasuredAllReduce(sizes, times), world_size, str(path))
+        curve = MeasuredAllReduce(sizes, times)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+    return AllReduceTable(curve, None, int(sizes_of_world.pop()), str(path))
+
+
+def has_samples(path: Path | str) -> bool:
+    """Returns whether a table of all-reduces is this project's, with raw samples."""
+    return "time_ms" in read_table(path, []).columns
 
 
 def read_all_reduce_samples(path: Path | str, mode: str = "sequential") -> AllReduceSamples:
@@ -112,6 +129,13 @@ def read_all_reduce_samples(path: Path | str, mode: str = "sequential") -> AllRe
     if chosen.empty:
         raise UserError(f"{path}: no samples of mode {mode!r}; has {set(table['mode'])}")
     return AllReduceSamples.of(chosen)
+
+
+def crowded_samples(path: Path | str) -> AllReduceSamples | None:
+    """Returns the samples with several all-reduces in flight, of two sizes or more; else None."""
+    table = read_table(path, ["mode", "total_bytes"])
+    sizes = table.loc[table["mode"] == "in_flight", "total_bytes"]
+    return read_all_reduce_samples(path, "in_flight") if sizes.nunique() > 1 else None
 
 
 def read_ready_times(path: Path | str, *, per_rank: bool = False) -> BackwardProfile:
@@ -140,18 +164,7 @@ def read_ready_samples(path: Path | str) -> ReadySamples:
 
 
 def read_costs(path: Path | str) -> DdpCosts:
-    """DDP's bookkeeping and contention from raw ``overlap-times.csv``.
-
-    - Bookkeeping is what DDP over one rank adds to the backward pass; of its copies in (with
-      division) and out each is given half.
-    - The computation lost to an all-reduce of some size is what paced all-reduces add to the
-      backward pass, divided by their number.
-    - Beside all-reduces without pause the backward pass takes t. Meanwhile they did what alone
-      takes (their time alone) − (what was left of them after t); the ratio of t to that is
-      communication_slowdown.
-
-    Differences are taken within a round and their median over rounds, so that drift cancels.
-    """
+    """Reads DDP's copies and contention from ``overlap-times.csv`` (``OverlapSamples.costs``)."""
     return read_overlap_samples(path).costs()
 
 
@@ -164,8 +177,8 @@ def read_overlap_samples(path: Path | str) -> OverlapSamples:
     if "messages_done" in table:  # not in older runs
         table["messages_done"] = numbers(table, "messages_done", path, at_least=0)
     numbers(table, "gradient_bytes", path, above=0)
-    numbers(table[table["arm"] == "paced"], "messages", path, above=0)
-    missing = {"local", "bookkeeping", "paced", "continuous", "all_reduce"} - set(table["arm"])
+    numbers(table[table["arm"] == "continuous"], "messages", path, above=0)
+    missing = {"local", "bookkeeping"} - set(table["arm"])
     if missing:
         raise UserError(f"{path}: no samples of {', '.join(sorted(missing))}")
     try:

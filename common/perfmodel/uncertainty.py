@@ -2,8 +2,7 @@
 
 A prediction is made of medians of samples. Drawing as many samples again from those that there
 are, with replacement, and predicting from them, many times over, shows how far chance carries it
-(the bootstrap: Efron 1979). Backward passes are drawn one by one; all-reduces and DDP's costs by
-round, as samples of one round share the state the machine was in, and all-reduces within it.
+(the bootstrap: Efron 1979; ``Calibration.drawn``).
 
 The band is that of the *prediction*. It knows nothing of what the model leaves out, nor of what
 one DDP instance differs by from the next: a measured median may lie outside.
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,88 +19,9 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
-from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.calibration import SOURCES, Calibration
 from common.perfmodel.model import DdpModel
-from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
-from common.perfmodel.samples import AllReduceSamples, OverlapSamples, ReadySamples
 from common.perfmodel.simulator import profile_buckets
-from common.perfmodel.tables import (
-    read_all_reduce_samples,
-    read_overlap_samples,
-    read_ready_samples,
-)
-
-
-@dataclass(frozen=True, eq=False)
-class MeasuredSamples:
-    """All samples that a prediction is made of.
-
-    Attributes:
-        ready: gradient-ready times.
-        all_reduce: all-reduces one after another.
-        overlap: DDP's costs where they were measured; else ``costs`` are taken as they are.
-        costs: what is predicted with where there is no ``overlap``.
-        added_latency_s: what every bucket waited in addition.
-        in_flight: all-reduces under way at a time.
-    """
-
-    ready: ReadySamples
-    all_reduce: AllReduceSamples
-    overlap: OverlapSamples | None = None
-    costs: DdpCosts = NO_COSTS
-    added_latency_s: float = 0.0
-    in_flight: int = 1
-
-    def model(self) -> DdpModel:
-        """Returns the model from all samples, by which the prediction itself is made."""
-        costs = self.overlap.costs() if self.overlap else self.costs
-        return self._of(self.ready.profile(), self.all_reduce.curve(), costs)
-
-    def drawn(self, generator: np.random.Generator) -> DdpModel:
-        """Returns the model from as many samples drawn with replacement."""
-        passes = self.ready.passes
-        profile = self.ready.profile(generator.integers(passes, size=passes))
-        sizes, rounds, iterations = self.all_reduce.time_s.shape
-        curve = self.all_reduce.curve(
-            generator.integers(rounds, size=rounds),
-            generator.integers(iterations, size=(sizes, rounds, iterations)),
-        )
-        costs = self.costs
-        if self.overlap:
-            costs = self.overlap.costs(
-                generator.integers(self.overlap.rounds, size=self.overlap.rounds)
-            )
-        return self._of(profile, curve, costs)
-
-    def _of(self, profile: BackwardProfile, curve: MeasuredAllReduce, costs: DdpCosts) -> DdpModel:
-        return DdpModel(
-            profile,
-            curve,
-            costs,
-            in_flight=self.in_flight,
-            added_latency_s=self.added_latency_s,
-        )
-
-
-def read_samples(
-    ready_times: Path | str,
-    all_reduce: Path | str,
-    overlap: Path | str | None = None,
-    *,
-    costs: DdpCosts = NO_COSTS,
-    added_latency_s: float = 0.0,
-) -> MeasuredSamples:
-    """Samples from ``gradient-ready-times.csv``, ``allreduce-samples.csv``, ``overlap-times.csv``.
-
-    Raises UserError for a table that cannot be one of these.
-    """
-    return MeasuredSamples(
-        read_ready_samples(ready_times),
-        read_all_reduce_samples(all_reduce),
-        read_overlap_samples(overlap) if overlap else None,
-        costs,
-        added_latency_s,
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +51,7 @@ class PredictionBands:
 
 
 def prediction_bands(
-    samples: MeasuredSamples,
+    calibration: Calibration,
     caps_mib: Sequence[float | None],
     *,
     draws: int = 200,
@@ -148,7 +67,7 @@ def prediction_bands(
     if draws < 2 or not 0 < level < 1:
         raise UserError(f"{draws} draws, level {level:g}: at least 2 draws, a level inside 0 and 1")
     generator = np.random.default_rng(seed)
-    model = samples.model()
+    model = calibration.model()
     bucketings = [profile_buckets(model.profile, DdpOptions(cap)) for cap in caps_mib]
     distinct = {
         str([bucket[-1] for bucket in buckets]): cap
@@ -161,7 +80,7 @@ def prediction_bands(
         return [one.backward_s(cap) for cap in distinct.values()]
 
     predicted = np.array(times(model))[of_cap]
-    drawn = np.array([times(samples.drawn(generator)) for _ in range(draws)])[:, of_cap]
+    drawn = np.array([times(calibration.drawn(generator)) for _ in range(draws)])[:, of_cap]
     low, median, high = np.quantile(drawn, [_ends(level)[0], 0.5, _ends(level)[1]], axis=0)
     table = pd.DataFrame(
         {
@@ -174,6 +93,37 @@ def prediction_bands(
         }
     )
     return PredictionBands(table, drawn, level)
+
+
+def spread_by_source(
+    calibration: Calibration, cap_mib: float | None, *, draws: int = 100, seed: int = 0
+) -> dict[str, float]:
+    """Returns how wide the band of 90 % is, relative to T, where one source alone is drawn.
+
+    The widest is the source of which more samples would narrow the prediction's band most.
+    """
+    generator = np.random.default_rng(seed)
+    predicted_s = calibration.model().backward_s(cap_mib)
+    spreads = {}
+    for source in SOURCES:
+        drawn_s = [
+            calibration.drawn(generator, (source,)).backward_s(cap_mib) for _ in range(draws)
+        ]
+        low, high = np.quantile(drawn_s, _ends(0.9))
+        spreads[source] = float(high - low) / predicted_s
+    return spreads
+
+
+def chance_text(calibration: Calibration, cap_mib: float | None) -> str:
+    """Returns by how much chance moves the prediction at a cap, and which samples the most."""
+    row = prediction_bands(calibration, [cap_mib]).table.iloc[0]
+    spreads = spread_by_source(calibration, cap_mib)
+    widest = max(spreads, key=spreads.__getitem__)
+    return (
+        f"Chance in the measurements: in 90 % of draws the backward pass takes "
+        f"{row['low_ms']:.1f} to {row['high_ms']:.1f} ms. More {widest} would narrow this most: "
+        f"they alone move it by {spreads[widest]:.1%}"
+    )
 
 
 def _ends(level: float) -> tuple[float, float]:

@@ -17,9 +17,11 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from common.analysis.accuracy_study import open_study
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError
+from common.perfmodel.expected_error import ERRORS
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
 from common.runtime.flags import as_flags
@@ -152,6 +154,7 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
                     streams[name].write(rows)
                 for table in folder.glob("*.csv"):
                     table.unlink()  # its rows are in the joined tables
+    run.write_table(ERRORS, open_study(run.path).errors_by_regime())
     return run.path
 
 

@@ -10,10 +10,8 @@ import re
 from dataclasses import dataclass
 
 from common.errors import UserError
+from common.perfmodel.expected_error import LOOPBACK, REGIMES
 
-LOOPBACK = "loopback"
-REGIMES = {"communication-bound": 1.8, "balanced": 1.0, "compute-bound": 0.45}
-"""All communication over the backward pass, in seconds of each alone."""
 PAYLOAD = 0.94
 """What a TCP stream carries of a link's rate, headers taken off."""
 FASTEST_MBIT = 4_000

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from common.analysis.sweep import BucketSweep, slowest_steps
-from common.benchmarks.calibration import forward_passes, passes_without_ddp
+from common.benchmarks.calibration import crowd, forward_passes, passes_without_ddp
 from common.benchmarks.ddp import (
     LOCAL_COLUMNS,
     STEP_COLUMNS,
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from common.studies.accuracy_ranks import JobSettings
 
 SMALLEST_MESSAGE_BYTES = 4096
-CONTINUOUS_SHARES = (512, 64, 8)
-"""All-reduces beside the backward pass are of these parts of all gradients."""
 CALIBRATION_EVERY = 3
 """Rounds; what enters a prediction in part only need not be known as well as what is judged."""
 FORWARD_COLUMNS = ("round", "iteration", "rank", "forward_time_ms")
@@ -79,7 +77,7 @@ class CaseRounds:
     @cached_property
     def caps(self) -> tuple[DistinctCap, ...]:
         """The distinct bucketings of rank 0's order of gradients, which is the one DDP uses."""
-        sizes = [p.numel() * p.element_size() for p, _ in self.lab.ready_order]
+        sizes = [p.numel() * p.element_size() for p in self.lab.ready_order]
         chosen = choose_caps(sizes, self.case.judged, self.case.max_buckets)
         return self.worker.broadcast(chosen)
 
@@ -105,8 +103,7 @@ class CaseRounds:
     @cached_property
     def between(self) -> tuple[OverlapArm, ...]:
         """What DDP adds to the pass. A replay's sleep takes as long whatever runs beside it."""
-        total = self.lab.gradient_bytes
-        arms = self.lab.plan((), [max(4, total // share) for share in CONTINUOUS_SHARES])
+        arms = self.lab.plan()
         alone = self.case.model == "replay"
         return tuple(arm for arm in arms if not (alone and arm.messages))
 
@@ -136,22 +133,17 @@ class CaseRounds:
     def _curve(self, round_: int) -> None:
         """Times all-reduces of every size; of all but the largest several at once, too."""
         for numel in rotated(self.message_sizes, round_):
-            size_bytes = 4 * numel
-            largest = 2 * size_bytes > self.lab.gradient_bytes  # of such there are no two
+            together = crowd(4 * numel, self.lab.gradient_bytes)
             rows = time_all_reduces(
                 numel,
                 torch.float32,
                 self.worker,
                 round_,
                 calls=self.case.probes,
-                in_flight=self._crowd(size_bytes),
-                batches=0 if largest else self.case.probes,
+                in_flight=together,
+                batches=self.case.probes if together > 1 else 0,
             )
             self.all_reduce.write(rows)
-
-    def _crowd(self, size_bytes: int) -> int:
-        """Returns how many messages of a size to launch at once: fewer where each takes long."""
-        return 4 if 4 * size_bytes <= self.lab.gradient_bytes else 2
 
     def _beside(self, arm: OverlapArm, round_: int) -> None:
         passes = self.case.probes if arm.messages else self.case.steps

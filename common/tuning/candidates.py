@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.perfmodel.buckets import MIB, DdpOptions
+from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.comm_hooks import CastHook
 from common.perfmodel.ddp_step import StepOptions, StepParts
 from common.perfmodel.model import DdpModel
@@ -139,7 +140,7 @@ def best_compressed(measured: Measured, bucketings: Sequence[Bucketing]) -> list
     if set(measured.profile.kinds) != {"float32"}:
         return []
     found = []
-    for name in measured.wire:
+    for name in measured.cast_s_per_byte:
         model, hook = ddp_model(measured, name), cast_hook(measured, name)
         best = model.best_cap(bucketings=bucketings, hook=hook)
         fastest = min(best.candidates, key=lambda c: c.total_s)
@@ -155,8 +156,14 @@ def cast_hook(measured: Measured, name: str) -> CastHook:
 
 def ddp_model(measured: Measured, compression: str = "none") -> DdpModel:
     """Returns the model of DDP with the all-reduces of what is on the wire."""
-    network = measured.all_reduce if compression == "none" else measured.wire[compression]
-    return DdpModel(measured.profile, network, measured.costs)
+    network = measured.networks[compression]
+    return calibrated_model(
+        measured.profile,
+        network.curve,
+        measured.costs,
+        crowded=network.crowded,
+        backend=measured.backend,
+    )
 
 
 def predict(measured: Measured, setting: DdpSetting) -> Prediction:

@@ -10,17 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 
-from common.benchmarks.calibration import PASS_COLUMNS, passes_without_ddp
+from common.benchmarks.calibration import PASS_COLUMNS, crowd, passes_without_ddp
 from common.benchmarks.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapLab
 from common.benchmarks.rounds import rotated_rounds
 from common.errors import UserError
-from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.profile import BackwardProfile, DdpCosts
-from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
+from common.perfmodel.tables import (
+    AllReduceTable,
+    read_all_reduce,
+    read_costs,
+    read_ready_times,
+)
 from common.runtime.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
 from common.runtime.gradient_marks import READY_COLUMNS, ready_rows
 from common.runtime.process_group import Worker
@@ -33,7 +36,6 @@ WARMUP_PASSES, PASSES = 3, 8
 SMALLEST_BYTES, GROWTH = 2**10, 4
 CURVE_ROUNDS = 2
 CONTENTION_ROUNDS, CONTENTION_PASSES = 2, 2
-CONTENTION_SIZES = 3
 WIRE_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -44,17 +46,17 @@ class Measured:
     Attributes:
         forward_s: the forward pass of the slowest rank.
         profile: of the backward pass without DDP, all ranks computing at the same time.
-        all_reduce: a(x) of the job that this is.
+        networks: compression → all-reduces of bytes in that format, over the job's network.
         costs: DDP's copies, and what computation and communication take from each other.
-        wire: compression → a(x) for x bytes of that format.
+        backend: of the process group.
         cast_s_per_byte: compression → rounding a byte of gradient and turning it back.
     """
 
     forward_s: float
     profile: BackwardProfile
-    all_reduce: MeasuredAllReduce
+    networks: dict[str, AllReduceTable]
     costs: DdpCosts
-    wire: dict[str, MeasuredAllReduce]
+    backend: str
     cast_s_per_byte: dict[str, float]
 
 
@@ -71,14 +73,18 @@ def measure_all(
 ) -> Measured:
     """Measure what ``passes`` do not tell yet, and write the tables."""
     forward_s, profile = write_passes(passes, worker, recorder)
-    curve, wire = measure_all_reduces(profile, worker, recorder)
-    costs = measure_costs(step, profile, curve, worker, recorder)
+    networks = measure_all_reduces(profile, worker, recorder)
+    costs = measure_costs(step, worker, recorder)
     rows = [row for own in worker.gather(_copies(profile, worker)) for row in own]
     casts = pd.DataFrame(rows).groupby("cost")
     cast_s = casts["time_ms"].median() / 1e3 / casts["size_bytes"].first()
     return Measured(
-        *(forward_s, profile, curve, costs, wire),
-        {name: float(cast_s[name]) for name in WIRE_DTYPES},
+        forward_s=forward_s,
+        profile=profile,
+        networks=networks,
+        costs=costs,
+        backend=worker.backend,
+        cast_s_per_byte={name: float(cast_s[name]) for name in WIRE_DTYPES},
     )
 
 
@@ -143,68 +149,51 @@ def curve_sizes(total_bytes: int) -> list[int]:
 
 def measure_all_reduces(
     profile: BackwardProfile, worker: Worker, recorder: Recorder
-) -> tuple[MeasuredAllReduce, dict[str, MeasuredAllReduce]]:
-    """a(x) in float32, and in each 16-bit format at four sizes.
+) -> dict[str, AllReduceTable]:
+    """Times all-reduces in float32 (``none``), and in each 16-bit format at four sizes.
 
     Writes allreduce-samples.csv and one for each format.
     """
     sizes = curve_sizes(profile.total_bytes)
     rows = _time_sizes(sizes, torch.float32, worker)
     path = _write(recorder, "allreduce-samples.csv", ALL_REDUCE_COLUMNS, rows)
-    curve = on_main(worker, lambda: read_all_reduce(path).curve)
-    wire = {}
+    networks = {"none": on_main(worker, lambda: read_all_reduce(path))}
     for name, dtype in WIRE_DTYPES.items():
         between = (size // 2 for size in sizes[len(sizes) // 2 : -1 : 2])
         some = {sizes[0], *between, max(sizes[-1] // 2, 2 * sizes[0])}
         narrow = _time_sizes(sorted(some), dtype, worker)
         path = _write(recorder, f"allreduce-samples-{name}.csv", ALL_REDUCE_COLUMNS, narrow)
-        wire[name] = on_main(worker, lambda path=path: read_all_reduce(path).curve)
-    return curve, wire
+        networks[name] = on_main(worker, lambda path=path: read_all_reduce(path))
+    return networks
 
 
 def _time_sizes(sizes: list[int], dtype: torch.dtype, worker: Worker) -> list[dict]:
     rows = []
     for round_, size in rotated_rounds(sizes, CURVE_ROUNDS):
         calls = 2 if size > 2**22 else 6 if size > 2**18 else 16
+        together = crowd(size, sizes[-1])
         rows += time_all_reduces(
             max(1, size // dtype.itemsize),
             dtype,
             worker,
             round_,
             calls=calls,
+            in_flight=together,
+            batches=max(1, calls // together) if together > 1 else 0,
             checked=round_ == 0,
         )
     return rows
 
 
-def measure_costs(
-    step: UserStep,
-    profile: BackwardProfile,
-    curve: MeasuredAllReduce,
-    worker: Worker,
-    recorder: Recorder,
-) -> DdpCosts:
+def measure_costs(step: UserStep, worker: Worker, recorder: Recorder) -> DdpCosts:
     """DDP's copies and contention (``benchmarks/overlap_lab``). Writes overlap-times.csv."""
     lab = OverlapLab(step, worker)
     rows = []
-    arms = lab.plan(contention_sizes(profile, curve))
+    arms = lab.plan()
     for round_, arm in rotated_rounds(arms, CONTENTION_ROUNDS):
         rows += lab.visit(arm, round_, passes=CONTENTION_PASSES)
     path = _write(recorder, "overlap-times.csv", OVERLAP_TIME_COLUMNS, rows)
     return on_main(worker, lambda: read_costs(path))
-
-
-def contention_sizes(profile: BackwardProfile, curve: MeasuredAllReduce) -> list[int]:
-    """A few sizes whose all-reduces fit several times into the backward pass, in bytes.
-
-    From 64 KiB (less where that takes too long) up to what takes a quarter of the backward pass.
-    """
-    grid = np.geomspace(SMALLEST_BYTES, max(profile.total_bytes, 2 * SMALLEST_BYTES), 200)
-    short = grid[curve.time_s(grid) <= profile.backward_s / 4]
-    largest = float(short[-1]) if len(short) else float(SMALLEST_BYTES)
-    smallest = min(2**16, largest)
-    sizes = np.geomspace(smallest, largest, CONTENTION_SIZES)
-    return sorted({4 * max(1, round(size / 4)) for size in sizes})
 
 
 def _write(recorder: Recorder, name: str, columns: tuple[str, ...], rows: list[dict]) -> Path:

@@ -58,6 +58,8 @@ class Recommendation:
         sweep_s: what visiting every bucketing would take, estimated from the visits made.
         run_dir: where the tables are.
         on_gpu: whether the model was on one.
+        expected_error: how far off to expect predictions, and by how much chance moves them; one
+            line each. Recommendations from before 2026-11-23 have none.
     """
 
     model: str
@@ -77,6 +79,7 @@ class Recommendation:
     sweep_s: float
     run_dir: str
     on_gpu: bool = False
+    expected_error: str = ""
 
     @property
     def worth_it(self) -> bool:

@@ -47,6 +47,8 @@ def print_recommendation(found: Recommendation, console: Console | None = None) 
         console.print(_table(found.options, "Options that change the numbers, ms per micro-batch"))
         for option in found.options:
             say(f"- {option.setting.label}: {meaning(option)}")
+    for line in found.expected_error.splitlines():
+        say(line)
     say(spent(found))
     say(f"Written to {relative_to_project(found.run_dir)}")
 

@@ -13,11 +13,14 @@ import pandas as pd
 from torch import Tensor, nn
 
 from common.errors import UserError
+from common.perfmodel.calibration import read_calibration
+from common.perfmodel.expected_error import expectation
+from common.perfmodel.uncertainty import chance_text
 from common.runtime.environment import describe_environment
 from common.runtime.process_group import Worker
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run
-from common.tuning.candidates import Predicted, Prediction, cap_of, predict_all
+from common.tuning.candidates import Predicted, Prediction, cap_of, ddp_model, predict_all
 from common.tuning.measured import Measured, WatchedPasses, measure_all, watch_passes
 from common.tuning.paired import Gain, paired_gain
 from common.tuning.plan import ROUNDS_PER_LEVEL, VisitPlan, plan_visits, with_final_rounds
@@ -161,6 +164,24 @@ def _tune(
         sweep_s=sweep_s,
         run_dir=folder,
         on_gpu=worker.device.type == "cuda",
+        expected_error=on_main(
+            worker, lambda: _expected_error(measured, best.setting.cap_mib, recorder)
+        ),
+    )
+
+
+def _expected_error(measured: Measured, cap_mib: float | None, recorder: Recorder) -> str:
+    """Returns how far off to expect predictions, and by how much chance moves them, on rank 0."""
+    run, model = recorder.run, ddp_model(measured)
+    calibration = read_calibration(
+        run.path / "gradient-ready-times.csv",
+        run.path / "allreduce-samples.csv",
+        run.path / "overlap-times.csv",
+        backend=measured.backend,
+    )
+    network = str(run.environment["network"])
+    return "\n".join(
+        (expectation(model, measured.backend, network), chance_text(calibration, cap_mib))
     )
 
 
@@ -211,7 +232,7 @@ def _affordable(share: float, spent_s: float, measured: Measured, predicted: Pre
 
     Making an instance sends all weights once; its first backward pass exchanges one bucket.
     """
-    wrapping_s = float(measured.all_reduce.time_s(measured.profile.total_bytes))
+    wrapping_s = float(measured.networks["none"].curve.time_s(measured.profile.total_bytes))
     visit_s = wrapping_s + (WARMUP_STEPS + STEPS) * predicted.default.step_s
     return int(_visits_allowed(share, predicted) - spent_s / visit_s)
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from common.analysis.ablation import (
     ADDED,
-    INSTEAD,
     LEFT_OUT,
     compare,
-    contention_costs,
     exposed_communication,
     ready_samples,
     term_errors,
@@ -21,8 +17,9 @@ from common.analysis.ablation import (
 from common.analysis.ablation_plots import plot_bands, plot_terms
 from common.analysis.assignment2 import RECORDED, open_run
 from common.analysis.emulated import open_networks
-from common.perfmodel.model import BY_HAND, CURVE, FULL, SLOWEST
-from common.perfmodel.uncertainty import prediction_bands, read_samples
+from common.perfmodel.calibration import read_calibration
+from common.perfmodel.model import BY_HAND, CURVE, FULL, SEVERAL, SLOWEST
+from common.perfmodel.uncertainty import prediction_bands
 from common.runtime.paths import project_root
 
 pytestmark = pytest.mark.xdist_group("ablation")  # its tables are made once
@@ -52,27 +49,12 @@ def test_the_full_model_is_the_one_that_is_evaluated_elsewhere(run, table):
     assert last["cases"] == len(full.table)
 
 
-def test_no_model_is_judged_on_the_cap_at_which_contention_was_fitted(networks, table):
+def test_every_model_is_judged_on_every_distinct_bucketing(networks, table):
     for network in networks:
-        costs, cap = contention_costs(network)
         cases = table.loc[table["network"] == network.link, "cases"]
-        distinct = len(network.sweep.distinct().measured_s())
-        assert set(cases) == {distinct - (cap is not None)}
-        # Measured apart from any bucketing on loopback; only copies were known elsewhere.
-        assert (cap is None) == (network.model.costs.lost_compute is not None)
-        if cap is None:
-            assert costs == network.model.costs
-
-
-def test_the_fit_follows_only_its_own_cap(networks):
-    network = next(one for one in networks if one.model.costs.lost_compute is None)
-    costs, cap = contention_costs(network)
-    steps = network.sweep.steps.copy()
-    alike = network.sweep.smallest_alike()
-    others = steps["bucket_cap_mib"].map(alike) != cap
-    steps.loc[others, "backward_time_ms"] *= 3
-    changed = replace(network, sweep=replace(network.sweep, steps=steps))
-    assert contention_costs(changed) == (costs, cap)
+        assert set(cases) == {len(network.sweep.distinct().measured_s())}
+        # Contention was measured on each network, apart from any bucketing.
+        assert network.model.costs.slowdowns is not None
 
 
 def test_every_network_has_the_same_terms_and_sums_up_from_the_closed_form(networks, table):
@@ -81,8 +63,8 @@ def test_every_network_has_the_same_terms_and_sums_up_from_the_closed_form(netwo
         added = own[own["group"] == ADDED]
         assert added["term"].iloc[0] == BY_HAND
         assert added["median_error"].iloc[-1] < added["median_error"].iloc[0]
-        assert len(own[own["group"] == LEFT_OUT]) == 6
-        assert "two in flight" in set(own.loc[own["group"] == INSTEAD, "term"])
+        assert len(own[own["group"] == LEFT_OUT]) == 7
+        assert SEVERAL in set(own.loc[own["group"] == LEFT_OUT, "term"])
     assert not table.isna().any(axis=None)
 
 
@@ -115,11 +97,11 @@ def test_figures_show_every_term_and_every_cap(run, table):
     assert len(right.get_yticks()) == len(
         table[table["group"] != ADDED].drop_duplicates(["group", "term"])
     )
-    samples = read_samples(
+    calibration = read_calibration(
         run.run_dir / "train_benchmark" / "gradient-ready-times.csv",
         run.run_dir / "allreduce_benchmark" / "allreduce-samples.csv",
     )
-    bands = prediction_bands(samples, [None, 1, 4], draws=5)
+    bands = prediction_bands(calibration, [None, 1, 4], draws=5)
     (axes,) = plot_bands(bands.table, "made up", run.sweep).axes
     (line,) = (one for one in axes.lines if one.get_label() == "predicted")
     assert np.asarray(line.get_xdata()).tolist() == [1, 4]

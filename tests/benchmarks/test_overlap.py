@@ -31,20 +31,21 @@ def test_the_table_has_its_columns(times):
     assert set(times["gradient_bytes"]) == {4 * 6_901_760}  # gpt2-nano in float32
 
 
-def test_the_arms_are_local_bookkeeping_paced_by_size_and_continuous_with_its_all_reduces(times):
+def test_the_arms_are_local_bookkeeping_and_by_size_continuous_with_its_all_reduces(times):
     arms = times[["arm", "message_bytes"]].drop_duplicates()
     assert sorted(arms.itertuples(index=False, name=None)) == sorted(
         [
             *(("local", 0), ("bookkeeping", 0)),
-            *(("paced", size) for size in SIZES),
-            *(("continuous", max(SIZES)), ("all_reduce", max(SIZES))),
+            *((arm, size) for size in SIZES for arm in ("continuous", "all_reduce")),
         ]
     )
 
 
 def test_every_arm_is_measured_equally_often_on_every_rank(times):
     counts = times.groupby(["arm", "message_bytes", "messages", "round", "rank"]).size()
-    assert set(counts) == {STEPS}
+    alone = counts.index.get_level_values("arm") == "all_reduce"
+    assert set(counts[~alone]) == {STEPS}
+    assert set(counts[alone]) == {1}  # each the sum of many
     assert len(counts) == 6 * ROUNDS * RANKS  # the number of messages is planned once
 
 
@@ -53,9 +54,8 @@ def test_all_ranks_plan_the_same_number_of_messages(times):
     messages = times.groupby(["arm", "message_bytes"])["messages"].agg(["nunique", "max"])
     assert (messages["nunique"] == 1).all()
     assert (messages.loc[["local", "bookkeeping"], "max"] == 0).all()
-    assert messages.loc["paced", "max"].between(2, 12).all()
-    # Both arms of the pair do the same work.
-    assert messages.loc["continuous", "max"].iloc[0] == messages.loc["all_reduce", "max"].iloc[0]
+    # Both arms of a pair do the same work.
+    assert messages.loc["continuous", "max"].tolist() == messages.loc["all_reduce", "max"].tolist()
 
 
 def test_only_the_arm_without_a_backward_pass_has_no_backward_time(times):
@@ -80,7 +80,8 @@ def test_the_performance_model_reads_the_costs(overlap_run):
     sizes, lost_s = costs.lost_compute
     assert list(sizes) == SIZES
     assert all(math.isfinite(seconds) and seconds >= 0 for seconds in lost_s)
-    assert costs.communication_slowdown >= 1
+    assert list(costs.slowdowns[0]) == SIZES
+    assert min(costs.slowdowns[1]) >= 1
     assert 0 <= costs.copy_in_s_per_byte < 1e-6  # less than a second for a megabyte
     assert costs.copy_in_s_per_byte == costs.copy_out_s_per_byte
 
@@ -92,7 +93,6 @@ def test_the_performance_model_reads_the_costs(overlap_run):
         (["--message_mib", 1, -1], "message_mib -1"),
         (["--message_mib", "nan"], "message_mib"),
         (["--message_mib", "inf"], "message_mib"),
-        (["--message_mib"], "message_mib"),
         (["--message_mib", "big"], "big"),
         (["--num_steps", 0], "num_steps is 0"),
         (["--warmup_steps", -1], "warmup_steps"),

@@ -53,6 +53,7 @@ def diagnosis_answers() -> dict[str, str]:
 def tune_answers() -> dict[str, str]:
     """Returns what each recorded tuning would try: bucketings, candidates, options, visits."""
     from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
+    from common.runtime.run_directory import read_environment
     from common.tuning.candidates import predict_all
     from common.tuning.measured import WIRE_DTYPES, Measured
     from common.tuning.plan import plan_visits
@@ -65,12 +66,12 @@ def tune_answers() -> dict[str, str]:
         measured = Measured(
             forward_s=float(times.groupby("rank")["forward_time_ms"].median().max()) / 1e3,
             profile=read_ready_times(folder / "gradient-ready-times.csv"),
-            all_reduce=read_all_reduce(folder / "allreduce-samples.csv").curve,
-            costs=read_costs(folder / "overlap-times.csv"),
-            wire={
-                name: read_all_reduce(folder / f"allreduce-samples-{name}.csv").curve
-                for name in WIRE_DTYPES
+            networks={
+                name: read_all_reduce(folder / f"allreduce-samples{suffix}.csv")
+                for name, suffix in {"none": "", "fp16": "-fp16", "bf16": "-bf16"}.items()
             },
+            costs=read_costs(folder / "overlap-times.csv"),
+            backend=read_environment(folder)["backend"],
             cast_s_per_byte=dict.fromkeys(WIRE_DTYPES, 0.0),
         )
         predicted = predict_all(measured)

@@ -90,18 +90,28 @@ def test_an_unusable_table_of_ready_times_is_refused_by_its_name(tmp_path, rows,
 
 OVERLAP_HEADER = (
     "arm,message_bytes,messages,round,iteration,rank,"
-    "backward_time_ms,all_reduce_time_ms,gradient_bytes"
+    "backward_time_ms,all_reduce_time_ms,messages_done,gradient_bytes"
 )
 GRADIENT_BYTES = 1000
 
 
-def arm(name: str, size: int, messages: int, by_round: dict[int, list[tuple]], reduce_ms=0.0):
-    """Rows of an arm: for each round its iterations, each the two ranks' backward times in ms."""
+def arm(
+    name: str,
+    size: int,
+    messages: int,
+    by_round: dict[int, list[tuple]],
+    reduce_ms: float = 0.0,
+    done: tuple[int, int] = (0, 0),
+):
+    """Rows of an arm: for each round its iterations, each the two ranks' backward times in ms.
+
+    ``done`` are the two ranks' counts.
+    """
     return [
-        (name, size, messages, round_, iteration, rank, backward_ms, reduce_ms, GRADIENT_BYTES)
+        (name, size, messages, round_, iteration, rank, ms, reduce_ms, done[rank], GRADIENT_BYTES)
         for round_, iterations in by_round.items()
         for iteration, ranks in enumerate(iterations)
-        for rank, backward_ms in enumerate(ranks)
+        for rank, ms in enumerate(ranks)
     ]
 
 
@@ -112,17 +122,27 @@ LOCAL = arm(
 )
 # DDP's bookkeeping adds 6, 4 and 5 ms in its rounds: 5 ms.
 BOOKKEEPING = arm("bookkeeping", 0, 0, {0: [(106, 90)], 1: [(114, 90)], 2: [(135, 90)]})
-PACED = [
-    # 10 messages of 64 bytes add 20, 30 and 25 ms: 2.5 ms each.
-    *arm("paced", 64, 10, {0: [(120, 1)], 1: [(140, 1)], 2: [(155, 1)]}),
-    # 4 messages of 256 bytes add 40 ms in every round: 10 ms each.
-    *arm("paced", 256, 4, {0: [(1, 140)], 1: [(1, 150)], 2: [(1, 170)]}),
-]
-# 8 messages take 200 ms alone. Beside the backward pass of 150 ms they take 270 ms, 120 of them
-# after it: in its 150 ms they did what alone takes 80 ms.
-CONTINUOUS = arm("continuous", 256, 8, {r: [(150, 150)] for r in range(3)}, reduce_ms=270)
-ALONE = arm("all_reduce", 256, 8, {r: [(0, 0)] for r in range(3)}, reduce_ms=200)
-OVERLAP = [*LOCAL, *BOOKKEEPING, *PACED, *CONTINUOUS, *ALONE]
+
+
+def beside(size: int, messages: int, added: tuple, alone_ms: float, left_ms: float, done):
+    """Both arms of a size: the pass takes ``added`` longer in its rounds, 140 ms in the median."""
+    local = (100, 110, 130)
+    passes = {r: [(local[r] + more, 1)] for r, more in enumerate(added)}
+    rows = [
+        (*row[:7], row[6] + left_ms if row[5] == 0 else 1, *row[8:])
+        for row in arm("continuous", size, messages, passes, done=done)
+    ]
+    alone = arm("all_reduce", size, messages, {r: [(0, 0)] for r in range(3)}, reduce_ms=alone_ms)
+    return [*rows, *alone]
+
+
+# 20 messages of 64 bytes take 200 ms alone, 10 ms each. The pass takes 40, 30 and 10 ms longer,
+# 30 in the median, and 140 ms. After it they take another 100 ms: ten were done, each in 14 ms.
+SMALL = beside(64, 20, (40, 30, 10), 200, 100, done=(9, 10))
+# 8 messages of 256 bytes, 25 ms each alone. After the pass they take 150 ms, six of them: two were
+# done in 140 ms, and took 30 ms of computation.
+LARGE = beside(256, 8, (40, 30, 10), 200, 150, done=(1, 2))
+OVERLAP = [*LOCAL, *BOOKKEEPING, *SMALL, *LARGE]
 
 
 def test_costs_are_differences_within_rounds_as_computed_by_hand(tmp_path):
@@ -132,47 +152,30 @@ def test_costs_are_differences_within_rounds_as_computed_by_hand(tmp_path):
     assert costs.copy_out_s_per_byte == pytest.approx(2.5e-6)
     sizes, seconds = costs.lost_compute
     assert sizes == (64, 256)
-    assert seconds == pytest.approx((0.0025, 0.010))
-    assert costs.communication_slowdown == pytest.approx(150 / 80)
+    assert seconds == pytest.approx((0.030 / 10, 0.030 / 2))
+    assert costs.slowdowns == (sizes, (pytest.approx(1.4), pytest.approx(70 / 25)))
 
 
-@pytest.mark.parametrize(
-    ("done", "slowdown"),
-    [
-        (1000, 1.0),  # the pass outlasted all of them: its 300 ms say nothing of theirs
-        (999, 3.0),  # the last was still under way: what takes 100 ms alone took 300
-        (None, 3.0),  # of a table from before they were counted
-    ],
-)
-def test_all_reduces_that_were_done_before_the_pass_show_no_slowdown(tmp_path, done, slowdown):
-    rounds = range(3)
-    continuous = arm("continuous", 256, 1000, {r: [(300, 300)] for r in rounds}, reduce_ms=300)
-    alone = arm("all_reduce", 256, 1000, {r: [(0, 0)] for r in rounds}, reduce_ms=100)
-    rows = [*LOCAL, *BOOKKEEPING, *PACED, *continuous, *alone]
-    header = OVERLAP_HEADER
-    if done is not None:
-        header += ",messages_done"
-        rows = [(*row, done if row[0] == "continuous" else 0) for row in rows]
+@pytest.mark.parametrize("paced", [True, False])
+def test_a_table_from_before_messages_were_counted_has_copies_only(tmp_path, paced):
+    rows = [*LOCAL, *BOOKKEEPING, *SMALL]
+    if paced:
+        rows += arm("paced", 64, 10, {r: [(150, 1)] for r in range(3)})
+    header = OVERLAP_HEADER.replace("messages_done,", "")
+    rows = [(*row[:8], row[9]) for row in rows]
     costs = read_costs(write(tmp_path, "overlap-times.csv", header, rows))
-    assert costs.communication_slowdown == pytest.approx(slowdown)
+    assert costs.copy_in_s_per_byte == pytest.approx(2.5e-6)
+    assert (costs.lost_compute, costs.slowdowns) == (None, None)
 
 
 def test_costs_below_the_noise_are_none_and_not_negative(tmp_path):
     fast = [
-        (*row[:6], row[6] / 2, *row[7:]) if row[0] in ("bookkeeping", "paced") else row
+        (*row[:6], row[6] / 2, *row[7:]) if row[0] in ("bookkeeping", "continuous") else row
         for row in OVERLAP
     ]
     costs = read_costs(write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, fast))
     assert costs.copy_in_s_per_byte == costs.copy_out_s_per_byte == 0
     assert costs.lost_compute == ((64, 256), (0, 0))
-
-
-def test_a_larger_message_never_costs_less_computation_than_a_smaller(tmp_path):
-    # 256 bytes measured at 1 ms each, below the 2.5 ms of 64 bytes: noise.
-    quick = arm("paced", 256, 4, {0: [(104, 1)], 1: [(114, 1)], 2: [(134, 1)]})
-    rows = [*LOCAL, *BOOKKEEPING, *PACED[:6], *quick, *CONTINUOUS, *ALONE]
-    costs = read_costs(write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, rows))
-    assert costs.lost_compute[1] == pytest.approx((0.0025, 0.0025))
 
 
 def changed(column: int, value: object) -> list[tuple]:
@@ -186,20 +189,17 @@ def changed(column: int, value: object) -> list[tuple]:
     ("rows", "words"),
     [
         ([], ["no rows"]),
-        (LOCAL, ["bookkeeping", "paced", "continuous"]),
+        (LOCAL, ["bookkeeping"]),
         (changed(6, -5), ["backward_time_ms", "-5"]),
         (changed(7, "long"), ["all_reduce_time_ms", "long"]),
-        (changed(8, ""), ["gradient_bytes"]),
+        (changed(8, -1), ["messages_done", "-1"]),
+        (changed(9, ""), ["gradient_bytes"]),
         (changed(1, "big"), ["message_bytes", "big"]),
-        ([*LOCAL, *BOOKKEEPING, *PACED, *CONTINUOUS], ["all_reduce"]),
-        ([row for row in OVERLAP if row[0] != "paced"], ["paced"]),
+        ([row for row in OVERLAP if row[0] != "all_reduce"], ["64", "all_reduce"]),
+        ([row for row in OVERLAP if row[0] != "local"], ["local"]),
+        ([(*row[:9], 0) for row in OVERLAP], ["gradient_bytes"]),
         (
-            [*OVERLAP, *arm("continuous", 512, 8, {0: [(150, 150)]}, reduce_ms=270)],
-            ["512", "all_reduce"],
-        ),
-        ([(*row[:8], 0) for row in OVERLAP], ["gradient_bytes"]),
-        (
-            [(*row[:2], 0, *row[3:]) if row[0] == "paced" else row for row in OVERLAP],
+            [(*row[:2], 0, *row[3:]) if row[0] == "continuous" else row for row in OVERLAP],
             ["messages"],
         ),
     ],
@@ -236,8 +236,7 @@ def test_a_point_from_raw_samples_is_the_median_of_the_slowest_rank(tmp_path):
     assert table.curve.sizes_bytes.tolist() == [4, 4000]
     assert table.curve.times_s == pytest.approx([0.004, 0.009])
     # The other mode's samples are not mixed in.
-    in_flight = read_all_reduce(path, mode="in_flight")
-    assert in_flight.curve.times_s == pytest.approx([0.008, 0.018])
+    assert table.crowded.times_s == pytest.approx([0.008, 0.018])
 
 
 def sample(column: int, value: object) -> list[tuple]:

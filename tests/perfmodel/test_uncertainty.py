@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from perfmodel_support import refused
 
+from common.perfmodel.calibration import Calibration, read_calibration
 from common.perfmodel.profile import DdpCosts
 from common.perfmodel.samples import AllReduceSamples, ReadySamples
 from common.perfmodel.simulator import simulate_backward
 from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
-from common.perfmodel.uncertainty import MeasuredSamples, prediction_bands, read_samples
+from common.perfmodel.uncertainty import prediction_bands, spread_by_source
 
 RECORDED = Path(__file__).resolve().parents[2] / "data" / "epyc-2-cores" / "assignment2"
 TABLES = (
@@ -26,13 +27,13 @@ CAPS = [None, 0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 16, 64]
 
 @pytest.fixture(scope="module")
 def recorded():
-    return read_samples(*TABLES)
+    return read_calibration(*TABLES, backend="gloo")
 
 
-def made_up(ready_s, all_reduce_s, costs: DdpCosts | None = None) -> MeasuredSamples:
+def made_up(ready_s, all_reduce_s, costs: DdpCosts | None = None) -> Calibration:
     """One gradient of 4 bytes: samples of one rank's ready times, and of an all-reduce of it."""
     times = np.asarray(all_reduce_s)
-    return MeasuredSamples(
+    return Calibration(
         ReadySamples(("p",), np.array([4]), ("float32",), (0,), np.array(ready_s)[:, None, None]),
         AllReduceSamples(np.array([4.0, 8.0]), np.stack([times, 2 * times])[:, None], 2),
         costs=costs or DdpCosts(),
@@ -41,10 +42,10 @@ def made_up(ready_s, all_reduce_s, costs: DdpCosts | None = None) -> MeasuredSam
 
 def test_all_samples_give_the_prediction_that_the_tables_give(recorded):
     bands = prediction_bands(recorded, CAPS, draws=2)
-    profile, curve = read_ready_times(TABLES[0]), read_all_reduce(TABLES[1]).curve
-    costs = read_costs(TABLES[2])
+    profile, network = read_ready_times(TABLES[0]), read_all_reduce(TABLES[1])
+    two = {"costs": read_costs(TABLES[2]), "in_flight": 2, "crowded_network": network.crowded}
     for cap, predicted_ms in zip(CAPS, bands.table["predicted_ms"], strict=True):
-        expected = simulate_backward(profile, curve, cap, costs=costs).total_s
+        expected = simulate_backward(profile, network.curve, cap, **two).total_s
         assert predicted_ms == pytest.approx(expected * 1e3)
 
 
@@ -116,11 +117,18 @@ def test_without_an_overlap_table_the_costs_are_taken_as_they_are():
 
 
 def test_added_latency_is_paid_by_every_bucket():
-    samples = MeasuredSamples(
+    samples = Calibration(
         *(made_up([3.0] * 4, [1.0] * 4).ready, made_up([3.0], [1.0]).all_reduce),
         added_latency_s=0.5,
     )
     assert prediction_bands(samples, [1], draws=2).table["high_ms"][0] == pytest.approx(4500)
+
+
+def test_the_band_by_source_is_that_of_the_source_that_scatters():
+    # The pass is always 3 s; the all-reduce of the one bucket is 1, 2 or 3 s.
+    spreads = spread_by_source(made_up([3.0] * 5, [1.0, 2.0, 3.0]), 1)
+    assert spreads["backward passes"] == spreads["passes beside all-reduces"] == 0
+    assert 0.1 < spreads["all-reduces"] <= 2 / 5
 
 
 @pytest.mark.parametrize(

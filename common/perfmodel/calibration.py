@@ -1,0 +1,164 @@
+"""A calibration: all samples that a prediction is made of, and the model that they make.
+
+One and the same for ``ddplab predict``, ``tune``, the notebooks and the accuracy study: gradients
+of passes without DDP, all-reduces one after another and several at once, DDP's copies, and passes
+beside all-reduces without pause. None of them is a bucketing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common.perfmodel.collectives import AllReduceModel
+from common.perfmodel.model import DdpModel
+from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.samples import IN_FLIGHT, AllReduceSamples, OverlapSamples, ReadySamples
+from common.perfmodel.tables import (
+    crowded_samples,
+    read_all_reduce_samples,
+    read_overlap_samples,
+    read_ready_samples,
+)
+
+PASSES, ALL_REDUCES, OVERLAP = "backward passes", "all-reduces", "passes beside all-reduces"
+SOURCES = (PASSES, ALL_REDUCES, OVERLAP)
+"""What is measured for a calibration."""
+
+
+def calibrated_model(
+    profile: BackwardProfile,
+    network: AllReduceModel,
+    costs: DdpCosts = NO_COSTS,
+    *,
+    crowded: AllReduceModel | None = None,
+    backend: str | None = None,
+    added_latency_s: float = 0.0,
+) -> DdpModel:
+    """Returns the model of one system.
+
+    Args:
+        profile, network, costs, added_latency_s: as for ``DdpModel``.
+        crowded: seconds per all-reduce while several are in flight, where measured.
+        backend: tells how many all-reduces are under way at a time; one where it is not known, and
+            where latency is added: the hook that adds it takes up buckets one by one.
+    """
+    in_flight = 1 if added_latency_s else IN_FLIGHT.get(backend or "", 1)
+    return DdpModel(
+        profile,
+        network,
+        costs,
+        in_flight=in_flight,
+        crowded_network=crowded if in_flight > 1 else None,
+        added_latency_s=added_latency_s,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """All samples that a prediction is made of.
+
+    Attributes:
+        ready: gradient-ready times.
+        all_reduce: all-reduces one after another.
+        crowded: several in flight, where that was measured.
+        overlap: DDP's costs where they were measured; else ``costs`` are taken as they are.
+        costs: what is predicted with where there is no ``overlap``.
+        backend, added_latency_s: as for ``calibrated_model``.
+    """
+
+    ready: ReadySamples
+    all_reduce: AllReduceSamples
+    crowded: AllReduceSamples | None = None
+    overlap: OverlapSamples | None = None
+    costs: DdpCosts = NO_COSTS
+    backend: str | None = None
+    added_latency_s: float = 0.0
+
+    def model(self) -> DdpModel:
+        """Returns the model from all samples, by which the prediction itself is made."""
+        return self._model()
+
+    def drawn(self, generator: np.random.Generator, sources: tuple[str, ...] = SOURCES) -> DdpModel:
+        """Returns the model from as many samples drawn with replacement.
+
+        Backward passes are drawn one by one; all-reduces and DDP's costs by round, as samples of
+        one round share the state the machine was in, and all-reduces within it.
+
+        Args:
+            sources: those of ``SOURCES`` that are drawn; of the others all samples are taken once.
+        """
+        passes = rounds = iterations = overlap_rounds = None
+        if PASSES in sources:
+            passes = generator.integers(self.ready.passes, size=self.ready.passes)
+        if ALL_REDUCES in sources:
+            shape = self.all_reduce.time_s.shape
+            rounds = generator.integers(shape[1], size=shape[1])
+            iterations = generator.integers(shape[2], size=shape)
+        if OVERLAP in sources and self.overlap:
+            overlap_rounds = generator.integers(self.overlap.rounds, size=self.overlap.rounds)
+        return self._model(passes, rounds, iterations, overlap_rounds)
+
+    def _model(self, passes=None, rounds=None, iterations=None, overlap_rounds=None) -> DdpModel:
+        crowded = None
+        if self.crowded:
+            # In the same rounds; the calls of one are few and alike.
+            same = rounds if _rounds(self.crowded) == _rounds(self.all_reduce) else None
+            crowded = self.crowded.curve(same)
+        return calibrated_model(
+            self.ready.profile(passes),
+            self.all_reduce.curve(rounds, iterations),
+            self.overlap.costs(overlap_rounds) if self.overlap else self.costs,
+            crowded=crowded,
+            backend=self.backend,
+            added_latency_s=self.added_latency_s,
+        )
+
+
+def _rounds(samples: AllReduceSamples) -> int:
+    return samples.time_s.shape[1]
+
+
+def read_calibration(
+    ready_times: Path | str,
+    all_reduce: Path | str,
+    overlap: Path | str | None = None,
+    *,
+    costs: DdpCosts = NO_COSTS,
+    backend: str | None = None,
+    added_latency_s: float = 0.0,
+) -> Calibration:
+    """Reads ``gradient-ready-times.csv``, ``allreduce-samples.csv`` and ``overlap-times.csv``.
+
+    Raises UserError for a table that cannot be one of these.
+    """
+    return Calibration(
+        ready=read_ready_samples(ready_times),
+        all_reduce=read_all_reduce_samples(all_reduce),
+        crowded=crowded_samples(all_reduce),
+        overlap=read_overlap_samples(overlap) if overlap else None,
+        costs=costs,
+        backend=backend,
+        added_latency_s=added_latency_s,
+    )
+
+
+def missing_terms(costs: DdpCosts, overlap_measured: bool) -> str | None:
+    """Returns what a prediction lacks where contention was not measured by message size; or None.
+
+    Args:
+        overlap_measured: whether there is an overlap table, which then holds DDP's copies.
+    """
+    if not overlap_measured:
+        return (
+            "DDP's copies are free and communication does not slow computation "
+            "(no overlap-times.csv)"
+        )
+    if costs.lost_compute is None:
+        return (
+            "computation and communication do not slow each other (overlap-times.csv is from "
+            "before all-reduces were counted beside the backward pass; measure it again)"
+        )
+    return None

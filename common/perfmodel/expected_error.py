@@ -1,0 +1,106 @@
+"""How far off to expect a prediction: what the recorded accuracy study found in the same regime.
+
+A regime says what takes the time. ``compute-bound``, ``balanced`` and ``communication-bound`` go by
+the time of all gradients' all-reduce over that of the backward pass, each alone. Over ``loopback``
+ranks share the cores that all-reduces run on; with ``added latency`` every bucket waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import UserError
+from common.perfmodel.model import DdpModel
+from common.perfmodel.recorded import DATA
+from common.perfmodel.tables import read_table
+
+REGIMES = {"communication-bound": 1.8, "balanced": 1.0, "compute-bound": 0.45}
+"""Regime → all communication over the backward pass, in seconds of each alone, in the study."""
+LOOPBACK, LATENCY = "loopback", "added latency"
+ERRORS = "errors-by-regime.csv"
+"""The study's summary: ``ERROR_COLUMNS``, shares as fractions."""
+ERROR_COLUMNS = (
+    "regime",
+    "bucketings",
+    "noise",
+    "median_error",
+    "p90_error",
+    "worst_error",
+    "hardware",
+    "date",
+)
+
+
+@dataclass(frozen=True)
+class ExpectedError:
+    """What the study found for bucketings of a regime: |predicted / measured − 1| of the pass.
+
+    Attributes:
+        noise: what two halves of the same measurements differed by, in the median of the cases.
+        source: hardware and date.
+    """
+
+    regime: str
+    bucketings: int
+    noise: float
+    median: float
+    p90: float
+    source: str
+
+    def text(self) -> str:
+        """A sentence for the terminal."""
+        return (
+            f"{self.regime}: in the recorded accuracy study ({self.source}) the median error was "
+            f"{self.median:.1%}, 90 % were within {self.p90:.1%}, of {self.bucketings} bucketings "
+            f"(noise {self.noise:.1%})"
+        )
+
+
+def regime_of(model: DdpModel, loopback: bool) -> str:
+    """Returns the regime of a system.
+
+    Args:
+        model: of the system.
+        loopback: whether its ranks talk to each other on the machine that they compute on.
+    """
+    if model.added_latency_s:
+        return LATENCY
+    if loopback:
+        return LOOPBACK
+    all_at_once_s = float(model.network.time_s(model.profile.total_bytes))
+    ratio = all_at_once_s / model.profile.backward_s
+    # Nearest by ratio: between two regimes their geometric mean divides.
+    return min(REGIMES, key=lambda name: max(REGIMES[name] / ratio, ratio / REGIMES[name]))
+
+
+def expectation(model: DdpModel, backend: str, network: str) -> str:
+    """Returns how far off to expect the model's predictions, as a sentence.
+
+    Args:
+        model: of the system.
+        backend: of its process group.
+        network: by the name that its runs record, such as ``TCP over loopback``.
+    """
+    if backend != "gloo":
+        return f"Expected error: not known; no system with {backend} is in the recorded study"
+    return f"Expected error, {expected_error(regime_of(model, 'loopback' in network)).text()}"
+
+
+def expected_error(regime: str, data: Path = DATA) -> ExpectedError:
+    """Returns what the newest recorded study found. Raises UserError where none is recorded."""
+    tables = [read_table(path, ERROR_COLUMNS) for path in data.glob(f"*/study-accuracy*/{ERRORS}")]
+    if not tables:
+        raise UserError(f"no accuracy study is recorded below {data}")
+    newest = max(tables, key=lambda table: str(table["date"].iloc[0])).set_index("regime")
+    if regime not in newest.index:
+        raise UserError(f"the recorded accuracy study has no regime {regime!r}")
+    row = newest.loc[regime]
+    return ExpectedError(
+        regime=regime,
+        bucketings=int(row["bucketings"]),
+        noise=float(row["noise"]),
+        median=float(row["median_error"]),
+        p90=float(row["p90_error"]),
+        source=f"{row['hardware']}; {row['date']}",
+    )

@@ -1,0 +1,71 @@
+"""Contention from passes beside all-reduces without pause, worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from common.perfmodel.samples import BesideMessages, OverlapSamples
+
+
+def samples(beside_s: float, until_done_s: float, done: float) -> OverlapSamples:
+    """Passes of 2 s; beside them four all-reduces without pause, which alone take 4 s."""
+    beside = BesideMessages(
+        messages=4.0,
+        backward_s=np.full(3, beside_s),
+        until_done_s=np.full(3, until_done_s),
+        alone_s=np.full(3, 4.0),
+        done=np.full(3, float(done)),
+    )
+    return OverlapSamples(
+        bookkeeping_s=np.full(3, 0.2),
+        local_s=np.full(3, 2.0),
+        gradient_bytes=100.0,
+        beside={10.0: beside},
+    )
+
+
+def test_contention_is_worked_out_by_hand():
+    # The pass takes 3 s instead of 2. What is left of the all-reduces then takes 2.5 s, so 1.5 of
+    # the four were done, one of them whole: each took 2 s instead of 1, and cost 1 s / 1.5.
+    costs = samples(3.0, 5.5, done=1).costs()
+    assert costs.slowdowns == ((10.0,), (pytest.approx(2.0),))
+    assert costs.lost_compute == ((10.0,), (pytest.approx(1 / 1.5),))
+    assert costs.copy_in_s_per_byte == costs.copy_out_s_per_byte == pytest.approx(0.2 / 2 / 100)
+
+
+def test_what_was_counted_bounds_what_the_time_says():
+    # By time none was done, but three were seen to be; by time all were, but no more than two can
+    # be under way besides the one that was counted.
+    assert samples(3.0, 9.0, done=3).costs().lost_compute[1] == (pytest.approx(1 / 3),)
+    assert samples(3.0, 3.0, done=1).costs().lost_compute[1] == (pytest.approx(1 / 3),)
+
+
+def test_all_reduces_that_were_done_before_the_pass_was_are_not_called_slow():
+    seen_to_end = samples(8.0, 8.0, done=4).costs()
+    assert seen_to_end.slowdowns == ((10.0,), (1.0,))
+    assert seen_to_end.lost_compute == ((10.0,), (pytest.approx(6 / 4),))
+
+
+def test_rounds_that_are_drawn_are_asked_for_their_own_times_and_counts():
+    counted = samples(8.0, 8.0, done=4)
+    beside = replace(counted.beside[10.0], done=np.array([4.0, 3.0, 3.0]))
+    counted = replace(counted, beside={10.0: beside}, bookkeeping_s=np.array([0.2, 0.6, 1.0]))
+    assert counted.costs(np.array([0, 0, 0])).slowdowns[1] == (1.0,)
+    # Three counted, and by time the fourth, too: each took 2 s.
+    assert counted.costs(np.array([1, 2, 1])).slowdowns[1] == (pytest.approx(2.0),)
+    assert counted.costs(np.array([1, 2, 1])).copy_in_s_per_byte == pytest.approx(0.6 / 2 / 100)
+
+
+def test_a_pass_that_is_no_slower_loses_nothing_and_copies_are_not_negative():
+    quick = replace(samples(1.9, 4.0, done=2), bookkeeping_s=np.full(3, -0.1))
+    assert quick.costs().lost_compute == ((10.0,), (0.0,))
+    assert quick.costs().copy_in_s_per_byte == 0
+
+
+def test_without_counts_there_are_copies_and_no_contention():
+    costs = replace(samples(3.0, 5.5, done=1), beside={}).costs()
+    assert costs.copy_in_s_per_byte == pytest.approx(0.2 / 2 / 100)
+    assert (costs.lost_compute, costs.slowdowns) == (None, None)
