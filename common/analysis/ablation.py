@@ -63,14 +63,15 @@ def errors(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
 
 
 def summary(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
-    """One row per model: median and worst error, the b* it would choose, and its regret."""
+    """One row per model: median and worst error, the measured cap it would choose,
+    and the regret of that."""
     return pd.DataFrame(
         [
             {
                 "model": name,
                 "median error": found.median_error,
                 "worst error": found.worst_error,
-                "b* (MiB)": found.predicted_best_mib,
+                "chosen cap (MiB)": found.predicted_best_mib,
                 "regret": found.regret,
             }
             for name, found in accuracies.items()

@@ -274,15 +274,11 @@ class Report:
 
 
 def _best_line(label: str, best: BestCap) -> str:
-    from common.perfmodel.whatif import near_interval
+    from common.analysis.narrative import interval_text
 
-    low, high = near_interval(best)
-    span = f"{low:.3g} to {high:.3g} MiB" if low > 0.001 else f"all caps up to {high:.3g} MiB"
-    others = len(best.near_mib) - 1
-    more = f", and {others} more interval{'s' if others > 1 else ''}" if others else ""
     return (
         f"{label} = {best.cap_mib:.3g} MiB: {best.total_s * 1e3:.1f} ms; within 1 %: "
-        f"{span}{more} ({len(best.candidates)} distinct bucketings searched)"
+        f"{interval_text(best)} ({len(best.candidates)} distinct bucketings searched)"
     )
 
 

@@ -158,7 +158,7 @@ def missing_terms(costs: DdpCosts, overlap_measured: bool) -> str | None:
         )
     if costs.lost_compute is None:
         return (
-            "computation and communication do not slow each other (overlap-times.csv is from "
-            "before all-reduces were counted beside the backward pass; measure it again)"
+            "computation and communication do not slow each other (overlap-times.csv has no "
+            "backward pass beside all-reduces)"
         )
     return None

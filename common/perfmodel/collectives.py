@@ -110,6 +110,21 @@ def with_latency(curve: MeasuredAllReduce, alpha_s: float) -> MeasuredAllReduce:
     return MeasuredAllReduce(curve.sizes_bytes, np.maximum(shifted, alpha_s))
 
 
+def scaled(
+    network: AllReduceModel, *, latency: float = 1.0, transfer: float = 1.0
+) -> AllReduceModel:
+    """Returns the network with a latency and a transfer time so many times as long.
+
+    Of a measured curve the shortest time counts as latency, and what others take longer as
+    transfer; so the curve keeps its shape.
+    """
+    if isinstance(network, AlphaBeta):
+        return AlphaBeta(network.alpha_s * latency, network.bandwidth_bytes_per_s / transfer)
+    shortest_s = network.times_s.min()
+    times_s = shortest_s * latency + (network.times_s - shortest_s) * transfer
+    return MeasuredAllReduce(network.sizes_bytes, times_s)
+
+
 def algorithm_bandwidth(size_bytes: ArrayLike, time_s: ArrayLike) -> NDArray:
     """Message size over time, in bytes per second."""
     return np.asarray(size_bytes, dtype=float) / np.asarray(time_s, dtype=float)

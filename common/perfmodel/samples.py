@@ -145,14 +145,16 @@ class OverlapSamples:
         bookkeeping_s: what DDP over one rank adds to the pass.
         local_s: the pass alone.
         gradient_bytes: of the model.
-        beside: message size → the pass beside all-reduces of it, ascending; empty where all-reduces
-            that were done in time were not counted.
+        beside: message size → the pass beside all-reduces of it, ascending.
+        paced: message size → the pass beside a few of it, each done before the next. Runs from
+            before 2026-11-23 have these, and ``beside`` of one size only.
     """
 
     bookkeeping_s: NDArray
     local_s: NDArray
     gradient_bytes: float
     beside: Mapping[float, BesideMessages] = field(default_factory=dict)
+    paced: Mapping[float, PacedMessages] = field(default_factory=dict)
 
     @classmethod
     def of(cls, table: pd.DataFrame) -> OverlapSamples:
@@ -169,26 +171,39 @@ class OverlapSamples:
         def samples(arm: str, column: str, size: float = 0) -> NDArray:
             return by_round.loc[(arm, size), column].reindex(rounds).to_numpy(float)
 
-        arms = set(by_round.droplevel("round").index)
+        arms = sorted(set(by_round.droplevel("round").index))
         local_s = samples("local", "backward_time_ms") / 1e3
         messages = table.groupby(["arm", "message_bytes"])["messages"].first()
         beside = {}
-        for size in sorted(size for arm, size in arms if arm == "continuous"):
+        for size in [size for arm, size in arms if arm == "continuous"]:
             if ("all_reduce", size) not in arms:
                 raise UserError(f"no all_reduce samples of {size:.0f} bytes, as continuous has")
-            if counted:
-                beside[size] = BesideMessages(
-                    messages=float(messages["continuous", size]),
-                    backward_s=samples("continuous", "backward_time_ms", size) / 1e3,
-                    until_done_s=samples("continuous", "all_reduce_time_ms", size) / 1e3,
-                    alone_s=samples("all_reduce", "all_reduce_time_ms", size) / 1e3,
-                    done=samples("continuous", "messages_done", size),
-                )
+            done = (
+                samples("continuous", "messages_done", size)
+                if counted
+                else np.full(len(rounds), np.nan)
+            )
+            beside[size] = BesideMessages(
+                messages=float(messages["continuous", size]),
+                backward_s=samples("continuous", "backward_time_ms", size) / 1e3,
+                until_done_s=samples("continuous", "all_reduce_time_ms", size) / 1e3,
+                alone_s=samples("all_reduce", "all_reduce_time_ms", size) / 1e3,
+                done=done,
+            )
+        paced = {
+            size: PacedMessages(
+                messages=float(messages["paced", size]),
+                backward_s=samples("paced", "backward_time_ms", size) / 1e3,
+            )
+            for arm, size in arms
+            if arm == "paced"
+        }
         return cls(
             bookkeeping_s=samples("bookkeeping", "backward_time_ms") / 1e3 - local_s,
             local_s=local_s,
             gradient_bytes=float(table["gradient_bytes"].iloc[0]),
             beside=beside,
+            paced=paced,
         )
 
     @property
@@ -214,7 +229,12 @@ class OverlapSamples:
         sizes = tuple(map(float, self.beside))
         pairs = [each.contention(self.local_s, taken) for each in self.beside.values()]
         lost_s, slower = zip(*pairs, strict=True)
-        return replace(copies, lost_compute=(sizes, lost_s), slowdowns=(sizes, slower))
+        lost = (sizes, lost_s)
+        if self.paced:
+            paced_s = [each.lost_s(self.local_s, taken) for each in self.paced.values()]
+            # A larger message never costs less than a smaller one: that would be noise.
+            lost = (tuple(self.paced), tuple(np.maximum.accumulate(paced_s).tolist()))
+        return replace(copies, lost_compute=lost, slowdowns=(sizes, slower))
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +246,7 @@ class BesideMessages:
         backward_s: the pass.
         until_done_s: from its start until the last of the all-reduces is done.
         alone_s: all of them with nothing beside them.
-        done: how many ended during the pass.
+        done: how many ended during the pass; NaN where that was not counted.
     """
 
     messages: float
@@ -250,14 +270,27 @@ class BesideMessages:
         """
         backward_s = _middle(self.backward_s[taken])
         each_s = _middle(self.alone_s[taken]) / self.messages
+        done = self.messages - (_middle(self.until_done_s[taken]) - backward_s) / each_s
         counted = _middle(self.done[taken])
-        by_time = self.messages - (_middle(self.until_done_s[taken]) - backward_s) / each_s
-        most = min(counted + max(IN_FLIGHT.values()), self.messages)
-        done = max(0.5, min(max(by_time, counted), most))
+        if not np.isnan(counted):
+            done = min(max(done, counted), counted + max(IN_FLIGHT.values()), self.messages)
+        done = max(0.5, done)
         lost_s = max(0.0, _middle((self.backward_s - local_s)[taken])) / done
         if counted >= self.messages:
             return lost_s, 1.0
         return lost_s, max(1.0, backward_s / done / each_s)
+
+
+@dataclass(frozen=True, eq=False)
+class PacedMessages:
+    """A backward pass beside a few all-reduces of one size, each done before the next, by round."""
+
+    messages: float
+    backward_s: NDArray
+
+    def lost_s(self, local_s: NDArray, taken: NDArray) -> float:
+        """Returns the computation that one of them takes: what it adds to the pass, in seconds."""
+        return max(0.0, _middle((self.backward_s - local_s)[taken])) / self.messages
 
 
 def _slowest(ready_s: NDArray) -> NDArray:

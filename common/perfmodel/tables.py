@@ -177,7 +177,7 @@ def read_overlap_samples(path: Path | str) -> OverlapSamples:
     if "messages_done" in table:  # not in older runs
         table["messages_done"] = numbers(table, "messages_done", path, at_least=0)
     numbers(table, "gradient_bytes", path, above=0)
-    numbers(table[table["arm"] == "continuous"], "messages", path, above=0)
+    numbers(table[table["arm"].isin(["continuous", "paced"])], "messages", path, above=0)
     missing = {"local", "bookkeeping"} - set(table["arm"])
     if missing:
         raise UserError(f"{path}: no samples of {', '.join(sorted(missing))}")

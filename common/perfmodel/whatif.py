@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pandas as pd
 
 from common.errors import UserError
 from common.perfmodel.closed_form import closed_form
-from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.collectives import AllReduceModel, as_alpha_beta, scaled
 from common.perfmodel.model import DdpModel
-from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.search import BestCap
 
 
-def scale_ranks(measured: AlphaBeta, measured_ranks: int, ranks: int) -> AlphaBeta:
-    """α–β of a ring all-reduce on another number of ranks, links being alike.
+def scale_ranks(measured: AllReduceModel, measured_ranks: int, ranks: int) -> AllReduceModel:
+    """Returns a ring's all-reduces on another number of ranks, links being alike.
 
     A ring makes 2(n−1) steps and sends 2(n−1)/n of the message over each link (Patarasuk and
     Yuan 2009), so latency grows with n−1 and the bytes' share approaches a limit.
@@ -28,50 +28,62 @@ def scale_ranks(measured: AlphaBeta, measured_ranks: int, ranks: int) -> AlphaBe
         )
     steps = (ranks - 1) / (measured_ranks - 1)
     share = ((ranks - 1) / ranks) / ((measured_ranks - 1) / measured_ranks)
-    return AlphaBeta(measured.alpha_s * steps, measured.bandwidth_bytes_per_s / share)
+    return scaled(measured, latency=steps, transfer=share)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One "what if": a profile and a network, and what was changed by which factor."""
+    """One "what if": a system in which one quantity was changed by a factor."""
 
     quantity: str
     factor: float
-    profile: BackwardProfile
-    network: AlphaBeta
+    model: DdpModel
 
 
-def cases(
-    profile: BackwardProfile, network: AlphaBeta, ranks: int, factors: Sequence[float]
-) -> list[Case]:
-    """Change one quantity at a time by each factor."""
+def cases(model: DdpModel, ranks: int, factors: Sequence[float]) -> list[Case]:
+    """Changes one quantity of a system of so many ranks at a time, by each factor."""
     found = []
     for factor in factors:
-        alpha = replace(network, alpha_s=network.alpha_s * factor)
-        beta = replace(network, bandwidth_bytes_per_s=network.bandwidth_bytes_per_s * factor)
         found += [
-            Case("latency α", factor, profile, alpha),
-            Case("bandwidth β", factor, profile, beta),
-            Case("gradient bytes B", factor, profile.scaled(size=factor), network),
-            Case("compute time g", factor, profile.scaled(compute=factor), network),
+            Case("latency α", factor, _with_network(model, partial(scaled, latency=factor))),
+            Case(
+                "bandwidth β",
+                factor,
+                _with_network(model, partial(scaled, transfer=1 / factor)),
+            ),
+            Case("gradient bytes B", factor, _with_profile(model, size=factor)),
+            Case("compute time g", factor, _with_profile(model, compute=factor)),
         ]
-        if ranks * factor >= 2 and ranks * factor == int(ranks * factor):
-            scaled = scale_ranks(network, ranks, int(ranks * factor))
-            found.append(Case("ranks n (ring)", factor, profile, scaled))
+        others = int(ranks * factor)
+        if others >= 2 and others == ranks * factor:
+            more = partial(scale_ranks, measured_ranks=ranks, ranks=others)
+            changed = _with_network(model, more)
+            found.append(Case("ranks n (ring)", factor, changed))
     return found
 
 
-def best_caps(found: Sequence[Case], costs: DdpCosts = NO_COSTS) -> pd.DataFrame:
+def _with_network(model: DdpModel, change: Callable[[AllReduceModel], AllReduceModel]) -> DdpModel:
+    crowded = change(model.crowded_network) if model.crowded_network else None
+    return replace(model, network=change(model.network), crowded_network=crowded)
+
+
+def _with_profile(model: DdpModel, **factors: float) -> DdpModel:
+    return replace(model, profile=model.profile.scaled(**factors))
+
+
+def best_caps(found: Sequence[Case]) -> pd.DataFrame:
     """b* of each case, by simulation and by the hand-derived equation, in MiB.
 
     Columns: quantity, factor, best_mib, low_mib and high_mib (the interval of caps around b*
-    within 1 % of the best), closed_form_mib (without the limit B/L), total_ms.
+    within 1 % of the best), closed_form_mib (of the α–β line through the network, without the
+    limit B/L), total_ms.
     """
     rows = []
     for case in found:
-        best = DdpModel(case.profile, case.network, costs).best_cap()
+        best = case.model.best_cap()
         low, high = near_interval(best)
-        unlimited = replace(closed_form(case.profile, case.network), layers=10**9)
+        by_hand = closed_form(case.model.profile, as_alpha_beta(case.model.network))
+        unlimited = replace(by_hand, layers=10**9)
         rows.append(
             {
                 "quantity": case.quantity,

@@ -65,7 +65,12 @@ def test_a_pass_that_is_no_slower_loses_nothing_and_copies_are_not_negative():
     assert quick.costs().copy_in_s_per_byte == 0
 
 
-def test_without_counts_there_are_copies_and_no_contention():
+def test_what_was_not_counted_is_told_by_time_alone():
+    # As in the first test, where the count agrees with the time.
+    assert samples(3.0, 5.5, done=float("nan")).costs() == samples(3.0, 5.5, done=1).costs()
+
+
+def test_without_messages_there_are_copies_and_no_contention():
     costs = replace(samples(3.0, 5.5, done=1), beside={}).costs()
     assert costs.copy_in_s_per_byte == pytest.approx(0.2 / 2 / 100)
     assert (costs.lost_compute, costs.slowdowns) == (None, None)

@@ -156,14 +156,24 @@ def test_costs_are_differences_within_rounds_as_computed_by_hand(tmp_path):
     assert costs.slowdowns == (sizes, (pytest.approx(1.4), pytest.approx(70 / 25)))
 
 
-@pytest.mark.parametrize("paced", [True, False])
-def test_a_table_from_before_messages_were_counted_has_copies_only(tmp_path, paced):
-    rows = [*LOCAL, *BOOKKEEPING, *SMALL]
-    if paced:
-        rows += arm("paced", 64, 10, {r: [(150, 1)] for r in range(3)})
+def test_a_table_from_before_messages_were_counted_is_converted(tmp_path):
+    # 10 messages of 16 bytes add 20, 30 and 25 ms, 2.5 ms each; 4 of 32 add 8, 0 and 9 ms, which
+    # is less for a larger message, and noise.
+    paced = [
+        *arm("paced", 16, 10, {0: [(120, 1)], 1: [(140, 1)], 2: [(155, 1)]}),
+        *arm("paced", 32, 4, {0: [(1, 108)], 1: [(1, 110)], 2: [(1, 139)]}),
+    ]
     header = OVERLAP_HEADER.replace("messages_done,", "")
-    rows = [(*row[:8], row[9]) for row in rows]
+    rows = [(*row[:8], row[9]) for row in [*LOCAL, *BOOKKEEPING, *paced, *SMALL]]
     costs = read_costs(write(tmp_path, "overlap-times.csv", header, rows))
+    assert costs.copy_in_s_per_byte == pytest.approx(2.5e-6)
+    assert costs.lost_compute == ((16, 32), (pytest.approx(0.0025), pytest.approx(0.0025)))
+    assert costs.slowdowns == ((64,), (pytest.approx(1.4),))
+
+
+def test_a_table_without_messages_has_copies_only(tmp_path):
+    rows = [*LOCAL, *BOOKKEEPING]
+    costs = read_costs(write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, rows))
     assert costs.copy_in_s_per_byte == pytest.approx(2.5e-6)
     assert (costs.lost_compute, costs.slowdowns) == (None, None)
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce, with_latency
+from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce, scaled, with_latency
+from common.perfmodel.model import DdpModel
 from common.perfmodel.profile import BackwardProfile
 from common.perfmodel.search import best_bucket_cap
 from common.perfmodel.whatif import best_caps, cases, near_interval, scale_ranks
@@ -34,7 +35,7 @@ def test_a_ring_makes_two_passes_of_n_minus_1_steps(ranks: int) -> None:
 
 
 def test_b_star_grows_with_latency(profile: BackwardProfile) -> None:
-    table = best_caps(cases(profile, AlphaBeta(1e-4, 1e9), 2, (1, 4, 16)))
+    table = best_caps(cases(DdpModel(profile, AlphaBeta(1e-4, 1e9)), 2, (1, 4, 16)))
     alpha = table[table["quantity"] == "latency α"].sort_values("factor")
     assert alpha["closed_form_mib"].is_monotonic_increasing
     # communication-bound at 1 GB/s: the square-root law doubles b* for four times the latency
@@ -43,7 +44,7 @@ def test_b_star_grows_with_latency(profile: BackwardProfile) -> None:
 
 
 def test_only_whole_numbers_of_ranks_are_asked_about(profile: BackwardProfile) -> None:
-    found = cases(profile, AlphaBeta(1e-4, 1e9), 2, (0.25, 0.5, 1, 2))
+    found = cases(DdpModel(profile, AlphaBeta(1e-4, 1e9)), 2, (0.25, 0.5, 1, 2))
     assert [case.factor for case in found if case.quantity.startswith("ranks")] == [1, 2]
 
 
@@ -51,6 +52,22 @@ def test_the_near_interval_holds_b_star(profile: BackwardProfile) -> None:
     best = best_bucket_cap(profile, AlphaBeta(1e-4, 1e9))
     low, high = near_interval(best)
     assert low <= best.cap_mib <= high
+
+
+def test_at_a_factor_of_one_the_system_is_the_one_that_was_given(profile: BackwardProfile) -> None:
+    curve = MeasuredAllReduce([4, 2**20, 2**26], [3e-4, 2e-4, 5e-2])  # with a dip
+    crowded = MeasuredAllReduce([4, 2**20, 2**26], [2e-4, 2e-4, 5e-2])
+    model = DdpModel(profile, curve, in_flight=2, crowded_network=crowded)
+    table = best_caps(cases(model, 2, (1,)))
+    assert len(table) == 5
+    assert set(table["best_mib"]) == {model.best_cap().cap_mib}
+    assert table["total_ms"].to_numpy() == pytest.approx(model.best_cap().total_s * 1e3)
+
+
+def test_a_curve_is_scaled_in_latency_and_transfer() -> None:
+    curve = MeasuredAllReduce([4, 100, 1000], [3.0, 2.0, 5.0])
+    assert scaled(curve, latency=2).times_s.tolist() == pytest.approx([5.0, 4.0, 7.0])
+    assert scaled(curve, transfer=2).times_s.tolist() == pytest.approx([4.0, 2.0, 8.0])
 
 
 def test_another_latency_shifts_the_whole_curve() -> None:
