@@ -211,7 +211,7 @@ def changes_sentence(changes: Changes) -> str:
     table, ranks = changes.table, changes.ranks
     before, after = table.iloc[0], table.iloc[1:]
     text = (
-        f"As it was, {ranks} ranks are **{before['speedup']:.2f} times** as fast as one "
+        f"Measured again as it was, {ranks} ranks are **{before['speedup']:.2f} times** as fast as one "
         f"(predicted {before['predicted_speedup']:.2f}). "
     )
     if after.empty:

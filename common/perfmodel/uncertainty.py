@@ -96,7 +96,7 @@ def prediction_bands(
 
 
 def spread_by_source(
-    calibration: Calibration, cap_mib: float | None, *, draws: int = 100, seed: int = 0
+    calibration: Calibration, cap_mib: float | None, *, draws: int = 50, seed: int = 0
 ) -> dict[str, float]:
     """Returns how wide the band of 90 % is, relative to T, where one source alone is drawn.
 
@@ -116,7 +116,7 @@ def spread_by_source(
 
 def chance_text(calibration: Calibration, cap_mib: float | None) -> str:
     """Returns by how much chance moves the prediction at a cap, and which samples the most."""
-    row = prediction_bands(calibration, [cap_mib]).table.iloc[0]
+    row = prediction_bands(calibration, [cap_mib], draws=100).table.iloc[0]
     spreads = spread_by_source(calibration, cap_mib)
     widest = max(spreads, key=spreads.__getitem__)
     return (

@@ -15,13 +15,15 @@ from common.analysis.accuracy_narrative import (
     regret_table,
     why_off,
 )
-from common.analysis.accuracy_study import OTHERS, open_study
+from common.analysis.accuracy_study import OTHERS, grouped, open_study
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.expected_error import ERRORS
 from common.perfmodel.model import FULL, LINE, SEVERAL
 from common.perfmodel.profile import BackwardProfile, DdpCosts
 from common.perfmodel.simulator import profile_buckets, simulate_backward
+from common.runtime.paths import project_root
 
 pytestmark = pytest.mark.xdist_group("accuracy_study")  # its tables are made once
 
@@ -289,3 +291,14 @@ def test_a_case_without_measurements_is_named(study, tmp_path):
     steps[steps["case"] != "b_2_balanced"].to_csv(tmp_path / "cut" / "steps.csv", index=False)
     with pytest.raises(UserError, match=r"steps\.csv: no rows of case b_2_balanced"):
         open_study(tmp_path / "cut")
+
+
+@pytest.mark.parametrize("name", ["study-accuracy", "study-accuracy-again"])
+def test_what_users_are_told_to_expect_is_what_the_recorded_study_found(name):
+    folder = project_root() / "data" / "xeon-2-cores" / name
+    recorded = pd.read_csv(folder / ERRORS).set_index("regime")
+    errors = open_study(folder).errors
+    size = errors[FULL].abs().groupby(grouped(errors))
+    assert recorded["median_error"].to_dict() == pytest.approx(size.median().to_dict(), abs=1e-4)
+    assert recorded["p90_error"].to_dict() == pytest.approx(size.quantile(0.9).to_dict(), abs=1e-4)
+    assert recorded["bucketings"].to_dict() == size.size().to_dict()
