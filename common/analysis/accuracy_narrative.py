@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from common.analysis.accuracy_case import JudgedCase
-from common.analysis.accuracy_study import CHOICES, OTHERS, JudgedStudy
+from common.analysis.accuracy_study import CHOICES, LONGER, MOST_NOISE, OTHERS, JudgedStudy
 from common.analysis.tables import Table
 from common.perfmodel.model import CURVE, FULL, LINE, SEVERAL
 
@@ -14,24 +14,51 @@ OFF = 0.05
 
 
 def regime_table(study: JudgedStudy) -> Table:
-    """A row per group of cases: errors of pass and step, and of simpler predictors."""
+    """A row per group of cases: errors of pass and step, and of the same with other inputs."""
     found = study.by_regime().reset_index()
     names = {
         "group": "",
-        "cases": "cases",
         "bucketings": "bucketings",
-        "noise": "noise",
+        "n": "n",
         "median": "pass: median",
         "p90": "90 %",
         "worst": "worst",
         "step median": "step: median",
-        "step worst": "worst step",
+        LONGER: "longer calibration",
         OTHERS: "others' contention",
         LINE: LINE,
         CURVE: CURVE,
     }
-    shares = dict.fromkeys(list(names.values())[3:], "{:.1%}")
+    shares = dict.fromkeys(list(names.values())[2:], "{:.1%}")
     return Table(found[list(names)].rename(columns=names), shares)
+
+
+def judgement_table(study: JudgedStudy) -> Table:
+    """A row per group of cases: what is left of the errors without the measurement's own."""
+    found = study.by_regime().reset_index()
+    judged = found["judged"] > 0
+
+    def text(column: str) -> pd.Series:
+        return found[column].map("{:.1%}".format).where(judged, "not judged")
+
+    return Table(
+        pd.DataFrame(
+            {
+                "": found["group"],
+                "n": found["n"],
+                f"with n up to {MOST_NOISE:.1%}": [
+                    f"{known} of {every}"
+                    for known, every in zip(found["judged"], found["bucketings"], strict=True)
+                ],
+                "excess error: median": text("excess"),
+                "90 %": text("excess p90"),
+                "inside the 90 % band": [
+                    "no bands" if share != share else f"{share:.0%}" for share in found["inside"]
+                ],
+            }
+        ),
+        {"n": "{:.1%}"},
+    )
 
 
 def regret_table(study: JudgedStudy) -> Table:
@@ -42,7 +69,7 @@ def regret_table(study: JudgedStudy) -> Table:
         for low, high in found[["low", "high"]].values
     ]
     found["inside"] = found["interior"].map({True: "yes", False: "no"})
-    choices = [f"regret of {name}" for name in CHOICES]
+    choices = [f"regret of {name}" for name in CHOICES if found[f"regret of {name}"].notna().any()]
     shown = found[["case", "b* (MiB)", "best (MiB)", "inside", *choices, "interval"]]
     shown = shown.rename(columns={name: name.removeprefix("regret of ") for name in choices})
     forms = dict.fromkeys(CHOICES, "{:.1%}")
@@ -54,7 +81,13 @@ def regret_sentence(study: JudgedStudy) -> str:
     found = study.regrets()
     own = found["regret of b*"]
     told, known = int((found["low"] > 0.01).sum()), int(found["low"].notna().sum())
-    smallest, largest = (found[f"regret of {name}"].median() for name in CHOICES[1:])
+    smallest, largest, default = (found[f"regret of {name}"].median() for name in CHOICES[1:])
+    known_default = (
+        f"DDP's default costs {default:.1%}. "
+        if default == default
+        else "DDP's own default, whose first bucket has 1 MiB, is not among the caps that were "
+        "measured. "
+    )
     single, usual = int(found["one bucket"].sum()), int(found["as 25 MiB"].sum())
     return (
         f"In {len(found)} cases the predicted b* costs {own.median():.1%} in the median and "
@@ -62,8 +95,7 @@ def regret_sentence(study: JudgedStudy) -> str:
         f"four rounds or more it is more than 1 % for sure (in 95 % of the draws). Choices without "
         f"a model cost in the median: the smallest cap {smallest:.1%}, the largest {largest:.1%}. "
         f"The largest puts all gradients into one bucket in {single} cases, so that nothing "
-        f"overlaps; an explicit cap of 25 MiB does the same in {usual}. DDP's own default, whose "
-        "first bucket has 1 MiB, is not among the caps that were measured. "
+        f"overlaps; an explicit cap of 25 MiB does the same in {usual}. {known_default}"
         f"The best cap lies between smallest and largest in {int(found['interior'].sum())} cases."
     )
 

@@ -1,7 +1,11 @@
 """What ``ddplab study accuracy`` says: predictions of bucketings that no calibration has seen.
 
-Each case (``accuracy_case``) is predicted from its own calibration, and in a second judgement with
-the contention of the *other* models on the same kind of network.
+Each case (``accuracy_case``) is predicted from its own calibration; beside it stand the same model
+with a longer calibration, with the contention of the *other* models on the same kind of network,
+and on the machine as fast as a witness says it was meanwhile.
+
+An error e and the standard error n of the measured median are told apart: what is left of e is the
+excess √max(0, e² − n²). Where n is above ``MOST_NOISE`` a bucketing is not judged.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.analysis.accuracy_case import Contention, JudgedCase, case_of, contention_of
+from common.analysis.accuracy_case import Curve, JudgedCase, caps_of, case_of, lost_to_messages
 from common.analysis.sweep import BucketSweep
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
@@ -25,12 +29,17 @@ from common.perfmodel.tables import read_table
 from common.runtime.paths import project_root
 from common.runtime.run_directory import read_environment
 
-OTHERS = "contention of other models"
+LONGER, OTHERS = "longer calibration", "contention of other models"
+WITNESS = "at the witness's speed"
+BESIDE = (LONGER, OTHERS, WITNESS)
+"""The full model with other inputs."""
 GROUPS = (*REGIMES, LATENCY, "four ranks on two cores", "replay", LOOPBACK)
+MOST_NOISE = 0.015
+"""Standard error of a measured median up to which a bucketing is judged."""
 USUAL_CAP_MIB = 25.0
 """DDP's ``bucket_cap_mb``; an explicit one is not its default, whose first bucket has 1 MiB."""
-CHOICES = ("b*", "smallest", "largest")
-"""Caps to choose: the model's, and two that need no model."""
+CHOICES = ("b*", "smallest", "largest", "default")
+"""Caps to choose: the model's, and three that need no model. Older studies have no default."""
 DRAWS = 500
 
 
@@ -46,9 +55,11 @@ class JudgedStudy:
     def errors(self) -> pd.DataFrame:
         """One row per judged bucketing.
 
-        Columns: case, model, hosts, regime, added_latency_ms, bucket_cap_mib, num_buckets,
-        measured_ms, measured_step_ms, noise (of the case), predicted_ms; error of the backward
-        pass under each predictor (its name; NaN for ``OTHERS`` where there are none), and step
+        Columns: case, model, hosts, regime, added_latency_ms, bucket_cap_mib (NaN is DDP's
+        default), num_buckets, measured_ms, measured_step_ms, noise (floor of the case), standard
+        error (of measured_ms, relative), predicted_ms; error of the backward pass under each rung
+        and each of ``BESIDE`` (NaN for ``OTHERS`` where there are none), excess (of the model's
+        error), inside (whether the 90 % band holds the measurement; NaN without bands), and step
         error (of the model).
         """
         return pd.concat([_judge(case, self._of_others(case)) for case in self.cases])
@@ -62,30 +73,45 @@ class JudgedStudy:
             other
             for other in self.cases
             if other.facts["model"] != case.facts["model"]
-            and other.contention is not None
+            and other.longer.lost_compute is not None
             and not other.facts["added_latency_ms"]
             and all(other.facts[key] == case.facts[key] for key in ("hosts", "regime"))
         ]
-        if not alike or case.contention is None:
+        if not alike or case.longer.lost_compute is None:
             return None
-        sizes = case.contention.sizes_bytes
-        lost_s = np.median([other.costs.lost_to(sizes) for other in alike], axis=0)
-        slower = np.median([other.costs.slowdown_of(sizes) for other in alike], axis=0)
-        return case.with_contention(Contention(sizes, lost_s, slower))
+        sizes = np.array(case.longer.lost_compute[0])
+        lost_s = np.median([other.longer.lost_to(sizes) for other in alike], axis=0)
+        slower = np.median([other.longer.slowdown_of(sizes) for other in alike], axis=0)
+        return replace(
+            case.longer,
+            lost_compute=(tuple(sizes), tuple(lost_s.tolist())),
+            slowdowns=(tuple(sizes), tuple(slower.tolist())),
+        )
 
     def by_regime(self) -> pd.DataFrame:
         """Per group: cases, bucketings, noise floor, then median, 90th percentile and worst |error|
-        of backward pass and step, and the medians of the other predictors."""
+        of backward pass and step, and the medians of the other predictors.
+
+        Besides: n (median standard error), judged (bucketings with no more than ``MOST_NOISE``),
+        excess and excess p90 (of these; NaN where n is above it), inside (share of bands that hold
+        the measurement).
+        """
         rows = []
         errors = self.errors.assign(group=grouped(self.errors))
         for group, own in errors.groupby("group", sort=False):
             row = {"group": group, "cases": own["case"].nunique(), "bucketings": len(own)}
             row["noise"] = own.drop_duplicates("case")["noise"].median()
+            row["n"] = own["standard error"].median()
+            known = own[own["standard error"] <= MOST_NOISE]
+            judged = known if row["n"] <= MOST_NOISE else own[:0]
+            row |= {"judged": len(judged), "excess": judged["excess"].median()}
+            row["excess p90"] = judged["excess"].quantile(0.9)
+            row["inside"] = own["inside"].astype(float).mean()
             for what, column in (("", FULL), ("step ", "step error")):
                 size = own[column].abs()
                 row |= {f"{what}median": size.median(), f"{what}p90": size.quantile(0.9)}
                 row[f"{what}worst"] = size.max()
-            for column in (OTHERS, *RUNGS[:-1]):
+            for column in (*BESIDE, *RUNGS[:-1]):
                 row[column] = own[column].abs().median()
             rows.append(row)
         order = {name: place for place, name in enumerate(GROUPS)}
@@ -107,7 +133,8 @@ class JudgedStudy:
 
         Columns: case, b* (MiB), best (MiB), interior (the best is neither smallest nor largest),
         one bucket (the largest cap gives one: nothing overlaps), as 25 MiB (an explicit cap of 25
-        MiB gives the same), ``regret of`` each of ``CHOICES``, low and high (of that of b*).
+        MiB gives the same), standard error (of the measured medians, the largest), ``regret of``
+        each of ``CHOICES`` (NaN where it was not measured), low and high (of that of b*).
         """
         return pd.DataFrame([_regrets(case) for case in self.cases])
 
@@ -129,47 +156,69 @@ def grouped(errors: pd.DataFrame) -> pd.Series:
 def _judge(case: JudgedCase, of_others: DdpCosts | None) -> pd.DataFrame:
     measured = case.judged.summary()
     steps = case.judged.summary("step_time_ms")["median_ms"]
-    caps = measured["bucket_cap_mib"]
+    caps = caps_of(case.judged)
+    predicted_s = case.predicted_s()
     table = pd.DataFrame(
         {
             **{key: case.facts[key] for key in ("case", "model", "hosts", "regime")},
             "added_latency_ms": case.facts["added_latency_ms"],
-            "bucket_cap_mib": caps,
+            "bucket_cap_mib": measured["bucket_cap_mib"],
             "num_buckets": measured["num_buckets"],
             "measured_ms": measured["median_ms"],
             "measured_step_ms": steps,
             "noise": case.judged.noise_floor(),
+            "standard error": case.judged.standard_errors().to_numpy(),
+            "predicted_ms": [predicted_s[cap] * 1e3 for cap in caps],
         }
     )
-    predictors = case.model.ladder()
+    predictors = case.model.ladder() | {
+        LONGER: replace(case.model, costs=case.longer).backward_s,
+        WITNESS: case.model_of_witness.backward_s,
+    }
     predictors.setdefault(SEVERAL, predictors[COPIES])  # with one in flight that is the same
     table[OTHERS] = np.nan
     if of_others is not None:
         predictors[OTHERS] = replace(case.model, costs=of_others).backward_s
     for name, predict in predictors.items():
-        predicted_ms = np.array([predict(cap) for cap in caps]) * 1e3
-        table[name] = predicted_ms / table["measured_ms"] - 1
-        if name == FULL:
-            table["predicted_ms"] = predicted_ms
-            table["step error"] = (predicted_ms + case.around_s * 1e3) / steps - 1
-    return table
+        table[name] = np.array([predict(cap) for cap in caps]) * 1e3 / table["measured_ms"] - 1
+    table[FULL] = table["predicted_ms"] / table["measured_ms"] - 1
+    table["excess"] = np.sqrt(np.maximum(0, table[FULL] ** 2 - table["standard error"] ** 2))
+    table["step error"] = (table["predicted_ms"] + case.around_s * 1e3) / steps - 1
+    return table.assign(inside=_inside(case, table["measured_ms"]))
+
+
+def _inside(case: JudgedCase, measured_ms: pd.Series) -> list[bool] | float:
+    """Whether the band of each judged bucketing holds its measured median; NaN without bands."""
+    if case.predictions is None:
+        return float("nan")
+    bands = {
+        None if pd.isna(row.bucket_cap_mib) else row.bucket_cap_mib: (row.low_ms, row.high_ms)
+        for row in case.predictions.itertuples()
+    }
+    found = [bands[cap] for cap in caps_of(case.judged)]
+    return [low <= ms <= high for (low, high), ms in zip(found, measured_ms, strict=True)]
 
 
 def _regrets(case: JudgedCase) -> dict:
-    caps = sorted(case.judged.measured_s())
-    best = min(caps, key=case.model.backward_s)
-    chosen = dict(zip(CHOICES, (best, caps[0], caps[-1]), strict=True))
+    caps = caps_of(case.judged)
+    explicit = [cap for cap in caps if cap is not None]
+    predicted_s = case.predicted_s()
+    medians_s = case.judged.summary()["median_ms"] / 1e3
+    measured = dict(zip(caps, medians_s, strict=True))
+    best = min(explicit, key=predicted_s.__getitem__)
+    chosen = dict(zip(CHOICES, (best, explicit[0], explicit[-1], None), strict=True))
     low, high = _regret_interval(case.judged, best)
-    measured = case.judged.measured_s()
     fastest = min(measured, key=measured.__getitem__)
-    row = {"case": case.name, "b* (MiB)": best, "best (MiB)": fastest}
-    row["interior"] = fastest not in (caps[0], caps[-1])
+    row = {"case": case.name, "b* (MiB)": best}
+    row["best (MiB)"] = np.nan if fastest is None else fastest
+    row["interior"] = fastest not in (explicit[0], explicit[-1])
     largest, usual = (
-        profile_buckets(case.profile, DdpOptions(cap)) for cap in (caps[-1], USUAL_CAP_MIB)
+        profile_buckets(case.profile, DdpOptions(cap)) for cap in (explicit[-1], USUAL_CAP_MIB)
     )
     row |= {"one bucket": len(largest) == 1, "as 25 MiB": largest == usual}
+    row["standard error"] = float(case.judged.standard_errors().max())
     for name, cap in chosen.items():
-        row[f"regret of {name}"] = measured[cap] / measured[fastest] - 1
+        row[f"regret of {name}"] = measured.get(cap, np.nan) / measured[fastest] - 1
     return row | {"low": low, "high": high}
 
 
@@ -177,8 +226,8 @@ def _regret_interval(sweep: BucketSweep, chosen: float) -> tuple[float, float]:
     """5 to 95 % of the regret over rounds drawn with replacement; NaN of fewer than four."""
     if sweep.steps["round"].nunique() < 4:
         return float("nan"), float("nan")
-    keys = ["round", "bucket_cap_mib"]
-    by_round = sweep.steps.groupby(keys)["backward_time_ms"].median().unstack()
+    caps = sweep.steps["bucket_cap_mib"].fillna(np.inf)  # DDP's default has no number
+    by_round = sweep.steps.groupby(["round", caps])["backward_time_ms"].median().unstack()
     generator = np.random.default_rng(0)
     place = by_round.columns.get_loc(chosen)
     values = by_round.to_numpy()
@@ -200,22 +249,24 @@ def open_study(folder: str | Path) -> JudgedStudy:
     """The study's tables in ``folder``. Raises UserError where they are not there or broken."""
     folder = Path(folder)
     cases = read_table(folder / "cases.csv", ["case", "model", "regime", "hosts"])
-    names = ("steps.csv", "gradients.csv", "all-reduces.csv", "overlap.csv")
+    names = ["steps.csv", "gradients.csv", "all-reduces.csv", "overlap.csv"]
+    if (folder / "predictions.csv").exists():  # not in older studies
+        names.append("predictions.csv")
     tables = {name: read_table(folder / name, ["case"]) for name in names}
     for name, table in tables.items():
         if missing := [case for case in cases["case"] if case not in set(table["case"])]:
             raise UserError(f"{folder / name}: no rows of case {missing[0]}")
-    steps, overlap = tables["steps.csv"], tables.pop("overlap.csv")
+    steps, overlap = tables["steps.csv"], tables["overlap.csv"]
     jobs = _jobs(cases)
-    copies, contention = _copies_s(cases, overlap), _contention(cases, overlap, jobs)
+    copies, lost = _copies_s(cases, overlap), _lost(cases, overlap, jobs)
     opened = []
     for _, facts in cases.iterrows():
         name = facts["case"]
         own = {file: table[table["case"] == name] for file, table in tables.items()}
         others = [case for case in jobs[name] if case != name]
-        alike = (steps["role"] == "local") & steps["case"].isin(others)
+        alike = steps["role"].isin(["local", "witness"]) & steps["case"].isin(others)
         own["steps.csv"] = pd.concat([own["steps.csv"], steps[alike]])
-        opened.append(case_of(facts, *own.values(), contention.get(name), copies[name]))
+        opened.append(case_of(facts, own, lost.get(name), copies[name]))
     environment = read_environment(folder)
     if "cpu" not in environment:
         raise UserError(f"{folder}: no environment.json that says where and when it was measured")
@@ -230,16 +281,15 @@ def _jobs(cases: pd.DataFrame) -> dict[str, list[str]]:
     return {name: list(together) for _, together in cases.groupby(key)["case"] for name in together}
 
 
-def _contention(
+def _lost(
     cases: pd.DataFrame, overlap: pd.DataFrame, jobs: dict[str, list[str]]
-) -> dict[str, Contention]:
-    """Case → its contention; replays, which sleep, have none."""
+) -> dict[str, Curve | None]:
+    """Case → what messages take from computation in all networks of its job; none in replays."""
     computes = cases.loc[cases["model"] != "replay", "case"]
-    found = {}
-    for job in {tuple(jobs[name]) for name in computes}:
-        rows = [overlap[overlap["case"] == name] for name in job]
-        found |= dict(zip(job, contention_of(rows), strict=True))
-    return found
+    return {
+        name: lost_to_messages([overlap[overlap["case"] == other] for other in jobs[name]])
+        for name in computes
+    }
 
 
 def _copies_s(cases: pd.DataFrame, overlap: pd.DataFrame) -> dict[str, float]:

@@ -11,7 +11,7 @@ from common.analysis.plots import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, figure
 from common.perfmodel.model import CURVE, FULL, LINE
 
 PREDICTORS = {LINE: ORANGE, CURVE: SKY, OTHERS: GREEN, FULL: BLUE}
-COLOURS = {"smallest": SKY, "largest": ORANGE, "b*": BLUE}
+COLOURS = {"smallest": SKY, "largest": ORANGE, "default": GREEN, "b*": BLUE}
 PERCENT = FuncFormatter(lambda value, _: f"{value:g} %")
 
 
@@ -27,8 +27,8 @@ def errors_by_group(study: JudgedStudy) -> Figure:
                 y = place + 0.2 * (offset - 1.5)
                 axes.plot(size, np.full(len(size), y), "o", ms=3, color=colour, alpha=0.55, mew=0)
                 axes.plot(size.median(), y, "|", ms=11, mew=2.2, color=colour)
-            noise = own.drop_duplicates("case")["noise"].median() * 100
-            label = "noise of the measurement" if not place else None
+            noise = own["standard error"].median() * 100
+            label = "n: standard error of the measured median" if not place else None
             axes.plot([noise] * 2, [place - 0.45, place + 0.45], ":", color=BLACK, label=label)
         for name, colour in PREDICTORS.items():
             axes.plot([], [], "o", color=colour, ms=4, label=name)
@@ -52,6 +52,8 @@ def regrets(study: JudgedStudy) -> Figure:
         axes.hlines(places, table["low"] * 100, table["high"] * 100, color=GREY, lw=3, alpha=0.5)
         single = " (one bucket)" if table["one bucket"].all() else ""
         for name, colour in COLOURS.items():
+            if table[f"regret of {name}"].isna().all():
+                continue  # not measured
             axes.plot(
                 table[f"regret of {name}"] * 100,
                 places,

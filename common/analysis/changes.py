@@ -211,8 +211,8 @@ def changes_sentence(changes: Changes) -> str:
     table, ranks = changes.table, changes.ranks
     before, after = table.iloc[0], table.iloc[1:]
     text = (
-        f"Measured again as it was, {ranks} ranks are **{before['speedup']:.2f} times** as fast as one "
-        f"(predicted {before['predicted_speedup']:.2f}). "
+        f"Measured again as it was, {ranks} ranks are **{before['speedup']:.2f} times** as fast as "
+        f"one (predicted {before['predicted_speedup']:.2f}). "
     )
     if after.empty:
         return text + "The model proposes no change that would help by more than the noise."

@@ -60,6 +60,25 @@ class BucketSweep:
             return float("nan")
         return float((halves[0] / halves[1] - 1).abs().median())
 
+    def standard_errors(
+        self, column: str = "backward_time_ms", *, draws: int = 200, seed: int = 0
+    ) -> pd.Series:
+        """Returns by cap how far chance may have carried its median, as a fraction of it.
+
+        The standard deviation of medians of as many rounds, drawn with replacement (the bootstrap:
+        Efron 1979); steps of one round share the state the machine was in. NaN of fewer than four
+        rounds.
+        """
+        generator = np.random.default_rng(seed)
+        errors = {}
+        for cap, steps in self.steps.groupby("bucket_cap_mib", dropna=False):
+            times = steps.pivot(index="round", columns="iteration", values=column).to_numpy()
+            rounds = generator.integers(len(times), size=(draws, len(times)))
+            medians = np.nanmedian(times[rounds].reshape(draws, -1), axis=1)
+            spread = medians.std(ddof=1) if len(times) >= 4 else float("nan")
+            errors[cap] = float(spread / np.nanmedian(times))
+        return pd.Series(errors)
+
     def measured_s(self) -> dict[float, float]:
         """Median backward time in seconds by explicit cap in MiB."""
         table = self.summary().dropna(subset="bucket_cap_mib")

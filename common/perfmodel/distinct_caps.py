@@ -13,9 +13,12 @@ from common.perfmodel.buckets import MIB, walk_bucketings
 
 @dataclass(frozen=True)
 class DistinctCap:
-    """A cap in MiB, in the middle of those that give the same buckets, and how many these are."""
+    """A cap in MiB, in the middle of those that give the same buckets, and how many these are.
 
-    cap_mib: float
+    A cap of None is DDP's default.
+    """
+
+    cap_mib: float | None
     num_buckets: int
 
 

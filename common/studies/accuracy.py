@@ -1,13 +1,14 @@
 """``ddplab study accuracy``: how well steps of DDP are predicted, on bucketings never seen before.
 
 Models × networks. All networks of a model are visited in one job (``accuracy_ranks``), whose ranks
-set the rates of their own links, so that what does not depend on the network is shared and a slow
-minute of the machine meets all of them: links at which all communication takes 1.8, 1.0 and 0.45
-times as long as the backward pass, for some models one with latency added to every bucket, which
-makes a cap between the extremes the best. Some models also run over loopback or on four hosts; a
-replay of published gpt2-large gradients, which sleeps instead of computing, on four and eight.
+set the rates of their own links, so that a slow minute of the machine meets all of them: links at
+which all communication takes 1.8, 1.0 and 0.45 times as long as the backward pass, for some models
+one with latency added to every bucket, which makes a cap between the extremes the best. Some models
+also run over loopback or on four hosts; a replay of published gpt2-large gradients, which sleeps
+instead of computing, on four and eight.
 
-Jobs share the time there is, by their networks. The raw samples of all cases are joined in five
+Jobs share the time there is, by their networks. All of it takes more than an hour, so it is run and
+recorded in two parts (``PARTS``). The raw samples of all cases are joined in five
 tables (``accuracy_tables``), from which ``common.analysis.accuracy_study`` predicts and judges.
 """
 
@@ -35,6 +36,7 @@ RANKS = project_root() / "common" / "studies" / "accuracy_ranks.py"
 SETUP_S = 8.0
 """What a job takes per host before its first round."""
 REPLAY = "replay"
+PARTS = ("all", "links", "others")
 MAX_BUCKETS, REPLAY_MAX_BUCKETS = 48, 16
 """Small messages between four processes on two cores take as long as the cores let them."""
 
@@ -53,6 +55,11 @@ class Job:
         """Such as ``bert-2``; over loopback, which there are no hosts on, ``bert``."""
         return self.model if self.networks == (LOOPBACK,) else f"{self.model}-{self.hosts}"
 
+    @property
+    def between_two_hosts(self) -> bool:
+        """Whether a model that computes runs on two hosts of its own."""
+        return self.model != REPLAY and self.hosts == 2 and self.networks != (LOOPBACK,)
+
 
 @dataclass(frozen=True)
 class AccuracyStudy:
@@ -61,29 +68,34 @@ class AccuracyStudy:
     models: tuple[str, ...] = (
         "gpt2-nano:12",
         "mlp:2400",
-        "classifier:32",
         "bert:36",
         "convnext:48",
     )
     """Batches so large that links slow enough for these processors to fill them suit them."""
     regimes: tuple[str, ...] = tuple(REGIMES)
     over_loopback: tuple[str, ...] = ("gpt2-nano", "bert", "convnext")
-    on_four_hosts: tuple[str, ...] = ("mlp",)
+    on_four_hosts: tuple[str, ...] = ()
     with_latency: tuple[str, ...] = ("bert",)
     added_latency_ms: float = 8.0
     replays: tuple[str, ...] = ("4:communication-bound", "8:balanced")
     """Number of hosts and regime of each case of the replayed recording."""
     replay_factor_per_host: float = 128.0
     """The recording's sizes are divided by this for each host: one machine carries all links."""
-    replay_time_factor: float = 2.0
+    replay_time_factor: float = 1.0
+    part: str = "all"
+    """links (the models between two hosts), others (all else) or all."""
+    calibration_rounds: int = 4
     rounds: int = 8
     max_rounds: int = 80
-    minutes: float = 44.0
+    minutes: float = 52.0
     """All jobs together. After two rounds a job begins none that would end after its share of what
     is left."""
 
     def __post_init__(self) -> None:
         require_positive(self, "rounds", "max_rounds", "minutes", "replay_factor_per_host")
+        require_positive(self, "calibration_rounds")
+        if self.part not in PARTS:
+            raise UserError(f"part {self.part!r}: one of {', '.join(PARTS)}")
         names = list(self._batches())
         if len(names) < len(self.models):
             raise UserError(f"models {self.models}: each once")
@@ -108,7 +120,11 @@ class AccuracyStudy:
             if networks := (*self.regimes, *late):
                 jobs.append(Job(model, batch, 2, networks))
         jobs += [Job(model, batches[model], 4, ("balanced",)) for model in self.on_four_hosts]
-        return jobs + [Job(model, batches[model], 2, (LOOPBACK,)) for model in self.over_loopback]
+        jobs += [Job(model, batches[model], 2, (LOOPBACK,)) for model in self.over_loopback]
+        if self.part == "all":
+            return jobs
+        links = [job for job in jobs if job.between_two_hosts]
+        return links if self.part == "links" else [job for job in jobs if job not in links]
 
     def _batches(self) -> dict[str, int]:
         try:
@@ -167,6 +183,7 @@ def _launch(study: AccuracyStudy, job: Job, budget_s: float, scratch: Path, upda
         "replay_factor": study.replay_factor_per_host * job.hosts if replayed else 1.0,
         "replay_time_factor": study.replay_time_factor if replayed else 1.0,
         "max_buckets": REPLAY_MAX_BUCKETS if replayed else MAX_BUCKETS,
+        "calibration_rounds": study.calibration_rounds,
         "rounds": study.rounds,
         "max_rounds": study.max_rounds,
         "budget_s": budget_s,

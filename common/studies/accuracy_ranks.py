@@ -1,11 +1,11 @@
 """What ``ddplab study accuracy`` starts: one model, all its networks in one rotation.
 
-What a prediction is made of (the step without DDP, the moments of its gradients, all-reduces one
-after another and several at once, DDP's bookkeeping, all-reduces beside the backward pass) and what
-it is held against (the *judged* bucketings) are visited in the same rotation, so that a drift of
-the machine is in both. Each visit to a bucketing makes a new DDP instance. A network is set by the
-hosts themselves, which limit their own links, and is a case with a run directory of its own. Rounds
-of a case go on until its bucketings are known to ``noise``, or the time is up.
+All cases are calibrated first, with what ``ddplab predict`` and ``tune`` calibrate with, and their
+predictions written down. Then the *judged* bucketings are measured, in rounds of rotated order,
+each visit in a new DDP instance; among them is the step without DDP, a witness of how much faster
+or slower the machine has become. A network is set by the hosts themselves, which limit their own
+links, and is a case with a run directory of its own. Rounds of a case go on until its bucketings
+are known to ``noise``, or the time is up.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class JobSettings:
     """Regimes, as balanced, or balanced+4ms; rates follow from the model. Or loopback."""
     replay_factor: float = 1.0
     replay_time_factor: float = 1.0
-    judged: int = 4
-    """Distinct bucketings to judge."""
+    judged: int = 3
+    """Distinct bucketings to judge, beside DDP's default."""
     max_buckets: int = 48
     """No bucketing has more: caps below that lead to it are left out."""
     sizes: int = 7
@@ -54,10 +54,11 @@ class JobSettings:
     probes: int = 3
     """Measured repetitions of all-reduces and watched passes in each round."""
     warmup_steps: int = 3
+    calibration_rounds: int = 6
     rounds: int = 8
     max_rounds: int = 80
     noise: float = 0.01
-    """Rounds go on after ``rounds`` while the noise of the judged bucketings is above this."""
+    """Rounds go on after ``rounds`` while the standard error of a judged median is above this."""
     budget_s: float = 90.0
     """No further round is begun that would end after this time; the first two always."""
     device: str = "cpu"
@@ -67,7 +68,7 @@ class JobSettings:
 
     def __post_init__(self) -> None:
         require_positive(self, "judged", "sizes", "steps", "probes", "rounds", "max_rounds")
-        require_positive(self, "budget_s")
+        require_positive(self, "budget_s", "calibration_rounds")
         networks = [parse_network(name) for name in self.networks]
         if len({network.name for network in networks}) < len(networks) or not networks:
             raise UserError(f"networks {self.networks}: at least one, each once")
@@ -107,7 +108,8 @@ def main(settings: JobSettings) -> None:
                     )
                 )
                 own_hook = hook if network.added_latency_ms else None
-                cases.append(CaseRounds(own, rate, lab, recorder, own_hook))
+                latency_s = network.added_latency_ms / 1e3
+                cases.append(CaseRounds(own, rate, lab, recorder, own_hook, latency_s))
             take_turns(settings, cases, worker)
 
 
@@ -121,17 +123,25 @@ def computation_s(step, worker: Worker) -> float:
 
 
 def take_turns(settings: JobSettings, cases: list[CaseRounds], worker: Worker) -> None:
-    """Rounds of all cases, until each is known well enough or the time is up."""
-    progress = Progress(settings.max_rounds, worker.is_main)
+    """Calibrates and predicts all cases, then judges them until each is known well enough."""
+    progress = Progress(settings.calibration_rounds + settings.max_rounds, worker.is_main)
     started = time.monotonic()
+    for round_ in range(settings.calibration_rounds):
+        for case in rotated(cases, round_):
+            case.calibrate(round_)
+        progress.step(f"calibration, round {round_ + 1} of {len(cases)} cases")
+    for case in cases:
+        case.predict()
+    judging = time.monotonic()
     for round_ in range(settings.max_rounds):
         for case in rotated(cases, round_):
-            case.visit_round(round_)
+            case.judge(round_)
         progress.step(f"round {round_ + 1} of {len(cases)} cases")
         if round_ == 0:
             continue  # of one round no noise can be told
-        elapsed_s = worker.broadcast(time.monotonic() - started)
-        if elapsed_s * (round_ + 2) / (round_ + 1) > settings.budget_s:
+        now = time.monotonic()
+        next_s = now - started + (now - judging) / (round_ + 1)
+        if worker.broadcast(next_s) > settings.budget_s:
             break
         if round_ + 1 >= settings.rounds:
             known = worker.broadcast([case.known() for case in cases])

@@ -1,17 +1,21 @@
 """The arms of one case of the accuracy study, and the tables they are written to.
 
-A case is a model on a network. Its arms: the step without DDP, every judged bucketing in a fresh
-DDP instance, DDP's bookkeeping, all-reduces beside the backward pass and by themselves, and a
-backward pass whose gradients are watched.
+A case is a model on a network. It is calibrated first: the step without DDP, DDP's bookkeeping and
+its forward pass, all-reduces beside the backward pass and by themselves, and backward passes whose
+gradients are watched. Then what is predicted is written down. Only then come the judged arms: every
+bucketing in a fresh DDP instance, and the step without DDP once more, as a witness of how fast the
+machine is now.
 """
 
 from __future__ import annotations
 
 import gc
+import time
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import torch
 
 from common.analysis.sweep import BucketSweep, slowest_steps
@@ -29,8 +33,11 @@ from common.benchmarks.latency_hook import LatencyHook
 from common.benchmarks.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapArm, OverlapLab
 from common.benchmarks.rounds import rotated
 from common.cluster.links import limit_own_link
-from common.perfmodel.buckets import cap_label
+from common.perfmodel.buckets import DdpOptions, assign_buckets, cap_label
+from common.perfmodel.calibration import Calibration
 from common.perfmodel.distinct_caps import DistinctCap, choose_caps
+from common.perfmodel.samples import AllReduceSamples, OverlapSamples, ReadySamples
+from common.perfmodel.uncertainty import prediction_bands
 from common.runtime.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
 from common.runtime.gradient_marks import READY_COLUMNS, ready_rows
 from common.runtime.recorder import Recorder
@@ -39,8 +46,11 @@ if TYPE_CHECKING:
     from common.studies.accuracy_ranks import JobSettings
 
 SMALLEST_MESSAGE_BYTES = 4096
-CALIBRATION_EVERY = 3
-"""Rounds; what enters a prediction in part only need not be known as well as what is judged."""
+DEFAULT = DistinctCap(cap_mib=None, num_buckets=0)
+"""DDP's own caps: 1 MiB for the first bucket, then 25."""
+PREDICTION_COLUMNS = ("bucket_cap_mib", "predicted_ms", "low_ms", "high_ms", "written_s")
+"""``predictions.csv``: NaN is DDP's default; between low and high are 90 % of the draws;
+``written_s`` on the clock of the case, as ``began_s`` of caps.csv, the first visit."""
 FORWARD_COLUMNS = ("round", "iteration", "rank", "forward_time_ms")
 CAP_COLUMNS = (
     "rank",
@@ -48,6 +58,7 @@ CAP_COLUMNS = (
     "num_buckets",
     "first_bucket_bytes",
     "last_bucket_bytes",
+    "began_s",
 )
 
 
@@ -61,24 +72,35 @@ class CaseRounds:
         lab: OverlapLab,
         recorder: Recorder,
         hook: LatencyHook | None,
+        latency_s: float,
     ) -> None:
+        self.latency_s, self.started = latency_s, time.monotonic()
         self.case, self.rate_mbit = settings, rate_mbit
         self.lab, self.step, self.worker, self.hook = lab, lab.step, lab.worker, hook
         stream = recorder.stream
         self.ready = stream("gradient-ready-times.csv", READY_COLUMNS)
         self.local = stream("local-times.csv", LOCAL_COLUMNS)
+        self.witness = stream("witness-times.csv", LOCAL_COLUMNS)
         self.forward = stream("forward-times.csv", FORWARD_COLUMNS)
         self.all_reduce = stream("allreduce-samples.csv", ALL_REDUCE_COLUMNS)
         self.overlap = stream("overlap-times.csv", OVERLAP_TIME_COLUMNS)
         self.ddp = stream("ddp-times.csv", STEP_COLUMNS)
         self.caps_table = stream("caps.csv", CAP_COLUMNS)
+        self.recorder = recorder
         self.passes = 0
 
     @cached_property
     def caps(self) -> tuple[DistinctCap, ...]:
-        """The distinct bucketings of rank 0's order of gradients, which is the one DDP uses."""
+        """Distinct bucketings of rank 0's order of gradients, which is the one DDP uses.
+
+        And its default, unless that makes the same buckets as one of them.
+        """
         sizes = [p.numel() * p.element_size() for p in self.lab.ready_order]
         chosen = choose_caps(sizes, self.case.judged, self.case.max_buckets)
+        default = assign_buckets(sizes, DdpOptions().limits_bytes())
+        known = [assign_buckets(sizes, DdpOptions(cap.cap_mib).limits_bytes()) for cap in chosen]
+        if default not in known:
+            chosen = (*chosen, DEFAULT)
         return self.worker.broadcast(chosen)
 
     @cached_property
@@ -88,17 +110,47 @@ class CaseRounds:
         sizes = np.geomspace(SMALLEST_MESSAGE_BYTES, total, self.case.sizes)
         return sorted({max(1, int(size) // 4) for size in sizes})
 
-    def visit_round(self, round_: int) -> None:
-        """All arms once, on the case's network."""
+    def calibrate(self, round_: int) -> None:
+        """Visits once all that predictions are made of, on the case's network."""
+        self._set_link()
+        arms = ("local", *self.between, "watch", "curve", "forward")
+        for arm in rotated(arms, round_):
+            self._visit(arm, round_)
+
+    def predict(self) -> None:
+        """Writes what is predicted of every judged bucketing; none has been measured yet."""
+        caps = [arm.cap_mib for arm in self.caps]
+        run = self.recorder.run
+        if run is None:
+            return
+        samples = self.all_reduce.table()
+        one_by_one, several = (
+            AllReduceSamples.of(samples[samples["mode"] == mode])
+            for mode in ("sequential", "in_flight")
+        )
+        calibration = Calibration(
+            ready=ReadySamples.of(self.ready.table()),
+            all_reduce=one_by_one,
+            crowded=several,
+            overlap=OverlapSamples.of(self.overlap.table()),
+            backend="gloo",
+            added_latency_s=self.latency_s,
+        )
+        table = prediction_bands(calibration, caps).table
+        table = table.assign(written_s=time.monotonic() - self.started)
+        run.write_table("predictions.csv", table[list(PREDICTION_COLUMNS)])
+
+    def judge(self, round_: int) -> None:
+        """Visits every judged bucketing once, and the step without DDP, on the case's network."""
+        self._set_link()
+        for arm in rotated(("witness", *self.caps), round_):
+            self._visit(arm, round_)
+
+    def _set_link(self) -> None:
         if self.rate_mbit:
             self.worker.barrier()
             limit_own_link(self.rate_mbit * 1e6)
             self.worker.barrier()
-        arms = ("local", *self.caps, "curve")
-        if round_ % CALIBRATION_EVERY == 0:
-            arms = (*arms, *self.between, "watch", "forward")
-        for arm in rotated(arms, round_):
-            self._visit(arm, round_)
 
     @cached_property
     def between(self) -> tuple[OverlapArm, ...]:
@@ -109,20 +161,25 @@ class CaseRounds:
 
     def known(self) -> bool:
         """Whether the judged bucketings are known well enough; rank 0's table tells."""
-        return self.worker.is_main and noise_floor(self.ddp.table()) <= self.case.noise
+        if not self.worker.is_main:
+            return False
+        table = self.ddp.table()
+        caps = pd.to_numeric(table["bucket_cap_mib"], errors="coerce")  # NaN is DDP's default
+        table = table.assign(bucket_cap_mib=caps)
+        return BucketSweep(slowest_steps(table), 2).standard_errors().max() <= self.case.noise
 
     def _visit(self, arm: OverlapArm | DistinctCap | str, round_: int) -> None:
         if isinstance(arm, OverlapArm):
             self._beside(arm, round_)
         elif isinstance(arm, DistinctCap):
             self._ddp(arm, round_)
-        elif arm == "local":
-            count = self.case.steps
+        elif arm in ("local", "witness"):
             rows = [
                 timed_step(self.step, self.step.forward_model, self.worker, i)
-                for i in range(-2, count)
+                for i in range(-2, self.case.steps)
             ]
-            self.local.write([{"round": round_} | row for row in rows if row["iteration"] >= 0])
+            stream = self.local if arm == "local" else self.witness
+            stream.write([{"round": round_} | row for row in rows if row["iteration"] >= 0])
         elif arm == "watch":
             self._watch()
         elif arm == "forward":
@@ -177,6 +234,7 @@ class CaseRounds:
         gc.collect()
 
     def _ddp(self, arm: DistinctCap, round_: int) -> None:
+        began = time.monotonic()
         rows, records = visit(
             *(self.benchmark, self.step, self.worker, arm.cap_mib, self.hook), init_sync=False
         )
@@ -190,10 +248,5 @@ class CaseRounds:
         keys = {"bucket_cap_mib": cap_label(arm.cap_mib), "round": round_}
         self.ddp.write([keys | sizes | row for row in rows if row["iteration"] >= 0])
         if round_ == 0:
-            self.caps_table.write([{"bucket_cap_mib": arm.cap_mib} | sizes])
-
-
-def noise_floor(table) -> float:
-    """Noise floor of the judged bucketings' backward times: two halves of the rounds."""
-    table = table.assign(bucket_cap_mib=table["bucket_cap_mib"].astype(float))
-    return BucketSweep(slowest_steps(table), 2).noise_floor()
+            first = {"bucket_cap_mib": arm.cap_mib, "began_s": began - self.started}
+            self.caps_table.write([first | sizes])

@@ -14,11 +14,13 @@ import yaml
 from common.analysis.sweep import slowest_steps
 from common.perfmodel.tables import read_ready_times
 from common.runtime.run_directory import read_environment
+from common.studies.accuracy_rounds import PREDICTION_COLUMNS
 
 ROUNDED = dict.fromkeys(
     (
         *("forward_time_ms", "backward_time_ms", "step_time_ms"),
         *("ready_time_ms", "time_ms", "all_reduce_time_ms"),
+        *("predicted_ms", "low_ms", "high_ms", "written_s", "judged_from_s"),
     ),
     4,
 )
@@ -33,7 +35,9 @@ TABLES = {
     "cases.csv": (
         *("case", "model", "batch_size", "network", "hosts", "regime", "rate_mbit_per_s"),
         *("added_latency_ms", "replay_factor", "replay_time_factor", "gradient_bytes", "rounds"),
+        "judged_from_s",
     ),
+    "predictions.csv": ("case", *PREDICTION_COLUMNS),
     "steps.csv": (
         *("case", "role", "bucket_cap_mib", "num_buckets", "first_bucket_bytes"),
         *("last_bucket_bytes", "round", "iteration", *TIMES),
@@ -47,9 +51,13 @@ TABLES = {
         *("backward_time_ms", "all_reduce_time_ms", "messages_done", "gradient_bytes"),
     ),
 }
-"""Table → columns. ``role`` is local (without DDP), forward (DDP's, whose buffers are broadcast;
-nothing else is known of it) or judged; ``mode`` is sequential (one all-reduce after another) or
-in_flight (several launched at once; the time of each)."""
+"""Table → columns.
+
+``role`` is local (without DDP, while the case was calibrated), witness (the same while bucketings
+were judged), forward (DDP's, whose buffers are broadcast; nothing else is known of it) or judged.
+``mode`` is sequential (one all-reduce after another) or in_flight (several launched at once; the
+time of each). ``predictions.csv`` was written before ``judged_from_s``.
+"""
 
 
 def case_rows(folder: Path) -> dict[str, list[dict]]:
@@ -62,7 +70,8 @@ def case_rows(folder: Path) -> dict[str, list[dict]]:
         "network": environment["network"],
         "hosts": environment["world_size"],
         "gradient_bytes": int(overlap["gradient_bytes"].iloc[0]),
-        "rounds": int(steps["round"].max()) + 1,
+        "rounds": int(steps.loc[steps["role"] == "judged", "round"].max()) + 1,
+        "judged_from_s": float(pd.read_csv(folder / "caps.csv")["began_s"].min()),
     }
     profile = read_ready_times(folder / "gradient-ready-times.csv")
     gradients = pd.DataFrame(
@@ -76,6 +85,7 @@ def case_rows(folder: Path) -> dict[str, list[dict]]:
     )
     tables = {
         "cases.csv": pd.DataFrame([facts]),
+        "predictions.csv": pd.read_csv(folder / "predictions.csv"),
         "steps.csv": steps,
         "gradients.csv": gradients,
         "all-reduces.csv": _all_reduces(folder),
@@ -89,11 +99,18 @@ def case_rows(folder: Path) -> dict[str, list[dict]]:
 
 def _steps(folder: Path) -> pd.DataFrame:
     judged = slowest_steps(pd.read_csv(folder / "ddp-times.csv"))
-    local = pd.read_csv(folder / "local-times.csv")
-    local = local.groupby(["round", "iteration"])[list(TIMES)].max().reset_index()
+    local, witness = (
+        pd.read_csv(folder / f"{name}-times.csv").groupby(["round", "iteration"])[list(TIMES)].max()
+        for name in ("local", "witness")
+    )
     forward = pd.read_csv(folder / "forward-times.csv")
     forward = forward.groupby(["round", "iteration"])[["forward_time_ms"]].max().reset_index()
-    roles = {"local": local, "forward": forward, "judged": judged}
+    roles = {
+        "local": local.reset_index(),
+        "witness": witness.reset_index(),
+        "forward": forward,
+        "judged": judged,
+    }
     steps = pd.concat([rows.assign(role=role) for role, rows in roles.items()])
     counts = ["num_buckets", "first_bucket_bytes", "last_bucket_bytes"]
     return steps.reset_index(drop=True).astype(dict.fromkeys(counts, "Int64"))

@@ -11,6 +11,7 @@ from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.calibration import read_calibration
 from common.perfmodel.simulator import profile_buckets
 from common.perfmodel.tables import read_ready_times
 from common.studies.accuracy import AccuracyStudy
@@ -24,9 +25,10 @@ SMALL = [f"--{name}={value}" for name, value in FEW.items()]
 
 @pytest.fixture(scope="module")
 def case(rank_server, tmp_path_factory) -> Path:
-    """A finished case: an MLP on two ranks over loopback, two judged bucketings."""
+    """A finished case: an MLP on two ranks over loopback, two bucketings and DDP's default."""
     folder = tmp_path_factory.mktemp("accuracy")
-    flags = ("--rounds", 2, "--max_rounds", 2, "--output_dir", folder, "--run_id", "case")
+    flags = ("--calibration_rounds", 2, "--rounds", 2, "--max_rounds", 2)
+    flags += ("--output_dir", folder, "--run_id", "case")
     done = rank_server.run(RANKS_SCRIPT, *SMALL, *flags, ranks=2)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     return folder / "case-loopback"
@@ -36,11 +38,12 @@ def case(rank_server, tmp_path_factory) -> Path:
 @pytest.mark.two_ranks
 def test_bucketings_differ_and_are_those_that_ddp_made(case):
     caps = pd.read_csv(case / "caps.csv").drop_duplicates("bucket_cap_mib")
-    assert len(caps) == 2
-    assert caps["num_buckets"].is_unique
+    assert len(caps) == 3
+    assert caps["bucket_cap_mib"].isna().sum() == 1  # DDP's default
     profile = read_ready_times(case / "gradient-ready-times.csv")
     for cap in caps.itertuples():
-        buckets = profile_buckets(profile, DdpOptions(cap.bucket_cap_mib))
+        chosen = None if pd.isna(cap.bucket_cap_mib) else cap.bucket_cap_mib
+        buckets = profile_buckets(profile, DdpOptions(chosen))
         sizes = [int(profile.sizes_bytes[list(bucket)].sum()) for bucket in buckets]
         found = (cap.num_buckets, cap.first_bucket_bytes, cap.last_bucket_bytes)
         assert found == (len(sizes), sizes[0], sizes[-1])
@@ -55,13 +58,34 @@ def test_every_table_of_the_study_gets_rows_of_the_case(case):
         assert rows[name]
         assert all(tuple(row) == columns for row in rows[name])
     roles = pd.DataFrame(rows["steps.csv"])["role"]
-    # Two rounds of one step: without DDP, and two judged bucketings; DDP's forward pass in one.
-    assert roles.value_counts().to_dict() == {"judged": 4, "local": 2, "forward": 1}
+    # Two rounds of one step each: without DDP and DDP's forward pass, then again without DDP, two
+    # bucketings and the default.
+    counts = {"local": 2, "forward": 2, "witness": 2, "judged": 6}
+    assert roles.value_counts().to_dict() == counts
     (facts,) = rows["cases.csv"]
     assert (facts["model"], facts["hosts"], facts["regime"]) == ("mlp", 2, "loopback")
     gradients = pd.DataFrame(rows["gradients.csv"])
     assert gradients["size_bytes"].sum() == facts["gradient_bytes"]
     assert 0 < gradients["ready_time_ms"].max() < 1e3
+
+
+@pytest.mark.xdist_group("accuracy_case")
+@pytest.mark.two_ranks
+def test_predictions_are_those_of_the_shipped_calibration_and_come_first(case):
+    predictions = pd.read_csv(case / "predictions.csv")
+    caps = pd.read_csv(case / "caps.csv")
+    assert predictions["written_s"].max() < caps["began_s"].min()
+    # As ``ddplab predict`` would from the same tables.
+    calibration = read_calibration(
+        case / "gradient-ready-times.csv",
+        case / "allreduce-samples.csv",
+        case / "overlap-times.csv",
+        backend="gloo",
+    )
+    for row in predictions.itertuples():
+        cap = None if pd.isna(row.bucket_cap_mib) else row.bucket_cap_mib
+        assert row.predicted_ms == pytest.approx(1e3 * calibration.model().backward_s(cap))
+        assert row.low_ms <= row.high_ms
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +95,13 @@ def emulated(tmp_path_factory) -> Path:
         pytest.skip(f"no emulated hosts: {reason}")
     folder = tmp_path_factory.mktemp("emulated")
     flags = [*SMALL, "--networks", "communication-bound", "compute-bound+2ms"]
-    flags += ["--rounds=1", "--max_rounds=1", f"--output_dir={folder}", "--run_id=mlp"]
+    flags += [
+        "--calibration_rounds=1",
+        "--rounds=1",
+        "--max_rounds=1",
+        f"--output_dir={folder}",
+        "--run_id=mlp",
+    ]
     hosts = EmulatedCluster.of(2, ["1gbit"])
     launch(RANKS_SCRIPT, flags, 2, folder / "log", hosts=hosts)
     return folder
@@ -122,11 +152,14 @@ def test_every_model_is_seen_in_every_regime():
     jobs = AccuracyStudy().jobs()
     names = [f"{job.name}-{network}" for job in jobs for network in job.networks]
     assert len(set(names)) == len(names)
-    for model in ("gpt2-nano", "mlp", "classifier", "bert", "convnext"):
+    for model in ("gpt2-nano", "mlp", "bert", "convnext"):
         for regime in REGIMES:
             assert any(j.model == model and regime in j.networks for j in jobs)
     assert sum(job.networks == ("loopback",) for job in jobs) >= 3
     assert jobs[0].model == "replay"
+    parts = [AccuracyStudy(part=part).jobs() for part in ("links", "others")]
+    assert {job.name for part in parts for job in part} == {job.name for job in jobs}
+    assert sum(map(len, parts)) == len(jobs)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +171,7 @@ def test_every_model_is_seen_in_every_regime():
         ({"with_latency": ("vgg",)}, "model 'vgg' is not among"),
         ({"replays": ("4:fast",)}, "network 'fast': there are loopback"),
         ({"minutes": 0}, "minutes is 0"),
+        ({"part": "half"}, "part 'half': one of all, links, others"),
         ({"replays": ("four:balanced",)}, "hosts and regime, 4:balanced"),
     ],
 )
