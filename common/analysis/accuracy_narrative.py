@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from common.analysis.accuracy_case import JudgedCase
-from common.analysis.accuracy_study import CHOICES, LONGER, MOST_NOISE, OTHERS, JudgedStudy
+from common.analysis.accuracy_study import CHOICES, LONGER, OTHERS, JudgedStudy
+from common.analysis.statistics import MOST_NOISE
 from common.analysis.tables import Table
 from common.perfmodel.model import CURVE, FULL, LINE, SEVERAL
 

@@ -5,7 +5,8 @@ with a longer calibration, with the contention of the *other* models on the same
 and on the machine as fast as a witness says it was meanwhile.
 
 An error e and the standard error n of the measured median are told apart: what is left of e is the
-excess √max(0, e² − n²). Where n is above ``MOST_NOISE`` a bucketing is not judged.
+excess √max(0, e² − n²). Where n is above ``MOST_NOISE``, or of fewer than ``JUDGED_ROUNDS``, a
+bucketing is not judged.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from common.analysis.accuracy_case import Curve, JudgedCase, caps_of, case_of, lost_to_messages
+from common.analysis.statistics import MOST_NOISE
 from common.analysis.sweep import BucketSweep
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
@@ -34,8 +36,7 @@ WITNESS = "at the witness's speed"
 BESIDE = (LONGER, OTHERS, WITNESS)
 """The full model with other inputs."""
 GROUPS = (*REGIMES, LATENCY, "four ranks on two cores", "replay", LOOPBACK)
-MOST_NOISE = 0.015
-"""Standard error of a measured median up to which a bucketing is judged."""
+JUDGED_ROUNDS = 8
 USUAL_CAP_MIB = 25.0
 """DDP's ``bucket_cap_mb``; an explicit one is not its default, whose first bucket has 1 MiB."""
 CHOICES = ("b*", "smallest", "largest", "default")
@@ -57,10 +58,10 @@ class JudgedStudy:
 
         Columns: case, model, hosts, regime, added_latency_ms, bucket_cap_mib (NaN is DDP's
         default), num_buckets, measured_ms, measured_step_ms, noise (floor of the case), standard
-        error (of measured_ms, relative), predicted_ms; error of the backward pass under each rung
-        and each of ``BESIDE`` (NaN for ``OTHERS`` where there are none), excess (of the model's
-        error), inside (whether the 90 % band holds the measurement; NaN without bands), and step
-        error (of the model).
+        error (of measured_ms, relative), rounds, predicted_ms; error of the backward pass under
+        each rung and each of ``BESIDE`` (NaN for ``OTHERS`` where there are none), excess (of the
+        model's error), inside (whether the 90 % band holds the measurement; NaN without bands), and
+        step error (of the model).
         """
         return pd.concat([_judge(case, self._of_others(case)) for case in self.cases])
 
@@ -92,8 +93,9 @@ class JudgedStudy:
         """Per group: cases, bucketings, noise floor, then median, 90th percentile and worst |error|
         of backward pass and step, and the medians of the other predictors.
 
-        Besides: n (median standard error), judged (bucketings with no more than ``MOST_NOISE``),
-        excess and excess p90 (of these; NaN where n is above it), inside (share of bands that hold
+        Besides: n (median standard error), judged (bucketings whose own is no more than
+        ``MOST_NOISE``, of ``JUDGED_ROUNDS`` or more; none where n is above that), excess and excess
+        p90 (of these; NaN of none), inside (share of bands that hold
         the measurement).
         """
         rows = []
@@ -102,7 +104,8 @@ class JudgedStudy:
             row = {"group": group, "cases": own["case"].nunique(), "bucketings": len(own)}
             row["noise"] = own.drop_duplicates("case")["noise"].median()
             row["n"] = own["standard error"].median()
-            known = own[own["standard error"] <= MOST_NOISE]
+            enough = own["rounds"] >= JUDGED_ROUNDS
+            known = own[enough & (own["standard error"] <= MOST_NOISE)]
             judged = known if row["n"] <= MOST_NOISE else own[:0]
             row |= {"judged": len(judged), "excess": judged["excess"].median()}
             row["excess p90"] = judged["excess"].quantile(0.9)
@@ -168,6 +171,7 @@ def _judge(case: JudgedCase, of_others: DdpCosts | None) -> pd.DataFrame:
             "measured_step_ms": steps,
             "noise": case.judged.noise_floor(),
             "standard error": case.judged.standard_errors().to_numpy(),
+            "rounds": case.judged.steps["round"].nunique(),
             "predicted_ms": [predicted_s[cap] * 1e3 for cap in caps],
         }
     )
@@ -238,11 +242,18 @@ def _regret_interval(sweep: BucketSweep, chosen: float) -> tuple[float, float]:
 
 
 def recorded_study() -> JudgedStudy:
-    """The study that is recorded under data/, the newest. Raises UserError where there is none."""
+    """The newest study that is recorded under data/, both of its parts where there are two.
+
+    Raises UserError where there is none.
+    """
     found = [path.parent for path in (project_root() / "data").glob("*/study-accuracy/cases.csv")]
     if not found:
         raise UserError("no accuracy study is recorded below data/")
-    return open_study(max(found, key=lambda path: read_environment(path)["start_time"]))
+    newest = max(found, key=lambda path: read_environment(path)["start_time"])
+    study, others = open_study(newest), newest.with_name("study-accuracy-others")
+    if not (others / "cases.csv").exists():
+        return study
+    return replace(study, cases=study.cases + open_study(others).cases)
 
 
 def open_study(folder: str | Path) -> JudgedStudy:

@@ -19,7 +19,8 @@ from common.errors import UserError
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.model import DdpModel
 from common.perfmodel.profile import DdpCosts
-from common.perfmodel.tables import read_all_reduce, read_costs
+from common.perfmodel.samples import NO_CONTENTION
+from common.perfmodel.tables import read_all_reduce, read_overlap_samples
 from common.runtime.paths import project_root
 from common.runtime.run_directory import find_table, read_environment
 
@@ -36,6 +37,7 @@ class NetworkRun:
         name: such as ``2 emulated hosts at 1 Gbit/s``, or ``loopback``.
         caption: hardware, network, date and source.
         model: predicts backward passes over this network.
+        contention: how it is known (``OverlapSamples.contention``).
         links: per host what a TCP stream reached, in Mbit/s; empty over loopback.
         rate_bit_per_s: of the slowest link; infinite over loopback.
     """
@@ -43,6 +45,7 @@ class NetworkRun:
     name: str
     caption: str
     model: DdpModel
+    contention: str
     sweep: BucketSweep
     links: pd.DataFrame
     rate_bit_per_s: float
@@ -99,6 +102,7 @@ def _loopback(run: Assignment2Run) -> NetworkRun:
         name="loopback",
         caption=run.caption,
         model=run.model,
+        contention=run.calibration.overlap.contention,
         sweep=run.sweep,
         links=pd.DataFrame(),
         rate_bit_per_s=float("inf"),
@@ -115,11 +119,10 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
     settings = check_comparable([ready, *found.values()])
     environment = read_environment(found["ddp-times.csv"].parent)
     network = environment["interconnect"]["emulated"]
-    costs = (
-        read_costs(found["overlap-times.csv"])
-        if "overlap-times.csv" in found
-        else copies(run.costs)
-    )
+    overlap = None
+    if "overlap-times.csv" in found:  # not in older runs
+        overlap = read_overlap_samples(found["overlap-times.csv"])
+    costs = overlap.costs() if overlap else copies(run.costs)
     all_reduce = read_all_reduce(found["allreduce-samples.csv"])
     sweep = read_sweep(found["ddp-times.csv"])
     sweep.check_buckets(run.profile)
@@ -137,6 +140,7 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
             backend=settings.get("backend"),
             added_latency_s=added_latency_s(settings),
         ),
+        contention=overlap.contention if overlap else NO_CONTENTION,
         sweep=sweep,
         links=links,
         rate_bit_per_s=min(network["rates_bit_per_s"]),
@@ -165,6 +169,7 @@ def summary(networks: Networks) -> pd.DataFrame:
                 "median error": accuracy.median_error,
                 "noise floor": accuracy.noise_floor,
                 "regret": accuracy.regret,
+                "contention": run.contention,
             }
         )
     return pd.DataFrame(rows)

@@ -16,12 +16,19 @@ from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.communication import Collective
 from common.perfmodel.ddp_step import StepOptions, StepParts
 from common.perfmodel.fsdp_step import StepPrediction, predict_fsdp_step
-from common.perfmodel.profile import BackwardProfile
-from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_ready_times, read_table
+from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.tables import (
+    AllReduceTable,
+    read_all_reduce,
+    read_costs,
+    read_ready_times,
+    read_table,
+)
 from common.runtime.paths import relative_to_project
 from common.runtime.run_directory import find_table, read_environment
 
 ALL_REDUCE, LOCAL, READY = "allreduce-samples.csv", "local-times.csv", "gradient-ready-times.csv"
+OVERLAP = "overlap-times.csv"
 ALONE, COLLECTIVES = "alone-times.csv", "collective-times.csv"
 COLLECTIVE_COLUMNS = ("operation", "size_bytes", "round", "iteration", "rank", "time_ms")
 LOCAL_COLUMNS = ("accumulation", "round", "iteration", "rank", "before_time_ms", "update_time_ms")
@@ -38,6 +45,7 @@ class EmulatedStrategies:
         local: the other parts of such a step, raw (local-times.csv).
         alone: steps of FSDP on a mesh of one rank, raw (alone-times.csv).
         collectives: those of FSDP's steps, each by itself, raw (collective-times.csv).
+        costs: DDP's copies and contention over the same network, where they were measured.
         left_out: why these are recorded measurements and not the reader's own; or None.
     """
 
@@ -47,6 +55,7 @@ class EmulatedStrategies:
     local: pd.DataFrame
     alone: pd.DataFrame
     collectives: pd.DataFrame
+    costs: DdpCosts = NO_COSTS
     left_out: str | None = None
 
     @property
@@ -75,6 +84,7 @@ class EmulatedStrategies:
             model = calibrated_model(
                 self.profile,
                 self.all_reduce.curve,
+                self.costs,
                 crowded=self.all_reduce.crowded,
                 backend=self.measured.backend,
             )
@@ -185,8 +195,10 @@ def read_emulated(path: Path, folder: Path) -> EmulatedStrategies:
         )
     where = ((ALL_REDUCE, read_environment(samples.parent)), (TIMES, measured.environment))
     require_same(where, f"they cannot be compared ({relative_to_project(path)})")
+    overlap = find_table(path, OVERLAP)  # not in older runs
     return EmulatedStrategies(
         measured=measured,
+        costs=read_costs(overlap) if overlap else NO_COSTS,
         all_reduce=all_reduce,
         profile=read_ready_times(measured.folder / READY),
         local=read_table(measured.folder / LOCAL, LOCAL_COLUMNS),

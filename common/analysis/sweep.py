@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from common.analysis.statistics import median_standard_error
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions, cap_label
 from common.perfmodel.profile import BackwardProfile
@@ -60,23 +61,12 @@ class BucketSweep:
             return float("nan")
         return float((halves[0] / halves[1] - 1).abs().median())
 
-    def standard_errors(
-        self, column: str = "backward_time_ms", *, draws: int = 200, seed: int = 0
-    ) -> pd.Series:
-        """Returns by cap how far chance may have carried its median, as a fraction of it.
-
-        The standard deviation of medians of as many rounds, drawn with replacement (the bootstrap:
-        Efron 1979); steps of one round share the state the machine was in. NaN of fewer than four
-        rounds.
-        """
-        generator = np.random.default_rng(seed)
+    def standard_errors(self, column: str = "backward_time_ms", **options: int) -> pd.Series:
+        """Returns by cap the standard error of its median, relative (``median_standard_error``)."""
         errors = {}
         for cap, steps in self.steps.groupby("bucket_cap_mib", dropna=False):
             times = steps.pivot(index="round", columns="iteration", values=column).to_numpy()
-            rounds = generator.integers(len(times), size=(draws, len(times)))
-            medians = np.nanmedian(times[rounds].reshape(draws, -1), axis=1)
-            spread = medians.std(ddof=1) if len(times) >= 4 else float("nan")
-            errors[cap] = float(spread / np.nanmedian(times))
+            errors[cap] = median_standard_error(times, **options)
         return pd.Series(errors)
 
     def measured_s(self) -> dict[float, float]:

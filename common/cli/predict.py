@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from common.cli.predict_trace import TraceRequest
     from common.perfmodel.collectives import MeasuredAllReduce
     from common.perfmodel.profile import BackwardProfile
+    from common.perfmodel.samples import OverlapSamples
     from common.perfmodel.search import BestCap
 
 SUSPICIOUS_ALPHA_S = 1e-3
@@ -82,9 +83,9 @@ class Report:
         from common.analysis.sweep import read_sweep
         from common.cli.predict_trace import trace_request
         from common.perfmodel.buckets import parse_cap
-        from common.perfmodel.calibration import calibrated_model, missing_terms
+        from common.perfmodel.calibration import calibrated_model
         from common.perfmodel.profile import NO_COSTS
-        from common.perfmodel.tables import read_all_reduce, read_costs
+        from common.perfmodel.tables import read_all_reduce, read_overlap_samples
 
         caps = [parse_cap(text) for text in asked.bucket_cap_mb]
         asked, settings = with_tables_of_run(asked)
@@ -101,7 +102,8 @@ class Report:
         table = read_all_reduce(asked.allreduce)
         self.curve: MeasuredAllReduce = table.curve
         self.world_size = table.world_size
-        costs = read_costs(asked.overlap) if asked.overlap else NO_COSTS
+        overlap = read_overlap_samples(asked.overlap) if asked.overlap else None
+        costs = overlap.costs() if overlap else NO_COSTS
         latency_s = added_latency_s(settings)
         self.backend: str | None = settings.get("backend")
         self.model = calibrated_model(
@@ -112,8 +114,7 @@ class Report:
             backend=self.backend,
             added_latency_s=latency_s,
         )
-        if lacking := missing_terms(costs, overlap_measured=bool(asked.overlap)):
-            self.notes.append(f"assumed: {lacking}")
+        self.notes += contention_notes(overlap)
         if latency_s:
             self.notes.append(f"every bucket waits {latency_s * 1e3:g} ms in addition, as it did")
         self.sweep: BucketSweep | None = read_sweep(asked.measured) if asked.measured else None
@@ -271,6 +272,28 @@ class Report:
             highlight=False,
             soft_wrap=True,
         )
+
+
+def contention_notes(overlap: OverlapSamples | None) -> list[str]:
+    """Returns what a prediction lacks where contention was not measured as it is now."""
+    from common.perfmodel.samples import CONVERTED, NO_CONTENTION
+
+    if overlap is None:
+        return [
+            "assumed: DDP's copies are free and communication does not slow computation "
+            "(no --overlap table)"
+        ]
+    if overlap.contention == NO_CONTENTION:
+        return [
+            "assumed: computation and communication do not slow each other (the overlap table has "
+            "no backward pass beside all-reduces)"
+        ]
+    if overlap.contention == CONVERTED:
+        return [
+            "contention is converted from a run from before 2026-11-23: what all-reduces take from "
+            "computation was measured one by one, how much slower they become at one size"
+        ]
+    return []
 
 
 def _best_line(label: str, best: BestCap) -> str:

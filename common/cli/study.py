@@ -22,8 +22,10 @@ STUDIES = {
     "text-scaling": ("text_scaling", "TextScalingStudy", "DDP on real texts, against one rank", 6),
     "remedies": ("remedies", "RemedyStudy", "changes proposed to a slow network, made", 7),
     "diagnosis": ("diagnosis", "DiagnosisStudy", "planted faults and what is named", 15),
-    "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 47),
-    "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 40),
+    "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 52),
+    "accuracy-others": ("accuracy", "OtherAccuracyStudy", "the same over loopback, replayed", 25),
+    "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 15),
+    "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 55),
 }
 """Study → its module below common.studies, which has ``run_study``; its settings; what it shows;
 and minutes on two cores."""

@@ -7,12 +7,14 @@ beside all-reduces without pause. None of them is a bucketing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from common.perfmodel.collectives import AllReduceModel
+from common.perfmodel.collectives import AllReduceModel, MeasuredAllReduce
 from common.perfmodel.model import DdpModel
 from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.samples import IN_FLIGHT, AllReduceSamples, OverlapSamples, ReadySamples
@@ -90,35 +92,31 @@ class Calibration:
         Args:
             sources: those of ``SOURCES`` that are drawn; of the others all samples are taken once.
         """
-        passes = rounds = iterations = overlap_rounds = None
+        passes = rounds = None
         if PASSES in sources:
             passes = generator.integers(self.ready.passes, size=self.ready.passes)
-        if ALL_REDUCES in sources:
-            shape = self.all_reduce.time_s.shape
-            rounds = generator.integers(shape[1], size=shape[1])
-            iterations = generator.integers(shape[2], size=shape)
         if OVERLAP in sources and self.overlap:
-            overlap_rounds = generator.integers(self.overlap.rounds, size=self.overlap.rounds)
-        return self._model(passes, rounds, iterations, overlap_rounds)
+            rounds = generator.integers(self.overlap.rounds, size=self.overlap.rounds)
 
-    def _model(self, passes=None, rounds=None, iterations=None, overlap_rounds=None) -> DdpModel:
-        crowded = None
-        if self.crowded:
-            # In the same rounds; the calls of one are few and alike.
-            same = rounds if _rounds(self.crowded) == _rounds(self.all_reduce) else None
-            crowded = self.crowded.curve(same)
+        def curve(samples: AllReduceSamples) -> MeasuredAllReduce:
+            return samples.drawn(generator) if ALL_REDUCES in sources else samples.curve()
+
+        return self._model(curve, passes, rounds)
+
+    def _model(
+        self,
+        curve: Callable[[AllReduceSamples], MeasuredAllReduce] = AllReduceSamples.curve,
+        passes: NDArray | None = None,
+        overlap_rounds: NDArray | None = None,
+    ) -> DdpModel:
         return calibrated_model(
             self.ready.profile(passes),
-            self.all_reduce.curve(rounds, iterations),
+            curve(self.all_reduce),
             self.overlap.costs(overlap_rounds) if self.overlap else self.costs,
-            crowded=crowded,
+            crowded=curve(self.crowded) if self.crowded else None,
             backend=self.backend,
             added_latency_s=self.added_latency_s,
         )
-
-
-def _rounds(samples: AllReduceSamples) -> int:
-    return samples.time_s.shape[1]
 
 
 def read_calibration(
@@ -143,22 +141,3 @@ def read_calibration(
         backend=backend,
         added_latency_s=added_latency_s,
     )
-
-
-def missing_terms(costs: DdpCosts, overlap_measured: bool) -> str | None:
-    """Returns what a prediction lacks where contention was not measured by message size; or None.
-
-    Args:
-        overlap_measured: whether there is an overlap table, which then holds DDP's copies.
-    """
-    if not overlap_measured:
-        return (
-            "DDP's copies are free and communication does not slow computation "
-            "(no overlap-times.csv)"
-        )
-    if costs.lost_compute is None:
-        return (
-            "computation and communication do not slow each other (overlap-times.csv has no "
-            "backward pass beside all-reduces)"
-        )
-    return None

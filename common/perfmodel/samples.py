@@ -118,6 +118,18 @@ class AllReduceSamples:
         sizes = np.unique(table["total_bytes"].to_numpy(float))
         return cls(sizes, time_s, int(table["rank"].max()) + 1)
 
+    def drawn(self, generator: np.random.Generator) -> MeasuredAllReduce:
+        """Returns the curve of as many samples drawn with replacement: rounds, then calls in each.
+
+        Rounds are the same for all sizes. Where a size has fewer calls than another, only those
+        that are there are drawn from.
+        """
+        sizes, rounds, calls = self.time_s.shape
+        chosen = generator.integers(rounds, size=rounds)
+        known = (~np.isnan(self.time_s[:, chosen])).sum(axis=2, keepdims=True)
+        iterations = (generator.random((sizes, rounds, calls)) * known).astype(int)
+        return self.curve(chosen, iterations)
+
     def curve(
         self, rounds: NDArray | None = None, iterations: NDArray | None = None
     ) -> MeasuredAllReduce:
@@ -133,6 +145,8 @@ class AllReduceSamples:
         return MeasuredAllReduce(self.sizes_bytes, _median(times.reshape(len(times), -1), axis=1))
 
 
+MEASURED, CONVERTED, NO_CONTENTION = "measured", "converted", "none"
+"""How contention is known (``OverlapSamples.contention``)."""
 IN_FLIGHT = {"gloo": 2, "nccl": 1}
 """Backend → all-reduces that it has under way at a time."""
 
@@ -210,6 +224,13 @@ class OverlapSamples:
     def rounds(self) -> int:
         """How many rounds there are to draw from."""
         return len(self.local_s)
+
+    @property
+    def contention(self) -> str:
+        """How contention is known: ``measured``, ``converted`` from paced messages, or ``none``."""
+        if not self.beside:
+            return NO_CONTENTION
+        return CONVERTED if self.paced else MEASURED
 
     def costs(self, rounds: NDArray | None = None) -> DdpCosts:
         """Returns DDP's copies, and contention by message size where it was measured.

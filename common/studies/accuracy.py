@@ -82,7 +82,7 @@ class AccuracyStudy:
     replay_factor_per_host: float = 128.0
     """The recording's sizes are divided by this for each host: one machine carries all links."""
     replay_time_factor: float = 1.0
-    part: str = "all"
+    part: str = "links"
     """links (the models between two hosts), others (all else) or all."""
     calibration_rounds: int = 4
     rounds: int = 8
@@ -105,12 +105,18 @@ class AccuracyStudy:
                 raise UserError(f"{what} {given}: each once")
             if what not in ("regimes", "replays") and (strange := set(given) - set(names)):
                 raise UserError(f"{what}: model {strange.pop()!r} is not among models {names}")
-        for job in self.jobs():
+        for job in self._all_jobs():
             for network in job.networks:
                 parse_network(network)
 
     def jobs(self) -> list[Job]:
-        """All jobs, the quietest first."""
+        """Returns the jobs of this part, the quietest first."""
+        jobs = self._all_jobs()
+        if self.part == "all":
+            return jobs
+        return [job for job in jobs if job.between_two_hosts == (self.part == "links")]
+
+    def _all_jobs(self) -> list[Job]:
         replays: dict[int, list[str]] = {}
         for hosts, regime in map(self._hosts_and_regime, self.replays):
             replays.setdefault(hosts, []).append(regime)
@@ -120,11 +126,7 @@ class AccuracyStudy:
             if networks := (*self.regimes, *late):
                 jobs.append(Job(model, batch, 2, networks))
         jobs += [Job(model, batches[model], 4, ("balanced",)) for model in self.on_four_hosts]
-        jobs += [Job(model, batches[model], 2, (LOOPBACK,)) for model in self.over_loopback]
-        if self.part == "all":
-            return jobs
-        links = [job for job in jobs if job.between_two_hosts]
-        return links if self.part == "links" else [job for job in jobs if job not in links]
+        return jobs + [Job(model, batches[model], 2, (LOOPBACK,)) for model in self.over_loopback]
 
     def _batches(self) -> dict[str, int]:
         try:
@@ -138,6 +140,14 @@ class AccuracyStudy:
         if not hosts.isdecimal() or int(hosts) < 2:
             raise UserError(f"replays {self.replays}: hosts and regime, 4:balanced")
         return int(hosts), regime
+
+
+@dataclass(frozen=True)
+class OtherAccuracyStudy(AccuracyStudy):
+    """``ddplab study accuracy-others``: what ``accuracy`` leaves out."""
+
+    part: str = "others"
+    minutes: float = 24.0
 
 
 def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) -> Path:

@@ -69,6 +69,33 @@ def vision_transformer() -> tuple[nn.Module, dict[str, Tensor], Any]:
     return ViTForImageClassification(config), batch, own_loss
 
 
+def masked_language_model() -> tuple[nn.Module, dict[str, Tensor], Any]:
+    """DistilBERT that fills in words: 1.5 million parameters, tied embeddings."""
+    from transformers import DistilBertConfig, DistilBertForMaskedLM
+
+    config = DistilBertConfig(
+        vocab_size=VOCABULARY,
+        dim=192,
+        hidden_dim=576,
+        n_layers=3,
+        n_heads=4,
+        max_position_embeddings=TOKENS,
+        dropout=0.0,
+        attention_dropout=0.0,
+    )
+    tokens = torch.randint(1, VOCABULARY, (4, TOKENS))
+    return DistilBertForMaskedLM(config), {"input_ids": tokens, "labels": tokens}, own_loss
+
+
+def depthwise_convolutions() -> tuple[nn.Module, dict[str, Tensor], Any]:
+    """MobileNetV2 that classifies images: many small tensors, and running means as buffers."""
+    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
+
+    config = MobileNetV2Config(image_size=64, num_labels=10, classifier_dropout_prob=0.0)
+    batch = {"pixel_values": torch.randn(4, 3, 64, 64), "labels": torch.randint(10, (4,))}
+    return MobileNetV2ForImageClassification(config), batch, own_loss
+
+
 def own_loss(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """The loss that models of transformers compute when they are given labels."""
     return module(**batch).loss

@@ -2,7 +2,7 @@
 
 Reads a tuning run's bucketings and recommendation, sweeps all of them in rotated rounds, and then
 runs the recommended setting off against the sweep's best, in rounds of their own: the fastest of
-many noisy medians looks faster than it is.
+many noisy medians looks faster than it is. They go on until the difference is known.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from common.runtime.progress import Progress
 from common.runtime.recorder import record_run, require_positive
 from common.runtime.script import run_script
 from common.runtime.seeding import seed_everything
+from common.tuning.paired import Regret, paired_regret
 from common.tuning.recommendation import read_recommendation
 from common.tuning.same_graph import check_same_graph, on_main, together
 from common.tuning.setting import DEFAULT, DdpSetting
@@ -44,7 +45,11 @@ class Exhaustive:
     folder: str = "."
     rounds: int = SWEEP_ROUNDS
     """Visits to each bucketing."""
-    runoff_rounds: int = 10
+    runoff_rounds: int = 12
+    """So many at a time: the run-off goes on while the interval of the regret is wider than
+    ``within`` to either side."""
+    most_runoff_rounds: int = 60
+    within: float = 0.02
     runoff_best: int = 3
     """How many of the sweep's fastest run off against the recommendation."""
     device: str | None = None
@@ -54,7 +59,8 @@ class Exhaustive:
     run_id: str = ""
 
     def __post_init__(self) -> None:
-        require_positive(self, "rounds", "runoff_rounds", "runoff_best")
+        require_positive(self, "rounds", "runoff_rounds", "most_runoff_rounds", "runoff_best")
+        require_positive(self, "within")
         if not (self.function and self.tune_run):
             raise UserError("give --function MODULE:FUNCTION and --tune_run DIR")
 
@@ -83,10 +89,28 @@ def main(settings: Exhaustive) -> None:
                 sweep_s = time.perf_counter() - began
                 finalists = _finalists(caps, swept, recommended.setting, settings.runoff_best)
                 runoff = Visits(step, worker, sinks[1])
-                runoff.rounds("runoff", finalists, settings.runoff_rounds)
+                for first in range(0, settings.most_runoff_rounds, settings.runoff_rounds):
+                    runoff.rounds("runoff", finalists, settings.runoff_rounds, first)
+                    # Every rank has all samples, and decides alike.
+                    regret = runoff_regret(runoff.samples, swept, recommended.setting.label)
+                    if regret.half_width <= settings.within:
+                        break
                 if recorder.run:
                     facts = {"bucketings": [len(caps)], "sweep_s": [sweep_s]}
                     recorder.run.write_table("sweep.csv", pd.DataFrame(facts))
+
+
+def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Regret:
+    """Returns what a setting costs beside the fastest in the run-off of those the sweep chose.
+
+    Args:
+        runoff, swept: samples of both, VISIT_COLUMNS.
+        label: of the setting.
+    """
+    times = instance_times(runoff)
+    chosen = [name for name in times if name in set(swept["setting"]) and name != label]
+    rival = min(chosen, key=lambda name: times[name].median())
+    return paired_regret(times[label], times[rival])
 
 
 def _finalists(

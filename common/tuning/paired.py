@@ -49,6 +49,11 @@ class Regret:
     low: float
     high: float
 
+    @property
+    def half_width(self) -> float:
+        """Half of the interval's width."""
+        return (self.high - self.low) / 2
+
 
 def paired_regret(times: Sequence[float], best_times: Sequence[float]) -> Regret:
     """How much longer ``times`` are than ``best_times``, a pair for each round; any unit."""

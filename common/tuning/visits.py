@@ -126,10 +126,16 @@ class Visits:
         """All so far: VISIT_COLUMNS."""
         return pd.DataFrame(self._rows, columns=list(VISIT_COLUMNS))
 
-    def rounds(self, stage: str, settings: Sequence[DdpSetting], rounds: int) -> pd.DataFrame:
-        """Visit the settings in so many rotated rounds; the samples of this stage."""
+    def rounds(
+        self, stage: str, settings: Sequence[DdpSetting], rounds: int, first: int = 0
+    ) -> pd.DataFrame:
+        """Visits the settings in so many rotated rounds; returns the samples of these.
+
+        Args:
+            first: number of the first round, where a stage goes on.
+        """
         before = len(self._rows)
-        for round_ in range(rounds):
+        for round_ in range(first, first + rounds):
             for order, setting in enumerate(rotated(settings, round_)):
                 keys = {"stage": stage, "setting": setting.label, "round": round_, "order": order}
                 everywhere = self.worker.gather(visit(self.step, self.worker, setting))

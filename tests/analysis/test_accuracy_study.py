@@ -84,7 +84,7 @@ def write_study(folder: Path, cases: dict[str, tuple[float, float]]) -> None:
             count, done = int(2 * beside_ms / each_ms), int(beside_ms / each_ms)
             overlap.append(("continuous", size, count, beside_ms, count * each_ms, done))
             overlap.append(("all_reduce", size, count, 0.0, count * each_ms, count))
-        for round_ in range(6):
+        for round_ in range(8):
             around = generator.normal(1, 0.001)
             more = 1.1 if model == "odd" else 1.0
             times = {cap: more * true_s(cap, slowdown, all_reduce_s) for cap in CAPS}

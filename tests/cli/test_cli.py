@@ -42,6 +42,7 @@ def test_predict_reads_a_run_directory_and_compares_as_the_students_script_does(
     predicted = answered("predict", "--run-dir", RECORDED)
     for word in ("b* =", "within 1 %", "noise floor", "Regret", "measured (ms)"):
         assert word in predicted
+    assert "contention is converted from a run from before" in predicted
     script = ASSIGNMENT2 / "predict_bucket_size.py"
     done = rank_server.run(script, "--run_dir", RECORDED, variables={"COLUMNS": "100"})
     assert (done.exit_codes, done.stdout) == ([0], [predicted])

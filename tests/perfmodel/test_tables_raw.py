@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 from perfmodel_support import refused
 
-from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
+from common.perfmodel.samples import CONVERTED, MEASURED, NO_CONTENTION
+from common.perfmodel.tables import (
+    read_all_reduce,
+    read_costs,
+    read_overlap_samples,
+    read_ready_times,
+)
 
 
 def write(folder: Path, name: str, header: str, rows: list) -> Path:
@@ -169,11 +175,15 @@ def test_a_table_from_before_messages_were_counted_is_converted(tmp_path):
     assert costs.copy_in_s_per_byte == pytest.approx(2.5e-6)
     assert costs.lost_compute == ((16, 32), (pytest.approx(0.0025), pytest.approx(0.0025)))
     assert costs.slowdowns == ((64,), (pytest.approx(1.4),))
+    assert read_overlap_samples(tmp_path / "overlap-times.csv").contention == CONVERTED
 
 
-def test_a_table_without_messages_has_copies_only(tmp_path):
-    rows = [*LOCAL, *BOOKKEEPING]
-    costs = read_costs(write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, rows))
+def test_a_table_without_messages_has_copies_only_and_says_so(tmp_path):
+    path = write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, [*LOCAL, *BOOKKEEPING])
+    assert read_overlap_samples(path).contention == NO_CONTENTION
+    path = write(tmp_path, "measured.csv", OVERLAP_HEADER, OVERLAP)
+    assert read_overlap_samples(path).contention == MEASURED
+    costs = read_costs(tmp_path / "overlap-times.csv")
     assert costs.copy_in_s_per_byte == pytest.approx(2.5e-6)
     assert (costs.lost_compute, costs.slowdowns) == (None, None)
 

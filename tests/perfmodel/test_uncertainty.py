@@ -116,6 +116,18 @@ def test_without_an_overlap_table_the_costs_are_taken_as_they_are():
     assert prediction_bands(samples, [1], draws=2).table["predicted_ms"][0] == pytest.approx(5000)
 
 
+def test_sizes_with_fewer_calls_are_drawn_from_the_calls_that_they_have():
+    nan = float("nan")
+    # One round: the small size was called four times, the large one once.
+    samples = AllReduceSamples(
+        np.array([4.0, 8.0]), np.array([[[1.0, 2.0, 3.0, 4.0]], [[9.0, nan, nan, nan]]]), 2
+    )
+    generator = np.random.default_rng(0)
+    drawn = np.array([samples.drawn(generator).times_s for _ in range(200)])
+    assert (drawn[:, 1] == 9.0).all()
+    assert drawn[:, 0].min() < 2 < 3 < drawn[:, 0].max()
+
+
 def test_added_latency_is_paid_by_every_bucket():
     samples = Calibration(
         *(made_up([3.0] * 4, [1.0] * 4).ready, made_up([3.0], [1.0]).all_reduce),

@@ -183,7 +183,8 @@ def test_the_figure_has_a_line_points_and_a_caption(found):
 def swept(rank_server, tuned) -> Path:
     """The exhaustive sweep of what was tuned."""
     folder, _ = tuned
-    flags = ("--rounds", 1, "--runoff_rounds", 2, "--device", "cpu", "--run_id", "sweep")
+    flags = ("--rounds", 1, "--runoff_rounds", 2, "--most_runoff_rounds", 4, "--within", 1e-9)
+    flags += ("--device", "cpu", "--run_id", "sweep")
     done = rank_server.run(
         COMMON / "tuning" / "exhaustive.py",
         *("--function", FUNCTION, "--folder", HERE, "--tune_run", folder),
@@ -202,17 +203,27 @@ def test_a_sweep_visits_every_bucketing_and_runs_off_the_best(found, swept):
     assert row["recommended"] == found.setting.label
     assert row["regret_low"] <= row["regret"] <= row["regret_high"]
     assert row["share"] == pytest.approx(found.tuning_s / row["sweep_s"])
-    runoff = set(pd.read_csv(swept / "runoff-visits.csv")["setting"])
-    assert {found.setting.label, DEFAULT.label} <= runoff
+    runoff = pd.read_csv(swept / "runoff-visits.csv")
+    assert {found.setting.label, DEFAULT.label} <= set(runoff["setting"])
+    # It goes on while the regret is not known, up to the most that is allowed.
+    assert sorted(runoff["round"].unique()) == [0, 1, 2, 3]
+    assert row["half_width"] == pytest.approx((row["regret_high"] - row["regret_low"]) / 2)
 
 
 def test_the_study_judges_by_its_worst_case():
     cases = pd.DataFrame(
-        {"regret": [0.002, 0.03], "regret_low": [-0.01, 0.005], "share": [0.15, 0.21]}
+        {
+            "regret": [0.002, 0.03, 0.2, 0.3],
+            "regret_low": [-0.01, 0.005, 0.1, 0.2],
+            "half_width": [0.01, 0.019, 0.021, 0.1],  # the last two are not judged
+            "share": [0.15, 0.16, 0.21, 0.1],
+        }
     )
     verdicts = tune_check.judge(cases)
-    assert verdicts["found"].tolist() == [0.03, 0.005, 0.21]
-    assert verdicts["held"].tolist() == [False, True, False]
+    assert verdicts["found"].tolist() == [0.03, 0.005, 0.5, 0.21]
+    assert verdicts["held"].tolist() == [False, True, False, False]
+    none = tune_check.judge(cases[2:])
+    assert none["held"].tolist() == [False, False, False, False]
 
 
 @pytest.fixture(scope="module")

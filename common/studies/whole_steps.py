@@ -1,0 +1,134 @@
+"""``ddplab study steps``: whole steps of DDP and FSDP between two emulated hosts, predicted.
+
+The emulated part of assignment 1's laptop preset, with more rounds, several times over, each run on
+a cluster of its own: a figure of one run says nothing of the next. ``steps.csv`` has each step
+predicted and measured, with n, the standard error of the measured median; ``ranges.csv`` the range
+over the runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from common.analysis.emulated_strategies import EmulatedStrategies, read_emulated
+from common.analysis.statistics import MOST_NOISE, median_standard_error
+from common.analysis.strategy_times import EXCHANGING
+from common.cluster.emulated import EmulatedCluster, why_not
+from common.cluster.launch import launch
+from common.errors import UserError
+from common.report.progress import StageProgress
+from common.runtime.environment import describe_environment
+from common.runtime.flags import as_flags
+from common.runtime.paths import project_root
+from common.runtime.recorder import require_positive
+from common.runtime.run_directory import RunDirectory
+
+ASSIGNMENTS = project_root() / "assignments"
+CONFIG = ASSIGNMENTS / "assignment1" / "configs" / "laptop.yaml"
+HOSTS = 2
+
+
+@dataclass(frozen=True)
+class WholeStepsStudy:
+    """What is run, and how often."""
+
+    runs: int = 3
+    rate: str = "1gbit"
+    rounds: int = 8
+    """Of steps under each strategy."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "runs", "rounds")
+
+
+def run_study(study: WholeStepsStudy, output_dir: str, progress: StageProgress) -> Path:
+    """Measures and predicts each run; returns the run directory.
+
+    Raises:
+        UserError: this machine cannot emulate hosts.
+    """
+    if reason := why_not():
+        raise UserError(reason)
+    cluster = EmulatedCluster.of(HOSTS, [study.rate])
+    run = RunDirectory.create(
+        output_dir, "steps", asdict(study), describe_environment("gloo", "cpu", HOSTS)
+    )
+    progress.say(f"steps study: {run.path}")
+    with run:
+        tables = []
+        for number in range(study.runs):
+            folder = (run.path / f"run-{number + 1}" / f"emulated-{HOSTS}x{study.rate}").absolute()
+            folder.mkdir(parents=True)
+            for name, script, flags in measurements(study):
+                where = {"config": CONFIG, "output_dir": folder, "run_id": name}
+                with progress.stage(f"run {number + 1}, {name}") as update:
+                    launch(
+                        script,
+                        as_flags(where | flags),
+                        HOSTS,
+                        folder / f"{name}.log",
+                        hosts=cluster,
+                        on_output=update,
+                    )
+            found = read_emulated(folder, folder.parent)
+            tables.append(steps_of(found).assign(run=number + 1))
+        steps = pd.concat(tables)
+        ranges = ranges_of(steps)
+        run.write_table("steps.csv", steps)
+        run.write_table("ranges.csv", ranges)
+    progress.say(ranges.to_string(index=False, float_format="%.3f"))
+    return run.path
+
+
+def measurements(study: WholeStepsStudy) -> list[tuple[str, Path, dict]]:
+    """Name, script and flags of what runs on the emulated hosts; the rest is the preset's."""
+    assignment1, assignment2 = ASSIGNMENTS / "assignment1", ASSIGNMENTS / "assignment2"
+    strategies = {
+        "strategies": ("local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP"),
+        "accumulations": (1,),
+        "rounds": study.rounds,
+        "parts": True,
+    }
+    return [
+        ("allreduce_benchmark", assignment2 / "allreduce_benchmark.py", {"rounds": 4}),
+        ("overlap_benchmark", assignment2 / "overlap_benchmark.py", {"rounds": 6}),
+        ("compare_strategies", assignment1 / "compare_strategies.py", strategies),
+    ]
+
+
+def steps_of(found: EmulatedStrategies) -> pd.DataFrame:
+    """Returns a row per strategy: predicted_ms, measured_ms, error and n, both relative."""
+    table = found.table()
+    keys = ["strategy", "accumulation", "round", "iteration"]
+    slowest = found.measured.times.groupby(keys)["step_time_ms"].max()
+    n = [
+        median_standard_error(slowest[row.strategy, row.accumulation].unstack().to_numpy())
+        for row in table.itertuples()
+    ]
+    columns = ["strategy", "accumulation", "predicted_ms", "measured_ms", "error"]
+    return table[columns].assign(n=n)
+
+
+def ranges_of(steps: pd.DataFrame) -> pd.DataFrame:
+    """Returns the range of each strategy's errors over the runs in which n is small enough.
+
+    Columns: strategy, runs, judged, lowest and highest error (NaN where none is judged), worst n.
+    """
+    rows = []
+    for strategy in [name for name in EXCHANGING if name in set(steps["strategy"])]:
+        own = steps[steps["strategy"] == strategy]
+        judged = own.loc[own["n"] <= MOST_NOISE, "error"]
+        rows.append(
+            {
+                "strategy": strategy,
+                "runs": own["run"].nunique(),
+                "judged": len(judged),
+                "lowest": judged.min(),
+                "highest": judged.max(),
+                "worst_n": own["n"].max(),
+            }
+        )
+    return pd.DataFrame(rows)

@@ -1,0 +1,70 @@
+"""The study of whole steps: what runs, and what becomes of its tables."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import tyro
+import yaml
+
+from common.analysis.emulated_strategies import open_emulated
+from common.benchmarks.allreduce import AllReduceBenchmark
+from common.benchmarks.overlap import OverlapBenchmark
+from common.benchmarks.strategies import StrategyBenchmark
+from common.errors import UserError
+from common.runtime.flags import as_flags
+from common.runtime.paths import project_root
+from common.studies.whole_steps import (
+    CONFIG,
+    WholeStepsStudy,
+    measurements,
+    ranges_of,
+    steps_of,
+)
+
+SETTINGS = {
+    "allreduce_benchmark": AllReduceBenchmark,
+    "overlap_benchmark": OverlapBenchmark,
+    "compare_strategies": StrategyBenchmark,
+}
+
+
+def test_every_measurement_is_a_script_with_flags_that_it_takes_and_a_section_of_the_preset():
+    sections = yaml.safe_load(CONFIG.read_text())
+    found = measurements(WholeStepsStudy(rounds=5))
+    assert {name for name, _, _ in found} == set(SETTINGS)
+    for name, script, flags in found:
+        assert script.is_file()
+        assert name in sections
+        settings = tyro.cli(SETTINGS[name], args=as_flags(flags))
+        assert settings.rounds in (4, 5, 6)
+
+
+def test_a_recorded_run_has_a_row_for_each_strategy():
+    steps = steps_of(open_emulated(project_root() / "data" / "epyc-2-cores" / "assignment1"))
+    assert set(steps["strategy"]) == {"DDP", "FULL_SHARD", "SHARD_GRAD_OP"}
+    assert steps["error"].tolist() == pytest.approx(
+        (steps["predicted_ms"] / steps["measured_ms"] - 1).tolist()
+    )
+    assert steps["n"].isna().all()  # two rounds tell nothing of the spread
+
+
+def test_ranges_are_over_the_runs_that_are_known_well_enough():
+    rows = [
+        ("DDP", 1, 0.01, 0.005),
+        ("DDP", 2, -0.03, 0.014),
+        ("DDP", 3, 0.2, 0.016),  # too noisy to judge
+        ("FULL_SHARD", 1, 0.1, 0.02),
+        ("FULL_SHARD", 2, 0.1, float("nan")),
+    ]
+    steps = pd.DataFrame(rows, columns=["strategy", "run", "error", "n"])
+    ranges = ranges_of(steps).set_index("strategy")
+    assert ranges.loc["DDP", ["runs", "judged"]].tolist() == [3, 2]
+    assert ranges.loc["DDP", ["lowest", "highest", "worst_n"]].tolist() == [-0.03, 0.01, 0.016]
+    assert ranges.loc["FULL_SHARD", "judged"] == 0
+    assert ranges.loc["FULL_SHARD", ["lowest", "highest"]].isna().all()
+
+
+def test_settings_that_cannot_be_are_one_line():
+    with pytest.raises(UserError, match="runs is 0"):
+        WholeStepsStudy(runs=0)
