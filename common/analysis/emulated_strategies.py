@@ -193,9 +193,11 @@ def read_emulated(path: Path, folder: Path) -> EmulatedStrategies:
             f"{relative_to_project(path)}: ranks differs between {ALL_REDUCE} "
             f"({all_reduce.world_size}) and {TIMES} ({measured.ranks}): they cannot be compared"
         )
-    where = ((ALL_REDUCE, read_environment(samples.parent)), (TIMES, measured.environment))
-    require_same(where, f"they cannot be compared ({relative_to_project(path)})")
     overlap = find_table(path, OVERLAP)  # not in older runs
+    where = [(ALL_REDUCE, read_environment(samples.parent)), (TIMES, measured.environment)]
+    if overlap:
+        where.append((OVERLAP, read_environment(overlap.parent)))
+    require_same(where, f"they cannot be compared ({relative_to_project(path)})")
     return EmulatedStrategies(
         measured=measured,
         costs=read_costs(overlap) if overlap else NO_COSTS,
