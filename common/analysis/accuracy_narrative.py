@@ -51,9 +51,9 @@ def judgement_table(study: JudgedStudy) -> Table:
                     f"{known} of {every}"
                     for known, every in zip(found["judged"], found["bucketings"], strict=True)
                 ],
-                "excess error: median": text("excess"),
-                "90 %": text("excess p90"),
-                "inside the 90 % band": [
+                "excess": text("excess"),
+                "excess, 90 %": text("excess p90"),
+                "in band": [
                     "no bands" if share != share else f"{share:.0%}" for share in found["inside"]
                 ],
             }
