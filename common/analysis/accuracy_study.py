@@ -242,18 +242,11 @@ def _regret_interval(sweep: BucketSweep, chosen: float) -> tuple[float, float]:
 
 
 def recorded_study() -> JudgedStudy:
-    """The newest study that is recorded under data/, both of its parts where there are two.
-
-    Raises UserError where there is none.
-    """
+    """Opens the newest study that is recorded under data/. Raises UserError where there is none."""
     found = [path.parent for path in (project_root() / "data").glob("*/study-accuracy/cases.csv")]
     if not found:
         raise UserError("no accuracy study is recorded below data/")
-    newest = max(found, key=lambda path: read_environment(path)["start_time"])
-    study, others = open_study(newest), newest.with_name("study-accuracy-others")
-    if not (others / "cases.csv").exists():
-        return study
-    return replace(study, cases=study.cases + open_study(others).cases)
+    return open_study(max(found, key=lambda path: read_environment(path)["start_time"]))
 
 
 def open_study(folder: str | Path) -> JudgedStudy:

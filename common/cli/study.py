@@ -22,8 +22,7 @@ STUDIES = {
     "text-scaling": ("text_scaling", "TextScalingStudy", "DDP on real texts, against one rank", 6),
     "remedies": ("remedies", "RemedyStudy", "changes proposed to a slow network, made", 7),
     "diagnosis": ("diagnosis", "DiagnosisStudy", "planted faults and what is named", 15),
-    "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 52),
-    "accuracy-others": ("accuracy", "OtherAccuracyStudy", "the same over loopback, replayed", 25),
+    "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 130),
     "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 15),
     "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 55),
 }
@@ -44,6 +43,8 @@ class Study:
     """Where its run directory goes."""
     dataset_dir: str = ""
     """Folder of the real texts, for micro-batches, text-scaling, remedies."""
+    continues: str = ""
+    """Run directory of an accuracy study that was cut: its complete cases are taken over."""
 
     def run(self) -> None:
         """Run it and say where the results are."""
@@ -52,10 +53,13 @@ class Study:
         name, settings_name, *_ = STUDIES[self.what]
         module = importlib.import_module(f"common.studies.{name}")
         settings = getattr(module, settings_name)()
-        if self.dataset_dir:
-            if not hasattr(settings, "dataset_dir"):
-                raise UserError(f"--dataset_dir: study {self.what} reads no texts")
-            settings = replace(settings, dataset_dir=self.dataset_dir)
+        given = {"dataset_dir": "reads no texts", "continues": "cannot be continued"}
+        for option, why_not in given.items():
+            if not (value := getattr(self, option)):
+                continue
+            if not hasattr(settings, option):
+                raise UserError(f"--{option}: study {self.what} {why_not}")
+            settings = replace(settings, **{option: value})
         progress = StageProgress()
         path = module.run_study(settings, self.output_dir, progress)
         progress.say(f"Done in {progress.elapsed_s:.0f} s: {path}")

@@ -7,16 +7,19 @@ one with latency added to every bucket, which makes a cap between the extremes t
 also run over loopback or on four hosts; a replay of published gpt2-large gradients, which sleeps
 instead of computing, on four and eight.
 
-Jobs share the time there is, by their networks. All of it takes more than an hour, so it is run and
-recorded in two parts (``PARTS``). The raw samples of all cases are joined in five
-tables (``accuracy_tables``), from which ``common.analysis.accuracy_study`` predicts and judges.
+Every case has the same time. All of it takes more than two hours, so a study that was cut is
+continued by another: ``ddplab study accuracy --continues RUN_DIR`` takes over the jobs that are
+complete. The raw samples of all cases are joined in tables (``accuracy_tables``), from which
+``common.analysis.accuracy_study`` predicts and judges.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import pandas as pd
+import yaml
 
 from common.analysis.accuracy_study import open_study
 from common.cluster.emulated import EmulatedCluster, why_not
@@ -36,7 +39,6 @@ RANKS = project_root() / "common" / "studies" / "accuracy_ranks.py"
 SETUP_S = 8.0
 """What a job takes per host before its first round."""
 REPLAY = "replay"
-PARTS = ("all", "links", "others")
 MAX_BUCKETS, REPLAY_MAX_BUCKETS = 48, 16
 """Small messages between four processes on two cores take as long as the cores let them."""
 
@@ -54,11 +56,6 @@ class Job:
     def name(self) -> str:
         """Such as ``bert-2``; over loopback, which there are no hosts on, ``bert``."""
         return self.model if self.networks == (LOOPBACK,) else f"{self.model}-{self.hosts}"
-
-    @property
-    def between_two_hosts(self) -> bool:
-        """Whether a model that computes runs on two hosts of its own."""
-        return self.model != REPLAY and self.hosts == 2 and self.networks != (LOOPBACK,)
 
 
 @dataclass(frozen=True)
@@ -82,20 +79,19 @@ class AccuracyStudy:
     replay_factor_per_host: float = 128.0
     """The recording's sizes are divided by this for each host: one machine carries all links."""
     replay_time_factor: float = 1.0
-    part: str = "links"
-    """links (the models between two hosts), others (all else) or all."""
     calibration_rounds: int = 4
     rounds: int = 8
     max_rounds: int = 80
-    minutes: float = 52.0
-    """All jobs together. After two rounds a job begins none that would end after its share of what
-    is left."""
+    minutes_per_case: float = 7.0
+    """A job has this for each of its networks. After two rounds it begins none that would end
+    later."""
+    continues: str = ""
+    """The run directory of a study that was cut."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "rounds", "max_rounds", "minutes", "replay_factor_per_host")
+        require_positive(self, "rounds", "max_rounds", "minutes_per_case")
+        require_positive(self, "replay_factor_per_host")
         require_positive(self, "calibration_rounds")
-        if self.part not in PARTS:
-            raise UserError(f"part {self.part!r}: one of {', '.join(PARTS)}")
         names = list(self._batches())
         if len(names) < len(self.models):
             raise UserError(f"models {self.models}: each once")
@@ -105,18 +101,12 @@ class AccuracyStudy:
                 raise UserError(f"{what} {given}: each once")
             if what not in ("regimes", "replays") and (strange := set(given) - set(names)):
                 raise UserError(f"{what}: model {strange.pop()!r} is not among models {names}")
-        for job in self._all_jobs():
+        for job in self.jobs():
             for network in job.networks:
                 parse_network(network)
 
     def jobs(self) -> list[Job]:
-        """Returns the jobs of this part, the quietest first."""
-        jobs = self._all_jobs()
-        if self.part == "all":
-            return jobs
-        return [job for job in jobs if job.between_two_hosts == (self.part == "links")]
-
-    def _all_jobs(self) -> list[Job]:
+        """Returns the jobs, the quietest first."""
         replays: dict[int, list[str]] = {}
         for hosts, regime in map(self._hosts_and_regime, self.replays):
             replays.setdefault(hosts, []).append(regime)
@@ -142,14 +132,6 @@ class AccuracyStudy:
         return int(hosts), regime
 
 
-@dataclass(frozen=True)
-class OtherAccuracyStudy(AccuracyStudy):
-    """``ddplab study accuracy-others``: what ``accuracy`` leaves out."""
-
-    part: str = "others"
-    minutes: float = 24.0
-
-
 def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) -> Path:
     """Measure all cases; returns the run directory.
 
@@ -158,6 +140,8 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
     """
     if reason := why_not():
         raise UserError(reason)
+    earlier = _earlier_rows(study)
+    known = {row["case"] for row in earlier["cases.csv"]}
     run = RunDirectory.create(
         output_dir, "accuracy", asdict(study), describe_environment("gloo", "cpu", 2)
     )
@@ -166,22 +150,63 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
         scratch = (run.path / "runs").absolute()  # ranks start in another folder
         scratch.mkdir()
         streams = {name: run.stream(name, columns) for name, columns in TABLES.items()}
-        deadline = time.monotonic() + 60 * study.minutes
-        jobs = study.jobs()
-        left = sum(len(job.networks) for job in jobs)
-        for job in jobs:
-            share_s = (deadline - time.monotonic()) * len(job.networks) / left
-            left -= len(job.networks)
+        for name, rows in earlier.items():
+            streams[name].write(rows)
+        for job in study.jobs():
+            folders = [scratch / f"{job.name}-{network}" for network in job.networks]
+            if known.issuperset(folder.name for folder in folders):
+                continue
+            budget_s = 60 * study.minutes_per_case * len(job.networks) - SETUP_S * job.hosts
             with progress.stage(job.name) as update:
-                _launch(study, job, max(1.0, share_s - SETUP_S * job.hosts), scratch, update)
-            for network in job.networks:
-                folder = scratch / f"{job.name}-{network}"
-                for name, rows in case_rows(folder).items():
+                _launch(study, job, max(1.0, budget_s), scratch, update)
+            for folder in folders:
+                tables = case_rows(folder)
+                last = tables.pop("cases.csv")  # a case that is named here is complete
+                for name, rows in tables.items():
                     streams[name].write(rows)
+                streams["cases.csv"].write(last)
                 for table in folder.glob("*.csv"):
                     table.unlink()  # its rows are in the joined tables
     run.write_table(ERRORS, open_study(run.path).errors_by_regime())
     return run.path
+
+
+def _earlier_rows(study: AccuracyStudy) -> dict[str, list[dict]]:
+    """Returns the rows of the complete jobs of the study that this one continues, by table.
+
+    Raises:
+        UserError: there is no such study, or it measured something else.
+    """
+    if not study.continues:
+        return {name: [] for name in TABLES}
+    folder = Path(study.continues)
+    try:
+        settings = yaml.safe_load((folder / "config.yaml").read_text())
+        paths = {name: _table_or_its_part(folder / name) for name in TABLES}
+        tables = {name: pd.read_csv(path, dtype=object) for name, path in paths.items()}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"--continues {folder}: not an accuracy study ({error})") from None
+    wanted = yaml.safe_load(yaml.safe_dump(asdict(study)))  # with lists, as they were written
+    for name, value in wanted.items():
+        if name != "continues" and settings.get(name) != value:
+            raise UserError(
+                f"--continues {folder}: its {name} was {settings.get(name)}, now it is {value}"
+            )
+    known = set(tables["cases.csv"]["case"])
+    complete = {
+        f"{job.name}-{network}"
+        for job in study.jobs()
+        if known.issuperset(f"{job.name}-{network}" for network in job.networks)
+        for network in job.networks
+    }
+    return {
+        name: table[table["case"].isin(complete)].fillna("").to_dict("records")
+        for name, table in tables.items()
+    }
+
+
+def _table_or_its_part(path: Path) -> Path:
+    return path if path.exists() else path.with_name(f"{path.name}.partial")
 
 
 def _launch(study: AccuracyStudy, job: Job, budget_s: float, scratch: Path, update) -> None:

@@ -35,7 +35,7 @@ TABLES = {
     "cases.csv": (
         *("case", "model", "batch_size", "network", "hosts", "regime", "rate_mbit_per_s"),
         *("added_latency_ms", "replay_factor", "replay_time_factor", "gradient_bytes", "rounds"),
-        "judged_from_s",
+        *("judged_from_s", "start_time"),
     ),
     "predictions.csv": ("case", *PREDICTION_COLUMNS),
     "steps.csv": (
@@ -72,6 +72,7 @@ def case_rows(folder: Path) -> dict[str, list[dict]]:
         "gradient_bytes": int(overlap["gradient_bytes"].iloc[0]),
         "rounds": int(steps.loc[steps["role"] == "judged", "round"].max()) + 1,
         "judged_from_s": float(pd.read_csv(folder / "caps.csv")["began_s"].min()),
+        "start_time": environment["start_time"],
     }
     profile = read_ready_times(folder / "gradient-ready-times.csv")
     gradients = pd.DataFrame(

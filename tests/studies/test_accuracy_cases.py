@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +16,9 @@ from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.calibration import read_calibration
 from common.perfmodel.simulator import profile_buckets
 from common.perfmodel.tables import read_ready_times
-from common.studies.accuracy import AccuracyStudy, OtherAccuracyStudy
+from common.report.progress import StageProgress
+from common.runtime.run_directory import RunDirectory
+from common.studies.accuracy import AccuracyStudy, run_study
 from common.studies.accuracy_networks import FASTEST_MBIT, REGIMES, Network, parse_network
 from common.studies.accuracy_tables import TABLES, case_rows
 
@@ -149,7 +153,7 @@ def test_a_network_that_is_none_is_refused(name):
 
 
 def test_every_model_is_seen_in_every_regime():
-    jobs = AccuracyStudy(part="all").jobs()
+    jobs = AccuracyStudy().jobs()
     names = [f"{job.name}-{network}" for job in jobs for network in job.networks]
     assert len(set(names)) == len(names)
     for model in ("gpt2-nano", "mlp", "bert", "convnext"):
@@ -157,9 +161,6 @@ def test_every_model_is_seen_in_every_regime():
             assert any(j.model == model and regime in j.networks for j in jobs)
     assert sum(job.networks == ("loopback",) for job in jobs) >= 3
     assert jobs[0].model == "replay"
-    parts = [AccuracyStudy().jobs(), OtherAccuracyStudy().jobs()]
-    assert {job.name for part in parts for job in part} == {job.name for job in jobs}
-    assert sum(map(len, parts)) == len(jobs)
 
 
 @pytest.mark.parametrize(
@@ -170,11 +171,54 @@ def test_every_model_is_seen_in_every_regime():
         ({"models": ("bert:4", "bert:8")}, "models .*: each once"),
         ({"with_latency": ("vgg",)}, "model 'vgg' is not among"),
         ({"replays": ("4:fast",)}, "network 'fast': there are loopback"),
-        ({"minutes": 0}, "minutes is 0"),
-        ({"part": "half"}, "part 'half': one of all, links, others"),
+        ({"minutes_per_case": 0}, "minutes_per_case is 0"),
         ({"replays": ("four:balanced",)}, "hosts and regime, 4:balanced"),
     ],
 )
 def test_settings_that_cannot_be_are_one_line(settings, message):
     with pytest.raises(UserError, match=message):
         AccuracyStudy(**settings)
+
+
+ONE_CASE = {
+    "models": ("mlp:2",),
+    "regimes": (),
+    "over_loopback": ("mlp",),
+    "with_latency": (),
+    "replays": (),
+}
+
+
+@pytest.fixture
+def cut_study(case, tmp_path) -> Path:
+    """A study of one job that was cut after it: its tables have not got their names."""
+    folder = tmp_path / "mlp-loopback"
+    shutil.copytree(case, folder)
+    cut = RunDirectory.create(tmp_path, "accuracy", asdict(AccuracyStudy(**ONE_CASE)), {}, "cut")
+    for name, rows in case_rows(folder).items():
+        pd.DataFrame(rows).to_csv(cut.path / f"{name}.partial", index=False)
+    return cut.path
+
+
+@pytest.mark.xdist_group("accuracy_case")
+@pytest.mark.two_ranks
+@pytest.mark.skipif(why_not() is not None, reason="no emulated hosts")
+def test_a_study_that_was_cut_goes_on_from_its_complete_cases(cut_study, tmp_path):
+    study = AccuracyStudy(**ONE_CASE, continues=str(cut_study))
+    done = run_study(study, str(tmp_path), StageProgress())
+    for name in TABLES:
+        before = pd.read_csv(cut_study / f"{name}.partial")
+        pd.testing.assert_frame_equal(pd.read_csv(done / name), before)
+    assert list((done / "runs").iterdir()) == []  # nothing was measured again
+
+
+@pytest.mark.xdist_group("accuracy_case")
+@pytest.mark.two_ranks
+@pytest.mark.skipif(why_not() is not None, reason="no emulated hosts")
+def test_only_the_same_study_is_continued(cut_study, tmp_path):
+    for settings, message in [
+        ({"continues": str(cut_study), "rounds": 9}, "its rounds was 8, now it is 9"),
+        ({"continues": str(tmp_path / "none")}, "not an accuracy study"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            run_study(AccuracyStudy(**(ONE_CASE | settings)), str(tmp_path), StageProgress())
