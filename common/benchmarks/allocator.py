@@ -23,7 +23,7 @@ from common.training.step import TrainingStep
 
 @dataclass(frozen=True)
 class AllocatorPeak:
-    """The most that was allocated during one step; ``reserved_bytes`` on a GPU only."""
+    """The peak of allocated memory during one step; ``reserved_bytes`` on a GPU only."""
 
     allocated_bytes: int
     reserved_bytes: int | None
@@ -32,7 +32,7 @@ class AllocatorPeak:
 def measure_peak(
     workload: Workload, device: torch.device, snapshot: Path | None = None
 ) -> AllocatorPeak:
-    """Run steps of ``workload`` on ``device``, and watch the allocator during the third.
+    """Runs three steps of ``workload`` on ``device``; returns the allocator's peak in the third.
 
     Args:
         workload: what to run; it allocates what it needs.
@@ -69,11 +69,13 @@ def _cuda_peak(
 
 
 def _cpu_peak(step: TrainingStep, batches: Iterable) -> int:
-    """What is there before the step, and the most that the profiler saw allocated on top."""
+    """Returns the bytes held before the step plus the peak that the profiler saw on top."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step.run(batches)
     events = profiler.profiler.kineto_results.events()
     allocations = [event for event in events if event.name() == "[memory]"]
+    # An allocation counts its bytes as positive and a release as negative, so the running sum over
+    # time is what the step holds at each moment, and its maximum the peak.
     changes = [event.nbytes() for event in sorted(allocations, key=lambda e: e.start_ns())]
     return _held_bytes(step) + max(itertools.accumulate(changes, initial=0))
 

@@ -1,4 +1,4 @@
-"""How long an all-reduce takes, by size: one after another, and many in flight."""
+"""All-reduce times by size: one after another, and many in flight."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from common.benchmarks.gpt2_step import DTYPES
 from common.benchmarks.rounds import rotated_rounds
 from common.errors import UserError, unknown_name
 from common.perfmodel.collectives import algorithm_bandwidth, bus_bandwidth
@@ -15,11 +14,29 @@ from common.runtime.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduce
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
+from common.training.precision import DTYPES
 
 # The course's list: one element, then 12,792 doubling up to 1,676,718,080 (in float32 6.7 GB).
 COURSE_NUMEL = (
-    *(1, 12792, 25584, 51169, 102338, 204677, 409355, 818710, 1637420, 3274840, 6549680),
-    *(13099360, 26198720, 52397440, 104794880, 209589760, 419179520, 838359040, 1676718080),
+    1,
+    12792,
+    25584,
+    51169,
+    102338,
+    204677,
+    409355,
+    818710,
+    1637420,
+    3274840,
+    6549680,
+    13099360,
+    26198720,
+    52397440,
+    104794880,
+    209589760,
+    419179520,
+    838359040,
+    1676718080,
 )
 
 logger = logging.getLogger(__name__)
@@ -69,7 +86,7 @@ class AllReduceBenchmark:
 
 
 def check_numel(numel: tuple[int, ...]) -> None:
-    """Raise UserError unless the element counts are positive and ascending."""
+    """Raises UserError unless the element counts are positive and ascending."""
     if not numel:
         raise UserError("numel is empty; give at least one element count")
     if min(numel) < 1:
@@ -79,7 +96,7 @@ def check_numel(numel: tuple[int, ...]) -> None:
 
 
 def main(settings: AllReduceBenchmark) -> None:
-    """Run the benchmark and print its table."""
+    """Runs the benchmark and prints its table."""
     with (
         process_group(settings.device, settings.backend) as worker,
         record_run(settings, "allreduce_benchmark", worker) as recorder,
@@ -122,13 +139,16 @@ def measure(settings: AllReduceBenchmark, worker: Worker, recorder: Recorder) ->
 
 
 def slowest_rank(samples: pd.DataFrame) -> pd.DataFrame:
-    """One row per sample: the time of the slowest rank."""
+    """Returns one row per sample, with the time of the slowest rank."""
     keys = [column for column in samples.columns if column not in ("rank", "time_ms")]
     return samples.groupby(keys, as_index=False, sort=False)["time_ms"].max()
 
 
 def course_table(samples: pd.DataFrame, backend: str, world_size: int) -> pd.DataFrame:
-    """The course's ``allreduce-times.csv``: mean and standard deviation in seconds, sequential."""
+    """Returns the course's ``allreduce-times.csv``: one row per size, sequential mode only.
+
+    ``average_time`` and ``stdev_time``, the standard deviation, are in seconds.
+    """
     sequential = slowest_rank(samples[samples["mode"] == "sequential"])
     groups = sequential.groupby(["total_elements", "total_bytes"])["time_ms"]
     table = (groups.agg(["mean", "std"]).fillna(0) / 1e3).reset_index()
@@ -139,9 +159,10 @@ def course_table(samples: pd.DataFrame, backend: str, world_size: int) -> pd.Dat
 
 
 def summarise(samples: pd.DataFrame, world_size: int) -> pd.DataFrame:
-    """p50 and p95 per size and mode, algorithm and bus bandwidth (GB = 1e9 bytes).
+    """Returns p50 and p95 (ms), algorithm and bus bandwidth (GB/s), one row per mode and size.
 
-    Bus bandwidth is algorithm bandwidth times 2(n−1)/n (nccl-tests, doc/PERFORMANCE.md).
+    1 GB is 1e9 bytes. Bus bandwidth is algorithm bandwidth times 2(n−1)/n (nccl-tests,
+    doc/PERFORMANCE.md).
     """
     groups = slowest_rank(samples).groupby(["mode", "total_bytes"])["time_ms"]
     table = groups.quantile([0.5, 0.95]).unstack().reset_index()

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from common.benchmarks.allreduce import slowest_rank
-from common.benchmarks.gpt2_step import DTYPES
 from common.benchmarks.rounds import rotated_rounds
 from common.errors import UserError, unknown_name
 from common.runtime.collective_timing import check_sum, time_in_flight, time_sequence
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_positive
+from common.training.precision import DTYPES
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,20 @@ class ChunkBenchmark:
 
 
 CHUNK_COLUMNS = (
-    *("mode", "total_elements", "total_bytes", "chunk_elements", "chunk_bytes"),
-    *("round", "iteration", "rank", "time_ms"),
+    "mode",
+    "total_elements",
+    "total_bytes",
+    "chunk_elements",
+    "chunk_bytes",
+    "round",
+    "iteration",
+    "rank",
+    "time_ms",
 )
 
 
 def main(settings: ChunkBenchmark) -> None:
-    """Run the chunk benchmark and print its table."""
+    """Runs the chunk benchmark and prints its table."""
     with (
         process_group(settings.device, settings.backend) as worker,
         record_run(settings, "allreduce_chunk_benchmark", worker) as recorder,
@@ -71,7 +78,7 @@ def main(settings: ChunkBenchmark) -> None:
 
 
 def chunk_sizes(total: int) -> tuple[int, ...]:
-    """1,000, 10,000, … up to the total, and the total itself."""
+    """Returns chunk sizes in elements: 1,000, 10,000, … below the total, then the total."""
     sizes = []
     size = 1000
     while size < total:
@@ -81,7 +88,7 @@ def chunk_sizes(total: int) -> tuple[int, ...]:
 
 
 def measure(settings: ChunkBenchmark, worker: Worker, recorder: Recorder) -> pd.DataFrame:
-    """Visit the chunk sizes in rotated rounds; the samples of every rank, on rank 0."""
+    """Visits the chunk sizes in rotated rounds; returns the samples of every rank, on rank 0."""
     stream = recorder.stream("allreduce-chunk-samples.csv", CHUNK_COLUMNS)
     dtype = DTYPES[settings.dtype]
     buffer = torch.zeros(settings.numel, dtype=dtype, device=worker.device)
@@ -119,7 +126,7 @@ def _time_chunks(chunks: list[Tensor], worker: Worker, mode: str) -> float:
 
 
 def course_table(samples: pd.DataFrame, worker: Worker) -> pd.DataFrame:
-    """The course's ``allreduce-chunk-times.csv``: all chunks in flight, seconds."""
+    """Returns the course's ``allreduce-chunk-times.csv``: all chunks in flight, in seconds."""
     slowest = slowest_rank(samples[samples["mode"] == "in_flight"])
     keys = ["total_elements", "total_bytes", "chunk_elements", "chunk_bytes"]
     table = slowest.groupby(keys)["time_ms"].agg(["mean", "std"]).fillna(0) / 1e3

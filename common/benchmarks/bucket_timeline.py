@@ -23,7 +23,7 @@ from common.analysis.bucket_trace import BACKWARD, BUCKET_FIELDS, bucket_rows
 from common.analysis.profiler_trace import Event, read_trace
 from common.benchmarks.ddp_record import describe_buckets
 from common.benchmarks.latency_hook import LatencyHook
-from common.benchmarks.replay_step import Step
+from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
 from common.runtime.process_group import Worker
 from common.runtime.timing import clock_for
@@ -48,13 +48,13 @@ class BucketMarks:
         self.clear()
 
     def clear(self) -> None:
-        """A pass begins."""
+        """Forgets the marks of the pass before, as a new one begins."""
         self._sizes: dict[int, int] = {}
         self._ready: dict[int, object] = {}
         self._done: dict[int, object] = {}
 
     def register_comm_hook(self, state: object, hook: Callable) -> None:
-        """Register ``hook`` with the DDP instance, with marks around what it does."""
+        """Registers ``hook`` with the DDP instance, with marks around what it does."""
 
         def marked(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
             buffer, index = bucket.buffer(), bucket.index()
@@ -70,13 +70,13 @@ class BucketMarks:
         self.ddp.register_comm_hook(state, marked)
 
     def average(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The hook that does what DDP does without one."""
+        """Averages a bucket over the ranks, as DDP does without a hook."""
         buffer = bucket.buffer().div_(self.worker.world_size)
         work = dist.all_reduce(buffer, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
     def rows(self, start: object, end: object) -> list[dict]:
-        """Rows of BUCKET_FIELDS of the latest pass, which lay between two marks of the clock.
+        """Returns rows of BUCKET_FIELDS for the latest pass, from its marks ``start`` to ``end``.
 
         A bucket's exchange starts when the one before is done. Copies and launches are not seen:
         only the last bucket's copy back shows, in the pass's end.
@@ -89,6 +89,9 @@ class BucketMarks:
         whole_ms = since_ms(end)
         compute_end_ms = max(since_ms(mark) for mark in self._ready.values())
         rows: list[dict] = []
+        # Buckets go one after another: an exchange starts when its bucket is ready and the one
+        # before is done (free_ms). Copies back begin after the computation, in the same order, and
+        # the last one ends with the pass.
         free_ms, copied_ms = 0.0, compute_end_ms
         for index in sorted(self._sizes):
             ready_ms, end_ms = since_ms(self._ready[index]), since_ms(self._done[index])
@@ -104,14 +107,14 @@ class BucketMarks:
 def watch(
     ddp: DistributedDataParallel,
     model: nn.Module,
-    step: Step,
+    step: FixedBatchStep,
     worker: Worker,
     *,
     passes: int,
     warmup_steps: int,
     hook: LatencyHook | None = None,
 ) -> list[dict]:
-    """Rows of TIMELINE_COLUMNS without cap and rank, of a fresh DDP instance. All ranks call it.
+    """Watches passes of a fresh DDP instance, bucket by bucket. All ranks call it.
 
     Args:
         ddp: the instance, without a hook.
@@ -123,7 +126,8 @@ def watch(
         hook: delays every bucket; it is registered here.
 
     Returns:
-        no rows where a trace does not show what it should (a warning says so).
+        rows of TIMELINE_COLUMNS, but for the cap and the rank; none where a trace does not show
+        what it should (a warning says so).
     """
     ddp._set_ddp_runtime_logging_sample_rate(1)
     marks = None
@@ -148,13 +152,16 @@ def watch(
 
 def watched_step(
     model: nn.Module,
-    step: Step,
+    step: FixedBatchStep,
     worker: Worker,
     watching: AbstractContextManager | None = None,
 ) -> tuple[object, object]:
-    """One training step; all ranks begin the backward pass together. The marks around it.
+    """Runs one training step, whose backward pass all ranks begin together.
 
     ``watching`` is entered before the ranks meet, and left when the pass is over.
+
+    Returns:
+        the clock's marks at the start and at the end of the backward pass.
     """
     clock = clock_for(worker.device)
     step.zero_grad()
@@ -172,14 +179,16 @@ def watched_step(
     return start, end
 
 
-def marked_pass(marks: BucketMarks, model: nn.Module, step: Step, worker: Worker) -> list[dict]:
-    """The buckets of one pass, by the marks of a hook."""
+def marked_pass(
+    marks: BucketMarks, model: nn.Module, step: FixedBatchStep, worker: Worker
+) -> list[dict]:
+    """Runs a step and returns the buckets of its backward pass, from the marks of a hook."""
     marks.clear()
     return marks.rows(*watched_step(model, step, worker))
 
 
-def traced_pass(model: nn.Module, step: Step, worker: Worker) -> list[Event]:
-    """What the profiler sees of a backward pass."""
+def traced_pass(model: nn.Module, step: FixedBatchStep, worker: Worker) -> list[Event]:
+    """Runs a step and returns the profiler's events of its backward pass."""
     silence_profiler(worker.device)
     profiler = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
     watched_step(model, step, worker, profiler)
@@ -190,7 +199,7 @@ def traced_pass(model: nn.Module, step: Step, worker: Worker) -> list[Event]:
 
 
 def _found(traces: list[list[Event]], sizes_bytes: list[int]) -> list[list[dict]]:
-    """The buckets of each pass; none where a trace does not show them."""
+    """Returns the buckets of each pass; none where a trace does not show them."""
     try:
         return [bucket_rows(events, sizes_bytes) for events in traces]
     except UserError as error:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch.nn.parallel import DistributedDataParallel
 
-from common.benchmarks.replay_step import Step
+from common.benchmarks.steps import FixedBatchStep
 from common.runtime.gradient_marks import hold_for_marks, ready_marks, ready_seconds
 from common.runtime.process_group import Worker
 from common.runtime.timing import clock_for
@@ -63,7 +63,7 @@ class PassMarks:
 
 
 def watch_pass(
-    step: Step,
+    step: FixedBatchStep,
     worker: Worker,
     clock: Any,
     gradients: dict[str, Any],
@@ -101,7 +101,7 @@ def watch_pass(
 
 
 def passes_without_ddp(
-    step: Step,
+    step: FixedBatchStep,
     worker: Worker,
     *,
     warmup: int,
@@ -128,7 +128,7 @@ def crowd(size_bytes: int, gradient_bytes: int) -> int:
 
 
 def forward_passes(
-    ddp: DistributedDataParallel, step: Step, worker: Worker, *, warmup: int, passes: int
+    ddp: DistributedDataParallel, step: FixedBatchStep, worker: Worker, *, warmup: int, passes: int
 ) -> Iterator[tuple[int, float]]:
     """Yields the number and the seconds of each measured forward pass under DDP.
 

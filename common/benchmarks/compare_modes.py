@@ -44,19 +44,41 @@ ARMS = {
     "length_grouped": "length_grouped",
     "token_budget": "token_budget",
 }
-"""Name in the tables and mode of the planner."""
+"""Name of each arm in the tables, and its planner's mode."""
 CONTROL = "control"
 NOT_TOLD, CALIBRATED, TOLD = "not_told", "dynamic_calibrated", "told"
-"""How plans are made with a slowed rank: as if it were not, by what is found out, or knowing."""
+"""Ways to plan with a slowed rank: as if it were not slow, by calibration as it runs, or told."""
+RANK_COLUMNS = (
+    "local_batch",
+    "max_seq_len_in_batch",
+    "padded_tokens",
+    "tokens",
+    "step_time_ms",
+    "compute_time_ms",
+    "waiting_time_ms",
+    "communication_time_ms",
+    "planning_time_ms",
+    "planning_work_ms",
+)
+"""A rank's micro-batch in one step and the parts of the step, in both tables."""
 MODE_COLUMNS = (
-    *("mode", "same_batch", "step", "rank", "order", "global_batch", "local_batch"),
-    *("max_seq_len_in_batch", "padded_tokens", "tokens", "step_time_ms", "compute_time_ms"),
-    *("waiting_time_ms", "communication_time_ms", "planning_time_ms", "planning_work_ms", "loss"),
+    "mode",
+    "same_batch",
+    "step",
+    "rank",
+    "order",
+    "global_batch",
+    *RANK_COLUMNS,
+    "loss",
 )
 SLOW_COLUMNS = (
-    *("mode", "step", "rank", "slow_factor", "estimated_factor", "expected_ms", "local_batch"),
-    *("max_seq_len_in_batch", "padded_tokens", "tokens", "step_time_ms", "compute_time_ms"),
-    *("waiting_time_ms", "communication_time_ms", "planning_time_ms", "planning_work_ms"),
+    "mode",
+    "step",
+    "rank",
+    "slow_factor",
+    "estimated_factor",
+    "expected_ms",
+    *RANK_COLUMNS,
 )
 
 
@@ -89,7 +111,7 @@ class ModeComparison(TextSettings):
 
 
 def main(settings: ModeComparison) -> None:
-    """Run the comparison and print each mode's median ratio to static."""
+    """Runs the comparison and prints each mode's median ratio to static."""
     with process_group(settings.device, settings.backend) as worker:
         if worker.world_size < 2:
             raise UserError("compare_modes needs 2 ranks or more; start it with torchrun")
@@ -104,7 +126,10 @@ def main(settings: ModeComparison) -> None:
         for group in task.step.optimizer.param_groups:
             group["lr"] = 0.0
         with record_run(
-            *(settings, "compare_modes", worker), recorded_settings=task_facts(task, worker)
+            settings,
+            "compare_modes",
+            worker,
+            recorded_settings=task_facts(task, worker),
         ) as recorder:
             ranks = calibrate(settings, task, worker, recorder)
             ratios = compare(settings, task, planners, ranks, worker, recorder)
@@ -113,7 +138,13 @@ def main(settings: ModeComparison) -> None:
                 slowdown = [1.0] * worker.world_size
                 slowdown[slow_rank] = settings.slow_factor
                 compare_slowed(
-                    *(settings, task, planners["dynamic"], ranks, slowdown), worker, recorder
+                    settings,
+                    task,
+                    planners["dynamic"],
+                    ranks,
+                    slowdown,
+                    worker,
+                    recorder,
                 )
             if worker.is_main:
                 print_ratios(ratios)
@@ -121,7 +152,7 @@ def main(settings: ModeComparison) -> None:
 
 
 def print_ratios(ratios: Mapping[str, float]) -> None:
-    """Modes of the same texts; the rest computes something else and is for the notebook."""
+    """Prints the modes of the same texts; the rest computes something else, for the notebook."""
     print("Slowest rank's step over static's, median:")
     for mode, ratio in ratios.items():
         if ARMS.get(mode) in SAME_BATCH:
@@ -137,7 +168,10 @@ def compare(
     worker: Worker,
     recorder: Recorder,
 ) -> dict[str, float]:
-    """All modes over all global batches; on rank 0 the median ratio of each to static."""
+    """Runs all modes on all global batches; returns each one's median ratio to static.
+
+    A ratio is that of the slowest ranks' times in the same step. All ranks return the same.
+    """
     table = recorder.stream("mode-times.csv", MODE_COLUMNS)
     costs = {name: TokensCost() for name in ARMS}
     costs |= {"dynamic_tokens_sq": TokensSquaredCost(), "dynamic_calibrated": ranks.costs}
@@ -189,7 +223,7 @@ def compare_slowed(
     worker: Worker,
     recorder: Recorder,
 ) -> None:
-    """Steps with a slowed rank: planned without knowing, found out by calibration, and told.
+    """Measures steps with a slowed rank: planned untold, corrected by calibration, and told.
 
     ``estimated_factor`` is what the step's plan took the rank's slowness to be, ``expected_ms`` the
     plan's bottleneck for ranks as slow as they really are.
@@ -226,8 +260,9 @@ def compare_slowed(
             del found["loss"], found["global_batch"]
             if name == CALIBRATED:
                 ranks.note(
-                    *(found["local_batch"], found["max_seq_len_in_batch"]),
-                    found["compute_time_ms"] / 1e3,
+                    batch_size=found["local_batch"],
+                    longest=found["max_seq_len_in_batch"],
+                    measured_s=found["compute_time_ms"] / 1e3,
                 )
             keys = {"mode": name, "step": step, "slow_factor": slowdown[worker.rank]}
             keys |= {"estimated_factor": factors[worker.rank]}
@@ -240,7 +275,11 @@ def compare_slowed(
 def control_texts(
     settings: ModeComparison, task: Task, plan: Callable[[int], StepPlan], worker: Worker
 ) -> TokenizedTexts:
-    """The same texts, each cut or repeated to one length: that of a rank's share of a good plan."""
+    """Returns the same texts, each cut or repeated to one length.
+
+    With that length a rank's equal share of a batch has as many tokens as the slowest rank of a
+    good plan has with padding: the median over 20 steps of ``plan``.
+    """
     share = settings.global_batch / worker.world_size
     bottlenecks = [plan(step).padded_tokens.max() for step in range(20)]
     length = max(3, round(float(np.median(bottlenecks)) / share))
@@ -263,7 +302,7 @@ def _one_step(
     request: Callable[[tuple[str, int, int]], None],
     prepare: Callable[[tuple[str, int, int]], None] = lambda visit: None,
 ) -> dict:
-    """The step of visit ``index``, while the next one is being planned; its facts on this rank.
+    """Runs the step of visit ``index`` while the next one is planned; returns this rank's columns.
 
     ``prepare`` is called with the visit inside the step, before anything else.
     """
@@ -284,7 +323,7 @@ def _one_step(
 
 
 def _write(table, rows: list[dict], worker: Worker) -> dict[str, float]:
-    """Divide each row's exchange into its parts and write; the slowest rank's time by mode."""
+    """Writes the rows with their exchange split; returns each mode's slowest rank's step in ms."""
     for row in rows:
         for name in ("plan", "tag"):
             row.pop(name, None)

@@ -11,35 +11,53 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.benchmarks.bucket_timeline import TIMELINE_COLUMNS, watch
 from common.benchmarks.ddp_record import describe_buckets, lateness_rows, overlap_rows
-from common.benchmarks.gpt2_step import StepSettings
 from common.benchmarks.latency_hook import (
     LatencyHook,
     added_latency,
     check_added_latency,
     latency_note,
 )
-from common.benchmarks.replay_step import ReplayStep, Step, make_step
 from common.benchmarks.rounds import rotated_rounds
+from common.benchmarks.steps import FixedBatchStep, StepSettings, make_step
 from common.errors import UserError
+from common.models.replay import ReplayModel
 from common.perfmodel.buckets import cap_label, parse_cap
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
 from common.runtime.timing import clock_for
+from common.training.ddp import make_ddp
 
 STEP_COLUMNS = (
-    *("bucket_cap_mib", "num_buckets", "first_bucket_bytes", "last_bucket_bytes"),
-    *("round", "iteration", "rank", "forward_time_ms", "backward_time_ms", "step_time_ms"),
+    "bucket_cap_mib",
+    "num_buckets",
+    "first_bucket_bytes",
+    "last_bucket_bytes",
+    "round",
+    "iteration",
+    "rank",
+    "forward_time_ms",
+    "backward_time_ms",
+    "step_time_ms",
 )
 BUCKET_COLUMNS = ("bucket_cap_mib", "rank", "bucket", "size_bytes", "parameters")
 OVERLAP_COLUMNS = (
-    *("bucket_cap_mib", "round", "iteration", "rank"),
-    *("backward_compute_time_ms", "communication_time_ms", "overlap_time_ms"),
+    "bucket_cap_mib",
+    "round",
+    "iteration",
+    "rank",
+    "backward_compute_time_ms",
+    "communication_time_ms",
+    "overlap_time_ms",
 )
 LATENESS_COLUMNS = ("bucket_cap_mib", "round", "iteration", "rank", "lateness_ms")
 LOCAL_COLUMNS = (
-    *("round", "iteration", "rank"),
-    *("forward_time_ms", "backward_time_ms", "step_time_ms"),
+    "round",
+    "iteration",
+    "rank",
+    "forward_time_ms",
+    "backward_time_ms",
+    "step_time_ms",
 )
 
 
@@ -117,29 +135,42 @@ class DdpBenchmark:
         self.step_settings()
 
     def caps(self) -> tuple[float | None, ...]:
-        """The caps in MiB, each once, None for DDP's default."""
+        """Returns the caps in MiB, each once, None for DDP's default.
+
+        Raises UserError where there is none, or one that is no cap.
+        """
         if not self.bucket_cap_mb:
             raise UserError("bucket_cap_mb is empty; give at least one cap")
         return tuple(dict.fromkeys(parse_cap(text) for text in self.bucket_cap_mb))
 
     def step_settings(self) -> StepSettings:
-        """The part of the settings that says what is trained."""
+        """Returns the part of the settings that says what is trained."""
         return StepSettings(
-            *(self.model, self.batch_size, self.max_seq_len, self.dtype),
-            *(self.optimizer, self.lr, self.compile, self.seed),
-            *(self.replay, self.replay_factor, self.replay_time_factor),
+            model=self.model,
+            batch_size=self.batch_size,
+            max_seq_len=self.max_seq_len,
+            dtype=self.dtype,
+            optimizer=self.optimizer,
+            lr=self.lr,
+            compile=self.compile,
+            seed=self.seed,
+            replay=self.replay,
+            replay_factor=self.replay_factor,
+            replay_time_factor=self.replay_time_factor,
         )
 
 
 def main(settings: DdpBenchmark) -> None:
-    """Run the benchmark and print the medians."""
+    """Runs the benchmark and prints the medians."""
     with process_group(settings.device, settings.backend) as worker:
         step = make_step(settings.step_settings(), worker)
         notes = (step.note, latency_note(settings.added_latency_ms))
         with (
             added_latency(settings.added_latency_ms, worker.device) as hook,
             record_run(
-                *(settings, "ddp_benchmark", worker),
+                settings,
+                "ddp_benchmark",
+                worker,
                 recorded_settings=step.recorded_settings,
                 notes=notes,
             ) as recorder,
@@ -152,12 +183,12 @@ def main(settings: DdpBenchmark) -> None:
 
 def measure(
     settings: DdpBenchmark,
-    step: Step,
+    step: FixedBatchStep,
     worker: Worker,
     recorder: Recorder,
     hook: LatencyHook | None = None,
 ) -> pd.DataFrame:
-    """Visit the caps in rotated rounds; the measured samples of all ranks, on rank 0."""
+    """Visits the caps in rotated rounds; returns the measured samples of all ranks, on rank 0."""
     times = recorder.stream("ddp-times.csv", STEP_COLUMNS)
     warmup = recorder.stream("ddp-warmup-times.csv", STEP_COLUMNS)
     buckets = recorder.stream("ddp-buckets.csv", BUCKET_COLUMNS)
@@ -208,14 +239,17 @@ def _steps(settings: DdpBenchmark) -> range:
 
 def visit(
     settings: DdpBenchmark,
-    step: Step,
+    step: FixedBatchStep,
     worker: Worker,
     cap_mib: float | None,
     hook: LatencyHook | None = None,
     *,
     init_sync: bool = True,
 ) -> tuple[list[dict], list[dict]]:
-    """The steps of one fresh DDP instance, warm-up included: their times and DDP's own records."""
+    """Runs the steps of a fresh DDP instance; returns their times and DDP's own records.
+
+    Warm-up steps are among them.
+    """
     ddp = wrapped(settings, step, worker, cap_mib, init_sync=init_sync)
     if hook:
         hook.register(ddp)
@@ -225,26 +259,29 @@ def visit(
     for iteration in _steps(settings):
         rows.append(timed_step(step, model, worker, iteration))
         records.append(ddp._get_ddp_logging_data())
-        if isinstance(step, ReplayStep):
-            records[-1]["replay_lateness_s"] = step.lateness_s
+        if isinstance(step.model, ReplayModel):
+            records[-1]["replay_lateness_s"] = step.model.lateness_s
     step.zero_grad()
     return rows, records
 
 
 def wrapped(
     settings: DdpBenchmark,
-    step: Step,
+    step: FixedBatchStep,
     worker: Worker,
     cap_mib: float | None,
     *,
     init_sync: bool = True,
 ) -> DistributedDataParallel:
-    """A fresh DDP instance of the step's model, whose weights rank 0 sends unless all have them."""
+    """Makes a fresh DDP instance of the step's model.
+
+    With ``init_sync`` rank 0 sends its weights; without, all ranks must have the same already.
+    """
     if settings.compile:
         torch.compiler.reset()  # a compiled graph is split for one cap
-    return DistributedDataParallel(
+    return make_ddp(
         step.model,
-        device_ids=[worker.device] if worker.device.type == "cuda" else None,
+        worker.device,
         bucket_cap_mb=cap_mib,
         static_graph=settings.static_graph,
         gradient_as_bucket_view=settings.gradient_as_bucket_view,
@@ -255,12 +292,12 @@ def wrapped(
 
 def watch_buckets(
     settings: DdpBenchmark,
-    step: Step,
+    step: FixedBatchStep,
     worker: Worker,
     cap_mib: float | None,
     hook: LatencyHook | None = None,
 ) -> list[dict]:
-    """A few passes of one more instance, bucket by bucket: its rows but for cap and rank."""
+    """Watches one more instance; returns rows of TIMELINE_COLUMNS, but for the cap and the rank."""
     ddp = wrapped(settings, step, worker, cap_mib)
     return watch(
         ddp,
@@ -273,11 +310,13 @@ def watch_buckets(
     )
 
 
-def timed_step(step: Step, model: torch.nn.Module, worker: Worker, iteration: int) -> dict:
-    """One training step; ranks wait for each other before the backward pass.
+def timed_step(
+    step: FixedBatchStep, model: torch.nn.Module, worker: Worker, iteration: int
+) -> dict:
+    """Times one training step, with a barrier of all ranks before the backward pass.
 
-    The wait counts in the step's time, where it would otherwise be part of the first all-reduce,
-    and in neither forward nor backward time.
+    The wait at the barrier counts in the step's time, but in neither forward nor backward time.
+    Without the barrier it would be part of the first all-reduce.
     """
     clock = clock_for(worker.device)
     step.zero_grad()

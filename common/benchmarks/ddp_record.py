@@ -1,12 +1,12 @@
-"""What DDP and a replay say of themselves after a step, as rows of the benchmark's tables."""
+"""DDP's and a replay's own records of a step, as rows of the benchmark's tables."""
 
 from __future__ import annotations
 
-from common.benchmarks.replay_step import Step
+from common.benchmarks.steps import FixedBatchStep
 
 
-def describe_buckets(record: dict, step: Step) -> list[dict]:
-    """The buckets that DDP used, in reduction order, from its logging data.
+def describe_buckets(record: dict, step: FixedBatchStep) -> list[dict]:
+    """Returns the buckets that DDP used, in reduction order, from its logging data.
 
     Before the first rebuild, or when it never rebuilds, these are the initial buckets, for which
     DDP logs sizes but no parameters.
@@ -29,7 +29,7 @@ def describe_buckets(record: dict, step: Step) -> list[dict]:
 
 
 def overlap_rows(records: list[dict], warmup_steps: int) -> list[dict]:
-    """DDP's timing of each measured step but the last: it is known one step later."""
+    """Returns DDP's timing of each measured step but the last: it is known one step later."""
     rows = []
     for iteration, record in enumerate(records[warmup_steps + 1 :]):
         if "backward_comm_time" not in record:
@@ -46,7 +46,7 @@ def overlap_rows(records: list[dict], warmup_steps: int) -> list[dict]:
 
 
 def lateness_rows(records: list[dict], warmup_steps: int) -> list[dict]:
-    """By how much a replay fell behind its recording in each measured step."""
+    """Returns the delay of a replay behind its recording in each measured step, at worst."""
     return [
         {"iteration": iteration, "lateness_ms": record["replay_lateness_s"] * 1e3}
         for iteration, record in enumerate(records[warmup_steps:])

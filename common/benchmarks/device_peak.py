@@ -16,12 +16,12 @@ import torch
 
 from common.perfmodel.peaks import DevicePeak, known_peak
 from common.runtime.environment import cpu_model
+from common.training.precision import DTYPES
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SIZES = (256, 512, 1024, 2048, 4096)
 """Rows and columns of the square matrices: as large as ``PRODUCT_S`` allows."""
 PRODUCT_S = 0.4
-"""A product may take this long. One of 2048 without hardware for its precision takes a minute."""
+"""Upper bound on a product's time: one of 2048 takes a minute if hardware lacks its precision."""
 COPY_BYTES = 256 * 2**20
 """More than most processors' caches hold."""
 REPEATS = 5
@@ -29,9 +29,9 @@ SAMPLE_COLUMNS = ("quantity", "iteration", "amount", "unit", "time_ms")
 
 
 def peak_of(device: torch.device, precisions: Iterable[str]) -> DevicePeak | None:
-    """What ``device`` could do at most in these precisions, or None where nobody knows.
+    """Returns the peak of ``device`` in these precisions, or None where it is not known.
 
-    Seconds on a CPU, which is measured with torch's present number of threads.
+    It takes seconds on a CPU, which is measured with torch's present number of threads.
     """
     if device.type == "cuda":
         return known_peak(torch.cuda.get_device_name(device))
@@ -39,7 +39,7 @@ def peak_of(device: torch.device, precisions: Iterable[str]) -> DevicePeak | Non
 
 
 def measure_cpu(precisions: Iterable[str]) -> list[dict]:
-    """Raw samples of a matrix product per precision and of a copy; rows of SAMPLE_COLUMNS.
+    """Times a matrix product per precision and a copy; returns rows of SAMPLE_COLUMNS.
 
     ``amount`` is what a sample does: operations, or bytes read and written.
     """
@@ -55,7 +55,9 @@ def measure_cpu(precisions: Iterable[str]) -> list[dict]:
 
 
 def largest_product(dtype: torch.dtype) -> int:
-    """The largest of ``SIZES`` whose product takes no longer than ``PRODUCT_S``."""
+    """Returns the largest of ``SIZES`` whose product takes no longer than ``PRODUCT_S``."""
+    # The next size's time is estimated from this one's, as a product of n × n matrices takes 2 n³
+    # operations: running it may take a minute.
     for size, larger in itertools.pairwise(SIZES):
         if min(_time(_product(size, dtype), 1)) * (larger / size) ** 3 > PRODUCT_S:
             return size
@@ -63,11 +65,11 @@ def largest_product(dtype: torch.dtype) -> int:
 
 
 def cpu_peak(samples: list[dict]) -> DevicePeak:
-    """The best of each quantity of ``measure_cpu``."""
+    """Returns the best rate of each quantity in the samples of ``measure_cpu``."""
     table = pd.DataFrame(samples)
     best = (table["amount"] / table["time_ms"] * 1e3).groupby(table["quantity"]).max()
     products = table[table["unit"] == "operations"]
-    size = round((products["amount"].max() / 2) ** (1 / 3))
+    size = round((products["amount"].max() / 2) ** (1 / 3))  # a product has 2 size³ operations
     threads = torch.get_num_threads()
     return DevicePeak(
         device=cpu_model(),
@@ -79,7 +81,7 @@ def cpu_peak(samples: list[dict]) -> DevicePeak:
 
 
 def peak_table(peak: DevicePeak | None) -> pd.DataFrame:
-    """``device-peak.csv``: a row per precision; without rows where the peak is unknown."""
+    """Returns ``device-peak.csv``: a row per precision, or none where the peak is unknown."""
     columns = ["precision", "flops_per_s", "memory_bytes_per_s", "source", "device"]
     rates = peak.flops_per_s.items() if peak else ()
     rows = [(*rate, peak.memory_bytes_per_s, peak.source, peak.device) for rate in rates]
@@ -93,7 +95,7 @@ def _product(size: int, dtype: torch.dtype) -> Callable[[], object]:
 
 
 def _time(work: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds of ``repeats`` calls after one that warms up."""
+    """Returns the seconds of each of ``repeats`` calls, after one for warm-up."""
     work()
     times: list[float] = []
     for _ in range(repeats):

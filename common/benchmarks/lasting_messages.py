@@ -11,7 +11,7 @@ from common.runtime.collective_timing import time_in_flight
 from common.runtime.process_group import Worker
 
 MOST = 1000
-"""All-reduces launched at once, at most."""
+"""Upper bound on the all-reduces launched at once."""
 BUFFERS = 8
 
 
@@ -27,7 +27,7 @@ class LastingMessages:
         self.worker, self.memory_bytes = worker, memory_bytes
 
     def make(self, size_bytes: int, count: int) -> list[Tensor]:
-        """``count`` messages of zeros, in at least 2 buffers: gloo reduces two at a time."""
+        """Makes ``count`` messages of zeros in at least 2 buffers: gloo reduces two at a time."""
         numel = max(1, size_bytes // 4)
         buffers = max(2, min(BUFFERS, self.memory_bytes // (4 * numel)))
         made = [torch.zeros(numel, device=self.worker.device) for _ in range(min(count, buffers))]
@@ -45,5 +45,7 @@ class LastingMessages:
             took_s = max(self.worker.gather(took_s))
             if took_s >= duration_s or count == MOST:
                 return count
+            # As many as would do at this rate, with 10 % in reserve, but at most 8 times as many as
+            # were tried: a few small ones say too little for more.
             more = math.ceil(1.1 * count * duration_s / took_s)
             count = min(MOST, max(count + 1, min(more, 8 * count)))

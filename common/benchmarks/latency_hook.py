@@ -23,13 +23,13 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 def check_added_latency(latency_ms: float) -> None:
-    """Raise UserError for a latency that is not a finite number of at least 0 ms."""
+    """Raises UserError for a latency that is not a finite number of at least 0 ms."""
     if not 0 <= latency_ms < float("inf"):
         raise UserError(f"added_latency_ms is {latency_ms}; it must be at least 0 and finite")
 
 
 def latency_note(latency_ms: float) -> str:
-    """What captions say of it: ``5 ms added to each bucket by a comm hook``; empty without any."""
+    """Returns a note for captions, empty for 0 ms: ``5 ms added to each bucket by a comm hook``."""
     return f"{latency_ms:g} ms added to each bucket by a comm hook" if latency_ms else ""
 
 
@@ -55,11 +55,11 @@ class LatencyHook:
         self._thread.start()
 
     def register(self, ddp: DistributedDataParallel) -> None:
-        """Let ``ddp`` average its buckets through this hook."""
+        """Makes ``ddp`` average its buckets through this hook."""
         ddp.register_comm_hook(None, self._hook)
 
     def close(self) -> None:
-        """End the thread once the buckets before are done.
+        """Ends the thread once the buckets before are done.
 
         A thread that still waits for a rank after ``CLOSE_TIMEOUT_S`` is left to itself.
         """
@@ -67,7 +67,7 @@ class LatencyHook:
         self._thread.join(CLOSE_TIMEOUT_S)
 
     def _hook(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """What DDP calls when a bucket is full: it goes to the thread's queue."""
+        """Hands a full bucket to the thread's queue; DDP calls it."""
         served: torch.futures.Future = torch.futures.Future()
         self._buckets.put((bucket.buffer(), served))
         # DDP looks at the future in C++, where an exception is only seen if a callback raised it.
@@ -95,7 +95,7 @@ class LatencyHook:
 
 @contextmanager
 def added_latency(latency_ms: float, device: torch.device) -> Iterator[LatencyHook | None]:
-    """The hook for a block of code; None for 0 ms, so that DDP is left as it is."""
+    """Yields the hook for a block of code; None for 0 ms, so that DDP is left as it is."""
     hook = LatencyHook(latency_ms, device) if latency_ms else None
     try:
         yield hook

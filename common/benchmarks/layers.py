@@ -1,4 +1,4 @@
-"""When each gradient of GPT-2 becomes ready in the backward pass, and how long each layer takes.
+"""The moment each gradient of GPT-2 becomes ready in the backward pass, and each layer's time.
 
 Every rank trains on its own, without communication, at the same time: the compute side of DDP.
 A hook on each parameter marks the moment its gradient is final (for the tied embedding: after
@@ -16,8 +16,7 @@ import pandas as pd
 from torch import nn
 
 from common.benchmarks.calibration import PASS_COLUMNS, watch_pass
-from common.benchmarks.gpt2_step import StepSettings
-from common.benchmarks.replay_step import Step, make_step
+from common.benchmarks.steps import FixedBatchStep, StepSettings, make_step
 from common.errors import UserError
 from common.models.gpt2 import GPT2
 from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
@@ -83,23 +82,33 @@ class LayerBenchmark:
         self.step_settings()
 
     def step_settings(self) -> StepSettings:
-        """The part of the settings that says what is trained."""
+        """Returns the part of the settings that says what is trained."""
         return StepSettings(
-            *(self.model, self.batch_size, self.max_seq_len, self.dtype),
-            *(self.optimizer, self.lr, self.compile, self.seed),
-            *(self.replay, self.replay_factor, self.replay_time_factor),
+            model=self.model,
+            batch_size=self.batch_size,
+            max_seq_len=self.max_seq_len,
+            dtype=self.dtype,
+            optimizer=self.optimizer,
+            lr=self.lr,
+            compile=self.compile,
+            seed=self.seed,
+            replay=self.replay,
+            replay_factor=self.replay_factor,
+            replay_time_factor=self.replay_time_factor,
         )
 
 
 def main(settings: LayerBenchmark) -> None:
-    """Run the benchmark and print where its tables are."""
+    """Runs the benchmark and prints where its tables are."""
     with process_group(settings.device, settings.backend) as worker:
         step = make_step(settings.step_settings(), worker)
         sizes = None if settings.replay else layer_sizes(step.model)
         if settings.layer_size_output and worker.is_main:
             _write_copy(sizes, Path(settings.layer_size_output))
         with record_run(
-            *(settings, "train_benchmark", worker),
+            settings,
+            "train_benchmark",
+            worker,
             recorded_settings=step.recorded_settings,
             notes=(step.note,),
         ) as recorder:
@@ -110,7 +119,7 @@ def main(settings: LayerBenchmark) -> None:
 
 
 def _report(run: RunDirectory, sizes: pd.DataFrame | None, durations: pd.DataFrame) -> None:
-    """Write and print the course's layer tables; a replay has no layers, only gradients."""
+    """Writes and prints the course's layer tables; a replay has no layers, only gradients."""
     if sizes is None:
         median_ms = durations["backward"].median() * 1e3
         print(f"Backward pass: {median_ms:.3f} ms (median). A replay has no layer tables.")
@@ -122,7 +131,7 @@ def _report(run: RunDirectory, sizes: pd.DataFrame | None, durations: pd.DataFra
 
 
 def measure(
-    settings: LayerBenchmark, step: Step, worker: Worker, recorder: Recorder
+    settings: LayerBenchmark, step: FixedBatchStep, worker: Worker, recorder: Recorder
 ) -> pd.DataFrame:
     """Times the steps and streams the raw samples.
 
@@ -165,7 +174,7 @@ def measure(
 
 @contextmanager
 def gradient_marks(model: nn.Module, clock, hidden: bool = True) -> Iterator[dict]:
-    """Mark when each parameter's gradient is final, and when that of the logits' input is.
+    """Marks when each parameter's gradient is final, and when that of the logits' input is.
 
     Yields what ``ready_marks`` does, with ``hidden``, the gradient that leaves the LM head, which
     neither a compiled model nor a replay shows.
@@ -185,7 +194,7 @@ def gradient_marks(model: nn.Module, clock, hidden: bool = True) -> Iterator[dic
 
 
 def layer_durations(ready_s: dict[str, float], backward_s: float) -> dict[str, float]:
-    """Seconds that each layer's part of the backward pass takes; they add up to ``backward_s``.
+    """Returns the seconds of each layer's part of the backward pass; their sum is ``backward_s``.
 
     A layer's part ends when the last of its gradients is ready. The embeddings' part is what
     remains after the first block: the tied weight is counted there, where it becomes final.
@@ -198,13 +207,14 @@ def layer_durations(ready_s: dict[str, float], backward_s: float) -> dict[str, f
             block = f"block_{name.split('.')[1]} grad"
             layers[block] = max(layers.get(block, 0.0), at)
     layers["embedding grad"] = backward_s
+    # Layers follow one another: a part begins where the one before ends, the first one at 0.
     ends = sorted(layers.items(), key=lambda item: item[1])
     starts = [0.0] + [end for _, end in ends[:-1]]
     return {name: end - start for (name, end), start in zip(ends, starts, strict=True)}
 
 
 def layer_sizes(model: GPT2) -> pd.DataFrame:
-    """The course's ``layer-sizes.csv``: parameters per layer, the tied weight counted once."""
+    """Returns the course's ``layer-sizes.csv``: parameters per layer, the tied weight once."""
     rows = [("Token embedding", model.wte.weight.numel())]
     rows.append(("Position embedding", model.wpe.weight.numel()))
     for index, block in enumerate(model.blocks):
@@ -214,7 +224,7 @@ def layer_sizes(model: GPT2) -> pd.DataFrame:
 
 
 def layer_times(durations: pd.DataFrame) -> pd.DataFrame:
-    """The course's ``layer-times.csv``: min, max, mean, std and median in seconds per name."""
+    """Returns the course's ``layer-times.csv``: min, max, mean, std and median (s) per name."""
     table = durations.agg(["min", "max", "mean", "std", "median"]).T
     return table.rename_axis("Name").reset_index().sort_values("Name", ignore_index=True)
 

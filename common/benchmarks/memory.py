@@ -1,4 +1,4 @@
-"""Where the memory of a training step goes: predicted byte by byte, and seen."""
+"""The memory of a training step by component: predicted byte by byte, and measured."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class MemoryAnalysis(Workload):
 
 
 def main(settings: MemoryAnalysis) -> None:
-    """Predict, measure, and print one beside the other."""
+    """Predicts, measures, and prints one beside the other."""
     with single_device("memory_analysis", settings.device) as worker:
         on_gpu = worker.device.type == "cuda"
         if not on_gpu and settings.run_step:
@@ -108,7 +108,7 @@ def _analyse(settings: MemoryAnalysis, device: torch.device, recorder: Recorder)
 
 
 def check_fits(settings: MemoryAnalysis) -> None:
-    """Raise UserError when a real step on the CPU would need more memory than is free."""
+    """Raises UserError when a real step on the CPU would need more memory than is free."""
     from common.runtime.memory_limit import available_memory_bytes
 
     needed, free = predict_memory(settings).peak_bytes, available_memory_bytes()
@@ -135,7 +135,7 @@ def _measure(settings: MemoryAnalysis, device: torch.device, snapshot: Path) -> 
 def peak_table(
     prediction: MemoryPrediction, tracked: TrackedPeak, allocator: AllocatorPeak | None
 ) -> pd.DataFrame:
-    """The peak of the step from each source; ``phase`` says when it is reached."""
+    """Returns the step's peak in bytes from each source; ``phase`` says when it is reached."""
     rows = [
         ("predicted", prediction.peak_bytes, None, prediction.peak.name),
         ("tracked", tracked.total_bytes, None, tracked.phase),
@@ -147,7 +147,7 @@ def peak_table(
 
 
 def moments_table(prediction: MemoryPrediction) -> pd.DataFrame:
-    """Predicted bytes of every component at every moment of the step, in its order."""
+    """Returns the predicted bytes of every component at each moment of the step, in its order."""
     rows = [
         {"moment": moment.name, "component": name, "predicted_bytes": size}
         for moment in prediction.moments
@@ -157,7 +157,7 @@ def moments_table(prediction: MemoryPrediction) -> pd.DataFrame:
 
 
 def components_table(peak: Moment, tracked: TrackedPeak) -> pd.DataFrame:
-    """The peak's components as predicted, and as the tracker sorts them.
+    """Returns the peak's components in bytes, as predicted and as the tracker sorts them.
 
     The tracker knows parameters, gradients and optimizer states, and of the rest only in which
     pass it was made; ``residual`` is what remains between the two.
@@ -178,9 +178,10 @@ def components_table(peak: Moment, tracked: TrackedPeak) -> pd.DataFrame:
 
 
 def layers_table(workload: Workload) -> pd.DataFrame:
-    """What each layer keeps for the backward pass: predicted, and seen on fake tensors.
+    """Returns the bytes that each layer keeps for the backward pass, predicted and measured.
 
-    With activation checkpointing it is what would be kept without it.
+    They are measured on fake tensors. With activation checkpointing the table shows what would be
+    kept without it.
     """
     workload = replace(workload, activation_checkpointing=False)
     measured = saved_by_layer(workload)
@@ -192,7 +193,7 @@ def layers_table(workload: Workload) -> pd.DataFrame:
 
 
 def largest_batches(settings: MemoryAnalysis) -> pd.DataFrame:
-    """The largest batch that each memory size holds, as asked for and with what saves memory."""
+    """Returns the largest batch in each memory size, as asked for and with what saves memory."""
     ways: Mapping[str, dict] = {
         "as_asked": {},
         "chunked_loss": {"loss_chunks": max(8, settings.loss_chunks)},
@@ -214,7 +215,7 @@ def _print_course_block(
     tracked: TrackedPeak,
     allocator: AllocatorPeak | None,
 ) -> None:
-    """What the course's script printed, with MiB called by their name."""
+    """Prints what the course's script printed, with MiB called by their name."""
     states = estimated_states(settings)
     estimated = sum(states.values())
     peak = allocator.allocated_bytes if allocator else tracked.total_bytes

@@ -1,4 +1,4 @@
-"""What is in memory during a training step, operator by operator, without allocating it.
+"""The memory of a training step, followed operator by operator without allocating it.
 
 PyTorch's ``MemTracker`` sees every operator's outputs come and go. On fake tensors, which have
 shapes and no data, it follows a step of gpt2-xl in seconds on a laptop. What a kernel needs inside
@@ -19,7 +19,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from common.errors import UserError
 from common.perfmodel.workload import Workload
-from common.training.step import Batch, TrainingStep
+from common.training.step import TokenBatch, TrainingStep
 
 CATEGORIES = {
     "Parameter": "parameters",
@@ -30,12 +30,12 @@ CATEGORIES = {
     "Buffer": "buffers",
     "Other": "batch and others",
 }
-"""The tracker's names for what it sees, in our words."""
+"""The tracker's name of each category of memory, and ours."""
 
 
 @dataclass(frozen=True)
 class TrackedPeak:
-    """The most that was in memory, by category, and the phase in which that was."""
+    """The peak of memory in bytes by category, and the phase in which it was reached."""
 
     phase: str
     categories: dict[str, int]
@@ -46,9 +46,9 @@ class TrackedPeak:
 
 
 def track_step(workload: Workload, device: torch.device | None = None) -> TrackedPeak:
-    """Follow the second step of ``workload``: on fake tensors, or on a real ``device``.
+    """Follows the second step of ``workload``: on fake tensors, or on a real ``device``.
 
-    In the first one the optimizer makes its states. A float16 loss is not scaled here, which
+    In the first step the optimizer makes its states. A float16 loss is not scaled here, which
     changes no size.
 
     Raises:
@@ -91,7 +91,7 @@ def track_step(workload: Workload, device: torch.device | None = None) -> Tracke
 
 
 def saved_by_layer(workload: Workload) -> pd.DataFrame:
-    """Bytes that the forward pass keeps for the backward pass, by layer: measured on fake tensors.
+    """Measures on fake tensors the bytes that each layer keeps for the backward pass.
 
     Columns ``layer`` (``block 0`` …, ``head and loss``) and ``saved_bytes``. Each storage counts
     once, where it is first kept; parameters do not count, their low-precision copies do.
@@ -127,8 +127,8 @@ def saved_by_layer(workload: Workload) -> pd.DataFrame:
     return pd.DataFrame(kept.items(), columns=["layer", "saved_bytes"])
 
 
-def empty_batch(workload: Workload, device: torch.device) -> Batch:
-    """Tokens and targets of the workload's shape, all zero."""
+def empty_batch(workload: Workload, device: torch.device) -> TokenBatch:
+    """Returns zeros as tokens and targets of the workload's shape, both int64 [batch, length]."""
     shape = (workload.batch_size, workload.seq_len)
     tokens, targets = (torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(2))
     return tokens, targets
@@ -141,7 +141,7 @@ def _mark_layers(model: nn.Module, enter) -> None:
 
 
 def _peak(tracker: MemTracker, device: torch.device) -> int:
-    """The most bytes that were in memory so far."""
+    """Returns the peak of memory so far, in bytes."""
     found = tracker.get_tracker_snapshot("peak")[device]
     return next(size for key, size in found.items() if _name(key) == "Total")
 

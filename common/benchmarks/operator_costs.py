@@ -1,4 +1,4 @@
-"""What each operator of a training step costs: operations, and bytes that have to be moved.
+"""The cost of each operator of a training step: operations, and bytes that have to be moved.
 
 Counted while one step runs, below autograd, where every operator is one that has a kernel. The
 operations of matrix products and attention are those of ``torch.utils.flop_counter`` (attention
@@ -26,26 +26,51 @@ from common.analysis.profiler_trace import shapes_text, tensor_shapes
 
 # Arithmetic per element of the first output, roots and exponentials counted as one operation.
 ARITHMETIC = {
-    **dict.fromkeys(("add", "sub", "mul", "div", "sqrt", "exp", "neg", "sum", "mean", "amax"), 1),
-    **{"lerp": 3, "addcmul": 3, "addcdiv": 3, "masked_fill": 1, "where": 1},
-    **{"gelu": 9, "gelu_backward": 20, "native_dropout": 2},
-    **{"native_layer_norm": 7, "native_layer_norm_backward": 13},
-    **{"_softmax": 4, "_softmax_backward_data": 4, "logsumexp": 4},
-    **{"_log_softmax": 5, "_log_softmax_backward_data": 4},
-    **{"_fused_adamw": 14, "_fused_sgd": 2, "_foreach_add": 1, "_foreach_mul": 1},
-    **{"_foreach_lerp": 3, "_foreach_addcmul": 3, "_foreach_addcdiv": 3, "_foreach_div": 1},
-    **{"_foreach_sqrt": 1},
+    "add": 1,
+    "sub": 1,
+    "mul": 1,
+    "div": 1,
+    "sqrt": 1,
+    "exp": 1,
+    "neg": 1,
+    "sum": 1,
+    "mean": 1,
+    "amax": 1,
+    "lerp": 3,
+    "addcmul": 3,
+    "addcdiv": 3,
+    "masked_fill": 1,
+    "where": 1,
+    "gelu": 9,
+    "gelu_backward": 20,
+    "native_dropout": 2,
+    "native_layer_norm": 7,
+    "native_layer_norm_backward": 13,
+    "_softmax": 4,
+    "_softmax_backward_data": 4,
+    "logsumexp": 4,
+    "_log_softmax": 5,
+    "_log_softmax_backward_data": 4,
+    "_fused_adamw": 14,
+    "_fused_sgd": 2,
+    "_foreach_add": 1,
+    "_foreach_mul": 1,
+    "_foreach_lerp": 3,
+    "_foreach_addcmul": 3,
+    "_foreach_addcdiv": 3,
+    "_foreach_div": 1,
+    "_foreach_sqrt": 1,
 }
 REDUCTIONS = {"sum", "mean", "amax", "logsumexp"}
-"""Their arithmetic is per element of the input."""
+"""Operators whose arithmetic is per element of the input."""
 LOOKUPS = {"embedding": 0, "nll_loss_forward": 0, "gather": 0, "index_select": 0}
-"""Of this input only as many elements are read as come out."""
+"""Index of the input of which only as many elements are read as come out."""
 LIKE = {"nll_loss_backward": 1, "zeros_like": 0, "ones_like": 0, "full_like": 0}
-"""This input is looked at for its shape only."""
+"""Index of the input that is looked at for its shape only."""
 OVERWRITING = {"copy_", "fill_", "zero_", "normal_", "uniform_"}
-"""In place, but what was there before is not read."""
+"""Operators in place that do not read what was there before."""
 READ_ONLY = {"_fused_adamw_": {"grads"}, "_fused_adam_": {"grads"}, "_fused_sgd_": {"grads"}}
-"""Marked in the schema as changed, for the sake of a gradient scaler; here they are read."""
+"""Inputs that the schema marks as changed, for a gradient scaler's sake; here they are read."""
 
 
 @dataclass
@@ -64,14 +89,14 @@ class OperatorCosts:
     by_call: Mapping[tuple[str, str], Cost] = field(default_factory=lambda: defaultdict(Cost))
 
     def table(self) -> pd.DataFrame:
-        """One row per operator and shapes: operator, shapes, calls, flops, bytes (totals)."""
+        """Returns totals per operator and shapes: operator, shapes, calls, flops, bytes."""
         rows = [(*key, cost.calls, cost.flops, cost.bytes) for key, cost in self.by_call.items()]
         return pd.DataFrame(rows, columns=["operator", "shapes", "calls", "flops", "bytes"])
 
 
 @contextmanager
 def count_costs() -> Iterator[OperatorCosts]:
-    """Count the cost of every operator called in the block, of whatever model. Not for timing."""
+    """Counts the cost of every operator called in the block, of any model. Not for timing."""
     costs = OperatorCosts()
     with _Counting(costs):
         yield costs
@@ -113,15 +138,15 @@ class _Call:
         self.outputs = [t for t in _tensors(result) if _storage(t) not in old]
 
     def input_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of all tensors given, as the profiler records them."""
+        """Returns the shapes of all input tensors, as the profiler records them."""
         return tensor_shapes([list(tensor.shape) for _, tensor in self.inputs])
 
     def is_view(self) -> bool:
-        """Whether it only gives another shape to memory that was there."""
+        """Returns True if the call only gives another shape to memory that was there."""
         return not self.outputs and not self.func._schema.is_mutable
 
     def flops(self) -> int:
-        """Operations; a multiplication and an addition are two."""
+        """Returns the number of operations; a multiplication and an addition are two."""
         packet = self.func._overloadpacket
         if self.name == "addmm_":
             packet = torch.ops.aten.addmm
@@ -136,7 +161,7 @@ class _Call:
         return ARITHMETIC.get(base, 0) * sum(tensor.numel() for tensor in counted)
 
     def moved_bytes(self) -> int:
-        """Bytes read and written."""
+        """Returns the bytes read and written."""
         if self.name.startswith(("empty", "new_empty")):
             return 0
         fresh = sum(map(_bytes, self.outputs))
@@ -165,7 +190,7 @@ def _is_written(argument: torch.Argument) -> bool:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """The memory that holds a tensor's elements; a broadcast one's are few."""
+    """Returns the bytes of memory behind a tensor's elements; a broadcast dimension counts once."""
     elements = tensor.element_size()
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         elements *= size if stride else 1
@@ -177,7 +202,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _tensors(value: object) -> list[Tensor]:
-    """The tensors in a tensor, a list or tuple of them, or neither."""
+    """Returns the tensors in a tensor, a list or tuple of them, or neither."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, list | tuple):

@@ -9,7 +9,8 @@ import torch
 
 from common.errors import UserError, unknown_name
 from common.perfmodel.workload import Workload
-from common.training.step import check_compiler, check_precision
+from common.training.precision import check_precision
+from common.training.step import check_compiler
 
 BASELINE, AGAIN, ALL = "baseline", "baseline-again", "all"
 OPTIONS: dict[str, dict] = {
@@ -26,10 +27,10 @@ OPTIONS: dict[str, dict] = {
     "gradient_accumulation": {"gradient_accumulation": 4},
     "activation_checkpointing": {"activation_checkpointing": True},
 }
-"""What each option changes in the plain settings."""
+"""Changes that each option makes to the plain settings."""
 FAST = tuple(OPTIONS)[:8]
-"""What ``all`` turns on. Of the rest, foreach excludes fused, two buy memory with time, and a step
-that accumulates gradients is another one."""
+"""Options that ``all`` turns on. Of the rest, foreach excludes fused, two buy memory with time,
+and a step that accumulates gradients is another one."""
 TF32_CAPABILITY = (8, 0)
 
 
@@ -43,7 +44,7 @@ class Arm:
 
 
 def plan_arms(base: Workload, device: torch.device, names: Iterable[str] = ()) -> list[Arm]:
-    """The baseline twice (what differs there is noise), and the arms of these names, or all arms.
+    """Returns the baseline twice (what differs there is noise) and the named arms, or all arms.
 
     Raises UserError for a name that no arm has here.
     """
@@ -70,7 +71,7 @@ def plan_arms(base: Workload, device: torch.device, names: Iterable[str] = ()) -
 
 
 def unavailable(name: str, base: Workload, device: torch.device) -> str:
-    """Why an option cannot be turned on here; empty where it can."""
+    """Returns the reason why an option cannot be turned on here; empty where it can."""
     try:
         workload = _turned_on(base, [name])
         check_precision(workload.precision, device)
@@ -82,7 +83,7 @@ def unavailable(name: str, base: Workload, device: torch.device) -> str:
 
 
 def no_effect(name: str, without: Workload, with_: Workload, device: torch.device) -> str:
-    """Why turning an option on computes nothing else here; empty where it does."""
+    """Returns the reason why an option changes no computation here; empty where it does."""
     if effective(with_, device) != effective(without, device):
         return ""
     said = [reason for reason in with_.without_effect(device.type) if reason.startswith(name)]
@@ -96,7 +97,7 @@ def no_effect(name: str, without: Workload, with_: Workload, device: torch.devic
 
 
 def effective(workload: Workload, device: torch.device) -> Workload:
-    """The same computation on ``device`` with all options off that change nothing there."""
+    """Returns the same workload with all options off that change nothing on ``device``."""
     on_gpu = device.type == "cuda"
     tf32 = workload.tf32 and on_gpu and workload.precision == "float32"
     implementation = workload.optimizer_implementation

@@ -1,4 +1,4 @@
-"""What each option of the training step buys: with it against without it, in one run.
+"""The gain of each option of the training step: with it against without it, in one run.
 
 All arms are measured in one process, in rounds whose order rotates, and compared within a round,
 so that a machine that grows slower favours none. Their models stay in the host's memory side by
@@ -82,13 +82,13 @@ class OptionsBenchmark(Workload):
         require_not_negative(self, "warmup_steps")
 
     def baseline(self) -> Workload:
-        """The part of the settings that says what is computed."""
+        """Returns the part of the settings that says what is computed."""
         names = [each.name for each in dataclasses.fields(Workload)]
         return Workload(**{name: getattr(self, name) for name in names})
 
 
 def main(settings: OptionsBenchmark) -> None:
-    """Measure the arms and print the table."""
+    """Measures the arms and prints the table."""
     with single_device("options", settings.device) as worker:
         arms = plan_arms(settings.baseline(), worker.device, settings.arms)
         for reason in settings.without_effect(worker.device.type):
@@ -104,7 +104,7 @@ def main(settings: OptionsBenchmark) -> None:
 
 
 def compiled_apart() -> object:
-    """Let every arm be compiled as if it were alone.
+    """Returns a context in which every arm is compiled as if it were alone.
 
     torch.compile keeps what it compiled by function, and the arms share GPT2.forward: it would
     give up after eight, or compile the second vocabulary for any size.
@@ -117,7 +117,7 @@ def compiled_apart() -> object:
 
 
 def check_memory(arms: list[Arm], device: torch.device) -> None:
-    """Raise UserError where memory is short: the host's for all arms, a GPU's for any of them."""
+    """Raises UserError where memory is short: the host's for all arms, a GPU's for any of them."""
     kept = []
     for arm in arms:
         states = estimated_states(arm.workload)
@@ -145,14 +145,14 @@ def check_memory(arms: list[Arm], device: torch.device) -> None:
 
 
 def resting_place(device: torch.device) -> torch.device | None:
-    """Where arms wait that are not visited: the host's memory, where that is another one."""
+    """Returns the device on which idle arms rest: the CPU for a GPU's; None on the CPU itself."""
     return torch.device("cpu") if device.type == "cuda" else None
 
 
 def measure(
     settings: OptionsBenchmark, arms: list[Arm], device: torch.device, run: RunDirectory
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Visit the arms in rotated rounds.
+    """Visits the arms in rotated rounds.
 
     Returns:
         the rows of options-times.csv and those of options-arms.csv.
@@ -170,7 +170,7 @@ def measure(
 
 
 def visiting_order(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
-    """The arms with the baseline's double half a round away from it.
+    """Returns the arms with the baseline's double half a round away from it.
 
     Side by side the two would differ by less than the baseline and an arm at the other end of the
     round do from the same drift, and the noise would be told too small.
@@ -197,11 +197,19 @@ class Bench:
         self._peak_bytes: dict[str, int] = {}
         seed_everything(settings.seed)
         vocabulary = GPT2Config.named(settings.model).vocab_size  # padding is no token
-        shape = (settings.batch_size, settings.seq_len, vocabulary, device)
-        self._batches = {ahead: BatchStream(*shape, ahead) for ahead in (False, True)}
+        self._batches = {
+            ahead: BatchStream(
+                batch_size=settings.batch_size,
+                seq_len=settings.seq_len,
+                vocab_size=vocabulary,
+                device=device,
+                asynchronous=ahead,
+            )
+            for ahead in (False, True)
+        }
 
     def visit(self, arm: Arm, round_: int) -> None:
-        """Build and compile the arm in the round PREPARATION, measure it in the others.
+        """Builds and compiles the arm in the round PREPARATION, measures it in the others.
 
         An arm for which memory runs out, or that does not compile, is dropped with its reason.
         """
@@ -223,7 +231,7 @@ class Bench:
                 torch.cuda.empty_cache()
 
     def describe(self, arm: Arm) -> dict:
-        """The arm's row of options-arms.csv: how it ended, its first step, its memory on a GPU."""
+        """Returns the arm's row of options-arms.csv: its end, its first step, its GPU memory."""
         reason = arm.reason or self._dropped.get(arm.name, "")
         peak = self._peak_bytes.get(arm.name)
         return {
@@ -255,6 +263,8 @@ class Bench:
         allocated = self._allocated()
         times_s = self._run(step, arm, self.settings.num_steps)
         if self.device.type == "cuda":
+            # The arm's own peak: what the steps took on top of what was allocated before them, and
+            # the arm's states, which were among that.
             own = torch.cuda.max_memory_allocated(self.device) - allocated + state_bytes(step)
             self._peak_bytes[arm.name] = max(own, self._peak_bytes.get(arm.name, 0))
         rows = [
@@ -270,7 +280,7 @@ class Bench:
         return time_steps(step, self._batches[arm.workload.async_batches], count)
 
     def _allocated(self) -> int:
-        """Bytes allocated on the GPU now, from where a new peak is counted."""
+        """Returns the bytes allocated on the GPU now, and starts a new peak from there."""
         if self.device.type != "cuda":
             return 0
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -282,12 +292,15 @@ class Bench:
 
 
 def state_bytes(step: TrainingStep) -> int:
-    """Bytes of an arm's parameters and optimizer state on its device, gradients left out."""
+    """Returns the bytes of a step's states on its device, gradients left out."""
     return sum(each.nbytes for each in states_of(step) if each.device == step.device)
 
 
 def _why_dropped(arm: Arm, error: Exception, round_: int, device: torch.device) -> str:
-    """The reason in one line; a bug, which is no reason, is raised again."""
+    """Returns the reason in one line; raises the error again where it is a bug.
+
+    Raises UserError where memory runs out in the baseline, without which nothing can be compared.
+    """
     if is_out_of_memory(error) and arm.name != BASELINE:
         beside = ", beside the models of the other arms" if device.type == "cpu" else ""
         return f"out of memory{beside}"

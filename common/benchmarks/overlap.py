@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from common.benchmarks.gpt2_step import StepSettings
 from common.benchmarks.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapLab
-from common.benchmarks.replay_step import Step, make_step
 from common.benchmarks.rounds import rotated_rounds
+from common.benchmarks.steps import FixedBatchStep, StepSettings, make_step
 from common.errors import UserError
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
@@ -65,9 +64,12 @@ class OverlapBenchmark:
         self.step_settings()
 
     def step_settings(self) -> StepSettings:
-        """The part of the settings that says what is trained."""
+        """Returns the part of the settings that says what is trained."""
         return StepSettings(
-            *(self.model, self.batch_size, self.max_seq_len, self.dtype),
+            model=self.model,
+            batch_size=self.batch_size,
+            max_seq_len=self.max_seq_len,
+            dtype=self.dtype,
             seed=self.seed,
             replay=self.replay,
             replay_factor=self.replay_factor,
@@ -76,11 +78,13 @@ class OverlapBenchmark:
 
 
 def main(settings: OverlapBenchmark) -> None:
-    """Run the benchmark and print the medians."""
+    """Runs the benchmark and prints the medians."""
     with process_group(settings.device, settings.backend) as worker:
         step = make_step(settings.step_settings(), worker)
         with record_run(
-            *(settings, "overlap_benchmark", worker),
+            settings,
+            "overlap_benchmark",
+            worker,
             recorded_settings=step.recorded_settings,
             notes=(step.note,),
         ) as recorder:
@@ -95,7 +99,7 @@ def main(settings: OverlapBenchmark) -> None:
 
 
 def measure(
-    settings: OverlapBenchmark, step: Step, worker: Worker, recorder: Recorder
+    settings: OverlapBenchmark, step: FixedBatchStep, worker: Worker, recorder: Recorder
 ) -> pd.DataFrame:
     """Visits the arms in rotated rounds; returns the samples of all ranks, on rank 0."""
     stream = recorder.stream("overlap-times.csv", OVERLAP_TIME_COLUMNS)

@@ -23,12 +23,13 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from common.benchmarks.lasting_messages import LastingMessages
-from common.benchmarks.replay_step import Step
+from common.benchmarks.steps import FixedBatchStep
 from common.runtime.collective_timing import start_together, time_in_flight
 from common.runtime.gradient_marks import ready_marks, ready_seconds
 from common.runtime.own_group import own_group
 from common.runtime.process_group import Worker
 from common.runtime.timing import clock_for
+from common.training.ddp import SETTLING_STEPS, make_ddp
 
 OVERLAP_TIME_COLUMNS = (
     "arm",
@@ -45,13 +46,11 @@ OVERLAP_TIME_COLUMNS = (
 """``overlap-times.csv``; ``messages_done``: all-reduces that ended during the backward pass."""
 LASTING = 1.6
 SHARES = (512, 64, 8)
-"""All-reduces beside the backward pass are of these parts of all gradients."""
+"""Divisors of the size of all gradients, which give those of the all-reduces beside a pass."""
 BUFFER_BYTES = 2**30
-"""For the messages beside a pass; or as much as the gradients take, if that is more."""
+"""Memory of the messages beside a pass; as much as the gradients take, if that is more."""
 BACKWARD_LAUNCHES = 100
-"""Of the backward pass, launched while the device is held back with the all-reduces."""
-BUCKETS_FORMED_AFTER = 3
-"""Steps in which a new DDP instance forms its buckets: warm-up, whatever was asked."""
+"""Launches of the backward pass for which the device is held back, besides the all-reduces."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class OverlappedPass:
 class OverlapLab:
     """One model's backward pass, to be run beside all-reduces of any size."""
 
-    def __init__(self, step: Step, worker: Worker) -> None:
+    def __init__(self, step: FixedBatchStep, worker: Worker) -> None:
         self.step = step
         self.worker = worker
         self.clock = clock_for(worker.device)
@@ -109,7 +108,7 @@ class OverlapLab:
             this rank's rows of OVERLAP_TIME_COLUMNS, but for the rank.
         """
         if arm.kind == "bookkeeping":
-            warmup = max(BUCKETS_FORMED_AFTER, warmup)
+            warmup = max(SETTLING_STEPS, warmup)
         if arm.kind == "all_reduce":
             passes = 1
         measured = self._run(arm, warmup + passes)[warmup:]
@@ -183,10 +182,9 @@ class OverlapLab:
 
     def _bookkeeping_model(self) -> DistributedDataParallel:
         """Makes DDP over this rank alone, all gradients in one bucket."""
-        device = self.worker.device
-        return DistributedDataParallel(
+        return make_ddp(
             self.step.model,
-            device_ids=[device] if device.type == "cuda" else None,
-            process_group=self.one_rank_group,
+            self.worker.device,
+            group=self.one_rank_group,
             bucket_cap_mb=2**20,
         )

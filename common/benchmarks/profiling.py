@@ -1,4 +1,4 @@
-"""Where the time of a training step goes on one device: a profile, its categories and a roofline.
+"""The time of a training step on one device: a profile, its categories and a roofline.
 
 A few steps run under torch.profiler and leave a trace; everything else is read from the trace
 (``common/analysis/profile.py``). As many steps run without the profiler, half of them before and
@@ -75,7 +75,7 @@ class ProfileTraining(Workload):
 
 
 def main(settings: ProfileTraining) -> None:
-    """Profile, write the tables and print what they say."""
+    """Profiles, writes the tables and prints what they say."""
     with single_device("profile_training", settings.device) as worker:
         device = worker.device
         for reason in settings.without_effect(device.type):
@@ -92,11 +92,14 @@ def main(settings: ProfileTraining) -> None:
 
 
 def measure(settings: ProfileTraining, step: TrainingStep, recorder: Recorder) -> None:
-    """Run the steps and write all tables."""
+    """Runs the steps and writes all tables."""
     run, device = recorder.run, step.device
-    vocabulary = settings.config.vocab_size
     batches = BatchStream(
-        *(settings.batch_size, settings.seq_len, vocabulary, device, settings.async_batches)
+        batch_size=settings.batch_size,
+        seq_len=settings.seq_len,
+        vocab_size=settings.config.vocab_size,
+        device=device,
+        asynchronous=settings.async_batches,
     )
     run.write_table("profile-steps.csv", run_steps(settings, step, batches, run.path / TRACE))
     operators = attribute(read_device_trace(run.path / TRACE, device))
@@ -118,12 +121,14 @@ def measure(settings: ProfileTraining, step: TrainingStep, recorder: Recorder) -
 def run_steps(
     settings: ProfileTraining, step: TrainingStep, batches: BatchStream, trace: Path
 ) -> pd.DataFrame:
-    """Run all steps, of which some write ``trace``.
+    """Runs all steps; those that are profiled write ``trace``.
 
     Returns:
         one row per timed step: step, profiled (bool), time_ms.
     """
     clock = clock_for(step.device)
+    # In this order: untimed steps, half of those without the profiler, the profiler's warm-up (from
+    # ``warm``), the profiled ones (from ``first`` to ``last``), the other half without it.
     before = -(-settings.active_steps // 2)
     warm = settings.wait_steps + before
     first = warm + settings.warmup_steps
@@ -157,7 +162,7 @@ def run_steps(
 
 
 def read_device_trace(path: Path, device: torch.device) -> list[Event]:
-    """The trace's events. Raises UserError for a GPU's trace without kernels."""
+    """Reads the trace's events. Raises UserError for a GPU's trace without kernels."""
     events = read_trace(path)
     if device.type == "cuda" and not any(event.kind == "kernel" for event in events):
         raise UserError(

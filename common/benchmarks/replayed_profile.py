@@ -1,4 +1,4 @@
-"""Which recorded backward pass a replay follows, and by what factor it is made smaller."""
+"""The recorded backward pass that a replay follows, and the factors by which it is made smaller."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReplayedProfile:
 
     @property
     def label(self) -> str:
-        """What is replayed, for settings and captions: ``replay of umd-2x4-a100, sizes / 64``."""
+        """Returns a label for settings and captions: ``replay of umd-2x4-a100, sizes / 64``."""
         source = Path(self.source)
         faster = f", times / {self.time_factor:g}" if self.time_factor != 1 else ""
         shown = source.name if source.is_absolute() else source
@@ -43,7 +43,7 @@ class ReplayedProfile:
 
 
 def open_replayed(name: str, factor: float, time_factor: float = 1.0) -> ReplayedProfile:
-    """Read a recording and make it smaller.
+    """Reads a recording and makes it smaller.
 
     With sizes divided by F and times as they are, links F times slower than the real ones give
     the same picture: what is sent still takes as long beside what is computed.

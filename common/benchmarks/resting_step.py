@@ -16,7 +16,7 @@ from common.training.step import TrainingStep
 
 
 def rest(step: TrainingStep, place: torch.device) -> Callable[[], None]:
-    """Copy the states that are on the step's device to ``place`` and free them there.
+    """Moves the states that are on the step's device to ``place``.
 
     To be called between steps, when there are no gradients. Returns the function that brings
     them back. What was elsewhere (AdamW's step counters, on the host unless it is fused) stays.
@@ -27,7 +27,7 @@ def rest(step: TrainingStep, place: torch.device) -> Callable[[], None]:
 
 
 def states_of(step: TrainingStep) -> Iterator[Tensor]:
-    """Parameters, buffers and optimizer states, each once; gradients left out."""
+    """Yields parameters, buffers and optimizer states, each once; gradients left out."""
     yield from step.model.parameters()
     yield from step.model.buffers()
     for state in step.optimizer.state.values():

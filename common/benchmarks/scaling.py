@@ -29,18 +29,32 @@ from common.runtime.paths import relative_to_project
 from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
 from common.training.data_parallel_step import DataParallelStep, StepOptions
+from common.training.precision import set_tf32
 from common.training.scaling_log import ScalingLog, single_arm
 from common.training.scaling_probes import Probed, ProbePlan, probe
-from common.training.step import set_tf32
 from common.training.tracing import traced_steps
 
 logger = logging.getLogger(__name__)
 WORKLOADS = ("mlp", "text", "replay")
 REGIMES = ("strong", "weak")
 PRINTED = (
-    *("batch_size", "steps_per_epoch", "epochs", "warmup_steps", "input_dim", "hidden_dim"),
-    *("num_layers", "output_dim", "backend", "device", "bucket_cap_mb", "broadcast_buffers"),
-    *("static_graph", "gradient_as_bucket_view", "accumulation", "compression", "precision"),
+    "batch_size",
+    "steps_per_epoch",
+    "epochs",
+    "warmup_steps",
+    "input_dim",
+    "hidden_dim",
+    "num_layers",
+    "output_dim",
+    "backend",
+    "device",
+    "bucket_cap_mb",
+    "broadcast_buffers",
+    "static_graph",
+    "gradient_as_bucket_view",
+    "accumulation",
+    "compression",
+    "precision",
 )
 """Settings that a report of one configuration shows."""
 
@@ -123,8 +137,17 @@ class ScalingBenchmark:
 
     def __post_init__(self) -> None:
         require_positive(
-            *(self, "batch_size", "steps_per_epoch", "epochs", "input_dim", "hidden_dim"),
-            *("num_layers", "output_dim", "rounds", "steps_per_visit", "text_samples"),
+            self,
+            "batch_size",
+            "steps_per_epoch",
+            "epochs",
+            "input_dim",
+            "hidden_dim",
+            "num_layers",
+            "output_dim",
+            "rounds",
+            "steps_per_visit",
+            "text_samples",
         )
         require_not_negative(self, "warmup_steps", "timed_steps", "seed")
         if self.workload not in WORKLOADS:
@@ -145,7 +168,7 @@ class ScalingBenchmark:
         self.options()
 
     def options(self) -> StepOptions:
-        """How a step is made."""
+        """Returns the options of a step: accumulation, precision, compression and DDP's own."""
         return StepOptions(
             accumulation=self.accumulation,
             precision=self.precision,
@@ -157,39 +180,49 @@ class ScalingBenchmark:
         )
 
     def open_workload(self, device: torch.device) -> Workload:
-        """What is trained."""
+        """Makes the workload that is trained, on ``device``."""
         if self.workload == "text":
             return text_workload(
-                *(self.text_experiment, self.dataset, self.dataset_dir, self.text_samples),
-                *(device, self.seed),
+                experiment=self.text_experiment,
+                dataset=self.dataset,
+                dataset_dir=self.dataset_dir,
+                samples=self.text_samples,
+                device=device,
+                seed=self.seed,
             )
         if self.workload == "replay":
             return replay_workload(
-                *(self.replay, self.replay_factor, self.replay_time_factor, self.batch_size)
+                name=self.replay,
+                factor=self.replay_factor,
+                time_factor=self.replay_time_factor,
+                batch_size=self.batch_size,
             )
         sizes = MlpSizes(self.input_dim, self.hidden_dim, self.num_layers, self.output_dim)
         return mlp_workload(sizes, device, self.seed)
 
     def sweep_plan(self, ranks: int) -> SweepPlan:
-        """What a sweep on so many ranks goes through."""
+        """Returns the plan of a sweep on a job's ``ranks``.
+
+        Raises UserError for a world size above them.
+        """
         powers = [2**k for k in range(ranks.bit_length()) if 2**k <= ranks]
         sizes = self.world_sizes or tuple(sorted({*powers, ranks}))
         beyond = [size for size in sizes if size > ranks]
         if beyond:
             raise UserError(f"world_sizes {beyond[0]}: the job has {ranks} ranks")
         return SweepPlan(
-            tuple(sorted(set(sizes))),
-            self.regimes,
-            self.batch_sizes or (self.batch_size,),
-            self.options(),
-            self.rounds,
-            self.steps_per_visit,
-            ("plain", "timed") if self.plain else ("timed",),
+            world_sizes=tuple(sorted(set(sizes))),
+            regimes=self.regimes,
+            batch_sizes=self.batch_sizes or (self.batch_size,),
+            options=self.options(),
+            rounds=self.rounds,
+            steps_per_visit=self.steps_per_visit,
+            kinds=("plain", "timed") if self.plain else ("timed",),
         )
 
 
 def main(settings: ScalingBenchmark) -> None:
-    """Run the benchmark and print what it found."""
+    """Runs the benchmark and prints what it found."""
     with process_group(settings.device, settings.backend) as worker, kept_memory():
         set_tf32(True)
         workload = settings.open_workload(worker.device)
@@ -211,7 +244,7 @@ def main(settings: ScalingBenchmark) -> None:
 def measure(
     settings: ScalingBenchmark, workload: Workload, worker: Worker, recorder: Recorder
 ) -> None:
-    """One configuration: plain steps, timed steps, probes.
+    """Measures one configuration: plain steps, timed steps, probes.
 
     With accumulation DDP's buckets settle first: a static graph must not begin without an exchange.
     """
@@ -262,9 +295,12 @@ def measure(
         write_trace(step, lambda: make_batches(settings, workload, worker, 0), worker, recorder)
     step.close()
     probed = Probed(
-        *(model, workload.make_optimizer, workload.loss_of),
-        lambda size: workload.make_batch(size, 0, worker.rank, worker.world_size),
-        *(settings.batch_size, options),
+        model=model,
+        make_optimizer=workload.make_optimizer,
+        loss_of=workload.loss_of,
+        make_batch=lambda size: workload.make_batch(size, 0, worker.rank, worker.world_size),
+        batch_size=settings.batch_size,
+        options=options,
     )
     probe(probed, worker, recorder, ProbePlan())
 
@@ -272,7 +308,7 @@ def measure(
 def make_batches(
     settings: ScalingBenchmark, workload: Workload, worker: Worker, step: int
 ) -> Iterator:
-    """The micro-batches of a step, ready before it begins."""
+    """Makes the micro-batches of a step, all of them before it begins."""
     first = step * settings.accumulation
     return iter(
         [
@@ -283,7 +319,7 @@ def make_batches(
 
 
 def placement_line(worker: Worker) -> str:
-    """Where this rank runs, as the original printed it."""
+    """Returns the line that says where this rank runs, as the original printed it."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
     line = f"[Rank {worker.rank}] CUDA_VISIBLE_DEVICES={visible}, "
     line += f"LOCAL_RANK={worker.ranks.local_rank}, "
@@ -294,7 +330,7 @@ def placement_line(worker: Worker) -> str:
 
 
 def report(settings: ScalingBenchmark, worker: Worker, times_s: list[float]) -> None:
-    """Print what the original printed; a step's time is the slowest rank's, the mean over steps."""
+    """Prints what the original printed, on rank 0; a step's time is the slowest rank's."""
     slowest = [max(times) for times in zip(*worker.gather(times_s), strict=True)]
     if not worker.is_main:
         return
@@ -318,7 +354,7 @@ def report(settings: ScalingBenchmark, worker: Worker, times_s: list[float]) -> 
 
 
 def print_findings(folder: Path, is_sweep: bool) -> None:
-    """What the step was made of, and what limits it."""
+    """Prints the parts of the step and what limits it; nothing of a sweep."""
     if is_sweep:
         return
     steps = read_table(folder / "steps.csv", ("kind",))
@@ -334,7 +370,7 @@ def print_findings(folder: Path, is_sweep: bool) -> None:
 def write_trace(
     step: DataParallelStep, make: Callable[[], Iterator], worker: Worker, recorder: Recorder
 ) -> None:
-    """A trace of two steps of rank 0, for https://ui.perfetto.dev."""
+    """Writes a trace of two steps of rank 0, for https://ui.perfetto.dev."""
     path = recorder.run.path / "trace.json.gz" if recorder.run else None
     with traced_steps(path, worker.device, wait=0, warmup=1, active=2) as step_done:
         for _ in range(4):

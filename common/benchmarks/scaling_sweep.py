@@ -28,11 +28,11 @@ from common.training.scaling_probes import Probed, ProbePlan, probe
 
 logger = logging.getLogger(__name__)
 WARMUP_STEPS = 1
-"""Of a visit, after DDP's buckets are what they will be."""
+"""Warm-up steps of a visit, after DDP's buckets have settled."""
 MOST_STEPS = 8
-"""Times as many steps as the largest arm that a small arm's visit makes at most."""
+"""Upper bound on the multiplier of steps in the visit of a small arm (``Arm.steps_factor``)."""
 TIMED_SHARE = 0.5
-"""Of a visit's steps that a timed visit makes."""
+"""Share of a visit's steps that a timed visit makes."""
 
 
 @dataclass(frozen=True)
@@ -49,26 +49,34 @@ class Arm:
     change: str = "none"
 
     def steps_factor(self, arms: Sequence[Arm]) -> int:
-        """How many times as many steps this arm makes, as the largest of ``arms`` takes longer."""
+        """Returns the multiplier of steps in this arm's visits, between 1 and MOST_STEPS.
+
+        It is the largest global batch of ``arms`` over this arm's: a smaller batch takes less time,
+        so more steps of it are measured.
+        """
         most = max(arm.global_batch for arm in arms)
         return min(MOST_STEPS, max(1, most // self.global_batch))
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step on all ranks."""
+        """Returns the samples of a step on all ranks."""
         return self.world_size * self.options.accumulation * self.batch_per_rank
 
     def row(self, index: int) -> dict:
-        """As a row of ``arms.csv``."""
+        """Returns this arm as a row of ``arms.csv``."""
         found = single_arm(
-            *(self.world_size, self.batch_per_rank, self.options, self.regime, self.change)
+            ranks=self.world_size,
+            batch_size=self.batch_per_rank,
+            options=self.options,
+            regime=self.regime,
+            change=self.change,
         )
         return found | {"arm": index}
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep goes through; ``batch_sizes`` are those per rank on the most ranks."""
+    """The arms and visits of a sweep; ``batch_sizes`` are those per rank on the most ranks."""
 
     world_sizes: tuple[int, ...]
     regimes: tuple[str, ...]
@@ -87,7 +95,7 @@ class SweepPlan:
             )
 
     def arms(self) -> list[Arm]:
-        """All arms, weak ones first.
+        """Returns all arms, weak ones first.
 
         A strong arm whose ranks could not share the global batch evenly is left out.
         """
@@ -108,9 +116,16 @@ class SweepPlan:
 
 
 def sweep(plan: SweepPlan, workload: Workload, worker: Worker, recorder: Recorder) -> None:
-    """Visit the arms of a plan, and probe what they are made of."""
-    how = (plan.rounds, plan.steps_per_visit, plan.kinds)
-    visit_arms(plan.arms(), workload, worker, recorder, *how)
+    """Visits the arms of a plan, and probes what they are made of."""
+    visit_arms(
+        plan.arms(),
+        workload,
+        worker,
+        recorder,
+        rounds=plan.rounds,
+        steps=plan.steps_per_visit,
+        kinds=plan.kinds,
+    )
     probe_sweep(plan.options, max(plan.batch_sizes), workload, worker, recorder)
 
 
@@ -123,7 +138,7 @@ def visit_arms(
     steps: int,
     kinds: tuple[str, ...] = ("plain", "timed"),
 ) -> None:
-    """All arms in rotated rounds, in each of ``kinds``; all ranks call it."""
+    """Visits all arms in rotated rounds, in each of ``kinds``; all ranks call it."""
     log = ScalingLog(worker, recorder, [arm.row(index) for index, arm in enumerate(arms)])
     groups = {size: dist.new_group(range(size)) for size in sorted({a.world_size for a in arms})}
     describe(max(arms, key=lambda arm: arm.world_size), workload, worker, log)
@@ -157,7 +172,7 @@ class Visit:
     round_: int
     steps: int
     counted: bool
-    """Whether its samples are those of the arm's epoch."""
+    """True if its samples count as those of the arm's epoch."""
 
 
 def open_step(
@@ -167,15 +182,21 @@ def open_step(
     group: dist.ProcessGroup | None,
     timed: bool,
 ) -> DataParallelStep:
-    """The step of an arm, with a model and a DDP instance of its own."""
+    """Makes the step of an arm, with a model and a DDP instance of its own."""
     model = workload.build(arm.batch_per_rank)
-    optimizer = workload.make_optimizer(model.parameters())
-    where = {"group": group, "timed": timed}
-    return DataParallelStep(model, optimizer, workload.loss_of, worker, arm.options, **where)
+    return DataParallelStep(
+        model=model,
+        optimizer=workload.make_optimizer(model.parameters()),
+        loss_of=workload.loss_of,
+        worker=worker,
+        options=arm.options,
+        group=group,
+        timed=timed,
+    )
 
 
 def _visit(step: DataParallelStep, workload: Workload, log: ScalingLog, visit: Visit) -> None:
-    """Warm up, and make the steps of a visit; batches are made before each step."""
+    """Warms up and makes the steps of a visit; batches are made before each step."""
     passes, rank = step.options.accumulation, step.worker.rank
     size = log.arms[visit.arm]["batch_per_rank"]
     log.pause()
@@ -189,15 +210,23 @@ def _visit(step: DataParallelStep, workload: Workload, log: ScalingLog, visit: V
         ]
         step.worker.barrier(step.group)  # no rank's step holds the making of another's data
         times, used = step.run(iter(batches).__next__)
-        place = {"step": index, "arm": visit.arm, "kind": visit.kind, "round_": visit.round_}
         warmup = index < WARMUP_STEPS
         log.pause()
-        log.add(times, used, warmup=warmup, counted=not warmup and visit.counted, **place)
+        log.add(
+            times,
+            used,
+            step=index,
+            arm=visit.arm,
+            kind=visit.kind,
+            round_=visit.round_,
+            warmup=warmup,
+            counted=not warmup and visit.counted,
+        )
     step.close()
 
 
 def describe(arm: Arm, workload: Workload, worker: Worker, log: ScalingLog) -> None:
-    """Write what runs, from one pass on all ranks."""
+    """Writes the facts of what runs (``facts.csv``), from one pass on all ranks."""
     step = open_step(arm, workload, worker, None, timed=False)
     batch = workload.make_batch(arm.batch_per_rank, 0, worker.rank, step.ranks)
     step.run(lambda: batch)
@@ -213,12 +242,13 @@ def probe_sweep(
     recorder: Recorder,
     formats: tuple[str, ...] = ("none", "fp16", "bf16"),
 ) -> None:
-    """Probe the job's ranks at a batch per rank; all ranks call it."""
+    """Probes the job's ranks at a batch per rank; all ranks call it."""
     probed = Probed(
-        workload.build(batch_size),
-        workload.make_optimizer,
-        workload.loss_of,
-        lambda size: workload.make_batch(size, 0, worker.rank, worker.world_size),
-        *(batch_size, options),
+        model=workload.build(batch_size),
+        make_optimizer=workload.make_optimizer,
+        loss_of=workload.loss_of,
+        make_batch=lambda size: workload.make_batch(size, 0, worker.rank, worker.world_size),
+        batch_size=batch_size,
+        options=options,
     )
     probe(probed, worker, recorder, ProbePlan(formats=formats))

@@ -1,4 +1,4 @@
-"""What a scaling sweep trains: the synthetic MLP, a text classifier, or a recorded backward pass.
+"""The workloads of a scaling sweep: a synthetic MLP, a text classifier, a recorded backward pass.
 
 A workload makes the same model on every call and the same samples for the same step, so that every
 arm of a sweep begins alike and what ranks compute together is what one rank computes alone.
@@ -55,7 +55,7 @@ class MlpSizes:
 
 
 def mlp_workload(sizes: MlpSizes, device: torch.device, seed: int, lr: float = 1e-3) -> Workload:
-    """Regression of random numbers from random numbers, by SGD on the mean squared error.
+    """Makes a regression of random numbers from random numbers, by SGD on the mean squared error.
 
     Weights and samples are drawn on the device, where a hundred million numbers a step take no
     time; so those of a GPU are not those of a CPU, nor of another kind of GPU.
@@ -63,9 +63,13 @@ def mlp_workload(sizes: MlpSizes, device: torch.device, seed: int, lr: float = 1
 
     def build(_: int) -> nn.Module:
         torch.manual_seed(seed)
-        widths = (sizes.input_dim, sizes.hidden_dim, sizes.num_layers, sizes.output_dim)
         with device:
-            return MLP(*widths)
+            return MLP(
+                input_dim=sizes.input_dim,
+                hidden_dim=sizes.hidden_dim,
+                num_layers=sizes.num_layers,
+                output_dim=sizes.output_dim,
+            )
 
     def make_batch(size: int, step: int, rank: int, ranks: int) -> Batch:
         generator = torch.Generator(device).manual_seed((seed * 1_000_003 + step) * 1009 + rank)
@@ -85,7 +89,10 @@ def mlp_workload(sizes: MlpSizes, device: torch.device, seed: int, lr: float = 1
 
 
 def identities(inputs: Tensor) -> np.ndarray:
-    """A number for each row of float32 [batch, at least 2]: the bits of its first two values."""
+    """Returns int64 [batch]: for each row of float32 [batch, at least 2] a number of its own.
+
+    Rows are random, so the bits of the first two values, side by side in 64 bits, tell them apart.
+    """
     bits = inputs[:, :2].contiguous().cpu().numpy().view(np.uint32).astype(np.uint64)
     return (bits[:, 0] << np.uint64(32) | bits[:, -1]).view(np.int64)
 
@@ -93,7 +100,7 @@ def identities(inputs: Tensor) -> np.ndarray:
 def replay_workload(
     name: str, factor: float, time_factor: float, batch_size: int, forward_share: float = 0.5
 ) -> Workload:
-    """A backward pass that sleeps as a recorded one computed, so that ranks need no core each.
+    """Makes a workload that sleeps as a recorded backward pass computed: ranks need no core each.
 
     The recording stands for ``batch_size`` samples; of another number it takes proportionally
     long. A forward pass takes ``forward_share`` of a backward pass.

@@ -1,4 +1,4 @@
-"""A minute before class: does everything work here, on every rank, with the devices at hand?
+"""The self-test before class: whether everything works here, on every rank and device at hand.
 
 Recipe: ``ddplab doctor --selftest``, or on a cluster ``sbatch sbatch/selftest.sbatch``. All checks
 run in one process group; each is agreed on by all ranks, and after one that breaks the group the
@@ -57,7 +57,7 @@ class Selftest:
 
 @dataclass(frozen=True)
 class Result:
-    """How a check ended: ``passed``, ``failed``, ``left out`` or ``not run``."""
+    """The outcome of a check: ``passed``, ``failed``, ``left out`` or ``not run``."""
 
     name: str
     outcome: str
@@ -66,12 +66,12 @@ class Result:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the self-test fails for it: also where it could not be tried any more."""
+        """Returns True if the check failed, or could not be tried any more."""
         return self.outcome in ("failed", "not run")
 
 
 def main(settings: Selftest) -> None:
-    """Run all checks. Raises RunFailed when one failed."""
+    """Runs all checks. Raises RunFailed when one failed."""
     logging.getLogger().setLevel(logging.WARNING)
     with process_group(settings.device, settings.backend, TIMEOUT_S) as worker:
         folder = Path(settings.output_dir) / "selftest"
@@ -93,7 +93,7 @@ def main(settings: Selftest) -> None:
 
 
 def attempt(check: Check, worker: Worker, folder: Path, before: Sequence[Result]) -> Result:
-    """Run one check on all ranks; it passes when it passed on each."""
+    """Runs one check on all ranks; it passes when it passed on each."""
     if any(LOST in result.detail or result.outcome == "not run" for result in before):
         return Result(check.name, "not run", "the ranks no longer reach each other", check.remedy)
     start = time.monotonic()
@@ -125,7 +125,7 @@ def attempt(check: Check, worker: Worker, folder: Path, before: Sequence[Result]
 
 
 def announce(settings: Selftest, worker: Worker, check: Check) -> None:
-    """Leave word of what is being tried, for the case that it takes this process with it."""
+    """Reports a check as failed before it runs, in case it ends this process."""
     report(settings, worker, Result(check.name, "failed", "ended the process", check.remedy))
 
 
@@ -136,27 +136,27 @@ def report(settings: Selftest, worker: Worker, result: Result) -> None:
 
 
 def read_results(path: Path) -> list[Result]:
-    """The last word on each check, in order."""
+    """Returns the last result of each check, in order; none where there is no file."""
     lines = path.read_text().splitlines() if path.is_file() else []
     found = [Result(**json.loads(line)) for line in lines]
     return list({result.name: result for result in found}.values())
 
 
 def print_results(results: Sequence[Result]) -> None:
-    """The table of passed and failed."""
+    """Prints the table of passed and failed checks."""
     print_header()
     for result in results:
         print_row(result)
 
 
 def print_header() -> None:
-    """The table's title and head."""
+    """Prints the table's title and head."""
     print("Self-test")
     _print_table(_table(show_header=True))
 
 
 def print_row(result: Result) -> None:
-    """A row of the table, as wide as all others, so that it can be printed before they are."""
+    """Prints a row of the table; widths are fixed, so that it need not wait for later rows."""
     table = _table(show_header=False)
     colour = COLOURS.get(result.outcome, "yellow")
     outcome = f"[{colour}]{result.outcome}[/{colour}]"

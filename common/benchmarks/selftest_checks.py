@@ -1,4 +1,4 @@
-"""What the self-test tries: devices, placement, network, output folder, and every script once."""
+"""The checks of the self-test: devices, placement, network, output folder, every script once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Check:
 
 
 def check_driver(worker: Worker, folder: Path) -> str:
-    """torch's CUDA against the driver, and a product of two matrices on this rank's device."""
+    """Checks torch's CUDA against the driver, and a matrix product on this rank's device."""
     if worker.device.type == "cpu" and not torch.cuda.is_available() and not hides_gpus():
         facts = read_gpu_facts(None)
         if facts.gpus:
@@ -63,7 +63,7 @@ def check_driver(worker: Worker, folder: Path) -> str:
 
 
 def check_placement(worker: Worker, folder: Path) -> str:
-    """No shared device, not more workers than GPUs."""
+    """Checks that ranks share no device and that there are not more workers than GPUs."""
     places = worker.gather(own_placement(gpus=visible_gpus(), ranks_per_gpu=worker.ranks_per_gpu))
     # What Slurm granted is no limit for ranks that do without a GPU.
     if worker.device.type == "cpu":
@@ -80,13 +80,13 @@ def check_placement(worker: Worker, folder: Path) -> str:
 
 
 def check_all_reduce(worker: Worker, folder: Path) -> str:
-    """A sum over all ranks of all nodes is right, with 4 MiB."""
+    """Checks a sum of 4 MiB over all ranks of all nodes."""
     check_sum(torch.empty(2**20, device=worker.device), worker)
     return f"{worker.backend}, 4 MiB, sum over {worker.world_size} ranks"
 
 
 def check_output(worker: Worker, folder: Path) -> str:
-    """Rank 0 writes a run directory, which is what a job ends with."""
+    """Checks that rank 0 can write a run directory, which is what a job ends with."""
     if worker.is_main:
         environment = describe_environment(worker.backend, worker.device.type, worker.world_size)
         with RunDirectory.create(folder, "selftest", {}, environment, "write"):
@@ -99,18 +99,34 @@ def check_output(worker: Worker, folder: Path) -> str:
 
 
 SCALING = {
-    **{"batch_size": 4, "epochs": 1, "steps_per_epoch": 3, "warmup_steps": 1, "timed_steps": 2},
-    **{"input_dim": 16, "hidden_dim": 16, "num_layers": 1, "output_dim": 4},
+    "batch_size": 4,
+    "epochs": 1,
+    "steps_per_epoch": 3,
+    "warmup_steps": 1,
+    "timed_steps": 2,
+    "input_dim": 16,
+    "hidden_dim": 16,
+    "num_layers": 1,
+    "output_dim": 4,
 }
 TEXT_SCALING = {
-    **{"dataset": "synthetic", "max_train_samples": 256, "eval_samples": 16, "epochs": 1},
-    **{"batch_size": 4, "d_model": 16, "d_ff": 16, "vocab_size": 64, "max_length": 16},
-    **{"workers": 0, "warmup_steps": 1, "discard_steps": 1},
+    "dataset": "synthetic",
+    "max_train_samples": 256,
+    "eval_samples": 16,
+    "epochs": 1,
+    "batch_size": 4,
+    "d_model": 16,
+    "d_ff": 16,
+    "vocab_size": 64,
+    "max_length": 16,
+    "workers": 0,
+    "warmup_steps": 1,
+    "discard_steps": 1,
 }
 
 
 def tiny(main: Callable, settings_type: type, **tiny_settings: object) -> Callable:
-    """A check that runs a benchmark with small settings."""
+    """Makes a check that runs a benchmark with small settings."""
 
     def run(worker: Worker, folder: Path) -> str:
         common = {"device": worker.device.type, "output_dir": str(folder)}
@@ -123,7 +139,7 @@ def tiny(main: Callable, settings_type: type, **tiny_settings: object) -> Callab
 
 
 def alone(script: str, *flags: str) -> Callable:
-    """A check that runs a script on each node's first device, as no rank."""
+    """Makes a check that runs a script on each node's first device, as no rank."""
 
     def run(worker: Worker, folder: Path) -> str:
         if worker.ranks.local_rank == 0:
@@ -153,7 +169,7 @@ def leave_out_if_exclusive(device: torch.device) -> None:
 
 
 def tiny_training(config_type: type[TrainingConfig], **tiny_settings: object) -> Callable:
-    """A check that trains for two steps on all ranks."""
+    """Makes a check that trains for two steps on all ranks."""
 
     def run(worker: Worker, folder: Path) -> str:
         common = {"device": worker.device.type, "backend": worker.backend}
@@ -168,22 +184,31 @@ def tiny_training(config_type: type[TrainingConfig], **tiny_settings: object) ->
 
 
 def tiny_texts(worker: Worker, folder: Path) -> str:
-    """Two steps on texts of varying length, with micro-batches as the ranks can take them."""
-    settings = {"dataset": "synthetic", "model_name": "small", "max_length": 16, "vocab_size": 64}
-    settings |= {
-        "max_train_samples": 4 * worker.world_size,
-        "eval_samples": 8,
-        "steps": 2,
-        "mode": "dynamic",
-    }
-    settings |= {"global_batch": 2 * worker.world_size, "max_local_batch_cap": 4}
-    where = {"device": worker.device.type, "backend": worker.backend, "output_dir": str(folder)}
-    train_text(MicroBatchConfig(**settings, **where))
+    """Trains two steps on texts of varying length, with micro-batches as ranks can take them."""
+    config = MicroBatchConfig(
+        dataset="synthetic",
+        model_name="small",
+        max_length=16,
+        vocab_size=64,
+        max_train_samples=4 * worker.world_size,
+        eval_samples=8,
+        steps=2,
+        mode="dynamic",
+        global_batch=2 * worker.world_size,
+        max_local_batch_cap=4,
+        device=worker.device.type,
+        backend=worker.backend,
+        output_dir=str(folder),
+    )
+    train_text(config)
     return ""
 
 
 def own_tokens(worker: Worker, folder: Path) -> str:
-    """Synthetic text of this rank's own, as nodes need not share a folder; all ranks or none."""
+    """Writes synthetic text of this rank's own, as nodes need not share a folder.
+
+    Returns its path. Raises UserError on all ranks where one of them could not write.
+    """
     path, problem = "", None
     try:
         path = str(synthetic_shards(folder / f"tokens-{worker.rank}", num_tokens=4096))
@@ -242,7 +267,9 @@ CHECKS = (
         tiny(
             allreduce_chunks.main,
             allreduce_chunks.ChunkBenchmark,
-            **{"numel": 10_000, "rounds": 1, "iterations": 1},
+            numel=10_000,
+            rounds=1,
+            iterations=1,
         ),
         "run assignments/assignment2/allreduce_chunk_benchmark.py by itself to see more",
     ),
@@ -252,7 +279,10 @@ CHECKS = (
             overlap.main,
             overlap.OverlapBenchmark,
             **STEP,
-            **{"message_mib": (0.01,), "rounds": 1, "num_steps": 1, "warmup_steps": 0},
+            message_mib=(0.01,),
+            rounds=1,
+            num_steps=1,
+            warmup_steps=0,
         ),
         "run assignments/assignment2/overlap_benchmark.py by itself to see more",
     ),
@@ -263,7 +293,10 @@ CHECKS = (
             ddp.DdpBenchmark,
             **STEP,
             **SGD,
-            **{"bucket_cap_mb": ("1", "25"), "rounds": 1, "num_steps": 1, "initial_steps": 0},
+            bucket_cap_mb=("1", "25"),
+            rounds=1,
+            num_steps=1,
+            initial_steps=0,
         ),
         "run assignments/assignment2/ddp_benchmark.py by itself to see more",
     ),

@@ -34,8 +34,17 @@ from common.scheduling.packing import karmarkar_karp, largest_first
 from common.scheduling.partition import min_max_contiguous
 
 COLUMNS = (
-    *("dataset", "world_size", "global_batch", "draw", "mode", "same_batch"),
-    *("bottleneck_ms", "lower_bound_ms", "padded_tokens", "tokens", "samples"),
+    "dataset",
+    "world_size",
+    "global_batch",
+    "draw",
+    "mode",
+    "same_batch",
+    "bottleneck_ms",
+    "lower_bound_ms",
+    "padded_tokens",
+    "tokens",
+    "samples",
 )
 PLANNING_COLUMNS = ("world_size", "global_batch", "cost", "repeat", "time_ms")
 PACKED = {"packed_largest_first": largest_first, "packed_karmarkar_karp": karmarkar_karp}
@@ -109,12 +118,12 @@ class ModeSimulation:
 
     @property
     def cost(self) -> CalibratedCost:
-        """The cost of every rank."""
+        """Returns the cost of every rank."""
         return CalibratedCost(self.c0_s, self.c1_s, self.c2_s)
 
 
 def main(settings: ModeSimulation) -> None:
-    """Simulate, time, and print the medians."""
+    """Simulates, times, and prints the medians."""
     settings = with_calibration(settings)
     distributions = [read_text_lengths(name) for name in settings.datasets]
     with (
@@ -141,7 +150,7 @@ def main(settings: ModeSimulation) -> None:
 
 
 def with_calibration(settings: ModeSimulation) -> ModeSimulation:
-    """The settings with the cost that was calibrated, where they name one.
+    """Returns the settings with the cost that was calibrated, where they name a calibration.
 
     Raises UserError where there is no calibration.csv.
     """
@@ -157,13 +166,16 @@ def with_calibration(settings: ModeSimulation) -> ModeSimulation:
 
 
 def calibrated_cost(samples: pd.DataFrame) -> CalibratedCost:
-    """The cost that fits the medians over all ranks and repeats of a calibration."""
+    """Fits the cost to the medians over all ranks and repeats of a calibration."""
     medians = samples.groupby(["batch_size", "longest"])["time_ms"].median().reset_index()
     return CalibratedCost.fit(medians["batch_size"], medians["longest"], medians["time_ms"] / 1e3)
 
 
 def _medians(table: pd.DataFrame) -> pd.DataFrame:
-    """Bottleneck over lower bound, a row per data set and world size, a column per mode."""
+    """Returns the median over draws of bottleneck over lower bound, a column per mode.
+
+    There is a row per data set and world size.
+    """
     ratio = table["bottleneck_ms"] / table["lower_bound_ms"]
     keys = [table[key] for key in ("dataset", "world_size", "mode")]
     return ratio.groupby(keys, sort=False).median().unstack()
@@ -172,7 +184,7 @@ def _medians(table: pd.DataFrame) -> pd.DataFrame:
 def simulated_rows(
     settings: ModeSimulation, distribution: LengthDistribution, world_size: int, draw: int
 ) -> list[dict]:
-    """A row of every mode for one drawn data set."""
+    """Returns a row of COLUMNS for every mode, of one drawn data set."""
     global_batch = settings.rank_batch * world_size
     rng = np.random.default_rng((settings.seed, draw))
     count = max(settings.samples, 2 * global_batch)
@@ -210,7 +222,10 @@ def _facts(plan: StepPlan, cost: CalibratedCost) -> dict:
 
 
 def _packed(lengths: NDArray, world_size: int, cost: CalibratedCost) -> Iterator[dict]:
-    """The same samples without padding: a rank costs c0 and what its samples cost by themselves."""
+    """Yields a row per way of packing the same samples without padding.
+
+    A rank costs c0 and what its samples cost by themselves.
+    """
     weights = cost(1, lengths) - cost.c0_s
     total = int(lengths.sum())
     for mode, pack in PACKED.items():
@@ -226,7 +241,7 @@ def _packed(lengths: NDArray, world_size: int, cost: CalibratedCost) -> Iterator
 
 
 def lower_bound_s(lengths: NDArray, world_size: int, cost: CalibratedCost) -> float:
-    """Seconds that no partition of the samples is below, whether it pads or packs.
+    """Computes a lower bound (s) on the slowest rank of any partition, whether it pads or packs.
 
     Let w(m) = c1·m + c2·m² be a sample's own cost. A rank with samples m_1 … m_b, padded to the
     longest, takes c0 + b·w(max m_i) ≥ c0 + Σ w(m_i), which packed it takes exactly. The slowest
@@ -238,7 +253,7 @@ def lower_bound_s(lengths: NDArray, world_size: int, cost: CalibratedCost) -> fl
 
 
 def planning_times(settings: ModeSimulation, distribution: LengthDistribution) -> pd.DataFrame:
-    """The time of each plan, for batches drawn anew every time."""
+    """Measures the time of each plan, for batches drawn anew every time."""
     rng = np.random.default_rng(settings.seed)
     costs = {
         "tokens": TokensCost(),
@@ -259,7 +274,7 @@ def planning_times(settings: ModeSimulation, distribution: LengthDistribution) -
 
 
 def _time_plans(batches: Sequence[NDArray], world_size: int, cost: Cost) -> list[float]:
-    """Milliseconds of each plan. Garbage is collected before, not in the middle of one."""
+    """Returns the milliseconds of each plan. Garbage is collected before, not during one."""
     gc.collect()
     times = []
     for lengths in batches:

@@ -47,13 +47,24 @@ from common.training.step import TrainingStep, build_model
 STRATEGIES = ("single", "local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP")
 ALONE = "alone"
 TIME_COLUMNS = (
-    *("strategy", "accumulation", "round", "iteration", "rank", "step_time_ms", "sent_bytes"),
+    "strategy",
+    "accumulation",
+    "round",
+    "iteration",
+    "rank",
+    "step_time_ms",
+    "sent_bytes",
 )
 ALONE_COLUMNS = ("strategy", "accumulation", "round", "iteration", "rank", "step_time_ms")
 COLLECTIVE_COLUMNS = ("operation", "size_bytes", "round", "iteration", "rank", "time_ms")
 LOCAL_COLUMNS = (
-    *("accumulation", "round", "iteration", "rank"),
-    *("before_time_ms", "backward_time_ms", "update_time_ms"),
+    "accumulation",
+    "round",
+    "iteration",
+    "rank",
+    "before_time_ms",
+    "backward_time_ms",
+    "update_time_ms",
 )
 
 
@@ -112,7 +123,10 @@ class StrategyBenchmark:
         self.workload(1)
 
     def workload(self, accumulation: int) -> Workload:
-        """What one rank computes in a step. Raises UserError for sizes that do not go together."""
+        """Makes one rank's workload of a step.
+
+        Raises UserError for sizes that do not go together.
+        """
         return Workload(
             model=self.model,
             batch_size=self.micro_batch_size,
@@ -124,11 +138,11 @@ class StrategyBenchmark:
 
     @property
     def sharded(self) -> tuple[str, ...]:
-        """The strategies that are FSDP's."""
+        """Returns the strategies that are FSDP's."""
         return tuple(name for name in self.strategies if name in FSDP_STRATEGIES)
 
     def strategy_config(self, strategy: str) -> TrainingConfig:
-        """How the model is wrapped."""
+        """Returns the configuration by which a strategy wraps the model."""
         common = {"model": self.model, "precision": self.precision}
         if strategy == "DDP":
             return DdpConfig(**common, bucket_cap_mb=self.bucket_cap_mb)
@@ -138,7 +152,7 @@ class StrategyBenchmark:
 
 
 def main(settings: StrategyBenchmark) -> None:
-    """Run the benchmark and print the medians."""
+    """Runs the benchmark and prints the medians."""
     with process_group(settings.device, settings.backend) as worker:
         if worker.world_size < 2:
             raise UserError("compare_strategies needs 2 ranks or more; start it with torchrun")
@@ -156,7 +170,7 @@ def main(settings: StrategyBenchmark) -> None:
 
 
 def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> pd.DataFrame:
-    """Visit all strategies in rotated rounds; the measured rows of all ranks, on rank 0."""
+    """Visits all strategies in rotated rounds; returns the rows of all ranks, on rank 0."""
     times = recorder.stream("strategy-times.csv", TIME_COLUMNS)
     local = recorder.stream("local-times.csv", LOCAL_COLUMNS)
     ready = recorder.stream("gradient-ready-times.csv", READY_COLUMNS)
@@ -196,7 +210,10 @@ def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> 
 
 
 def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:
-    """Each collective of the FSDP strategies' steps by itself, one call right after another."""
+    """Times each collective of the FSDP strategies' steps by itself, one call after another.
+
+    Returns this rank's rows of COLLECTIVE_COLUMNS, but for the round and the rank.
+    """
     config, ranks = settings.workload(1).config, worker.world_size
     found = {
         (collective.operation, collective.size_bytes)
@@ -247,14 +264,20 @@ class _Visit:
             max_gradient_norm=1.0,
         )
         seed_everything(settings.seed, worker.rank)
-        vocabulary = workload.config.vocab_size
-        shape = (settings.micro_batch_size, settings.seq_len, vocabulary, worker.device)
-        self.batches = [random_tokens(*shape) for _ in range(passes)]
+        self.batches = [
+            random_tokens(
+                batch_size=settings.micro_batch_size,
+                sequence_length=settings.seq_len,
+                vocab_size=workload.config.vocab_size,
+                device=worker.device,
+            )
+            for _ in range(passes)
+        ]
         self.local_rows: list[dict] = []
         self.ready_rows: list[dict] = []
 
     def run(self) -> list[dict]:
-        """Warm-up and measured steps; a row for each of the latter."""
+        """Runs warm-up and measured steps; returns a row for each of the latter."""
         steps = range(-self.settings.warmup_steps, self.settings.num_steps)
         clock = clock_for(self.worker.device)
         rows = []
@@ -283,7 +306,7 @@ class _Visit:
         return rows
 
     def _note_parts(self, iteration: int, start, forward_end, end, ready: dict, clock) -> None:
-        """The parts of a step without communication: what a prediction is made from."""
+        """Notes the parts of a step without communication, from which predictions are made."""
         at = ready_seconds(ready, forward_end, clock)
         backward_s = max(at.values())
         parts = {
@@ -298,7 +321,10 @@ class _Visit:
 
 @contextmanager
 def marked(model: nn.Module, clock, enabled: bool) -> Iterator[tuple[dict, list]]:
-    """Marks of each gradient's last moment, and of the ends of all forward passes so far."""
+    """Yields marks of each gradient's last moment and of the ends of all forward passes so far.
+
+    Both are empty unless ``enabled``.
+    """
     if not enabled:
         yield {}, []
         return

@@ -19,7 +19,7 @@ from common.training.text_scaling_trainer import classifier_sizes, loss_of, make
 def text_workload(
     experiment: str, dataset: str, dataset_dir: str, samples: int, device: torch.device, seed: int
 ) -> Workload:
-    """Model, optimizer and texts of an experiment.
+    """Makes the workload of an experiment: its model, optimizer and texts.
 
     Texts are filled up to the experiment's length, as the original's were, so that every step
     computes as much. The texts of a step are the next of a random order: rank r of R takes every
@@ -64,7 +64,9 @@ def text_workload(
 
 
 def global_batch(texts: int, size: int, step: int, seed: int) -> np.ndarray:
-    """The texts of a step: the next ``size`` of one random order after another."""
+    """Returns the indices [size] of a step's texts: the next of one random order after another."""
+    # All steps together count places without an end; each epoch of ``texts`` places has a random
+    # order of its own, and a step may reach from one epoch into the next.
     places = np.arange(step * size, (step + 1) * size)
     epochs, within = np.divmod(places, texts)
     pairs = zip(epochs.tolist(), within.tolist(), strict=True)

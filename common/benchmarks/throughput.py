@@ -36,7 +36,8 @@ from common.runtime.recorder import (
     single_device,
 )
 from common.runtime.run_directory import RunDirectory
-from common.training.step import check_compiler, check_precision
+from common.training.precision import check_precision
+from common.training.step import check_compiler
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +47,16 @@ USABLE = {"cpu": 0.85, "cuda": 0.95}
 """Share of the memory that a step can have when a batch is said to fit: the rest goes to gaps
 between blocks and to the buffers of libraries, which on a CPU come out of the same heap."""
 BATCH_COLUMNS = (
-    *("batch_size", "status", "reason"),
-    *("tokens_per_s", "tokens_per_s_q25", "tokens_per_s_q75", "steps_per_s"),
-    *("peak_allocated_mib", "peak_reserved_mib", "peak_resident_mib"),
+    "batch_size",
+    "status",
+    "reason",
+    "tokens_per_s",
+    "tokens_per_s_q25",
+    "tokens_per_s_q75",
+    "steps_per_s",
+    "peak_allocated_mib",
+    "peak_reserved_mib",
+    "peak_resident_mib",
 )
 
 
@@ -91,7 +99,7 @@ class ThroughputBenchmark(Workload):
             self.point(batch_size)
 
     def point(self, batch_size: int, **how: object) -> ThroughputPoint:
-        """The settings of one point. Raises UserError where such a batch cannot be."""
+        """Returns the settings of one point. Raises UserError where such a batch cannot be."""
         workload = {each.name: getattr(self, each.name) for each in fields(Workload)}
         shared = {
             name: getattr(self, name)
@@ -101,7 +109,7 @@ class ThroughputBenchmark(Workload):
 
 
 def main(settings: ThroughputBenchmark) -> None:
-    """Measure all batch sizes and print what they say."""
+    """Measures all batch sizes and prints what they say."""
     with single_device("throughput", settings.device, starts_children=True) as worker:
         check_precision(settings.precision, worker.device)
         if settings.compile:
@@ -116,7 +124,7 @@ def main(settings: ThroughputBenchmark) -> None:
 
 
 def report(settings: ThroughputBenchmark, points: Points) -> None:
-    """Measure and print, in the course's order and words."""
+    """Measures and prints, in the course's order and words."""
     print("Task 2: Throughput Measurement & Scaling")
     print(text.workload_lines(settings, points.device.type))
     headline = points.measure(settings.batch_size, show=print)
@@ -139,7 +147,7 @@ def report(settings: ThroughputBenchmark, points: Points) -> None:
 
 
 def require_result(outcome: PointOutcome, settings: Workload, points: Points) -> None:
-    """Raise UserError if the batch does not fit, RunFailed if its process died."""
+    """Raises UserError if the batch does not fit or is refused, RunFailed if its process died."""
     where = f"batch_size {settings.batch_size}"
     if outcome.status == OUT_OF_MEMORY:
         usable = USABLE[points.device.type] * (points.capacity_bytes - outcome.held_bytes)
@@ -178,7 +186,10 @@ class Points:
     def measure(
         self, batch_size: int, show: Callable[[str], None] = lambda line: None
     ) -> PointOutcome:
-        """The outcome of a batch size; ``show`` gets what its process prints but progress."""
+        """Returns the outcome of a batch size, which is measured when first asked for.
+
+        ``show`` gets the lines that its process prints, but for progress.
+        """
         if batch_size not in self._outcomes:
             outcome = self._run(batch_size, show)
             self._outcomes[batch_size] = outcome
@@ -188,7 +199,7 @@ class Points:
         return self._outcomes[batch_size]
 
     def table(self) -> pd.DataFrame:
-        """throughput-batches.csv so far, the smallest batch first."""
+        """Returns throughput-batches.csv so far, the smallest batch first."""
         return pd.DataFrame([self._row(batch_size) for batch_size in sorted(self._outcomes)])
 
     def _row(self, batch_size: int) -> dict:
@@ -221,10 +232,11 @@ def _time_rows(batch_size: int, times_ms: Sequence[float]) -> list[dict]:
 
 
 def batch_row(batch_size: int, tokens_per_step: int, outcome: PointOutcome) -> dict:
-    """A row of throughput-batches.csv: medians and quartiles over steps; empty where none ran."""
+    """Returns a row of throughput-batches.csv: medians and quartiles over steps, if any ran."""
     row: dict = dict.fromkeys(BATCH_COLUMNS)
     row |= {"batch_size": batch_size, "status": outcome.status, "reason": outcome.reason}
     if outcome.step_times_ms:
+        # A long step is a low rate: the upper quartile of the times gives the lower one of rates.
         slow, median, fast = np.quantile(outcome.step_times_ms, [0.75, 0.5, 0.25]) / 1e3
         rates = {"tokens_per_s": median, "tokens_per_s_q25": slow, "tokens_per_s_q75": fast}
         row |= {name: tokens_per_step / time_s for name, time_s in rates.items()}
@@ -236,7 +248,7 @@ def batch_row(batch_size: int, tokens_per_step: int, outcome: PointOutcome) -> d
 
 
 def memory_for(settings: ThroughputBenchmark, device: torch.device) -> tuple[int, int]:
-    """Bytes that a point can have on ``device``, and the limit to set for that (0 is none)."""
+    """Returns the bytes that a point can have, and the limit to set for that (0 is none)."""
     if device.type == "cuda":
         has = torch.cuda.get_device_properties(device).total_memory
     else:
@@ -245,7 +257,8 @@ def memory_for(settings: ThroughputBenchmark, device: torch.device) -> tuple[int
     if wanted > has:
         logger.warning(
             "memory_limit_gib %g: there are %.1f GiB, which is the limit",
-            *(settings.memory_limit_gib, has / 2**30),
+            settings.memory_limit_gib,
+            has / 2**30,
         )
     if wanted:
         return min(wanted, has), min(wanted, has)
@@ -255,7 +268,7 @@ def memory_for(settings: ThroughputBenchmark, device: torch.device) -> tuple[int
 
 
 def write_peak(settings: Workload, device: torch.device, run: RunDirectory) -> DevicePeak | None:
-    """The device's peak in the workload's precision, which on a CPU is measured; its tables."""
+    """Writes the device's peak in the workload's precision, measured on a CPU, and returns it."""
     if device.type == "cuda":
         peak = known_peak(torch.cuda.get_device_name(device))
     else:
@@ -267,5 +280,5 @@ def write_peak(settings: Workload, device: torch.device, run: RunDirectory) -> D
 
 
 def device_name(device: torch.device) -> str:
-    """The name of the GPU or processor."""
+    """Returns the name of the GPU or processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()

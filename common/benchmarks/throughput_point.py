@@ -33,7 +33,7 @@ from common.training.loop import time_steps
 from common.training.step import TrainingStep
 
 MEASURED, OUT_OF_MEMORY, REFUSED, FAILED = "measured", "out of memory", "refused", "failed"
-"""How a point can end; a refused one names a mistake in its settings."""
+"""Possible ends of a point; a refused one names a mistake in its settings."""
 
 
 @dataclass(frozen=True)
@@ -50,28 +50,28 @@ class ThroughputPoint(Workload):
 
 @dataclass(frozen=True)
 class PointOutcome:
-    """How a point ended. Times are of single steps, in ms; memory of a CPU is resident."""
+    """The end of a point. Times are of single steps, in ms; memory of a CPU is resident."""
 
     status: str
     reason: str = ""
     warmup_times_ms: tuple[float, ...] = ()
     step_times_ms: tuple[float, ...] = ()
     held_bytes: int = 0
-    """What was in use before there was a model: on a GPU by all, on a CPU by this process."""
+    """Memory in use before there was a model: on a GPU by all, on a CPU by this process."""
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     peak_resident_bytes: int | None = None
 
 
 def main() -> None:
-    """Measure the point of the first argument; write the outcome to the file of the second."""
+    """Measures the point of the first argument; writes the outcome to the file of the second."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     point = ThroughputPoint(**json.loads(sys.argv[1]))
     write_atomically(Path(sys.argv[2]), json.dumps(asdict(outcome(point))))
 
 
 def outcome(point: ThroughputPoint) -> PointOutcome:
-    """Measure, or say that memory ran out or that the settings were refused."""
+    """Measures a point, or says that memory ran out or that the settings were refused."""
     held_bytes = _held_bytes(torch.device(point.device))
     try:
         with kept_memory() if point.keep_memory else nullcontext():
@@ -87,14 +87,17 @@ def outcome(point: ThroughputPoint) -> PointOutcome:
 
 
 def measure(point: ThroughputPoint) -> PointOutcome:
-    """Time the steps; the peak of memory is that of the measured ones."""
+    """Times the steps; the peak of memory is that of the measured ones."""
     device = torch.device(point.device)
     if point.memory_limit_bytes:
         limit_memory(point.memory_limit_bytes, point.device)
     step = TrainingStep(point, device, seed=point.seed)
-    vocabulary = GPT2Config.named(point.model).vocab_size  # padding is no token
     batches = BatchStream(
-        *(point.batch_size, point.seq_len, vocabulary, device, point.async_batches)
+        batch_size=point.batch_size,
+        seq_len=point.seq_len,
+        vocab_size=GPT2Config.named(point.model).vocab_size,  # padding is no token
+        device=device,
+        asynchronous=point.async_batches,
     )
     progress = Progress(point.warmup_steps + point.num_steps)
     print("Warming up...")

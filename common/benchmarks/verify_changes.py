@@ -1,4 +1,4 @@
-"""Make the changes that a diagnosis proposes, and see whether they bring what was predicted.
+"""Makes the changes that a diagnosis proposes, to see whether they bring what was predicted.
 
 A sweep says what a step is made of; the performance model proposes changes and predicts each; here
 they are run, every one on one rank and on all, in one job and in rotated rounds, beside the
@@ -33,7 +33,7 @@ NEWEST = "newest"
 UNTESTABLE = "network"
 """A change that no flag makes."""
 FACTORS = (2, 4, 8, 16, 32)
-"""By which accumulation and batch may be multiplied."""
+"""Factors by which accumulation and batch may be multiplied."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class VerifyChanges:
 
 
 def main(settings: VerifyChanges) -> None:
-    """Predict, run and compare."""
+    """Predicts the changes, prints what they should bring, and runs them."""
     with process_group(settings.device, settings.backend) as worker, kept_memory():
         folder = find_sweep(settings)
         base = read_settings(folder)
@@ -81,7 +81,9 @@ def main(settings: VerifyChanges) -> None:
         facts = {"sweep": relative_to_project(folder), "world_size": worker.world_size}
         facts |= {"model": workload.model, "data": workload.data, "workload": base.workload}
         with record_run(
-            *(settings, "assignment4-changes", worker),
+            settings,
+            "assignment4-changes",
+            worker,
             recorded_settings=facts,
             notes=(workload.note,),
         ) as recorder:
@@ -89,14 +91,21 @@ def main(settings: VerifyChanges) -> None:
                 table = predictions(model, changes, arm, one_rank_step_s(folder, arm))
                 recorder.run.write_table("proposals.csv", table)
                 print(table.to_string(index=False, float_format="%.4g"), flush=True)
-            how = (settings.rounds, settings.steps_per_visit)
-            visit_arms(arms, workload, worker, recorder, *how, kinds=("plain",))
+            visit_arms(
+                arms,
+                workload,
+                worker,
+                recorder,
+                rounds=settings.rounds,
+                steps=settings.steps_per_visit,
+                kinds=("plain",),
+            )
             if recorder.run:
                 print(f"Written to {relative_to_project(recorder.run.path)}")
 
 
 def find_sweep(settings: VerifyChanges) -> Path:
-    """The sweep's run directory. Raises UserError where there is none."""
+    """Returns the sweep's run directory. Raises UserError where there is none."""
     if settings.run_dir != NEWEST:
         folder = Path(settings.run_dir)
         folder = folder if folder.is_dir() else project_root() / folder
@@ -114,7 +123,7 @@ def find_sweep(settings: VerifyChanges) -> Path:
 
 
 def newest_sweep(base: Path) -> Path | None:
-    """The newest complete sweep in a folder of runs."""
+    """Returns the newest complete sweep in a folder of runs, or None."""
     records = {path.parent: read_environment(path.parent) for path in base.glob("*/arms.csv")}
     sweeps = {
         folder: record["start_time"]
@@ -125,7 +134,7 @@ def newest_sweep(base: Path) -> Path | None:
 
 
 def read_settings(folder: Path) -> ScalingBenchmark:
-    """The settings that a sweep was run with."""
+    """Reads the settings that a sweep was run with."""
     known = {field.name for field in dataclasses.fields(ScalingBenchmark)}
     content = yaml.safe_load((folder / "config.yaml").read_text())
     values = {
@@ -137,7 +146,10 @@ def read_settings(folder: Path) -> ScalingBenchmark:
 
 
 def find_arm(folder: Path, settings: VerifyChanges, ranks: int) -> tuple[int, pd.Series]:
-    """The sweep's arm that changes start from. Raises UserError where it has none such."""
+    """Returns the number and the row of the sweep's arm that changes start from.
+
+    Raises UserError where it has none such.
+    """
     arms = pd.read_csv(folder / "arms.csv")
     fits = (arms["regime"] == settings.regime) & (arms["world_size"] == ranks)
     if settings.batch_per_rank:
@@ -155,7 +167,7 @@ def find_arm(folder: Path, settings: VerifyChanges, ranks: int) -> tuple[int, pd
 
 
 def one_rank_step_s(folder: Path, arm: pd.Series) -> float | None:
-    """The step of the arm on one rank that ``arm`` is compared with; None where there is none."""
+    """Returns the step (s) of the one-rank arm that ``arm`` is compared with, or None."""
     arms, steps = pd.read_csv(folder / "arms.csv"), pd.read_csv(folder / "steps.csv")
     base = baseline_of(arm, arms)
     if base is None:
@@ -165,7 +177,7 @@ def one_rank_step_s(folder: Path, arm: pd.Series) -> float | None:
 
 
 def chosen_changes(model: StepModel, kinds: tuple[str, ...]) -> list[tuple[str, StepSettings]]:
-    """No change, and the best proposal of each kind."""
+    """Returns names and settings of no change and of the best proposal of each kind."""
     chosen: dict[str, Proposal] = {}
     for proposal in propose(model, factors=FACTORS):
         if proposal.kind in kinds and proposal.kind != UNTESTABLE:
@@ -176,7 +188,10 @@ def chosen_changes(model: StepModel, kinds: tuple[str, ...]) -> list[tuple[str, 
 def change_arms(
     change: tuple[str, StepSettings], arm: pd.Series, options: StepOptions
 ) -> list[Arm]:
-    """A change on one rank and on all: strong scaling gives one rank everybody's samples."""
+    """Makes the arms of a change, on one rank and on all ranks.
+
+    With strong scaling the one rank has everybody's samples.
+    """
     name, changed = change
     ranks, regime = int(arm["world_size"]), str(arm["regime"])
     made = replace(
@@ -198,7 +213,7 @@ def predictions(
     arm: pd.Series,
     one_rank_s: float | None = None,
 ) -> pd.DataFrame:
-    """``proposals.csv``: what each change is predicted to bring, one row per change.
+    """Returns ``proposals.csv``: the steps and the speedup predicted, one row per change.
 
     ``one_rank_s`` is the step on one rank without a change, where the sweep measured it: then one
     rank's passes are as fast as they were there, not as they were when probed.
@@ -214,10 +229,13 @@ def predictions(
         step_1_s = predict(model, alone).step_1_s * drift
         step_n_s = predict(model, changed).step_n_s
         samples = alone.samples, changed.samples * ranks
+        # In samples per second, as a step on all ranks may take others than a step on one.
         speedup = (samples[1] / step_n_s) / (samples[0] / step_1_s)
         rows.append(
             {
-                **{"change": name, "regime": arm["regime"], "world_size": ranks},
+                "change": name,
+                "regime": arm["regime"],
+                "world_size": ranks,
                 "batch_per_rank": changed.batch_per_rank,
                 "accumulation": changed.accumulation,
                 "compression": changed.compression,

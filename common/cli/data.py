@@ -30,7 +30,7 @@ class Record:
     assignment: str = "assignment2"
 
     def run(self) -> None:
-        """Copy the tables and say where they are."""
+        """Copies the tables and says where they are."""
         from common.report.recording import keep_run
         from common.runtime.paths import relative_to_project
 
@@ -72,7 +72,7 @@ class Tokens:
     """Tokens of a shard; the last one holds the rest."""
 
     def run(self) -> None:
-        """Write the shards and say how to train on them."""
+        """Writes the shards and says how to train on them."""
         from common.data.token_shards import ShardWriter
 
         self._check()
@@ -87,7 +87,7 @@ class Tokens:
         print(f"{writer.num_tokens:,} tokens; to train on them: --data {self.output_dir}")
 
     def _check(self) -> None:
-        """Refuse options that contradict each other, or that would have no effect."""
+        """Raises UserError for options that contradict each other or would have no effect."""
         given = [name for name in SOURCES if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             found = " and ".join(f"--{name}" for name in given) or "none"
@@ -152,7 +152,7 @@ class TextLengths:
     """Where a CSV per data set goes."""
 
     def run(self) -> None:
-        """Write the tables and say what is in them."""
+        """Writes the tables and says what is in them."""
         from common.data.text import load_texts, open_tokenizer
         from common.data.text_lengths import LengthDistribution, write_text_lengths
 
@@ -172,11 +172,15 @@ class TextLengths:
 
 SOURCES = ("text", "dataset", "synthetic")
 SOURCES_OF = {
-    **dict.fromkeys(("dataset_config", "split", "text_column"), ("dataset",)),
-    **dict.fromkeys(("vocab", "max_tokens"), ("text", "dataset")),
-    **dict.fromkeys(("num_tokens", "seed"), ("synthetic",)),
+    "dataset_config": ("dataset",),
+    "split": ("dataset",),
+    "text_column": ("dataset",),
+    "vocab": ("text", "dataset"),
+    "max_tokens": ("text", "dataset"),
+    "num_tokens": ("synthetic",),
+    "seed": ("synthetic",),
 }
-"""Option → the sources that use it, where not all do."""
+"""The sources that use an option, where not all do."""
 
 
 @dataclass(frozen=True)
@@ -191,5 +195,5 @@ class Data:
     ]
 
     def run(self) -> None:
-        """Run what was asked for."""
+        """Runs what was asked for."""
         self.what.run()

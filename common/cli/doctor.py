@@ -18,8 +18,19 @@ if TYPE_CHECKING:
     from common.runtime.gpus import GpuFacts
 
 PACKAGES = (
-    *("torch", "transformers", "datasets", "numpy", "pandas", "matplotlib"),
-    *("papermill", "jupyterlab", "nbconvert", "pypandoc_binary", "typst", "tyro", "rich"),
+    "torch",
+    "transformers",
+    "datasets",
+    "numpy",
+    "pandas",
+    "matplotlib",
+    "papermill",
+    "jupyterlab",
+    "nbconvert",
+    "pypandoc_binary",
+    "typst",
+    "tyro",
+    "rich",
 )
 
 
@@ -37,7 +48,7 @@ class Doctor:
     """Where the self-test writes."""
 
     def run(self) -> None:
-        """Print the tables; exit status 2 when something the main job needs is missing."""
+        """Prints the tables; exit status 2 when something the main job needs is missing."""
         from common.cli.selftest import run_selftest
         from common.runtime.ranks import current_ranks
 
@@ -49,7 +60,7 @@ class Doctor:
             self.show_features()
 
     def show_features(self) -> None:
-        """What works on this machine."""
+        """Prints what works on this machine. Raises UserError if the main job lacks something."""
         from rich.console import Console
         from rich.table import Table
 
@@ -76,7 +87,7 @@ class Doctor:
 
 
 def show_placement() -> None:
-    """Print where every rank runs. Raises UserError when that cannot go well."""
+    """Prints where every rank runs. Raises UserError when that cannot go well."""
     from rich.console import Console
     from rich.table import Table
 
@@ -91,14 +102,24 @@ def show_placement() -> None:
         hidden = worker.gather(reachable.detail if reachable and not reachable.works else None)
     if worker.is_main and os.environ.get("SLURM_PROCID", "0") == "0":
         table = Table(
-            *("rank", "host", "local rank", "device", "CUDA_VISIBLE_DEVICES", "GPUs granted"),
+            "rank",
+            "host",
+            "local rank",
+            "device",
+            "CUDA_VISIBLE_DEVICES",
+            "GPUs granted",
             title="Placement",
             title_justify="left",
         )
         for place in places:
-            row = (place.rank, place.host, place.local_rank, place.device)
-            granted = "not said" if place.granted_gpus is None else place.granted_gpus
-            table.add_row(*map(str, (*row, place.visible or "not set", granted)))
+            table.add_row(
+                str(place.rank),
+                str(place.host),
+                str(place.local_rank),
+                str(place.device),
+                str(place.visible or "not set"),
+                "not said" if place.granted_gpus is None else str(place.granted_gpus),
+            )
         console = Console(width=110)
         console.print(table)
         for rank, why in enumerate(hidden):
@@ -113,7 +134,7 @@ def _refuse(problems: list[str]) -> None:
 
 
 def describe() -> list[tuple[str, str]]:
-    """Devices, ranks, backends and versions, as (name, value)."""
+    """Returns devices, ranks, backends and versions, as (name, value)."""
     import torch
     import torch.distributed as dist
 
@@ -154,7 +175,7 @@ def describe() -> list[tuple[str, str]]:
 
 
 def check_features(found: GpuFacts) -> list[Check]:
-    """One check per feature; each imports or runs the real thing."""
+    """Makes one check per feature; each imports or runs the real thing."""
     return [
         _benchmarks(),
         _gpu(found),
@@ -177,7 +198,7 @@ def find_gpus() -> GpuFacts:
 
 
 def check_gpus(found: GpuFacts) -> list[Check]:
-    """What only a machine with GPUs can get wrong; nothing on another."""
+    """Makes the checks that matter with GPUs only; none on a machine without."""
     import torch
 
     from common.cli import gpu_checks as checks
@@ -199,7 +220,7 @@ def check_gpus(found: GpuFacts) -> list[Check]:
 
 
 def version(package: str) -> str | None:
-    """Installed version of a package, or None."""
+    """Returns the installed version of a package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -214,7 +235,10 @@ def _benchmarks() -> Check:
 
 
 def _gpu(found: GpuFacts) -> Check:
-    """CUDA is not asked for free memory: that takes a context, which another process may forbid."""
+    """Checks that torch can use a GPU.
+
+    CUDA is not asked for free memory: that takes a context, which another process may forbid.
+    """
     import torch
 
     if torch.cuda.is_available():

@@ -34,7 +34,7 @@ class Emulate:
     program: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
 
     def run(self) -> None:
-        """Run the script and leave with torchrun's status."""
+        """Runs the script and leaves with torchrun's status."""
         from common.cluster.emulated import EmulatedCluster
         from common.cluster.launch import emulate, end_orphaned_clusters
 

@@ -16,15 +16,15 @@ from common.runtime.network import counted
 
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_BYTES = 2**30
-"""What NVIDIA recommends for containers that run NCCL (``--shm-size=1g``)."""
+"""NVIDIA's recommendation for containers that run NCCL (``--shm-size=1g``)."""
 LARGEST_MODEL = "gpt2-large"
 STATE_BYTES = 12
-"""Per parameter: the weight and both moments of AdamW, in float32."""
+"""Bytes per parameter: the weight and both moments of AdamW, in float32."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """Whether a feature works here, and why or what would make it work."""
+    """A feature that works here or not; ``detail`` says why, or what would make it work."""
 
     feature: str
     works: bool
@@ -35,7 +35,7 @@ class Check:
 def driver_for_build(
     driver: str | None, driver_cuda: str | None, build: str | None
 ) -> Check | None:
-    """Whether the driver can run this torch; all CUDA versions of one major go together."""
+    """Checks that the driver can run this torch; all CUDA versions of one major go together."""
     if not driver_cuda or not build:
         return None
     found = f"driver {driver or 'of unknown version'} runs CUDA {driver_cuda}"
@@ -51,7 +51,7 @@ def driver_for_build(
 
 
 def several_processes(gpus: Sequence[Gpu]) -> Check | None:
-    """Whether a second process may use a GPU, such as a second rank or a notebook."""
+    """Checks that a second process may use a GPU, such as a second rank or a notebook."""
     feature = "shared GPUs"
     modes = {gpu.compute_mode for gpu in gpus} - {None}
     if not modes:
@@ -69,7 +69,7 @@ def several_processes(gpus: Sequence[Gpu]) -> Check | None:
 
 
 def mig_slices(gpus: Sequence[Gpu]) -> Check | None:
-    """Slices of a GPU have a part of its memory, and NCCL does not join them."""
+    """Checks for slices of GPUs, which have a part of the memory and are not joined by NCCL."""
     slices = [gpu for gpu in gpus if gpu.mig_slice]
     if not slices:
         return None
@@ -84,7 +84,7 @@ def mig_slices(gpus: Sequence[Gpu]) -> Check | None:
 
 
 def reachable_peers(listed: int | None, granted: int) -> Check | None:
-    """Whether a rank can open its node's other GPUs, as NCCL does to copy from one to another.
+    """Checks that a rank can open its node's other GPUs, as NCCL does to copy between them.
 
     Args:
         listed: GPUs that the driver lists: those a cgroup hides are not among them, those that
@@ -105,7 +105,7 @@ def reachable_peers(listed: int | None, granted: int) -> Check | None:
 
 
 def peer_access(pairs: Sequence[GpuPair]) -> Check | None:
-    """Whether each GPU can read the others' memory."""
+    """Checks that each GPU can read the others' memory."""
     told = [pair for pair in pairs if pair.peer_to_peer is not None]
     if not told:
         return None
@@ -124,7 +124,7 @@ def peer_access(pairs: Sequence[GpuPair]) -> Check | None:
 
 
 def host_memory(gpus: int, available_bytes: int, model: str = LARGEST_MODEL) -> Check | None:
-    """Whether a checkpoint of the largest model fits: a node's ranks stage the states once."""
+    """Checks that a checkpoint of ``model`` fits: a node's ranks stage the states once."""
     from common.perfmodel.architecture import GPT2Config
 
     if not gpus:
@@ -140,7 +140,7 @@ def host_memory(gpus: int, available_bytes: int, model: str = LARGEST_MODEL) -> 
 
 
 def shared_memory(gpus: int, free_bytes: int | None) -> Check | None:
-    """Whether NCCL's ranks on one node have room to exchange; containers often give 64 MiB."""
+    """Checks that NCCL's ranks on a node have room to exchange; containers often give 64 MiB."""
     if gpus < 2 or free_bytes is None:
         return None
     detail = f"{free_bytes / 2**20:,.0f} MiB free in {SHARED_MEMORY}"

@@ -10,7 +10,7 @@ from common.runtime.pci import Nearest
 
 UNKNOWN = "not known"
 MANY = 8
-"""More GPUs or pairs than these are not named one by one."""
+"""Upper bound on the GPUs or pairs with one value that are named one by one."""
 
 
 def gpu_rows(found: GpuFacts) -> list[tuple[str, str]]:
@@ -41,9 +41,9 @@ def gpu_rows(found: GpuFacts) -> list[tuple[str, str]]:
 
 
 def _grouped(values: Mapping[str, str]) -> str:
-    """One value where all are equal, else a line for each with those that have it.
+    """Returns the one value of all, else a line for each value with those that have it.
 
-    Of many the most frequent value stands last, without their names.
+    Where more than MANY share the most frequent value, it stands last, without their names.
     """
     owners: dict[str, list[str]] = {}
     for owner, value in values.items():

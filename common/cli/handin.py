@@ -27,13 +27,13 @@ class Handin:
     """Where the tarball goes."""
 
     def run(self) -> None:
-        """Build the tarball and say what is in it."""
+        """Builds the tarball and says what is in it."""
         path = build(self)
         print(f"{path}: report.pdf, {pages(read_back(path))} pages")
 
 
 def build(asked: Handin) -> Path:
-    """Write the tarball, whole or not at all, and check it by reading it back.
+    """Writes the tarball, whole or not at all, and checks it by reading it back.
 
     Raises UserError for a name or an assignment that is not one, and for a run without a report.
     """
@@ -59,7 +59,10 @@ def build(asked: Handin) -> Path:
 
 
 def find_report(assignment: str, run_dir: str | None) -> Path:
-    """The report of the given run, or of the newest complete run of the assignment."""
+    """Returns the report of the given run, or of the assignment's newest complete run.
+
+    Raises UserError where there is none.
+    """
     from common.runtime.paths import project_root
     from common.runtime.run_directory import newest_complete_run, read_environment
 
@@ -80,7 +83,7 @@ def find_report(assignment: str, run_dir: str | None) -> Path:
 
 
 def read_back(path: Path) -> bytes:
-    """The report inside a tarball. Raises UserError unless it holds one PDF and nothing else."""
+    """Reads the report inside a tarball. Raises UserError unless it holds one PDF and no more."""
     with tarfile.open(path) as tar:
         members = tar.getmembers()
         if len(members) != 1 or not members[0].name.endswith("/report.pdf"):
@@ -92,6 +95,7 @@ def read_back(path: Path) -> bytes:
 
 
 def pages(pdf: bytes) -> int:
-    """Number of pages of a PDF whose page tree is not compressed away."""
+    """Returns the number of pages of a PDF whose page tree is not compressed away."""
+    # Every inner node of the page tree counts the pages below it, the root all of them.
     counts = [int(count) for count in re.findall(rb"/Count (\d+)", pdf)]
     return max(counts, default=len(re.findall(rb"/Type\s*/Page\b", pdf)))

@@ -35,14 +35,14 @@ Command = (
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Runs the subcommand that the console script was called with."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     with exit_status():
         _parse(sys.argv[1:]).run()
 
 
 def _parse(arguments: list[str]) -> Command:
-    """The subcommand; what follows ``--`` is the program that ``ddplab emulate`` runs."""
+    """Parses the subcommand; what follows ``--`` is the program that ``ddplab emulate`` runs."""
     if "--" in arguments:
         own, program = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
         command = _parse(own)

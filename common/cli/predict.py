@@ -1,4 +1,4 @@
-"""``ddplab predict``: T(b) and b* from measured tables, and how good that was."""
+"""``ddplab predict``: T(b) and b* from measured tables, and the error of the prediction."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Predict:
     )
 
     def run(self) -> None:
-        """Print the prediction."""
+        """Prints the prediction."""
         from rich.console import Console
 
         if self.on_cluster.cluster is not None:
@@ -128,7 +128,7 @@ class Report:
         self.caps = caps or self._default_caps()
 
     def print(self, console) -> None:
-        """Everything, in the order a reader wants it."""
+        """Prints everything, in the order a reader wants it."""
         best = self.model.best_cap()
         accuracy = self._accuracy()
         if self.trace:
@@ -145,7 +145,7 @@ class Report:
             console.print(f"- {line}", highlight=False, soft_wrap=True)
 
     def _expected(self) -> str | None:
-        """How far off to expect the prediction, where it is not held against a measurement."""
+        """Returns a line with the expected error of the prediction; None without a backend."""
         from pathlib import Path
 
         from common.perfmodel.expected_error import expectation
@@ -157,7 +157,7 @@ class Report:
         return expectation(self.model, self.backend, str(environment.get("network")))
 
     def _chance(self, best: BestCap) -> str | None:
-        """By how much chance in the samples moves the prediction, where there are samples."""
+        """Returns a line with the prediction's sampling error; None without raw samples."""
         from common.perfmodel.calibration import read_calibration
         from common.perfmodel.tables import has_samples
         from common.perfmodel.uncertainty import chance_text

@@ -22,7 +22,7 @@ COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 
 
 def given_flags(settings: object, leave_out: tuple[str, ...] = ()) -> list[str]:
-    """The flags of a settings object that differ from their defaults."""
+    """Returns the flags of a settings object that differ from their defaults."""
     return [
         f"--{one.name.replace('_', '-')}"
         for one in fields(settings)
@@ -73,7 +73,7 @@ class ClusterQuestion:
     """Write every column of the prediction to this file."""
 
     def run(self) -> None:
-        """Predict and print. Raises UserError for what the cluster, or the model, has not."""
+        """Predicts and prints. Raises UserError for what the cluster, or the model, has not."""
         from rich.console import Console
 
         if self.csv is not None:
@@ -88,7 +88,7 @@ class ClusterQuestion:
             console.print(f"- all columns: {self.csv}", highlight=False)
 
     def predict(self) -> ScaleOut:
-        """The prediction that these flags ask for."""
+        """Computes the prediction that these flags ask for."""
         from common.perfmodel.clusters import load_cluster
         from common.perfmodel.scale_out import GLOBAL_BATCH_SIZE, parse_gpus, predict_scale_out
         from common.perfmodel.workload import Workload
@@ -132,7 +132,7 @@ class ClusterQuestion:
 
 
 def check_csv(path: str) -> None:
-    """Raise UserError where no table could be written there, before anything is predicted."""
+    """Raises UserError where no table could be written there, before anything is predicted."""
     from pathlib import Path
 
     target = Path(path)
@@ -143,7 +143,7 @@ def check_csv(path: str) -> None:
 
 
 def write_csv(table: pd.DataFrame, path: str) -> None:
-    """The whole table. Raises UserError where it cannot be written."""
+    """Writes the whole table. Raises UserError where it cannot be written."""
     from pathlib import Path
 
     from common.runtime.run_directory import write_atomically
@@ -155,7 +155,7 @@ def write_csv(table: pd.DataFrame, path: str) -> None:
 
 
 def print_prediction(predicted: ScaleOut, console: Console) -> None:
-    """Tables of DDP and FSDP, weak and strong, and everything they assume."""
+    """Prints tables of DDP and FSDP, weak and strong, and everything they assume."""
     from common.perfmodel.scale_out import stated_assumptions
 
     work = predicted.workload
@@ -184,9 +184,13 @@ def _ddp_table(rows: pd.DataFrame, scaling: str) -> Table:
     for row in rows.itertuples():
         cells = [f"{row.gpus:,}", *_common_cells(row)]
         if row.gpus > 1:
-            caps = (row.bucket_cap_low_mib, row.bucket_cap_high_mib)
             cells += [
-                _band(row.bucket_cap_mib, *caps, _three),
+                _band(
+                    row.bucket_cap_mib,
+                    row.bucket_cap_low_mib,
+                    row.bucket_cap_high_mib,
+                    _three,
+                ),
                 f"{_three(row.near_low_mib)}–{_three(row.near_high_mib)}",
                 f"{row.default_step_s / row.step_s - 1:+.1%}",
             ]
@@ -211,11 +215,15 @@ def _table(title: str) -> Table:
 
 
 def _common_cells(row) -> list[str]:
-    share = (100 * row.efficiency, 100 * row.efficiency_low, 100 * row.efficiency_high)
     return [
         _in_units(row.step_s, row.step_low_s, row.step_high_s, TIMES),
         _in_units(row.exposed_s, row.exposed_low_s, row.exposed_high_s, TIMES),
-        _band(*share, _percent),
+        _band(
+            100 * row.efficiency,
+            100 * row.efficiency_low,
+            100 * row.efficiency_high,
+            _percent,
+        ),
         _in_units(row.tokens_per_s, row.tokens_per_s_low, row.tokens_per_s_high, COUNTS),
     ]
 
@@ -246,13 +254,14 @@ def _band(value: float, low: float, high: float, form: Callable[[float], str]) -
 
 
 def _in_units(value: float, low: float, high: float, units: dict[str, float]) -> str:
-    """A value with its unit and, in the same unit, its band: ``131 ms (119–160)``."""
+    """Formats a value with its unit and, in the same unit, its band: ``131 ms (119–160)``."""
+    # The largest unit that the value reaches, or else the smallest: units come from large to small.
     name, unit = next((n, u) for n, u in units.items() if value >= u or u == min(units.values()))
     return f"{_three(value / unit)}{name} ({_three(low / unit)}–{_three(high / unit)})"
 
 
 def _three(value: float) -> str:
-    """Three figures, without an exponent."""
+    """Formats a value with three figures, without an exponent."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """Where a trace goes, and which pass it shows.
+    """The file that a trace goes to, and the pass that it shows.
 
     ``caps`` are those the user gave; ``watched`` the run's measured passes, and ``local`` its
     table of steps without DDP, if it has them.
@@ -29,7 +29,7 @@ class TraceRequest:
     local: Path | None = None
 
     def write(self, model: DdpModel, best_mib: float, sweep: BucketSweep | None) -> str:
-        """Write the trace and return the line that says so.
+        """Writes the trace and returns the line that says so.
 
         The cap is the one that was asked for, else the watched one that is predicted to be the
         best, else ``best_mib``. Around the measured pass are the medians of the sweep's steps.
@@ -62,7 +62,7 @@ class TraceRequest:
         )
 
     def _around(self, cap: float | None, sweep: BucketSweep | None) -> dict[str, Around]:
-        """Forward pass and update of both; none where steps without DDP were not timed."""
+        """Returns forward pass and update of both; none where no steps without DDP were timed."""
         from common.analysis.timelines import around_passes
         from common.perfmodel.ddp_step import read_step_parts
         from common.perfmodel.trace import Around
@@ -78,7 +78,7 @@ class TraceRequest:
 def trace_request(
     path: str, caps: tuple[float | None, ...], run_dir: str | None, measured: str | None
 ) -> TraceRequest:
-    """Check what was asked for, before anything is computed.
+    """Checks what was asked for, before anything is computed.
 
     Measured passes come from the run directory, else from beside the ``measured`` table.
     Raises UserError for more than one cap, or a file that cannot be written.

@@ -23,7 +23,7 @@ class Run:
     """Measure nothing: write the report of the measurements in this folder (of cluster jobs)."""
 
     def run(self) -> None:
-        """Do it and say where the results are."""
+        """Runs the benchmarks, or only reports, and says where the results are."""
         from common.report.pipeline import report_measured, run_assignments
         from common.report.progress import StageProgress
         from common.runtime.bytecode import shared_bytecode

@@ -9,7 +9,7 @@ from common.errors import RunFailed, UserError
 
 
 def run_selftest(output_dir: str) -> None:
-    """Start the self-test, show its table, and leave with its verdict.
+    """Starts the self-test, shows its table, and leaves with its verdict.
 
     Raises:
         UserError: GPUs were granted that torch cannot use.

@@ -47,7 +47,7 @@ class Study:
     """Run directory of an accuracy study that was cut: its complete cases are taken over."""
 
     def run(self) -> None:
-        """Run it and say where the results are."""
+        """Runs the study and says where the results are."""
         from common.report.progress import StageProgress
 
         name, settings_name, *_ = STUDIES[self.what]

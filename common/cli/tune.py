@@ -40,7 +40,7 @@ class Tune:
     """Name of the run directory; made up by default."""
 
     def run(self) -> None:
-        """Tune and print the recommendation."""
+        """Tunes and prints the recommendation."""
         from common.runtime.ranks import current_ranks
         from common.tuning.settings import TuneSettings
         from common.tuning.target import parse_target
@@ -70,8 +70,11 @@ class Tune:
         progress = StageProgress()
         with progress.stage(f"tune {function} ({ranks} ranks)") as update:
             found = tune_on_ranks(
-                *(function, ranks),
-                **{"output_dir": output_dir, "run_id": run_id, "flags": values},
+                function,
+                ranks,
+                output_dir=output_dir,
+                run_id=run_id,
+                flags=values,
                 on_output=update,
             )
         print_recommendation(found, progress.console)

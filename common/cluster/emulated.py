@@ -1,4 +1,4 @@
-"""A cluster emulated on this machine: what it is made of, and whether this machine can have one.
+"""A cluster emulated on this machine: its parts, and a test that this machine can have one.
 
 Every host is a network namespace with an address of its own; a switch joins them, and the link of
 each host lets through a stated rate in both directions. All of it lives in namespaces that belong
@@ -57,7 +57,7 @@ class EmulatedCluster:
     def of(
         cls, hosts: int, rates: Sequence[str], ranks_per_host: int = 1, delay_ms: float = 0.0
     ) -> EmulatedCluster:
-        """From a number of hosts and rates as text: one for all hosts, or one for each."""
+        """Makes a cluster from rates as text: one for all hosts, or one for each."""
         if not 1 <= hosts <= MAX_HOSTS:
             raise UserError(f"{hosts} hosts: an emulated cluster has 1 to {MAX_HOSTS}")
         parsed = tuple(parse_rate(rate) for rate in rates)
@@ -80,7 +80,7 @@ class EmulatedCluster:
 
 
 def parse_rate(text: str) -> float:
-    """Bits per second of a rate in tc's notation, such as ``100mbit`` or ``2.5gbit``."""
+    """Parses a rate in tc's notation, such as ``100mbit`` or ``2.5gbit``, into bits per second."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)", text.strip().lower())
     if match is None:
         raise UserError(f"rate {text!r} is not one; like 100mbit, 1gbit or 2.5gbit")
@@ -91,7 +91,7 @@ def parse_rate(text: str) -> float:
 
 
 def command(cluster: EmulatedCluster, program: Sequence[str]) -> list[str]:
-    """What starts ``program`` on the ranks of the cluster.
+    """Returns the command that starts ``program`` on the ranks of the cluster.
 
     The process ends with the status of the first torchrun that failed, and stops when its
     standard input is closed. Lines that a rank prints begin as ``RANK_PREFIX`` says.
@@ -105,7 +105,7 @@ def command(cluster: EmulatedCluster, program: Sequence[str]) -> list[str]:
 
 
 def own_namespaces() -> list[str]:
-    """The ``unshare`` command that starts a program in namespaces of its own.
+    """Returns the ``unshare`` command that starts a program in namespaces of its own.
 
     Root needs no user namespace; everyone else is root inside one.
 
@@ -135,7 +135,7 @@ def own_namespaces() -> list[str]:
 
 
 def why_not() -> str | None:
-    """The reason why this machine cannot emulate hosts, or None. Tries the real thing."""
+    """Returns the reason why this machine cannot emulate hosts, or None. Tries the real thing."""
     try:
         namespaces = own_namespaces()
     except UserError as error:

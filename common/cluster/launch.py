@@ -1,4 +1,4 @@
-"""Start a script on ranks of this machine or of emulated hosts, and leave nothing behind."""
+"""Starts a script on ranks of this machine or of emulated hosts, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAUNCHER = "DDPLAB_LAUNCHER"
 
 
 def threads_per_rank(ranks: int, cores: int | None = None) -> int:
-    """OMP_NUM_THREADS that shares the cores fairly: their number over that of ranks, at least 1."""
+    """Returns a fair OMP_NUM_THREADS: the number of cores over that of ranks, at least 1."""
     return max(1, (cores or usable_cores()) // ranks)
 
 
@@ -42,7 +42,7 @@ def launch(
     on_output: Callable[[str], None] = lambda line: None,
     grace_s: float = 10,
 ) -> None:
-    """Run ``script`` on ``ranks`` local ranks, or on emulated hosts, and wait for it.
+    """Runs ``script`` on ``ranks`` local ranks, or on emulated hosts, and waits for it.
 
     torchrun chooses a free port; what the ranks print goes to ``log`` and, line by line, to
     ``on_output``. After success, failure or an exception here (Ctrl-C) no process is left.
@@ -66,7 +66,7 @@ def launch(
 def launch_series(
     scripts: Sequence[Sequence[str]], ranks: int, error_file: Path, grace_s: float = 10
 ) -> Iterator[Callable[[Path, Callable[[str], None]], None]]:
-    """Run scripts, each a path and its arguments, one after another on the same local ranks.
+    """Runs scripts, each a path and its arguments, one after another on the same local ranks.
 
     What they import is imported once, which for each of them would take ten seconds; each still
     runs in a process of its own (``series``). Yields ``wait(log, on_output)``, to be called once
@@ -101,13 +101,18 @@ def _ranks(
     grace_s: float,
     hosts: EmulatedCluster | None = None,
 ) -> AbstractContextManager[subprocess.Popen]:
-    """The program on ranks of this machine or of emulated hosts."""
+    """Returns a context that runs the program on ranks of this machine or of emulated hosts."""
     if hosts:
         command = emulated.command(hosts, program)
     else:
         command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(ranks), *program),
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+            *program,
         ]
     variables = {
         "PATH": search_path(),
@@ -115,15 +120,21 @@ def _ranks(
         "PYTHONUNBUFFERED": "1",
         "DDPLAB_ERROR_FILE": str(error_file),
     }
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    mark = secrets.token_hex(8)
-    return started(command, mark, variables, grace_s, cwd=project_root(), **streams)
+    return started(
+        command,
+        mark=secrets.token_hex(8),
+        variables=variables,
+        grace_s=grace_s,
+        cwd=project_root(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def _pass_on(
     process: subprocess.Popen, output: TextIO, on_output: Callable[[str], None], ends: int = 0
 ) -> bool:
-    """Pass on what ranks print, until so many have ended a script of a series; whether they have.
+    """Passes on what ranks print; returns True once ``ends`` of them have ended a script.
 
     Ranks that meet in every script end it before any of them ends the next.
     """
@@ -140,7 +151,7 @@ def _pass_on(
 
 
 def _failure(script: str, ranks: int, log: Path, error_file: Path) -> UserError | RunFailed:
-    """Why ranks have failed, in their own words where they left some."""
+    """Returns the error for ranks that failed, in their own words where they left some."""
     if error_file.exists():
         message = error_file.read_text()
         error_file.unlink()
@@ -152,7 +163,7 @@ def _failure(script: str, ranks: int, log: Path, error_file: Path) -> UserError 
 def started(
     command: Sequence[str], mark: str, variables: Mapping[str, str], grace_s: float, **options
 ) -> Iterator[subprocess.Popen]:
-    """A process that, with all it started, has ended when the block is left.
+    """Yields a process that, with all it started, has ended when the block is left.
 
     The processes carry ``mark`` in their environment. If the block is left by an exception they
     are told to stop, by SIGINT and by the end of their standard input; those still alive after
@@ -180,7 +191,7 @@ def started(
 
 
 def emulate(cluster: EmulatedCluster, program: Sequence[str], grace_s: float = 12) -> int:
-    """Run ``program`` (a script or ``-m`` and a module, and its flags) on emulated hosts.
+    """Runs ``program`` (a script or ``-m`` and a module, and its flags) on emulated hosts.
 
     What the ranks print goes to this process's own output. Returns torchrun's exit status.
 
@@ -201,7 +212,7 @@ def emulate(cluster: EmulatedCluster, program: Sequence[str], grace_s: float = 1
 
 
 def end_orphaned_clusters() -> int:
-    """End what is left of launches whose launcher is gone; returns how many processes.
+    """Ends what is left of launches whose launcher is gone; returns the number of processes.
 
     The kernel leaves nothing in the usual case. This finds clusters that are just ending, or that
     hang in doing so. A launcher in another process namespace (a container) cannot be seen from
@@ -223,7 +234,7 @@ def end_orphaned_clusters() -> int:
 
 
 def own_identity() -> str:
-    """This process among all there ever are: id, time of creation, namespace of process ids."""
+    """Returns what tells this process from all others: id, time of creation, PID namespace."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -239,7 +250,7 @@ def _created(pid: int) -> str:
 
 
 def end_marked_processes(mark: str, grace_s: float) -> None:
-    """Wait up to ``grace_s`` for the processes that carry ``mark`` to end, then kill the rest.
+    """Waits up to ``grace_s`` for the processes that carry ``mark`` to end, then kills the rest.
 
     Ctrl-C while it waits ends the waiting, not the killing.
     """
@@ -258,7 +269,7 @@ def end_marked_processes(mark: str, grace_s: float) -> None:
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:
-    """Living processes whose environment carries the launch's mark."""
+    """Returns the living processes whose environment carries the launch's mark."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -270,7 +281,7 @@ def marked_processes(mark: str) -> list[psutil.Process]:
 
 
 def _cause(log: Path) -> str:
-    """The line of the log that says most about why a launch failed.
+    """Returns the line of the log that says most about why a launch failed.
 
     torchrun names the rank that failed first and its signal; an exception's last line says more
     than that a rank left with status 1.

@@ -1,4 +1,4 @@
-"""What a plain TCP stream reaches on each link of an emulated cluster, one link at a time."""
+"""The rate of a plain TCP stream on each link of an emulated cluster, one link at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READING_S, POLL_S = 1e-3, 1e-4
 
 
 def probe(host: int, rate_bit_per_s: float) -> dict[str, float]:
-    """Payload rates of a host's link in bit/s: ``up`` (to the switch) and ``down``."""
+    """Measures the payload rates of a host's link in bit/s: ``up`` (to the switch) and ``down``."""
     seconds = min(1.0, max(0.25, 8 * 2**20 / rate_bit_per_s))
     with network_of(host):
         inside = socket.create_server((address(host), 0))
@@ -38,7 +38,7 @@ def probe(host: int, rate_bit_per_s: float) -> dict[str, float]:
 
 @contextmanager
 def network_of(host: int) -> Iterator[None]:
-    """Sockets made in this block, in this thread, belong to the host's network."""
+    """Enters a host's network: sockets made in this block, in this thread, belong to it."""
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     other = os.open(Path("/run/netns") / f"host{host}", os.O_RDONLY)
     try:
@@ -57,8 +57,9 @@ def _enter(namespace: int) -> None:
 
 
 def stream_rate(sender: socket.socket, receiver: socket.socket, seconds: float) -> float:
-    """Bits of payload per second that arrive, after a start that is not counted (a fifth of
-    ``seconds``).
+    """Measures for ``seconds`` how many bits of payload arrive per second.
+
+    A warm-up of a fifth of ``seconds`` comes before and is not counted.
 
     The kernel counts what has arrived. A program would count what it reads: after it was held up
     it reads at once what came in over a longer time, and the link seems faster than it is.
@@ -95,7 +96,7 @@ def stream_rate(sender: socket.socket, receiver: socket.socket, seconds: float) 
 
 
 def _arrived(receiver: socket.socket, within_s: float) -> tuple[float, int]:
-    """The moment of the next arrival (or the end of ``within_s``), and the bytes of all so far.
+    """Returns the moment of the next arrival (or the end of ``within_s``) and all bytes so far.
 
     From arrival to arrival, because a slow link hands over tens of kilobytes at once. Read again
     where reading took long: something else ran between the clock and the count.

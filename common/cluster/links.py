@@ -31,13 +31,16 @@ CONGESTION_CONTROL = "reno"
 
 
 def address(host: int) -> str:
-    """Address of a host, counted from 1. As text these sort like the hosts, which gives host 1
-    rank 0: torchrun orders nodes by the text of their addresses."""
+    """Returns the address of a host, counted from 1.
+
+    As text the addresses sort like the hosts, which gives host 1 rank 0: torchrun orders nodes by
+    the text of their addresses.
+    """
     return f"10.77.0.{100 + host}"
 
 
 def build(cluster: EmulatedCluster, burst_bytes: int) -> None:
-    """Make the switch, the hosts and their links.
+    """Makes the switch, the hosts and their links.
 
     Raises:
         UserError: a command was refused, with its own words.
@@ -56,8 +59,17 @@ def build(cluster: EmulatedCluster, burst_bytes: int) -> None:
         name, port = f"host{host}", f"port{host}"
         run("ip", "netns", "add", name)
         run(
-            *("ip", "link", "add", port, "type", "veth"),
-            *("peer", "name", INTERFACE, "netns", name),
+            "ip",
+            "link",
+            "add",
+            port,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            INTERFACE,
+            "netns",
+            name,
         )
         run("ip", "link", "set", port, "gso_max_size", str(PACKET_BYTES))
         run("ip", "-n", name, "link", "set", INTERFACE, "gso_max_size", str(PACKET_BYTES))
@@ -72,7 +84,7 @@ def build(cluster: EmulatedCluster, burst_bytes: int) -> None:
 
 
 def shape(cluster: EmulatedCluster, burst_bytes: int) -> None:
-    """Limit every link, both ways, with token buckets of this depth; again, with another depth."""
+    """Limits every link, both ways, with token buckets of this depth; may be called again."""
     for host, rate in enumerate(cluster.rates_bit_per_s, start=1):
         parent = ("parent", "1:1") if cluster.delay_ms else ("root",)
         _token_bucket(rate, burst_bytes, "dev", INTERFACE, *parent, netns=f"host{host}")
@@ -80,7 +92,7 @@ def shape(cluster: EmulatedCluster, burst_bytes: int) -> None:
 
 
 def limit_own_link(rate_bit_per_s: float) -> None:
-    """Limit what this host sends; to be called on an emulated host, whose own end this is.
+    """Limits what this host sends; to be called on an emulated host, whose own end this is.
 
     The other end of the link, which limits what the host receives, stays as it was built: no rate
     above that one is reached. Raises UserError where the link is not this process's to limit.
@@ -101,7 +113,7 @@ def _token_bucket(rate: float, burst_bytes: int, *where: str, netns: str | None 
 
 
 def delay(netns: str, delay_ms: float) -> None:
-    """Delay what a host sends. Raises UserError where the kernel has no netem."""
+    """Delays what a host sends. Raises UserError where the kernel has no netem."""
     netem = ("handle", "1:", "netem", "delay", f"{delay_ms}ms", "limit", "100000")
     try:
         run("tc", "-n", netns, "qdisc", "add", "dev", INTERFACE, "root", *netem)
@@ -115,7 +127,7 @@ def delay(netns: str, delay_ms: float) -> None:
 
 
 def run(*arguments: str) -> None:
-    """One command. Raises UserError with what it said."""
+    """Runs one command. Raises UserError with what it said where it fails."""
     done = subprocess.run(arguments, capture_output=True, text=True)
     if done.returncode:
         said = " ".join(done.stderr.split())

@@ -21,19 +21,19 @@ from pathlib import Path
 from common.runtime.orphans import die_with_parent
 
 ENDED = "\x1escript ended\x1e"
-"""What each rank prints after a script that succeeded."""
+"""Line that each rank prints after a script that succeeded."""
 FIRST_USED = "torch._dynamo"
-"""What PyTorch imports when an optimizer or DDP is first made."""
+"""Module that PyTorch imports when an optimizer or DDP is first made."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def program(scripts: Sequence[Sequence[str]]) -> list[str]:
-    """What torchrun is to start: each script is its path and its arguments."""
+    """Returns the words for torchrun to start; each script is its path and its arguments."""
     return ["-m", "common.cluster.series", json.dumps([list(map(str, words)) for words in scripts])]
 
 
 def main() -> None:
-    """Run the scripts; the first that fails ends this rank as it ended itself."""
+    """Runs the scripts; the first that fails ends this rank as it ended itself."""
     die_with_parent()
     scripts = json.loads(sys.argv[1])
     for name in dict.fromkeys(name for words in scripts for name in imported(words[0])):
@@ -53,14 +53,14 @@ def main() -> None:
 
 
 def imported(script: str) -> list[str]:
-    """The modules from which a script imports."""
+    """Returns the modules from which a script imports."""
     body = ast.parse(Path(script).read_text()).body
     names = [node.module for node in body if isinstance(node, ast.ImportFrom) and node.module]
     return [name for name in names if name != "__future__"]
 
 
 def run(words: list[str]) -> int:
-    """Run a script in a fork of this process; its exit status, negative after a signal."""
+    """Runs a script in a fork of this process; returns its exit status, -n after signal n."""
     before = {number: signal.getsignal(number) for number in FORWARDED}
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     child = os.fork()

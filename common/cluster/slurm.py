@@ -1,4 +1,4 @@
-"""A Slurm of one's own on one machine: try the job files where they run in earnest, on Slurm.
+"""A private Slurm on one machine, to try the job files on what they are written for.
 
 ::
 
@@ -77,7 +77,7 @@ class Job:
 
     job_id: int
     array_index: int | None
-    """Which task of the array; None for a job that is none."""
+    """Number of the task in its array; None for a job that is not of an array."""
     state: str
     """Slurm's word: PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT …"""
     exit_status: int
@@ -86,7 +86,7 @@ class Job:
     nodes: str
     """Slurm's list of the nodes, such as ``n[1-2]``."""
     log: Path
-    """Where the job's output goes."""
+    """File of the job's output."""
 
     @property
     def ended(self) -> bool:
@@ -100,10 +100,10 @@ class PrivateSlurm:
     folder: Path
     """Configuration, logs and spools; gone when the cluster is."""
     environment: dict[str, str]
-    """What a Slurm command needs to reach this cluster and no other."""
+    """Variables with which a Slurm command reaches this cluster and no other."""
 
     def command(self, *words: object, variables: Mapping[str, str] | None = None) -> str:
-        """Run a Slurm command here, such as ``("scontrol", "show", "nodes")``; what it prints.
+        """Runs a Slurm command, such as ``("scontrol", "show", "nodes")``; returns its output.
 
         Raises:
             UserError: the command refuses; the message is its own.
@@ -122,7 +122,7 @@ class PrivateSlurm:
     def submit(
         self, job_file: Path | str, *flags: object, variables: Mapping[str, str] | None = None
     ) -> int:
-        """Submit a job file; ``flags`` are sbatch's, ``variables`` the job's. Returns the job id.
+        """Submits a job file; ``flags`` are sbatch's, ``variables`` the job's. Returns the job id.
 
         Raises:
             UserError: sbatch refuses.
@@ -131,12 +131,12 @@ class PrivateSlurm:
         return int(said.split(";")[0])
 
     def jobs(self, job_id: int) -> list[Job]:
-        """The job, or the tasks of the array, in order."""
+        """Returns the job, or the tasks of the array, in order."""
         said = self.command("scontrol", "show", "job", "--oneliner", job_id)
         return sorted((_read_job(line) for line in said.splitlines()), key=lambda job: job.job_id)
 
     def wait(self, job_id: int, timeout_s: float = 300) -> list[Job]:
-        """Wait until the job, or every task of the array, has ended.
+        """Waits until the job, or every task of the array, has ended; returns them.
 
         Raises:
             RunFailed: it has not ended after ``timeout_s``.
@@ -153,7 +153,7 @@ class PrivateSlurm:
 
 
 def why_not() -> str | None:
-    """Why no private Slurm can run here, or None if one can."""
+    """Returns the reason why no private Slurm can run here, or None if one can."""
     if not sys.platform.startswith("linux"):
         return "Slurm runs on Linux only"
     missing = [name for name in PACKAGES if not shutil.which(name, path=search_path())]
@@ -181,7 +181,7 @@ def private_slurm(
     cores_per_node: int = 8,
     start_timeout_s: float = 60,
 ) -> Iterator[PrivateSlurm]:
-    """Start a Slurm with nodes n1, n2 … and, on leaving the block, end all of it and its jobs.
+    """Starts a Slurm with nodes n1, n2 … and, on leaving the block, ends all of it and its jobs.
 
     Args:
         folder: where its own temporary folder is made; by default the system's place for them.
@@ -229,7 +229,10 @@ def private_slurm(
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """This process's variables without those of a Slurm job that it may be in."""
+    """Returns this process's variables, made to reach the Slurm in ``folder``.
+
+    Those of a Slurm job that this process may be in are left out.
+    """
     own = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH_", "SRUN_"))}
     return own | {"PATH": search_path(), "SLURM_CONF": str(folder / "slurm.conf")}
 
@@ -255,7 +258,10 @@ def _wait_until_ready(
 
 
 def _start_failure(folder: Path, problem: str, daemons: list[str]) -> RunFailed:
-    """What the logs say of a Slurm that did not come up: last error lines, ends as notes."""
+    """Returns the error for a Slurm that did not come up, from the daemons' logs.
+
+    Its message has their last error lines, its notes the ends of the logs.
+    """
     logs = {name: _lines(folder / f"{name}.log") for name in daemons}
     ended = _lines(folder / "ended.log")
     reasons = []
@@ -275,7 +281,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _read_job(line: str) -> Job:
-    """One line of ``scontrol show job --oneliner``."""
+    """Parses one line of ``scontrol show job --oneliner``."""
     field = dict(re.findall(r"(?:^| )(\w+)=(\S*)", line))
     index = field.get("ArrayTaskId", "")
     return Job(

@@ -49,11 +49,16 @@ GresTypes=gpu
 
 
 def write_configuration(folder: Path, names: list[str], gpus: int, cores: int) -> None:
-    """Write slurm.conf, gres.conf with the device files it names, and a key for munge."""
+    """Writes slurm.conf, gres.conf with the device files it names, and a key for munge."""
     host = socket.gethostname().split(".")[0]
     controller_port, *ports = _free_ports(1 + len(names))
-    first = {"folder": folder, "first_job_id": 1 + secrets.randbelow(10_000)}
-    lines = [CONFIGURATION.format(host=host, controller_port=controller_port, **first)]
+    configuration = CONFIGURATION.format(
+        host=host,
+        controller_port=controller_port,
+        folder=folder,
+        first_job_id=1 + secrets.randbelow(10_000),
+    )
+    lines = [configuration]
     gpu_lines = []
     for name, port in zip(names, ports, strict=True):
         gres = f"Gres=gpu:{gpus} " if gpus else ""
@@ -77,7 +82,7 @@ def write_configuration(folder: Path, names: list[str], gpus: int, cores: int) -
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
+    """Finds ports that nobody listens on, all different."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -51,7 +51,7 @@ DRAIN_S, DRAIN_ALL_S = 1.0, 60.0  # for its last lines, after a failure and afte
 
 
 def main() -> None:
-    """Entry point: the cluster as JSON, then the program and its arguments."""
+    """Runs a program on a cluster: the arguments are the cluster as JSON, then the program's."""
     # As the first process of its namespace it would ignore this signal if it had no handler.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     description = json.loads(sys.argv[1])
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def connect(cluster: EmulatedCluster) -> dict:
-    """Make hosts and links, measure each link, and deepen the token buckets where they starve.
+    """Makes hosts and links, measures each link, and deepens the token buckets where they starve.
 
     Returns the record of the network: the cluster, ``burst_bytes``, ``congestion_control`` and
     ``probe``.
@@ -86,6 +86,7 @@ def connect(cluster: EmulatedCluster) -> dict:
         tried.append((reached(cluster, found), burst_bytes, found))
         if tried[-1][0] >= SUSTAINED or cluster.delay_ms:  # with a delay TCP starts slowly
             break
+    # The shallowest bucket within 0.02 of the best share: a deeper one lets longer bursts pass.
     best = max(share for share, _, _ in tried)
     share, burst_bytes, found = next(one for one in tried if one[0] >= best - 0.02)
     shape(cluster, burst_bytes)
@@ -100,13 +101,13 @@ def connect(cluster: EmulatedCluster) -> dict:
 
 
 def reached(cluster: EmulatedCluster, found: Sequence[dict[str, float]]) -> float:
-    """What TCP reached on the worst link, as a share of the payload that its rate allows."""
+    """Returns TCP's rate on the worst link, as a share of the payload that its rate allows."""
     rates = zip(found, cluster.rates_bit_per_s, strict=True)
     return min(min(link.values()) / (PAYLOAD_SHARE * rate) for link, rate in rates)
 
 
 def write_names(cluster: EmulatedCluster) -> None:
-    """Let the hosts find each other by name, in this cluster only."""
+    """Writes the names by which the hosts find each other, in this cluster only."""
     names = Path("/run/hosts")
     # torch's sockets take IPv6 and ask for the mapped form of an IPv4 address.
     known = [
@@ -120,7 +121,7 @@ def write_names(cluster: EmulatedCluster) -> None:
 
 
 def describe(cluster: EmulatedCluster, network: dict) -> str:
-    """One line: the hosts, and what a TCP stream reached on their links."""
+    """Returns a line with the hosts and the rates that a TCP stream reached on their links."""
     links = [f"{link['up'] / 1e6:.0f}/{link['down'] / 1e6:.0f}" for link in network["probe"]]
     shown = links if len(links) <= 4 else [*links[:3], "…", links[-1]]
     return f"{cluster}; a TCP stream up/down: {', '.join(shown)} Mbit/s"
@@ -135,12 +136,18 @@ class Host:
         self.name = f"host{number}"
         self.muted = False
         torchrun = [
-            *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={cluster.hosts}"),
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={cluster.hosts}",
             f"--nproc-per-node={cluster.ranks_per_host}",
-            *("--rdzv-backend=c10d", "--rdzv-id=emulated"),
+            "--rdzv-backend=c10d",
+            "--rdzv-id=emulated",
             f"--rdzv-endpoint={address(1)}:{RENDEZVOUS_PORT}",
             f"--rdzv-conf=is_host={int(number == 1)}",
-            *(f"--local-addr={address(number)}", f"--log-dir=/run/logs/{self.name}", "--tee=3"),
+            f"--local-addr={address(number)}",
+            f"--log-dir=/run/logs/{self.name}",
+            "--tee=3",
             *program,
         ]
         environment = os.environ | {
@@ -156,8 +163,17 @@ class Host:
         rename = f'hostname {self.name} 2>/dev/null; exec "$@"'
         self.process = subprocess.Popen(
             [
-                *("ip", "netns", "exec", self.name, "unshare", "--uts"),
-                *("sh", "-c", rename, "sh", *torchrun),
+                "ip",
+                "netns",
+                "exec",
+                self.name,
+                "unshare",
+                "--uts",
+                "sh",
+                "-c",
+                rename,
+                "sh",
+                *torchrun,
             ],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -188,19 +204,19 @@ class Host:
                     os._exit(128 + signal.SIGPIPE)
 
     def drain(self, deadline: float) -> None:
-        """Wait until all that the host printed is forwarded, until this moment at most."""
+        """Waits until all that the host printed is forwarded, until ``deadline`` at most."""
         for thread in self._forwarders:
             thread.join(timeout=max(0, deadline - time.monotonic()))
 
     @property
     def status(self) -> int | None:
-        """Exit status as a shell gives it (128 + n after signal n), or None while it runs."""
+        """Returns a shell's exit status (128 + n after signal n), or None while it runs."""
         status = self.process.poll()
         return status if status is None or status >= 0 else 128 - status
 
 
 def wait(hosts: Sequence[Host]) -> int:
-    """The status of the first host that failed, else 0, when all have ended.
+    """Waits for all hosts; returns the status of the first that failed, else 0.
 
     After a failure the others have a moment to end by themselves, because what their ranks say
     helps to find the cause; then they are told to, and what is left ends with this process.
@@ -223,7 +239,7 @@ def wait(hosts: Sequence[Host]) -> int:
 
 
 def end(hosts: Sequence[Host], number: signal.Signals) -> None:
-    """Send a signal to every process of the cluster but this one, and wait a while."""
+    """Sends a signal to every process of the cluster but this one, and waits a while."""
     for host in hosts:
         host.muted = True  # torchrun's own words about having been ended help nobody
     try:
@@ -234,7 +250,7 @@ def end(hosts: Sequence[Host], number: signal.Signals) -> None:
 
 
 def wait_for_end(hosts: Sequence[Host], seconds: float) -> None:
-    """Return when no rank is left, or after this time.
+    """Waits until no rank is left, for ``seconds`` at most.
 
     A torchrun without ranks waits minutes for its peers and has nothing more to say.
     """
@@ -245,7 +261,7 @@ def wait_for_end(hosts: Sequence[Host], seconds: float) -> None:
 
 
 def running_processes() -> set[int]:
-    """Processes of the cluster without this one and without those that only wait to be reaped."""
+    """Returns the ids of the cluster's processes without this one and without zombies."""
     return {
         process.pid
         for process in psutil.process_iter(["status"])
@@ -254,7 +270,7 @@ def running_processes() -> set[int]:
 
 
 def stop_at_end_of_input(hosts: Sequence[Host]) -> None:
-    """End everything as Ctrl-C would once nobody holds the other end of standard input."""
+    """Ends everything as Ctrl-C would once nobody holds the other end of standard input."""
 
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 4096):

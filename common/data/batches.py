@@ -10,15 +10,16 @@ from torch import Tensor
 from common.data.synthetic import random_tokens
 
 POOL = 8
-"""Different batches that a stream goes round and round."""
+"""Number of distinct batches that a stream repeats in turn."""
 
 
 class BatchStream:
     """An endless stream of (tokens, targets) on ``device``, both int64 [batch, length].
 
     The batches lie in host memory. With ``asynchronous`` they are pinned, and each is copied by a
-    stream of its own while the one before is computed; without, as most first scripts do it, the
-    copy is made when the batch is asked for. On a CPU both are the same and nothing is copied.
+    CUDA stream of its own while the batch before is computed. Without, as most first scripts do
+    it, the copy is made when the batch is asked for. On a CPU both are the same and nothing is
+    copied.
     """
 
     def __init__(

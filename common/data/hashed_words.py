@@ -1,7 +1,7 @@
 """Labelled texts to tokens without a vocabulary: a word's number is a hash of it.
 
-Nothing is trained or downloaded, and every rank numbers the words alike. Words that share a number
-are one to the model; of 20,000 numbers that hardly matters to a classifier.
+Nothing is trained or downloaded, and every rank numbers the words alike. The model cannot tell
+words that share a number apart; with 20,000 numbers that hardly matters to a classifier.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ WORD = re.compile(r"[^\W_]+")
 
 
 def hash_texts(texts: LabelledTexts, vocab_size: int, max_length: int) -> TokenizedTexts:
-    """The words of a split as numbers, each text cut at ``max_length`` of them.
+    """Returns a split with its words as numbers, each text cut at ``max_length`` words.
 
     Args:
         texts: the split.
-        vocab_size: numbers there are; 0 is padding, words have 1 to ``vocab_size`` − 1.
+        vocab_size: count of numbers; 0 is padding, words have 1 to ``vocab_size`` − 1.
         max_length: most tokens of a text.
 
     Raises:
@@ -50,10 +50,11 @@ def hash_texts(texts: LabelledTexts, vocab_size: int, max_length: int) -> Tokeni
 
 
 def hashed_words(texts: Sequence[str], vocab_size: int, max_length: int) -> list[list[int]]:
-    """The lower-cased words of each text as numbers: 1 + CRC-32 of the UTF-8 mod (vocab_size − 1).
+    """Returns the lower-cased words of each text as numbers.
 
-    Python's own ``hash`` would be another in every process. A text without words keeps one token,
-    that of the empty word, so that a mean over its tokens exists.
+    A word's number is 1 + (CRC-32 of its UTF-8) mod (``vocab_size`` − 1). Python's own ``hash``
+    differs from process to process. A text without words keeps one token, that of the empty word,
+    so that a mean over its tokens exists.
     """
     known: dict[str, int] = {}
 
@@ -67,7 +68,7 @@ def hashed_words(texts: Sequence[str], vocab_size: int, max_length: int) -> list
 
 
 def check_sizes(vocab_size: int, max_length: int) -> None:
-    """Raise UserError for a vocabulary without words, or texts without tokens."""
+    """Raises UserError for a vocabulary without words, or texts without tokens."""
     if vocab_size < 2:
         raise UserError(f"vocab_size {vocab_size}: at least 2 (padding, and a word)")
     if max_length < 1:

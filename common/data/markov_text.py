@@ -4,10 +4,10 @@ The source is a Markov chain of order two. Its conditional distributions are log
 
     P(x | b before it, a before that) = softmax_x(s · U[x]·(A[b] + B[a]) + bias[x]),
 
-which is what a transformer's embeddings and output layer can say, so that a small model learns
-it in a few hundred steps: first the frequencies, then pairs, then triples. Each of these has an
-entropy of its own, computed here exactly, by which a loss curve can be read. A model that sees the
-same sample more than once may fall below the entropy by learning it by heart.
+which a transformer's embeddings and output layer can express, so that a small model learns it in a
+few hundred steps: first the frequencies, then pairs, then triples. Each of these has an entropy of
+its own, computed here exactly, as a mark on a loss curve. A model that sees the same sample more
+than once may fall below the entropy by learning it by heart.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ logger = logging.getLogger(__name__)
 DIMENSION = 8
 SHARPNESS = 0.65
 BIAS = 0.5
-"""By these the default source has about 3.1 nats, pairs 1.0 and frequencies 1.8 above it."""
+"""Parameters that give the default source an entropy rate of about 3.1 nats a token. The best model
+of pairs is 1.0 nats above that, and the best model of frequencies 1.8."""
 CHAIN_TOKENS = 4096
 UNIFORMS_AT_ONCE = 64
 LARGEST_ALPHABET = 512
-"""The table of triples has symbols³ numbers: 1 GiB."""
+"""Upper bound on the symbols: the table of triples has symbols³ numbers, 1 GiB at 512."""
 SOURCE_FILE = "source.json"
 
 
@@ -58,7 +59,7 @@ class MarkovSource:
 
     @cached_property
     def transitions(self) -> np.ndarray:
-        """P(x | a, b), float64 [a, b, x]: a is two before x, b just before it."""
+        """Computes P(x | a, b), float64 [a, b, x]: a is two before x, b just before it."""
         random = np.random.default_rng(self.seed)
         u, of_b, of_a = random.standard_normal((3, self.symbols, DIMENSION))
         bias = BIAS * random.standard_normal(self.symbols)
@@ -71,10 +72,13 @@ class MarkovSource:
 
     @cached_property
     def stationary(self) -> np.ndarray:
-        """Probability of each pair of neighbours, float64 [a, b], by power iteration to 1e-12.
+        """Computes the stationary probability π(a, b) of each pair of neighbours, float64 [a, b].
 
         Every triple has a positive probability, so the chain of pairs forgets where it began.
         """
+        # Power iteration on the chain of pairs: π'(b, x) = Σ_a π(a, b) P(x | a, b), from uniform
+        # until the total change is 1e-12. One matrix product for each b does it without the matrix
+        # of pairs by pairs, which would have symbols⁴ entries.
         by_b = self.transitions.transpose(1, 0, 2)
         pairs = np.full((self.symbols,) * 2, self.symbols**-2.0)
         change = 1.0
@@ -87,22 +91,22 @@ class MarkovSource:
 
     @cached_property
     def entropy_nats(self) -> float:
-        """The entropy rate, Σ π(a, b) H(P(· | a, b)) (Cover and Thomas, theorem 4.2.4)."""
+        """Computes the entropy rate, Σ π(a, b) H(P(· | a, b)) (Cover and Thomas, theorem 4.2.4)."""
         rows = [_entropies(self.transitions[a]) for a in range(self.symbols)]
         return float((self.stationary * np.array(rows)).sum())
 
     @property
     def unigram_entropy_nats(self) -> float:
-        """The loss of the best model that knows only how frequent each symbol is."""
+        """Returns the loss of the best model that knows only the frequency of each symbol."""
         return float(_entropies(self.stationary.sum(axis=0)))
 
     @property
     def first_order_entropy_nats(self) -> float:
-        """The loss of the best model that sees only the symbol before: H(a, b) − H(a)."""
+        """Returns the loss of the best model that sees only the symbol before: H(a, b) − H(a)."""
         return float(_entropies(self.stationary.ravel())) - self.unigram_entropy_nats
 
     def sample(self, num_tokens: int, seed: int) -> np.ndarray:
-        """Tokens of the source, uint16 [num_tokens]; the same for the same seed.
+        """Draws tokens of the source, uint16 [num_tokens]; the same for the same seed.
 
         Many independent chains are drawn side by side and laid end to end, each of at least 4096
         tokens (or one chain of all) from a pair of the stationary distribution. The first two
@@ -116,6 +120,8 @@ class MarkovSource:
         chains = max(1, num_tokens // CHAIN_TOKENS)
         length = max(2, -(-num_tokens // chains))
         tokens = np.empty((length, chains), np.uint16)
+        # A pair (a, b) is kept as the number a · symbols + b. The first pair of each chain is drawn
+        # by inverting the cumulative stationary distribution at a uniform number.
         starts = np.searchsorted(np.cumsum(self.stationary), random.random(chains), side="right")
         starts = np.minimum(starts, self.symbols**2 - 1)  # the sum may end just below 1
         tokens[0], tokens[1] = np.divmod(starts, self.symbols)
@@ -126,13 +132,13 @@ class MarkovSource:
             for step, uniform in zip(range(first, length), uniforms, strict=False):
                 symbol = self._draw(pair, uniform)
                 tokens[step] = symbol
-                pair = pair % self.symbols * self.symbols + symbol
+                pair = pair % self.symbols * self.symbols + symbol  # (a, b) becomes (b, symbol)
             progress.step("drawing synthetic tokens")
         return tokens.T.ravel()[:num_tokens]
 
     @cached_property
     def _cumulative(self) -> np.ndarray:
-        """P(up to x | a, b), float32 [a, b, x], with x padded to a power of two."""
+        """Computes P(up to x | a, b), float32 [a, b, x], with x padded to a power of two."""
         width = 1 << (self.symbols - 1).bit_length()
         table = np.full((self.symbols, self.symbols, width), 2.0, np.float32)
         for a in range(self.symbols):  # the last symbol takes what rounding leaves
@@ -140,10 +146,13 @@ class MarkovSource:
         return table
 
     def _draw(self, pair: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-        """The symbol after each pair [chains]: a binary search in every row at once."""
+        """Returns the symbol after each pair, int64 [chains], for uniform numbers, [chains]."""
         table = self._cumulative
         width = table.shape[-1]
         flat = table.ravel()
+        # A branch-free binary search in the rows of all pairs at once: the symbol is the number of
+        # cumulative probabilities that do not exceed the uniform number. ``searchsorted`` would
+        # need a call for each row; the power of two makes every search equally long.
         row = pair * width
         at = row.copy()
         half = width // 2
@@ -153,7 +162,7 @@ class MarkovSource:
         return at - row
 
     def describe(self, num_tokens: int) -> dict:
-        """What ``source.json`` says beside shards of this source: its settings and entropies."""
+        """Returns the content of ``source.json``: settings and entropies (nats a token)."""
         return {
             "source": "markov",
             "order": 2,
@@ -170,9 +179,9 @@ class MarkovSource:
 
 
 def synthetic_shards(folder: Path | str, num_tokens: int = 4_000_000, seed: int = 0) -> Path:
-    """A folder below ``folder`` with a shard of the default source and its ``source.json``.
+    """Returns a folder below ``folder`` with a shard of the default source and ``source.json``.
 
-    Made if it is not there, or not whole. Two processes may make it at once: they write the same
+    Makes it if it is missing or incomplete. Two processes may make it at once: they write the same
     bytes, and ``source.json`` comes last. ``seed`` is that of the source and of the sample.
 
     Raises:
@@ -194,13 +203,13 @@ def synthetic_shards(folder: Path | str, num_tokens: int = 4_000_000, seed: int 
 
 
 def write_source(folder: Path | str, source: MarkovSource, num_tokens: int) -> None:
-    """Write ``source.json`` beside shards of ``source``."""
+    """Writes ``source.json`` beside shards of ``source``."""
     text = json.dumps(source.describe(num_tokens), indent=1)
     write_atomically(Path(folder) / SOURCE_FILE, text)
 
 
 def read_source(folder: Path | str) -> dict | None:
-    """What ``source.json`` in a folder of shards (or beside one shard) says; None without it.
+    """Reads ``source.json`` in a folder of shards, or beside one shard; None if there is none.
 
     Raises:
         UserError: it is there and cannot be read.
@@ -219,9 +228,15 @@ def read_source(folder: Path | str) -> dict | None:
 
 
 def _intact(path: Path, shard: Path, source: MarkovSource, num_tokens: int) -> bool:
-    """Whether a folder holds the shard that this version of the source would write."""
-    settings = {"symbols": source.symbols, "seed": source.seed, "num_tokens": num_tokens}
-    settings |= {"dimension": DIMENSION, "sharpness": SHARPNESS, "bias": BIAS}
+    """Returns True if a folder holds the shard that this version of the source would write."""
+    settings = {
+        "symbols": source.symbols,
+        "seed": source.seed,
+        "num_tokens": num_tokens,
+        "dimension": DIMENSION,
+        "sharpness": SHARPNESS,
+        "bias": BIAS,
+    }
     try:
         content = read_source(path) or {}
         return settings.items() <= content.items() and len(read_shard(shard)) == num_tokens
@@ -230,7 +245,7 @@ def _intact(path: Path, shard: Path, source: MarkovSource, num_tokens: int) -> b
 
 
 def _entropies(probabilities: np.ndarray) -> np.ndarray:
-    """−Σ p log p in nats along the last axis; a probability may have underflowed to 0."""
+    """Computes −Σ p log p in nats along the last axis; a probability may be 0 by underflow."""
     logs = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
     return -(probabilities * logs).sum(axis=-1)
 

@@ -1,4 +1,4 @@
-"""The files that tokens lie in: writing shards whole, reading them checked.
+"""Token shards on disk: written whole or not at all, checked when they are read.
 
 The format is that of llm.c and modded-nanogpt (``write_datafile`` in llm.c's
 ``dev/data/data_common.py``), so files made for either can be trained on: a header of 256
@@ -23,11 +23,11 @@ HEADER_BYTES = 256 * 4
 TOKEN_BYTES = 2
 LARGEST_TOKEN = 2**16 - 1
 MOST_TOKENS = 2**31 - 1
-"""Of one shard: the header's count is a signed 32-bit number."""
+"""Upper bound on the tokens of one shard: the header's count is a signed 32-bit number."""
 
 
 def write_shard(path: Path | str, tokens: np.ndarray | Sequence[int]) -> None:
-    """Write one shard beside ``path``, flush it to disk and rename it.
+    """Writes one shard beside ``path``, flushes it to disk and renames it.
 
     Args:
         path: the file; what was there before is replaced.
@@ -48,11 +48,11 @@ def write_shard(path: Path | str, tokens: np.ndarray | Sequence[int]) -> None:
 
 
 class ShardWriter:
-    """Appends arrays of tokens to shards ``<prefix>_000000.bin``, ``<prefix>_000001.bin``, ….
+    """A writer of arrays of tokens to shards ``<prefix>_000000.bin``, ``<prefix>_000001.bin``, ….
 
-    A context. Shards get their names together when the block ends well, since a data set that is
-    cut short looks like a whole one; after an exception nothing is left. ``written`` then holds
-    (name, tokens) of each shard.
+    A context manager. Shards get their names together when the block ends without an exception,
+    since a data set that is cut short looks like a whole one; after an exception nothing is left.
+    ``written`` then holds (name, tokens) of each shard.
 
     Raises:
         UserError: the folder holds shards already, which would be mixed with the new ones, or
@@ -82,7 +82,7 @@ class ShardWriter:
         return self
 
     def append(self, tokens: np.ndarray | Sequence[int]) -> None:
-        """Write tokens, integers [count], behind those that came before."""
+        """Writes tokens, integers [count], after those written before."""
         tokens = _as_uint16(tokens)
         self.num_tokens += len(tokens)
         while len(tokens):
@@ -111,7 +111,7 @@ class ShardWriter:
 
 
 class _Part:
-    """A shard being written under a name that no reader takes for one."""
+    """A shard being written, under a name that no reader takes for a shard's."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -128,7 +128,7 @@ class _Part:
         self.count += len(tokens)
 
     def finish(self) -> None:
-        """Write the header, now that the count is known, and flush all to disk."""
+        """Writes the header, now that the count is known, and flushes the file to disk."""
         if not 1 <= self.count <= MOST_TOKENS:
             raise UserError(f"{self.path}: {self.count} tokens; a shard holds 1 to {MOST_TOKENS}")
         header = np.zeros(256, "<i4")
@@ -156,7 +156,7 @@ def _as_uint16(tokens: np.ndarray | Sequence[int]) -> np.ndarray:
 
 
 def read_shard(path: Path | str) -> np.memmap:
-    """The tokens of one shard, uint16 [count], mapped: only what is looked at is read.
+    """Maps the tokens of one shard, uint16 [count]: only what is accessed is read from disk.
 
     Raises:
         UserError: the file is missing or no shard of version 1, or does not end where its header
@@ -182,4 +182,4 @@ def read_shard(path: Path | str) -> np.memmap:
     if size != HEADER_BYTES + count * TOKEN_BYTES:
         body = f"{(size - HEADER_BYTES) / TOKEN_BYTES:.15g}"
         raise UserError(f"{path}: holds {body} tokens, its header says {count}; make it again")
-    return np.memmap(path, "<u2", "r", HEADER_BYTES, (count,))
+    return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))

@@ -9,7 +9,7 @@ from torch import Tensor
 def random_tokens(
     batch_size: int, sequence_length: int, vocab_size: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Uniform tokens and next-token targets, both int64 [batch_size, sequence_length]."""
+    """Draws uniform tokens and next-token targets, both int64 [batch_size, sequence_length]."""
     shape = (batch_size, sequence_length + 1)
     tokens = torch.randint(vocab_size, shape, device=device)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -1,4 +1,4 @@
-"""Texts to train a classifier on, each of its own length: labelled, as tokens, or made up."""
+"""Texts of different lengths to train a classifier on: labelled, tokenized or synthetic."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Labelled texts in local files: GLUE TSV, AG News CSV, label,text CSV and parquet.
 
-A row that is not what it should be is an error that names file and line: a class of texts that was
-read wrongly still trains, only to a lower accuracy.
+A malformed row is an error that names file and line: a model still trains on texts that were read
+wrongly, only to a lower accuracy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from common.errors import UserError
 
 TEXT_COLUMNS = ("sentence", "text", "content")
-"""What GLUE, the Hugging Face hub and copies of them call the text."""
+"""Names of the text's column in GLUE, on the Hugging Face hub and in copies of them."""
 SPLIT_FILES = {
     "train": ("train",),
     "validation": ("dev", "validation", "valid", "val", "test"),
@@ -30,12 +30,12 @@ INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
 class NoLabels(Exception):
-    """A file is well formed but has no column of labels."""
+    """The error of a file that is well formed but has no column of labels."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a row holds what: the text is its parts in order, joined by spaces."""
+    """The layout of a row, by indices of its fields; text fields are joined by spaces, in order."""
 
     fields: int
     label: int
@@ -46,12 +46,12 @@ class Columns:
 
 
 def split_files(folder: Path, split: str) -> Iterator[list[Path]]:
-    """The files in ``folder`` that may hold a split, one candidate after another.
+    """Yields the files in ``folder`` that may hold a split, one candidate after another.
 
     A candidate is one file, or the parts of one parquet table (``train-00000-of-00002.parquet``).
 
     Raises:
-        UserError: there are several files of the same name, so which is meant is not clear.
+        UserError: several files have the same name, so it is not clear which is meant.
     """
     for name in SPLIT_FILES[split]:
         found = [[path] for ending in ENDINGS if (path := folder / f"{name}{ending}").is_file()]
@@ -66,10 +66,14 @@ def split_files(folder: Path, split: str) -> Iterator[list[Path]]:
 def read_split(
     folder: Path, split: str, dataset: str, num_labels: int
 ) -> tuple[list[str], list[int], Path]:
-    """Texts, labels (0 to ``num_labels`` − 1) and the (first) file of the first that has labels.
+    """Reads a split from the first candidate that has labels.
+
+    Returns:
+        Texts, labels (0 to ``num_labels`` − 1) and the file they were read from, the first one if
+        there are several parts.
 
     Raises:
-        UserError: no such file, or one of its rows is not what it should be.
+        UserError: no such file, or one of its rows is malformed.
     """
     unlabelled = []
     for paths in split_files(folder, split):
@@ -89,11 +93,11 @@ def read_split(
 
 
 def read_file(path: Path, dataset: str, num_labels: int) -> tuple[list[str], list[int]]:
-    """The texts and labels of one file, whose ending says how it is read.
+    """Reads the texts and labels of one file, in the format that its ending names.
 
     Raises:
         NoLabels: it has no column of labels.
-        UserError: it cannot be read, or a row is not what it should be.
+        UserError: it cannot be read, or a row is malformed.
     """
     if path.suffix == ".parquet":
         return _read_parquet(path, num_labels)
@@ -115,7 +119,11 @@ def read_file(path: Path, dataset: str, num_labels: int) -> tuple[list[str], lis
 
 
 def parse_label(field: str, first_label: int, num_labels: int, where: str) -> int:
-    """The label as a number from 0. Raises UserError, beginning with ``where``, if it is none."""
+    """Returns a field's label, counted from 0.
+
+    Raises:
+        UserError: it is no legal label; the message begins with ``where``.
+    """
     legal = f"legal are {first_label} to {first_label + num_labels - 1}"
     if not field.strip():
         raise UserError(f"{where}: no label; {legal}")
@@ -125,7 +133,11 @@ def parse_label(field: str, first_label: int, num_labels: int, where: str) -> in
 
 
 def check_label(label: int, first_label: int, num_labels: int, where: str) -> int:
-    """The label counted from 0. Raises UserError, beginning with ``where``, out of range."""
+    """Returns the label, counted from 0.
+
+    Raises:
+        UserError: it is out of range; the message begins with ``where``.
+    """
     legal = f"legal are {first_label} to {first_label + num_labels - 1}"
     if label == -1:
         raise UserError(f"{where}: label -1 stands for a hidden one (GLUE's test split); {legal}")
@@ -135,7 +147,11 @@ def check_label(label: int, first_label: int, num_labels: int, where: str) -> in
 
 
 def check_text(text: str, where: str) -> str:
-    """The text. Raises UserError, beginning with ``where``, if there is nothing to read in it."""
+    """Returns the text unchanged.
+
+    Raises:
+        UserError: it is empty or white space; the message begins with ``where``.
+    """
     if not text or text.isspace():
         raise UserError(f"{where}: empty text; remove the row")
     return text
@@ -149,7 +165,12 @@ def _joined(fields: Sequence[str], indices: tuple[int, ...]) -> str:
 
 
 def _columns(path: Path, first: list[str], dataset: str) -> Columns:
-    """What the columns are, by the first row."""
+    """Returns the layout of a file's rows, by its first row.
+
+    Raises:
+        NoLabels: the header has a column of texts but none of labels.
+        UserError: neither a known header nor AG News's three columns.
+    """
     names = [name.strip().lower() for name in first]
     if names == AG_NEWS_HEADER:
         return Columns(3, 0, (1, 2), first_label=1, header=True)
@@ -173,7 +194,7 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     try:
-        text = content.decode("utf-8-sig")  # a spreadsheet's mark at the beginning is no text
+        text = content.decode("utf-8-sig")  # without a spreadsheet's byte-order mark
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: not UTF-8 ({error.reason})") from None
@@ -188,7 +209,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _tsv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Rows with their line numbers. A row of a TSV is a line, so a quote ends where it began."""
+    """Yields rows with their line numbers; a TSV's row is one line, so a quote ends within it."""
     for line, row in enumerate(_lines(_read_text(path)), 1):
         try:
             yield line, next(csv.reader([row], delimiter="\t", strict=True))
@@ -200,7 +221,7 @@ def _tsv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Rows with the numbers of their first lines; a quoted field may go over several."""
+    """Yields rows with the numbers of their first lines; a quoted field may span several lines."""
     lines = _lines(_read_text(path))
     reader = csv.reader(lines, strict=True)
     line = 1
@@ -221,7 +242,9 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _broken_field(lines: list[str], first: int) -> int | None:
-    """The line on which the first field begins that is not well formed, from line ``first`` on."""
+    """Returns the line on which the first malformed field begins, from line ``first`` on."""
+    # Well-formed fields are matched one after another; the first character that none of them
+    # covers belongs to the malformed field. Its line is the number of lines up to it.
     rest = "".join(lines[first - 1 :])
     position = 0
     while match := WELL_FORMED_FIELD.match(rest, position):

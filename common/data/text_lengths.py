@@ -1,4 +1,4 @@
-"""How long texts are, as recorded under data/text-lengths: what imbalance between ranks is made of.
+"""Distributions of text lengths, recorded under data/text-lengths: the cause of uneven ranks.
 
 Lengths are in tokens of bert-base-uncased's WordPiece with [CLS] and [SEP], before any cut.
 """
@@ -22,7 +22,7 @@ COLUMNS = "length_tokens,texts"
 
 @dataclass(frozen=True)
 class LengthDistribution:
-    """How many texts there are of each length."""
+    """The number of texts of each length."""
 
     lengths: NDArray[np.int64]
     """Tokens, ascending, each once: int64 [k]."""
@@ -32,32 +32,32 @@ class LengthDistribution:
 
     @classmethod
     def of(cls, lengths: ArrayLike, name: str) -> LengthDistribution:
-        """The distribution of the lengths of texts, any order, [n]."""
+        """Makes the distribution of the lengths of n texts, [n] in any order, in tokens."""
         values, counts = np.unique(np.asarray(lengths, np.int64), return_counts=True)
         return cls(values, counts.astype(np.int64), name)
 
     @property
     def num_texts(self) -> int:
-        """Texts that were measured."""
+        """Returns the number of texts that were measured."""
         return int(self.texts.sum())
 
     @property
     def mean(self) -> float:
-        """Tokens of a text, on average."""
+        """Returns the mean number of tokens of a text."""
         return float(self.lengths @ self.texts) / self.num_texts
 
     def cut_at(self, max_length: int) -> LengthDistribution:
-        """The distribution after every text was cut at ``max_length`` tokens."""
+        """Returns the distribution after every text is cut at ``max_length`` tokens."""
         return LengthDistribution.of(
             np.repeat(np.minimum(self.lengths, max_length), self.texts), self.name
         )
 
     def quantile(self, share: float | ArrayLike) -> NDArray[np.int64]:
-        """The shortest length that at least this share of the texts (0 to 1) does not exceed."""
+        """Returns the shortest length that at least a share of the texts (0 to 1) do not exceed."""
         return self._length_of_text(np.ceil(np.asarray(share) * self.num_texts) - 1)
 
     def draw(self, count: int, rng: np.random.Generator, max_length: int = 0) -> NDArray[np.int64]:
-        """Lengths of ``count`` texts drawn with replacement, int64 [count].
+        """Draws the lengths of ``count`` texts with replacement, in tokens, int64 [count].
 
         Each is cut at ``max_length`` tokens; 0 leaves them as they are.
         """
@@ -65,20 +65,22 @@ class LengthDistribution:
         return np.minimum(drawn, max_length) if max_length else drawn
 
     def _length_of_text(self, rank: NDArray) -> NDArray[np.int64]:
-        """The length of the text with this rank, from 0, among the texts in order of length."""
+        """Returns the length of the text with this rank, from 0, among the texts by length."""
+        # The texts of length i have the ranks from the count of all shorter texts on, so a rank's
+        # length is the first whose cumulative count exceeds the rank.
         return self.lengths[np.searchsorted(np.cumsum(self.texts), np.maximum(rank, 0), "right")]
 
 
 def recorded_lengths(folder: Path = FOLDER) -> list[str]:
-    """Names of the data sets whose lengths are recorded."""
+    """Returns the names of the data sets whose lengths are recorded."""
     return sorted(path.stem for path in folder.glob("*.csv"))
 
 
 def read_text_lengths(name: str, folder: Path = FOLDER) -> LengthDistribution:
-    """The recorded lengths of ``sst2``, ``ag_news`` or ``imdb``.
+    """Reads the recorded lengths of ``sst2``, ``ag_news`` or ``imdb``.
 
     Raises:
-        UserError: there is no such recording, or it is not such a table.
+        UserError: there is no such recording, or its table is malformed.
     """
     path = folder / f"{name}.csv"
     if not path.is_file():
@@ -99,7 +101,7 @@ def read_text_lengths(name: str, folder: Path = FOLDER) -> LengthDistribution:
 
 
 def write_text_lengths(distribution: LengthDistribution, folder: Path) -> Path:
-    """Write ``<folder>/<name>.csv`` and return its path."""
+    """Writes ``<folder>/<name>.csv`` and returns its path."""
     rows: Sequence[str] = [
         f"{length},{texts}"
         for length, texts in zip(distribution.lengths, distribution.texts, strict=True)

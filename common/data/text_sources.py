@@ -1,6 +1,6 @@
 """Labelled texts of SST-2, AG News and IMDB: from local files, else from the hub or its cache.
 
-Where neither is there, that is said. Data is never replaced by other data.
+If a data set is in neither place, that is an error: data is never replaced by other data.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class LabelledTexts:
     num_labels: int
     name: str
     source: str
-    """Where they come from: a file below the data folder, or a name on the hub."""
+    """Their origin: a file below the data folder, or a name on the hub."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """A data set as it is on the hub. Its number of classes is known, whatever a subset holds."""
+    """A data set on the hub; ``num_labels`` is that of the whole, as a subset may hold fewer."""
 
     hub_name: str
     text_column: str
@@ -63,14 +63,14 @@ def load_texts(
     max_samples: int = 0,
     seed: int = 42,
 ) -> LabelledTexts:
-    """A split (``train`` or ``validation``) of a real data set.
+    """Loads a split (``train`` or ``validation``) of a real data set.
 
     Local files come first: those in ``<dataset_dir>/<dataset>``, else those in ``dataset_dir``.
     ``max_samples`` above 0 takes that many at random, the same on every rank; the first rows
-    would be no sample, as some files are sorted by label.
+    would be no random sample, as some files are sorted by label.
 
     Raises:
-        UserError: an unknown data set, nothing there, or a row that is not what it should be.
+        UserError: an unknown data set, nothing there, or a malformed row.
     """
     if dataset not in PUBLISHED:
         raise UserError(unknown_name("data set", dataset, PUBLISHED))
@@ -99,7 +99,11 @@ def _random_subset(loaded: LabelledTexts, max_samples: int, seed: int) -> Labell
 
 
 def _local_folder(base: Path, dataset: str) -> Path | None:
-    """The folder that holds the data set's files; None if there is none by default."""
+    """Returns the folder with the data set's files; None if the default folder has none.
+
+    Raises:
+        UserError: the user named a folder, and it does not hold the data set.
+    """
     asked_for = base != Path(DEFAULT_FOLDER)
     if asked_for and not base.is_dir():
         problem = "is a file" if base.is_file() else "does not exist"
@@ -132,7 +136,7 @@ def _load_from_hub(dataset: str, split: str) -> LabelledTexts:
 
 
 def _hub_rows(dataset: str, name: str, split: str) -> datasets.Dataset:
-    # Asked first, as the library tries again for half a minute before it looks into its cache.
+    # The hub is checked first: the library retries for half a minute before it uses its cache.
     unreachable = None
     try:
         check_hub(f"data set {dataset}", WITHOUT_HUB)
@@ -154,7 +158,8 @@ def _hub_rows(dataset: str, name: str, split: str) -> datasets.Dataset:
 
 @contextmanager
 def _only_the_cache() -> Iterator[None]:
-    """Within this the library takes what it downloaded before. Its variable is read at import."""
+    """Keeps the library to what it downloaded before, while the block runs."""
+    # Set in the module, as the library reads its environment variable only at import.
     import datasets
 
     before = datasets.config.HF_HUB_OFFLINE

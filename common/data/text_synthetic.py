@@ -1,4 +1,4 @@
-"""Made-up texts as long as real ones, whose label can be learned."""
+"""Synthetic texts with the lengths of real ones and labels that can be learned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def synthetic_texts(
     max_length: int = 0,
     seed: int = 42,
 ) -> TokenizedTexts:
-    """Random texts with lengths drawn from those recorded of the data set ``like``.
+    """Draws random texts with lengths from those recorded of the data set ``like``.
 
     The vocabulary (without special tokens) is divided evenly among the labels. A token of a text
     comes from its label's part with probability 0.4, and else from any part; within a part it is
@@ -45,6 +45,7 @@ def synthetic_texts(
     rng = np.random.default_rng(seed)
     lengths = read_text_lengths(like).draw(samples, rng, max_length)
     labels = rng.integers(num_labels, size=samples)
+    # The tokens of all texts are drawn in one flat array, which is divided into texts at the end.
     inner = lengths - 2  # without [CLS] and [SEP]
     total = int(inner.sum())
     own = rng.random(total) < OWN_SHARE

@@ -1,4 +1,4 @@
-"""Labelled texts to tokens: a model's own WordPiece, a local one, or one trained on the texts."""
+"""Labelled texts to tokens: by a model's own WordPiece, a local one or one trained on the texts."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from common.data.text_sources import LabelledTexts
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""Of a vocabulary that is trained here, with the numbers 0 to 4."""
+"""Special tokens of a vocabulary that is trained here, numbered 0 to 4."""
 LARGEST_ALPHABET = 1000
-"""Rarer characters become [UNK], as when BERT's vocabulary was made."""
+"""Upper bound on the characters of a vocabulary: rarer ones become [UNK], as in BERT's."""
 BATCH_TEXTS = 4096
 ENDLESS = 10**9
-"""What transformers says of a model that has no greatest length is above this."""
+"""Threshold for lengths, in tokens: transformers gives more for a model without a limit."""
 TRANSFORMERS_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 WITHOUT_HUB = "--model_name FOLDER takes a local one, --model_name small needs none"
 
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A tokenizer, and what a trainer has to know of it."""
+    """A tokenizer with its padding token and the longest text that its model takes."""
 
     backend: Tokenizer
     name: str
@@ -44,13 +44,13 @@ class TextTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens in the vocabulary, special ones among them."""
+        """Returns the number of tokens in the vocabulary, special ones included."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, texts: Sequence[str], max_length: int = 0) -> list[list[int]]:
-        """The tokens of each text, [CLS] and [SEP] (or what the model has for them) around them.
+        """Returns the tokens of each text, between [CLS] and [SEP] or the model's equivalents.
 
-        Cut at ``max_length`` tokens, [SEP] being the last of them; 0 leaves them whole.
+        Each text is cut at ``max_length`` tokens, of which [SEP] is the last; 0 leaves it whole.
         """
         self.backend.no_padding()
         self.backend.no_truncation()
@@ -62,14 +62,14 @@ class TextTokenizer:
             if first:
                 progress.step("texts to tokens")
             batch = list(texts[first : first + BATCH_TEXTS])
-            # Without the offsets of tokens in the text, which nobody needs here.
+            # The fast variant leaves out the tokens' offsets in the text, which are not used.
             tokens += [encoding.ids for encoding in self.backend.encode_batch_fast(batch)]
         return tokens
 
 
 @dataclass(frozen=True)
 class TokenizedTexts:
-    """One split as a trainer uses it: n texts, not padded."""
+    """One split of n texts as tokens, not padded."""
 
     lengths: NDArray[np.int64]
     """Tokens of each text, int64 [n]."""
@@ -86,7 +86,7 @@ class TokenizedTexts:
 def tokenize_texts(
     texts: LabelledTexts, tokenizer: TextTokenizer, max_length: int
 ) -> TokenizedTexts:
-    """The tokens of a split, each text cut at ``max_length`` tokens.
+    """Returns the tokens of a split, each text cut at ``max_length`` tokens.
 
     Raises:
         UserError: ``max_length`` leaves no room for text or is beyond the model's.
@@ -106,7 +106,7 @@ def tokenize_texts(
 
 
 def check_max_length(max_length: int, model_limit: int | None, model_name: str) -> None:
-    """Raise UserError for a ``max_length`` that the model cannot take, or that holds no text."""
+    """Raises UserError if ``max_length`` is above the model's limit or leaves no room for text."""
     if max_length < 3:
         raise UserError(f"max_length {max_length}: at least 3 ([CLS], a token, [SEP])")
     if model_limit is not None and max_length > model_limit:
@@ -122,7 +122,7 @@ def open_tokenizer(
     vocab_size: int = 8192,
     folder: Path | str | None = None,
 ) -> TextTokenizer:
-    """The tokenizer of a model.
+    """Opens the tokenizer of a model.
 
     For ``small`` a WordPiece of ``vocab_size`` tokens is trained on ``texts``, the same for the
     same texts on every rank. Other names are those of a local folder (what transformers saves, or
@@ -143,11 +143,11 @@ def open_tokenizer(
 
 
 def train_wordpiece(texts: Sequence[str], vocab_size: int = 8192) -> TextTokenizer:
-    """A lower-cased WordPiece of at most ``vocab_size`` tokens, trained on ``texts``.
+    """Trains a lower-cased WordPiece of at most ``vocab_size`` tokens on ``texts``.
 
-    The trainer numbers the pieces ``##a`` in the order in which a hash map with a random seed
-    gives it the words, and decides ties by these numbers, so that every process would get another
-    vocabulary. Given all single characters as known tokens, it has nothing left to choose.
+    The result is the same in every process. Left alone, the trainer numbers the pieces ``##a`` in
+    the order of a hash map with a random seed and decides ties by these numbers. Here it is given
+    all single characters as known tokens, so that it has nothing left to choose.
 
     Raises:
         UserError: no texts, or a vocabulary too small for their characters.
@@ -172,12 +172,12 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int = 8192) -> TextTokeniz
         show_progress=False,
     )
     blank.train_from_iterator(texts, trainer)
-    # Made anew, as the trained one takes every single character for a special token.
+    # A new tokenizer, as the trained one takes every single character for a special token.
     return _wordpiece(blank.get_vocab(), "small", lowercase=True)
 
 
 def _alphabet(texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
-    """The most frequent characters of normalized texts, sorted."""
+    """Returns the most frequent characters of the normalized texts, at most 1000, sorted."""
     counts: Counter[str] = Counter()
     for letter, count in Counter(chain.from_iterable(texts)).items():
         for normalized in tokenizer.normalizer.normalize_str(letter):
@@ -188,7 +188,7 @@ def _alphabet(texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
 
 
 def _as_bert(tokenizer: Tokenizer, lowercase: bool) -> None:
-    """Divide text into words as BERT does (clean, lower-case without accents, punctuation)."""
+    """Makes a tokenizer divide text as BERT does: clean, lower-case, no accents, punctuation."""
     from tokenizers import normalizers, pre_tokenizers
 
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -222,7 +222,7 @@ def _local_tokenizer(folder: Path) -> TextTokenizer:
 
 
 def _vocabulary_file(path: Path) -> TextTokenizer:
-    """The WordPiece of BERT's ``vocab.txt``: a token per line, numbered from 0."""
+    """Reads the WordPiece of BERT's ``vocab.txt``: a token per line, numbered from 0."""
     try:
         tokens = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except UnicodeDecodeError as error:
@@ -232,7 +232,7 @@ def _vocabulary_file(path: Path) -> TextTokenizer:
     if missing or len(vocabulary) < len(tokens):
         problem = f"has no {', '.join(missing)}" if missing else "holds a token twice"
         raise UserError(f"{path}: {problem}; one token per line is needed, as in BERT's")
-    # The file does not say. In a vocabulary of lower-cased text nothing can match upper case.
+    # The file does not say whether text is lower-cased first, but then no token has upper case.
     cased = any(token != token.lower() for token in vocabulary if not token.startswith("["))
     return _wordpiece(vocabulary, str(path.parent), lowercase=not cased)
 
@@ -243,7 +243,7 @@ def _hub_tokenizer(name: str) -> TextTokenizer:
     def is_cached(file: str) -> bool:
         return isinstance(try_to_load_from_cache(name, file), str)
 
-    # transformers asks the hub for what is missing, which takes it a minute where there is none.
+    # transformers asks the hub for missing files, which takes a minute without a network.
     cached = is_cached("config.json") and (is_cached("tokenizer.json") or is_cached("vocab.txt"))
     if not cached:
         check_hub(f"model {name}", WITHOUT_HUB)
@@ -251,17 +251,17 @@ def _hub_tokenizer(name: str) -> TextTokenizer:
 
 
 def _transformers_tokenizer(name: str, *, local: bool) -> TextTokenizer:
-    from transformers import AutoTokenizer  # seconds, so only for a model that is transformers'
+    from transformers import AutoTokenizer  # the import takes seconds, so it is not at the top
 
     try:
         loaded = AutoTokenizer.from_pretrained(name, local_files_only=local)
-    except Exception as error:  # of transformers, tokenizers, json or the hub, by what is broken
+    except Exception as error:  # raised by transformers, tokenizers, json or the hub
         problem = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(f"tokenizer {name}: {problem}; {WITHOUT_HUB}") from None
     if not getattr(loaded, "is_fast", False):
         raise UserError(f"tokenizer {name}: has no fast tokenizer (tokenizer.json); {WITHOUT_HUB}")
     limit = loaded.model_max_length
-    # A model that generates text has none; what fills up a row is masked, so any token does.
+    # A generative model has no padding token. Padding is masked, so any token serves.
     pad_id = next((i for i in (loaded.pad_token_id, loaded.eos_token_id) if i is not None), 0)
     return TextTokenizer(
         loaded.backend_tokenizer, name, pad_id, int(limit) if limit < ENDLESS else None

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["ShardWriter", "TokenBatches", "TokenShards", "read_shard", "write_shard"]
 
 CHUNK_TOKENS = 2**20
-"""Looked at together where a vocabulary is checked."""
+"""Tokens that are compared with the vocabulary's size at once."""
 
 
 @dataclass(frozen=True)
 class TokenShards:
-    """The shards of one data set as an endless stream of tokens that goes round and round."""
+    """The shards of one data set as an endless stream of tokens, one epoch after another."""
 
     paths: tuple[Path, ...]
     lengths: tuple[int, ...]
@@ -31,7 +31,7 @@ class TokenShards:
 
     @classmethod
     def open(cls, path: Path | str) -> TokenShards:
-        """A folder's ``*.bin``, in the order of their names, or one file.
+        """Opens a folder's ``*.bin``, in the order of their names, or one file.
 
         Raises:
             UserError: no shard there, or one that ``read_shard`` refuses.
@@ -47,11 +47,11 @@ class TokenShards:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all shards: one epoch."""
+        """Returns the number of tokens of all shards, which is one epoch."""
         return sum(self.lengths)
 
     def read(self, position: int, count: int) -> np.ndarray:
-        """Tokens at position, position + 1, … of the endless stream, int64 [count]."""
+        """Reads the tokens at position, position + 1, … of the endless stream, int64 [count]."""
         if count > self.num_tokens:
             return np.resize(self.read(position, self.num_tokens), count)
         tokens = np.empty(count, np.int64)
@@ -64,7 +64,7 @@ class TokenShards:
     def check_vocabulary(
         self, vocab_size: int, position: int, count: int, *, this_rank_only: bool = False
     ) -> None:
-        """Raise UserError if a token that ``read(position, count)`` gives is >= ``vocab_size``."""
+        """Raises UserError if ``read(position, count)`` has a token >= ``vocab_size``."""
         for shard, start, length in self._spans(position, min(count, self.num_tokens)):
             tokens = read_shard(self.paths[shard])
             for first in range(start, start + length, CHUNK_TOKENS):
@@ -78,7 +78,10 @@ class TokenShards:
                     )
 
     def _spans(self, position: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """(shard, first token in it, tokens) that make up a part of the stream."""
+        """Yields the parts of shards that make up a part of the stream.
+
+        Each is (index of the shard, first token in it, number of tokens).
+        """
         if position < 0 or count < 0:
             raise ValueError(f"position {position}, count {count}: neither is below 0")
         shard, start = 0, position % self.num_tokens
@@ -93,7 +96,9 @@ class TokenShards:
 
 
 class TokenBatches:
-    """What one rank trains on. ``position`` is all its state: tokens consumed by all ranks so far.
+    """The micro-batches of one rank.
+
+    Its only state is ``position``, the number of tokens that all ranks have consumed so far.
 
     A step takes the next ``global_batch_size`` × ``seq_len`` tokens of the stream. Its sequence j
     starts at position + j · seq_len, and its targets are the same tokens one further. Micro-batch
@@ -153,16 +158,16 @@ class TokenBatches:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of this rank in a step."""
+        """Returns the number of micro-batches of this rank in a step."""
         return self.global_batch_size // (self.micro_batch_size * self.world_size)
 
     @property
     def epoch(self) -> int:
-        """How often the data set was consumed whole."""
+        """Returns the number of complete passes over the data set."""
         return self.position // self.shards.num_tokens
 
     def next_step(self) -> list[tuple[Tensor, Tensor]]:
-        """This rank's micro-batches of the next step; ``position`` moves on by a global batch.
+        """Reads this rank's micro-batches of the next step and advances by one global batch.
 
         Returns:
             ``accumulation`` pairs (tokens, targets), both int64 [micro_batch_size, seq_len], on
@@ -178,7 +183,7 @@ class TokenBatches:
     def _micro_batch(self, k: int) -> tuple[Tensor, Tensor]:
         import torch
 
-        # A micro-batch's sequences lie one behind the other: one read, and one target more.
+        # A micro-batch's sequences are adjacent, so one read takes them all and the last target.
         sequence = (k * self.world_size + self.rank) * self.micro_batch_size
         start = self.position + sequence * self.seq_len
         count = self.micro_batch_size * self.seq_len + 1

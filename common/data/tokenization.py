@@ -1,6 +1,6 @@
 """Text to tokens: a byte-pair vocabulary, and documents that are encoded as they are read.
 
-No text is in memory whole. A document is preceded by ``<|endoftext|>``, as in GPT-2's and
+No text is held in memory whole. A document is preceded by ``<|endoftext|>``, as in GPT-2's and
 FineWeb's shards; a literal mark in a document of a dataset begins a new one.
 """
 
@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 END_OF_TEXT = "<|endoftext|>"
 PIECE_BYTES = 2**18
 UNCUT_CHARACTERS = 2 * PIECE_BYTES
-"""A text with no place to cut it is held in memory up to this length."""
+"""Length up to which a text without a place to cut it is held in memory."""
 BATCH_PIECES, BATCH_CHARACTERS = 512, 2**21
-"""A batch to encode ends at whichever comes first."""
+"""Size at which a batch to encode ends: that many pieces or characters, whichever comes first."""
 LOCAL_VOCABULARIES = (
     ("tokenizer.json",),
     ("vocab.json", "merges.txt"),
     ("encoder.json", "vocab.bpe"),
 )
 CUT = re.compile(r".*\S(?=[ \r\n])", re.DOTALL)
-"""Up to the last visible character before a space or line break."""
+"""A text up to its last visible character before a space or line break."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,16 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """Tokens in the vocabulary."""
+        """Returns the number of tokens in the vocabulary, added ones included."""
         return self.tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """The tokens of each text, without any that stand for its beginning or end."""
+        """Returns the tokens of each text, without tokens for its beginning or end."""
         encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens."""
+        """Returns the text of tokens, special ones included."""
         return self.tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
 
 
@@ -73,7 +73,7 @@ class Piece:
 
 
 def load_vocabulary(name: str) -> Vocabulary:
-    """A vocabulary from a folder, or from the Hugging Face hub (or its cache) by name.
+    """Loads a vocabulary from a folder, or from the Hugging Face hub (or its cache) by name.
 
     A folder holds ``tokenizer.json``, ``vocab.json`` and ``merges.txt``, or the ``encoder.json``
     and ``vocab.bpe`` that OpenAI published; the last two pairs are read as GPT-2's byte-level BPE.
@@ -128,7 +128,7 @@ def _hub_tokenizer(name: str) -> Tokenizer:
         cached = isinstance(try_to_load_from_cache(name, "tokenizer.json"), str)
         if not cached:
             check_hub(f"vocabulary {name}", instead)
-        from transformers import AutoTokenizer  # seconds, so not before it is known to help
+        from transformers import AutoTokenizer  # the import takes seconds
 
         loaded = AutoTokenizer.from_pretrained(name, local_files_only=cached)
     except (OSError, ValueError) as error:
@@ -139,12 +139,12 @@ def _hub_tokenizer(name: str) -> Tokenizer:
 
 
 def text_pieces(path: Path | str) -> Iterator[Piece]:
-    """The documents of a UTF-8 file, divided at ``<|endoftext|>``, in pieces of about 256 KiB.
+    """Yields the documents of a UTF-8 file, divided at ``<|endoftext|>``, in pieces of 256 KiB.
 
-    A piece ends where a visible character meets a space or line break. No pre-token of GPT-2
-    reaches over such a place (only its first character can be a space, and a run of white space
-    is not divided), so the tokens are those of the whole text. Only where a piece has no such
-    place is it cut anywhere, which can cost a token.
+    The size is approximate: a piece ends where a visible character meets a space or line break. No
+    pre-token of GPT-2 reaches over such a place (only its first character can be a space, and a
+    run of white space is not divided), so the tokens are those of the whole text. A piece that has
+    no such place is cut anywhere, which can cost a token.
 
     Raises:
         UserError: the file cannot be read or is not UTF-8.
@@ -182,18 +182,18 @@ def text_pieces(path: Path | str) -> Iterator[Piece]:
 
 
 def _cut(text: str) -> int:
-    """Where a text can be cut; 0 while it is still short."""
+    """Returns the position at which a text can be cut; 0 while it is too short to be cut."""
     match = CUT.match(text)
     if match:
         return match.end()
-    # Not inside of a mark whose end is still to come.
+    # The end of the text is kept: it may be the beginning of an end-of-text mark.
     return len(text) - len(END_OF_TEXT) if len(text) > UNCUT_CHARACTERS else 0
 
 
 def dataset_pieces(
     name: str, config: str | None = None, split: str = "train", text_column: str = "text"
 ) -> Iterator[Piece]:
-    """The documents of a Hugging Face dataset, streamed: from a local folder or the hub.
+    """Yields the documents of a Hugging Face dataset, streamed from a local folder or the hub.
 
     Raises:
         UserError: it cannot be reached or read, or has no such configuration, split or column.
@@ -230,9 +230,9 @@ def dataset_pieces(
 def encode(
     pieces: Iterable[Piece], vocabulary: Vocabulary, max_tokens: int = 0
 ) -> Iterator[np.ndarray]:
-    """The tokens of pieces, uint16 [any], with ``<|endoftext|>`` before each document.
+    """Yields the tokens of pieces, uint16 [any], with ``<|endoftext|>`` before each document.
 
-    Documents without text are left out. Ends after ``max_tokens`` tokens; 0 is all.
+    Documents without text are left out. Ends after ``max_tokens`` tokens; 0 is no limit.
     """
     left = max_tokens or None
     for batch in _batches(_without_empty(pieces)):

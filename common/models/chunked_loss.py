@@ -15,12 +15,12 @@ from torch.autograd.function import FunctionCtx
 IGNORED = -100
 """A target that does not count, as in ``F.cross_entropy``."""
 ROW_MULTIPLE = 64
-"""The stride of the logits' rows is a multiple of this many elements. With rows of 50,257 float32,
+"""Elements of which the stride of the logits' rows is a multiple. With rows of 50,257 float32,
 which begin anywhere in a cache line, MKL computes logits at two thirds of its usual speed."""
 
 
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int) -> Tensor:
-    """Mean cross-entropy, in nats, of ``hidden @ weight.T`` against ``targets``.
+    """Computes the mean cross-entropy, in nats, of ``hidden @ weight.T`` against ``targets``.
 
     Args:
         hidden: [batch, length, width].
@@ -63,7 +63,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             loss += ((total.log() + highest - wanted) * counted).sum()
             if not (needs_hidden or needs_weight):
                 continue
-            # Of the summed loss: softmax − one-hot, and nothing in rows that do not count.
+            # The gradient of the summed loss is softmax − one-hot, and 0 in rows that do not count.
+            # It is computed in the memory of the exponentials, the largest tensor here.
             gradient = exponentials.mul_(counted / total).scatter_add_(1, labels, -counted)
             gradient = _rounded(gradient, buffer[: len(labels)])
             del logits, exponentials  # so that no two pieces in float32 live at once
@@ -77,7 +78,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight, count = ctx.saved_tensors
-        factor = grad_loss / count  # applied here, where a float16 loss is scaled already
+        factor = grad_loss / count  # applied here: grad_loss holds the loss scale of float16
         if grad_hidden is not None:
             grad_hidden = (grad_hidden * factor).to(grad_hidden.dtype)
         if grad_weight is not None:
@@ -86,24 +87,24 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _aligned_rows(rows: int, columns: int, like: Tensor) -> Tensor:
-    """Uninitialised [rows, columns] whose rows all begin at the same place of a cache line."""
+    """Allocates a tensor [rows, columns] whose rows are all aligned alike to cache lines."""
     return like.new_empty(rows, -(-columns // ROW_MULTIPLE) * ROW_MULTIPLE)[:, :columns]
 
 
 def _product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """``left @ right`` in ``out``, or where the compiler likes it."""
+    """Computes ``left @ right``, in ``out`` unless torch.compile decides where."""
     return left @ right if torch.compiler.is_compiling() else torch.mm(left, right, out=out)
 
 
 def _rounded(exact: Tensor, out: Tensor) -> Tensor:
-    """``exact`` in the type of ``out``, whose memory is used again."""
+    """Returns ``exact`` in the type of ``out``, whose memory is reused for it."""
     if exact.dtype == out.dtype:
         return exact
     return exact.to(out.dtype) if torch.compiler.is_compiling() else out.copy_(exact)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
-    """Add ``left @ right`` to ``total`` in place; the first time, overwrite it."""
+    """Adds ``left @ right`` to ``total`` in place; the first time, overwrites it."""
     if left.dtype == total.dtype:
         total.addmm_(left, right, beta=0 if is_first else 1)
     elif is_first:

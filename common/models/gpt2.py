@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019) with tied embeddings and a choice of ways to compute it.
+"""GPT-2 (Radford et al. 2019) with tied embeddings and a choice of attention and loss kernels.
 
 The architecture is that of transformers' ``GPT2LMHeadModel``: the same weights give the same
 logits and gradients (tests/models/test_gpt2.py). Linear layers are ``nn.Linear`` (weight of shape
@@ -48,8 +48,8 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         qkv = self.c_attn(x).view(batch, length, 3, self.n_head, width // self.n_head)
-        # Unbound before they are transposed, so that the backward pass joins the three gradients
-        # in the layout of qkv, with one copy; each is [batch, head, length, head width].
+        # Unbound before the transpose, so that the backward pass joins the three gradients in the
+        # layout of qkv, with one copy. Each is [batch, head, length, head width].
         query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
         dropout = self.dropout if self.training else 0.0
         mixed = self.attend(query, key, value, dropout)
@@ -58,7 +58,7 @@ class CausalSelfAttention(nn.Module):
 
 
 def fused_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """Causal attention by PyTorch's kernels, which never write out the score matrix.
+    """Computes causal attention by PyTorch's kernels, which never write out the score matrix.
 
     All tensors are [batch, head, length, head width].
     """
@@ -66,7 +66,7 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -
 
 
 def written_out_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """Causal attention as its formula says: softmax(QKᵀ/√d)V, with all scores in memory.
+    """Computes causal attention by its formula, softmax(QKᵀ/√d)V, with all scores in memory.
 
     All tensors are [batch, head, length, head width]. The softmax is computed in float32 and
     rounded once, so that what is kept for the backward pass is one tensor of weights.
@@ -148,7 +148,7 @@ class GPT2(nn.Module):
             nn.init.zeros_(module.bias)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits, or the mean cross-entropy in nats when ``targets`` are given.
+        """Computes logits, or the mean cross-entropy in nats when ``targets`` are given.
 
         Args:
             tokens: integer tensor [batch, length], length at most ``n_positions``.
@@ -157,6 +157,9 @@ class GPT2(nn.Module):
         Returns:
             logits [batch, length, vocab_size], or a scalar loss, computed in
             float32 (float64 in a float64 model).
+
+        Raises:
+            UserError: sequences longer than ``n_positions``.
         """
         length = tokens.shape[1]
         if length > self.config.n_positions:
@@ -180,16 +183,16 @@ class GPT2(nn.Module):
         return F.cross_entropy(logits.to(exact), targets.flatten())
 
     def has_dropout(self) -> bool:
-        """Whether a pass draws random numbers."""
+        """Returns True if the model drops activations, so that a pass draws random numbers."""
         return self.config.dropout > 0
 
     def num_parameters(self) -> int:
-        """Number of parameters, the tied embedding counted once."""
+        """Returns the number of parameters, the tied embedding counted once."""
         return sum(p.numel() for p in self.parameters())
 
     @classmethod
     def from_huggingface(cls, hf_model: GPT2LMHeadModel) -> GPT2:
-        """A GPT2 with a copy of the weights of a transformers ``GPT2LMHeadModel``.
+        """Makes a GPT2 with a copy of the weights of a transformers ``GPT2LMHeadModel``.
 
         Dropout is taken from ``resid_pdrop``. Raises UserError for variants of the architecture
         that this model does not have (another activation or width, scaled or cross attention,

@@ -26,5 +26,5 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(width, output_dim))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[batch, output_dim] from [batch, input_dim]."""
+        """Computes outputs [batch, output_dim] from inputs [batch, input_dim]."""
         return self.layers(inputs)

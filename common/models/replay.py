@@ -3,9 +3,9 @@
 Under real DDP it behaves like a GPU that computes while the CPU only communicates, so that several
 ranks can share a core and still overlap communication with what they would compute. Every gradient
 waits for its own moment since the start of the backward pass, so that errors do not add up, and
-handing it over costs no copy. What autograd does before the first gradient and what DDP does
-between two (copying a gradient into its bucket) falls inside the time slept for, as long as there
-is enough of it; ``lateness_s`` says when there was not.
+handing it over costs no copy. Autograd's work before the first gradient and DDP's work between two
+gradients (copying one into its bucket) take place during the sleeps, as long as these are long
+enough; ``lateness_s`` tells when they were not.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class ReplayModel(nn.Module):
     """A parameter for each gradient of a recorded backward pass, of the same name and size.
 
     The parameters are registered as in the recording (where that is not known, in reverse order
-    of readiness, as in GPT-2). ``handed_s`` and ``ended_s`` tell of the latest backward pass when
-    each gradient, in order of readiness, was handed to autograd and when the pass ended, in
-    seconds from its start.
+    of readiness, as in GPT-2). ``handed_s`` and ``ended_s`` are times of the latest backward pass,
+    in seconds from its start: when each gradient, in order of readiness, was handed to autograd,
+    and when the pass ended.
 
     Needs about twice the gradients' bytes, and as much again under DDP.
     """
@@ -39,11 +39,11 @@ class ReplayModel(nn.Module):
     def __init__(
         self, profile: BackwardProfile, *, forward_s: float = 0.0, value: float = 1.0
     ) -> None:
-        """Make the parameters (zeros, float32).
+        """Makes the parameters (zeros, float32).
 
         Args:
             profile: sizes and ready times; sizes are multiples of 4 bytes.
-            forward_s: how long a forward pass sleeps, in seconds.
+            forward_s: time that a forward pass sleeps, in seconds.
             value: what every element of a gradient is before DDP averages it over ranks.
 
         Raises:
@@ -68,44 +68,44 @@ class ReplayModel(nn.Module):
         self._sleeps_s = self._overhead.sleeps_s(profile)
 
     def forward(self) -> Tensor:
-        """A loss of 0 whose backward pass is the recorded one."""
+        """Returns a loss of 0 whose backward pass replays the recorded one."""
         until = time.perf_counter() + self.forward_s
         self._renew()
         loss = torch.zeros((), requires_grad=True)
-        # The pass goes through these backwards: what is applied last comes first.
+        # The backward pass visits these nodes in reverse: the one applied last comes first.
         for index in range(len(self._in_ready_order), -1, -1):
             loss = _Moment.apply(loss, self._parameter(index), self, index)
         _sleep_until(until)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, and write this rank's values over the averages DDP left."""
+        """Clears the gradients, and writes this rank's values over the averages DDP left."""
         super().zero_grad(set_to_none)
         self._renew()
 
     @property
     def handed_s(self) -> list[float]:
-        """When each gradient was handed over in the latest backward pass."""
+        """Returns the time each gradient was handed over, in the latest backward pass (s)."""
         return self._handed_s[:-1]
 
     @property
     def ended_s(self) -> float:
-        """How long the latest backward pass took, without what DDP does after it."""
+        """Returns the duration of the latest backward pass, without DDP's work after it (s)."""
         return self._handed_s[-1] + self._overhead.tail_s
 
     @property
     def lateness_s(self) -> float:
-        """By how much the latest backward pass fell behind the recording, at worst.
+        """Returns the largest delay of the latest backward pass behind the recording (s).
 
-        Over all gradients and the end of the pass. A tenth of a millisecond is a sleep's usual
-        error; much more says that the copies between two gradients, or other work on the core,
-        took longer than the time slept for.
+        The maximum is over all gradients and the end of the pass. A tenth of a millisecond is a
+        sleep's usual error. Much more means that the copies between two gradients, or other work
+        on the core, took longer than the sleep that was to hide them.
         """
         late = (h - ready for h, ready in zip(self.handed_s, self.profile.ready_s, strict=True))
         return max(self.ended_s - self.profile.backward_s, *late)
 
     def _parameter(self, index: int) -> nn.Parameter | None:
-        """The parameter at a place of the ready order; None at the end of the pass."""
+        """Returns the parameter at a place of the ready order; None at the end of the pass."""
         return self._in_ready_order[index] if index < len(self._in_ready_order) else None
 
     def _renew(self) -> None:
@@ -117,9 +117,10 @@ class ReplayModel(nn.Module):
         self._used = False
 
     def _calibrate(self) -> _Overhead:
-        """Lower quartiles over a few passes that sleep once, before their first gradient.
+        """Measures the overhead, over a few passes that sleep once, before their first gradient.
 
-        They serve for every later pass, so other work on the core must not get into them.
+        Each part is the lower quartile of its samples: it serves for every later pass, so delays
+        by other work on the core must not enter it.
         """
         samples = []
         for _ in range(CALIBRATION_PASSES):
@@ -131,12 +132,13 @@ class ReplayModel(nn.Module):
             wake_s = self._handed_s[0] - CALIBRATION_SLEEP_S
             samples.append((lead_s, wake_s, took_s - self._handed_s[-1]))
             self.zero_grad()
-        return _Overhead(
-            *(statistics.quantiles(column, n=4)[0] for column in zip(*samples, strict=True))
+        lead_s, wake_s, tail_s = (
+            statistics.quantiles(column, n=4)[0] for column in zip(*samples, strict=True)
         )
+        return _Overhead(lead_s=lead_s, wake_s=wake_s, tail_s=tail_s)
 
     def _arrive(self, index: int) -> None:
-        """Wait for a moment of the backward pass and note when it came."""
+        """Waits for a moment of the backward pass and records the time."""
         if index == 0:
             self._first_node_s = time.perf_counter()
             self._used = True
@@ -145,12 +147,12 @@ class ReplayModel(nn.Module):
         self._handed_s[index] = self._overhead.lead_s + elapsed_s
 
     def _gradient(self, index: int) -> Tensor | None:
-        """The gradient at a place of the ready order, None at the end of the pass.
+        """Returns the gradient at a place of the ready order, None at the end of the pass.
 
-        A new tensor that shares the prepared memory: autograd's AccumulateGrad takes a tensor
-        that nobody else holds as it is and clones any other
-        (torch/csrc/autograd/functions/accumulate_grad.h). Where there is a gradient already, it
-        may be that memory, so autograd gets a tensor of its own to add.
+        It is a new tensor that shares the prepared memory: autograd's AccumulateGrad takes a
+        tensor that nobody else holds as it is and clones any other
+        (torch/csrc/autograd/functions/accumulate_grad.h). If the parameter has a gradient already,
+        that may be the prepared memory, so autograd gets a tensor of its own to add.
         """
         parameter = self._parameter(index)
         if parameter is None:
@@ -162,13 +164,13 @@ class ReplayModel(nn.Module):
 
 @dataclass(frozen=True)
 class _Overhead:
-    """What a backward pass costs besides its sleeps, in seconds.
+    """The cost of a backward pass besides its sleeps, in seconds.
 
     Attributes:
-        lead_s: before its first node; autograd counts the nodes of the graph, which takes 0.4 ms
-            for the 436 gradients of gpt2-large.
-        wake_s: how late a sleep ends.
-        tail_s: after its last node.
+        lead_s: time before its first node; autograd counts the nodes of the graph, which takes
+            0.4 ms for the 436 gradients of gpt2-large.
+        wake_s: delay with which a sleep ends.
+        tail_s: time after its last node.
     """
 
     lead_s: float = 0.0
@@ -176,16 +178,19 @@ class _Overhead:
     tail_s: float = 0.0
 
     def sleeps_s(self, profile: BackwardProfile) -> list[float]:
-        """Until when to sleep for each gradient, then for the end; counted from the first node."""
+        """Returns when the sleep for each gradient, then for the end, is over (s).
+
+        Times count from the first node of the backward pass.
+        """
         end_s = profile.backward_s - self.tail_s
         moments = [*(min(ready_s, end_s) for ready_s in profile.ready_s.tolist()), end_s]
         return [moment_s - self.lead_s - self.wake_s for moment_s in moments]
 
 
 class _Moment(torch.autograd.Function):
-    """Passes its input on; backward, it waits and hands over the gradient of one parameter.
+    """A node that passes its input on and, backward, hands over one parameter's gradient in time.
 
-    A node of its own for each gradient: autograd runs AccumulateGrad, and with it DDP's hook,
+    Each gradient has a node of its own: autograd runs AccumulateGrad, and with it DDP's hook,
     before any other node that is ready, so gradients come one by one in the recorded order.
     """
 
@@ -201,7 +206,7 @@ class _Moment(torch.autograd.Function):
 
 
 def _sleep_until(moment_s: float) -> None:
-    """Sleep, without the interpreter's lock, until the clock shows ``moment_s``."""
+    """Sleeps, without the interpreter's lock, until ``perf_counter`` reaches ``moment_s``."""
     while (left_s := moment_s - time.perf_counter()) > 0:
         time.sleep(left_s)
 
@@ -218,7 +223,14 @@ def _check_gradients(profile: BackwardProfile) -> None:
 
 
 def _register(model: nn.Module, profile: BackwardProfile) -> dict[str, nn.Parameter]:
-    """Add the parameters, nested as their names say; by name, in the order of registration."""
+    """Adds the parameters, nested as their names say, in the recorded order of registration.
+
+    Returns:
+        The parameters by name.
+
+    Raises:
+        UserError: no module can have these names, or register them in this order.
+    """
     count = len(profile.names)
     places = profile.registration or range(count - 1, -1, -1)
     registered = sorted(range(count), key=lambda index: places[index])

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 Loaded = TypeVar("Loaded")
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
-"""With ``.index.json`` after the name where weights are in several files."""
+"""Names of files of weights, followed by ``.index.json`` where weights are in several files."""
 POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet")
 """Kinds of model whose first position is the one after their padding token's number."""
 INSTEAD = "--model_name takes a local folder, or small, which needs no hub"
@@ -74,19 +74,19 @@ class TextClassifier(nn.Module):
             norm_first=True,
         )
         norm = nn.LayerNorm(config.d_model)
-        # A nested tensor would leave padding out in evaluation only, where nobody times it.
+        # A nested tensor would leave padding out only in evaluation, which is not timed.
         self.encoder = nn.TransformerEncoder(
             layer, config.n_layer, norm=norm, enable_nested_tensor=False
         )
         self.head = nn.Linear(config.d_model, config.num_labels)
-        for name, parameter in self.named_parameters():  # PyTorch's layers would begin as copies
+        for name, parameter in self.named_parameters():  # PyTorch makes all layers copies of one
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             elif parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Logits [batch, num_labels].
+        """Computes logits [batch, num_labels].
 
         Args:
             input_ids: integer tensor [batch, length], length at most ``max_length``.
@@ -104,24 +104,24 @@ class TextClassifier(nn.Module):
         x = self.tokens(input_ids) + self.positions.weight[:length]
         x = F.dropout(x, self.config.dropout, self.training)
         x = self.encoder(x, src_key_padding_mask=~real)
-        # Hidden before the sum, not multiplied by 0 after it, so that no padding reaches a text.
+        # Padding is replaced by 0, not multiplied by 0, so that a NaN in it cannot reach a text.
         summed = x.masked_fill(~real[:, :, None], 0).sum(1)
         return self.head(summed / real.sum(1, keepdim=True))
 
     def num_parameters(self) -> int:
-        """Number of parameters."""
+        """Returns the number of parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 
 class TransformersClassifier(nn.Module):
-    """A sequence classifier of transformers, called as ours is."""
+    """A sequence classifier of transformers, called like ``TextClassifier``."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Logits [batch, num_labels]; both arguments are [batch, length]."""
+        """Computes logits [batch, num_labels]; both arguments are [batch, length]."""
         return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
 
 
@@ -133,7 +133,7 @@ def build_text_classifier(
     dropout: float | None = None,
     pad_id: int = 0,
 ) -> nn.Module:
-    """The classifier of that name, in float32, called as ``model(input_ids, attention_mask)``.
+    """Builds the classifier of a name, float32, called as ``model(input_ids, attention_mask)``.
 
     Args:
         name: ``small``, a folder with ``config.json`` and weights, or a name on the hub. A folder
@@ -141,7 +141,7 @@ def build_text_classifier(
         num_labels: number of classes.
         vocab_size: number of tokens that the tokenizer has.
         max_length: longest text, in tokens.
-        dropout: set wherever the model drops something; None is the model's own.
+        dropout: probability, set wherever the model has dropout; None keeps the model's own.
         pad_id: number of the padding token, for a model that has none.
 
     Raises:
@@ -178,17 +178,23 @@ def build_text_classifier(
             )
             model = Classifier.from_config(config)
         else:
-            # A head for another number of classes is replaced; what is new is then said below.
-            how = {"config": config, "ignore_mismatched_sizes": True, "output_loading_info": True}
+            # A head for another number of classes is replaced; the log then names what is new.
             model, found = _load(
-                name, lambda local: Classifier.from_pretrained(name, **how, **local)
+                name,
+                lambda local: Classifier.from_pretrained(
+                    name,
+                    config=config,
+                    ignore_mismatched_sizes=True,
+                    output_loading_info=True,
+                    **local,
+                ),
             )
             _say_what_is_new(name, found)
     return TransformersClassifier(model.float())
 
 
 def model_limit(name: str) -> int | None:
-    """The longest text that a model takes, in tokens; None where it has no limit.
+    """Returns the longest text that a model takes, in tokens; None if it has no limit.
 
     Raises:
         UserError: the model cannot be had or read.
@@ -211,7 +217,10 @@ def _read_config(name: str) -> PretrainedConfig:
 
 
 def _load(name: str, load: Callable[[dict], Loaded]) -> Loaded:
-    """What ``load`` gives from this machine, else from the hub if that can be reached."""
+    """Loads something from this machine's files, else from the hub if that can be reached.
+
+    ``load`` takes the keyword arguments that say where to look.
+    """
     try:
         return load({"local_files_only": True})
     except OSError:
@@ -229,14 +238,14 @@ def _longest_input(config: PretrainedConfig) -> int | None:
 
 
 def _set_dropout(config: PretrainedConfig, dropout: float) -> None:
-    """Give every probability of dropout in a configuration the same value."""
+    """Gives every probability of dropout in a configuration the same value."""
     for entry in config.to_dict():
         if "dropout" in entry and not isinstance(getattr(config, entry), bool):
             setattr(config, entry, dropout)
 
 
 def _say_what_is_new(name: str, found: dict) -> None:
-    """Log which weights were not in the files, or not in this shape: those of a new head."""
+    """Logs the weights that were not in the files, or not in this shape: those of a new head."""
     mismatched = [entry[0] for entry in found["mismatched_keys"]]
     new = sorted({*found["missing_keys"], *mismatched})
     if new:
@@ -251,7 +260,7 @@ def _has_weights(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _one_line_errors(name: str) -> Iterator[None]:
-    """Turn what transformers says of a name or a folder that it cannot use into one line."""
+    """Turns transformers' errors about a name or folder into a UserError of one line."""
     from safetensors import SafetensorError
 
     try:
@@ -263,7 +272,7 @@ def _one_line_errors(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """No table about the head, which is new by intent, and no bar for a second's work."""
+    """Silences transformers' table about the head, new by intent, and its progress bars."""
     from transformers.utils import logging as theirs
 
     level, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()

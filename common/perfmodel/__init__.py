@@ -1,1 +1,1 @@
-"""Predictions. A leaf: NumPy and pandas only, so that predicting starts in a moment."""
+"""Predictions of time and memory. A leaf: NumPy and pandas only, so that they start at once."""

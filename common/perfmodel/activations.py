@@ -1,4 +1,4 @@
-"""What a GPT-2's forward pass keeps for the backward pass, in bytes.
+"""Activation memory: the bytes that a GPT-2's forward pass saves for the backward pass.
 
 Autograd's nodes say what they save (derivatives.yaml of PyTorch); under mixed precision autocast's
 rules decide in which type. Korthikanti et al. 2022 (arXiv 2205.05198) count in the same way.
@@ -13,7 +13,7 @@ FLOAT32 = 4
 
 
 def block_activations(workload: Workload) -> dict[str, int]:
-    """What one block keeps for its backward pass, when nothing is computed again.
+    """Computes the bytes that one block saves for its backward pass, without checkpointing.
 
     Per token, in widths of the model: the input of each norm (float32, 2), the norms' outputs (2),
     queries, keys and values (3) and the mixed values (1), and on both sides of the GELU (4 + 4).
@@ -37,7 +37,7 @@ def block_activations(workload: Workload) -> dict[str, int]:
 
 
 def saved_per_layer(workload: Workload) -> dict[str, int]:
-    """What each layer keeps for the backward pass, copies of weights included.
+    """Computes the bytes that each layer saves for the backward pass, copies of weights included.
 
     ``embeddings`` keep the tokens and positions they looked up, ``head and loss`` the last norm's
     input and output, the log-softmax of every logit and the targets.
@@ -51,10 +51,8 @@ def saved_per_layer(workload: Workload) -> dict[str, int]:
     weight = mixed * config.vocab_size * config.n_embd
     logits = FLOAT32 * tokens * config.vocab_size + 8 * tokens + FLOAT32
     if workload.loss_chunks > 1:  # its gradients are made already
-        logits, weight = (
-            tokens * config.n_embd * size + 8,
-            FLOAT32 * config.vocab_size * (config.n_embd),
-        )
+        logits = tokens * config.n_embd * size + 8
+        weight = FLOAT32 * config.vocab_size * config.n_embd
         head -= tokens * config.n_embd * size
     layers = {"embeddings": 8 * (tokens + workload.seq_len)}
     layers |= {f"block {index}": block for index in range(config.n_layer)}
@@ -62,5 +60,5 @@ def saved_per_layer(workload: Workload) -> dict[str, int]:
 
 
 def compute_size(workload: Workload) -> int:
-    """Bytes of a number in matrix products."""
+    """Returns the bytes of a number in matrix products: 4 in float32, else 2."""
     return FLOAT32 if workload.precision == "float32" else 2

@@ -1,4 +1,4 @@
-"""The sizes of a GPT-2, and what follows from them without building it."""
+"""The sizes of a GPT-2, and its numbers of parameters without building it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GPT2Config:
 
     @classmethod
     def named(cls, name: str, **overrides) -> GPT2Config:
-        """The configuration of a published size, or of ``gpt2-nano`` (6.9M parameters).
+        """Returns the configuration of a published size, or of ``gpt2-nano`` (6.9M parameters).
 
         Raises UserError, naming the nearest known size, for any other name.
         """
@@ -35,19 +35,19 @@ class GPT2Config:
         return replace(CONFIGS[key], **overrides)
 
     def padded_vocabulary(self, multiple: int) -> GPT2Config:
-        """The same model with the vocabulary rounded up to a multiple (rows no token uses)."""
+        """Returns the model with its vocabulary padded to a multiple (rows no token uses)."""
         return replace(self, vocab_size=-(-self.vocab_size // multiple) * multiple)
 
     def matrix_parameters_per_layer(self) -> int:
-        """Weights of a block's four linear layers: 3 + 1 + 4 + 4 times the width squared."""
+        """Counts the weights of a block's four linear layers: (3 + 1 + 4 + 4) · width²."""
         return 12 * self.n_embd**2
 
     def parameters_per_layer(self) -> int:
-        """All parameters of a block: matrices, their biases (9 widths) and two norms (4)."""
+        """Counts a block's parameters: matrices, their biases (9 widths), two norms (4)."""
         return self.matrix_parameters_per_layer() + 13 * self.n_embd
 
     def num_parameters(self) -> int:
-        """All parameters, the tied embedding counted once."""
+        """Counts all parameters, the tied embedding once."""
         embeddings = (self.vocab_size + self.n_positions) * self.n_embd
         return embeddings + self.n_layer * self.parameters_per_layer() + 2 * self.n_embd
 

@@ -1,4 +1,4 @@
-"""What a prediction for a cluster nobody has measured rests on: values, their ranges, and draws.
+"""Assumptions behind a prediction for an unmeasured cluster: values, their ranges, and draws.
 
 A range is a triangle: its peak is the value that the prediction uses, its ends are what is thought
 possible. Bands come from draws of all ranges together (a Latin hypercube with a fixed seed).
@@ -29,7 +29,7 @@ class Range:
 
     @classmethod
     def of(cls, name: str, numbers: Sequence[float], least: float, most: float) -> Range:
-        """From what a user gave: one number, taken as certain, or value, lowest and highest.
+        """Makes a range of a user's numbers: one, taken as certain, or value, lowest and highest.
 
         Raises UserError, naming the assumption, for another count, a value outside of its own
         range, or a range that is not within ``least`` to ``most``.
@@ -38,7 +38,8 @@ class Range:
             raise UserError(
                 f"{name} takes one number, or three: value, lowest, highest; not {len(numbers)}"
             )
-        found = cls(*numbers) if len(numbers) == 3 else cls(*3 * tuple(numbers))
+        value, low, high = numbers if len(numbers) == 3 else 3 * tuple(numbers)
+        found = cls(value, low, high)
         shown = " ".join(f"{number:g}" for number in numbers)
         if not all(map(math.isfinite, numbers)) or not least <= found.low or not found.high <= most:
             raise UserError(f"{name} {shown}: it must be from {least:g} to {most:g}")
@@ -48,20 +49,22 @@ class Range:
 
     @property
     def is_certain(self) -> bool:
-        """Whether there is only one value."""
+        """Returns True if the range is a single value."""
         return self.low == self.high
 
     def at(self, quantile: NDArray) -> NDArray:
-        """The values at these quantiles of the triangle."""
+        """Returns the values at these quantiles of the triangle, in the shape of ``quantile``."""
         if self.is_certain:
             return np.full(np.shape(quantile), self.value)
+        # The inverse of the triangle's cumulative distribution, which is a parabola on either side
+        # of the peak. The peak itself is at the quantile left / width.
         width, left, right = self.high - self.low, self.value - self.low, self.high - self.value
         rising = self.low + np.sqrt(quantile * width * left)
         falling = self.high - np.sqrt((1 - quantile) * width * right)
         return np.where(quantile < left / width, rising, falling)
 
     def text(self, form: str = "{:g}") -> str:
-        """``1.19 (1 to 1.4)``, or the value alone where it is certain."""
+        """Formats the range: ``1.19 (1 to 1.4)``, or the value alone where it is certain."""
         value, low, high = (form.format(number) for number in (self.value, self.low, self.high))
         return value if self.is_certain else f"{value} ({low} to {high})"
 
@@ -71,8 +74,8 @@ MFU = Range(0.40, 0.30, 0.50)
 of eight H100s' peak (468,000 tokens/s per GPU, modded-nanogpt's records), MegaScale a 175B model at
 55 % of an A100's (arXiv 2402.15627), nanoGPT at less."""
 NETWORK_SPEED = Range(1.0, 0.5, 1.1)
-"""Collectives run at this many times the speed of the model of NCCL. Downwards there is congestion,
-and its own error: without a fit it is a third off, too fast, on the one published table of several
+"""Speed of collectives relative to the model of NCCL. Downwards there is congestion, and the
+model's own error: without a fit it is a third off, too fast, on the one published table of several
 H100 nodes, and most of all at 4 to 64 MiB (``common.analysis.nccl_accuracy``)."""
 STRAGGLER_SPREAD = Range(0.02, 0.005, 0.055)
 """GPUs of one kind differ by 8 % on average over five clusters and by 22 % at most (Sinha et al.,
@@ -123,9 +126,12 @@ class Assumptions:
             raise UserError(f"seed {self.seed}: at least 0")
 
     def drawn(self) -> Draws:
-        """The value of each range, then ``draws`` draws; every range is drawn from evenly."""
+        """Draws from all ranges: of each its value, then ``draws`` draws spread evenly over it."""
         generator = np.random.default_rng(self.seed)
         ranges = (self.mfu, self.network_speed, self.straggler_spread, self.overlap_slowdown)
+        # Latin hypercube (McKay, Beckman and Conover 1979): the quantiles of each range are cut
+        # into as many equal strata as there are draws, and each stratum gives one draw, in an order
+        # of the range's own. So a few draws cover every range, and ranges vary independently.
         columns = []
         for one in ranges:
             places = generator.permutation(self.draws) + generator.random(self.draws)

@@ -1,4 +1,4 @@
-"""How DistributedDataParallel groups gradients into buckets.
+"""The buckets into which DistributedDataParallel groups gradients.
 
 Sources: ``compute_bucket_assignment_by_size`` and ``Reducer::rebuild_buckets`` in PyTorch's
 torch/csrc/distributed/c10d/reducer.cpp; ``_ddp_init_helper`` and, for limits given one by one
@@ -20,7 +20,7 @@ DEFAULT_CAP_BYTES = 25 * MIB
 
 
 def parse_cap(text: str | float) -> float | None:
-    """A cap in MiB from what a user typed or gave; ``None`` or ``default`` is DDP's own default.
+    """Parses a cap in MiB as a user gives it; ``None`` or ``default`` is DDP's own default.
 
     Raises UserError for anything that is not a finite number above zero.
     """
@@ -36,7 +36,7 @@ def parse_cap(text: str | float) -> float | None:
 
 
 def cap_label(cap_mib: float | None) -> str:
-    """The cap as a table shows it: ``0.25``, ``25``, ``None``."""
+    """Formats a cap as tables show it: ``0.25``, ``25``, ``None``."""
     return "None" if cap_mib is None else f"{cap_mib:.12g}"
 
 
@@ -46,7 +46,7 @@ def assign_buckets(
     first_cap_bytes: int | None = None,
     kinds: Sequence[Hashable] | None = None,
 ) -> list[list[int]]:
-    """Group tensors into buckets, as DDP does when it rebuilds them.
+    """Groups tensors into buckets, as DDP does when it rebuilds them.
 
     A tensor joins the open bucket of its kind, which closes once it holds at least the cap. No
     tensor is split, so a bucket may be larger than the cap.
@@ -130,7 +130,7 @@ class DdpOptions:
             raise UserError("a list of bucket caps holds numbers of MiB; None has no place in it")
 
     def caps_bytes(self) -> tuple[int, int]:
-        """(cap, first cap): any explicit cap, 25 too, is also that of the first bucket.
+        """Returns (cap, first cap); an explicit cap, 25 too, is also that of the first bucket.
 
         As DDP itself does, a list of caps is summed up by its largest.
         """
@@ -143,14 +143,14 @@ class DdpOptions:
         return cap, cap
 
     def limits_bytes(self) -> tuple[int, ...]:
-        """The caps of the first, the second, … bucket; the last one counts for all others."""
+        """Returns the caps of the first, the second, … bucket; the last counts for the rest."""
         if self.bucket_cap_mib_list:
             return tuple(int(cap * MIB) for cap in self.bucket_cap_mib_list)
         cap, first = self.caps_bytes()
         return (cap,) if cap == first else (first, cap)
 
     def rebuild_iteration(self) -> int | None:
-        """The first iteration whose backward pass uses buckets in gradient-ready order."""
+        """Returns the first iteration with buckets in gradient-ready order; None if none has."""
         if self.static_graph:
             return 2
         return None if self.find_unused_parameters else 1
@@ -163,7 +163,7 @@ def ddp_buckets(
     iteration: int | None = None,
     kinds: Sequence[Hashable] | None = None,
 ) -> list[list[int]]:
-    """The buckets that DDP uses in an iteration.
+    """Returns the buckets that DDP uses in an iteration.
 
     Args:
         sizes_bytes: sizes in registration order (that of ``module.parameters()``), in bytes.
@@ -193,7 +193,7 @@ def ddp_buckets(
 
 
 def cap_interval(sizes_bytes: Sequence[int], buckets: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """The smallest and the largest cap in bytes that give exactly these buckets.
+    """Returns the smallest and the largest cap in bytes that give exactly these buckets.
 
     For buckets of one kind and without a first cap of its own. A closed bucket bounds the cap
     from above by its size and from below by its size without its last tensor. The last bucket
@@ -209,9 +209,9 @@ def cap_interval(sizes_bytes: Sequence[int], buckets: Sequence[Sequence[int]]) -
 
 
 def walk_bucketings(sizes_bytes: Sequence[int]) -> Iterator[tuple[int, int, list[list[int]]]]:
-    """Every distinct bucketing of gradients of one kind in ready order, by ascending cap.
+    """Yields every distinct bucketing of gradients of one kind in ready order, by ascending cap.
 
-    Yields the smallest and the largest cap in bytes that give it, and its buckets.
+    Each is the smallest and the largest cap in bytes that give it, and its buckets.
     """
     total, cap = sum(sizes_bytes), 1
     while cap <= total:

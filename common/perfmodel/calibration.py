@@ -27,7 +27,7 @@ from common.perfmodel.tables import (
 
 PASSES, ALL_REDUCES, OVERLAP = "backward passes", "all-reduces", "passes beside all-reduces"
 SOURCES = (PASSES, ALL_REDUCES, OVERLAP)
-"""What is measured for a calibration."""
+"""The measurements of a calibration."""
 
 
 def calibrated_model(
@@ -44,8 +44,8 @@ def calibrated_model(
     Args:
         profile, network, costs, added_latency_s: as for ``DdpModel``.
         crowded: seconds per all-reduce while several are in flight, where measured.
-        backend: tells how many all-reduces are under way at a time; one where it is not known, and
-            where latency is added: the hook that adds it takes up buckets one by one.
+        backend: decides how many all-reduces are in flight; one where it is not known, and where
+            latency is added, as the hook that adds it takes up buckets one by one.
     """
     in_flight = 1 if added_latency_s else IN_FLIGHT.get(backend or "", 1)
     return DdpModel(
@@ -67,7 +67,7 @@ class Calibration:
         all_reduce: all-reduces one after another.
         crowded: several in flight, where that was measured.
         overlap: DDP's costs where they were measured; else ``costs`` are taken as they are.
-        costs: what is predicted with where there is no ``overlap``.
+        costs: DDP's costs where there is no ``overlap``.
         backend, added_latency_s: as for ``calibrated_model``.
     """
 
@@ -92,6 +92,8 @@ class Calibration:
         Args:
             sources: those of ``SOURCES`` that are drawn; of the others all samples are taken once.
         """
+        # Bootstrap (Efron 1979): the unit that is drawn is one whose errors are independent of the
+        # next one's. That is a pass for gradients, and a round for everything that shares rounds.
         passes = rounds = None
         if PASSES in sources:
             passes = generator.integers(self.ready.passes, size=self.ready.passes)

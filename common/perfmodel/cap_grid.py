@@ -1,8 +1,9 @@
 """Many bucket caps under many circumstances: networks, speeds and slowdowns.
 
-What ``search`` does for one system, for hundreds: caps that give the same buckets are one case,
-all-reduce times are looked up once for every size that occurs, and each bucketing is simulated for
-all circumstances together. The tests hold it against ``search.best_bucket_cap``, one by one.
+The search of ``search``, for hundreds of systems at once: caps that give the same buckets are one
+case, all-reduce times are looked up once for every size that occurs, and each bucketing is
+simulated for all circumstances together. The tests hold it against ``search.best_bucket_cap``, one
+by one.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class CapRow:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """How the simulated backward passes differ; arrays over cases.
+    """The differences between simulated backward passes; arrays over cases.
 
     Attributes:
         compute_scale: computation takes this many times the profile's.
-        network: which of the networks, by index.
+        network: index into the networks.
         network_scale: an all-reduce takes this many times the network's time.
         compute_slowdown: computation beside an all-reduce takes this many times longer.
     """
@@ -70,7 +71,7 @@ class GridTimes:
 
 
 def cap_rows(profile: BackwardProfile, caps_mib: Sequence[float]) -> tuple[CapRow, ...]:
-    """The bucketings that these caps lead to, from small caps to large ones.
+    """Returns the bucketings that these caps lead to, from small caps to large ones.
 
     Raises UserError for no caps, and for gradients of several dtypes.
     """
@@ -85,7 +86,7 @@ def cap_rows(profile: BackwardProfile, caps_mib: Sequence[float]) -> tuple[CapRo
 
 
 def default_row(profile: BackwardProfile) -> CapRow:
-    """The buckets of DDP's default: 1 MiB, then 25 MiB."""
+    """Returns the buckets of DDP's default caps: 1 MiB, then 25 MiB."""
     return _row(profile, profile_buckets(profile, DdpOptions(None)), None, np.nan, np.nan)
 
 
@@ -96,11 +97,13 @@ def simulate_grid(
     cases: Circumstances,
     costs: DdpCosts = NO_COSTS,
 ) -> GridTimes:
-    """The backward pass of every bucketing in every case.
+    """Simulates the backward pass of every bucketing in every case.
 
-    ``costs`` gives the copies and how much an all-reduce is slowed; how much computation is slowed
-    is the cases'.
+    ``costs`` gives the copies and the slowdown of all-reduces. The slowdown of computation is in
+    the cases.
     """
+    # Each network is asked once, for all bucket sizes of all rows: times is [networks, sizes]. A
+    # row then picks its buckets' sizes, and a case its network: alone is [buckets, cases].
     sizes = np.unique(np.concatenate([one.sizes_bytes for one in rows]))
     times = np.array([np.atleast_1d(network.time_s(sizes.astype(float))) for network in networks])
     copied = costs.copy_in_s_per_byte * np.cumsum(profile.sizes_bytes)
@@ -114,23 +117,26 @@ def simulate_grid(
         tail = costs.copy_out_s_per_byte * np.cumsum(one.sizes_bytes[::-1])[::-1]
         found.append(
             many_cases(
-                *(work, ready, alone),
+                work_s=work,
+                ready_s=ready,
+                alone_s=alone,
                 tail_s=tail,
                 compute_slowdown=cases.compute_slowdown,
                 communication_slowdown=costs.communication_slowdown,
             )
         )
     return GridTimes(
-        tuple(rows),
-        work,
-        np.array([one.total_s for one in found]),
-        np.array([one.slowed_s for one in found]),
-        np.array([one.exposed_s for one in found]),
+        rows=tuple(rows),
+        work_s=work,
+        total_s=np.array([one.total_s for one in found]),
+        slowed_s=np.array([one.slowed_s for one in found]),
+        exposed_s=np.array([one.exposed_s for one in found]),
     )
 
 
 def best_rows(total_s: NDArray) -> NDArray:
-    """The fastest row (of rows × cases) in each case; larger caps win ties."""
+    """Returns the fastest row (of rows × cases) in each case; larger caps win ties."""
+    # Rows ascend by cap. ``argmax`` finds the first True, so rows are reversed to find the last.
     alike = total_s <= total_s.min(axis=0) * (1 + ROUNDING)
     return len(total_s) - 1 - np.argmax(alike[::-1], axis=0)
 
@@ -138,7 +144,7 @@ def best_rows(total_s: NDArray) -> NDArray:
 def near_interval(
     rows: Sequence[CapRow], total_s: NDArray, best: int, tolerance: float = 0.01
 ) -> tuple[float, float]:
-    """The caps around ``best`` (MiB) that stay within ``tolerance`` of its time without a gap."""
+    """Returns the interval of caps (MiB) around ``best`` that stays within ``tolerance`` of it."""
     near = total_s <= total_s[best] * (1 + tolerance)
     low = high = best
     while low > 0 and near[low - 1]:

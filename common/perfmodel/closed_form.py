@@ -60,11 +60,11 @@ class ClosedForm:
 
     @property
     def seconds_per_byte(self) -> float:
-        """g = T_c / B."""
+        """Returns g = T_c / B."""
         return self.compute_s / self.gradient_bytes
 
     def total_s(self, bucket_bytes: ArrayLike) -> float | NDArray:
-        """T(b) in seconds; b is clipped to [B / L, B]."""
+        """Computes T(b) in seconds; b is clipped to [B / L, B]."""
         b = np.clip(bucket_bytes, self.gradient_bytes / self.layers, self.gradient_bytes)
         compute = self.seconds_per_byte * b
         reduce = self.all_reduce.time_s(b)
@@ -72,16 +72,17 @@ class ClosedForm:
         return float(total) if np.ndim(bucket_bytes) == 0 else total
 
     def at_cap_s(self, cap_mib: float | None) -> float:
-        """T of buckets as large as a cap in MiB; None is DDP's default, here one of 25 MiB."""
+        """Computes T in seconds at a cap in MiB; None, DDP's default, counts as 25 MiB."""
         return self.total_s(DEFAULT_CAP_BYTES if cap_mib is None else cap_mib * MIB)
 
     def square_root_law_bytes(self) -> float:
-        """sqrt(α·B/g), the minimum of the communication-bound branch, without limits."""
+        """Computes sqrt(α·B/g), the minimum of the communication-bound branch, without limits."""
         return float(np.sqrt(self.all_reduce.alpha_s * self.gradient_bytes / self.seconds_per_byte))
 
     def best_bucket_bytes(self) -> float:
-        """b*, within [B / L, B]."""
+        """Computes b* in bytes, within [B / L, B]."""
         best = self.square_root_law_bytes()
+        # If g > 1/β, the compute-bound branch begins at b₀ = α / (g − 1/β) and grows from there.
         gain = self.seconds_per_byte - 1 / self.all_reduce.bandwidth_bytes_per_s
         if gain > 0:
             best = min(best, self.all_reduce.alpha_s / gain)

@@ -33,19 +33,23 @@ from common.perfmodel.stragglers import slowest_of
 from common.perfmodel.workload import Workload
 
 ADAMW_BYTES = 28
-"""That AdamW moves per parameter: weight, gradient and both moments read, all but the gradient
-written, float32 each."""
+"""Bytes that AdamW moves per parameter: weight, gradient and both moments are read, all but the
+gradient written, float32 each."""
 BAND = (0.05, 0.95)
 SMALLEST_CAP_MIB, CAPS = 0.25, 200
 
 
 def default_caps_mib(total_bytes: float, count: int = CAPS) -> NDArray:
-    """Caps from 0.25 MiB to all gradients in one bucket, evenly spaced on a logarithmic axis."""
+    """Returns caps from 0.25 MiB to one bucket of all gradients, evenly spaced on a log axis."""
     return np.geomspace(SMALLEST_CAP_MIB, total_bytes / MIB, count)
 
 
 class ClusterSteps:
-    """Cases are (scaling, number of GPUs) × (prediction, draws), flattened."""
+    """The steps of one workload on a cluster, for all cases at once.
+
+    Cases are (scaling, number of GPUs) × (prediction, draws), flattened. A base is one (scaling,
+    number of GPUs); its cases are ``width`` neighbours, of which the first is the prediction.
+    """
 
     def __init__(
         self,
@@ -81,11 +85,20 @@ class ClusterSteps:
         kind = assumptions.straggler_distribution
         slowest = [slowest_of(n, draws.straggler_spread, kind) for n in gpus]
         self.straggler = np.concatenate([slowest[index] for _, index, _, _ in self.bases])
-        one = (workload.config, workload.seq_len, workload.seq_len, self.flops_per_s)
-        self.profile = computed_profile(*one)
-        block_s, head_s = forward_parts_s(*one)
+        self.profile = computed_profile(
+            config=workload.config,
+            seq_len=workload.seq_len,
+            tokens=workload.seq_len,
+            flops_per_s=self.flops_per_s,
+        )
+        block_s, head_s = forward_parts_s(
+            config=workload.config,
+            seq_len=workload.seq_len,
+            tokens=workload.seq_len,
+            flops_per_s=self.flops_per_s,
+        )
         self.forward_s = self.config.n_layer * block_s + head_s
-        # Of a sequence, at the whole peak; a case computes this many times as much.
+        # The times above are of one sequence at the whole peak; a case takes this many times them.
         self.of_sequences = self.sequences / self.mfu
         self.of_micro_batch = self.of_sequences / self.micro_batches
         self.update_s = ADAMW_BYTES * self.config.num_parameters() / self.memory_bytes_per_s
@@ -94,7 +107,7 @@ class ClusterSteps:
         return np.repeat(np.array(values), self.width)
 
     def one_gpu_s(self) -> NDArray:
-        """The step of one GPU that exchanges nothing, over the number of GPUs if strong."""
+        """Computes the seconds of one GPU's step without exchange; if strong, divided by n."""
         step = (self.forward_s + self.profile.backward_s) * self.of_sequences + self.update_s
         shares = self._of_bases([self._total(base) for base in self.bases]) / self.n
         alone = (self.forward_s + self.profile.backward_s) * shares / self.mfu
@@ -103,24 +116,31 @@ class ClusterSteps:
         return np.where(is_strong, strong, step)
 
     def _total(self, base: tuple[str, int, int, int]) -> int:
-        """Sequences of a step on all GPUs."""
+        """Returns the sequences of a step on all GPUs."""
         scaling, _, n, sequences = base
         return self.global_batch_size if scaling == "strong" else n * sequences
 
     def ddp(self, caps_mib: Sequence[float] | None) -> list[dict]:
-        """A row per base, at the best cap of each."""
+        """Predicts the steps of DDP: a row per base, at the best cap of each."""
         if caps_mib is None:
             caps_mib = default_caps_mib(self.profile.total_bytes)
         rows = cap_rows(self.profile, caps_mib)
         copy = 2 / self.memory_bytes_per_s
         cases = Circumstances(
-            self.of_micro_batch * self.straggler, self.index, self.network_scale, self.slowdown
+            compute_scale=self.of_micro_batch * self.straggler,
+            network=self.index,
+            network_scale=self.network_scale,
+            compute_slowdown=self.slowdown,
         )
-        everything = (*rows, default_row(self.profile))
         grid = simulate_grid(
-            *(self.profile, self.networks, everything, cases), DdpCosts(copy, copy)
+            profile=self.profile,
+            networks=self.networks,
+            rows=(*rows, default_row(self.profile)),
+            cases=cases,
+            costs=DdpCosts(copy_in_s_per_byte=copy, copy_out_s_per_byte=copy),
         )
         local = (self.forward_s + self.profile.backward_s) * self.of_sequences + self.update_s
+        # The grid has the last micro-batch's backward pass, which exchanges; this is the rest.
         before = local * self.straggler - self.profile.backward_s * cases.compute_scale
         step_s = before + grid.total_s
         copies = np.full(len(before), copy * self.profile.total_bytes)
@@ -132,12 +152,20 @@ class ClusterSteps:
                 found.append(self._row("DDP", number, *self._alone(here)))
                 continue
             chosen = best[here.start]
-            parts = (step_s[chosen], local, copies, grid.slowed_s[chosen], grid.exposed_s[chosen])
             low, high = near_interval(rows, step_s[:-1, here.start], chosen)
             cap = rows[chosen].cap_mib
+            row = self._row(
+                strategy="DDP",
+                number=number,
+                step_s=step_s[chosen, here],
+                local_s=local[here],
+                copies_s=copies[here],
+                slowed_s=grid.slowed_s[chosen, here],
+                exposed_s=grid.exposed_s[chosen, here],
+            )
             found.append(
                 {
-                    **self._row("DDP", number, *(part[here] for part in parts)),
+                    **row,
                     **_banded("bucket_cap", "mib", np.array([rows[i].cap_mib for i in best[here]])),
                     "num_buckets": len(rows[chosen].last),
                     "algorithm": self.networks[index].choice(cap * MIB),
@@ -149,7 +177,7 @@ class ClusterSteps:
         return found
 
     def fsdp(self, strategy: str) -> list[dict]:
-        """A row per base."""
+        """Predicts the steps of FSDP under one strategy: a row per base."""
         collective_s, copy_s, shards_s = self._collectives(strategy)
         block_s, head_s = forward_parts_s(
             self.config, self.workload.seq_len, self.workload.seq_len, self.flops_per_s
@@ -166,29 +194,42 @@ class ClusterSteps:
         rows = []
         for number, base in enumerate(self.bases):
             here = slice(number * self.width, (number + 1) * self.width)
-            parts = (step_s, local, copies, slowed, exposed)
             if base[2] == 1:
                 rows.append(self._row(strategy, number, *self._alone(here)))
-            else:
-                rows.append(self._row(strategy, number, *(part[here] for part in parts)))
+                continue
+            row = self._row(
+                strategy=strategy,
+                number=number,
+                step_s=step_s[here],
+                local_s=local[here],
+                copies_s=copies[here],
+                slowed_s=slowed[here],
+                exposed_s=exposed[here],
+            )
+            rows.append(row)
         return rows
 
     def _alone(self, here: slice) -> tuple[NDArray, ...]:
-        """The parts of a step of one GPU."""
+        """Returns the parts of one GPU's step: (step, local, copies, slowed, exposed), seconds."""
         passes = (self.forward_s + self.profile.backward_s) * self.of_sequences[here]
         local = passes + self.update_s
         nothing = np.zeros_like(local)
         return local, local, nothing, nothing, nothing
 
     def _collectives(self, strategy: str) -> tuple[dict, dict, NDArray]:
-        """By (operation, unit): seconds of each collective, of its copy; and of a rank's update."""
+        """Computes the seconds of collectives, of their copies, and of a rank's update.
+
+        The first two are by (operation, unit); all arrays are over cases.
+        """
         half = self.workload.precision != "float32"
         times: dict[tuple[str, str], list[float]] = {}
         copies: dict[tuple[str, str], list[float]] = {}
         update = []
         for n in self.gpus:
             parts = step_collectives(
-                *(self.config, strategy, n),
+                config=self.config,
+                strategy=strategy,
+                ranks=n,
                 parameter_bytes=2 if half else 4,
                 root_parameter_bytes=4,
             )
@@ -217,7 +258,7 @@ class ClusterSteps:
         slowed_s: NDArray,
         exposed_s: NDArray,
     ) -> dict:
-        """One row; arrays are the prediction and its draws."""
+        """Makes one row of the table; arrays are the prediction and its draws."""
         base = self.bases[number]
         scaling, _, n, sequences = base
         here = slice(number * self.width, (number + 1) * self.width)
@@ -242,7 +283,8 @@ class ClusterSteps:
 
 
 def _banded(name: str, unit: str, values: NDArray) -> dict[str, float]:
-    """The prediction (the first value) and its band, the quantiles of the draws."""
+    """Returns the prediction (the first value) and its band, the quantiles of the draws."""
+    # Caps come from a list: a quantile between two of them would be a cap that nobody simulated.
     low, high = np.quantile(values[1:], BAND, method="nearest" if unit == "mib" else "linear")
     end = f"_{unit}" if unit else ""
     return {f"{name}{end}": values[0], f"{name}_low{end}": low, f"{name}_high{end}": high}

@@ -1,4 +1,4 @@
-"""Clusters of GPU nodes: what NCCL's tuner has to know of one, read from ``data/clusters``.
+"""Clusters of GPU nodes as NCCL's tuner has to know them, read from ``data/clusters``.
 
 A cluster is a kind of node (GPUs, NVLink channels, NVLink SHARP channels) and a network between
 nodes. Channels and their bandwidths are those of the graph that NCCL finds at start (its log names
@@ -31,7 +31,7 @@ class Cluster:
     """Nodes of one kind and their network. GB is 10⁹ bytes; rates are of one direction.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         generation: of ``GENERATIONS``; chooses NCCL's constants.
         gpu: a name that ``peaks`` knows.
         gpus_per_node, max_nodes: how large a job may be.
@@ -67,7 +67,7 @@ class Cluster:
         _check(self)
 
     def nodes(self, gpus: int) -> int:
-        """How many nodes ``gpus`` GPUs take. Raises UserError where they do not fit."""
+        """Returns the number of nodes of ``gpus`` GPUs. Raises UserError where they do not fit."""
         most = self.gpus_per_node * self.max_nodes
         if not _whole(gpus) or gpus < 1:
             raise UserError(f"{gpus} GPUs on {self.name}: at least 1 is needed")
@@ -87,15 +87,15 @@ class Cluster:
 
 
 def known_clusters() -> list[str]:
-    """Names of the clusters under ``data/clusters``."""
+    """Returns the names of the clusters under ``data/clusters``."""
     return sorted(path.stem for path in CLUSTERS.glob("*.yaml"))
 
 
 def load_cluster(name_or_file: str | Path) -> Cluster:
-    """A known cluster by name, or a user's from a YAML file with the same keys.
+    """Loads a known cluster by name, or a user's from a YAML file with the same keys.
 
     Raises UserError for an unknown name, a file that cannot be read, keys that are missing or
-    unknown, and values that cannot be.
+    unknown, and illegal values.
     """
     known = known_clusters()
     given = Path(name_or_file)
@@ -128,8 +128,9 @@ def _read(path: Path) -> Cluster:
     stated = values["assumptions"]
     if not isinstance(stated, list) or not all(isinstance(one, str) for one in stated):
         raise UserError(f"{path}: assumptions is a list of sentences")
+    values["assumptions"] = tuple(stated)
     try:
-        return Cluster(**{**values, "assumptions": tuple(stated)})
+        return Cluster(**values)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -139,7 +140,7 @@ def _whole(value: object) -> bool:
 
 
 def _check(cluster: Cluster) -> None:
-    """Raises UserError that names the first value that cannot be."""
+    """Raises UserError that names the first illegal value."""
 
     def refuse(name: str, legal: str) -> None:
         raise UserError(f"{name} = {getattr(cluster, name)!r}: {legal}")
@@ -168,7 +169,7 @@ def _check(cluster: Cluster) -> None:
 
 
 def _check_physics(cluster: Cluster) -> None:
-    """What no hardware of the generation has."""
+    """Raises UserError for values that no hardware of the generation reaches."""
     nvls = cluster.nvls_channels * cluster.nvls_channel_gb_per_s
     if cluster.generation == "ampere" and nvls:
         raise UserError("nvls_channels of an ampere node: it has no NVLink SHARP, so 0")

@@ -15,7 +15,7 @@ class AllReduceModel(Protocol):
     """Anything that predicts the time of an all-reduce."""
 
     def time_s(self, size_bytes: ArrayLike) -> float | NDArray:
-        """Seconds for a message of ``size_bytes``; a scalar for a scalar, else an array."""
+        """Computes the seconds for ``size_bytes``; a scalar for a scalar, else an array."""
         ...
 
 
@@ -34,18 +34,20 @@ class AlphaBeta:
             )
 
     def time_s(self, size_bytes: ArrayLike) -> float | NDArray:
-        """Seconds for a message of ``size_bytes``; a scalar for a scalar, else an array."""
+        """Computes the seconds for ``size_bytes``; a scalar for a scalar, else an array."""
         times = self.alpha_s + np.asarray(size_bytes, dtype=float) / self.bandwidth_bytes_per_s
         return float(times) if np.ndim(size_bytes) == 0 else times
 
     @classmethod
     def fit(cls, size_bytes: ArrayLike, time_s: ArrayLike) -> AlphaBeta:
-        """Least squares of the relative error, so that small and large messages count alike.
+        """Fits α and β by least squares of the relative error, so that all sizes count alike.
 
         Minimises Σ ((α + x/β − t) / t)², which is linear in α and 1/β; where the minimum has α
         below 0, α is 0. Raises UserError for fewer than two sizes or unusable values.
         """
         sizes, times = _checked(size_bytes, time_s)
+        # Each row is divided by its time, α/t + (x/t)/β = 1, so that residuals are relative errors.
+        # With α = 0 the one unknown left has the closed form Σ(x/t) / Σ(x/t)².
         columns = np.stack([1 / times, sizes / times], axis=1)
         (alpha, inverse), *_ = np.linalg.lstsq(columns, np.ones(len(times)), rcond=None)
         if alpha < 0:
@@ -56,7 +58,7 @@ class AlphaBeta:
 
     @classmethod
     def from_endpoints(cls, size_bytes: ArrayLike, time_s: ArrayLike) -> AlphaBeta:
-        """The course's recipe: α is the time of the smallest message, β that of the largest.
+        """Applies the course's recipe: α is the smallest message's time, β comes from both ends.
 
         β = (x_max − x_min) / (t_max − t_min).
         """
@@ -77,7 +79,7 @@ class MeasuredAllReduce:
         self.sizes_bytes, self.times_s = _checked(size_bytes, time_s)
 
     def time_s(self, size_bytes: ArrayLike) -> float | NDArray:
-        """Seconds for a message of ``size_bytes``; a scalar for a scalar, else an array."""
+        """Computes the seconds for ``size_bytes``; a scalar for a scalar, else an array."""
         asked = np.asarray(size_bytes, dtype=float)
         times = np.interp(asked, self.sizes_bytes, self.times_s)
         beyond = asked > self.sizes_bytes[-1]
@@ -102,7 +104,7 @@ PLAUSIBLE_ALPHA_S = 40e-6
 
 
 def with_latency(curve: MeasuredAllReduce, alpha_s: float) -> MeasuredAllReduce:
-    """The curve as if its smallest message took ``alpha_s``: all times shifted by the difference.
+    """Shifts all times of a curve equally, so that its smallest message takes ``alpha_s``.
 
     For a measurement whose latency is that of its harness. No time falls below ``alpha_s``.
     """
@@ -113,10 +115,10 @@ def with_latency(curve: MeasuredAllReduce, alpha_s: float) -> MeasuredAllReduce:
 def scaled(
     network: AllReduceModel, *, latency: float = 1.0, transfer: float = 1.0
 ) -> AllReduceModel:
-    """Returns the network with a latency and a transfer time so many times as long.
+    """Returns the network with latency and transfer time multiplied by these factors.
 
-    Of a measured curve the shortest time counts as latency, and what others take longer as
-    transfer; so the curve keeps its shape.
+    Of a measured curve the shortest time counts as latency, and the rest of each time as transfer;
+    so the curve keeps its shape.
     """
     if isinstance(network, AlphaBeta):
         return AlphaBeta(network.alpha_s * latency, network.bandwidth_bytes_per_s / transfer)
@@ -126,12 +128,15 @@ def scaled(
 
 
 def algorithm_bandwidth(size_bytes: ArrayLike, time_s: ArrayLike) -> NDArray:
-    """Message size over time, in bytes per second."""
+    """Computes message size over time, in bytes per second."""
     return np.asarray(size_bytes, dtype=float) / np.asarray(time_s, dtype=float)
 
 
 def bus_bandwidth(size_bytes: ArrayLike, time_s: ArrayLike, ranks: int) -> NDArray:
-    """Algorithm bandwidth times 2(n−1)/n, bytes per second (nccl-tests, doc/PERFORMANCE.md)."""
+    """Computes algorithm bandwidth times 2(n−1)/n, in bytes per second.
+
+    Source: nccl-tests, doc/PERFORMANCE.md.
+    """
     return algorithm_bandwidth(size_bytes, time_s) * 2 * (ranks - 1) / ranks
 
 

@@ -1,4 +1,4 @@
-"""What a communication hook of DDP sends instead of the bucket, and what making it takes.
+"""Communication hooks of DDP: the bytes sent for a bucket, and the time that making them takes.
 
 DDP fills buckets by the bytes of the gradients, whatever the hook then sends. With a hook DDP
 copies gradients in without dividing; the stock hooks divide themselves. Compression runs on the
@@ -44,7 +44,7 @@ class CommHook(Protocol):
     def decompress_s_per_byte(self) -> float: ...
 
     def message_bytes(self, profile: BackwardProfile, buckets: Sequence[Sequence[int]]) -> NDArray:
-        """Bytes on the wire [buckets, messages], sent in turn; 0 where a message is empty."""
+        """Returns bytes on the wire [buckets, messages], sent in turn; 0 for an empty message."""
         ...
 
 
@@ -62,7 +62,7 @@ class CastHook:
         _check_costs(self)
 
     def message_bytes(self, profile: BackwardProfile, buckets: Sequence[Sequence[int]]) -> NDArray:
-        """Every gradient in two bytes an element."""
+        """Returns the bytes of each bucket [buckets, 1], at two bytes an element."""
         sent = profile.sizes_bytes / item_bytes(profile) * ITEM_BYTES[CASTS[self.name]]
         return np.array([[sent[list(bucket)].sum()] for bucket in buckets])
 
@@ -75,9 +75,9 @@ class PowerSgdHook:
     everything else as it is. For each bucket first the uncompressed gradients are reduced, then
     all P, then all Q. What is computed between them counts as decompression.
 
-    Not every such step comes to its end: over gloo the callbacks that wait for P and Q run on the
-    two threads that would have to reduce them, and with two buckets in flight both may wait for
-    good (seen on PyTorch 2.15). One bucket is safe.
+    Over gloo such a step may deadlock: the callbacks that wait for P and Q run on the two threads
+    that would have to reduce them, and with two buckets in flight both may wait for good (seen on
+    PyTorch 2.15). One bucket is safe.
 
     Attributes:
         shapes: of every parameter, in the profile's order.
@@ -100,7 +100,7 @@ class PowerSgdHook:
         _check_costs(self)
 
     def message_bytes(self, profile: BackwardProfile, buckets: Sequence[Sequence[int]]) -> NDArray:
-        """Uncompressed gradients, P and Q of each bucket.
+        """Returns the bytes of uncompressed gradients, P and Q of each bucket [buckets, 3].
 
         Raises UserError where the shapes are not those of the profile's gradients.
         """
@@ -124,7 +124,7 @@ class PowerSgdHook:
 
 
 def item_bytes(profile: BackwardProfile) -> NDArray:
-    """Bytes of an element of each gradient, by its dtype; without dtypes float32's 4."""
+    """Returns each gradient's bytes per element, by its dtype; float32's 4 without dtypes."""
     kinds = profile.kinds or ("float32",) * len(profile.names)
     names = [kind.removeprefix("torch.") for kind in kinds]
     if unknown := set(names) - set(ITEM_BYTES):

@@ -1,4 +1,4 @@
-"""What data-parallel strategies send in one training step, predicted from the model's sizes.
+"""The bytes that data-parallel strategies send in one step, predicted from the model's sizes.
 
 A step is a list of collectives (``step_collectives``), the same on every backend; what a rank sends
 for one depends on the algorithm (``wire_bytes``). Both are exact for DDP and for ``fully_shard``
@@ -26,7 +26,7 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
 BACKENDS = ("nccl", "gloo")
 
 GLOO_MESSAGE_BYTES = 144
-"""What a rank sends beside the payload for a message out and one in: three headers of 48 bytes, the
+"""Bytes that a rank sends beside the payload for a message out and one in: three headers of 48, the
 message's own and two that say it is ready to send and to receive (``Op::preamble`` in
 gloo/transport/tcp/pair.h)."""
 GLOO_SEGMENT_BYTES = 2**20
@@ -42,7 +42,7 @@ class Collective:
         unit: what it is for: ``bucket 0``, ``block`` (any of them), ``root``.
         size_bytes: the whole message: the tensor that is reduced, gathered, or about to be
             scattered, padding included.
-        count: how many of them a step has.
+        count: number of them in a step.
         group_size: ranks that take part.
     """
 
@@ -65,7 +65,7 @@ def step_collectives(
     bucket_cap_mb: float | None = None,
     root_parameter_bytes: int | None = None,
 ) -> list[Collective]:
-    """The collectives of one training step of a GPT-2, exactly.
+    """Returns the collectives of one training step of a GPT-2, exactly.
 
     DDP reduces its buckets, those after the rebuild, in the last micro-batch only. Sharded models
     have one unit per block and one for the rest (the root), and reduce in the last micro-batch
@@ -118,7 +118,7 @@ def step_collectives(
 
 
 def wire_bytes(collective: Collective, backend: str) -> int:
-    """Payload that one rank sends for one such collective (not times ``count``), in bytes.
+    """Computes the payload that a rank sends for one collective (not times ``count``), in bytes.
 
     With n ranks and S bytes: a ring sends 2(n−1)/n·S for an all-reduce and (n−1)/n·S for an
     all-gather or a reduce-scatter (Patarasuk and Yuan 2009). gloo runs the ring at every size, but
@@ -144,7 +144,7 @@ def wire_bytes(collective: Collective, backend: str) -> int:
 
 
 def control_bytes(collective: Collective, backend: str) -> int:
-    """What one rank sends beside the payload for one such collective, in bytes.
+    """Computes the bytes that a rank sends beside the payload for one collective.
 
     gloo: the headers of its messages, exact where the message is large enough for all pieces to
     have a part of it (64 bytes a rank are). NCCL: 0, as its flags travel with the data.
@@ -159,12 +159,12 @@ def control_bytes(collective: Collective, backend: str) -> int:
 
 
 def step_wire_bytes(collectives: Sequence[Collective], backend: str) -> int:
-    """Payload that one rank sends in a step, in bytes: all ``collectives`` with their counts."""
+    """Sums the payload of one rank over a step's ``collectives`` with their counts, in bytes."""
     return sum(c.count * wire_bytes(c, backend) for c in collectives)
 
 
 def step_control_bytes(collectives: Sequence[Collective], backend: str) -> int:
-    """What one rank sends in a step beside the payload, in bytes."""
+    """Sums the bytes that one rank sends in a step beside the payload."""
     return sum(c.count * control_bytes(c, backend) for c in collectives)
 
 
@@ -175,7 +175,9 @@ def strategy_table(
     backends: Sequence[str] = BACKENDS,
     shard_size: int | None = None,
 ) -> pd.DataFrame:
-    """What a rank sends in a step under each strategy; HYBRID_SHARD if ``shard_size`` is given.
+    """Tabulates the bytes that a rank sends in a step under each strategy.
+
+    HYBRID_SHARD is among them if ``shard_size`` is given.
 
     Columns: backend, accumulation (micro-batches a step), strategy, collectives (a step),
     sent_bytes (payload, of one rank and step), ratio_to_ddp (at the same backend and accumulation;
@@ -206,7 +208,7 @@ def strategy_table(
 
 
 def block_shapes(config: GPT2Config) -> list[tuple[int, ...]]:
-    """The shapes of a block's parameters as ``common.models.gpt2`` registers them."""
+    """Returns the shapes of a block's parameters as ``common.models.gpt2`` registers them."""
     width = config.n_embd
     attention = [(3 * width, width), (3 * width,), (width, width), (width,)]
     mlp = [(4 * width, width), (4 * width,), (width, 4 * width), (width,)]
@@ -215,13 +217,13 @@ def block_shapes(config: GPT2Config) -> list[tuple[int, ...]]:
 
 
 def root_shapes(config: GPT2Config) -> list[tuple[int, ...]]:
-    """The shapes of what is in no block: both embeddings (the head is the first) and last norm."""
+    """Returns the shapes outside of blocks: both embeddings (the head is the first), last norm."""
     width = config.n_embd
     return [(config.vocab_size, width), (config.n_positions, width), (width,), (width,)]
 
 
 def padded_elements(shapes: Sequence[tuple[int, ...]], shards: int) -> int:
-    """Elements of one FSDP2 unit, every parameter padded to a multiple of ``shards`` rows.
+    """Counts an FSDP2 unit's elements, every parameter padded to a multiple of ``shards`` rows.
 
     Source: ``_get_dim0_padded_size`` in _fsdp_common.py. A bias has its elements as rows.
     """
@@ -242,7 +244,7 @@ def _ddp_collectives(
 
 
 def _ready_order(config: GPT2Config) -> list[int]:
-    """Places in ``model.parameters()`` in the order in which gradients become ready.
+    """Returns places in ``model.parameters()`` in the order in which gradients become ready.
 
     The last norm, then blocks from the last to the first, each from its end: a layer's bias
     before its weight, but a norm's weight before its bias. The tied embedding is last.

@@ -18,7 +18,7 @@ from common.perfmodel.profile import BackwardProfile
 def forward_parts_s(
     config: GPT2Config, seq_len: int, tokens: float, flops_per_s: float
 ) -> tuple[float, float]:
-    """Seconds of the forward pass of (one block, the head) for ``tokens`` tokens."""
+    """Computes the forward pass's seconds of (one block, the head) for ``tokens`` tokens."""
     head = 2 * config.vocab_size * config.n_embd
     block = (forward_flops_per_token(config, seq_len) - head) / config.n_layer
     return block * tokens / flops_per_s, head * tokens / flops_per_s
@@ -27,13 +27,13 @@ def forward_parts_s(
 def computed_profile(
     config: GPT2Config, seq_len: int, tokens: float, flops_per_s: float
 ) -> BackwardProfile:
-    """The gradients of a GPT-2 (float32) and when each is ready, from FLOPs alone.
+    """Computes the ready times of a GPT-2's gradients (float32) from FLOPs alone.
 
     Args:
         config: the model's sizes.
         seq_len: tokens of a sequence.
         tokens: of one backward pass.
-        flops_per_s: what the GPU reaches; a peak times an MFU.
+        flops_per_s: the rate that the GPU reaches; a peak times an MFU.
     """
     block_s, head_s = forward_parts_s(config, seq_len, tokens, flops_per_s)
     parameters = config.parameters_per_layer()

@@ -24,7 +24,7 @@ from common.perfmodel.tables import numbers, read_table
 
 @dataclass(frozen=True)
 class StepParts:
-    """Holds what of a step is no exchanging backward pass, measured without DDP; seconds.
+    """The parts of a step beside the exchanging backward pass, measured without DDP; seconds.
 
     Attributes:
         forward_s: the forward pass of one micro-batch.
@@ -47,10 +47,10 @@ class StepParts:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """Says how the step is run.
+    """The settings of a step.
 
     Attributes:
-        ddp: what decides the buckets.
+        ddp: arguments that decide the buckets.
         accumulation: micro-batches of a step.
         exchanges: backward passes that exchange gradients: 1 under ``no_sync``.
         gradient_as_bucket_view: as for DDP.
@@ -91,8 +91,8 @@ class StepTimeline:
             ``exchange`` (a backward pass that exchanges) and ``update``.
         backward: the backward pass that exchanges, on its own clock, which starts with the
             ``exchange`` span.
-        exchanges: how many of them the step has.
-        local_exchange_s: that backward pass, had it exchanged nothing.
+        exchanges: number of such backward passes in the step.
+        local_exchange_s: such a backward pass, had it exchanged nothing.
     """
 
     spans: tuple[StepSpan, ...]
@@ -102,22 +102,22 @@ class StepTimeline:
 
     @property
     def total_s(self) -> float:
-        """The step."""
+        """Returns the seconds of the whole step."""
         return self.spans[-1].end_s
 
     @property
     def exposed_communication_s(self) -> float:
-        """Communication that no computation hides, in all exchanges."""
+        """Returns the seconds of communication that no computation hides, in all exchanges."""
         return self.exchanges * self.backward.exposed_communication_s
 
     @property
     def overhead_s(self) -> float:
-        """What DDP adds to the step: exposed communication, copies and contention."""
+        """Returns the seconds that DDP adds: exposed communication, copies and contention."""
         return self.exchanges * (self.backward.total_s - self.local_exchange_s)
 
     @property
     def without_ddp_s(self) -> float:
-        """The same step on a rank that exchanges nothing."""
+        """Returns the seconds of the same step on a rank that exchanges nothing."""
         return self.total_s - self.overhead_s
 
 
@@ -156,9 +156,9 @@ def read_step_parts(path: Path | str) -> StepParts:
     """Reads the parts of a step from steps that were timed without DDP.
 
     Reads ``local-step-times.csv`` (with the optimizer's own time) or ``local-times.csv`` (where
-    the update is what of the step is neither pass: optimizer, and waiting for the other ranks
-    between the passes). A part is the median over steps of the slowest rank's. Raises UserError
-    for a table that is neither.
+    the update is the step without both passes: optimizer, and waiting for the other ranks between
+    the passes). A part is the median over steps of the slowest rank's. Raises UserError for a
+    table that is neither.
     """
     table = read_table(path, ["iteration", "rank", "forward_time_ms", "backward_time_ms"])
     last = "optimizer_time_ms" if "optimizer_time_ms" in table.columns else "step_time_ms"

@@ -1,4 +1,4 @@
-"""Caps that lead to different buckets, few of them, from many buckets to one."""
+"""A few bucket caps that lead to different buckets, from many buckets to one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.perfmodel.buckets import MIB, walk_bucketings
 
 @dataclass(frozen=True)
 class DistinctCap:
-    """A cap in MiB, in the middle of those that give the same buckets, and how many these are.
+    """A cap in MiB, in the middle of those that give the same buckets, and the number of buckets.
 
     A cap of None is DDP's default.
     """
@@ -23,7 +23,10 @@ class DistinctCap:
 
 
 def distinct_caps(sizes_bytes: Sequence[int]) -> Iterator[DistinctCap]:
-    """Every distinct bucketing of gradients of one dtype in ready order, by ascending cap."""
+    """Yields a cap for each distinct bucketing of gradients of one dtype, ascending.
+
+    ``sizes_bytes`` are in gradient-ready order.
+    """
     for low, high, buckets in walk_bucketings(sizes_bytes):
         yield DistinctCap((low + high) // 2 / MIB, len(buckets))
 
@@ -31,7 +34,7 @@ def distinct_caps(sizes_bytes: Sequence[int]) -> Iterator[DistinctCap]:
 def choose_caps(
     sizes_bytes: Sequence[int], count: int, max_buckets: int
 ) -> tuple[DistinctCap, ...]:
-    """At most ``count`` bucketings, their numbers of buckets spread evenly on a logarithmic scale.
+    """Chooses at most ``count`` bucketings, spread evenly by the logarithm of their bucket count.
 
     The one with the most buckets that ``max_buckets`` allows and the single bucket are always
     among them. By ascending cap. Raises UserError where there are not two.
@@ -41,6 +44,7 @@ def choose_caps(
     numbers = sorted(by_number)
     if count < 2 or len(numbers) < 2:
         raise UserError(f"{len(numbers)} distinct bucketings, {count} asked: at least 2 are needed")
+    # Not every number of buckets can be had: each wanted one takes the nearest that is still left.
     chosen = {numbers[0], numbers[-1]}
     for wanted in np.geomspace(numbers[0], numbers[-1], count)[1:-1]:
         left = [n for n in numbers if n not in chosen]

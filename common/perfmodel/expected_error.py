@@ -1,4 +1,4 @@
-"""How far off to expect a prediction: what the recorded accuracy study found in the same regime.
+"""The error to expect of a prediction: what the recorded accuracy study found in the same regime.
 
 A regime says what takes the time. ``compute-bound``, ``balanced`` and ``communication-bound`` go by
 the time of all gradients' all-reduce over that of the backward pass, each alone. Over ``loopback``
@@ -34,10 +34,10 @@ ERROR_COLUMNS = (
 
 @dataclass(frozen=True)
 class ExpectedError:
-    """What the study found for bucketings of a regime: |predicted / measured − 1| of the pass.
+    """The study's errors for bucketings of a regime: |predicted / measured − 1| of the pass.
 
     Attributes:
-        noise: what two halves of the same measurements differed by, in the median of the cases.
+        noise: difference between two halves of the same measurements, the median of the cases.
         source: hardware and date.
     """
 
@@ -49,7 +49,7 @@ class ExpectedError:
     source: str
 
     def text(self) -> str:
-        """A sentence for the terminal."""
+        """Formats the errors as a sentence for the terminal."""
         return (
             f"{self.regime}: in the recorded accuracy study ({self.source}) the median error was "
             f"{self.median:.1%}, 90 % were within {self.p90:.1%}, of {self.bucketings} bucketings "
@@ -62,7 +62,7 @@ def regime_of(model: DdpModel, loopback: bool) -> str:
 
     Args:
         model: of the system.
-        loopback: whether its ranks talk to each other on the machine that they compute on.
+        loopback: True if its ranks communicate on the machine that they compute on.
     """
     if model.added_latency_s:
         return LATENCY
@@ -75,7 +75,7 @@ def regime_of(model: DdpModel, loopback: bool) -> str:
 
 
 def expectation(model: DdpModel, backend: str, network: str) -> str:
-    """Returns how far off to expect the model's predictions, as a sentence.
+    """Returns the error to expect of the model's predictions, as a sentence.
 
     Args:
         model: of the system.
@@ -88,7 +88,10 @@ def expectation(model: DdpModel, backend: str, network: str) -> str:
 
 
 def expected_error(regime: str, data: Path = DATA) -> ExpectedError:
-    """Returns what the newest recorded study found. Raises UserError where none is recorded."""
+    """Returns the errors of the newest recorded study in a regime.
+
+    Raises UserError where no study is recorded, or the newest has no such regime.
+    """
     tables = [read_table(path, ERROR_COLUMNS) for path in data.glob(f"*/study-accuracy*/{ERRORS}")]
     if not tables:
         raise UserError(f"no accuracy study is recorded below {data}")

@@ -1,6 +1,6 @@
-"""How long would this device train a model of 10¹² parameters on 10¹³ tokens?
+"""The time in which this device would train a model of 10¹² parameters on 10¹³ tokens.
 
-Two answers. The course's scales the measured tokens per second by the number of parameters. The
+Two estimates. The course's scales the measured tokens per second by the number of parameters. The
 other counts operations (``flops``): it assumes that the large model reaches the same operations per
 second, which is the same share of the peak (MFU), and so takes into account that attention is a
 smaller part of a wide model. Both suppose that the model fits and that devices scale perfectly.
@@ -34,26 +34,26 @@ class Extrapolation:
 
     @property
     def days(self) -> float:
-        """Days on one device."""
+        """Returns the days on one device."""
         return TOKENS / self.tokens_per_s / DAY_S
 
     @property
     def years(self) -> float:
-        """Years of 365 days on one device."""
+        """Returns the years of 365 days on one device."""
         return self.days / YEAR_DAYS
 
     def devices_for(self, days: float) -> int:
-        """Devices that finish in ``days`` if they scale perfectly."""
+        """Returns the number of devices that finish in ``days`` if they scale perfectly."""
         return math.ceil(self.days / days)
 
 
 def by_parameters(tokens_per_s: float, parameters: int) -> Extrapolation:
-    """The course's: tokens per second fall as parameters rise, to 10¹² of them."""
+    """Extrapolates as the course does: tokens per second fall as parameters rise, to 10¹²."""
     return Extrapolation(tokens_per_s * parameters / PARAMETERS)
 
 
 def by_operations(flops_per_s: float) -> Extrapolation:
-    """At the same operations per second: divided by what a token of ``ONE_TRILLION`` takes.
+    """Extrapolates at the same operations per second, by those of a token of ``ONE_TRILLION``.
 
     Args:
         flops_per_s: achieved in training, so MFU times the peak where that is known.

@@ -1,4 +1,4 @@
-"""Floating-point operations of training, per token, and what share of a device's peak they are.
+"""Floating-point operations of training, per token, and their share of a device's peak.
 
 A token meets every weight of a matrix product once: a multiplication and an addition forward, twice
 that backward, so 6 operations for each of N weights. The two products of attention add 12 per
@@ -14,7 +14,7 @@ from common.perfmodel.architecture import GPT2Config
 
 
 def matrix_parameters(config: GPT2Config) -> int:
-    """N: the weights of matrix products, which are the blocks' four and the head's.
+    """Counts N, the weights of matrix products: four in each block, and the head's.
 
     The head is the token embedding, which is counted once: looking tokens up takes no operations.
     Nor do position embeddings; biases and norms take too few to count (0.1 % of gpt2's weights).
@@ -24,21 +24,21 @@ def matrix_parameters(config: GPT2Config) -> int:
 
 
 def forward_flops_per_token(config: GPT2Config, seq_len: int) -> int:
-    """Operations of the forward pass for each of ``seq_len`` tokens: 2N and the attention."""
+    """Counts the forward pass's operations for each of ``seq_len`` tokens: 2N and attention."""
     return 2 * matrix_parameters(config) + _attention_flops(config, seq_len)
 
 
 def training_flops_per_token(config: GPT2Config, seq_len: int) -> int:
-    """Operations of forward and backward pass per token: 6N + 12 · layers · width · length.
+    """Counts operations of both passes per token: 6N + 12 · layers · width · length.
 
-    What the model needs, whatever the implementation: neither the recomputation of activation
-    checkpointing nor the rows of a padded vocabulary belong to it, so give the model's own sizes.
+    It counts what the model needs, whatever the implementation: neither the recomputation of
+    activation checkpointing nor the rows of a padded vocabulary, so give the model's own sizes.
     """
     return 3 * forward_flops_per_token(config, seq_len)
 
 
 def recomputed_flops_per_token(config: GPT2Config, seq_len: int) -> int:
-    """What activation checkpointing computes a second time: the blocks, but not the head.
+    """Counts operations per token that checkpointing repeats: the blocks', but not the head's.
 
     With these on top a device's own utilisation (HFU) is higher than MFU. PyTorch stops a block's
     second pass when all it needs is there, which leaves out the block's last product.
@@ -49,10 +49,10 @@ def recomputed_flops_per_token(config: GPT2Config, seq_len: int) -> int:
 
 
 def mfu(tokens_per_s: float, config: GPT2Config, seq_len: int, peak_flops_per_s: float) -> float:
-    """Model FLOPs utilisation: the operations that training needs, as a share of the peak."""
+    """Computes model FLOPs utilisation: operations that training needs, over the peak's."""
     return tokens_per_s * training_flops_per_token(config, seq_len) / peak_flops_per_s
 
 
 def _attention_flops(config: GPT2Config, seq_len: int) -> int:
-    """QKᵀ and its product with V, forward, per token: 2 · 2 · layers · width · length."""
+    """Counts QKᵀ and its product with V, forward, per token: 2 · 2 · layers · width · length."""
     return 4 * config.n_layer * config.n_embd * seq_len

@@ -1,11 +1,11 @@
-"""A step of FSDP2 on NCCL: what is gathered and reduced when, and how much of it computation hides.
+"""A step of FSDP2 on NCCL: the order of its collectives, and how much of them computation hides.
 
 A unit is gathered while the one before it computes; in the backward pass the next unit is gathered
 and the last one's gradients are reduced beside the computation of the one between. Collectives run
 one after another in the order in which they are issued. So nothing hides the first gathers and the
 reduce-scatters of the last block and the root. Source of the order: ``_fsdp_state.py`` and
 ``_fsdp_param_group.py`` in torch/distributed/fsdp/_fully_shard/ (implicit forward and explicit
-backward prefetch of one unit); how often what is gathered is ``communication.step_collectives``.
+backward prefetch of one unit). How often a unit is gathered: ``communication.step_collectives``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Issue:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a micro-batch gathers and reduces."""
+    """The parts of a micro-batch that gather parameters, and whether it reduces gradients."""
 
     root: bool = False
     forward: bool = False
@@ -43,7 +43,7 @@ class Exchange:
 
 
 def micro_batches(strategy: str, count: int) -> list[tuple[int, Exchange]]:
-    """The kinds of micro-batches of a step and how many there are of each, in order."""
+    """Returns (how many, kind) of the micro-batches of a step, in order."""
     full = strategy == "FULL_SHARD"
     if count == 1:
         return [(1, Exchange(root=True, forward=True, backward=full, reduce=True))]
@@ -55,12 +55,15 @@ def micro_batches(strategy: str, count: int) -> list[tuple[int, Exchange]]:
 
 
 def segments(layers: int) -> int:
-    """Computation in order: forward of each block, of the head; backward of head, of each block."""
+    """Counts the segments of a micro-batch's computation.
+
+    In order: forward of each block, of the head; backward of the head, of each block.
+    """
     return 2 * layers + 2
 
 
 def schedule(layers: int, exchange: Exchange) -> list[Issue]:
-    """The collectives of a micro-batch in the order in which they are served."""
+    """Returns the collectives of a micro-batch in the order in which they are served."""
     head, end = layers, segments(layers)
     issues = []
     if exchange.root:
@@ -83,7 +86,7 @@ def schedule(layers: int, exchange: Exchange) -> list[Issue]:
 
 @dataclass(frozen=True)
 class ShardedModel:
-    """What a micro-batch computes and what its collectives take; arrays over cases, in seconds.
+    """A sharded model's computation and collectives in a micro-batch; arrays over cases, seconds.
 
     Attributes:
         layers: blocks.
@@ -100,22 +103,24 @@ class ShardedModel:
     copy_s: dict[tuple[str, str], NDArray]
 
     def simulate(self, exchange: Exchange, compute_slowdown: NDArray | float) -> Overlap:
-        """One micro-batch, from the start of its forward pass until its last collective ends."""
+        """Simulates one micro-batch, from its start until its last collective ends."""
         issues = schedule(self.layers, exchange)
+        # levels[i] is the computation done when segment i begins; the last one is all of it.
         levels = np.cumsum(self._segments_s(issues), axis=0)
         levels = np.concatenate([np.zeros_like(levels[:1]), levels])
         limits = [issue.limit if issue.limit is not None else len(levels) - 1 for issue in issues]
         # What stops computation is the first collective not yet done that it needs.
         limits = np.minimum.accumulate(limits[::-1])[::-1] if issues else np.array([], dtype=int)
         return many_cases(
-            *(levels[-1], levels[[issue.ready for issue in issues]]),
-            [self.collective_s[issue.operation, issue.unit] for issue in issues],
+            work_s=levels[-1],
+            ready_s=levels[[issue.ready for issue in issues]],
+            alone_s=[self.collective_s[issue.operation, issue.unit] for issue in issues],
             limit_s=levels[limits],
             compute_slowdown=compute_slowdown,
         )
 
     def _segments_s(self, issues: list[Issue]) -> NDArray:
-        """Computation of each segment, with the copies that belong to it."""
+        """Returns the seconds of each segment with the copies that belong to it, by case."""
         forward = [self.block_s] * self.layers + [self.head_s]
         backward = [2 * self.head_s] + [2 * self.block_s] * self.layers
         found = np.array(np.broadcast_arrays(*forward, *backward), dtype=float)
@@ -129,7 +134,7 @@ class ShardedModel:
 def simulate_step(
     model: ShardedModel, strategy: str, micro_batch_counts: NDArray, compute_slowdown: NDArray
 ) -> tuple[NDArray, NDArray, NDArray]:
-    """Forward and backward passes of a step: (total, slowed, exposed) in seconds, over cases.
+    """Simulates a step's passes and returns (total, slowed, exposed) in seconds, over cases.
 
     Micro-batches are simulated apart: nothing is gathered ahead from one to the next.
 
@@ -139,6 +144,8 @@ def simulate_step(
         micro_batch_counts: (cases,) of a step.
         compute_slowdown: (cases,) computation beside a collective takes this many times longer.
     """
+    # Each kind of micro-batch is simulated once, for all cases, and counts as often as a case has
+    # it: the only one; or the first, the last, and the middle one count − 2 times.
     sums = [np.zeros(len(micro_batch_counts)) for _ in range(3)]
     several = micro_batch_counts > 1
     kinds = []

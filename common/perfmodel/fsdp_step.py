@@ -1,4 +1,4 @@
-"""How long a training step takes under FSDP, from what was measured without communication.
+"""The time of a training step under FSDP, from what was measured without communication.
 
 What goes in was measured apart: the step on a mesh of one rank, with its hooks and copies, beside
 the other ranks; and the time of each collective by itself. An all-gather is measured, not taken for
@@ -15,7 +15,7 @@ from common.perfmodel.communication import Collective
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """Holds a predicted step; what is not computation is communication that nothing hides."""
+    """A predicted step; what is not computation is exposed communication."""
 
     strategy: str
     total_s: float
@@ -37,8 +37,8 @@ def predict_fsdp_step(
     """Predicts a step of FSDP2 with these collectives.
 
     On gloo nothing overlaps: FSDP2 waits for each collective where it is called. On NCCL it
-    gathers ahead, and what is predicted is the least that can be seen: the communication that
-    does not fit beside the computation.
+    gathers ahead, and the prediction is a lower bound: only communication that does not fit beside
+    the computation is exposed.
 
     Args:
         strategy: its name.

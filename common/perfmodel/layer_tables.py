@@ -40,7 +40,7 @@ class LayerTables:
 
 
 def read_layer_tables(sizes_path: Path | str, times_path: Path | str) -> LayerTables:
-    """Read ``layer-sizes.csv`` and ``layer-times.csv`` in the course's columns.
+    """Reads ``layer-sizes.csv`` and ``layer-times.csv`` in the course's columns.
 
     Raises UserError where a layer of one table is not in the other.
     """
@@ -76,7 +76,7 @@ def _by_layer(names: pd.Series, values: pd.Series, path: Path | str) -> dict:
 
 
 def layer_key(name: str) -> str:
-    """One name for a layer, whichever table it stands in: ``Block 0`` and ``block_0 grad``."""
+    """Returns one name for a layer as any table calls it: ``Block 0`` and ``block_0 grad``."""
     text = str(name).strip().lower().removesuffix(" grad").replace("_", " ")
     block = re.fullmatch(r"(?:transformer )?(?:block|h|layer)[ .]?(\d+)", text)
     if block:
@@ -128,7 +128,7 @@ def _check_rows(sizes: dict, times: dict, sizes_path, times_path) -> list[str]:
 
 
 def profile_from_layers(tables: LayerTables) -> BackwardProfile:
-    """A per-parameter profile from layer tables, with the assumptions this takes.
+    """Makes a per-parameter profile from layer tables, with the assumptions this takes.
 
     DDP buckets parameters, not layers. A block of GPT-2 of width d has 12d² + 13d parameters; its
     tensors are laid out in their order of readiness, and the layer's time is shared out by their
@@ -146,6 +146,8 @@ def profile_from_layers(tables: LayerTables) -> BackwardProfile:
                 f"{tables.source}: {layer} has {count:,} parameters; a GPT-2 of width {width} has "
                 f"{sum(size for _, size in parts):,} there"
             )
+        # Only matrices take a part of the layer's time, by their size: a bias has at most 4 · width
+        # elements. A layer without a matrix (ln_f) shares its time out evenly.
         weights = np.array([size if size > 4 * width else 0 for _, size in parts], dtype=float)
         if not weights.any():
             weights = np.ones(len(parts))
@@ -181,19 +183,28 @@ def profile_from_layers(tables: LayerTables) -> BackwardProfile:
 
 
 def _block_parts(d: int) -> list[tuple[str, int]]:
-    """Parameters of a GPT-2 block of width d, in gradient-ready order."""
+    """Returns (name, elements) of a GPT-2 block of width d, in gradient-ready order."""
     return [
-        *(("mlp.c_proj.bias", d), ("mlp.c_proj.weight", 4 * d * d)),
-        *(("mlp.c_fc.bias", 4 * d), ("mlp.c_fc.weight", 4 * d * d)),
-        *(("ln_2.weight", d), ("ln_2.bias", d)),
-        *(("attn.c_proj.bias", d), ("attn.c_proj.weight", d * d)),
-        *(("attn.c_attn.bias", 3 * d), ("attn.c_attn.weight", 3 * d * d)),
-        *(("ln_1.weight", d), ("ln_1.bias", d)),
+        ("mlp.c_proj.bias", d),
+        ("mlp.c_proj.weight", 4 * d * d),
+        ("mlp.c_fc.bias", 4 * d),
+        ("mlp.c_fc.weight", 4 * d * d),
+        ("ln_2.weight", d),
+        ("ln_2.bias", d),
+        ("attn.c_proj.bias", d),
+        ("attn.c_proj.weight", d * d),
+        ("attn.c_attn.bias", 3 * d),
+        ("attn.c_attn.weight", 3 * d * d),
+        ("ln_1.weight", d),
+        ("ln_1.bias", d),
     ]
 
 
 def _registration(names: list[str]) -> tuple[int, ...]:
-    """Places in ``GPT2.parameters()``: wte, wpe, blocks, ln_f; in a block ln_1, attn, ln_2, mlp."""
+    """Returns each parameter's place in ``GPT2.parameters()``.
+
+    The order there: wte, wpe, blocks, ln_f; in a block ln_1, attn, ln_2, mlp.
+    """
     inner = ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"]
 
     def place(name: str) -> tuple:

@@ -20,15 +20,23 @@ from common.perfmodel.workload import Workload
 STATE = ("parameters", "gradients", "optimizer states")
 COMPONENTS = (
     *STATE,
-    *("residual stream", "norm outputs", "attention", "attention scores", "feed-forward"),
-    *("logits and loss", "autocast copies", "temporary buffers", "communication", "batch"),
+    "residual stream",
+    "norm outputs",
+    "attention",
+    "attention scores",
+    "feed-forward",
+    "logits and loss",
+    "autocast copies",
+    "temporary buffers",
+    "communication",
+    "batch",
 )
-"""What the bytes of a moment are for, in the order of a table."""
+"""The uses of a moment's bytes, in the order of a table."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What is in memory at one point of the step: component → bytes."""
+    """The contents of memory at one point of the step: component → bytes."""
 
     name: str
     components: Mapping[str, int]
@@ -39,7 +47,7 @@ class Moment:
 
     @property
     def state_bytes(self) -> int:
-        """Parameters, gradients and optimizer states."""
+        """Returns the bytes of parameters, gradients and optimizer states."""
         return sum(self.components.get(name, 0) for name in STATE)
 
 
@@ -59,12 +67,12 @@ class MemoryPrediction:
         return self.peak.total_bytes
 
     def at(self, name: str) -> Moment:
-        """The moment of that name."""
+        """Returns the moment of that name."""
         return next(moment for moment in self.moments if moment.name == name)
 
 
 def predict_memory(workload: Workload, sharding: Sharding | None = None) -> MemoryPrediction:
-    """Memory of one rank at each moment of a step that is not the first.
+    """Predicts the memory of one rank at each moment of a step that is not the first.
 
     The first step has no optimizer states yet. What the libraries take (CUDA context, workspaces)
     is not in it.
@@ -73,7 +81,7 @@ def predict_memory(workload: Workload, sharding: Sharding | None = None) -> Memo
 
 
 def estimated_states(workload: Workload) -> dict[str, int]:
-    """The course's estimate: parameters, gradients and optimizer states of one rank, unsharded."""
+    """Estimates as the course does: bytes of parameters, gradients and states, unsharded."""
     parameters = FLOAT32 * workload.config.num_parameters()
     states = 2 * parameters if workload.optimizer == "adamw" else 0
     return dict(zip(STATE, (parameters, parameters, states), strict=True))
@@ -109,9 +117,9 @@ class _Step:
         return MemoryPrediction(self.workload, tuple(moments))
 
     def moment(self, name: str, phase: str, block: int = 1, **parts: int) -> Moment:
-        """States and what comes on top; the names of ``parts`` have _ for spaces.
+        """Makes a moment of the states and of ``parts``, whose names have _ for spaces.
 
-        ``phase`` and ``block`` are ``Sharding.communication_bytes``'s.
+        ``phase`` and ``block`` are as for ``Sharding.communication_bytes``.
         """
         named = {key.replace("_", " "): int(value) for key, value in parts.items()}
         states = estimated_states(self.workload)
@@ -126,7 +134,7 @@ class _Step:
         return Moment(name, {key: found[key] for key in COMPONENTS if found.get(key)})
 
     def held_gradients(self, gradients: int, phase: str, block: int) -> int:
-        """A rank's gradients, where they are not in DDP's buckets.
+        """Returns the bytes of a rank's gradients that are not in DDP's buckets.
 
         Views of buckets are made where gradients are exchanged: in a step's last backward pass.
         FSDP keeps gradients whole from one micro-batch to the next, and a unit has its part only
@@ -145,10 +153,10 @@ class _Step:
         return self.all_gradients - reduced + self.sharding.of_gradients(reduced)
 
     def saved(self, blocks: int, *, in_backward: bool = False) -> dict[str, int]:
-        """Activations of the first ``blocks`` blocks, and the last norm's input.
+        """Returns the bytes of the first ``blocks`` blocks' activations and the last norm's input.
 
-        That is gone once the blocks' backward passes begin, where under checkpointing the whole
-        of the block at hand is there again beside its input.
+        The norm's input is gone once the blocks' backward passes begin. Under checkpointing all
+        activations of the block at hand are there again then, beside its input.
         """
         last_norm = 0 if in_backward else FLOAT32 * self.width + 2 * FLOAT32 * self.tokens
         if not self.workload.activation_checkpointing:
@@ -161,7 +169,7 @@ class _Step:
         return {name.replace(" ", "_"): size for name, size in parts.items()}
 
     def casts(self, blocks: int, head: bool) -> int:
-        """Weights (and biases) that autocast has copied and autograd still needs."""
+        """Returns bytes of weights (and biases) that autocast copied and autograd still needs."""
         if not self.mixed:
             return 0
         if self.workload.activation_checkpointing:
@@ -170,117 +178,143 @@ class _Step:
         return 2 * (matrices + (self.head if head else 0))
 
     def cached_casts(self) -> int:
-        """Autocast's cache during the forward pass: every linear layer's weight and bias."""
+        """Returns the forward pass's autocast cache in bytes: all linear weights and biases."""
         if not self.mixed:
             return 0
         block = self.config.matrix_parameters_per_layer() + 9 * self.config.n_embd
         return 2 * (self.config.n_layer * block + self.head)
 
     def forward_of_block(self, blocks: int, gradients: int) -> Moment:
-        """The last block's forward pass, where written-out attention has its temporaries."""
-        temporary = self.attention_temporaries() + FLOAT32 * self.width
+        """Returns the moment of the last block's forward pass.
+
+        There written-out attention has its temporaries.
+        """
         return self.moment(
-            *("forward", "forward"),
-            **{"gradients": gradients, "temporary_buffers": temporary},
-            **{"autocast_copies": self.cached_casts()},
+            name="forward",
+            phase="forward",
+            gradients=gradients,
+            temporary_buffers=self.attention_temporaries() + FLOAT32 * self.width,
+            autocast_copies=self.cached_casts(),
             **self.saved(blocks),
         )
 
     def attention_temporaries(self) -> int:
-        """Score matrices beside the one that is kept, while a written-out softmax is computed."""
+        """Returns bytes of score matrices that a written-out softmax needs beside its result."""
         if self.workload.attention == "sdpa":
             return 0
         scores = self.tokens * self.config.n_head * self.workload.seq_len
         return self.size * (scores + self.workload.seq_len**2)  # and the mask
 
     def normed(self) -> int:
-        """The head's input: the last norm's output."""
+        """Returns the bytes of the head's input: the last norm's output."""
         return self.size * self.width
 
     def loss(self, gradients: int) -> Moment:
-        """Logits and their log-softmax, both float32."""
+        """Returns the moment of the loss: logits and their log-softmax, both float32."""
         logits = 2 * FLOAT32 * self.tokens * self.config.vocab_size
         return self.moment(
-            *("loss", "loss"),
-            **{"gradients": gradients, "logits_and_loss": logits + self.normed()},
-            **{"autocast_copies": self.cached_casts()},
+            name="loss",
+            phase="loss",
+            gradients=gradients,
+            logits_and_loss=logits + self.normed(),
+            autocast_copies=self.cached_casts(),
             **self.saved(self.config.n_layer),
         )
 
     def loss_backward(self, gradients: int) -> Moment:
-        """The log-softmax, its gradient and that of the logits: three tables of logits."""
+        """Returns the moment of the loss's backward pass, with three tables of logits.
+
+        They are the log-softmax, its gradient and that of the logits.
+        """
         logits = 3 * FLOAT32 * self.tokens * self.config.vocab_size
         return self.moment(
-            *("loss backward", "loss"),
-            **{"gradients": gradients, "logits_and_loss": logits + self.normed()},
-            **{"autocast_copies": self.casts(self.config.n_layer, head=True)},
+            name="loss backward",
+            phase="loss",
+            gradients=gradients,
+            logits_and_loss=logits + self.normed(),
+            autocast_copies=self.casts(self.config.n_layer, head=True),
             **self.saved(self.config.n_layer),
         )
 
     def head_backward(self, gradients: int) -> Moment:
-        """The logits' gradient while that of the head's weight is made (and, mixed, cast)."""
+        """Returns the moment of the head's backward pass.
+
+        The logits' gradient is there while that of the head's weight is made (and, mixed, cast).
+        """
         logits = self.size * self.tokens * self.config.vocab_size
         weight = self.head * (FLOAT32 + (self.size if self.mixed else 0))
         return self.moment(
-            *("head backward", "loss"),
-            **{"gradients": gradients, "logits_and_loss": logits + self.normed()},
-            **{"temporary_buffers": weight + self.size * self.width},
-            **{"autocast_copies": self.casts(self.config.n_layer, head=True)},
+            name="head backward",
+            phase="loss",
+            gradients=gradients,
+            logits_and_loss=logits + self.normed(),
+            temporary_buffers=weight + self.size * self.width,
+            autocast_copies=self.casts(self.config.n_layer, head=True),
             **self.saved(self.config.n_layer),
         )
 
     def chunked_loss(self, gradients: int) -> Moment:
-        """One piece's logits, and the head's gradients, which are made with them."""
+        """Returns the moment of the loss in pieces.
+
+        One piece's logits are there, and the head's gradients, which are made with them.
+        """
         piece = -(-self.tokens // self.workload.loss_chunks) * self.config.vocab_size
         logits, weight = FLOAT32 * piece, FLOAT32 * self.head
         unrounded = FLOAT32 * self.width if self.mixed else 0  # the last norm's output
         if self.mixed:  # rounded logits, and exact ones or the part of the weight's gradient
             logits = self.size * piece + max(FLOAT32 * piece, self.size * self.head)
         return self.moment(
-            *("loss in pieces", "loss"),
-            **{"gradients": gradients, "logits_and_loss": logits + self.normed()},
-            **{"temporary_buffers": weight + self.size * self.width + unrounded},
-            **{"autocast_copies": self.cached_casts()},
+            name="loss in pieces",
+            phase="loss",
+            gradients=gradients,
+            logits_and_loss=logits + self.normed(),
+            temporary_buffers=weight + self.size * self.width + unrounded,
+            autocast_copies=self.cached_casts(),
             **self.saved(self.config.n_layer),
         )
 
     def chunked_head_backward(self, gradients: int) -> Moment:
-        """The head's gradients, as made and as scaled."""
-        temporary = 2 * (FLOAT32 * self.head + self.size * self.width)
+        """Returns the moment of the head's gradients, as made in pieces and as scaled."""
         return self.moment(
-            *("head backward", "loss"),
-            **{"gradients": gradients, "temporary_buffers": temporary},
-            **{"autocast_copies": self.casts(self.config.n_layer, head=False)},
+            name="head backward",
+            phase="loss",
+            gradients=gradients,
+            temporary_buffers=2 * (FLOAT32 * self.head + self.size * self.width),
+            autocast_copies=self.casts(self.config.n_layer, head=False),
             **self.saved(self.config.n_layer),
         )
 
     def block_backward(self, block: int, gradients: int) -> Moment:
-        """The feed-forward half of block ``block`` (counted from 1) when its gradients are made.
+        """Returns the moment when the feed-forward half of block ``block`` makes its gradients.
 
-        The gradients of the GELU's output and input live at once while its saved output is gone,
-        beside the gradient of the residual stream; the head's gradient waits for the embedding's.
+        Blocks count from 1. The gradients of the GELU's output and input live at once while its
+        saved output is gone, beside the gradient of the residual stream; the head's gradient waits
+        for the embedding's.
         """
         done = self.config.n_layer - block
         made = FLOAT32 * done * self.block_parameters
-        inside = self.block_inside_backward()
         return self.moment(
-            *(f"backward of block {block}", "backward", block),
-            **{"gradients": max(gradients, made), "temporary_buffers": inside},
-            **{"autocast_copies": self.casts(block, head=False)},
+            name=f"backward of block {block}",
+            phase="backward",
+            block=block,
+            gradients=max(gradients, made),
+            temporary_buffers=self.block_inside_backward(),
+            autocast_copies=self.casts(block, head=False),
             **self.saved(block, in_backward=True),
         )
 
     def block_inside_backward(self) -> int:
-        """Gradients on their way through the feed-forward or the attention half."""
+        """Returns bytes of gradients on their way through the feed-forward or attention half."""
         stream = (FLOAT32 + (self.size if self.mixed else 0)) * self.width
         weight = 4 * self.config.n_embd**2 * self.size
         feed_forward = 4 * self.size * self.width + weight
         return stream + feed_forward + FLOAT32 * self.head
 
     def attention_backward(self, block: int, gradients: int) -> Moment:
-        """Three score matrices of block ``block``: the softmax, its gradient and its input's.
+        """Returns the moment of block ``block``'s attention in the backward pass.
 
-        The feed-forward half of the block is gone, and so are the values.
+        Three score matrices are there: the softmax, its gradient and its input's. The feed-forward
+        half of the block is gone, and so are the values.
         """
         made = FLOAT32 * (self.config.n_layer - block) * self.block_parameters
         made += 9 * self.config.n_embd**2 * FLOAT32
@@ -292,23 +326,27 @@ class _Step:
         kept["feed-forward"] -= 8 * self.size * self.width
         way = (FLOAT32 + self.size) * self.width + FLOAT32 * self.head
         return self.moment(
-            *(f"attention backward of block {block}", "backward", block),
-            **{"gradients": max(gradients, made), "temporary_buffers": 2 * scores + way},
-            **{"autocast_copies": self.casts(block, head=False)},
+            name=f"attention backward of block {block}",
+            phase="backward",
+            block=block,
+            gradients=max(gradients, made),
+            temporary_buffers=2 * scores + way,
+            autocast_copies=self.casts(block, head=False),
             **kept,
         )
 
     def embedding_backward(self, gradients: int) -> Moment:
-        """Both gradients of the tied embedding, and their sum."""
-        made = max(gradients, self.all_gradients - FLOAT32 * self.head)
+        """Returns the moment with both gradients of the tied embedding, and their sum."""
         return self.moment(
-            *("embedding backward", "embedding"),
-            **{"gradients": made, "temporary_buffers": 3 * FLOAT32 * self.head},
+            name="embedding backward",
+            phase="embedding",
+            gradients=max(gradients, self.all_gradients - FLOAT32 * self.head),
+            temporary_buffers=3 * FLOAT32 * self.head,
             residual_stream=FLOAT32 * self.width,
         )
 
     def update(self) -> Moment:
-        """The optimizer's step: all gradients, and what its implementation needs besides."""
+        """Returns the moment of the update: all gradients, and the optimizer's temporaries."""
         temporary = 0
         if self.workload.optimizer == "adamw":
             temporary = {

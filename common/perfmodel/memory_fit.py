@@ -1,4 +1,4 @@
-"""Which batch fits a device's memory, and what would make one fit that does not."""
+"""The largest batch that fits a device's memory, and ways to make a step fit that does not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.perfmodel.workload import Workload
 def largest_batch(
     workload: Workload, capacity_bytes: float, sharding: Sharding | None = None
 ) -> int:
-    """The largest batch size whose predicted peak is at most ``capacity_bytes``; 0 if none is."""
+    """Finds the largest batch size with a predicted peak within ``capacity_bytes``; 0 if none."""
 
     def fits(batch_size: int) -> bool:
         sized = replace(workload, batch_size=batch_size)
@@ -30,7 +30,7 @@ def largest_batch(
 
 
 def what_would_fit(workload: Workload, capacity_bytes: float) -> str:
-    """Words on how to make a step fit: the largest batch, as it is and with what saves memory."""
+    """Says how to make a step fit: the largest batch, as it is and with what saves memory."""
     ways = {
         "": workload,
         " with --loss_chunks 8": replace(workload, loss_chunks=8),

@@ -43,7 +43,7 @@ class Mlp:
 
     @classmethod
     def of(cls, input_dim: int, hidden_dim: int, num_layers: int, output_dim: int) -> Mlp:
-        """``num_layers`` hidden layers and the output layer."""
+        """Makes an MLP of ``num_layers`` hidden layers and the output layer."""
         if min(input_dim, hidden_dim, num_layers, output_dim) < 1:
             raise UserError("an MLP's sizes and its number of layers must be at least 1")
         widths = [input_dim, *[hidden_dim] * num_layers, output_dim]
@@ -51,22 +51,25 @@ class Mlp:
 
     @property
     def parameters(self) -> int:
-        """3 · (4096·4096 + 4096) + (4096·2048 + 2048) = 58,734,592 at the benchmark's defaults."""
+        """Counts weights and biases.
+
+        At the benchmark's defaults: 3 · (4096·4096 + 4096) + (4096·2048 + 2048) = 58,734,592.
+        """
         return sum(i * o + o for i, o in self.layers)
 
     @property
     def forward_flops(self) -> int:
-        """Per sample."""
+        """Counts the operations of the forward pass per sample."""
         return sum(2 * i * o for i, o in self.layers)
 
     @property
     def backward_flops(self) -> tuple[int, ...]:
-        """Per sample, of each layer in the order of the backward pass (the last one first)."""
+        """Counts the backward pass's operations per sample, by layer (the last one first)."""
         first, *others = (2 * i * o for i, o in self.layers)
         return (*(2 * flops for flops in reversed(others)), first)
 
     def profile(self, backward_s: float) -> BackwardProfile:
-        """A backward pass of this length, with gradients ready as the work proceeds.
+        """Returns a backward pass of this length, with gradients ready as the work proceeds.
 
         Autograd hands over a layer's bias before its weight: the bias hangs on the operation
         itself, the weight behind a transposition (derivatives of addmm in PyTorch's
@@ -100,14 +103,17 @@ class OneDevice:
 
     @property
     def flops_per_s(self) -> float:
-        """What each further sample is computed at."""
+        """Returns the rate at which each further sample is computed, in FLOP/s."""
         return (self.mlp.forward_flops + sum(self.mlp.backward_flops)) / self.per_sample_s
 
     def step_s(self, batch: float) -> float:
         return self.fixed_s + batch * self.per_sample_s
 
     def passes_s(self, batch: float) -> tuple[float, float]:
-        """Forward and backward pass; what is fixed but the update is spread as their work is."""
+        """Returns the seconds of (forward pass, backward pass).
+
+        The fixed part without the update is spread over them as their work is.
+        """
         both = self.step_s(batch) - self.update_s
         backward = sum(self.mlp.backward_flops)
         share = backward / (self.mlp.forward_flops + backward)
@@ -119,7 +125,7 @@ def fit_one_device(
     step_s: Mapping[int, float],
     memory_bytes_per_s: float = V100_MEMORY_BYTES_PER_S,
 ) -> OneDevice:
-    """The line through the steps at two batches (of more, the least squares' line).
+    """Fits a line to step times by batch: through two exactly, by least squares to more.
 
     Raises UserError for fewer than two batches, or where a larger batch is not slower, or where
     the update alone would take longer than what is fixed.
@@ -162,7 +168,7 @@ class TwoGpuModel:
 
     @property
     def ddp(self) -> DdpOptions:
-        """The arguments that the published run gave to DDP."""
+        """Returns the arguments that the published run gave to DDP."""
         return DdpOptions(self.bucket_cap_mb, static_graph=True)
 
     def backward(
@@ -185,12 +191,12 @@ class TwoGpuModel:
         return model.step(parts, StepOptions(self.ddp)).total_s
 
     def bandwidth_for(self, batch: int, step_s: float, slowdown: float = 1.0) -> float | None:
-        """The bandwidth at which the step takes so long; None where no bandwidth does that."""
+        """Finds the bandwidth (bytes/s) at which the step takes ``step_s``; None if none does."""
         return bandwidth_root(lambda beta: self.step_s(batch, beta, slowdown) - step_s)
 
 
 def bandwidth_root(above: Callable[[float], float]) -> float | None:
-    """Where a quantity that falls with the bandwidth is 0; None where it is nowhere."""
+    """Finds the bandwidth at which a quantity that falls with it is 0; None if there is none."""
     low, high = SEARCHED_BYTES_PER_S
     if above(low) < 0 or above(high) > 0:
         return None

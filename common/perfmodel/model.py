@@ -1,8 +1,8 @@
-"""The model of training under DDP: what every prediction of this project is made with.
+"""The model of training under DDP, with which every prediction of this project is made.
 
 Inputs go in, each measured or assumed: when gradients are ready (``profile``), what all-reduces
 take (``collectives``), what DDP adds and what computation and communication take from each other
-(``DdpCosts``), and how many all-reduces the backend has under way. Out come the backward pass of
+(``DdpCosts``), and how many all-reduces the backend has in flight. Out come the backward pass of
 any bucketing (``simulator``), the step around it (``ddp_step``), and the best cap (``search``).
 
 Beside the full model stands a ladder of simpler ones, each with one term more than the one before.
@@ -39,12 +39,12 @@ RUNGS = (BY_HAND, LINE, CURVE, COPIES, SEVERAL, COMPUTE, FULL)
 """The ladder, simplest first. ``SLOWEST`` comes before the copies where ranks were told apart."""
 
 Predictor = Callable[[float | None], float]
-"""From a bucket cap in MiB, None for DDP's default, to the seconds of a backward pass."""
+"""A function from a bucket cap in MiB (None: DDP's default) to seconds of a backward pass."""
 
 
 @dataclass(frozen=True, eq=False)
 class DdpModel:
-    """Predicts backward passes and steps of one model on one network.
+    """A predictor of the backward passes and steps of one model on one network.
 
     Attributes:
         profile: gradients and when they are ready on the slowest rank, without communication.
@@ -133,6 +133,7 @@ class DdpModel:
         Args:
             one_rank: the profile of a single rank; the rungs below ``SLOWEST`` then take it.
         """
+        # Built from the full model downwards: each rung lacks a term that the next one has.
         line = as_alpha_beta(self.network)
         later = AlphaBeta(line.alpha_s + self.added_latency_s, line.bandwidth_bytes_per_s)
         unslowed = self.costs.without("communication_slowdown")

@@ -1,7 +1,7 @@
 """NCCL's collectives on a cluster from its description alone: nothing is measured.
 
-NCCL's tuner (``nccl_tuning_table``) says what each algorithm and protocol would take. To that comes
-what the tuner leaves out:
+NCCL's tuner (``nccl_tuning_table``) says what each algorithm and protocol would take. Added to that
+is what the tuner leaves out:
 
 - A launch: the kernel's start, on top of every call.
 - A ramp. A step forwards its piece in slices, each while the next arrives, but the first has to be
@@ -37,12 +37,12 @@ COLLECTIVES = ("all_gather", "reduce_scatter")
 
 @dataclass(frozen=True)
 class Ramp:
-    """What a call takes beyond what NCCL's tuner counts.
+    """The time of a call beyond what NCCL's tuner counts.
 
     Attributes:
         launch_s: on top of every call.
-        slowdown: how often more a short message pays its transfer.
-        slice_bytes: what each step of a long message waits for.
+        slowdown: number of times that a short message pays its transfer in addition.
+        slice_bytes: slice that each step of a long message waits for.
     """
 
     launch_s: float
@@ -51,7 +51,7 @@ class Ramp:
 
 
 RAMP = Ramp(launch_s=16.8e-6, slowdown=1.66, slice_bytes=102e3)
-"""By ``nccl_fit.calibrate_ramp`` from data/nccl-tests-published/a100-8.csv, and no other table."""
+"""Fit of ``nccl_fit.calibrate_ramp`` to data/nccl-tests-published/a100-8.csv, no other table."""
 
 NO_RAMP = Ramp(0.0, 0.0, 0.0)
 """NCCL's tuner alone."""
@@ -63,6 +63,7 @@ class Collective:
     def __init__(self, choices: tuple[Choice, ...], ramp: Ramp) -> None:
         self.choices = choices
         self.ramp = ramp
+        # Each quantity becomes a column [choices, 1], so that it goes with any array of sizes.
         column = np.array(
             [
                 (c.latency_s, 1 / c.bandwidth_bytes_per_s, c.steps / c.channel_bytes_per_s)
@@ -76,14 +77,14 @@ class Collective:
         self._tree_protocols = np.array([PROTOCOLS.index(choices[i].protocol) for i in trees], int)
 
     def transfers_s(self, size_bytes: NDArray) -> NDArray:
-        """Size over bandwidth of each choice, [choices, sizes]."""
+        """Computes size over bandwidth of each choice, in seconds [choices, sizes]."""
         transfer = self._s_per_byte * size_bytes
         if len(self._trees):
             transfer[self._trees] /= tree_factor(self._tree_protocols, size_bytes)
         return transfer
 
     def times_s(self, size_bytes: NDArray) -> NDArray:
-        """What each choice takes, [choices, sizes]."""
+        """Computes the seconds that each choice takes, [choices, sizes]."""
         transfer = self.transfers_s(size_bytes)
         times = self.ramp.launch_s + self._latency_s + transfer
         if self.ramp.slowdown and self.ramp.slice_bytes:
@@ -91,7 +92,7 @@ class Collective:
         return times
 
     def time_s(self, size_bytes: ArrayLike) -> float | NDArray:
-        """Seconds for a message of ``size_bytes``; a scalar for a scalar, else an array."""
+        """Computes the seconds for ``size_bytes``; a scalar for a scalar, else an array."""
         sizes = np.atleast_1d(np.asarray(size_bytes, dtype=float))
         if self.choices:
             times = self.times_s(sizes.ravel()).min(axis=0).reshape(sizes.shape)
@@ -100,7 +101,7 @@ class Collective:
         return float(times[0]) if np.ndim(size_bytes) == 0 else times
 
     def choice(self, size_bytes: float) -> str:
-        """The way taken for a size, such as ``Ring/LL128``; ``none`` for one GPU."""
+        """Returns the way taken for a size, such as ``Ring/LL128``; ``none`` for one GPU."""
         if not self.choices:
             return "none"
         return self.choices[int(self.times_s(np.array([float(size_bytes)])).argmin())].name
@@ -161,7 +162,8 @@ class NcclRing(Collective):
 
 
 def soft_minimum(first: NDArray, second: NDArray) -> NDArray:
-    """The smaller of two amounts, a little less where they are alike: ``ab / √(a² + b²)``."""
+    """Computes the smaller of two amounts, less where they are alike: ``ab / √(a² + b²)``."""
+    # Written with the ratio of the smaller to the larger, it neither overflows nor divides by 0.
     smaller, larger = np.minimum(first, second), np.maximum(first, second)
     ratio = np.divide(smaller, larger, out=np.zeros_like(larger), where=larger > 0)
     return smaller / np.sqrt(1 + ratio * ratio)

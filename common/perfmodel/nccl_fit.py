@@ -23,9 +23,9 @@ from common.perfmodel.nccl import RAMP, NcclAllReduce, Ramp
 from common.perfmodel.nccl_shapes import Curve, Paths, Protocols
 
 FARTHEST = 4
-"""How many times its largest message a table can speak for."""
+"""Upper bound on the messages that a table can speak for, in multiples of its largest."""
 FEWEST = 2
-"""Sizes that a fit needs."""
+"""Lower bound on the sizes of a fit."""
 FOLDS = 3
 SIGMA = 0.03
 """Relative error expected of a time whose spread is not stated."""
@@ -46,13 +46,13 @@ class FittedAllReduce:
         shape: its name, such as ``NCCL's protocols`` or ``3 paths``.
         parameters: fitted values by name; units end the names.
         largest_bytes: the table's largest message.
-        extrapolate: whether it answers beyond ``FARTHEST`` times that.
+        extrapolate: True if it answers beyond ``FARTHEST`` times that.
         held_out_error: mean relative error at points of the table that it was not fitted to.
         std_share: the table's own standard deviation relative to its times, median; None where it
             is not stated or was not checked, as for the next.
         left_out_s: each size's time as the others predict it.
-        within_std: how many of these were within one standard deviation.
-        notes: what to say with a result.
+        within_std: number of these within one standard deviation.
+        notes: sentences to show with a result.
     """
 
     shape: str
@@ -68,7 +68,7 @@ class FittedAllReduce:
     _logs: NDArray = field(default=None, repr=False, compare=False)
 
     def time_s(self, size_bytes: ArrayLike) -> float | NDArray:
-        """Seconds for a message of ``size_bytes``; a scalar for a scalar, else an array.
+        """Computes the seconds for ``size_bytes``; a scalar for a scalar, else an array.
 
         Raises UserError beyond ``FARTHEST`` times the largest measured message unless the fit may
         extrapolate.
@@ -84,7 +84,7 @@ class FittedAllReduce:
         return float(times[0]) if sizes.ndim == 0 else times.reshape(sizes.shape)
 
     def is_extrapolated(self, size_bytes: ArrayLike) -> NDArray:
-        """Whether a size is beyond what the table can speak for."""
+        """Returns True for each size beyond what the table can speak for."""
         return np.asarray(size_bytes, dtype=float) > FARTHEST * self.largest_bytes
 
 
@@ -99,7 +99,7 @@ def fit_nccl(
     algorithms: Collection[str] | None = None,
     check: bool = True,
 ) -> FittedAllReduce:
-    """Fit an all-reduce model to a measured table.
+    """Fits an all-reduce model to a measured table.
 
     Args:
         cluster, gpus: where it was measured; None where it is not a known cluster, which leaves out
@@ -137,7 +137,7 @@ def fit_nccl(
 
 
 def calibrate_ramp(cluster: Cluster, gpus: int, size_bytes: ArrayLike, time_s: ArrayLike) -> Ramp:
-    """What ``nccl.RAMP`` was made by: launch, slowdown and slice that fit a table best."""
+    """Fits launch, slowdown and slice to a table, as was done for ``nccl.RAMP``."""
     from scipy.optimize import least_squares
 
     curve, _ = _curve(size_bytes, time_s, None)
@@ -146,6 +146,7 @@ def calibrate_ramp(cluster: Cluster, gpus: int, size_bytes: ArrayLike, time_s: A
         model = NcclAllReduce(cluster, gpus, ramp=Ramp(*np.exp(logs)))
         return curve.errors(model.time_s(curve.sizes))
 
+    # Logarithms keep all three above 0. The fit starts 35 % above ``RAMP``, not at its own result.
     start = np.log([RAMP.launch_s, RAMP.slowdown, RAMP.slice_bytes]) + 0.3
     return Ramp(*np.exp(least_squares(errors, start, loss="soft_l1").x).tolist())
 
@@ -183,7 +184,8 @@ def _fit(curve: Curve, shapes: list[Shape], extrapolate: bool) -> FittedAllReduc
 
 
 def _select(curve: Curve, shapes: list[Shape]) -> tuple[Shape, float]:
-    """The shape to take, and its mean relative error at points it was not fitted to."""
+    """Selects the shape to take; returns it and its mean relative error at held-out points."""
+    # Cross-validation. A fold is every third point, so that each fold spans the whole range.
     place = np.arange(len(curve.sizes)) % FOLDS
     smallest = min((place != fold).sum() for fold in range(FOLDS))
     able = [shape for shape in shapes if shape.fewest_points <= smallest]
@@ -194,6 +196,8 @@ def _select(curve: Curve, shapes: list[Shape]) -> tuple[Shape, float]:
         for fold in range(FOLDS):
             logs = shape.fit(curve.take(place != fold))
             row[place == fold] = shape.predict(logs, curve.sizes[place == fold])
+    # Shapes are compared with the best one point by point, so that points that are hard for all of
+    # them cancel. Of those that are not significantly worse, the simplest is taken.
     errors = np.abs(curve.errors(predicted))
     means = errors.mean(axis=1)
     worse = errors - errors[means.argmin()]
@@ -216,7 +220,7 @@ def _leave_one_out(curve: Curve, std_s: NDArray, shapes: list[Shape]) -> NDArray
 def _curve(
     size_bytes: ArrayLike, time_s: ArrayLike, std_s: ArrayLike | None
 ) -> tuple[Curve, NDArray | None]:
-    """The checked curve, and the standard deviations relative to its times where stated.
+    """Returns the checked curve, and the standard deviations relative to its times where stated.
 
     A standard deviation of a few samples is itself uncertain, so for the weights each is pooled
     with the median of all.

@@ -23,10 +23,10 @@ from common.perfmodel.nccl import NO_RAMP, Collective, soft_minimum
 
 TOLERANCE = 1e-6
 EVALUATIONS = 100
-"""A fit that has not settled by then is taken as it is."""
+"""Upper bound on a fit's evaluations; one that has not settled by then is taken as it is."""
 TINY = 1e-18
 LOGS = (-80.0, 20.0)
-"""Where the logarithms of parameters are kept, so that none overflows."""
+"""Bounds on the logarithms of parameters, so that none overflows."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Curve:
     sigma: NDArray
 
     def take(self, chosen: NDArray) -> Curve:
-        """Some of its points."""
+        """Returns the curve of some of its points."""
         return Curve(self.sizes[chosen], self.times[chosen], self.sigma[chosen])
 
     def errors(self, predicted: NDArray) -> NDArray:
-        """Logarithm of predicted over measured, in units of the expected error."""
+        """Computes the logarithm of predicted over measured, in units of the expected error."""
         return np.log(predicted / self.times) / self.sigma
 
 
@@ -56,12 +56,14 @@ class Paths:
         self.fewest_points = 2 * count
 
     def predict(self, logs: NDArray, sizes: NDArray) -> NDArray:
-        """Seconds for each size."""
+        """Computes the seconds for each size."""
         alpha, per_byte = np.exp(logs.reshape(2, self.count, 1))
         return (alpha + per_byte * sizes).min(axis=0)
 
     def slopes(self, logs: NDArray, sizes: NDArray) -> NDArray:
-        """Derivatives of the times by the logarithms, [sizes, parameters]."""
+        """Computes the derivatives of the times by the logarithms, [sizes, parameters]."""
+        # By the logarithm of α a time α + x/β has the derivative α, by that of 1/β it has x/β.
+        # Only the parameters of the path that a size takes matter to it; all others get 0.
         alpha, per_byte = np.exp(logs.reshape(2, self.count, 1))
         parts = np.stack([np.broadcast_to(alpha, (self.count, len(sizes))), per_byte * sizes])
         taken = parts.sum(axis=0).argmin(axis=0)
@@ -69,11 +71,11 @@ class Paths:
         return parts.reshape(2 * self.count, -1).T
 
     def fit(self, curve: Curve) -> NDArray:
-        """Logarithms of the latencies, then of the seconds per byte."""
+        """Fits the logarithms of the latencies, then of the seconds per byte."""
         return _refine(self, self._start(curve), curve)
 
     def parameters(self, logs: NDArray) -> dict[str, float]:
-        """By name, with units; the path of short messages first."""
+        """Returns the parameters by name, with units; the path of short messages first."""
         alpha, per_byte = np.exp(logs.reshape(2, self.count))
         named = {}
         for place, path in enumerate(np.argsort(alpha), start=1):
@@ -82,7 +84,10 @@ class Paths:
         return named
 
     def _start(self, curve: Curve) -> NDArray:
-        """The best cut of the points into neighbours, each with a line of its own."""
+        """Finds the best cut of the points into neighbours, each with a line of its own."""
+        # The minimum of several lines has many local optima, so the fit needs a good start. All
+        # cuts into ``self.count`` stretches of at least two points are tried; ``cost`` is the sum
+        # that soft L1 minimises, up to constants.
         count = len(curve.sizes)
         segments: dict[tuple[int, int], NDArray] = {}
 
@@ -115,13 +120,15 @@ class Protocols:
         self.tuner = Collective(collective.choices, NO_RAMP)
 
     def predict(self, logs: NDArray, sizes: NDArray) -> NDArray:
-        """Seconds for each size."""
+        """Computes the seconds for each size."""
         launch, share, slowdown, height = np.exp(logs)
         latency, transfer = self._parts(sizes)
         return launch + latency + transfer / share + soft_minimum(slowdown * transfer, height)
 
     def slopes(self, logs: NDArray, sizes: NDArray) -> NDArray:
-        """Derivatives of the times by the logarithms, [sizes, parameters]."""
+        """Computes the derivatives of the times by the logarithms, [sizes, parameters]."""
+        # The ramp m = ab / √(a² + b²), with a rising and b flat, has dm/d(log a) = m·b²/(a² + b²)
+        # and dm/d(log b) = m·a²/(a² + b²).
         launch, share, slowdown, height = np.exp(logs)
         _, transfer = self._parts(sizes)
         rising = slowdown * transfer
@@ -131,14 +138,14 @@ class Protocols:
         return np.stack(columns, axis=1)
 
     def fit(self, curve: Curve) -> NDArray:
-        """Logarithms of launch (s), share of the bandwidth, slope and height (s) of the ramp."""
+        """Fits logarithms of launch (s), share of bandwidth, slope and height (s) of the ramp."""
         latency, transfer = self._parts(curve.sizes)
         launch = max(float((curve.times - latency).min()), 1e-6)
         share = min(1.0, float(transfer[-1] / curve.times[-1]))
         return _refine(self, np.log([launch, share, 1.5, 6e-5]), curve)
 
     def parameters(self, logs: NDArray) -> dict[str, float]:
-        """By name, with units."""
+        """Returns the parameters by name, with units."""
         launch, share, slowdown, height = np.exp(logs)
         return {
             "launch_us": launch * 1e6,
@@ -148,7 +155,7 @@ class Protocols:
         }
 
     def _parts(self, sizes: NDArray) -> tuple[NDArray, NDArray]:
-        """Latency and transfer of what NCCL's tuner takes."""
+        """Returns latency and transfer (s) of the choice that NCCL's tuner takes at each size."""
         transfers, times = self.tuner.transfers_s(sizes), self.tuner.times_s(sizes)
         taken, each = times.argmin(axis=0), np.arange(len(sizes))
         transfer = transfers[taken, each]
@@ -166,13 +173,22 @@ def _refine(shape: Paths | Protocols, start: NDArray, curve: Curve) -> NDArray:
         scale = curve.sigma * shape.predict(logs, curve.sizes)
         return shape.slopes(logs, curve.sizes) / scale[:, None]
 
-    limits = {"ftol": TOLERANCE, "xtol": TOLERANCE, "max_nfev": EVALUATIONS}
-    found = least_squares(errors, start, jac=slopes, loss="soft_l1", **limits)
+    found = least_squares(
+        errors,
+        start,
+        jac=slopes,
+        loss="soft_l1",
+        ftol=TOLERANCE,
+        xtol=TOLERANCE,
+        max_nfev=EVALUATIONS,
+    )
     return np.clip(found.x, *LOGS)
 
 
 def _line(curve: Curve) -> NDArray:
-    """Latency and seconds per byte with the smallest relative error, both above 0."""
+    """Fits latency and seconds per byte with the smallest relative error, both above 0."""
+    # Weighted least squares of (α + s·x) / t = 1, by its 2 × 2 normal equations, as this runs for
+    # every stretch of every cut. Where α or s would not be above 0, the other is fitted alone.
     weights = 1 / curve.sigma
     columns = np.stack([weights / curve.times, weights * curve.sizes / curve.times])
     (aa, ab), (_, bb) = columns @ columns.T

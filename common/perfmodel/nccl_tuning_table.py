@@ -1,4 +1,4 @@
-"""How NCCL ranks its algorithms: latency and bandwidth of each, from its tuner's constants.
+"""NCCL's ranking of its algorithms: latency and bandwidth of each, from its tuner's constants.
 
 NCCL finds a graph of channels at start, gives every pair of algorithm and protocol a latency and a
 bandwidth from it, and for a message takes the pair with the smallest
@@ -31,9 +31,9 @@ NETWORK_US = {"Ring": (2.7, 4.0, 14.0), "Tree": (5.0, 8.5, 14.0)}
 NVLS_US = 25.0
 NVLS_TREE_NETWORK_US = 20.9
 NETWORK_OVERHEAD_US = {"intel": 1.0, "amd": 2.0}
-"""A ring's hop inside a node takes at least this with several nodes; three times it for Simple."""
+"""Lower bound on a ring's hop inside one of several nodes, in µs; three times it for Simple."""
 RING_PLATEAU = 1.4
-"""What the latency of Ring/Simple is multiplied by over several nodes."""
+"""Factor on the latency of Ring/Simple over several nodes."""
 
 # Limits in GB/s on 1, 2 and more nodes. LL's is the GPU's on one node and the CPU's on several.
 LL_ONE_NODE = {"ampere": 87.7, "hopper": 141.0}
@@ -44,17 +44,18 @@ TREE_CHANNEL = {"ampere": (24.0, 23.6, 17.8), "hopper": (38.7, 41.4, 36.0)}
 NVLS_TREE_CHANNEL = (0.0, 57.7, 45.5)
 NVLS_EFFICIENCY = 0.85
 
-# By what a tree's bandwidth is multiplied at 64 B, 128 B, … 512 MiB; 1 above.
-_TREE_FACTORS = np.array(
-    [
-        [*[1.0] * 4, 0.9, 0.8, *[0.7] * 4, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, *[1.0] * 6],
-        [*[1.0] * 5, 0.9, *[0.8] * 3, 0.7, *[0.6] * 6, 0.8, *[0.9] * 4, *[1.0] * 4],
-        [
-            *([0.9] * 7 + [0.8, 0.7, 0.6, 0.6] + [0.5] * 4),
-            *(0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9, 1.0),
-        ],
-    ]
+# Factors on a tree's bandwidth at 64 B, 128 B, … 512 MiB, by protocol; 1 above.
+_LL_FACTORS = (
+    [1.0] * 4 + [0.9, 0.8] + [0.7] * 4 + [0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9] + [1.0] * 6
 )
+_LL128_FACTORS = [1.0] * 5 + [0.9] + [0.8] * 3 + [0.7] + [0.6] * 6 + [0.8] + [0.9] * 4 + [1.0] * 4
+_SIMPLE_FACTORS = (
+    [0.9] * 7
+    + [0.8, 0.7, 0.6, 0.6]
+    + [0.5] * 4
+    + [0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9, 1.0]
+)
+_TREE_FACTORS = np.array([_LL_FACTORS, _LL128_FACTORS, _SIMPLE_FACTORS])
 _FACTOR_FROM_BYTES = 64
 
 
@@ -79,12 +80,12 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """Such as ``Ring/LL128``."""
+        """Returns the name, such as ``Ring/LL128``."""
         return f"{self.algorithm}/{self.protocol}"
 
 
 def all_reduce_choices(cluster: Cluster, gpus: int) -> tuple[Choice, ...]:
-    """What NCCL chooses from for an all-reduce; nothing for one GPU.
+    """Returns the choices that NCCL has for an all-reduce; none for one GPU.
 
     Raises UserError where the cluster cannot hold ``gpus``.
     """
@@ -100,7 +101,7 @@ def all_reduce_choices(cluster: Cluster, gpus: int) -> tuple[Choice, ...]:
 
 
 def ring_choices(cluster: Cluster, gpus: int, rounds: int) -> tuple[Choice, ...]:
-    """Rings in each protocol; ``rounds`` is 2 for an all-reduce, 1 for half of one.
+    """Returns rings in each protocol; ``rounds`` is 2 for an all-reduce, 1 for half of one.
 
     Half of one is a reduce-scatter or an all-gather; its size is that of the whole tensor.
     """
@@ -132,7 +133,11 @@ def ring_choices(cluster: Cluster, gpus: int, rounds: int) -> tuple[Choice, ...]
 
 
 def tree_factor(protocols: NDArray, size_bytes: NDArray) -> NDArray:
-    """By what trees' bandwidths are multiplied, [protocols, sizes]; indices into ``PROTOCOLS``."""
+    """Returns the factors on trees' bandwidths, [protocols, sizes].
+
+    ``protocols`` are indices into ``PROTOCOLS``.
+    """
+    # Linear in log2 of the size between the table's powers of two; 1.001 keeps ``below + 1`` in it.
     place = np.log2(np.maximum(size_bytes, _FACTOR_FROM_BYTES) / _FACTOR_FROM_BYTES)
     place = np.minimum(place, _TREE_FACTORS.shape[1] - 1.001)
     below = place.astype(int)
@@ -185,12 +190,15 @@ def _nvls_channel(cluster: Cluster) -> float:
 
 
 def _crossings(nodes: int) -> int:
-    """Of two nodes each sends a byte once; in a longer tree an inner one sends it up and down."""
+    """Returns a tree's bandwidth as a multiple of a node's network.
+
+    Of two nodes each sends a byte once; in a longer tree an inner one sends it up and down.
+    """
     return 2 if nodes == 2 else 1
 
 
 def _network_us(cluster: Cluster, gpus: int, nodes: int, algorithm: str, index: int) -> float:
-    """A hop between nodes. Simple waits a second time, for the flush of what it received."""
+    """Computes the µs of a hop between nodes; Simple waits again, to flush what it received."""
     if gpus == nodes:  # nothing inside a node to hide it behind
         algorithm = "Tree"
     return NETWORK_US[algorithm][index] + cluster.network_latency_us * (2 if index == 2 else 1)

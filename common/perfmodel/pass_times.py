@@ -1,4 +1,4 @@
-"""How long a pass over a batch takes: a fixed part, and one in proportion to the batch."""
+"""The time of a pass over a batch: a fixed part, and one in proportion to the batch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class LinearTime:
             raise UserError("a pass takes no negative time")
 
     def time_s(self, batch: float) -> float:
-        """Seconds for a batch of so many samples."""
+        """Computes the seconds for a batch of so many samples."""
         return self.fixed_s + self.per_sample_s * batch
 
     @classmethod
     def fit(cls, batches: Sequence[float], times_s: Sequence[float]) -> LinearTime:
-        """Least squares of the relative error; neither part below 0.
+        """Fits both parts by least squares of the relative error; neither is below 0.
 
         One batch size alone gives a time in proportion to the batch.
         Raises UserError for no times, or times that are not above 0.
@@ -35,6 +35,8 @@ class LinearTime:
         sizes, times = np.asarray(batches, float), np.asarray(times_s, float)
         if not len(times) or not (np.isfinite(times) & (times > 0) & (sizes > 0)).all():
             raise UserError("times of passes and their batches must be above 0")
+        # Each row is divided by its time, (fixed + per_sample · b) / t = 1, so that residuals are
+        # relative errors. Where one part would be below 0, the other is fitted alone.
         slope = float((sizes / times).sum() / ((sizes / times) ** 2).sum())
         if len(set(sizes)) == 1:
             return cls(0.0, slope)
@@ -55,5 +57,5 @@ class PassTimes:
     backward: LinearTime
 
     def time_s(self, batch: float) -> float:
-        """Both, in seconds."""
+        """Computes the seconds of both."""
         return self.forward.time_s(batch) + self.backward.time_s(batch)

@@ -1,4 +1,4 @@
-"""What a GPU could do at most: operations and bytes per second, as its maker's data sheet says.
+"""Upper bounds of a GPU: operations and bytes per second, as its maker's data sheet says.
 
 The denominators of MFU and of a roofline. Figures are *dense*: where a data sheet prints one "with
 sparsity", which a training step cannot use, half of it stands here. They are those of products that
@@ -31,7 +31,7 @@ class DevicePeak:
     source: str
 
     def flops(self, precision: str, tf32: bool = False) -> float | None:
-        """The peak for matrix products in ``precision``, per second, or None where there is none.
+        """Returns the peak of matrix products in ``precision``, in FLOP/s, or None without one.
 
         With ``tf32``, float32 products take the TF32 units where the device has them.
         """
@@ -41,7 +41,7 @@ class DevicePeak:
 
 
 def known_peak(device_name: str) -> DevicePeak | None:
-    """The peaks of a GPU by its name as ``torch.cuda.get_device_name()`` gives it, or None.
+    """Returns a GPU's peaks by its name as ``torch.cuda.get_device_name()`` gives it, or None.
 
     Names are compared whole: a slice of a GPU (MIG), a variant of another clock or a GPU that only
     begins like a known one has other peaks.
@@ -54,14 +54,14 @@ def known_peak(device_name: str) -> DevicePeak | None:
 def _sheet(
     source: str, gb_per_s: float, float32: float, tf32: float | None, half: float, bf16: bool = True
 ) -> DevicePeak:
-    """A row of the table: rates in TFLOP/s, bfloat16 as fast as float16 wherever it exists."""
+    """Makes a row of the table: rates in TFLOP/s, bfloat16 as fast as float16 where it exists."""
     rates = {"float32": float32, "tf32": tf32, "bfloat16": half if bf16 else None, "float16": half}
     flops = {name: rate * 1e12 for name, rate in rates.items() if rate is not None}
     return DevicePeak("", flops, gb_per_s * 1e9, f"NVIDIA's {source}")
 
 
 def _volta_or_turing(source: str, gb_per_s: float, float32: float, half: float) -> DevicePeak:
-    """Before Ampere there are matrix units for float16 only."""
+    """Makes a row for a GPU before Ampere, which has matrix units for float16 only."""
     return _sheet(source, gb_per_s, float32, None, half, bf16=False)
 
 

@@ -72,16 +72,16 @@ class BackwardProfile:
 
     @property
     def slowest_ready_s(self) -> NDArray:
-        """When each gradient is ready on the last rank, seconds."""
+        """Returns the seconds at which each gradient is ready on the last rank."""
         return self.ready_s if self.rank_ready_s is None else np.max(self.rank_ready_s, axis=0)
 
     @property
     def total_bytes(self) -> int:
-        """B, the bytes of all gradients."""
+        """Returns B, the bytes of all gradients."""
         return int(self.sizes_bytes.sum())
 
     def scaled(self, compute: float = 1.0, size: float = 1.0) -> BackwardProfile:
-        """The same model on a device ``1/compute`` times as fast, with gradients of another size.
+        """Scales computation time by ``compute`` and gradient sizes by ``size``.
 
         Used to ask "what if": ``compute=0.5`` halves every g_l, ``size=0.5`` halves B (as a
         16-bit gradient would).
@@ -103,12 +103,12 @@ TERMS = (
     "communication_slowdown",
     "compute_slowdown",
 )
-"""What ``DdpCosts.without`` can switch off."""
+"""Terms that ``DdpCosts.without`` can switch off."""
 
 
 @dataclass(frozen=True)
 class DdpCosts:
-    """What DDP adds to computation besides waiting for the network. All default to none.
+    """The costs that DDP adds to computation, besides waiting for the network; none by default.
 
     Attributes:
         copy_in_s_per_byte: copying a gradient into its bucket and dividing it by the world size.
@@ -118,8 +118,8 @@ class DdpCosts:
         lost_compute: (sizes in bytes, seconds): how much computation an all-reduce of each size
             costs when it runs beside it, where this was measured; replaces ``compute_slowdown``.
             Linear between the sizes, the first below them and in proportion to the last beyond.
-        launch_s: what starting one all-reduce takes from the thread that computes. On a GPU the
-            CPU runs ahead of the computation and hides it: leave it at 0. ``lost_compute`` as
+        launch_s: time that starting one all-reduce takes from the thread that computes. On a GPU
+            the CPU runs ahead of the computation and hides it: leave it at 0. ``lost_compute`` as
             measured holds it already.
         slowdowns: (sizes in bytes, r of an all-reduce of each size), where this was measured;
             replaces ``communication_slowdown``. Linear in the logarithm of the size between them,
@@ -147,7 +147,7 @@ class DdpCosts:
             raise UserError("the cost of launching an all-reduce must not be negative")
 
     def without(self, *terms: str) -> DdpCosts:
-        """The same costs with some terms (of ``TERMS``) switched off.
+        """Returns the same costs with some terms (of ``TERMS``) switched off.
 
         ``compute_slowdown`` takes the measured ``lost_compute`` with it. Raises UserError for a
         term that does not exist.
@@ -167,7 +167,7 @@ class DdpCosts:
         return replace(self, **changes)
 
     def as_bucket_view(self) -> DdpCosts:
-        """The costs under ``gradient_as_bucket_view=True``: nothing is copied back.
+        """Returns the costs under ``gradient_as_bucket_view=True``: nothing is copied back.
 
         Copying in, with division, remains: ``zero_grad`` sets gradients to None by default, so
         each backward pass makes them anew, outside of the buckets (``mark_variable_ready_dense``
@@ -176,7 +176,7 @@ class DdpCosts:
         return replace(self, copy_out_s_per_byte=0.0)
 
     def beside_computation(self, sizes_bytes: NDArray, alone_s: NDArray) -> tuple[NDArray, NDArray]:
-        """All-reduces that run beside computation all along.
+        """Computes the times of all-reduces that run beside computation from start to end.
 
         Args:
             sizes_bytes: message sizes.
@@ -193,14 +193,14 @@ class DdpCosts:
         return duration, duration - lost
 
     def slowdown_of(self, sizes_bytes: NDArray) -> NDArray | float:
-        """r of all-reduces of these sizes beside computation."""
+        """Returns r, the slowdown of all-reduces of these sizes beside computation."""
         if self.slowdowns is None:
             return self.communication_slowdown
         known_bytes, slower = self.slowdowns
         return np.interp(np.log(np.maximum(sizes_bytes, 1)), np.log(known_bytes), slower)
 
     def lost_to(self, sizes_bytes: NDArray) -> NDArray:
-        """Seconds of computation that all-reduces of these sizes take, from ``lost_compute``."""
+        """Returns computation (s) that all-reduces of these sizes cost, from ``lost_compute``."""
         known_bytes, known_s = self.lost_compute
         beyond = known_s[-1] * np.asarray(sizes_bytes) / known_bytes[-1]
         within = np.interp(sizes_bytes, known_bytes, known_s)

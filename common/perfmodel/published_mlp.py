@@ -22,10 +22,10 @@ PUBLISHED = DATA / "v100-pcie-2"
 PCIE3_X16_BYTES_PER_S = 15.75e9
 """PCIe 3.0: 16 lanes of 8 GT/s, 128 of 130 bits of data, in one direction."""
 MEAN_SLOWDOWN, LARGEST_SLOWDOWN = 1.189, 1.40
-"""What communication beside it makes of computation's time on A100, H100, MI210 and MI250: on
+"""Factors by which communication beside it lengthens computation on A100, H100, MI210 and MI250: on
 average and at most (arXiv 2507.03114, abstract)."""
 TOLERANCE = 0.03
-"""What one published average may be off by; its spread was not published."""
+"""Relative error allowed to one published average, whose spread was not published."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,17 @@ class Explanation:
 
     @property
     def errors(self) -> dict[int, float]:
-        """Predicted over published, minus 1, by batch."""
+        """Returns predicted over published, minus 1, by batch."""
         return {b: self.predicted_ms[b] / self.published_ms[b] - 1 for b in self.published_ms}
 
     @property
     def share_of_pcie(self) -> float:
-        """The bandwidth over what PCIe 3.0 x16 carries in one direction."""
+        """Returns the bandwidth as a share of what PCIe 3.0 x16 carries in one direction."""
         return self.bandwidth_bytes_per_s / PCIE3_X16_BYTES_PER_S
 
 
 def explain_published(folder: Path = PUBLISHED) -> Explanation:
-    """One link bandwidth, with its range, for the published pair of steps on two V100s.
+    """Finds one link bandwidth, with its range, for the published pair of steps on two V100s.
 
     At the small batch nearly all communication is exposed, so the time tells the bandwidth and
     hardly anything else. At the large one two of three all-reduces run beside computation, so the
@@ -79,14 +79,18 @@ def explain_published(folder: Path = PUBLISHED) -> Explanation:
     """
     times, source = read_published(folder)
     settings = source["settings"]
-    sizes = ("input_dim", "hidden_dim", "num_layers", "output_dim")
-    mlp = Mlp.of(*(settings[name] for name in sizes))
+    mlp = Mlp.of(
+        input_dim=settings["input_dim"],
+        hidden_dim=settings["hidden_dim"],
+        num_layers=settings["num_layers"],
+        output_dim=settings["output_dim"],
+    )
     one = fit_one_device(mlp, times[1])
     return explain(TwoGpuModel(one, settings["bucket_cap_mb"]), times[2], times[1])
 
 
 def read_published(folder: Path = PUBLISHED) -> tuple[dict[int, dict[int, float]], dict]:
-    """Step times in seconds by world size and batch, and the source with the settings."""
+    """Reads step times in seconds by world size and batch, and the source with the settings."""
     path = folder / "mlp-step-times.csv"
     table = read_table(path, ["world_size", "batch_per_rank", "step_time_ms"])
     table["step_time_ms"] = numbers(table, "step_time_ms", path, above=0)
@@ -102,13 +106,13 @@ def read_published(folder: Path = PUBLISHED) -> tuple[dict[int, dict[int, float]
 def explain(
     model: TwoGpuModel, published_s: Mapping[int, float], one_gpu_s: Mapping[int, float]
 ) -> Explanation:
-    """The same for any steps on two GPUs, by batch, in seconds."""
+    """Finds one link bandwidth, with its range, for any steps on two GPUs, by batch, in seconds."""
 
     def errors(bandwidth: float, slowdown: float) -> list[float]:
         return [model.step_s(b, bandwidth, slowdown) / t - 1 for b, t in published_s.items()]
 
     def best(slowdown: float) -> tuple[float, float]:
-        """The bandwidth with the least largest error, and that error.
+        """Returns the bandwidth with the smallest largest error, and that error.
 
         More bandwidth makes every step shorter, so it is where the largest error above 0 equals
         the largest below.
@@ -119,11 +123,13 @@ def explain(
         return beta, max(map(abs, errors(beta, slowdown)))
 
     def within(slowdown: float) -> list[float]:
-        """The least and the greatest bandwidth with every error within the tolerance, if any."""
+        """Returns the lowest and highest bandwidth with all errors within tolerance, if any."""
         low = bandwidth_root(lambda b: max(errors(b, slowdown)) - TOLERANCE)
         high = bandwidth_root(lambda b: min(errors(b, slowdown)) + TOLERANCE)
         return [low, high] if low and high and low <= high else []
 
+    # The largest error is minimised over both numbers: ``best`` gives the bandwidth for a slowdown,
+    # so only the slowdown is searched. For the range, a grid of slowdowns is tried beside the best.
     bounds = (1.0, LARGEST_SLOWDOWN)
     slowdown = float(minimize_scalar(lambda c: best(c)[1], bounds=bounds, method="bounded").x)
     bandwidth = best(slowdown)[0]

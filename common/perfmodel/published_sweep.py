@@ -38,12 +38,12 @@ from common.perfmodel.tables import numbers, read_table
 PUBLISHED = DATA / "bucket-sweeps-published"
 PEAK = GPUS["A100-SXM4-80GB"]
 LATENCY_S = 20e-6
-"""Of an all-reduce between two GPUs of a node, where only the bandwidth is varied."""
+"""Latency of an all-reduce between two GPUs of a node, where only the bandwidth is varied."""
 
 
 @dataclass(frozen=True)
 class PublishedStep:
-    """Describes a float32 step of a GPT-2 on one of two A100s.
+    """A float32 step of a GPT-2 on one of two A100s.
 
     ``mfu`` is a share of the float32 peak.
     """
@@ -54,7 +54,7 @@ class PublishedStep:
     mfu: float
 
     def parts(self) -> StepParts:
-        """Returns forward pass and optimizer."""
+        """Returns the times of forward pass and optimizer."""
         tokens, rate = self.batch * self.seq_len, self.mfu * PEAK.flops("float32")
         block_s, head_s = forward_parts_s(self.config, self.seq_len, tokens, rate)
         return StepParts(
@@ -73,7 +73,11 @@ class PublishedStep:
         return DdpModel(
             profile=_at_peak(self.config, self.batch, self.seq_len).scaled(compute=1 / self.mfu),
             network=network,
-            costs=DdpCosts(copy, copy, compute_slowdown=OVERLAP_SLOWDOWN.value),
+            costs=DdpCosts(
+                copy_in_s_per_byte=copy,
+                copy_out_s_per_byte=copy,
+                compute_slowdown=OVERLAP_SLOWDOWN.value,
+            ),
         )
 
     def backward(self, network: AllReduceModel, cap_mib: float | None) -> BackwardTimeline:
@@ -110,28 +114,28 @@ class SweepExplained:
 
     @property
     def worst_deviation(self) -> float:
-        """The largest deviation of a step, as a fraction."""
+        """Returns the largest deviation of a step, as a fraction."""
         return float(self.table["deviation"].abs().max())
 
     @property
     def communication_share(self) -> float:
-        """All-reduces alone, as a share of the mean step."""
+        """Returns the time of all-reduces alone, as a share of the mean step."""
         return self.all_reduces_ms / float(self.table["measured_ms"].mean())
 
     def spread(self, column: str) -> float:
-        """Slowest over fastest cap, minus 1, of ``measured_ms`` or ``predicted_ms``."""
+        """Computes slowest over fastest cap, minus 1, of ``measured_ms`` or ``predicted_ms``."""
         return float(self.table[column].max() / self.table[column].min() - 1)
 
 
 def two_a100s() -> AllReduceModel:
-    """NCCL between two GPUs of an A100 node."""
+    """Returns the model of NCCL between two GPUs of an A100 node."""
     return NcclAllReduce(load_cluster("a100-ib"), 2)
 
 
 def explain_sweep(
     model: str, network: AllReduceModel | None = None, folder: Path = PUBLISHED
 ) -> SweepExplained:
-    """The published sweep of ``gpt2`` or ``gpt2-large`` beside the prediction.
+    """Puts the published sweep of ``gpt2`` or ``gpt2-large`` beside the prediction.
 
     Raises UserError for a model that is not in the table.
     """
@@ -169,7 +173,7 @@ def explain_sweep(
 def deviation_by_bandwidth(
     model: str, bandwidths_gb_per_s: Sequence[float], folder: Path = PUBLISHED
 ) -> pd.DataFrame:
-    """What the curve would be on links of other bandwidths (algorithm bandwidth, 1e9 bytes/s).
+    """Predicts the curve on links of other bandwidths (algorithm bandwidth, 1e9 bytes/s).
 
     Columns: bandwidth_gb_per_s, communication_share (of the step), predicted_spread (slowest over
     fastest cap, minus 1), worst_deviation (from the published steps).
@@ -186,9 +190,9 @@ def deviation_by_bandwidth(
 def least_bandwidth_gb_per_s(
     model: str, tolerance: float = 0.01, folder: Path = PUBLISHED
 ) -> float:
-    """The slowest link, in 1e9 bytes/s, that keeps every step within ``tolerance`` of its own.
+    """Finds the slowest link (1e9 bytes/s) with all steps within ``tolerance`` of the published.
 
-    More bandwidth never makes the curve steeper, so it is found by halving.
+    More bandwidth never makes the curve steeper, so it is found by bisection of the logarithm.
     """
     low, high = 1.0, 1000.0
     for _ in range(20):
@@ -205,7 +209,7 @@ def explain_efficiency(
     straggler_spread: float = STRAGGLER_SPREAD.value,
     folder: Path = PUBLISHED,
 ) -> pd.DataFrame:
-    """Published throughput on two GPUs beside the prediction from one GPU's.
+    """Puts published throughput on two GPUs beside the prediction from one GPU's.
 
     Columns: batch_per_gpu, mfu (of the one GPU), measured_efficiency, predicted_efficiency,
     without_stragglers (predicted, on GPUs that are equally fast).
@@ -244,10 +248,11 @@ def _published(path: Path, model: str) -> pd.DataFrame:
 
 
 def _mfu_for(step_s: Callable[[float], float], wanted_s: float) -> float:
-    """The MFU at which a step takes the wanted time.
+    """Finds the MFU at which a step takes the wanted time.
 
-    A step is all but linear in 1/MFU, so the secant is there after a few steps.
+    A step is all but linear in 1/MFU, so the secant method is there after a few steps.
     """
+    # ``one`` and ``other`` are the last two values of 1/MFU; 0.5 keeps the MFU at 2 or below.
     one, other = 1 / 0.9, 1 / 0.5
     one_s = step_s(1 / one)
     for _ in range(10):

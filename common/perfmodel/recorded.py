@@ -18,7 +18,7 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 UMD_A100 = "umd-2x4-a100"
 """Published: gpt2-large on 2 × 4 A100."""
 LAYERS = "layers.csv"
-"""What a recorded system has, and other recordings have not."""
+"""The table that a recorded system has, and other recordings have not."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RecordedSystem:
 
 
 def load_recorded(name: str, folder: Path = DATA) -> RecordedSystem:
-    """Load ``data/<name>``. Raises UserError where there is no such recording."""
+    """Loads ``data/<name>``. Raises UserError where there is no such recording."""
     path = folder / name
     if not (path / LAYERS).is_file():
         known = sorted(table.parent.name for table in folder.glob(f"*/{LAYERS}"))

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TINY_S = 1e-15
-"""Stands for an all-reduce of no time, whose speed would be infinite."""
+"""Lower bound on an all-reduce's time: one of no time would have infinite speed."""
 
 
 def one_after_another(ready_s: Sequence[float], alone_s: Sequence[float]) -> list[float]:
@@ -49,12 +49,12 @@ def one_after_another(ready_s: Sequence[float], alone_s: Sequence[float]) -> lis
 
 @dataclass(frozen=True)
 class Traffic:
-    """Describes what has to be done; one entry per bucket in the order of reduction.
+    """The computation and all-reduces to be done; one entry per bucket in the order of reduction.
 
     Attributes:
         ready_work: the work after which the bucket's last gradient is in it.
         launched_work: the work after which its all-reduce may start; never decreasing.
-        alone_s, beside_s: how long the all-reduce takes by itself, and beside computation.
+        alone_s, beside_s: duration of the all-reduce by itself, and beside computation.
         progress_s: computation done meanwhile, at most ``beside_s``.
         total_work: the whole computation.
     """
@@ -67,7 +67,7 @@ class Traffic:
     total_work: float
 
     def later(self, latency_s: float) -> Traffic:
-        """Returns the same with all-reduces that wait so long in addition, which slows nothing."""
+        """Adds a latency to every all-reduce, during which it slows nothing."""
         return replace(
             self,
             alone_s=self.alone_s + latency_s,
@@ -77,14 +77,14 @@ class Traffic:
 
     @property
     def has_contention(self) -> bool:
-        """Whether all-reduces and computation beside each other slow one another."""
+        """Returns True if all-reduces and computation slow one another."""
         slower = (self.beside_s != self.alone_s).any()
         return bool(slower or (self.progress_s != self.beside_s).any())
 
 
 @dataclass(frozen=True)
 class Spans:
-    """When each bucket was ready, started and ended, and when computation ended (seconds)."""
+    """Seconds at which each bucket was ready, started and ended, and computation ended."""
 
     ready_s: list[float]
     start_s: list[float]
@@ -105,11 +105,14 @@ def advance(traffic: Traffic, in_flight: int = 1, gain: NDArray | None = None) -
     """Moves computation and queue from event to event: a launch, an end, the end of computation.
 
     Args:
-        traffic: what has to be done.
-        in_flight: how many all-reduces may be under way, each at its part of the link.
-        gain: [buckets], how much faster than one after the other all-reduces of this size are
-            done when several are in flight; at least 1, which it is by default.
+        traffic: the computation and all-reduces to be done.
+        in_flight: upper bound on the all-reduces under way, each at its part of the link.
+        gain: [buckets], speed of all-reduces of this size when several are in flight, relative to
+            one after the other; at least 1, which it is by default.
     """
+    # Between two events every rate is constant, so each step goes exactly to the next event.
+    # ``left[i]`` is the share of all-reduce i still to do; ``rate`` is the share of it that gets
+    # done in a second; ``speed`` is the computation done in a second, 1 where nothing slows it.
     count = len(traffic.alone_s)
     alone_s, beside_s = traffic.alone_s.tolist(), traffic.beside_s.tolist()
     lost_s = (traffic.beside_s - traffic.progress_s).tolist()
@@ -179,12 +182,12 @@ def first_reached(asked: NDArray, work: list[float], time_s: list[float]) -> NDA
 
 @dataclass(frozen=True)
 class Overlap:
-    """Says what came of many cases, each an array over them, in seconds.
+    """The outcome of many cases; arrays over them, in seconds.
 
     Attributes:
         total_s: until computation, collectives and what follows them are done.
-        slowed_s: what computation took longer because collectives were active.
-        exposed_s: what remains of the total beside the work and its slowing down: computation that
+        slowed_s: time added to computation because collectives were active.
+        exposed_s: the rest of the total beside the work and its slowing down: computation that
             waits, collectives that outlast it, and the copies after them.
     """
 
@@ -212,13 +215,18 @@ def many_cases(
     Args:
         work_s: (cases,) all of the computation, in seconds of it running alone.
         ready_s: (collectives, cases or 1) the work after which each may start; never decreasing.
-        alone_s: (collectives, cases or 1) how long each takes with nothing beside it.
+        alone_s: (collectives, cases or 1) duration of each with nothing beside it.
         limit_s: (collectives, cases or 1) the work that can be done before each has ended, at least
             its ``ready_s``; None sets no limit.
         tail_s: (collectives,) what has to follow the end of each, its own copy and all later ones.
         compute_slowdown: (cases,) computation beside a collective takes this many times longer.
         communication_slowdown: and a collective beside computation this many times.
     """
+    # One collective after another moves two clocks, ``now`` and the computation done, ``work``.
+    # First computation comes to where the collective may start. Then the collective runs: for
+    # ``beside`` seconds beside computation, which does ``done`` of its work meanwhile, and alone
+    # for the rest, as computation has then come to ``limit``. ``computed`` is the time at which
+    # computation last got on; ``last`` is the latest end of a collective with its copies.
     work_s = np.asarray(work_s, dtype=float)
     slow = np.asarray(compute_slowdown, dtype=float)
     now, work, slowed, computed = (np.zeros(work_s.shape) for _ in range(4))

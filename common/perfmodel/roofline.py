@@ -18,7 +18,7 @@ from common.perfmodel.peaks import DevicePeak
 COMPUTE, MEMORY, OVERHEAD, UNKNOWN = "compute", "memory", "neither (overhead)", "unknown"
 
 OVERHEAD_SHARE = 0.1
-"""Below this share of the roof neither arithmetic nor memory explains the time: it goes into
+"""Share of the roof below which neither arithmetic nor memory explains the time: it goes into
 starting the work, or the work is too small or too irregular to keep the device busy."""
 
 
@@ -31,27 +31,27 @@ class Roof:
 
     @classmethod
     def of(cls, peak: DevicePeak | None, precision: str, tf32: bool = False) -> Roof | None:
-        """The roof of a device in ``precision``, or None where a figure of it is unknown."""
+        """Returns a device's roof in ``precision``, or None where a figure of it is unknown."""
         flops_per_s = peak.flops(precision, tf32) if peak else None
         return cls(flops_per_s, peak.memory_bytes_per_s) if flops_per_s else None
 
     @property
     def ridge(self) -> float:
-        """The intensity, in FLOP/byte, from which on arithmetic is the bound."""
+        """Returns the intensity, in FLOP/byte, from which on arithmetic is the bound."""
         return self.flops_per_s / self.memory_bytes_per_s
 
     def attainable_flops_per_s(self, intensity: float) -> float:
-        """The highest rate of arithmetic at an intensity in FLOP/byte."""
+        """Computes the highest rate, in FLOP/s, at an intensity in FLOP/byte."""
         return min(self.flops_per_s, intensity * self.memory_bytes_per_s)
 
     def shortest_s(self, flops: float, moved_bytes: float) -> float:
-        """The least time, in seconds, that the work can take."""
+        """Computes the lower bound on the time of the work, in seconds."""
         return max(flops / self.flops_per_s, moved_bytes / self.memory_bytes_per_s)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an operator stands below the roof.
+    """The place of an operator below the roof.
 
     Attributes:
         achieved_flops_per_s, achieved_bytes_per_s: rates.
@@ -69,7 +69,7 @@ class Placement:
 
 
 def place(flops: float, moved_bytes: float, time_s: float, roof: Roof) -> Placement:
-    """Place work of ``flops`` operations and ``moved_bytes`` of traffic that took ``time_s``.
+    """Places work of ``flops`` operations and ``moved_bytes`` of traffic that took ``time_s``.
 
     Raises ValueError for work without operations or traffic, and for a time that is not positive.
     """
@@ -88,14 +88,24 @@ def place(flops: float, moved_bytes: float, time_s: float, roof: Roof) -> Placem
 
 
 COLUMNS = (
-    *("phase", "operator", "shapes", "calls", "flops", "bytes", "time_ms"),
-    *("achieved_flops_per_s", "achieved_bytes_per_s", "intensity", "ridge"),
-    *("share_of_roof", "bound"),
+    "phase",
+    "operator",
+    "shapes",
+    "calls",
+    "flops",
+    "bytes",
+    "time_ms",
+    "achieved_flops_per_s",
+    "achieved_bytes_per_s",
+    "intensity",
+    "ridge",
+    "share_of_roof",
+    "bound",
 )
 
 
 def roofline_table(operators: pd.DataFrame, costs: pd.DataFrame, roof: Roof | None) -> pd.DataFrame:
-    """Every operator whose cost is known, placed below the roof; the longest first.
+    """Tabulates every operator whose cost is known, placed below the roof; the longest first.
 
     Args:
         operators: a profile's rows: step, phase, operator, shapes, calls, time_us.
@@ -110,6 +120,7 @@ def roofline_table(operators: pd.DataFrame, costs: pd.DataFrame, roof: Roof | No
     keys = ["phase", "operator", "shapes"]
     known = operators[operators["operator"].isin(costs["operator"])]
     grouped = known.fillna({"shapes": ""}).groupby(keys, sort=False)
+    # A step without the operator has no row; it counts as 0, so that the median is over all steps.
     times_us = grouped["time_us"].apply(lambda t: pd.Series([*t, *[0] * (steps - len(t))]).median())
     per_step = (grouped["calls"].sum() / steps).to_frame("calls").assign(time_us=times_us)
     per_call = CostPerCall(costs)
@@ -135,11 +146,12 @@ class CostPerCall:
                 ["operator", "shapes", "calls", "flops", "bytes"]
             ].itertuples(index=False, name=None)
         }
+        # The cost of an operator with one list of shapes serves where its shapes are not known.
         counts = costs["operator"].value_counts()
         self._only = {key[0]: cost for key, cost in self._of.items() if counts[key[0]] == 1}
 
     def of(self, operator: str, shapes: str) -> tuple[float, float]:
-        """(operations, bytes) of a call, (0, 0) where they are not known.
+        """Returns (operations, bytes) of a call, (0, 0) where they are not known.
 
         A compiled model calls operators with a last argument that takes the result, which the
         costs do not know; of operators over long lists the profiler may not know the shapes.
@@ -152,7 +164,7 @@ class CostPerCall:
 
 
 def placed(flops: float, moved_bytes: float, time_s: float, roof: Roof | None) -> dict:
-    """A row's last columns: rates, intensity, ridge, share of the roof and bound.
+    """Returns a row's last columns: rates, intensity, ridge, share of the roof and bound.
 
     Without a roof the last three are unknown.
     """
@@ -163,5 +175,7 @@ def placed(flops: float, moved_bytes: float, time_s: float, roof: Roof | None) -
         "achieved_flops_per_s": flops / time_s,
         "achieved_bytes_per_s": moved_bytes / time_s,
         "intensity": flops / moved_bytes if moved_bytes else float("inf"),
-        **{"ridge": float("nan"), "share_of_roof": float("nan"), "bound": UNKNOWN},
+        "ridge": float("nan"),
+        "share_of_roof": float("nan"),
+        "bound": UNKNOWN,
     }

@@ -21,7 +21,7 @@ from common.perfmodel.profile import BackwardProfile, DdpCosts
 
 @dataclass(frozen=True, eq=False)
 class ReadySamples:
-    """When each gradient was ready in each pass on each rank, in the order of rank 0.
+    """The times at which each gradient was ready, by pass and rank, in the order of rank 0.
 
     Attributes:
         names, sizes_bytes, kinds, registration: as in ``BackwardProfile``.
@@ -37,7 +37,9 @@ class ReadySamples:
 
     @classmethod
     def of(cls, table: pd.DataFrame) -> ReadySamples:
-        """From rows of ``gradient-ready-times.csv`` that were checked."""
+        """Makes samples from checked rows of ``gradient-ready-times.csv``."""
+        # Rows are scattered into an array that begins as NaN, which ``fmax`` overwrites; of several
+        # rows for one place it keeps the latest time.
         keys = ["parameter", "registration_index", "dtype", "size_bytes"]
         gradient = table.groupby(keys, sort=False).ngroup().to_numpy()
         passes, rank = (
@@ -62,18 +64,18 @@ class ReadySamples:
 
     @property
     def passes(self) -> int:
-        """How many backward passes were watched."""
+        """Returns the number of backward passes that were watched."""
         return self.ready_s.shape[0]
 
     @property
     def ranks(self) -> int:
-        """On how many ranks."""
+        """Returns the number of ranks that they were watched on."""
         return self.ready_s.shape[1]
 
     def profile(
         self, passes: NDArray | None = None, *, rank: int | None = None, per_rank: bool = False
     ) -> BackwardProfile:
-        """The median over passes of when the slowest rank had each gradient.
+        """Returns the profile: the median over passes of the slowest rank's ready times.
 
         Args:
             passes: rows to take, repeated ones too; by default each once.
@@ -85,6 +87,7 @@ class ReadySamples:
         chosen = self.ready_s if passes is None else self.ready_s[passes]
         ranks = _median(chosen, axis=0) if per_rank else None
         slowest = _slowest(chosen) if rank is None else chosen[:, rank]
+        # Medians of neighbours may come out in the other order; a profile never decreases.
         ready_s = np.maximum.accumulate(_median(slowest, axis=0))
         last = float(ready_s[-1])
         return BackwardProfile(
@@ -108,7 +111,7 @@ class AllReduceSamples:
 
     @classmethod
     def of(cls, table: pd.DataFrame) -> AllReduceSamples:
-        """From rows of ``allreduce-samples.csv`` of one mode that were checked."""
+        """Makes samples from checked rows of one mode of ``allreduce-samples.csv``."""
         size, round_, iteration = (
             pd.factorize(table[column], sort=True)[0]
             for column in ("total_bytes", "round", "iteration")
@@ -124,6 +127,8 @@ class AllReduceSamples:
         Rounds are the same for all sizes. Where a size has fewer calls than another, only those
         that are there are drawn from.
         """
+        # A bootstrap in two stages, as calls of one round are alike. The known calls of a round
+        # stand first, so a number from 0 to 1 times their count is the index of one of them.
         sizes, rounds, calls = self.time_s.shape
         chosen = generator.integers(rounds, size=rounds)
         known = (~np.isnan(self.time_s[:, chosen])).sum(axis=2, keepdims=True)
@@ -133,11 +138,11 @@ class AllReduceSamples:
     def curve(
         self, rounds: NDArray | None = None, iterations: NDArray | None = None
     ) -> MeasuredAllReduce:
-        """The median of each size.
+        """Returns the curve of each size's median.
 
         Args:
             rounds: rounds to take, repeated ones too.
-            iterations: int [sizes, rounds taken, iterations], which to take of each.
+            iterations: int [sizes, rounds taken, iterations], indices of those to take of each.
         """
         times = self.time_s if rounds is None else self.time_s[:, rounds]
         if iterations is not None:
@@ -146,17 +151,17 @@ class AllReduceSamples:
 
 
 MEASURED, CONVERTED, NO_CONTENTION = "measured", "converted", "none"
-"""How contention is known (``OverlapSamples.contention``)."""
+"""Ways in which contention is known (``OverlapSamples.contention``)."""
 IN_FLIGHT = {"gloo": 2, "nccl": 1}
 """Backend → all-reduces that it has under way at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class OverlapSamples:
-    """What DDP adds to a backward pass, by round (the last axis); seconds, NaN where none.
+    """Costs that DDP adds to a backward pass, by round (the last axis); seconds, NaN where none.
 
     Attributes:
-        bookkeeping_s: what DDP over one rank adds to the pass.
+        bookkeeping_s: time that DDP over one rank adds to the pass.
         local_s: the pass alone.
         gradient_bytes: of the model.
         beside: message size → the pass beside all-reduces of it, ascending.
@@ -172,8 +177,10 @@ class OverlapSamples:
 
     @classmethod
     def of(cls, table: pd.DataFrame) -> OverlapSamples:
-        """From rows of ``overlap-times.csv`` that were checked. Raises UserError where all-reduces
-        beside the pass were not measured alone."""
+        """Makes samples from checked rows of ``overlap-times.csv``.
+
+        Raises UserError where all-reduces beside the pass were not measured alone.
+        """
         times = {"backward_time_ms": "max", "all_reduce_time_ms": "max"}
         counted = "messages_done" in table
         if counted:  # the rank whose pass is longest has seen the most all-reduces end
@@ -222,12 +229,15 @@ class OverlapSamples:
 
     @property
     def rounds(self) -> int:
-        """How many rounds there are to draw from."""
+        """Returns the number of rounds to draw from."""
         return len(self.local_s)
 
     @property
     def contention(self) -> str:
-        """How contention is known: ``measured``, ``converted`` from paced messages, or ``none``."""
+        """Returns the way in which contention is known.
+
+        It is ``measured``, ``converted`` (from paced messages) or ``none``.
+        """
         if not self.beside:
             return NO_CONTENTION
         return CONVERTED if self.paced else MEASURED
@@ -263,11 +273,11 @@ class BesideMessages:
     """A backward pass beside all-reduces of one size without pause, by round.
 
     Attributes:
-        messages: how many there are in all, more than the pass lasts.
+        messages: number of them in all, more than the pass lasts.
         backward_s: the pass.
         until_done_s: from its start until the last of the all-reduces is done.
         alone_s: all of them with nothing beside them.
-        done: how many ended during the pass; NaN where that was not counted.
+        done: number of them that ended during the pass; NaN where that was not counted.
     """
 
     messages: float
@@ -277,12 +287,13 @@ class BesideMessages:
     done: NDArray
 
     def contention(self, local_s: NDArray, taken: NDArray) -> tuple[float, float]:
-        """Returns the computation that one all-reduce takes, in seconds, and how much slower it is.
+        """Returns the computation that one all-reduce costs, in seconds, and its own slowdown.
 
         While the pass lasts t instead of t₀, n all-reduces are done: each takes t/n and costs
-        (t − t₀)/n of computation. Those under way when the pass ends are done in part: n is what
-        the time tells that the rest then take, but at least what was counted, and no more than
-        what can be under way above it. Where all were done before the pass was, its time says
+        (t − t₀)/n of computation. n need not be whole, as those in flight when the pass ends are
+        done in part. It is all of them less those that fit into the time after the pass, at the
+        speed they have alone; but at least the number that was counted, and at most that number
+        and those that can be in flight. Where all were done before the pass was, its time says
         nothing of theirs.
 
         Args:
@@ -310,12 +321,12 @@ class PacedMessages:
     backward_s: NDArray
 
     def lost_s(self, local_s: NDArray, taken: NDArray) -> float:
-        """Returns the computation that one of them takes: what it adds to the pass, in seconds."""
+        """Returns the computation that one of them costs: the seconds it adds to the pass."""
         return max(0.0, _middle((self.backward_s - local_s)[taken])) / self.messages
 
 
 def _slowest(ready_s: NDArray) -> NDArray:
-    """Over ranks, of [passes, ranks, gradients]; NaN where no rank has a sample."""
+    """Returns the latest time over ranks, [passes, gradients]; NaN where none has a sample."""
     return np.fmax.reduce(ready_s, axis=1)
 
 
@@ -324,6 +335,6 @@ def _median(values: NDArray, axis: int) -> NDArray:
 
 
 def _middle(values: NDArray) -> float:
-    """The median of what is there; NaN of nothing."""
+    """Returns the median of the values that are not NaN; NaN if there are none."""
     there = values[~np.isnan(values)]
     return float(np.median(there)) if there.size else float("nan")

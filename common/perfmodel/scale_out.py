@@ -33,7 +33,7 @@ the 16M tokens of Llama 3's largest batch (arXiv 2407.21783)."""
 
 @dataclass(frozen=True)
 class ScaleOut:
-    """What was predicted, and from what.
+    """A prediction for several numbers of GPUs, and its inputs.
 
     ``table`` has a row per scaling (weak, strong), strategy and number of GPUs. Columns: scaling,
     strategy, gpus, nodes, sequences_per_gpu (of the busiest GPU), micro_batches; step_s, and its
@@ -52,7 +52,7 @@ class ScaleOut:
     table: pd.DataFrame
 
     def rows(self, scaling: str, strategy: str) -> pd.DataFrame:
-        """The rows of one strategy, by number of GPUs."""
+        """Returns the rows of one scaling and strategy, by number of GPUs."""
         table = self.table
         chosen = (table["scaling"] == scaling) & (table["strategy"] == strategy)
         return table[chosen].reset_index(drop=True)
@@ -68,7 +68,7 @@ def predict_scale_out(
     caps_mib: Sequence[float] | None = None,
     strategies: Sequence[str] = STRATEGIES,
 ) -> ScaleOut:
-    """Predict the step on each number of GPUs.
+    """Predicts the step on each number of GPUs.
 
     Args:
         workload: the model, the sequences of a GPU's micro-batch, their length, the precision.
@@ -119,7 +119,7 @@ def _known_peak(cluster: Cluster, workload: Workload) -> DevicePeak:
 
 
 def parse_gpus(text: str) -> list[int]:
-    """Numbers of GPUs: ``8,16,64``, or ``8..16384``, which doubles from the first to the last.
+    """Parses numbers of GPUs: ``8,16,64``, or ``8..16384``, which doubles from first to last.
 
     Raises UserError for anything else, and for numbers below 1.
     """
@@ -142,7 +142,7 @@ def parse_gpus(text: str) -> list[int]:
 
 
 def stated_assumptions(predicted: ScaleOut) -> list[str]:
-    """Everything that the prediction assumes, a sentence each."""
+    """Returns everything that the prediction assumes, a sentence each."""
     assumed, work, peak = predicted.assumptions, predicted.workload, predicted.peak
     rate = peak.flops(work.precision, work.tf32) / 1e12
     sizes = f"{work.batch_size} sequences of {work.seq_len} tokens"
@@ -173,7 +173,7 @@ def stated_assumptions(predicted: ScaleOut) -> list[str]:
 
 
 def one_at_a_time(predicted: ScaleOut, scaling: str, strategy: str, gpus: int) -> pd.DataFrame:
-    """What each assumption is worth: the prediction with it alone at an end of its range.
+    """Predicts with each assumption alone at an end of its range, which shows what it is worth.
 
     Columns: assumption, step_s, efficiency; the first row changes nothing.
     """
@@ -187,7 +187,9 @@ def one_at_a_time(predicted: ScaleOut, scaling: str, strategy: str, gpus: int) -
     rows = []
     for name, changed in changes:
         row = predict_scale_out(
-            *(predicted.workload, predicted.cluster, [gpus]),
+            workload=predicted.workload,
+            cluster=predicted.cluster,
+            gpus=[gpus],
             global_batch_size=predicted.global_batch_size,
             assumptions=replace(changed, draws=LEAST_DRAWS),
             strategies=[strategy],

@@ -1,4 +1,4 @@
-"""What makes a step scale: changes to its settings, and what each is predicted to bring.
+"""Changes to a step's settings that make it scale, and the gain predicted for each.
 
 The step and its prediction are in ``step_model``. A change is applied to one rank and to N alike;
 one of batch or accumulation changes the global batch, and says so.
@@ -25,7 +25,7 @@ from common.perfmodel.step_model import (
 
 
 def at_bandwidth(model: StepModel, factor: float) -> StepModel:
-    """The model on links ``factor`` times as fast, their latency unchanged."""
+    """Returns the model on links ``factor`` times as fast, their latency unchanged."""
     networks = {}
     for name, network in model.networks.items():
         line = as_alpha_beta(network)
@@ -37,7 +37,10 @@ def at_bandwidth(model: StepModel, factor: float) -> StepModel:
 def needed_bandwidth(
     model: StepModel, efficiency: float, settings: StepSettings | None = None
 ) -> float | None:
-    """Algorithm bandwidth (bytes/s) at which the exchange leaves so much; None if none suffices."""
+    """Finds the algorithm bandwidth (bytes/s) for an exchange efficiency; None if none suffices.
+
+    It is found by bisection of its logarithm, from the measured bandwidth to 10⁴ times that.
+    """
     asked = settings or model.settings
     low, high = 1.0, 1e4
     if predict(at_bandwidth(model, high), asked).exchange_efficiency < efficiency:
@@ -61,8 +64,8 @@ class Proposal:
             ``bucket_cap_mb=2.5``, or ``network=2.4 GB/s`` (bus bandwidth).
         settings: the settings with the change; the model's own for ``network``.
         gain: speedup with the change over that without, minus 1.
-        global_batch_changed: whether a step then takes other samples, so that what is learnt in
-            an epoch changes, too.
+        global_batch_changed: True if a step then takes more samples or fewer, so that what is
+            learnt in an epoch changes, too.
     """
 
     change: str
@@ -76,15 +79,15 @@ class Proposal:
 
     @property
     def kind(self) -> str:
-        """What is changed: accumulation, batch_per_rank, compression, bucket_cap_mb, network."""
+        """Returns the name of what is changed: a setting such as accumulation, or network."""
         return self.change.split("=")[0]
 
 
 FACTORS = (2, 4, 8, 16)
 TARGET_EFFICIENCY = 0.8
-"""The line that the course's plots draw: from here on, scaling is called acceptable."""
+"""Lower bound on an acceptable efficiency: the line that the course's plots draw."""
 LEAST_GAIN = 0.03
-"""A change predicted to help by less cannot be told from the noise of a measurement."""
+"""Lower bound on a predicted gain: less cannot be told from the noise of a measurement."""
 
 
 def propose(
@@ -94,7 +97,7 @@ def propose(
     target: float = TARGET_EFFICIENCY,
     least_gain: float = LEAST_GAIN,
 ) -> list[Proposal]:
-    """Changes that make N ranks scale better, one setting at a time.
+    """Proposes changes that make N ranks scale better, one setting at a time.
 
     Of each kind the first is the one to take: the smallest change that reaches the target
     efficiency, or else the one that comes closest. Kinds come in the order of what this first one
@@ -128,7 +131,7 @@ def propose(
 
 
 def _changes(model: StepModel, factors: Sequence[int]) -> list[list[StepSettings]]:
-    """Settings to try, by kind, from small to large changes."""
+    """Returns settings to try, by kind, from small to large changes."""
     now = model.settings
     others = [
         name
@@ -145,7 +148,9 @@ def _changes(model: StepModel, factors: Sequence[int]) -> list[list[StepSettings
 
 
 def best_cap_mb(model: StepModel, settings: StepSettings | None = None) -> float:
-    """b*, in MiB: of the caps that give different buckets, the one with the shortest step."""
+    """Finds b* in MiB: of the caps that give different buckets, the one with the shortest step."""
+    # One cap per bucketing, from the smallest up: the geometric mean of the caps that give it.
+    # Gradients of several dtypes have no such interval; there the caps double.
     asked = settings or model.settings
     sizes = model.profile.sizes_bytes.tolist()
     mixed = len(set(model.profile.kinds)) > 1
@@ -192,7 +197,7 @@ def _filled(
 
 
 def to_frame(proposals: Sequence[Proposal]) -> pd.DataFrame:
-    """A row per proposal: kind, the fields of a proposal, and its settings."""
+    """Makes a row per proposal: kind, the fields of a proposal, and its settings."""
     rows = []
     for each in proposals:
         row = {"kind": each.kind} | asdict(each)

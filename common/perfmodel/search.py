@@ -43,7 +43,7 @@ class Candidate:
     exposed_communication_s: float
 
     def contains(self, cap_mib: float) -> bool:
-        """Whether this cap, in whole bytes as DDP takes it, is in the interval."""
+        """Returns True if this cap, in whole bytes as DDP takes it, is in the interval."""
         low, cap, high = (math.floor(mib * MIB) for mib in (self.low_mib, cap_mib, self.high_mib))
         return low <= cap <= high
 
@@ -65,9 +65,10 @@ class BestCap:
     candidates: tuple[Candidate, ...]
 
     def candidate(self, cap_mib: float) -> Candidate:
-        """The bucketing of a searched cap, or of a larger one if the largest gave one bucket.
+        """Returns the bucketing of a searched cap.
 
-        Raises UserError for any other cap.
+        A cap above all searched ones is known, too, if the largest gave one bucket. Raises
+        UserError for any other cap.
         """
         last = self.candidates[-1]
         if last.num_buckets == 1 and cap_mib > last.high_mib:
@@ -78,12 +79,12 @@ class BestCap:
         raise UserError(f"cap {cap_mib} MiB was not searched")
 
     def matched_by(self, caps_mib: Iterable[float], tolerance: float = 1e-3) -> bool:
-        """Whether one of these caps is predicted to be as fast as b*, to within a thousandth."""
+        """Returns True if one of these caps is predicted as fast as b*, within ``tolerance``."""
         fastest_s = min(map(self.predicted_s, caps_mib))
         return fastest_s <= self.total_s * (1 + tolerance)
 
     def predicted_s(self, cap_mib: float) -> float:
-        """T of a cap that ``candidate`` knows."""
+        """Returns T, in seconds, of a cap that ``candidate`` knows."""
         return self.candidate(cap_mib).total_s
 
 
@@ -100,7 +101,7 @@ def best_bucket_cap(
     crowded_network: AllReduceModel | None = None,
     added_latency_s: float = 0.0,
 ) -> BestCap:
-    """Find the cap with the shortest predicted backward pass.
+    """Finds the cap with the shortest predicted backward pass.
 
     Args:
         profile: gradient sizes and ready times.
@@ -108,7 +109,7 @@ def best_bucket_cap(
         caps_mib: caps to choose from; caps that give the same buckets are simulated once. None
             searches the bucketings of ``distinct_bucketings``.
         costs: bookkeeping and contention.
-        tolerance: what counts as near the best, as a fraction of its time.
+        tolerance: excess over the best time that counts as near, as a fraction of that time.
         bucketings: of ``distinct_bucketings`` for this profile and these caps, found once where
             many networks are compared.
         hook, in_flight, crowded_network, added_latency_s: as in ``simulate_buckets``.
@@ -147,7 +148,7 @@ def best_bucket_cap(
 
 
 def regret(measured_s: dict[float, float], chosen_mib: float) -> float:
-    """How much slower the measured time at the chosen cap is than the best measured, as a fraction.
+    """Computes the excess of the measured time at the chosen cap over the best, as a fraction.
 
     Args:
         measured_s: measured time by cap (MiB).
@@ -161,7 +162,7 @@ def regret(measured_s: dict[float, float], chosen_mib: float) -> float:
 def distinct_bucketings(
     profile: BackwardProfile, caps_mib: Sequence[float] | None = None
 ) -> tuple[Bucketing, ...]:
-    """The distinct bucketings of these caps, or, without caps, all that there are; by cap.
+    """Returns the distinct bucketings of these caps, or, without caps, all that there are; by cap.
 
     Gradients of several dtypes forbid walking through all: without caps those of ``GRID_CAPS`` caps
     are found. Raises UserError for no caps.
@@ -172,6 +173,8 @@ def distinct_bucketings(
         caps_mib = np.geomspace(profile.sizes_bytes.min(), profile.total_bytes, GRID_CAPS) / MIB
     if not len(caps_mib):
         raise UserError("no caps to search")
+    # A bucketing is known by the last gradient of each bucket. Caps ascend, so the first one that
+    # gives it is its lowest, and the latest its highest.
     found: dict[tuple[int, ...], Bucketing] = {}
     for cap in sorted(set(map(float, caps_mib))):
         buckets = profile_buckets(profile, DdpOptions(cap))

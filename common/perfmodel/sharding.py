@@ -1,4 +1,4 @@
-"""What one of N ranks holds of parameters, gradients and optimizer states.
+"""The parameters, gradients and optimizer states that one of N ranks holds.
 
 DDP keeps all of them on every rank. ``SHARD_GRAD_OP`` and ``FULL_SHARD`` are stages 2 and 3 of
 ZeRO (Rajbhandari et al. 2019, arXiv 1910.02054) in PyTorch's words, as ``fully_shard`` does them
@@ -39,23 +39,23 @@ class Sharding:
 
     @property
     def shards(self) -> bool:
-        """Whether gradients and states are spread over the ranks."""
+        """Returns True if gradients and states are spread over the ranks."""
         return self.strategy in ("SHARD_GRAD_OP", "FULL_SHARD")
 
     def of_parameters(self, size_bytes: int) -> int:
-        """A rank's own part of the parameters (what is gathered for use counts apart)."""
+        """Returns the bytes of a rank's own parameters (those gathered for use count apart)."""
         return -(-size_bytes // self.ranks) if self.shards else size_bytes
 
     def of_gradients(self, size_bytes: int) -> int:
-        """A rank's own part of the gradients."""
+        """Returns the bytes of a rank's own part of the gradients."""
         return -(-size_bytes // self.ranks) if self.shards else size_bytes
 
     def of_states(self, size_bytes: int) -> int:
-        """A rank's own part of the optimizer's states."""
+        """Returns the bytes of a rank's own part of the optimizer's states."""
         return -(-size_bytes // self.ranks) if self.shards else size_bytes
 
     def communication_bytes(self, config: GPT2Config, phase: str, block: int = 1) -> int:
-        """Buffers that exist because there are other ranks, in ``phase`` of a step.
+        """Computes the bytes of buffers for communication in ``phase`` of a step.
 
         DDP: its buckets, as large as all gradients, which may be views of them. Sharded: the
         unit of the embeddings, gathered from the first use to the last, and blocks: gathered ones,

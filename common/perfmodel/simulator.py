@@ -63,12 +63,12 @@ class BackwardTimeline:
 
     @property
     def exposed_communication_s(self) -> float:
-        """What remains after computation has ended: all-reduces not hidden, and the last copy."""
+        """Returns the seconds after computation ends: exposed all-reduces, and the last copy."""
         return self.total_s - self.compute_end_s
 
     @property
     def communication_s(self) -> float:
-        """Time during which an all-reduce was active."""
+        """Returns the seconds during which an all-reduce was active."""
         active = last_end = 0.0
         for event in self.events:
             active += max(0.0, event.end_s - max(event.start_s, last_end))
@@ -77,7 +77,7 @@ class BackwardTimeline:
 
     @property
     def num_buckets(self) -> int:
-        """How many all-reduces the backward pass made."""
+        """Returns the number of buckets, each of which is reduced once."""
         return len(self.events)
 
 
@@ -96,7 +96,7 @@ def simulate_backward(
     crowded_network: AllReduceModel | None = None,
     added_latency_s: float = 0.0,
 ) -> BackwardTimeline:
-    """Simulate one backward pass of DDP in its steady state.
+    """Simulates one backward pass of DDP in its steady state.
 
     Args:
         profile: gradient sizes and ready times of the slowest rank.
@@ -108,7 +108,10 @@ def simulate_backward(
         hook, in_flight, crowded_network, added_latency_s: as in ``simulate_buckets``.
     """
     options = DdpOptions(
-        bucket_cap_mb, static_graph, find_unused_parameters, tuple(bucket_cap_mb_list)
+        bucket_cap_mib=bucket_cap_mb,
+        static_graph=static_graph,
+        find_unused_parameters=find_unused_parameters,
+        bucket_cap_mib_list=tuple(bucket_cap_mb_list),
     )
     return simulate_buckets(
         profile,
@@ -123,7 +126,7 @@ def simulate_backward(
 
 
 def profile_buckets(profile: BackwardProfile, options: DdpOptions) -> list[list[int]]:
-    """The steady-state buckets as indices into the profile, in reduction order."""
+    """Returns the steady-state buckets as indices into the profile, in reduction order."""
     kinds = profile.kinds if len(set(profile.kinds)) > 1 else None
     if options.rebuild_iteration() is not None:
         return assign_buckets(profile.sizes_bytes.tolist(), options.limits_bytes(), kinds=kinds)
@@ -148,7 +151,7 @@ def simulate_buckets(
     crowded_network: AllReduceModel | None = None,
     added_latency_s: float = 0.0,
 ) -> BackwardTimeline:
-    """Simulate one backward pass for given buckets (indices into the profile).
+    """Simulates one backward pass for given buckets (indices into the profile).
 
     Args:
         profile: gradient sizes and ready times.
@@ -156,14 +159,15 @@ def simulate_buckets(
         buckets: in reduction order.
         costs: bookkeeping and contention.
         hook: a communication hook, which decides what is sent (``comm_hooks``).
-        in_flight: how many all-reduces share the link: 1 for NCCL, 2 for gloo as it is.
-        crowded_network: seconds per all-reduce while several are in flight, where measured; what
-            they gain over one after another. Without it they gain nothing.
-        added_latency_s: what each bucket waits in addition, as on a longer link. Nothing is sent
-            meanwhile, so computation beside it is not slowed, nor is the waiting.
+        in_flight: number of all-reduces that share the link: 1 for NCCL, 2 for gloo as it is.
+        crowded_network: seconds per all-reduce while several are in flight, where measured, which
+            tells their gain over one after another. Without it they gain nothing.
+        added_latency_s: time that each bucket waits in addition, as on a longer link. Nothing is
+            sent meanwhile, so computation beside it is not slowed, nor is the waiting.
     """
     if in_flight < 1:
         raise UserError(f"{in_flight} all-reduces in flight: at least 1")
+    # ``members`` holds bucket after bucket, split at ``starts``; ``reduceat`` reduces each one.
     members = np.concatenate([np.asarray(bucket) for bucket in buckets])
     starts = np.cumsum([0, *(len(bucket) for bucket in buckets[:-1])])
     sizes = np.add.reduceat(profile.sizes_bytes[members], starts)
@@ -201,7 +205,7 @@ def _traffic(
     starts: NDArray,
     messages: NDArray,
 ) -> Traffic:
-    """What each bucket needs from computation and from the network.
+    """Computes what each bucket needs from computation and from the network.
 
     A bucket is launched once it and all before it are ready; what launching and compressing takes
     from the thread that computes delays every later gradient.
@@ -212,6 +216,8 @@ def _traffic(
     if costs.launch_s or hook:
         sizes = np.add.reduceat(profile.sizes_bytes[members], starts)
         per_byte = hook.compress_s_per_byte if hook else 0.0
+        # spent[i]: what launching the first i buckets took. A bucket is late by the launches of all
+        # buckets that could be launched before it was ready, and its own launch comes on top.
         spent = np.concatenate([[0.0], np.cumsum(costs.launch_s + per_byte * sizes)])
         at = np.maximum.accumulate(ready_work)
         ready_work = ready_work + spent[np.searchsorted(at, ready_work, side="left")]
@@ -224,15 +230,17 @@ def _traffic(
             np.where(messages > 0, found, 0.0) for found in (beside_s, progress_s)
         )
     return Traffic(
-        ready_work,
-        launched_work,
-        *(found.sum(axis=1) for found in (message_s, beside_s, progress_s)),
-        total_work,
+        ready_work=ready_work,
+        launched_work=launched_work,
+        alone_s=message_s.sum(axis=1),
+        beside_s=beside_s.sum(axis=1),
+        progress_s=progress_s.sum(axis=1),
+        total_work=total_work,
     )
 
 
 def _message_times(network: AllReduceModel, messages: NDArray) -> NDArray:
-    """Seconds of each message [buckets, messages]; nothing to send takes no time."""
+    """Returns the seconds of each message [buckets, messages]; an empty one takes no time."""
     if messages.shape[1] == 1:
         return np.atleast_1d(network.time_s(messages[:, 0]))[:, None]
     times = np.atleast_1d(network.time_s(np.maximum(messages, 1.0).ravel()))

@@ -38,12 +38,15 @@ WIRE_TYPES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
 WIRE_SHARES = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
 """Compression → bytes on the wire per byte of float32 gradient."""
 COSTS = {"none": "copy", "fp16": "fp16", "bf16": "bf16"}
-"""Compression → what bringing a gradient into its bucket and back is called in costs.csv."""
+"""Compression → name in costs.csv of bringing a gradient into its bucket and back."""
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What can be changed. ``exchanges``: passes of a step that exchange gradients; 1 suffices."""
+    """The settings that can be changed.
+
+    ``exchanges``: passes of a step that exchange gradients; 1 suffices.
+    """
 
     batch_per_rank: int
     accumulation: int = 1
@@ -63,7 +66,7 @@ class StepSettings:
 
     @property
     def samples(self) -> int:
-        """Samples of one rank's step."""
+        """Returns the samples of one rank's step."""
         return self.batch_per_rank * self.accumulation
 
 
@@ -81,7 +84,7 @@ class StepModel:
         costs: into a bucket and back (``copy``, ``fp16``, ``bf16``), by bytes in float32.
         optimizer_s, data_s_per_sample: update, and loading of a sample.
         contention: seconds that a second of all-reduce adds to the step.
-        shares_cores: whether the cores that compute also do the all-reduces (gloo within one
+        shares_cores: True if the cores that compute also do the all-reduces (gloo within one
             machine): beside computation an all-reduce then takes from it what it takes alone.
     """
 
@@ -120,7 +123,7 @@ class Prediction:
 
     @property
     def speedup(self) -> float:
-        """Samples per second on N ranks over those on one."""
+        """Returns the samples per second on N ranks over those on one."""
         return self.ranks * self.step_1_s / self.step_n_s
 
     @property
@@ -129,7 +132,7 @@ class Prediction:
 
     @property
     def exchange_efficiency(self) -> float:
-        """What the exchange leaves of N ranks, whatever else they take from each other."""
+        """Returns the share of N ranks' speed that the exchange leaves, other effects apart."""
         return self.without_exchange_s / self.step_n_s
 
 
@@ -203,10 +206,10 @@ def _hook(settings: StepSettings) -> CastHook | None:
 
 
 def calibrated(model: StepModel, measured_step_s: float) -> StepModel:
-    """The model with the contention at which it predicts a measured step.
+    """Returns the model with the contention at which it predicts a measured step.
 
-    What the measured step takes longer than computation and all-reduces measured apart is what
-    they take from each other. Where it is shorter, it is the measurement apart that was disturbed.
+    Contention is the time that the measured step takes beyond computation and all-reduces measured
+    apart. Where the step is shorter than these, the measurement apart was disturbed.
     """
     bare = predict(replace(model, contention=0.0))
     active_s = bare.exchange.communication_s * model.settings.exchanges

@@ -1,4 +1,4 @@
-"""What waiting for the slowest GPU costs, when GPUs differ at random.
+"""The cost of waiting for the slowest GPU, the straggler, when GPUs differ at random.
 
 Each GPU's computation in a step takes X times its mean, X independent of the others, with mean 1
 and a stated standard deviation. A synchronous step waits for the largest of n. Its expectation is
@@ -24,15 +24,15 @@ LARGEST_Z, GRID_POINTS = 9.0, 721
 
 
 def slowest_of(gpus: int, spread: ArrayLike, distribution: str = "lognormal") -> NDArray:
-    """How many times the mean the slowest of ``gpus`` takes, on average over steps.
+    """Computes the expected time of the slowest of ``gpus``, as a multiple of the mean time.
 
     Args:
-        gpus: how many; one is as slow as the mean.
+        gpus: number of GPUs; one is as slow as the mean.
         spread: standard deviation of a GPU's time as a share of its mean, any shape; 0 is none.
         distribution: ``lognormal``, ``normal``, or ``exponential``: a fastest time and an
             exponential delay on top, so that few GPUs are much slower.
 
-    Raises UserError for fewer than 1 GPU, another distribution or a spread that is none.
+    Raises UserError for fewer than 1 GPU, another distribution or a spread outside of [0, 1).
     """
     sigma = np.asarray(spread, dtype=float)
     if gpus < 1:
@@ -43,17 +43,21 @@ def slowest_of(gpus: int, spread: ArrayLike, distribution: str = "lognormal") ->
         raise UserError(f"straggler spread {spread}: a share of the mean from 0 to below 1")
     if gpus == 1:
         return np.ones_like(sigma)
+    # A fastest time 1 − σ and a delay of mean σ, of which the largest of n has the mean σ·H_n.
     if distribution == "exponential":
         return 1 + sigma * (float((1 / np.arange(1, gpus + 1)).sum()) - 1)
     z, density = _largest_of(gpus)
     if distribution == "normal":
         return 1 + sigma * float(density @ z)
+    # A lognormal variable exp(s·z − s²/2) has mean 1, and the stated standard deviation σ with
+    # s² = ln(1 + σ²).
     log_sigma = np.sqrt(np.log1p(sigma**2))
     return np.exp(np.multiply.outer(log_sigma, z) - log_sigma[..., None] ** 2 / 2) @ density
 
 
 def _largest_of(gpus: int) -> tuple[NDArray, NDArray]:
-    """A grid and the share of the largest of ``gpus`` normal variables at each of its points."""
+    """Returns a grid and the weight at each point of the largest of ``gpus`` normal variables."""
+    # φ(z)·Φ(z)^(n−1), normalised. The logarithm of Φ stays precise where Φ is nearly 1.
     z, log_density, log_cumulative = _normal()
     density = np.exp(log_density + (gpus - 1) * log_cumulative)
     return z, density / density.sum()

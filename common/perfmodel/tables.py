@@ -1,4 +1,4 @@
-"""Read measured tables: all-reduces, gradient-ready times, DDP's costs.
+"""Readers of measured tables: all-reduces, gradient-ready times, DDP's costs.
 
 Every reader refuses a table that cannot be right with one line that names the file. The course's
 layer tables are read in ``layer_tables``.
@@ -20,7 +20,7 @@ from common.perfmodel.samples import AllReduceSamples, OverlapSamples, ReadySamp
 
 
 def read_table(path: Path | str, columns: Sequence[str]) -> pd.DataFrame:
-    """A CSV with at least these columns and one row. Raises UserError naming what is wrong."""
+    """Reads a CSV with at least these columns and one row; UserError names what is wrong."""
     path = Path(path)
     try:
         table = pd.read_csv(path)
@@ -49,7 +49,7 @@ def numbers(
     above: float | None = None,
     at_least: float | None = None,
 ) -> pd.Series:
-    """A column as finite numbers within a bound; UserError names the first row that is not."""
+    """Returns a column as finite numbers in a bound; UserError names the first row that fails."""
     values = pd.to_numeric(table[column], errors="coerce")
     bad = ~np.isfinite(values)
     bound = ""
@@ -74,7 +74,7 @@ class AllReduceTable:
     Attributes:
         curve: one after another, as buckets are reduced.
         crowded: the time of each while several are in flight; None where that was not measured.
-        world_size: how many ranks they were measured on.
+        world_size: number of ranks that they were measured on.
         source: the table's path.
     """
 
@@ -115,12 +115,12 @@ def read_all_reduce(path: Path | str) -> AllReduceTable:
 
 
 def has_samples(path: Path | str) -> bool:
-    """Returns whether a table of all-reduces is this project's, with raw samples."""
+    """Returns True if a table of all-reduces is this project's, with raw samples."""
     return "time_ms" in read_table(path, []).columns
 
 
 def read_all_reduce_samples(path: Path | str, mode: str = "sequential") -> AllReduceSamples:
-    """The samples of one mode in this project's raw ``allreduce-samples.csv``."""
+    """Reads the samples of one mode from this project's raw ``allreduce-samples.csv``."""
     table = read_table(path, ["mode", "total_bytes", "rank", "time_ms", "round", "iteration"])
     for column in ("time_ms", "total_bytes"):
         table[column] = numbers(table, column, path, above=0)
@@ -139,7 +139,7 @@ def crowded_samples(path: Path | str) -> AllReduceSamples | None:
 
 
 def read_ready_times(path: Path | str, *, per_rank: bool = False) -> BackwardProfile:
-    """The profile from raw ``gradient-ready-times.csv``: median of the slowest rank's times.
+    """Reads the profile from raw ``gradient-ready-times.csv``: medians of the slowest rank.
 
     The order is that in which gradients came on rank 0, which is the one DDP goes by
     (``ready_index``; in a table without it, the order of the times). ``per_rank`` keeps each
@@ -149,7 +149,7 @@ def read_ready_times(path: Path | str, *, per_rank: bool = False) -> BackwardPro
 
 
 def read_ready_samples(path: Path | str) -> ReadySamples:
-    """All samples in raw ``gradient-ready-times.csv``."""
+    """Reads all samples from raw ``gradient-ready-times.csv``."""
     columns = ["rank", "iteration", "parameter", "registration_index", "dtype", "size_bytes"]
     table = read_table(path, [*columns, "ready_time_ms"])
     for column in ("ready_time_ms", "size_bytes"):
@@ -169,7 +169,7 @@ def read_costs(path: Path | str) -> DdpCosts:
 
 
 def read_overlap_samples(path: Path | str) -> OverlapSamples:
-    """All samples in raw ``overlap-times.csv``."""
+    """Reads all samples from raw ``overlap-times.csv``."""
     columns = ["arm", "message_bytes", "messages", "round", "iteration", "backward_time_ms"]
     table = read_table(path, [*columns, "all_reduce_time_ms", "gradient_bytes"])
     for column in ("message_bytes", "messages", "backward_time_ms", "all_reduce_time_ms"):

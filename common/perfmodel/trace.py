@@ -22,7 +22,7 @@ COMPUTATION, ALL_REDUCE, COPIES = "computation", "all-reduce", "copies"
 
 @dataclass(frozen=True)
 class Around:
-    """What of a step lies before and after its backward pass; seconds.
+    """The parts of a step before and after its backward pass; seconds.
 
     ``update_s`` is the optimizer and whatever else follows, such as waiting for other ranks.
     """
@@ -49,10 +49,11 @@ class Slice:
 
 
 def slices(timeline: BackwardTimeline, around: Around | None = None) -> list[Slice]:
-    """A backward pass as boxes; those of one kind and lane do not overlap, empty ones are left out.
+    """Cuts a backward pass into boxes; those of one kind and lane do not overlap.
 
-    Computation is cut where a bucket was ready; a copy back begins when its bucket is reduced,
-    computation is over, and the copy before is done. The forward pass before it ends at 0.
+    Empty boxes are left out. Computation is cut where a bucket was ready; a copy back begins when
+    its bucket is reduced, computation is over, and the copy before is done. The forward pass before
+    it ends at 0.
     """
     boxes = _computation(timeline)
     if around:
@@ -69,12 +70,12 @@ def slices(timeline: BackwardTimeline, around: Around | None = None) -> list[Sli
 
 
 def bucket_name(event: BucketEvent) -> str:
-    """What a reader calls a bucket: ``bucket 1`` is the first to be reduced."""
+    """Returns a bucket's name for readers: ``bucket 1`` is the first to be reduced."""
     return f"bucket {event.index + 1}"
 
 
 def copy_starts_s(timeline: BackwardTimeline) -> list[float]:
-    """When the copy of each bucket back into its gradients can begin, in seconds."""
+    """Returns the seconds at which each bucket's copy back into its gradients can begin."""
     starts, done_s = [], timeline.compute_end_s
     for event in timeline.events:
         starts.append(max(done_s, event.end_s))
@@ -83,16 +84,17 @@ def copy_starts_s(timeline: BackwardTimeline) -> list[float]:
 
 
 def in_flight_lanes(events: Sequence[BucketEvent]) -> list[int]:
-    """For each all-reduce the first lane that is free when it starts; one after another is all 0.
+    """Assigns to each all-reduce the first lane that is free when it starts.
 
-    gloo has two worker threads for each process group, so that two may be in flight.
+    All-reduces one after another are all in lane 0. gloo has two worker threads for each process
+    group, so that two may be in flight.
     """
     lanes = [0] * len(events)
     free_s: list[float] = []
     for place in sorted(range(len(events)), key=lambda index: events[index].start_s):
         event = events[place]
         lane = next((i for i, end_s in enumerate(free_s) if end_s <= event.start_s), len(free_s))
-        free_s[lane : lane + 1] = [event.end_s]
+        free_s[lane : lane + 1] = [event.end_s]  # replaces the lane's end, or adds a lane
         lanes[place] = lane
     return lanes
 
@@ -104,13 +106,13 @@ def trace_json(
     facts: Mapping[str, str] | None = None,
     around: Mapping[str, Around] | None = None,
 ) -> str:
-    """The text of a trace file.
+    """Returns the text of a trace file.
 
     Args:
         timelines: by the name of the process that shows each, such as ``predicted``.
         parameters: names of the gradients that the buckets' members are indices into; a bucket
             without members is that of the same index in the first timeline.
-        facts: what else the file should say of itself (``otherData``): model, cap, hardware.
+        facts: facts that the file should state (``otherData``): model, cap, hardware.
         around: forward pass and update by the same names, where they are known.
     """
     around = around or {}
@@ -164,7 +166,10 @@ def _metadata(process: int, label: str, threads: Mapping[str, int]) -> list[dict
 
 
 def _complete(box: Slice, zero_s: float) -> dict:
-    """Ends are rounded to nanoseconds, not lengths, so that neighbours meet and never overlap."""
+    """Makes a complete event of a box.
+
+    Ends are rounded to nanoseconds, not lengths, so that neighbours meet and never overlap.
+    """
     start_ns, end_ns = (round((at_s + zero_s) * 1e9) for at_s in (box.start_s, box.end_s))
     times = {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3}
     return {"ph": "X", "cat": box.kind, "name": box.name, **times}

@@ -41,7 +41,7 @@ class PredictionBands:
     level: float
 
     def difference(self, one: int, other: int) -> tuple[float, float]:
-        """The band of T(one) / T(other) − 1, caps by their rows in the table.
+        """Returns the band of T(one) / T(other) − 1; caps are given by their rows in the table.
 
         Both come from the same draws, so what they share cancels: two caps may differ for sure
         though their bands overlap.
@@ -58,7 +58,7 @@ def prediction_bands(
     seed: int = 0,
     level: float = 0.9,
 ) -> PredictionBands:
-    """Predict T at each cap, with the band between the quantiles (1 ± level)/2 of the draws.
+    """Predicts T at each cap, with the band between the quantiles (1 ± level)/2 of the draws.
 
     The same seed gives the same band. Raises UserError without caps or with fewer than 2 draws.
     """
@@ -69,6 +69,8 @@ def prediction_bands(
     generator = np.random.default_rng(seed)
     model = calibration.model()
     bucketings = [profile_buckets(model.profile, DdpOptions(cap)) for cap in caps_mib]
+    # Caps with the same buckets have the same T, so one cap of each bucketing is predicted. The
+    # last gradient of each bucket identifies a bucketing.
     distinct = {
         str([bucket[-1] for bucket in buckets]): cap
         for buckets, cap in zip(bucketings, caps_mib, strict=True)
@@ -98,7 +100,7 @@ def prediction_bands(
 def spread_by_source(
     calibration: Calibration, cap_mib: float | None, *, draws: int = 50, seed: int = 0
 ) -> dict[str, float]:
-    """Returns how wide the band of 90 % is, relative to T, where one source alone is drawn.
+    """Returns by source the width of the 90 % band, relative to T, where it alone is drawn.
 
     The widest is the source of which more samples would narrow the prediction's band most.
     """
@@ -115,7 +117,7 @@ def spread_by_source(
 
 
 def chance_text(calibration: Calibration, cap_mib: float | None) -> str:
-    """Returns by how much chance moves the prediction at a cap, and which samples the most."""
+    """Says by how much chance moves the prediction at a cap, and which samples move it most."""
     row = prediction_bands(calibration, [cap_mib], draws=100).table.iloc[0]
     spreads = spread_by_source(calibration, cap_mib)
     widest = max(spreads, key=spreads.__getitem__)

@@ -1,4 +1,4 @@
-"""How b* moves: with latency, bandwidth, gradient bytes, compute speed and number of ranks."""
+"""Dependence of b* on latency, bandwidth, gradient bytes, compute speed and number of ranks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _with_profile(model: DdpModel, **factors: float) -> DdpModel:
 
 
 def best_caps(found: Sequence[Case]) -> pd.DataFrame:
-    """b* of each case, by simulation and by the hand-derived equation, in MiB.
+    """Finds b* of each case, by simulation and by the hand-derived equation, in MiB.
 
     Columns: quantity, factor, best_mib, low_mib and high_mib (the interval of caps around b*
     within 1 % of the best), closed_form_mib (of the α–β line through the network, without the
@@ -99,7 +99,8 @@ def best_caps(found: Sequence[Case]) -> pd.DataFrame:
 
 
 def near_interval(best: BestCap) -> tuple[float, float]:
-    """The interval of caps within the tolerance of the best that b* lies in, in MiB."""
+    """Returns the interval of caps near the best that b* lies in, in MiB."""
+    # b* may lie outside of its own interval by a rounding error.
     return next(
         (low, high)
         for low, high in best.near_mib

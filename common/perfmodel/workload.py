@@ -1,4 +1,4 @@
-"""What one training step computes, and how: the settings that change its time and its memory."""
+"""The computation of one training step: the settings that change its time and its memory."""
 
 from __future__ import annotations
 
@@ -82,23 +82,23 @@ class Workload:
 
     @property
     def config(self) -> GPT2Config:
-        """The sizes of the model, with the padded vocabulary."""
+        """Returns the sizes of the model, with the padded vocabulary."""
         own = GPT2Config.named(self.model)
         sized = replace(own, vocab_size=self.vocab_size or own.vocab_size)
         return sized.padded_vocabulary(self.vocab_multiple)
 
     @property
     def title(self) -> str:
-        """The model's name as the course prints it, such as GPT-2 Small."""
+        """Returns the model's name as the course prints it, such as GPT-2 Small."""
         return TITLES[self.model if self.model in CONFIGS else f"gpt2-{self.model}"]
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens between two updates."""
+        """Returns the tokens between two updates."""
         return self.batch_size * self.seq_len * self.gradient_accumulation
 
     def without_effect(self, device_type: str) -> list[str]:
-        """The options that are on and change nothing on ``device_type``, each in words."""
+        """Returns the options that are on and change nothing on ``device_type``, in words."""
         idle = {
             "tf32": self.tf32 and (device_type == "cpu" or self.precision != "float32"),
             "async_batches": self.async_batches and device_type == "cpu",

@@ -1,4 +1,4 @@
-"""Join executed notebooks into one HTML page and one PDF.
+"""Joins executed notebooks into one HTML page and one PDF.
 
 nbconvert turns the notebooks into Markdown with their figures, pandoc turns that into a page that
 needs nothing else (figures and formulas inside) and into Typst, and Typst sets the PDF.
@@ -30,7 +30,7 @@ class Document:
 
 
 def write_report(documents: Sequence[Document], folder: Path) -> None:
-    """Write ``index.html`` and ``report.pdf`` into ``folder``, each whole or not at all."""
+    """Writes ``index.html`` and ``report.pdf`` into ``folder``, each whole or not at all."""
     import pypandoc
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -46,9 +46,18 @@ def write_report(documents: Sequence[Document], folder: Path) -> None:
                 "html5",
                 format=MARKDOWN,
                 extra_args=[
-                    *(*common, "--metadata", f"date={now()[:10]}", "--metadata", "lang=en"),
-                    *("--standalone", "--embed-resources", "--mathml", "--toc", "--toc-depth=2"),
-                    *("--css", str(STYLE)),
+                    *common,
+                    "--metadata",
+                    f"date={now()[:10]}",
+                    "--metadata",
+                    "lang=en",
+                    "--standalone",
+                    "--embed-resources",
+                    "--mathml",
+                    "--toc",
+                    "--toc-depth=2",
+                    "--css",
+                    str(STYLE),
                 ],
             )
             body = pypandoc.convert_file(
@@ -64,7 +73,7 @@ def write_report(documents: Sequence[Document], folder: Path) -> None:
 
 
 def _markdown(notebook: Path, work: Path) -> str:
-    """The notebook's text and outputs, without code; its figures go to ``work``."""
+    """Returns the notebook's text and outputs, without code; writes its figures to ``work``."""
     import nbformat
     from nbconvert import MarkdownExporter
 

@@ -1,4 +1,4 @@
-"""Execute notebooks with papermill."""
+"""Executes notebooks with papermill."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ def execute_notebooks(
     parameters: Mapping[str, object],
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> list[Path]:
-    """Execute each notebook with the parameters; the results go to ``folder``.
+    """Executes each notebook with the parameters; the results go to ``folder``.
 
-    Raises RunFailed naming the notebook and its error when a cell fails.
+    Raises:
+        UserError: a cell raised one; the message is its own.
+        RunFailed: a cell failed in another way; the message names the notebook and its error.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

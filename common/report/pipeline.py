@@ -47,7 +47,7 @@ class Stage:
     settings: Mapping[str, object] = field(default_factory=dict)
 
     def flags(self) -> list[str]:
-        """The stage's own settings as flags."""
+        """Returns the stage's own settings as flags."""
         flags = []
         for name, value in self.settings.items():
             if isinstance(value, bool):
@@ -69,13 +69,13 @@ class Preset:
 
 
 def known_assignments() -> list[str]:
-    """The assignments that have presets, in order."""
+    """Returns the assignments that have presets, in order."""
     folders = (project_root() / "assignments").glob("assignment*/configs/smoke.yaml")
     return sorted(path.parents[1].name for path in folders)
 
 
 def load_preset(assignment: str, name: str) -> Preset:
-    """Read a preset. Raises UserError for one that does not exist or names what does not."""
+    """Reads a preset. Raises UserError for one that does not exist or names what does not."""
     root = project_root()
     path = root / "assignments" / assignment / "configs" / f"{name}.yaml"
     if not path.is_file():
@@ -90,7 +90,7 @@ def load_preset(assignment: str, name: str) -> Preset:
 
 
 def run_assignments(what: str, preset: str, output_dir: str, progress: StageProgress) -> Path:
-    """Run one assignment or ``all``; returns the folder with report.pdf and index.html.
+    """Runs one assignment or ``all``; returns the folder with report.pdf and index.html.
 
     Each run directory keeps its own report; a copy of the latest is in ``output_dir``.
     """
@@ -115,7 +115,7 @@ def run_assignments(what: str, preset: str, output_dir: str, progress: StageProg
 
 
 def run_assignment(preset: Preset, name: str, output: Path, progress: StageProgress) -> Document:
-    """Measure, execute the notebooks and write the report of one assignment."""
+    """Measures, executes the notebooks and writes the report of one assignment."""
     device = None if name == "gpu" else "cpu"
     ranks = {stage: count_ranks(stage.ranks) for stage in preset.stages}
     backend = "gloo" if device == "cpu" else "nccl"
@@ -129,7 +129,9 @@ def run_assignment(preset: Preset, name: str, output: Path, progress: StageProgr
     (run.path / "logs").mkdir()
     with run:
         measured = [stage for stage in preset.stages if not (stage.hosts and left_out)]
-        # One after another on the same ranks: stages that need as many, on CPUs of this machine.
+        # Neighbouring stages on this machine's CPUs that need as many ranks share them, one after
+        # another: their key is that number, negated. A stage on emulated hosts or GPUs has a key of
+        # its own, counted from 0.
         alone = itertools.count()
         kinds = itertools.groupby(
             measured, lambda s: next(alone) if s.hosts or name == "gpu" else -ranks[s]
@@ -140,7 +142,7 @@ def run_assignment(preset: Preset, name: str, output: Path, progress: StageProgr
 
 
 def report_measured(assignment: str, run_dir: str, progress: StageProgress) -> Path:
-    """Notebooks and report from measurements that are there, such as those of cluster jobs.
+    """Writes notebooks and report from measurements that are there, such as those of cluster jobs.
 
     They go into ``run_dir``, which holds the runs of the benchmarks; returns its path.
 
@@ -169,7 +171,7 @@ def report_measured(assignment: str, run_dir: str, progress: StageProgress) -> P
 
 
 def _preset_of(folder: Path, assignment: str) -> Preset:
-    """The preset that a run of ``ddplab run`` was made with; for cluster jobs, that of GPUs."""
+    """Returns the preset that ``ddplab run`` made a run with; for cluster jobs, that of GPUs."""
     record = folder / "environment.json"
     label = read_environment(folder).get("label") if record.is_file() else None
     return load_preset(assignment, label if label in PRESETS else "gpu")
@@ -182,7 +184,7 @@ def _measure(
     run_dir: Path,
     progress: StageProgress,
 ) -> None:
-    """Run a stage, or several that share the ranks they run on."""
+    """Runs a stage, or several that share the ranks they run on."""
 
     def arguments(stage: Stage) -> list[str]:
         where = ("--output_dir", str(run_dir / stage.folder), "--run_id", stage.name)
@@ -200,7 +202,10 @@ def _measure(
     if len(stages) == 1:
         with progress.stage(shown(first)) as update:
             launch(
-                *(first.script, arguments(first), ranks[first], log(first)),
+                first.script,
+                arguments(first),
+                ranks[first],
+                log(first),
                 hosts=first.hosts,
                 on_output=update,
             )
@@ -213,7 +218,7 @@ def _measure(
 
 
 def _write_up(preset: Preset, folder: Path, progress: StageProgress) -> Document:
-    """Execute the notebooks on the measurements in ``folder`` and write the report there."""
+    """Executes the notebooks on the measurements in ``folder`` and writes the report there."""
     with progress.stage(_count(len(preset.notebooks), "notebook")) as update:
         executed = execute_notebooks(
             preset.notebooks, folder / "notebooks", {"run_dir": str(folder)}, update
@@ -225,7 +230,7 @@ def _write_up(preset: Preset, folder: Path, progress: StageProgress) -> Document
 
 
 def _stage(entry: Mapping, folder: Path) -> Stage:
-    """One entry of a preset's stages."""
+    """Makes a stage from its entry in a preset; ``folder`` holds the scripts."""
     script = folder / entry["script"]
     settings = entry.get("settings", {})
     name = entry.get("name", script.stem)
@@ -234,8 +239,13 @@ def _stage(entry: Mapping, folder: Path) -> Stage:
     rate = str(entry["rate"])
     cluster = EmulatedCluster.of(entry["hosts"], [rate])
     return Stage(
-        *(entry["title"], name, script, cluster.ranks, cluster),
-        *(f"emulated-{cluster.hosts}x{rate}", settings),
+        title=entry["title"],
+        name=name,
+        script=script,
+        ranks=cluster.ranks,
+        hosts=cluster,
+        folder=f"emulated-{cluster.hosts}x{rate}",
+        settings=settings,
     )
 
 
@@ -246,7 +256,10 @@ def _check_ranks(text: object) -> int | str:
 
 
 def count_ranks(ranks: int | str) -> int:
-    """The number of ranks of a stage; ``all`` is one per GPU, of which there must be two."""
+    """Returns a stage's number of ranks; ``all`` is one per GPU.
+
+    Raises UserError for ``all`` where there are not two GPUs that torch can use.
+    """
     if isinstance(ranks, int):
         return ranks
     choose_device("cuda", instead="--preset laptop")

@@ -1,4 +1,4 @@
-"""What ``ddplab run`` shows while it works: stages, their time, the last line of each."""
+"""The display of ``ddplab run`` while it works: stages, their time, the last line of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StageProgress:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Callable[[str], None]]:
-        """Show a stage; yields a function that takes its output lines."""
+        """Shows a stage; yields a function that takes its output lines."""
         start = time.monotonic()
         if not self.console.is_terminal:
             self.console.print(f"… {name}", highlight=False)
@@ -38,10 +38,10 @@ class StageProgress:
         self.console.print(f"[green]✓[/green] {name:<44} {took:6.1f} s", highlight=False)
 
     def say(self, line: str) -> None:
-        """A line of its own."""
+        """Prints a line of its own."""
         self.console.print(line, highlight=False, soft_wrap=True)
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the start."""
+        """Returns the seconds since the start."""
         return time.monotonic() - self._start

@@ -1,6 +1,6 @@
-"""Keep a run under ``data/<machine>/`` for others: its tables, settings and environment.
+"""Keeps a run under ``data/<machine>/`` for others: its tables, settings and environment.
 
-What belongs to one machine or user is left out: host name, process id, paths.
+Facts of one machine or user are left out: host name, process id, paths.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIMIT_BYTES = 2 * 2**20
 
 
 def keep_run(run_dir: Path, machine: str, assignment: str, folder: Path | None = None) -> Path:
-    """Copy the complete run's tables to ``data/<machine>/<assignment>``, replacing what is there.
+    """Copies the complete run's tables to ``data/<machine>/<assignment>``, replacing what is there.
 
     Raises UserError for a run that is not complete, a machine name that is no folder name, or
     tables above 2 MiB in all.
@@ -77,5 +77,5 @@ def _copy_description(source: Path, target: Path) -> None:
 
 
 def _without_paths(command: str) -> str:
-    """The command without the options that only say where its files were."""
+    """Returns the command without the options that only say where its files were."""
     return re.sub(r" --(output[_-]dir|run[_-]id|\S+ (?=/)) ?\S+", "", command)

@@ -1,1 +1,1 @@
-"""Where am I: ranks, device, seeds, clocks, run directories and the record of the environment."""
+"""What every script needs: ranks, device, seeds, clocks, run directories, environment record."""

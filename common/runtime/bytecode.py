@@ -1,7 +1,7 @@
-"""Compiled modules that processes share where Python is told to write none.
+"""Bytecode that processes share on systems where Python is told to write none.
 
 Images of containers often set PYTHONDONTWRITEBYTECODE, and uv installs without compiling. Every
-process that imports torch then compiles a thousand modules, which takes it six seconds.
+process that imports torch then compiles a thousand modules, which takes six seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OFF, FOLDER = "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"
 
 
 def compiled_anew() -> bool:
-    """Whether each process compiles torch: its bytecode is not there and will not be written."""
+    """Returns True if each process compiles torch: no bytecode is there or will be written."""
     torch = importlib.util.find_spec("torch")
     if not sys.dont_write_bytecode or torch is None or torch.origin is None:
         return False
@@ -26,7 +26,7 @@ def compiled_anew() -> bool:
 
 
 def keep_bytecode(folder: Path) -> None:
-    """Let this process and those that it starts keep what they compile in ``folder``."""
+    """Makes this process and those that it starts keep their bytecode in ``folder``."""
     os.environ.pop(OFF, None)
     os.environ[FOLDER] = sys.pycache_prefix = str(folder)
     sys.dont_write_bytecode = False
@@ -34,9 +34,9 @@ def keep_bytecode(folder: Path) -> None:
 
 @contextmanager
 def shared_bytecode() -> Iterator[None]:
-    """Processes started inside the block compile each module once; the end removes the results.
+    """Makes processes started inside the block share bytecode, which is removed at the end.
 
-    Nothing changes where Python keeps bytecode anyway.
+    Each module is then compiled once. Where Python keeps bytecode anyway, nothing changes.
     """
     if not compiled_anew():
         yield

@@ -1,4 +1,4 @@
-"""A process of its own for a measurement: a fresh allocator, and a death that harms nobody else."""
+"""A child process for a measurement: its allocator is fresh, and a crash ends only the child."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ RANK_VARIABLES = re.compile(
     r"RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE)_(RANK|NAME|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
     r"|DDPLAB_ERROR_FILE|SLURM_(PROCID|LOCALID|NODEID|NTASKS|NPROCS|NTASKS_PER_NODE|STEP_.*)"
 )
-"""What torchrun, Slurm and ``common.cluster.launch`` say to a rank and not to its children."""
+"""Variables that torchrun, Slurm and ``common.cluster.launch`` set for a rank, not its children."""
 
 
 @dataclass(frozen=True)
 class ChildExit:
-    """How a child ended: ``status`` as subprocess gives it, negative after a signal."""
+    """The end of a child: ``status`` as subprocess gives it, negative after a signal."""
 
     status: int
     log: Path
 
     @property
     def reason(self) -> str:
-        """Why it failed, in one line; empty where it did not."""
+        """Returns the reason of the failure in one line; empty if the child did not fail."""
         if self.status == 0:
             return ""
         if self.status < 0:
@@ -51,10 +51,10 @@ def run_child(
     log: Path,
     on_output: Callable[[str], None] = lambda line: None,
 ) -> ChildExit:
-    """Run ``python -m module`` and wait for it.
+    """Runs ``python -m module`` and waits for it.
 
     Its standard output goes line by line to ``on_output``, its standard error to ``log``. The child
-    is no rank, whatever this process is. It ends with this process (on Linux even if that is
+    is no rank, even if this process is one. It ends with this process (on Linux even if that is
     killed), and before an exception here, such as Ctrl-C, is passed on.
 
     Raises:

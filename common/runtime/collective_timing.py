@@ -1,4 +1,4 @@
-"""Times all-reduces and checks their sums: every measurement of them rests on this."""
+"""Times all-reduces and checks their sums, for every measurement of all-reduces."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ ALL_REDUCE_COLUMNS = (
     "rank",
     "time_ms",
 )
-"""``allreduce-samples.csv``: one row per rank and sample. A sample is one all-reduce in the mode
-``sequential``, and in the mode ``in_flight`` so many launched at once, their time divided by their
-number."""
+"""Columns of ``allreduce-samples.csv``: one row per rank and sample. In the mode ``sequential`` a
+sample is the time of one all-reduce. In the mode ``in_flight`` it is the time of several that are
+launched at once, divided by their number."""
 
 
 def start_together(
@@ -37,15 +37,15 @@ def start_together(
     *,
     launch_included: bool = False,
 ) -> None:
-    """Return on all ranks at the same time, with the device idle or, on NCCL, held back.
+    """Returns on all ranks at the same time, with the device idle or, on NCCL, held back.
 
-    Held back, the device begins when the host has launched what is to be timed, so that no time of
-    launching counts. GPUs are not held equally long, as their clocks differ; an all-reduce of one
-    element, in the stream itself, lets them go on together. gloo's collectives make the host wait,
-    so there it cannot be ahead.
+    A device that is held back begins only when the host has launched all that is timed, so that
+    launching costs no measured time. GPUs are not held equally long, as their clocks differ; an
+    all-reduce of one element, in the stream itself, lets them continue together. gloo's
+    collectives make the host wait, so over gloo it cannot run ahead.
 
     Args:
-        launches: how many operations are launched next.
+        launches: number of operations that are launched next.
         launch_included: leave the device idle: the time of the first launch then counts.
     """
     clock.wait()
@@ -103,9 +103,12 @@ def time_in_flight(
 
 
 def check_sum(buffer: Tensor, worker: Worker) -> None:
-    """Sum ones of the even ranks; raise RunFailed unless every element is their number.
+    """Checks an all-reduce: even ranks give ones, odd ranks zeros, so the sum is known.
 
-    That is exact in 16-bit formats, too, up to 512 ranks. The buffer is left filled with zeros.
+    It is exact in 16-bit formats, too, up to 512 ranks. The buffer is left filled with zeros.
+
+    Raises:
+        RunFailed: an element is not the number of even ranks.
     """
     buffer.fill_((worker.rank + 1) % 2)
     dist.all_reduce(buffer)
@@ -136,14 +139,17 @@ def time_all_reduces(
     Args:
         numel: elements of each, of ``dtype``.
         round_: the round's number, for the rows.
-        calls: timed one after another, after ``warmup_calls`` that are not.
-        in_flight: all-reduces of a batch.
+        calls: timed calls, one after another, after ``warmup_calls`` that are not timed.
+        in_flight: number of all-reduces that are launched at once, a batch.
         batches: timed batches, after one for warm-up; 0 for none at all.
-        checked: first make sure that a sum is right; raises RunFailed where it is not.
+        checked: check first that a sum is right.
         launch_included: as in ``start_together``.
 
     Returns:
         this rank's rows of ALL_REDUCE_COLUMNS, but for the rank.
+
+    Raises:
+        RunFailed: ``checked``, and the sum is wrong.
     """
     buffers = [torch.zeros(numel, dtype=dtype, device=worker.device) for _ in range(in_flight)]
     if checked:

@@ -1,4 +1,4 @@
-"""Which device a program computes on, and what to say where it cannot have the one it needs."""
+"""The choice of a program's device, and the messages for a device that cannot be used."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from common.runtime.ranks import current_ranks
 logger = logging.getLogger(__name__)
 DEVICES = ("cpu", "cuda")
 NO_GPU = ("", "-1", "NoDevFiles")
-"""What CUDA_VISIBLE_DEVICES begins with where it hides all GPUs; the last is Slurm's word."""
+"""First entries of CUDA_VISIBLE_DEVICES that hide all GPUs; the last is Slurm's."""
 BUSY = "busy or unavailable"
-"""In CUDA's message for cudaErrorDevicesUnavailable: another process has the GPU for itself."""
+"""Part of CUDA's message for cudaErrorDevicesUnavailable: another process has the GPU alone."""
 
 
 def choose_device(
@@ -38,8 +38,8 @@ def choose_device(
     Args:
         device: ``cpu``, ``cuda``, or None for the best that can be used.
         env: variables of the process.
-        root: where ``dev`` and ``proc`` are looked for.
-        instead: how to ask for the CPU, for messages.
+        root: folder that holds ``dev`` and ``proc``.
+        instead: the way to ask for the CPU, for messages.
 
     Raises:
         UserError: an unknown device; CUDA cannot be used, but was asked for or granted.
@@ -50,7 +50,7 @@ def choose_device(
         return "cpu"
     import torch
 
-    # torch warns of a driver that is too old in a block of its own; here that becomes the one line.
+    # torch warns at length of a driver that is too old; the one-line message below replaces that.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if torch.cuda.is_available():
@@ -63,7 +63,7 @@ def choose_device(
     wanted = "device cuda"
     if device is None:
         wanted = f"the job was granted {granted} GPU{'s' if granted > 1 else ''}"
-    # Other hosts may be in order: the first rank of each says what is wrong with its own.
+    # Other hosts may be in order, so the first rank of each host reports its own problem.
     raise UserError(
         f"{wanted}, but {why_unusable(env, root)}; {remedy(instead)}",
         this_rank_only=ranks.local_rank == 0,
@@ -71,13 +71,13 @@ def choose_device(
 
 
 def hides_gpus(env: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether CUDA_VISIBLE_DEVICES hides all GPUs: CUDA stops at an invalid entry."""
+    """Returns True if CUDA_VISIBLE_DEVICES hides all GPUs: CUDA stops at an invalid entry."""
     visible = env.get("CUDA_VISIBLE_DEVICES")
     return visible is not None and visible.split(",")[0].strip() in NO_GPU
 
 
 def gpus_visible(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> bool:
-    """Returns whether GPUs seem to be here, by variables and device files, without asking CUDA."""
+    """Returns True if variables and device files show a GPU here; CUDA is not asked."""
     if "CUDA_VISIBLE_DEVICES" in env:
         return not hides_gpus(env)
     if (root / "proc/driver/nvidia").exists() or (root / "dev/dxg").exists():  # dxg: WSL
@@ -86,7 +86,7 @@ def gpus_visible(env: Mapping[str, str] = os.environ, root: Path = Path("/")) ->
 
 
 def granted_gpus(env: Mapping[str, str] = os.environ) -> int:
-    """Returns how many GPUs Slurm gave this process's job or step on this host; 0 outside a job."""
+    """Returns the number of GPUs that Slurm granted on this host; 0 outside a job or step."""
     count = env.get("SLURM_GPUS_ON_NODE", "")
     if count.isdigit():
         return int(count)
@@ -95,7 +95,7 @@ def granted_gpus(env: Mapping[str, str] = os.environ) -> int:
 
 
 def why_unusable(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> str:
-    """Returns why torch cannot use a GPU here, with the versions of the driver and of torch."""
+    """Returns the reason why torch can use no GPU here, with the driver's and torch's versions."""
     import torch
 
     if hides_gpus(env):
@@ -107,12 +107,12 @@ def why_unusable(env: Mapping[str, str] = os.environ, root: Path = Path("/")) ->
 
 
 def remedy(instead: str) -> str:
-    """Returns what to do where torch cannot use a GPU."""
+    """Returns the advice to a user whose torch can use no GPU."""
     return f'see "An older driver" in sbatch/README.md for another build, or use {instead}'
 
 
 def driver_version(root: Path = Path("/")) -> str | None:
-    """Returns the NVIDIA driver's version, such as ``535.183.01``, or None where there is none."""
+    """Returns the NVIDIA driver's version, such as ``535.183.01``; None if there is no driver."""
     version = read_gpu_facts(()).driver
     if version:
         return version
@@ -125,9 +125,9 @@ def driver_version(root: Path = Path("/")) -> str | None:
 
 
 def refused_by_gpu(error: BaseException) -> UserError | None:
-    """Returns the one line for what a GPU refused: memory that it lacks, or a second process.
+    """Returns a one-line error for a GPU that is out of memory, or busy with another process.
 
-    None for any other error, and for memory that the host lacks.
+    None for any other error, and if it is the host that is out of memory.
     """
     text = str(error)
     if isinstance(error, RuntimeError) and BUSY in text:

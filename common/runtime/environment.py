@@ -1,4 +1,4 @@
-"""The record of where a number was measured: machine, software, commit and settings."""
+"""The record of a measurement's environment: machine, software, commit and variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VARIABLES = ("CUDA_", "GLOO_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "SLURM_", "T
 
 
 def now() -> str:
-    """The present time in UTC, ISO 8601, to the second."""
+    """Returns the present time in UTC, ISO 8601, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
@@ -35,17 +35,17 @@ def describe_environment(
     ranks_per_gpu: int = 1,
     rank_hosts: Sequence[str] = (),
 ) -> dict:
-    """Returns all that is known about where this process runs, ready for ``environment.json``.
+    """Returns all that is known of this process's environment, for ``environment.json``.
 
     ``hardware`` is the short form for captions, such as ``8 ranks on 2 hosts, NVIDIA H100, nccl``;
-    it ends with the note. ``network`` and ``device_name`` are what has to agree before
-    measurements are compared.
+    it ends with the note. Measurements can be compared only if ``network`` and ``device_name``
+    agree.
 
     Args:
-        backend: that joins the ranks; None for a single device.
+        backend: the one that joins the ranks; None for a single device.
         device: ``cpu`` or ``cuda``; by default GPUs are described where there are any.
-        world_size: of the job that this process starts; by default that which it is a rank of.
-        note: what every caption must say.
+        world_size: of the job that this process starts; by default of the job it is a rank of.
+        note: text for every caption.
         ranks_per_gpu: above 1 where ranks share a GPU.
         rank_hosts: the host of every rank, in rank order, where they were gathered.
     """
@@ -106,7 +106,7 @@ def hardware_line(record: dict) -> str:
     where = f"{record['cpu']['cores']} cores of {record['cpu']['model']}"
     if record["gpus"]:
         where = name_of_device([gpu["name"] for gpu in record["gpus"]])
-    if shared > 1 and not emulated_network():  # an emulated network's name says it
+    if shared > 1 and not emulated_network():  # an emulated network's name has it
         where = f"{shared} ranks on one {where}"
         ranks = "" if record["world_size"] == shared else ranks
     parts = (ranks, where, record["backend"], record.get("note"))
@@ -114,19 +114,19 @@ def hardware_line(record: dict) -> str:
 
 
 def name_of_device(gpus: Sequence[str]) -> str:
-    """Returns what ranks compute with: the GPUs' name, several where they differ, or the CPU's."""
+    """Returns the name of the GPUs, all names if they differ, or the name of the CPU."""
     return " + ".join(dict.fromkeys(gpus)) or cpu_model()
 
 
 def usable_cores() -> int:
-    """Cores this process may run on, which a job or container can make fewer than the host's."""
+    """Returns the number of cores this process may use, in a job or container not always all."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def cpu_model() -> str:
-    """The processor's name as the system gives it, or its architecture."""
+    """Returns the processor's name as the system gives it, or its architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -137,7 +137,7 @@ def cpu_model() -> str:
 
 
 def _command() -> str:
-    """The command line with paths below the project made relative to it."""
+    """Returns the command line, with paths below the project made relative to it."""
     root = str(project_root())
     shown = (text.replace(f"{root}{os.sep}", "").replace(root, ".") for text in sys.argv)
     return " ".join(["python", *shown])
@@ -172,7 +172,7 @@ def _cuda(found: GpuFacts) -> dict[str, str | None]:
 
 
 def _host_names(rank_hosts: Sequence[str], count: int) -> list[str] | None:
-    """The job's hosts by name, or None where only their number is known."""
+    """Returns the names of the job's hosts; None if only their number is known."""
     if rank_hosts:
         return list(dict.fromkeys(rank_hosts))
     if count == 1:
@@ -182,7 +182,7 @@ def _host_names(rank_hosts: Sequence[str], count: int) -> list[str] | None:
 
 
 def _interconnect(transport: str | None) -> dict:
-    """As far as it can be read: InfiniBand devices, speeds of network cards."""
+    """Describes the links between hosts: InfiniBand devices and speeds of cards, where readable."""
     found: dict = {}
     emulated = emulated_network()
     if emulated:

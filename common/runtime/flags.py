@@ -1,4 +1,4 @@
-"""Settings as the command line that ``script.run_script`` makes them from."""
+"""Settings as command-line flags, which ``script.run_script`` reads back into settings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 
 def as_flags(settings: Mapping[str, object]) -> list[str]:
-    """``--name=value`` for each; ``--name`` or ``--no-name`` for a switch; nothing for None.
+    """Returns the settings as flags.
 
-    Several values follow the name.
+    A flag is ``--name=value``, ``--name`` or ``--no-name`` for a switch, and ``--name`` followed by
+    the values for a list or tuple. None gives no flag.
     """
     flags = []
     for name, value in settings.items():

@@ -1,7 +1,7 @@
-"""What the driver says of the GPUs that this process sees, through NVML (``nvidia-ml-py``).
+"""Facts about the GPUs that this process sees, from the driver by NVML (``nvidia-ml-py``).
 
-NVML touches no CUDA context. Whatever a GPU or a driver does not tell is None; on a machine
-without a driver nothing is found, and that is no error.
+NVML makes no CUDA context. A fact that a GPU or a driver does not give is None. On a machine
+without a driver nothing is found, which is no error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PCIE_LEVELS = {
     40: "one NUMA node",
     50: "different NUMA nodes",
 }
-"""nvmlGpuTopologyLevel_t: what the way over PCIe between two GPUs passes through."""
+"""nvmlGpuTopologyLevel_t: the parts that the PCIe path between two GPUs passes through."""
 # nvmlGpuP2PCapsIndex_t. The binding's own name for the first is a tuple (a comma too many).
 P2P_READ, P2P_NVLINK = 0, 2
 P2P_STATUS = {
@@ -47,7 +47,7 @@ class CudaDevice:
 
 @dataclass(frozen=True)
 class Clock:
-    """A clock in MHz: as it is, its maximum, and what applications are set to get."""
+    """A clock in MHz: its present rate, its maximum, and the rate set for applications."""
 
     current_mhz: int | None
     max_mhz: int | None
@@ -59,13 +59,13 @@ class Gpu:
     """One visible GPU.
 
     Attributes:
-        memory_bytes: of the slice, where it is one.
-        memory_used_bytes: by all processes, and by the driver itself.
+        memory_bytes: memory of the MIG slice, if this is one, else of the GPU.
+        memory_used_bytes: memory used by all processes and by the driver itself.
         power_limit_w, power_draw_w: in watts.
-        mig_mode: whether the GPU is split; ``mig_slice``: whether the device that this process sees
-            is a part of one.
+        mig_mode: True if the GPU is split into MIG slices.
+        mig_slice: True if the device that this process sees is such a slice.
         compute_mode: DEFAULT lets several processes use it, EXCLUSIVE_PROCESS one.
-        pcie_generation, pcie_width: now (an idle link may be slower) and at most.
+        pcie_generation, pcie_width: now (an idle link may be slower); with ``_max``, at most.
         local_cores: those of its NUMA node, as Linux writes them.
     """
 
@@ -96,12 +96,12 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuPair:
-    """What joins two visible GPUs, which are named by their place in the list.
+    """The connection of two visible GPUs, which are named by their index in the list.
 
     Attributes:
         nvlinks: active NVLinks between them, or up to the switch that joins them; 0 for none.
-        pcie: what the way over PCIe passes through.
-        peer_to_peer: ``ok`` where one can read the other's memory, else why not.
+        pcie: the parts that the PCIe path between them passes through.
+        peer_to_peer: ``ok`` if one can read the other's memory, else the reason why not.
     """
 
     first: int
@@ -113,7 +113,7 @@ class GpuPair:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """The driver, the newest CUDA that it can run, the visible GPUs and what joins them.
+    """The driver, the newest CUDA that it can run, the visible GPUs and their connections.
 
     ``listed`` counts the GPUs that the driver lists. CUDA_VISIBLE_DEVICES does not change it; a
     job whose other GPUs are hidden by a cgroup has fewer.
@@ -152,13 +152,13 @@ def build_versions() -> dict[str, str | None]:
 def read_gpu_facts(
     devices: Sequence[CudaDevice] | None, nvml: ModuleType | None = None, root: Path = SYS
 ) -> GpuFacts:
-    """Reads what NVML and sysfs say of these devices, and returns them in the same order.
+    """Reads the facts of these devices from NVML and sysfs, in the order of the devices.
 
     Args:
-        devices: those that CUDA shows; None for all that the driver lists, which is of use where
-            CUDA cannot be used.
+        devices: those that CUDA shows; None for all that the driver lists, for machines where CUDA
+            cannot be used.
         nvml: the module that speaks to the driver; by default pynvml.
-        root: what is mounted at ``/sys``.
+        root: the folder mounted at ``/sys``.
     """
     if nvml is None:
         import pynvml as nvml
@@ -180,7 +180,7 @@ class _Reader:
         self.root = root
 
     def ask(self, query: str, *arguments: Any) -> Any:
-        """The answer of one query, or None where it is not supported."""
+        """Returns the answer to one query; None if it is not supported or an argument is None."""
         if None in arguments:
             return None
         try:
@@ -197,7 +197,7 @@ class _Reader:
         else:
             known = list(devices)
             handles = [self.handle_of(device.uuid) for device in devices]
-        # Most queries are the whole GPU's, also where a slice of it is visible.
+        # Most queries need the whole GPU, even if only a slice of it is visible.
         whole = [self.whole_gpu(handle) for handle in handles]
         version = self.ask("nvmlSystemGetCudaDriverVersion_v2")
         return GpuFacts(
@@ -216,7 +216,10 @@ class _Reader:
         )
 
     def handle_of(self, uuid: str) -> Any:
-        """CUDA's order may differ from NVML's; CUDA writes UUIDs without what they are of."""
+        """Returns NVML's handle of the device with a UUID of CUDA's; None if there is none.
+
+        CUDA's order may differ from NVML's, and CUDA writes UUIDs without the prefix GPU or MIG.
+        """
         bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
         for kind in ("GPU", "MIG"):
             handle = self.ask("nvmlDeviceGetHandleByUUID", f"{kind}-{bare}")
@@ -287,7 +290,10 @@ class _Reader:
         )
 
     def nvlinks(self, one: Any, other: Any) -> int | None:
-        """Links from one GPU to the other, or, where a switch joins them, those that both have."""
+        """Returns the number of NVLinks between two GPUs; if a switch joins them, the smaller one.
+
+        None if a handle is unknown.
+        """
         if one is None or other is None:
             return None
         ends = self.far_ends(one), self.far_ends(other)
@@ -298,7 +304,7 @@ class _Reader:
         return min(map(len, ends))
 
     def far_ends(self, handle: Any) -> list[str | None]:
-        """What is at the far end of each active NVLink of a GPU, as a PCI bus id."""
+        """Returns the PCI bus id at the far end of each active NVLink of a GPU."""
         links = range(self.nvml.NVML_NVLINK_MAX_LINKS)
         active = [i for i in links if self.ask("nvmlDeviceGetNvLinkState", handle, i) == 1]
         found = [self.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, i) for i in active]
@@ -306,7 +312,7 @@ class _Reader:
 
 
 def _unknown(device: CudaDevice) -> Gpu:
-    """A GPU of which CUDA's name and memory are all that is known."""
+    """Makes the record of a GPU of which only CUDA's name, UUID and memory are known."""
     facts: dict[str, Any] = dict.fromkeys(Gpu.__dataclass_fields__)
     clock = Clock(None, None, None)
     facts.update(sm_clock=clock, memory_clock=clock, mig_slice=False)
@@ -323,5 +329,5 @@ def _is_on(value: int | None) -> bool | None:
 
 
 def _first_is_on(values: Sequence[int] | None) -> bool | None:
-    """NVML gives the present and the pending state."""
+    """Returns the present state; NVML gives the present one and the pending one."""
     return None if values is None else bool(values[0])

@@ -1,4 +1,4 @@
-"""Marks the moments at which gradients are final in a backward pass: what DDP overlaps with."""
+"""Gradient-ready times: the moments of a backward pass at which each gradient is final."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ from torch import nn
 from common.runtime.timing import MARK_S
 
 READY_COLUMNS = (
-    *("rank", "iteration", "parameter", "registration_index", "ready_index"),
-    *("dtype", "size_bytes", "ready_time_ms"),
+    "rank",
+    "iteration",
+    "parameter",
+    "registration_index",
+    "ready_index",
+    "dtype",
+    "size_bytes",
+    "ready_time_ms",
 )
-"""``gradient-ready-times.csv``: one row per rank, pass and parameter; ms from the pass's start."""
+"""Columns of ``gradient-ready-times.csv``: one row per rank, pass and parameter; milliseconds count
+from the start of the pass."""
 
 
 @contextmanager
 def ready_marks(model: nn.Module, clock) -> Iterator[dict]:
-    """Mark when each parameter's gradient is final.
+    """Marks the moment at which each parameter's gradient is final, inside the block.
 
-    Yields a dict from parameter name to the mark of the latest backward pass, in the order in
-    which they came. A pass's marks hold until the next pass. The hooks are removed at the end.
+    Yields a dict from parameter name to the mark of the latest backward pass, in the order of
+    readiness. A pass's marks are valid until the next pass. The hooks are removed at the end.
     """
     marks: dict = {}
     made: dict = {}
@@ -42,16 +49,17 @@ def ready_marks(model: nn.Module, clock) -> Iterator[dict]:
 
 
 def hold_for_marks(model: nn.Module, clock) -> None:
-    """Give the host the lead that marking costs it; call it before a pass begins on an idle device.
+    """Holds the device back for the time that marking costs the host.
 
-    A pass that is bound by the host's launches would else last as much longer than DDP's own, which
-    has no such marks: by some 3.5 ms for the 436 parameters of gpt2-large.
+    Called before a pass begins on an idle device. Otherwise a pass that is bound by the host's
+    launches would take longer than DDP's own, which has no marks: by about 3.5 ms for the 436
+    parameters of gpt2-large.
     """
     clock.hold(MARK_S * sum(1 for _ in model.parameters()))
 
 
 def ready_seconds(marks: dict, start: Any, clock: Any) -> dict[str, float]:
-    """Returns the seconds from ``start`` to each gradient's mark, once the device is done."""
+    """Returns the seconds from ``start`` to each gradient's mark; wait for the device first."""
     return {name: clock.elapsed_s(start, mark) for name, mark in marks.items()}
 
 

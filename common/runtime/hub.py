@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be reached, said at once."""
+"""A check that the Hugging Face hub can be reached, which fails within seconds."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from common.errors import UserError
 
 
 def check_hub(what: str, instead: str) -> None:
-    """Raise UserError if the Hugging Face hub does not answer within seconds.
+    """Raises UserError if the Hugging Face hub does not answer within seconds.
 
-    Its libraries try again for most of a minute before they say so.
+    Its own libraries retry for most of a minute before they give up.
 
     Args:
-        what: what was wanted of it, such as ``model distilbert-base-uncased``.
-        instead: what does without the hub.
+        what: the thing wanted from the hub, such as ``model distilbert-base-uncased``.
+        instead: the way to do without the hub, for the message.
     """
     from huggingface_hub import constants, get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=10)
-    except Exception as error:  # of httpx or requests, by version
+    except Exception as error:  # raised by httpx or requests, by version
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(
             f"{what}: {constants.ENDPOINT} cannot be reached ({reason}); {instead}"

@@ -1,6 +1,6 @@
-"""What a job file asks before it starts ranks: can they have the device that they will look for?
+"""A check that a job file makes before it starts ranks: that they can use the device they want.
 
-torchrun says much of every rank that fails. A job that cannot use the GPUs it was granted ends
+torchrun prints much about every rank that fails. A job that cannot use the GPUs it was granted ends
 before that, with one line. The device is chosen as every script chooses it.
 """
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> None:
         UserError: an unknown device; CUDA cannot be used, but was asked for or granted.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    # A flag without its value is the script's to refuse.
+    # The script itself refuses a flag without its value.
     parser.add_argument("--device", nargs="?")
     parser.add_argument("--config", nargs="?")
     flags, _ = parser.parse_known_args(arguments)

@@ -1,9 +1,9 @@
 """Freed memory that the process keeps, so that the next training step finds it mapped already.
 
 glibc returns large freed blocks to the kernel, at the latest from 32 MiB on. A training step on a
-CPU frees and asks for gradients, logits and activations each time, and the kernel clears every
+CPU frees and allocates gradients, logits and activations each time, and the kernel clears every
 4 KiB page of them when it is first touched: for GPT-2 124M a few hundred thousand page faults a
-step. On GPUs PyTorch's own allocator keeps what is freed; here glibc is told to (mallopt(3)).
+step. On GPUs PyTorch's own allocator keeps freed memory; here glibc is told to (mallopt(3)).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import platform
 from collections.abc import Iterator
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
-"""Names of settings, from glibc's malloc.h."""
+"""Numbers of mallopt's settings, from glibc's malloc.h."""
 MIB = 2**20
 
 
 @contextlib.contextmanager
 def kept_memory() -> Iterator[bool]:
-    """Keep freed memory inside the block; yields whether this system can.
+    """Keeps freed memory inside the block; yields True if this system can (glibc only).
 
-    The whole process is affected, and holds its peak until the end of the block. Afterwards
-    thresholds are those that glibc's own adjustment ends at once blocks of 32 MiB were freed.
+    The whole process is affected, and holds its peak until the end of the block. Afterwards the
+    thresholds are those that glibc's own adjustment reaches after blocks of 32 MiB were freed.
     """
     if platform.libc_ver()[0] != "glibc":
         yield False

@@ -1,8 +1,8 @@
-"""How much memory a process may take, and what it took.
+"""A limit on the memory of a process, and the memory that it has used.
 
 Linux promises more memory than there is and kills a process when it runs out, so a benchmark that
-looks for what fits would die without a word. Under a limit the allocation fails, as on a GPU, and
-Python can say what did not fit.
+looks for the largest size that fits would die without a message. Under a limit the allocation
+fails, as on a GPU, and Python can report what did not fit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from common.errors import UserError
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 NO_PRIMITIVE = "could not create a primitive"
-"""oneDNN's words for it, which do not say why."""
+"""oneDNN's message when memory runs out; it does not name the reason."""
 WORDS = (
     "out of memory",
     "can't allocate memory",  # torch's allocator on a CPU
@@ -32,10 +32,10 @@ WORDS = (
 
 
 def limit_memory(limit_bytes: int, device: str = "cpu") -> None:
-    """Let allocations beyond ``limit_bytes`` fail, for the rest of this process.
+    """Makes allocations beyond ``limit_bytes`` fail, for the rest of this process.
 
-    On CUDA that is what PyTorch may reserve of the GPU. On a CPU it is all that this process may
-    write to, the interpreter and PyTorch included; only Linux can do that.
+    On CUDA the limit is on the memory that PyTorch reserves. On a CPU it is on all memory that this
+    process can write to, the interpreter and PyTorch included; only Linux has such a limit.
 
     Raises:
         UserError: a system without such limits, or less than the process holds already.
@@ -61,21 +61,21 @@ def limit_memory(limit_bytes: int, device: str = "cpu") -> None:
 
 
 def can_limit(device: str) -> bool:
-    """Whether a process that computes on ``device`` can be limited here."""
+    """Returns True if ``limit_memory`` can limit a process that computes on ``device``."""
     return device.startswith("cuda") or sys.platform == "linux"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out, on either kind of device."""
+    """Returns True if an exception means that memory ran out, on either kind of device."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError | OSError) and any(word in str(error) for word in WORDS)
 
 
 def available_memory_bytes(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
-    """RAM that can still be had: what the system has available, or less where a cgroup says so.
+    """Returns the bytes of RAM that are still available: the system's, or less within a cgroup.
 
-    A job or a container has a limit of its own, which any of the groups above its own may hold, by
+    A job or a container has a limit of its own, set on its own cgroup or on any above it, by
     version 2 or 1 of cgroups.
     """
     available = psutil.virtual_memory().available
@@ -84,14 +84,14 @@ def available_memory_bytes(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> 
 
 
 def writable_bytes() -> int:
-    """What counts against a limit on a CPU: memory this process may write to, 0 if unknown."""
+    """Returns the writable bytes of this process, which a CPU's limit counts; 0 if unknown."""
     return _status_bytes("VmData") if sys.platform == "linux" else 0
 
 
 def peak_resident_bytes() -> int:
-    """The most RAM this process used since ``reset_peak_resident``, or since its start.
+    """Returns the peak RAM of this process since ``reset_peak_resident``, or since its start.
 
-    On Linux not ``getrusage``'s figure: a process inherits that of the one that started it.
+    In bytes. On Linux it is not ``getrusage``'s figure, which a process inherits from its parent.
     """
     if sys.platform == "linux":
         return _status_bytes("VmHWM")
@@ -102,7 +102,7 @@ def peak_resident_bytes() -> int:
 
 
 def reset_peak_resident() -> None:
-    """Begin a new peak, at what is in RAM now, where the system allows it (Linux)."""
+    """Sets the peak to the RAM in use now, where the system allows it (Linux)."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -110,13 +110,13 @@ def reset_peak_resident() -> None:
 
 
 def _status_bytes(field: str) -> int:
-    """A field of /proc/self/status, which has it in KiB."""
+    """Reads a field of /proc/self/status, in bytes; the file has KiB."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(rf"^{field}:\s+(\d+) kB", status, flags=re.M)[1]) * 1024
 
 
 def _own_groups(cgroups: Path, own: Path) -> Iterator[Path]:
-    """The folders of this process's memory cgroup and of those above it, where they can be seen."""
+    """Yields the folders of this process's memory cgroup and of the visible ones above it."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -134,9 +134,9 @@ def _own_groups(cgroups: Path, own: Path) -> Iterator[Path]:
 
 
 def _left_in_group(folder: Path) -> int | None:
-    """Bytes that a group has left, or None where it has no limit.
+    """Returns the bytes that a cgroup has left; None if it has no limit.
 
-    Pages of files that the kernel can drop are in use and yet to be had.
+    Cached pages of files count as used but as available, too, as the kernel can drop them.
     """
     for limit_file, usage_file, droppable in (
         ("memory.max", "memory.current", "inactive_file"),

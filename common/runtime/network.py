@@ -1,4 +1,4 @@
-"""Which network joins the ranks, as far as it is known: loopback, emulated links, a real one."""
+"""The network that joins the ranks, as far as it is known: loopback, emulated or a real one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ EMULATED_NETWORK = "DDPLAB_EMULATED_NETWORK"
 
 
 def emulated_network(env: Mapping[str, str] = os.environ) -> dict | None:
-    """The emulated network that this process runs in, as its switch describes it, or None.
+    """Returns the emulated network that this process runs in, as its switch describes it, or None.
 
     Keys: hosts, rates_bit_per_s, ranks_per_host, delay_ms, burst_bytes, congestion_control and
-    probe (what a plain TCP stream reached on each link, in bit/s of payload).
+    probe (the rate of a plain TCP stream on each link, in bit/s of payload).
     """
     return json.loads(env[EMULATED_NETWORK]) if EMULATED_NETWORK in env else None
 
@@ -34,8 +34,8 @@ def network_name(
 
     Args:
         backend: ``nccl``, ``gloo`` or None.
-        ranks_per_gpu: above 1 where ranks share a GPU, which is in the name then.
-        world_size: of the job that this process starts; by default that which it is a rank of.
+        ranks_per_gpu: above 1 where ranks share a GPU, which the name then tells.
+        world_size: of the job that this process starts; by default of the job it is a rank of.
         rank_hosts: the host of every rank, in rank order, where they were gathered.
         device_name: of the GPU that ranks share.
     """
@@ -72,11 +72,11 @@ def layout_name(backend: str | None, hosts: Sequence[int]) -> str | None:
 def ranks_by_host(world_size: int | None = None, rank_hosts: Sequence[str] = ()) -> tuple[int, ...]:
     """Returns the number of ranks on each host of the job, in the order of the hosts.
 
-    Where they were not gathered, hosts are taken to have as many ranks as this one, the last one
-    the rest. A process that is alone starts its ranks on its own host.
+    If they were not gathered, every host is assumed to have as many ranks as this one, and the last
+    host the rest. A process that is alone starts its ranks on its own host.
 
     Args:
-        world_size: of the job that this process starts; by default that which it is a rank of.
+        world_size: of the job that this process starts; by default of the job it is a rank of.
         rank_hosts: the host of every rank, in rank order.
     """
     if rank_hosts:
@@ -89,12 +89,12 @@ def ranks_by_host(world_size: int | None = None, rank_hosts: Sequence[str] = ())
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 rank``, ``2 ranks``."""
+    """Returns a number with its noun: ``1 rank``, ``2 ranks``."""
     return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def describe_rates(rates_bit_per_s: Sequence[float]) -> str:
-    """``1 Gbit/s``, or the rate of each host where they differ: ``1, 0.5 Gbit/s``."""
+    """Returns ``1 Gbit/s``, or the rate of each host where they differ: ``1, 0.5 Gbit/s``."""
     unit, name = (1e9, "Gbit/s") if max(rates_bit_per_s) >= 1e9 else (1e6, "Mbit/s")
     if len(set(rates_bit_per_s)) == 1:
         return f"{rates_bit_per_s[0] / unit:g} {name}"

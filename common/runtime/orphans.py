@@ -1,9 +1,9 @@
-"""No process is left behind: on Linux a child can ask to end with its parent.
+"""Children that end with their parent, so that no process is left behind (Linux).
 
-A rank that torchrun started asks by itself. A command that knows nothing of this is started by this
-file (``ending_with_parent``), which asks and then becomes the command. ``preexec_fn`` would ask
-between fork and exec, in a copy of a process whose threads, CUDA's among them, may hold locks that
-nobody releases there; without it subprocess can use vfork, too.
+A child asks the kernel for this itself. A rank that torchrun started does so in its own code. Other
+commands are started by this file (``ending_with_parent``), which asks and then becomes the command.
+``preexec_fn`` would ask between fork and exec, in a copy of a process whose threads, CUDA's among
+them, may hold locks that nobody releases there; without it subprocess can use vfork, too.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Let the kernel end this process when the one that started it is gone. Elsewhere nothing."""
+    """Makes the kernel kill this process when its parent ends; does nothing except on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def ending_with_parent(command: Sequence[str]) -> list[str]:
-    """The command that runs ``command`` until this process is gone; elsewhere ``command`` itself.
+    """Returns a command that runs ``command`` and ends with this process.
 
-    Both are one process: the Python that asks the kernel is replaced by the command.
+    Except on Linux it is ``command`` itself. Both are one process: the Python that asks the kernel
+    is replaced by the command.
     """
     if sys.platform != "linux":
         return list(command)
@@ -34,7 +35,7 @@ def ending_with_parent(command: Sequence[str]) -> list[str]:
 
 
 def _become(parent: int, command: Sequence[str]) -> None:
-    """Replace this process by ``command``, unless ``parent`` has ended before it could ask."""
+    """Replaces this process by ``command``, unless ``parent`` ended before the kernel was asked."""
     die_with_parent()
     if os.getppid() != parent:
         os._exit(1)

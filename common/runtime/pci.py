@@ -1,4 +1,4 @@
-"""Where a card sits in the machine, read from Linux's sysfs: NUMA node and nearest network card."""
+"""A card's place in the machine, read from Linux's sysfs: NUMA node and nearest network card."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SYS = Path("/sys")
 
 @dataclass(frozen=True)
 class Nearest:
-    """The network cards that are nearest to a GPU, all of them where several are as near.
+    """The network cards that are nearest to a GPU, all of them if several are equally near.
 
-    ``by`` says what they share with it: ``PCIe`` (the longest common path from the root of the
+    ``by`` names what they share with it: ``PCIe`` (the longest common path from the root of the
     tree) or ``NUMA node``.
     """
 
@@ -22,11 +22,11 @@ class Nearest:
 
 
 def numa_node(bus_id: str, root: Path = SYS) -> int | None:
-    """Returns the NUMA node of a PCI device, or None where the system does not say.
+    """Returns the NUMA node of a PCI device; None if the system does not tell it.
 
     Args:
         bus_id: as NVML writes it (``00000000:17:00.0``) or sysfs does (``0000:17:00.0``).
-        root: what is mounted at ``/sys``.
+        root: the folder mounted at ``/sys``.
     """
     try:
         node = int((_device(bus_id, root) / "numa_node").read_text())
@@ -44,12 +44,12 @@ def local_cores(bus_id: str, root: Path = SYS) -> str | None:
 
 
 def nearest_card(bus_id: str, kind: str, root: Path = SYS) -> Nearest | None:
-    """Returns the nearest cards of one kind, or None where no card shares anything with the device.
+    """Returns the nearest cards of one kind; None if no card shares anything with the device.
 
     Args:
         bus_id: as in ``numa_node``.
         kind: a class of sysfs: ``net`` (network interfaces) or ``infiniband`` (its adapters).
-        root: what is mounted at ``/sys``.
+        root: the folder mounted at ``/sys``.
     """
     own = _path(_device(bus_id, root), root)
     cards = {
@@ -66,13 +66,13 @@ def nearest_card(bus_id: str, kind: str, root: Path = SYS) -> Nearest | None:
 
 
 def _device(bus_id: str, root: Path) -> Path:
-    """NVML writes the PCI domain with eight digits, sysfs with four."""
+    """Returns a device's folder; NVML writes the PCI domain with eight digits, sysfs with four."""
     domain, _, rest = bus_id.lower().partition(":")
     return root / "bus" / "pci" / "devices" / f"{int(domain, 16):04x}:{rest}"
 
 
 def _path(link: Path, root: Path) -> tuple[str, ...]:
-    """The way from the PCI root complex to a device, or nothing for one that is no PCI device."""
+    """Returns the path from the PCI root complex to a device; empty if it is no PCI device."""
     devices = (root / "devices").resolve()
     resolved = link.resolve()
     if not link.exists() or not resolved.is_relative_to(devices):
@@ -91,7 +91,7 @@ def _common_length(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def _node_of_path(path: Sequence[str], root: Path) -> int | None:
-    """The NUMA node of the last device on the way that has one."""
+    """Returns the NUMA node of the last device on a path that has the file; None if unknown."""
     for length in range(len(path), 0, -1):
         found = root.joinpath("devices", *path[:length], "numa_node")
         if found.is_file():

@@ -1,7 +1,7 @@
-"""Where every rank of a job runs, and what is wrong with that.
+"""The placement of a job's ranks on hosts and devices, and the mistakes in it.
 
-Read from the variables that torchrun and Slurm set, so that a placement can be checked before a
-GPU is touched (and on a machine without one).
+It is read from the variables that torchrun and Slurm set, so that a placement can be checked before
+a GPU is touched (and on a machine without one).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Placement:
     Attributes:
         device: ``GPU 3`` (the entry of CUDA_VISIBLE_DEVICES), ``cpu`` where none is visible, or
             ``none`` for a local rank beyond the visible devices.
-        identity: what two ranks on one device have in common: its UUID where CUDA tells it (each
-            of several containers may call its own GPU 0), else the device.
+        identity: equal for two ranks on one device: its UUID where CUDA tells it (each of several
+            containers may call its own GPU 0), else the device.
         visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
         launchers_on_host: tasks that Slurm started on the host, each with ranks of its own.
         ranks_per_launcher: ranks that this rank's launcher started on the host.
@@ -87,9 +87,10 @@ def _device(devices: Sequence[str], local_rank: int) -> str:
 
 
 def too_many_workers(place: Placement, ranks_per_gpu: int = 1) -> list[str]:
-    """A sentence if more workers run on the host than its GPUs are for; all ranks see the same.
+    """Returns a sentence if more workers run on the host than its GPUs allow, else nothing.
 
-    It needs no other rank, and must not: launchers too many do not find each other.
+    All ranks of a host find the same. The check exchanges nothing with other ranks: if there are
+    too many launchers, they cannot reach each other.
     """
     workers = place.launchers_on_host * place.ranks_per_launcher
     if not place.granted_gpus or workers <= place.granted_gpus * ranks_per_gpu:
@@ -107,9 +108,10 @@ def too_many_workers(place: Placement, ranks_per_gpu: int = 1) -> list[str]:
 
 
 def placement_problems(placements: Sequence[Placement], ranks_per_gpu: int = 1) -> list[str]:
-    """What is wrong, one sentence each, with the remedy: too many workers, shared devices.
+    """Returns a sentence with the remedy for each mistake: too many workers, shared devices.
 
-    ``ranks_per_gpu`` ranks may share a GPU: 1, but where gloo joins ranks that do so on purpose.
+    ``ranks_per_gpu`` ranks may share a GPU; it is above 1 only where gloo joins ranks that share
+    GPUs on purpose.
     """
     problems = []
     for host in dict.fromkeys(place.host for place in placements):

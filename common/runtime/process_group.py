@@ -1,4 +1,4 @@
-"""The process group as a context: joined on entry, left on exit, whatever happens in between."""
+"""The process group as a context manager: joined on entry, left on exit, also after an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from common.runtime.rendezvous import agree_on_attempt
 
 BACKENDS = ("nccl", "gloo")
 OBJECTS_TIMEOUT_S = 1800
-"""How long ranks wait for another's object: a host may import or compile meanwhile."""
+"""Time limit for another rank's object: a host may import or compile meanwhile."""
 LOST_PEER = (
     # gloo's messages
     "Connection closed by peer",
@@ -40,7 +40,7 @@ LOST_PEER = (
     "NCCL watchdog",
 )
 
-# torch's default group is one a process, too. What a block needs to know of the one around it:
+# State of the process, as torch's default group is: what a block must know of the one around it.
 _joined: ContextVar[Worker | None] = ContextVar("worker of the block around this", default=None)
 _left_behind: ContextVar[dist.ProcessGroup | None] = ContextVar("group nobody left", default=None)
 
@@ -73,23 +73,23 @@ class Worker:
         return self.ranks.is_main
 
     def gather(self, item: object) -> list:
-        """The item of every rank, in rank order, on every rank. Not for timed regions."""
+        """Returns the item of every rank, in rank order, on every rank. Not for timed regions."""
         items: list = [None] * self.world_size
         dist.all_gather_object(items, item, group=self.objects)
         return items
 
     def broadcast(self, item: object) -> object:
-        """Rank 0's item, on every rank. Not for timed regions."""
+        """Returns rank 0's item, on every rank. Not for timed regions."""
         items = [item]
         dist.broadcast_object_list(items, src=0, group=self.objects)
         return items[0]
 
     def barrier(self, group: dist.ProcessGroup | None = None) -> None:
-        """Wait for all ranks, or for those of a group that this one is in, and for their GPUs."""
+        """Waits for all ranks, or for those of a group that this one is in, and for their GPUs."""
         if self.backend == "nccl":
             dist.barrier(group, device_ids=[self.device.index])
             return
-        if self.device.type == "cuda":  # gloo's is one of hosts, whose kernels may still run
+        if self.device.type == "cuda":  # gloo's barrier is one of hosts: kernels may still run
             torch.cuda.synchronize(self.device)
         dist.barrier(group)
 
@@ -102,19 +102,21 @@ def process_group(
     *,
     claim_gpu: bool = True,
 ) -> Iterator[Worker]:
-    """Join the job's process group and leave it at the end.
+    """Joins the job's process group and leaves it at the end of the block.
 
-    Inside such a block the group that is there is used again, and stays. Over NCCL leaving is
-    collective: a rank that fails does not try, so that its error is told at once. Its process had
-    better end, as ``script.exit_status`` has it; a group joined later aborts the one left behind.
+    A block inside such a block uses the group that is there, and does not leave it. Over NCCL
+    leaving is collective: a rank that fails does not leave, so that its error is reported at once.
+    Its process should then end, as ``script.exit_status`` makes it; a group joined later aborts
+    the one left behind.
 
     Args:
         device: ``cpu`` or ``cuda``; by default as ``choose_device`` finds.
         backend: ``nccl`` or ``gloo``; by default NCCL on CUDA and gloo on the CPU. Over gloo ranks
             may share a GPU.
-        timeout_s: how long a collective may wait for a rank, in seconds; not those of objects.
+        timeout_s: time limit, in seconds, for a collective that waits for a rank; collectives of
+            objects have a longer one.
         claim_gpu: make the GPU this process's current device, which creates a context on it. In
-            exclusive compute mode a process with one keeps all others out, its children, too.
+            exclusive compute mode a process with a context keeps all others out, even its children.
 
     Raises:
         UserError: unknown device or backend, a device that cannot be used, a rank without a GPU,
@@ -154,13 +156,13 @@ def process_group(
         device_id=chosen if backend == "nccl" else None,
     )
     worker = Worker(ranks, chosen, backend, ranks_per_gpu, _object_group(ranks, timeout_s))
-    # What is imported by now stays: half a million objects that no collection need look at again.
-    # Benchmarks collect after every DDP instance, 0.4 s each with them and 0.01 s without.
+    # The half million objects of imported modules stay, so garbage collection can skip them.
+    # Benchmarks collect after every DDP instance: 0.4 s each with them, 0.01 s without.
     gc.freeze()
     _joined.set(worker)
     try:
         yield worker
-    except Preempted:  # raised by all ranks together, in good order
+    except Preempted:  # raised by all ranks together, so all can leave
         dist.destroy_process_group()
         raise
     except BaseException as error:
@@ -180,21 +182,24 @@ def process_group(
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Returns whether a collective failed because another rank is gone, or does not answer.
+    """Returns True if a collective failed because another rank is gone, or does not answer.
 
     Over NCCL that is seen only where Python waits: by default (TORCH_NCCL_ASYNC_ERROR_HANDLING=3)
-    the watchdog ends the process, which is right, as what the GPU computes from then on is wrong.
+    the watchdog ends the process, which is right, as all later results of the GPU are wrong.
     """
     if not isinstance(error, RuntimeError):
         return False
     if any(words in str(error) for words in LOST_PEER):
         return True
-    # All else that NCCL says of itself, such as an invalid usage, is no word on other ranks.
+    # NCCL's other errors, such as an invalid usage, tell nothing about other ranks.
     return isinstance(error, dist.DistError) and "NCCL" not in str(error)
 
 
 def _object_group(ranks: Ranks, timeout_s: float) -> dist.ProcessGroup | None:
-    """A gloo group with a long limit: what waits for hosts is no reason to end a job of GPUs."""
+    """Makes a gloo group for objects; None if this rank is alone.
+
+    Its time limit is long: a host that imports or compiles is no reason to end the job.
+    """
     if ranks.world_size == 1:
         return None
     limit = datetime.timedelta(seconds=max(timeout_s, OBJECTS_TIMEOUT_S))
@@ -205,8 +210,8 @@ def _rendezvous(ranks: Ranks, rendezvous_s: float = 300) -> dist.Store:
     if ranks.world_size == 1 and ranks.launcher == "single":
         return dist.HashStore()
     if ranks.launcher == "torchrun":
-        # torchrun serves the store, or its rank 0 does. A rank whose torchrun was killed before it
-        # could ask to end with it would otherwise try for half an hour.
+        # torchrun serves the store, or its rank 0 does. Without a limit, a rank whose torchrun was
+        # killed before the rank called ``die_with_parent`` would try for half an hour.
         limit = datetime.timedelta(seconds=rendezvous_s)
         try:
             store, _, _ = next(iter(dist.rendezvous("env://", timeout=limit)))
@@ -239,13 +244,16 @@ def _choose_device(ranks: Ranks, device_type: str, backend: str) -> torch.device
 
 
 def visible_gpus() -> list[str]:
-    """The UUIDs of the GPUs that CUDA shows this process, in its order."""
+    """Returns the UUIDs of the GPUs that CUDA shows this process, in CUDA's order."""
     count = torch.cuda.device_count()
     return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
 
 
 def find_shared_device(devices: list[str]) -> tuple[int, int] | None:
-    """The first two ranks with the same device name, or None. ``devices`` is in rank order."""
+    """Returns the first two ranks with the same device name, or None.
+
+    ``devices`` is in rank order.
+    """
     first: dict[str, int] = {}
     for rank, device in enumerate(devices):
         if device in first:
@@ -257,7 +265,11 @@ def find_shared_device(devices: list[str]) -> tuple[int, int] | None:
 def _count_ranks_per_gpu(
     ranks: Ranks, device: torch.device, backend: str, store: dist.Store
 ) -> int:
-    """The largest number of ranks on one GPU. Raises UserError for two over NCCL."""
+    """Returns the largest number of ranks on one GPU.
+
+    Raises:
+        UserError: two ranks share a GPU over NCCL.
+    """
     uuid = torch.cuda.get_device_properties(device).uuid
     store.set(f"gpu/{ranks.rank}", f"{socket.gethostname()} GPU {uuid}")
     names = [store.get(f"gpu/{rank}").decode() for rank in range(ranks.world_size)]

@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 class Progress:
-    """Counts steps of a known total and logs where it is."""
+    """A counter of the steps of a known total, which logs the progress and the time left."""
 
     def __init__(self, total: int, enabled: bool = True, interval_s: float = 2.0) -> None:
         self.total = total
@@ -19,7 +19,7 @@ class Progress:
         self._start = self._last = time.monotonic()
 
     def step(self, doing: str) -> None:
-        """One more step was done; ``doing`` says what it was."""
+        """Counts one more step, which ``doing`` describes."""
         self.done += 1
         moment = time.monotonic()
         if self.enabled and (moment - self._last >= self.interval_s or self.done == self.total):

@@ -1,4 +1,4 @@
-"""Which rank am I, of how many: torchrun's variables, or else Slurm's, or else one process."""
+"""This process's rank and the world size, from torchrun's variables or Slurm's, else 0 of 1."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which prints and writes the files."""
+        """Returns True on rank 0, which prints and writes the files."""
         return self.rank == 0
 
 
 def current_ranks(env: Mapping[str, str] = os.environ) -> Ranks:
-    """Read the ranks from torchrun's variables, else from those of a Slurm step.
+    """Reads the ranks from torchrun's variables, else from those of a Slurm step.
 
     A batch script's own shell also has ``SLURM_PROCID``; it is one process, not a rank, unless
     ``srun`` started it (then ``SLURM_STEP_ID`` is set).
@@ -68,10 +68,13 @@ def current_ranks(env: Mapping[str, str] = os.environ) -> Ranks:
 
 
 def rendezvous_environment(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """``MASTER_ADDR`` and ``MASTER_PORT`` of a job, as init_process_group reads them.
+    """Returns ``MASTER_ADDR`` and ``MASTER_PORT`` of a job, as init_process_group reads them.
 
     torchrun sets both. Under Slurm the address is the step's first host and the port comes from
     the job and step ids, so that two jobs on one node do not meet.
+
+    Raises:
+        UserError: neither torchrun's nor Slurm's variables are set.
     """
     if "MASTER_ADDR" in env and "MASTER_PORT" in env:
         return {"MASTER_ADDR": env["MASTER_ADDR"], "MASTER_PORT": env["MASTER_PORT"]}
@@ -88,7 +91,7 @@ def rendezvous_environment(env: Mapping[str, str] = os.environ) -> dict[str, str
 
 
 def node_address(node: str) -> str:
-    """A Slurm node's name if that is a host's, as almost everywhere, else the address Slurm has."""
+    """Returns a Slurm node's name if it resolves, as almost everywhere, else Slurm's address."""
     try:
         socket.getaddrinfo(node, None)
     except OSError:
@@ -114,7 +117,7 @@ def _is_batch_shell(env: Mapping[str, str]) -> bool:
 
 
 def tasks_on_this_node(env: Mapping[str, str]) -> int:
-    """Tasks on this node, from Slurm's list such as ``4(x2),3``."""
+    """Returns the number of tasks on this node, from Slurm's list such as ``4(x2),3``."""
     if "SLURM_STEP_TASKS_PER_NODE" in env or "SLURM_TASKS_PER_NODE" in env:
         text = env.get("SLURM_STEP_TASKS_PER_NODE") or env["SLURM_TASKS_PER_NODE"]
         counts: list[int] = []
@@ -130,18 +133,18 @@ def tasks_on_this_node(env: Mapping[str, str]) -> int:
 
 
 def listed_hosts(hosts: str) -> list[str]:
-    """Returns the hosts of a Slurm host list such as ``n[1-2]``; none where there is no Slurm."""
+    """Returns the hosts of a Slurm host list such as ``n[1-2]``; none if there is no Slurm."""
     return _ask_scontrol("hostnames", hosts).split()
 
 
 def _first_host(hosts: str) -> str:
-    """First host of a Slurm host list; ``scontrol`` knows the full grammar."""
+    """Returns the first host of a Slurm host list, whose full grammar only ``scontrol`` knows."""
     listed = listed_hosts(hosts)
     return listed[0] if listed else re.sub(r"\[(\d+).*", r"\1", hosts.split(",")[0])
 
 
 def _ask_scontrol(*what: str) -> str:
-    """What ``scontrol show`` prints, or nothing where there is no Slurm to ask."""
+    """Returns the output of ``scontrol show``; empty if there is no Slurm."""
     try:
         done = subprocess.run(
             ["scontrol", "show", *what], capture_output=True, text=True, check=True, timeout=30

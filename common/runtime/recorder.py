@@ -1,4 +1,4 @@
-"""A run directory opened by rank 0 on behalf of all ranks, which then add their samples to it."""
+"""A run directory that rank 0 opens for all ranks, which then add their samples to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from common.runtime.run_directory import RunDirectory, SampleStream
 
 
 class Recorder:
-    """Writes on rank 0 what the ranks measured; on the others it only takes part in gathering."""
+    """The writer of all ranks' measurements: rank 0 writes, the others only send theirs."""
 
     def __init__(self, worker: Worker, run: RunDirectory | None) -> None:
         self.worker = worker
@@ -28,11 +28,11 @@ class Recorder:
 
     @cached_property
     def folder(self) -> Path:
-        """The run directory, on every rank; the first use is for all ranks together."""
+        """Returns the run directory on every rank; the first use is a broadcast, by all ranks."""
         return self.worker.broadcast(self.run.path if self.run else None)
 
     def stream(self, name: str, columns: Sequence[str]) -> RankStream:
-        """A table of raw samples that every rank adds to."""
+        """Opens a table of raw samples that every rank adds to."""
         return RankStream(self.worker, self.run.stream(name, columns) if self.run else None)
 
 
@@ -45,7 +45,7 @@ class RankStream:
         self._rows: list[dict] = []
 
     def write(self, rows: list[dict]) -> None:
-        """Append the rows of every rank, in rank order, each with its ``rank``."""
+        """Appends the rows of every rank, in rank order, each with its ``rank``."""
         gathered = self.worker.gather(rows)
         if self.sink is not None:
             ranked = [{"rank": rank, **row} for rank, own in enumerate(gathered) for row in own]
@@ -53,7 +53,7 @@ class RankStream:
             self._rows += ranked
 
     def table(self) -> pd.DataFrame:
-        """On rank 0 all that was written so far; elsewhere empty."""
+        """Returns all rows written so far on rank 0, and an empty table on other ranks."""
         return pd.DataFrame(self._rows)
 
 
@@ -61,10 +61,13 @@ class RankStream:
 def single_device(
     program: str, device: str | None, *, starts_children: bool = False
 ) -> Iterator[Worker]:
-    """The worker of a program that measures one device: alone, and without a backend.
+    """Yields the worker of a program that measures one device: alone, and without a backend.
 
     A program that only ``starts_children`` leaves the GPU to them: in exclusive compute mode it
-    would keep them out. Raises UserError where it was started on several ranks.
+    would keep them out.
+
+    Raises:
+        UserError: the program was started on several ranks.
     """
     ranks = current_ranks().world_size
     if ranks > 1:
@@ -85,12 +88,17 @@ def record_run(
     recorded_settings: Mapping[str, object] | None = None,
     notes: Sequence[str] = (),
 ) -> Iterator[Recorder]:
-    """Open the run directory named by ``settings.output_dir`` and ``settings.run_id``.
+    """Opens the run directory named by ``settings.output_dir`` and ``settings.run_id``.
 
-    ``recorded_settings`` replace settings that mean nothing in this run, in ``config.yaml``;
-    ``notes`` are what every caption must say of the run.
-    The run ends as complete, failed or interrupted, as the block does. A folder that cannot be
-    written is a UserError on every rank, so that none is left waiting for rank 0.
+    The run ends as complete, failed or interrupted, as the block does.
+
+    Args:
+        settings: dataclass that is written to ``config.yaml``.
+        recorded_settings: values in ``config.yaml`` for settings that mean nothing in this run.
+        notes: texts that every caption of the run must have.
+
+    Raises:
+        UserError: the folder cannot be written; on every rank, so that none waits for rank 0.
     """
     run, refusal = None, None
     rank_hosts = worker.gather(own_placement().host)
@@ -125,7 +133,7 @@ def record_run(
 
 
 def require_positive(settings: Any, *names: str) -> None:
-    """Raise UserError for the first of the named settings that is not finite and above zero."""
+    """Raises UserError for the first of the named settings that is not finite and above zero."""
     for name in names:
         value = getattr(settings, name)
         if not 0 < value < float("inf"):
@@ -133,7 +141,7 @@ def require_positive(settings: Any, *names: str) -> None:
 
 
 def require_not_negative(settings: Any, *names: str) -> None:
-    """Raise UserError for the first of the named settings that is below zero."""
+    """Raises UserError for the first of the named settings that is below zero."""
     for name in names:
         value = getattr(settings, name)
         if value < 0:

@@ -1,8 +1,8 @@
-"""Which attempt is this? Ranks that torchrun started again must not read what dead ranks wrote.
+"""A name for each attempt of a job, so that restarted ranks do not read what dead ranks wrote.
 
-torchrun serves one store for all attempts of a job, and counts restarts on each node for itself: a
+torchrun serves one store for all attempts of a job, and counts restarts on each node separately: a
 node that only joins a new round does not count it. So neither the store nor the count tells ranks
-of one attempt from those of the last; they find each other here.
+of one attempt from those of the last. Here the ranks of one attempt agree on a name.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ POLL_S = 0.01
 
 
 def agree_on_attempt(store: dist.Store, rank: int, world_size: int, limit_s: float) -> str:
-    """A name that the living ranks have in common, and no earlier attempt had.
+    """Returns a name that all living ranks share and that no earlier attempt had.
 
-    Each rank says a word of its own. Rank 0 repeats the words of all with a name for the attempt;
-    a rank that finds its own word there knows that rank 0 has heard it, and not the one before it,
-    and says so. When all have, the name stands.
+    Each rank writes a random word of its own. Rank 0 publishes the words of all ranks with a name
+    for the attempt. A rank that finds its own word there knows that rank 0 has read it, and not the
+    word of its predecessor, and confirms. When all have confirmed, the name is valid.
 
     Raises:
-        RunFailed: not all ranks were there in ``limit_s`` seconds.
+        RunFailed: not all ranks confirmed within ``limit_s`` seconds.
     """
     word = secrets.token_hex(8)
     store.set(f"word/{rank}", word)
@@ -54,6 +54,6 @@ def agree_on_attempt(store: dist.Store, rank: int, world_size: int, limit_s: flo
 
 
 def _words(store: dist.Store, world_size: int) -> dict[str, str]:
-    """The word of each rank that has said one, in this attempt or an earlier one."""
+    """Returns the word of each rank that has written one, in this attempt or an earlier one."""
     ranks = [rank for rank in range(world_size) if store.check([f"word/{rank}"])]
     return {str(rank): store.get(f"word/{rank}").decode() for rank in ranks}

@@ -1,8 +1,8 @@
-"""Run directories: one folder per measurement, never mistaken for complete while it is not.
+"""Run directories: one folder per measurement, which says whether it is complete.
 
 A run directory holds ``config.yaml``, ``environment.json`` (with ``status``: running, complete,
-failed or interrupted) and tables as CSV. Files are written beside and renamed. A run directory may
-hold others: ``ddplab run`` puts each benchmark of one assignment below one run.
+failed or interrupted) and tables as CSV. Files are written under another name and renamed. A run
+directory may hold others: ``ddplab run`` puts each benchmark of one assignment below one run.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def new_run_id(label: str) -> str:
-    """Sorts by time; unique even for runs started in one second on two hosts."""
+    """Makes an id that sorts by time and is unique, also among hosts within one second."""
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
     return f"{stamp}-{label}-{secrets.token_hex(4)}"
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write beside ``path``, flush to disk and rename: readers see all of it or none."""
+    """Writes beside ``path``, flushes to disk and renames: readers see all of it or none."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with beside.open("w") as file:
         file.write(text)
@@ -43,7 +43,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 class RunDirectory:
-    """A run being written. Use as a context: the status follows from how the block ends."""
+    """A run being written: a context manager whose block's end decides the run's status."""
 
     def __init__(self, path: Path, environment: dict) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class RunDirectory:
         environment: dict,
         run_id: str | None = None,
     ) -> RunDirectory:
-        """Make ``output_dir/<run_id>`` with its configuration and environment.
+        """Makes ``output_dir/<run_id>`` with its configuration and environment.
 
         Raises:
             UserError: the folder cannot be written, or a run of this id exists.
@@ -77,19 +77,19 @@ class RunDirectory:
         return run
 
     def write_table(self, name: str, table: pd.DataFrame, index: bool = False) -> Path:
-        """Write a table as CSV, whole or not at all."""
+        """Writes a table as CSV, whole or not at all, and returns its path."""
         path = self.path / name
         write_atomically(path, table.to_csv(index=index))
         return path
 
     def stream(self, name: str, columns: Sequence[str]) -> SampleStream:
-        """A CSV that grows during the run; it keeps a ``.partial`` name until the run completes."""
+        """Opens a CSV that grows during the run, named ``.partial`` until the run is complete."""
         stream = SampleStream(self.path / name, columns)
         self._streams.append(stream)
         return stream
 
     def finish(self, status: str, reason: str | None = None) -> None:
-        """Record how the run ended; only a complete run's streams get their final name."""
+        """Records the end of the run; only a complete run's streams get their final name."""
         for stream in self._streams:
             stream.close(complete=status == "complete")
         self.environment.update(status=status, end_time=now(), reason=reason)
@@ -102,7 +102,8 @@ class RunDirectory:
         if kind is None:
             self.finish("complete")
         elif issubclass(kind, KeyboardInterrupt | GeneratorExit):
-            # A second signal, while the first is on its way out, closes the generators around this.
+            # A second signal, while the first one's exception propagates, closes the generators
+            # around this block.
             self.finish("interrupted", "interrupted by the user")
         elif issubclass(kind, Preempted):
             self.finish("interrupted", str(error))
@@ -114,7 +115,7 @@ class RunDirectory:
 
 
 class SampleStream:
-    """Raw samples, flushed as they come, so that a run that breaks off keeps what it measured."""
+    """A CSV of raw samples, flushed with each write, so that a run that breaks off keeps them."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self.path = path
@@ -126,7 +127,7 @@ class SampleStream:
         self._writer.writerow(self.columns)
 
     def write(self, rows: Iterable[Mapping]) -> None:
-        """Append rows; every row has exactly the stream's columns."""
+        """Appends rows, each of which has exactly the stream's columns."""
         for row in rows:
             if row.keys() != set(self.columns):
                 raise ValueError(f"{self.path.name}: columns {sorted(row)} are not {self.columns}")
@@ -134,16 +135,16 @@ class SampleStream:
         self._file.flush()
 
     def close(self, complete: bool) -> None:
-        """Close; rename to the final name only if the run is complete."""
+        """Closes the file; gives it its final name only if the run is complete."""
         self._file.close()
         if complete:
             self._partial.replace(self.path)
 
 
 def read_environment(path: Path) -> dict:
-    """The environment record of a run directory, with the status as it really is.
+    """Reads the environment record of a run directory, and corrects its status.
 
-    A run marked running whose process on this host is gone has failed.
+    A run marked as running whose process on this host is gone has failed.
     """
     try:
         record = json.loads((path / "environment.json").read_text())
@@ -160,9 +161,10 @@ def read_environment(path: Path) -> dict:
 
 
 def find_table(run_dir: Path, name: str, label: str | None = None) -> Path | None:
-    """The table ``name`` of a run: in the folder itself or in its newest complete run below.
+    """Returns the path of a run's table: in the folder itself, or in its newest complete run below.
 
-    With a ``label`` only runs below that carry it count: another script may write such a table too.
+    With a ``label`` only runs below that carry it count: another script may write a table of this
+    name, too. None if there is no such table.
     """
     if (run_dir / name).is_file():
         return run_dir / name
@@ -177,7 +179,7 @@ def find_table(run_dir: Path, name: str, label: str | None = None) -> Path | Non
 
 
 def newest_complete_run(folder: Path, tables: Sequence[str]) -> Path | None:
-    """The newest run below ``folder`` that is complete and has all ``tables``."""
+    """Returns the newest run below ``folder`` that is complete and has all ``tables``, or None."""
     runs = []
     for record in folder.glob("*/environment.json"):
         environment = read_environment(record.parent)

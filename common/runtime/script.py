@@ -1,4 +1,4 @@
-"""How a script begins and ends: settings from flags, variables and YAML; errors in one line."""
+"""The frame of a script: settings from flags, variables and YAML; errors in one line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_script(
     variables: Mapping[str, str] | None = None,
     arguments: Sequence[str] | None = None,
 ) -> None:
-    """Parse settings, run ``main(settings)`` and leave with an exit status a caller can trust.
+    """Parses settings, runs ``main(settings)`` and leaves with an exit status a caller can trust.
 
     Args:
         main: does the work.
@@ -55,10 +55,10 @@ def run_script(
 
 
 def _leave_rank(status: int = 0) -> None:
-    """End a rank that has done or saved its work, without tearing down the interpreter.
+    """Ends a rank that has done or saved its work, without tearing down the interpreter.
 
     DDP keeps its process group alive beyond ``destroy_process_group``, and with it gloo's threads.
-    One that is still letting go of its last tensors when the interpreter ends aborts the process
+    A thread that still releases its last tensors when the interpreter ends aborts the process
     ("terminate called without an active exception", pytorch#190489): a rank that had finished
     would fail the job.
     """
@@ -72,7 +72,7 @@ def _leave_rank(status: int = 0) -> None:
 
 @contextlib.contextmanager
 def exit_status() -> Iterator[None]:
-    """Turn errors into one line and an exit status, those that ``run_script`` lists."""
+    """Turns errors inside the block into one line and an exit status that ``run_script`` lists."""
     try:
         yield
     except Preempted as stop:
@@ -90,7 +90,7 @@ def exit_status() -> Iterator[None]:
 
 
 def _user_mistake(error: BaseException) -> UserError | None:
-    """The line for what a GPU refused, where this program has used one."""
+    """Returns the one-line error for a GPU that is out of memory or busy; None for other errors."""
     if "torch" not in sys.modules:
         return None
     from common.runtime.device import refused_by_gpu
@@ -99,22 +99,22 @@ def _user_mistake(error: BaseException) -> UserError | None:
 
 
 def _group_stands() -> bool:
-    """Whether the process group is still there when an error has passed all that could leave it.
+    """Returns True if the process group still exists after an error ended the block that joined it.
 
-    ``process_group`` lets it stand where leaving would wait for the other ranks, as over NCCL.
+    ``process_group`` does not leave it where leaving would wait for the other ranks, as over NCCL.
     """
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_initialized()
 
 
 def _end_failed_rank(error: BaseException) -> None:
-    """Say what happened and end this process without tearing anything down.
+    """Reports an error and ends this process without tearing anything down.
 
     The end of the interpreter would wait for the other ranks, or for a GPU that does.
     """
-    _ignore(signal.SIGTERM, signal.SIGINT)  # which would end the saying of it
+    _ignore(signal.SIGTERM, signal.SIGINT)  # either would interrupt the report
     status = _report(error)
-    if not isinstance(error, RunFailed):  # which is most often the word of another rank's death
+    if not isinstance(error, RunFailed):  # most often only the consequence of another rank's death
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
         with contextlib.suppress(OSError):
@@ -132,7 +132,7 @@ def _ignore(*signals: signal.Signals) -> None:
 
 
 def _report(error: BaseException) -> int:
-    """Print why the program ends, a bug with its traceback; returns the exit status."""
+    """Prints the reason of the end, a bug with its traceback; returns the exit status."""
     if isinstance(error, UserError):
         report_error(error)
         return 2
@@ -147,10 +147,10 @@ def _report(error: BaseException) -> int:
 
 
 def report_error(error: UserError) -> None:
-    """One line on standard error, from rank 0 unless only this rank knows.
+    """Prints one line on standard error, from rank 0 unless only this rank has the error.
 
-    The line is also left where ``common.cluster.launch`` asked for it. Ranks that say nothing
-    wait a moment, because the first to leave makes torchrun end the others.
+    The line is also written to the file that ``common.cluster.launch`` asked for. Ranks that print
+    nothing wait a moment, because the first to leave makes torchrun end the others.
     """
     if "DDPLAB_ERROR_FILE" in os.environ:
         with contextlib.suppress(OSError):
@@ -163,7 +163,7 @@ def report_error(error: UserError) -> None:
 
 
 def is_main_rank() -> bool:
-    """Whether this is rank 0, as far as the variables of torchrun or Slurm say so."""
+    """Returns True on rank 0, by torchrun's or Slurm's variables, and in a single process."""
     return (os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0") == "0"
 
 
@@ -173,10 +173,13 @@ def parse_settings(
     section: str,
     variables: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Settings from, in rising priority: defaults, ``--config FILE``, variables, flags.
+    """Reads settings from, in rising priority: defaults, ``--config FILE``, variables, flags.
 
     ``section`` is the part of the YAML file that belongs to this script; a file without it is
-    taken as a whole. Raises UserError for an unknown key or an unusable value.
+    taken as a whole.
+
+    Raises:
+        UserError: an unknown key or an unusable value.
     """
     import tyro
 
@@ -197,7 +200,7 @@ def parse_settings(
 
 
 def one_line(boxed: str) -> str:
-    """The message of a boxed error of tyro's, without its frame, title and help text."""
+    """Returns the message of tyro's boxed error, without its frame, title and help text."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", boxed)
     text = re.sub(r"╭─*( [^─╭]*? )?─*╮", " ", text)
     text = re.sub(r"[│╭╮╰╯─]+", " ", text)
@@ -207,7 +210,7 @@ def one_line(boxed: str) -> str:
 
 
 def _later_wins(arguments: list[str], settings_type: type) -> list[str]:
-    """Drop a flag's earlier values, so that a later source replaces a list instead of adding."""
+    """Drops a flag's earlier values, so that a later source replaces a list instead of adding."""
     groups: list[list[str]] = []
     for argument in arguments:
         if argument.startswith("--") or not groups:
@@ -237,7 +240,11 @@ def _take_option(argv: Sequence[str], option: str) -> tuple[str | None, list[str
 
 
 def read_yaml(path: Path) -> dict:
-    """A YAML file that holds a mapping. Raises UserError with the line of a syntax error."""
+    """Reads a YAML file that holds a mapping.
+
+    Raises:
+        UserError: it cannot be read, or is no YAML mapping; with the line of a syntax error.
+    """
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -255,7 +262,11 @@ def read_yaml(path: Path) -> dict:
 
 
 def _yaml_arguments(path: Path, settings_type: type, section: str) -> list[str]:
-    """The settings of a YAML file as flags."""
+    """Returns the settings of a YAML file as flags.
+
+    Raises:
+        UserError: no such section, an unknown setting, or a value of the wrong kind.
+    """
     content = read_yaml(path)
     types = typing.get_type_hints(settings_type)
     values = content.get(section, content)
@@ -279,7 +290,7 @@ def _yaml_arguments(path: Path, settings_type: type, section: str) -> list[str]:
 
 
 def _check_kind(path: Path, key: str, value: object, expected: object) -> None:
-    """Refuse what flags cannot express; the rest is checked as flags are."""
+    """Raises UserError for a value that flags cannot express; tyro checks the rest as flags."""
     one_of = typing.get_args(expected) or (expected,)
     if (expected is bool) != isinstance(value, bool):
         kind = "true or false" if expected is bool else f"{expected}, not true or false"
@@ -293,14 +304,14 @@ def _check_kind(path: Path, key: str, value: object, expected: object) -> None:
 
 
 def leave_when_terminated(grace_s: float = 5.0) -> None:
-    """End this process on SIGTERM: by RunFailed, or after ``grace_s`` without ceremony.
+    """Makes SIGTERM end this process: by RunFailed, or after ``grace_s`` seconds by ``os._exit``.
 
     A rank that waits in a collective for one that is gone does not return to Python, where the
-    exception would be raised; a thread then ends it, before torchrun's half minute is over.
+    exception would be raised. A thread then ends it, before torchrun's half minute is over.
     """
 
     def terminated(*_: object) -> None:
-        # Slurm, uv and torchrun each pass the signal on: once is enough to end in good order.
+        # Slurm, uv and torchrun each pass the signal on; only the first one is acted on.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise RunFailed("terminated: another rank died, or the job was cancelled")
 

@@ -10,12 +10,12 @@ import torch
 
 
 def seed_everything(seed: int, rank: int = 0) -> None:
-    """Seed Python, NumPy and torch (all devices) with ``seed + rank``."""
+    """Seeds Python, NumPy and torch (all devices) with ``seed + rank``."""
     random.seed(seed + rank)
     np.random.seed((seed + rank) % 2**32)
     torch.manual_seed(seed + rank)
 
 
 def kept_random_numbers(device: torch.device) -> AbstractContextManager:
-    """A block after which torch's generators, of the CPU and of ``device``, are as before it."""
+    """Restores torch's generators, of the CPU and of ``device``, at the end of the block."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])

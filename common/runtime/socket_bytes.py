@@ -1,4 +1,4 @@
-"""How many bytes this process has sent and received over its own TCP sockets.
+"""Counts of the bytes that this process has sent and received over its own TCP sockets.
 
 The kernel counts the payload of every connection; ``getsockopt(TCP_INFO)`` reads the counts without
 root and without looking at a packet. gloo's connections are such sockets, also between the ranks of
@@ -23,24 +23,24 @@ NOTSENT_BYTES_AT = 144  # u32 tcpi_notsent_bytes, Linux 4.6
 BYTES_RECEIVED_AT = 128  # u64 tcpi_bytes_received, Linux 4.1
 BYTES_SENT_AT = 200  # u64 tcpi_bytes_sent, u64 tcpi_bytes_retrans, Linux 4.19
 LONG_ENOUGH = BYTES_SENT_AT + 16
-INFO_BYTES = 512  # more than any kernel has to tell
+INFO_BYTES = 512  # more than any kernel's tcp_info has
 
 PAYLOAD_SHARE = 1448 / 1514
-"""Of 1514 bytes on the wire (Ethernet, IP, TCP with timestamps) 1448 are payload."""
+"""Payload's share of the bytes on the wire: 1448 of 1514 (Ethernet, IP, TCP with timestamps)."""
 
 
 def sent_bytes() -> int | None:
-    """Bytes of payload written to the TCP sockets that this process has open, in their lifetime.
+    """Returns the payload bytes written to this process's open TCP sockets, in their lifetime.
 
-    What the kernel still has to send counts, what it sent again does not. A difference between two
-    calls says what was sent in between, provided that no socket was closed: its count is lost with
-    it. None where the kernel does not tell (not Linux, or before 4.19).
+    Bytes that the kernel still has to send count, retransmitted bytes do not count again. The
+    difference of two calls is what was sent in between, provided that no socket was closed, as its
+    count is lost with it. None where the kernel does not tell (not Linux, or before 4.19).
     """
     return _total(_sent)
 
 
 def received_bytes() -> int | None:
-    """Bytes of payload that arrived at the TCP sockets of this process; see ``sent_bytes``.
+    """Returns the payload bytes that arrived at this process's TCP sockets; see ``sent_bytes``.
 
     The end of a connection that the other side closed counts as one byte.
     """
@@ -48,7 +48,7 @@ def received_bytes() -> int | None:
 
 
 def received_over(connection: socket.socket) -> int | None:
-    """Bytes of payload that arrived over this one connection, read by the program or not."""
+    """Returns the payload bytes that arrived over one connection, read by the program or not."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
     return _received(info) if len(info) >= LONG_ENOUGH else None
 
@@ -75,7 +75,7 @@ def _total(count) -> int | None:
 
 
 def _tcp_infos() -> Iterator[bytes]:
-    """``struct tcp_info`` of every TCP socket, each socket once however often it is open."""
+    """Yields ``struct tcp_info`` of every TCP socket, once even if it has several descriptors."""
     seen: set[int] = set()
     for name in os.listdir(DESCRIPTORS):
         try:

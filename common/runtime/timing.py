@@ -3,8 +3,8 @@
 On the CPU a mark is a reading of the monotonic clock. On CUDA a mark is an event in the current
 stream, so that marking does not wait for the device; times are read after one synchronisation.
 
-A GPU that is idle at the first mark waits for Python's launch of what is timed, 15 to 40 µs that
-then count as the operation's. ``hold`` keeps the stream busy meanwhile.
+A GPU that is idle at the first mark waits for Python to launch what is timed: 15 to 40 µs that
+would count as the operation's. ``hold`` keeps the stream busy meanwhile.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from typing import Any
 import torch
 
 LAUNCH_S = 50e-6
-"""Seconds in which Python launches one operation and marks its end; more than it usually takes."""
+"""Upper bound on the time in which Python launches one operation and marks its end."""
 MARK_S = 8e-6
-"""Seconds that a hook of Python's takes to mark a moment on CUDA: estimated, not measured."""
+"""Time in which a Python hook marks a moment on CUDA: estimated, not measured."""
 LAUNCHES_AHEAD = 1024
 """Launches that CUDA queues; a host that is further ahead of the device has to wait for it."""
 FASTEST_CLOCK_HZ = 3e9
-"""More than any GPU's clock: cycles at this rate last at least as long as was asked for."""
+"""Upper bound on a GPU's clock: cycles counted at this rate last at least as long as asked for."""
 
 
 class HostClock:
-    """Marks are clock readings, in seconds."""
+    """The clock of a CPU: marks are readings of ``perf_counter``, in seconds."""
 
     runs_ahead = False
-    """Whether work can be launched before it begins."""
+    """True if work can be launched before it begins."""
 
     def mark(self, again: float | None = None) -> float:
-        """The present moment."""
+        """Returns the present moment, in seconds."""
         return time.perf_counter()
 
     def hold(self, duration_s: float) -> None:
-        """Nothing is launched ahead on the CPU."""
+        """Does nothing, as nothing is launched ahead on the CPU."""
 
     def wait(self) -> None:
-        """Nothing runs asynchronously on the CPU."""
+        """Does nothing, as nothing runs asynchronously on the CPU."""
 
     def elapsed_s(self, start: float, end: float) -> float:
-        """Seconds between two marks."""
+        """Returns the seconds between two marks."""
         return end - start
 
 
 class CudaClock:
-    """Marks are CUDA events; ``wait`` before reading the time between two of them."""
+    """The clock of a GPU: marks are CUDA events; ``wait`` comes before reading the time between."""
 
     runs_ahead = True
 
@@ -54,34 +54,34 @@ class CudaClock:
         self.device = device
 
     def mark(self, again: torch.cuda.Event | None = None) -> torch.cuda.Event:
-        """An event recorded in the current stream.
+        """Records an event in the current stream and returns it.
 
         Args:
-            again: an earlier mark that nobody will read any more, to be recorded anew, as making
-                an event takes time of its own.
+            again: an earlier mark that is not read any more, which is reused, as making an event
+                takes time.
         """
         event = torch.cuda.Event(enable_timing=True) if again is None else again
         event.record()
         return event
 
     def hold(self, duration_s: float) -> None:
-        """Keep the current stream busy for at least so long, while the host launches what follows.
+        """Keeps the current stream busy for at least ``duration_s``, while the host launches.
 
-        At most as long as it takes to fill CUDA's queue of launches. Where the GPU's clock is below
-        FASTEST_CLOCK_HZ it takes longer, which nothing depends on.
+        The time is limited to what filling CUDA's queue of launches takes. If the GPU's clock is
+        below FASTEST_CLOCK_HZ, the stream is held longer, which does no harm.
         """
         limited_s = min(duration_s, LAUNCHES_AHEAD * LAUNCH_S)
         torch.cuda._sleep(int(limited_s * FASTEST_CLOCK_HZ))
 
     def wait(self) -> None:
-        """Block until the device has done all that was launched."""
+        """Blocks until the device has done all that was launched."""
         torch.cuda.synchronize(self.device)
 
     def elapsed_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Seconds between two marks, on the device's clock."""
+        """Returns the seconds between two marks, on the device's clock."""
         return start.elapsed_time(end) / 1e3
 
 
 def clock_for(device: torch.device) -> Any:
-    """The clock that is right for work on ``device``."""
+    """Returns the clock for work on ``device``."""
     return CudaClock(device) if device.type == "cuda" else HostClock()

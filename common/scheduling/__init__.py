@@ -1,1 +1,1 @@
-"""Which samples each rank takes in a step, so that ranks with texts of any length end together."""
+"""Assignment of a step's samples to ranks, such that all ranks finish at the same time."""

@@ -1,9 +1,10 @@
-"""The smallest bottleneck of contiguous groups, for ranks alike or in a given order.
+"""The smallest bottleneck of contiguous groups, for identical ranks or ranks in a given order.
 
-A bottleneck T is tried by letting each rank in turn take as many samples as it can within T. What
-a trial finds moves the bounds: a plan that fits has a bottleneck of its own, at most T; where none
-fits, nothing changes until some rank could take one sample more. So the search ends at the exact
-optimum, for whole numbers and for floats, after about ten trials.
+The bottleneck is the cost of the slowest rank. A bottleneck T is tried by letting each rank in turn
+take as many samples as it can within T. The result of a trial moves the bounds of the search: a
+plan that fits has a bottleneck of its own, at most T; if none fits, nothing changes until some rank
+can take one sample more. So the search ends at the exact optimum, for whole numbers and for floats,
+after about ten trials.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ FALLING = "a cost must not fall as a batch or its longest text grows"
 
 @dataclass(frozen=True)
 class SortedBatch:
-    """The samples of a global batch, longest first; samples of equal length as they were given.
+    """The samples of a global batch, longest first; samples of equal length in the given order.
 
     Attributes:
         order: [B] index of each sample in the batch as it was given.
-        lengths: [B] descending.
+        lengths: [B] in tokens, descending.
         distinct: [D] the lengths that occur, descending.
-        which: [B] the place of each length in ``distinct``.
+        which: [B] the index of each length in ``distinct``.
     """
 
     order: NDArray
@@ -39,12 +40,13 @@ class SortedBatch:
 
     @classmethod
     def of(cls, lengths: NDArray) -> SortedBatch:
-        """Sort ``lengths`` (int64 [B], at least 1)."""
+        """Sorts ``lengths`` (int64 [B], at least 1)."""
         longest = int(lengths.max())
-        # NumPy sorts 16 bits by radix, several times as fast.
+        # NumPy sorts 16 bits by radix, which is several times as fast.
         key = (longest - lengths).astype(np.uint16 if longest < 2**16 else np.int64)
         order = np.argsort(key, kind="stable")
         descending = lengths[order]
+        # ``new`` marks the first sample of each length; its running count numbers the lengths.
         new = np.empty(len(lengths), dtype=bool)
         new[0] = True
         np.not_equal(descending[1:], descending[:-1], out=new[1:])
@@ -54,16 +56,16 @@ class SortedBatch:
         return len(self.order)
 
     def groups(self, bounds: Sequence[int]) -> list[list[int]]:
-        """The samples between each two of ``bounds`` (positions, 0 to B), as given indices."""
+        """Returns the samples' given indices between each two ``bounds`` (positions 0 to B)."""
         order = self.order.tolist()
         return [order[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 def most_samples(cost: Cost, longest: NDArray, time: float, limit: int) -> NDArray:
-    """The largest batch of at most ``limit`` that costs at most ``time``, for each longest text.
+    """Returns the largest batch, at most ``limit``, that costs at most ``time``, int64 [n].
 
-    Zero where a single sample costs more. By the cost's own ``most`` if it has one, else by
-    bisection over batch sizes.
+    There is one for each longest text in ``longest`` [n]; 0 if a single sample costs more. It is
+    found by the cost's own ``most`` if it has one, else by bisection over batch sizes.
     """
     if hasattr(cost, "most"):
         return np.minimum(cost.most(longest, time), limit)
@@ -77,18 +79,20 @@ def most_samples(cost: Cost, longest: NDArray, time: float, limit: int) -> NDArr
 
 
 Trial = Callable[[float], tuple[bool, float]]
-"""Whether T is enough; if so, a bottleneck of at most T that is reached; else the next to try."""
+"""A trial of a bottleneck T. It returns True if T is enough, with a bottleneck of at most T that a
+plan reaches; else False, with the next bottleneck to try."""
 
 
 def smallest_bottleneck(low: float, high: float, attempt: Trial) -> float:
-    """The smallest T for which ``attempt`` succeeds.
+    """Returns the smallest T for which ``attempt`` succeeds.
 
     Args:
-        low: no plan is below it.
-        high: what a plan reaches.
+        low: lower bound on the bottleneck of any plan.
+        high: a bottleneck that some plan reaches.
         attempt: see ``Trial``.
 
-    Raises ValueError for a cost that falls somewhere, on which the search could go on for ever.
+    Raises:
+        ValueError: a cost that falls somewhere, on which the search could go on for ever.
     """
     trial, step = low, low // 32 + 1 if isinstance(low, int) else low / 32
     while low < high:
@@ -99,7 +103,8 @@ def smallest_bottleneck(low: float, high: float, attempt: Trial) -> float:
             high = found
         else:
             low = found
-        # The optimum is mostly near the lower bound: go up from there in steps that double.
+        # The optimum is mostly near the lower bound, so the search goes up from there in steps that
+        # double, but never beyond the middle of the interval.
         whole = isinstance(low, int) and isinstance(high, int)
         trial = min(low + step, (low + high) // 2 if whole else low + (high - low) / 2)
         if trial >= high:
@@ -111,9 +116,12 @@ def smallest_bottleneck(low: float, high: float, attempt: Trial) -> float:
 def identical_ranks(
     batch: SortedBatch, world_size: int, cost: Cost, limit: int
 ) -> tuple[float, list[int]]:
-    """The smallest bottleneck for ranks that are alike, and the bounds of its groups [G + 1].
+    """Returns the smallest bottleneck for identical ranks, and the bounds of its groups [G + 1].
 
     Needs B ≥ G and G · limit ≥ B.
+
+    Raises:
+        ValueError: a cost that falls somewhere.
     """
     count, which = len(batch), batch.which.tolist()
     plan: list[int] = []
@@ -128,7 +136,8 @@ def identical_ranks(
                 plan[:] = [*starts, count]
                 sizes = np.diff(plan)
                 return True, cost(sizes, batch.lengths[starts]).max().item()
-        # Only the lengths that the groups began with decide where they ended.
+        # A larger T changes the groups only if it lets one of them take one sample more. The next T
+        # to try is the smallest cost of such a group; each group costs by the length it began with.
         began = batch.which[starts]
         more, longest = most[began] + 1, batch.distinct[began]
         costs = cost(more, longest)[more <= limit]
@@ -143,7 +152,7 @@ def identical_ranks(
 
 
 def lower_bound(batch: SortedBatch, world_size: int, cost: Cost) -> float:
-    """A bottleneck that no partition is below, by counting.
+    """Computes a lower bound on the bottleneck of any partition, by counting.
 
     Of the j·G + 1 longest samples some rank has j + 1, and the first of those is among the
     j·(G − 1) + 1 longest: it costs at least cost(j + 1, length at position j·(G − 1)).
@@ -153,9 +162,9 @@ def lower_bound(batch: SortedBatch, world_size: int, cost: Cost) -> float:
 
 
 def one_each(bounds: list[int], world_size: int) -> list[int]:
-    """The same groups, but ended early enough to leave one sample for every rank.
+    """Returns the same groups, but ended early enough to leave one sample for every rank.
 
-    A group that is added has one sample, of a group that was larger: no group costs more.
+    An added group has one sample, taken from a larger group, so no group costs more.
     """
     count = bounds[-1]
     ends = bounds[1:] + [count] * (world_size + 1 - len(bounds))
@@ -166,9 +175,12 @@ def one_each(bounds: list[int], world_size: int) -> list[int]:
 def fixed_order(
     batch: SortedBatch, costs: Sequence[Cost], limits: Sequence[int]
 ) -> tuple[float, list[int]]:
-    """The smallest bottleneck where rank i takes the i-th group, and the groups' bounds [G + 1].
+    """Returns the smallest bottleneck if rank i takes group i, and the groups' bounds [G + 1].
 
     Needs B ≥ G and sum of limits ≥ B.
+
+    Raises:
+        ValueError: a cost that falls somewhere.
     """
     plan: list[int] = []
 
@@ -191,10 +203,18 @@ def fixed_order(
 def in_order(
     lengths: Sequence[int], costs: Sequence[Cost], limits: Sequence[int], time: float
 ) -> tuple[bool, float, list[int]]:
-    """A trial of ``time`` for ranks in a given order; with the bounds of the groups it got to.
+    """Tries the bottleneck ``time`` for ranks in a given order.
 
-    ``lengths`` [B] descending. Rank by rank in Python numbers: each may have its own cost.
+    Args:
+        lengths: [B] descending.
+        costs, limits: [G] of each rank.
+        time: the bottleneck.
+
+    Returns:
+        as ``Trial``, and the bounds of the groups that the trial came to.
     """
+    # Rank by rank in Python numbers, as each rank may have a cost of its own. ``reached`` is the
+    # largest cost so far. ``following`` is the smallest cost of a group with one sample more.
     count, world_size = len(lengths), len(costs)
     bounds, reached, following = [0], 0, inf
     for index, (cost, limit) in enumerate(zip(costs, limits, strict=True)):
@@ -212,7 +232,7 @@ def in_order(
 
 
 def _most_of_one(cost: Cost, longest: int, time: float, limit: int) -> int:
-    """What ``most_samples`` gives for one length."""
+    """Returns what ``most_samples`` does, for one length."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

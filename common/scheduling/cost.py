@@ -1,4 +1,4 @@
-"""What a micro-batch costs its rank: a function of its size and of its longest text.
+"""The cost of a micro-batch to its rank, a function of its size and of its longest text.
 
 Every cost is called as ``cost(batch_size, longest)`` on numbers or arrays, and is non-decreasing
 in both. ``most(longest, time)`` is its inverse: the largest batch that costs at most ``time``.
@@ -17,32 +17,32 @@ from common.errors import UserError
 
 Cost = Callable[[Any, Any], Any]
 UNLIMITED = 2**31
-"""What ``most`` answers where batches of any size cost no more: beyond any batch there is."""
+"""Result of ``most`` if batches of any size cost no more: above the size of any batch."""
 
 
 @dataclass(frozen=True)
 class TokensCost:
-    """Tokens with padding: b·m. Whole numbers for whole numbers."""
+    """Tokens with padding: b·m, an integer for integers."""
 
     def __call__(self, batch_size: Any, longest: Any) -> Any:
-        """Tokens that ``batch_size`` texts take, padded to the ``longest``."""
+        """Returns the tokens of ``batch_size`` texts, padded to the ``longest``."""
         return batch_size * longest
 
     def most(self, longest: NDArray, time: float) -> NDArray:
-        """The largest batches [n] of at most ``time`` tokens, for texts padded to ``longest``."""
+        """Returns the largest batches [n] of at most ``time`` tokens, padded to ``longest`` [n]."""
         return np.asarray(time // longest).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class TokensSquaredCost:
-    """Pairs of tokens that attention compares: b·m². Whole numbers for whole numbers."""
+    """Pairs of tokens that attention compares: b·m², an integer for integers."""
 
     def __call__(self, batch_size: Any, longest: Any) -> Any:
-        """Pairs of tokens of ``batch_size`` texts, padded to the ``longest``."""
+        """Returns the pairs of tokens of ``batch_size`` texts, padded to the ``longest``."""
         return batch_size * longest * longest
 
     def most(self, longest: NDArray, time: float) -> NDArray:
-        """The largest batches [n] of at most ``time`` pairs, for texts padded to ``longest``."""
+        """Returns the largest batches [n] of at most ``time`` pairs, padded to ``longest`` [n]."""
         return np.asarray(time // (longest * longest)).astype(np.int64)
 
 
@@ -50,8 +50,8 @@ class TokensSquaredCost:
 class CalibratedCost:
     """Seconds of a step: c0 + c1·b·m + c2·b·m².
 
-    c0 is what any step takes (launches, the update), c1 the layers that work on each token, c2
-    attention. None of them may be negative: the cost would fall as batches grow.
+    c0 is the time of any step (launches, the update), c1 that of the layers for each token, c2 that
+    of attention for each pair of tokens. None may be negative: the cost would fall as batches grow.
     """
 
     c0_s: float
@@ -65,21 +65,21 @@ class CalibratedCost:
                 raise UserError(f"{name} is {value}; a cost needs it finite and at least 0")
 
     def __call__(self, batch_size: Any, longest: Any) -> Any:
-        """Seconds for ``batch_size`` texts, padded to the ``longest``."""
+        """Returns the seconds for ``batch_size`` texts, padded to the ``longest``."""
         return self._time_s(batch_size, longest, self.c1_s + self.c2_s * longest)
 
     def _time_s(self, batch_size: Any, longest: Any, per_token_s: Any) -> Any:
         return self.c0_s + batch_size * longest * per_token_s
 
     def most(self, longest: NDArray, time: float) -> NDArray:
-        """The largest batches [n] of at most ``time`` seconds, for texts padded to ``longest``."""
+        """Returns the largest batches [n] of at most ``time`` s, padded to ``longest`` [n]."""
         per_token = self.c1_s + self.c2_s * longest
         if not self.c1_s and not self.c2_s:
             return np.full(longest.shape, UNLIMITED if self.c0_s <= time else 0)
         with np.errstate(over="ignore"):
             guess = (time - self.c0_s) / (longest * per_token)
         batch = np.maximum(np.minimum(guess, UNLIMITED), 0).astype(np.int64)
-        # The division is rounded, and what counts is what the cost itself says.
+        # The division is rounded, so the guess may be off by one: it is corrected by the cost.
         while (less := (self._time_s(batch, longest, per_token) > time) & (batch > 0)).any():
             batch -= less
         while (
@@ -90,30 +90,36 @@ class CalibratedCost:
 
     @classmethod
     def fit(cls, batch_size: ArrayLike, longest: ArrayLike, time_s: ArrayLike) -> CalibratedCost:
-        """The coefficients that come nearest to measured steps, relative to each one's time.
+        """Fits the coefficients to measured steps, by their relative errors.
 
         Args:
-            batch_size, longest, time_s: [n] each; one measured step in each place.
+            batch_size, longest, time_s: [n] each; index i is one measured step.
 
         Non-negative least squares of (predicted − measured) / measured (Lawson and Hanson, Solving
-        Least Squares Problems, 1974; scipy.optimize.nnls). Raises UserError for less than one
-        step, or for a time that is not above 0.
+        Least Squares Problems, 1974; scipy.optimize.nnls).
+
+        Raises:
+            UserError: less than one step, or a time that is not above 0.
         """
         from scipy.optimize import nnls
 
         batch, length, times = _steps(batch_size, longest, time_s)
         terms = np.stack([np.ones_like(times), batch * length, batch * length**2], axis=1)
-        scale = terms.max(axis=0)  # columns of like size: the third is 10⁶ times the first
+        # Each row is divided by its measured time, so the target is 1 and residuals are relative:
+        # else the longest steps alone would decide. Each column is divided by its maximum, as the
+        # third is 10⁶ times the first, and the solution is scaled back.
+        scale = terms.max(axis=0)
         solution, _ = nnls(terms / scale / times[:, None], np.ones_like(times))
-        return cls(*(solution / scale).tolist())
+        c0_s, c1_s, c2_s = (solution / scale).tolist()
+        return cls(c0_s=c0_s, c1_s=c1_s, c2_s=c2_s)
 
     def relative_error(self, batch_size: ArrayLike, longest: ArrayLike, time_s: ArrayLike) -> float:
-        """Median of |predicted − measured| / measured over steps [n]."""
+        """Computes the median of |predicted − measured| / measured over steps [n]."""
         batch, length, times = _steps(batch_size, longest, time_s)
         return float(np.median(np.abs(self(batch, length) - times) / times))
 
     def scaled(self, factor: float) -> CalibratedCost:
-        """The cost on a rank that takes ``factor`` times as long."""
+        """Returns the cost on a rank that takes ``factor`` times as long."""
         return CalibratedCost(self.c0_s * factor, self.c1_s * factor, self.c2_s * factor)
 
 

@@ -1,4 +1,4 @@
-"""Batches of samples of like length, as Hugging Face's Trainer and fairseq form them.
+"""Batches of samples of similar length, as Hugging Face's Trainer and fairseq form them.
 
 Written from their behaviour: transformers/trainer_pt_utils.py (get_length_grouped_indices) and
 fairseq/data/data_utils_fast.pyx (batch_by_size_fast).
@@ -10,20 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 MEGA_BATCH = 50
-"""Batches that are sorted together by length, in Hugging Face's sampler."""
+"""Number of batches that are sorted together by length, in Hugging Face's sampler."""
 
 
 def length_grouped_order(lengths: NDArray, batch_size: int, permutation: NDArray) -> NDArray:
-    """The order [n] of Hugging Face's LengthGroupedSampler.
+    """Returns the order [n] of Hugging Face's LengthGroupedSampler.
 
     Args:
         lengths: [n] tokens of each sample.
-        batch_size: of one rank; the Trainer gives whole batches to its ranks in turn.
+        batch_size: samples of one rank; the Trainer gives whole batches to its ranks in turn.
         permutation: [n] the random order to start from.
 
     Runs of 50 batches (fewer where that would leave less than four runs) are sorted, longest first.
     The longest sample of all changes places with the very first, to run out of memory early.
     """
+    # One stable sort by (run, descending length) sorts all runs at once. The longest sample of a
+    # run is then its first, so the longest of all is among the first of each run.
     run = max(1, min(len(lengths) // (4 * batch_size), MEGA_BATCH)) * batch_size
     place = np.arange(len(lengths)) // run
     order = permutation[np.lexsort((-lengths[permutation], place))]
@@ -33,19 +35,22 @@ def length_grouped_order(lengths: NDArray, batch_size: int, permutation: NDArray
 
 
 def token_budget_bounds(ascending: NDArray, max_tokens: int, max_samples: int = 0) -> list[int]:
-    """Where fairseq's batch_by_size cuts samples that are sorted by length, shortest first.
+    """Cuts samples sorted by length, shortest first, as fairseq's batch_by_size does.
 
     Args:
         ascending: [n] lengths in tokens.
-        max_tokens: of a batch with padding, at least the longest sample's.
-        max_samples: of a batch; 0 is without limit.
+        max_tokens: tokens of a batch with padding, at least the longest sample's.
+        max_samples: samples of a batch; 0 is without limit.
 
-    Returns the bounds [batches + 1], from 0 to n: a batch ends where one sample more would exceed
-    the budget. fairseq's ``required_batch_size_multiple`` is 1 here.
+    Returns:
+        the bounds [batches + 1], from 0 to n: a batch ends where one sample more would exceed the
+        budget. fairseq's ``required_batch_size_multiple`` is 1 here.
     """
     count = len(ascending)
     start = np.arange(count)
-    # The last end whose samples fit; none of a batch is shorter than its first.
+    # For every possible start at once, the last end of a batch that fits is found by bisection. No
+    # sample is shorter than the batch's first, which gives the upper bound of the search. The
+    # batches are then followed from end to end.
     low, high = start + 1, np.minimum(count, start + max_tokens // ascending)
     if max_samples:
         high = np.minimum(high, start + max_samples)
@@ -64,7 +69,7 @@ def token_budget_bounds(ascending: NDArray, max_tokens: int, max_samples: int = 
 def token_budget_batches(
     lengths: NDArray, bounds: list[int], rng: np.random.Generator
 ) -> list[NDArray]:
-    """The batches of an epoch, in random order; samples of equal length change places."""
+    """Makes the batches of an epoch, in random order; samples of equal length are shuffled."""
     shuffled = rng.permutation(len(lengths))
     order = shuffled[np.argsort(lengths[shuffled], kind="stable")]
     batches = np.split(order, bounds[1:-1])
@@ -72,12 +77,13 @@ def token_budget_batches(
 
 
 def budget_for(ascending: NDArray, batch_size: float) -> int:
-    """The smallest budget with which a batch has at least ``batch_size`` samples on average."""
+    """Returns the smallest budget of tokens at which batches average at least ``batch_size``."""
 
     def enough(budget: int) -> bool:
         batches = len(token_budget_bounds(ascending, budget)) - 1
         return len(ascending) >= batch_size * batches
 
+    # The upper bound grows until it is enough, then the interval is bisected.
     low = max(int(ascending[-1]), int(batch_size * ascending.mean()))
     high = low
     while not enough(high):

@@ -1,8 +1,8 @@
-"""A rank's micro-batches, planned and put together by a thread while the step before is computed.
+"""A rank's micro-batches, planned and collated by a thread while the step before is computed.
 
-Every rank plans for all ranks from the same data, seed and cost, so that nothing is sent. What a
-plan may depend on (the cost of a rank that has become slow) is handed over with the request, at a
-step that is the same on every rank.
+Every rank plans for all ranks from the same data, seed and cost, so that nothing is sent. A plan
+may also depend on the cost of a rank that has become slow: it is given with the request, at a step
+that is the same on every rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MicroBatch:
     """The samples of one rank in one step.
 
     ``input_ids`` (int64) and ``attention_mask`` (bool) are [batch, longest], ``labels`` (int64) is
-    [batch]. ``work_s`` is what plan and collation took.
+    [batch]. ``work_s`` is the time of planning and collation, in seconds.
     """
 
     plan: StepPlan
@@ -39,33 +39,33 @@ class MicroBatch:
     labels: Tensor
     work_s: float = 0.0
     tag: Any = None
-    """What the request was marked with."""
+    """The tag of the request."""
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sample: what all are padded to."""
+        """Returns the tokens of the longest sample, to which all are padded."""
         return self.input_ids.shape[1]
 
     @property
     def tokens(self) -> int:
-        """Tokens without padding."""
+        """Returns the number of tokens without padding."""
         return int(self.attention_mask.sum())
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same on ``device``."""
+        """Returns the same micro-batch on ``device``."""
         if device.type == self.input_ids.device.type:
             return self
         return self._with(lambda tensor: tensor.to(device, non_blocking=True))
 
     def split(self, pieces: int) -> list[MicroBatch]:
-        """The samples in at most so many parts of nearly equal size, each with one at least."""
+        """Splits the samples into at most ``pieces`` parts of nearly equal size, none empty."""
         count = len(self.labels)
         edges = np.linspace(0, count, min(pieces, count) + 1).round().astype(int)
         spans = pairwise(edges)
         return [self._with(lambda tensor, at=slice(*span): tensor[at]) for span in spans]
 
     def first_tokens(self) -> MicroBatch:
-        """The first sample's first few tokens: enough to run a model, and no more."""
+        """Returns the first sample's first 4 tokens at most, just enough to run a model."""
         few = slice(0, min(4, self.longest))
         return replace(
             self,
@@ -84,7 +84,7 @@ class MicroBatch:
 
 
 def collate(data: TokenizedTexts, plan: StepPlan, rank: int) -> MicroBatch:
-    """The rank's samples of ``plan``, padded to the longest of them."""
+    """Collates the rank's samples of ``plan``, padded to the longest of them."""
     group = plan.groups[rank]
     longest = max(len(data.tokens[index]) for index in group)
     input_ids = np.full((len(group), longest), data.pad_id, dtype=np.int64)
@@ -94,13 +94,18 @@ def collate(data: TokenizedTexts, plan: StepPlan, rank: int) -> MicroBatch:
         input_ids[row, : len(tokens)] = tokens
         mask[row, : len(tokens)] = True
     labels = np.asarray(data.labels)[list(group)].astype(np.int64)
-    return MicroBatch(plan, *map(torch.from_numpy, (input_ids, mask, labels)))
+    return MicroBatch(
+        plan=plan,
+        input_ids=torch.from_numpy(input_ids),
+        attention_mask=torch.from_numpy(mask),
+        labels=torch.from_numpy(labels),
+    )
 
 
 class AheadLoader:
-    """Serves requests in order, each by a thread while the ones before are being computed.
+    """A queue of requests for micro-batches, which a thread serves in order, ahead of their use.
 
-    Use as a context. An error in a plan is raised by the ``take`` that would have returned it.
+    A context manager. An error in a plan is raised by the ``take`` that would have returned it.
     """
 
     def __init__(self, data: TokenizedTexts, rank: int, pin: bool = False) -> None:
@@ -117,18 +122,18 @@ class AheadLoader:
     def request(
         self, plan: Callable[[], StepPlan], tag: Any = None, data: TokenizedTexts | None = None
     ) -> None:
-        """Ask for the micro-batch of the plan that ``plan()`` will return.
+        """Requests the micro-batch of the plan that ``plan()`` will return.
 
-        ``tag`` comes back with it; ``data`` are other texts than the loader's.
+        ``tag`` is returned with it; ``data`` replaces the loader's texts.
         """
         self._ahead.append(self._thread.submit(self._prepare, plan, tag, data or self.data))
 
     def take(self) -> MicroBatch:
-        """The oldest micro-batch that was asked for; waits until it is there."""
+        """Returns the oldest requested micro-batch; waits until it is ready."""
         return self._ahead.popleft().result()
 
     def __len__(self) -> int:
-        """Requests that have not been taken."""
+        """Returns the number of requests that have not been taken."""
         return len(self._ahead)
 
     def _prepare(self, plan: Callable[[], StepPlan], tag: Any, data: TokenizedTexts) -> MicroBatch:

@@ -1,9 +1,9 @@
-"""A good plan for ranks of many speeds, and a bound on what it loses to the best.
+"""A good plan for ranks of many speeds, and a lower bound on the optimum.
 
 Ranks are merged into a few kinds of similar speed. With each kind's fastest cost and largest limit
-the exact plan is a lower bound: every real plan would fit. The order in which it uses the kinds,
-that of the plan with each kind's slowest cost and smallest limit, and plain orders by speed are
-each given the best bounds for the real ranks in that order; the best of them is improved by
+the exact plan is a lower bound: every real plan would fit. Several orders of the real ranks are
+tried, each with its best bounds: those in which this plan and the plan with each kind's slowest
+cost and smallest limit use the kinds, and plain orders by speed. The best of them is improved by
 exchanging the slowest rank with others. Nothing depends on a clock, so all ranks find the same.
 """
 
@@ -25,15 +25,21 @@ from common.scheduling.unequal_ranks import (
 
 MERGED_KINDS = 6
 AFFORDABLE_STEPS = 6 * 10**6
-"""Of one trial with merged kinds, which are as many as that allows: half a second for all."""
+"""Upper bound on the numbers that one trial with merged kinds computes, which limits the number of
+kinds: all trials take about half a second."""
 EXCHANGE_BUDGET = 50_000
-"""Ranks looked at while exchanging, about a sixth of a second."""
+"""Upper bound on the ranks tried while exchanging, in all about a sixth of a second."""
 
 
 def heuristic_order(
     batch: SortedBatch, costs: Sequence[Cost], limits: Sequence[int]
 ) -> tuple[float, list[int], list[int], float]:
-    """Bottleneck, bounds of the groups [G + 1], the rank of each group, and a lower bound."""
+    """Finds a good order of ranks of many speeds, with its groups.
+
+    Returns:
+        bottleneck, bounds of the groups [G + 1], the rank of each group [G], and a lower bound on
+        the bottleneck of any plan.
+    """
     size, longest = max(1, len(batch) // len(costs)), int(batch.lengths.mean())
     speed = [float(cost(size, longest)) for cost in costs]
     by_speed = sorted(range(len(costs)), key=lambda rank: speed[rank])  # fastest first
@@ -48,7 +54,8 @@ def heuristic_order(
     best, bounds, order = min(
         (*_in_this_order(batch, costs, limits, order), order) for order in _distinct(orders)
     )
-    return *_exchanged(batch, costs, limits, best, bounds, order, low), float(low)
+    best, bounds, order = _exchanged(batch, costs, limits, best, bounds, order, low)
+    return best, bounds, order, float(low)
 
 
 def _in_this_order(
@@ -62,7 +69,9 @@ def _distinct(orders: list[list[int]]) -> list[list[int]]:
 
 
 def _clusters(by_speed: list[int], speed: list[float]) -> list[list[int]]:
-    """The ranks in few kinds, with the smallest ratio of slowest to fastest within a kind."""
+    """Merges the ranks into few kinds, with the smallest ratio of slowest to fastest in a kind."""
+    # First the number of kinds that a search can afford, then the smallest ratio that needs no more
+    # kinds: the number of kinds falls as the ratio grows, so the ratio is found by bisection.
     kinds = next(
         kinds
         for kinds in range(MERGED_KINDS, 0, -1)
@@ -81,12 +90,12 @@ def _clusters(by_speed: list[int], speed: list[float]) -> list[list[int]]:
 
 
 def _equal_kinds(world_size: int, kinds: int) -> list[RankKind]:
-    """Kinds of equal count, to see what a trial would take."""
+    """Makes kinds of equal count, whose trial steps can be counted; their costs are not used."""
     return [RankKind(max, 1, (0,) * -(-world_size // kinds))] * kinds
 
 
 def _cuts(log: np.ndarray, ratio: float) -> list[int]:
-    """Where kinds begin if each spans at most ``ratio`` (a logarithm)."""
+    """Returns the index at which each kind begins if it spans at most ``ratio`` (a logarithm)."""
     starts = [0]
     while (end := int(np.searchsorted(log, log[starts[-1]] + ratio, side="right"))) < len(log):
         starts.append(end)
@@ -108,7 +117,10 @@ def _merged(
 
 
 def _not_dominated(costs: Sequence[Cost], slower: bool = False) -> tuple[Cost, ...]:
-    """The costs without those that cannot be the fastest (or the slowest) anywhere."""
+    """Returns the costs without those that cannot be the fastest (or the slowest) anywhere."""
+    # A calibrated cost cannot be the fastest if another has no larger coefficient. By ascending sum
+    # of coefficients a cost comes after all that dominate it, so one pass is enough. For the
+    # slowest, all signs are reversed.
     distinct = list(dict.fromkeys(costs))
     if not all(isinstance(cost, CalibratedCost) for cost in distinct):
         return tuple(distinct)
@@ -122,7 +134,7 @@ def _not_dominated(costs: Sequence[Cost], slower: bool = False) -> tuple[Cost, .
 
 
 def _real_orders(used: list[int], clusters: list[list[int]]) -> list[list[int]]:
-    """The order of kinds with real ranks in it: the fast or the slow of a kind first."""
+    """Replaces kinds by real ranks, in two ways: the fastest or the slowest of a kind first."""
     orders = []
     for step in (1, -1):
         waiting = [iter(ranks[::step]) for ranks in clusters]
@@ -139,7 +151,14 @@ def _exchanged(
     order: list[int],
     low: float,
 ) -> tuple[float, list[int], list[int]]:
-    """Exchange the slowest rank's place with another's as long as that helps."""
+    """Exchanges the slowest rank's place with another's as long as that helps.
+
+    Returns:
+        bottleneck, bounds of the groups [G + 1] and the rank of each group [G].
+    """
+    # Local search: the slowest rank changes places with the nearest rank with which the ranks in
+    # the new order fit below the present bottleneck. It ends at the lower bound ``low``, without
+    # an improvement, or when the budget is used up.
     budget = EXCHANGE_BUDGET
 
     def fits_below(trial: list[int]) -> tuple[bool, float, list[int]]:

@@ -1,10 +1,10 @@
 """The largest micro-batch that each rank's memory holds, found before training.
 
-A dynamic plan may give one rank many short texts, so it has to know how many are too many. On a GPU
-that is found with real forward and backward passes of the longest texts, by doubling and then
-bisection; ranks agree after every pass, so that one which runs out of memory never leaves the
-others waiting. A CPU has no such limit of its own (Linux promises more memory than there is and
-then kills a process), so there it is calculated from two small steps (``step_memory``).
+A dynamic plan may give one rank many short texts, so it must know a limit. On a GPU the limit is
+found with real forward and backward passes of the longest texts, by doubling and then bisection;
+ranks agree after every pass, so that a rank that runs out of memory never leaves the others
+waiting. A CPU does not fail in time (Linux promises more memory than there is and then kills a
+process), so there the limit is calculated from two small steps (``step_memory``).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Context = Callable[[], AbstractContextManager]
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What the search found on one rank.
+    """The result of the search on one rank.
 
     Attributes:
         largest: the largest batch size that fitted; 0 if none did.
-        tried: every batch size that was tried, in order, and whether it fitted.
-        rounds: how often the ranks agreed; the same on all of them.
+        tried: every batch size that was tried, in order, and True if it fitted.
+        rounds: number of times that the ranks agreed; the same on all of them.
     """
 
     largest: int
@@ -51,16 +51,16 @@ def probe_largest_batches(
     precision: Context = nullcontext,
     real_steps: bool | None = None,
 ) -> list[int]:
-    """The largest micro-batch of every rank, in rank order; the same list on every rank.
+    """Finds the largest micro-batch of every rank, in rank order; the same list on every rank.
 
-    Weights and random numbers are afterwards what they were before; gradients are dropped.
+    Weights and random numbers are restored; gradients are dropped.
 
     Args:
         model: called as ``model(input_ids, attention_mask)``; not yet wrapped in DDP.
         max_length: tokens of the texts that are tried, the longest there can be.
         upper_bound: the largest batch size to try.
         worker: this rank, whose device is tried.
-        optimizer_states: numbers that the optimizer keeps a parameter; AdamW has 2.
+        optimizer_states: numbers that the optimizer keeps for each parameter; AdamW has 2.
         precision: makes the context of a forward pass, such as autocast's.
         real_steps: try real passes; by default on a GPU only, and on a CPU a calculation.
 
@@ -91,13 +91,13 @@ def probe_largest_batches(
 def largest_micro_batch(
     try_step: Callable[[int], object], upper_bound: int, agree: Callable[[object], list]
 ) -> ProbeResult:
-    """Search the largest batch size for which ``try_step`` does not run out of memory.
+    """Searches the largest batch size for which ``try_step`` does not run out of memory.
 
     Sizes double until one fails, then the interval is halved. Every rank takes part in every round:
     one that is done tries nothing, but agrees, until all are done.
 
     Args:
-        try_step: computes a step of that batch size and drops what it made.
+        try_step: computes a step of a batch size and drops its results.
         upper_bound: never exceeded.
         agree: a collective that gives an item of every rank to every rank, as ``Worker.gather``.
 
@@ -132,7 +132,7 @@ def largest_micro_batch(
 
 
 def fits(try_step: Callable[[int], object], batch_size: int) -> bool:
-    """Whether a step of that batch size finds the memory it needs; what it took is freed."""
+    """Returns True if a step of a batch size does not run out of memory; frees what it took."""
     try:
         try_step(batch_size)
         fitted = True
@@ -151,7 +151,7 @@ def fits(try_step: Callable[[int], object], batch_size: int) -> bool:
 class LocalStep:
     """Forward and backward pass of the longest texts, on this rank alone.
 
-    On a GPU a block of memory stands in for what training has besides: optimizer states and the
+    On a GPU a block of memory stands for the rest of training's memory: optimizer states and the
     margin. DDP's buckets are the gradients themselves (gradient_as_bucket_view).
     """
 
@@ -169,7 +169,7 @@ class LocalStep:
         self.besides_bytes = trained * optimizer_states
 
     def __call__(self, batch_size: int) -> None:
-        """Compute both passes; weights and random numbers stay as they were, gradients go."""
+        """Computes both passes; restores random numbers and drops the gradients."""
         cuda = self.device.type == "cuda"
         was_training = self.model.training
         try:
@@ -185,7 +185,7 @@ class LocalStep:
             self.model.zero_grad(set_to_none=True)
 
     def forward(self, batch_size: int) -> Tensor:
-        """A scalar loss over such a batch, in training mode."""
+        """Computes a scalar loss over ``batch_size`` of the longest texts, in training mode."""
         shape = (batch_size, self.max_length)
         input_ids = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self.model.train()
@@ -198,7 +198,7 @@ class LocalStep:
 
 
 def calculated_batch(step: LocalStep, upper_bound: int, ranks_on_host: int) -> int:
-    """The largest batch size by calculation; 0 if not even the measurement of a text fits."""
+    """Calculates the largest batch size; 0 if not even the small steps for it fit."""
     limit_bytes = rank_limit_bytes(ranks_on_host)
     try:
         memory = measure_step_memory(step, step.model, step.besides_bytes)

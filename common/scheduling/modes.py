@@ -1,4 +1,4 @@
-"""What a step's plan is in each mode: ours, equal counts, and what other libraries do.
+"""The plan of a step in each mode: ours, equal counts, and those of other libraries.
 
 A plan follows from mode, seed and step alone (and the cost, for ``dynamic``), so every rank makes
 the same one without asking the others. ``static``, ``dynamic`` and ``karmarkar_karp`` divide the
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 MODES = ("static", "dynamic", "karmarkar_karp", "length_grouped", "token_budget")
 SAME_BATCH = ("static", "dynamic", "karmarkar_karp")
-"""Modes that share their global batches; in the others it is each rank's batch that is made."""
+"""Modes that share their global batches; the others form each rank's batch by themselves."""
 LOSS_MEANS = ("samples", "tokens")
 Limits = int | Sequence[int] | None
 
@@ -50,36 +50,36 @@ class StepPlan:
 
     @cached_property
     def local_batch(self) -> NDArray:
-        """Samples of each rank, [G]."""
+        """Returns the number of samples of each rank, [G]."""
         return np.array([len(group) for group in self.groups])
 
     @cached_property
     def longest(self) -> NDArray:
-        """Tokens of each rank's longest sample, [G]."""
+        """Returns the tokens of each rank's longest sample, [G]."""
         return np.maximum.reduceat(self._own, self._starts)
 
     @cached_property
     def tokens(self) -> NDArray:
-        """Tokens of each rank without padding, [G]."""
+        """Returns the tokens of each rank without padding, [G]."""
         return np.add.reduceat(self._own, self._starts)
 
     @property
     def padded_tokens(self) -> NDArray:
-        """Tokens of each rank with padding, [G]."""
+        """Returns the tokens of each rank with padding, [G]."""
         return self.local_batch * self.longest
 
     @property
     def global_batch(self) -> int:
-        """Samples of all ranks."""
+        """Returns the number of samples of all ranks."""
         return int(self.local_batch.sum())
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of all ranks, without padding."""
+        """Returns the tokens of all ranks, without padding."""
         return int(self.tokens.sum())
 
     def slowest_cost(self, cost: Cost | Sequence[Cost]) -> float:
-        """The bottleneck: what the slowest rank costs; ``cost`` is one, or one for each rank."""
+        """Computes the bottleneck, the slowest rank's cost; ``cost`` is one, or one per rank."""
         if callable(cost):
             return np.max(cost(self.local_batch, self.longest)).item()
         shapes = zip(cost, self.local_batch.tolist(), self.longest.tolist(), strict=True)
@@ -95,10 +95,10 @@ class StepPlan:
 
 
 def global_batches(count: int, global_batch: int, seed: int) -> Iterator[NDArray]:
-    """Whole global batches (indices [B]) of a data set of ``count`` samples, without an end.
+    """Yields whole global batches (indices [B]) of a data set of ``count`` samples, endlessly.
 
-    Each epoch is a permutation of its own; what is left at its end and makes no whole batch is
-    dropped, other samples each time. So no sample comes twice within an epoch or within a step.
+    Each epoch is a permutation of its own. The samples at its end that make no whole batch are
+    dropped, others each time. So no sample comes twice within an epoch or within a step.
     """
     epoch = 0
     while True:
@@ -109,23 +109,24 @@ def global_batches(count: int, global_batch: int, seed: int) -> Iterator[NDArray
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> NDArray:
-    """The permutation [n] of an epoch, from the seed and the epoch's number alone."""
+    """Draws the permutation [n] of an epoch, from the seed and the epoch's number alone."""
     return np.random.default_rng((seed, epoch)).permutation(count)
 
 
 class Planner:
-    """Makes the plan of any step: ``planner(step)``.
+    """The plans of all steps in one mode; ``planner(step)`` makes one.
 
     Args:
         mode: one of MODES.
         lengths: [n] tokens of each sample of the data set.
         world_size: G ranks.
         global_batch: B samples a step (in ``token_budget`` on average); at least one per rank.
-        seed: of the samples' order.
+        seed: seed of the samples' order.
         max_tokens: the budget of ``token_budget``, with padding; 0 chooses the smallest with which
             a rank has B/G samples on average.
 
-    Raises UserError for a mode that is not known or a batch that cannot be made.
+    Raises:
+        UserError: an unknown mode, or a batch that cannot be made.
     """
 
     def __init__(
@@ -166,15 +167,16 @@ class Planner:
     def __call__(
         self, step: int, cost: Cost | Sequence[Cost] | None = None, max_batch: Limits = None
     ) -> StepPlan:
-        """The plan of a step.
+        """Makes the plan of a step.
 
         Args:
             step: from 0, over all epochs.
-            cost: what ``dynamic`` makes equal (one, or one for each rank); tokens by default.
+            cost: the cost that ``dynamic`` balances (one, or one for each rank); tokens by default.
             max_batch: the most samples a rank can hold; one, or one for each rank.
 
-        Raises UserError where the limits do not allow it: modes of equal counts need them to be
-        at least these counts.
+        Raises:
+            UserError: the limits do not allow it; modes of equal counts need limits of at least
+                these counts.
         """
         if self.mode == "token_budget":
             groups = self._budgeted(step, max_batch)
@@ -194,7 +196,11 @@ class Planner:
         return StepPlan(tuple(map(tuple, groups)), self.lengths)
 
     def steps_per_epoch(self, max_batch: Limits = None) -> int:
-        """Whole steps that every epoch has; the limits matter to ``token_budget`` alone."""
+        """Returns the number of whole steps of an epoch; limits matter only in ``token_budget``.
+
+        Raises:
+            UserError: fewer batches than ranks.
+        """
         if self.mode != "token_budget":
             return len(self.lengths) // self.global_batch
         batches = len(self._budget_bounds(max_batch)) - 1
@@ -206,7 +212,7 @@ class Planner:
         return batches // self.world_size
 
     def _drawn(self, step: int) -> NDArray:
-        """The samples of a step, in the order in which ranks take them."""
+        """Returns the samples of a step, in the order in which ranks take them."""
         epoch, place = divmod(step, self.steps_per_epoch())
         if self._epoch[0] != epoch:
             order = epoch_order(len(self.lengths), self.seed, epoch)
@@ -220,7 +226,7 @@ class Planner:
     def _smallest_bottleneck(
         self, lengths: NDArray, cost: Cost | Sequence[Cost], limits: Limits
     ) -> list[list[int]]:
-        """The groups of ``dynamic``; says once where they may not be optimal."""
+        """Computes the groups of ``dynamic``; logs once if they may not be optimal."""
         plan = bounded_plan(lengths, self.world_size, cost, limits)
         if not plan.exact and not self._said_gap and is_main_rank():
             self._said_gap = True
@@ -231,7 +237,7 @@ class Planner:
         return plan.groups
 
     def _budgeted(self, step: int, max_batch: Limits) -> list[list[int]]:
-        """One batch for each rank; ranks take them in turn, as fairseq's ShardedIterator deals."""
+        """Returns a batch for each rank, dealt in turn as by fairseq's ShardedIterator."""
         epoch, place = divmod(step, self.steps_per_epoch(max_batch))
         bounds = self._budget_bounds(max_batch)
         if self._epoch[0] != (epoch, len(bounds)):
@@ -242,14 +248,14 @@ class Planner:
         return [batch.tolist() for batch in self._epoch[1][start : start + self.world_size]]
 
     def _budget_bounds(self, max_batch: Limits) -> list[int]:
-        """The batches' bounds among the sorted samples; they are the same in every epoch."""
+        """Returns the batches' bounds among the sorted samples, which all epochs share."""
         limit = 0 if max_batch is None else int(np.min(max_batch))
         if limit not in self._bounds:
             self._bounds[limit] = token_budget_bounds(self._ascending, self.max_tokens, limit)
         return self._bounds[limit]
 
     def _require_room(self, groups: Sequence[Sequence[int]], max_batch: Limits) -> None:
-        """Raise UserError if a rank cannot hold its share: these modes do not choose it."""
+        """Raises UserError if a rank cannot hold its share, which these modes do not adapt."""
         if max_batch is None:
             return
         limits = np.broadcast_to(np.asarray(max_batch), self.world_size).tolist()
@@ -262,10 +268,10 @@ class Planner:
 
 
 def loss_scale(mean: str, world_size: int, local: int, total: int) -> float:
-    """The factor of a rank's own mean loss, so that DDP's mean over ranks is that over the batch.
+    """Returns the factor of a rank's mean loss that makes DDP's mean one over the global batch.
 
     Args:
-        mean: what the loss is a mean over, samples or tokens.
+        mean: the units that the loss is a mean over, samples or tokens.
         world_size: G ranks.
         local, total: these samples (b_g, B), or tokens (n_g, N), of the rank and of all.
 

@@ -1,7 +1,7 @@
-"""Groups of nearly equal weight where nothing is padded: a rank's cost is the sum of its samples'.
+"""Groups of nearly equal weight without padding: a rank's cost is the sum of its samples' costs.
 
-Packed samples lie one behind the other, so which of them share a rank no longer matters, only their
-sum: makespan scheduling on identical machines. Both methods are deterministic.
+Packed samples are concatenated, so only the sum of a rank's samples matters: this is makespan
+scheduling on identical machines. Both methods are deterministic.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from common.errors import UserError
 
 
 def largest_first(weights: ArrayLike, world_size: int) -> list[list[int]]:
-    """Each sample, the heaviest first, goes to the rank that has least so far.
+    """Gives each sample, the heaviest first, to the rank that has least so far.
 
     Args:
         weights: [B] above 0, such as lengths in tokens.
         world_size: G ranks.
 
-    At most 4/3 − 1/(3·G) of the best largest sum (Graham, Bounds on Multiprocessing Timing
-    Anomalies, 1969). Raises UserError for fewer samples than ranks.
+    The largest sum is at most 4/3 − 1/(3·G) times the optimum (Graham, Bounds on Multiprocessing
+    Timing Anomalies, 1969).
+
+    Raises:
+        UserError: fewer samples than ranks.
     """
     values = _checked(weights, world_size)
     ranks = [(0, rank) for rank in range(world_size)]
@@ -40,7 +43,7 @@ def largest_first(weights: ArrayLike, world_size: int) -> list[list[int]]:
 def karmarkar_karp(
     weights: ArrayLike, world_size: int, equal_size: bool = False
 ) -> list[list[int]]:
-    """The largest differencing method: what differs most is balanced against each other first.
+    """Divides samples among ranks by the largest differencing method.
 
     Args:
         weights: [B] above 0, such as lengths in tokens.
@@ -52,8 +55,10 @@ def karmarkar_karp(
     with the smallest of the other, until one is left (Karmarkar and Karp, The Differencing Method
     of Set Partitioning, 1982). With ``equal_size`` it starts from plans that give each rank one
     sample, of G that are neighbours in weight, as verl does (verl/utils/seqlen_balancing.py); the
-    lightest of these has blanks where G does not divide B. Groups come by descending sum. Raises
-    UserError for fewer samples than ranks.
+    lightest of these has blanks where G does not divide B. Groups come by descending sum.
+
+    Raises:
+        UserError: fewer samples than ranks.
     """
     values = _checked(weights, world_size)
     light_first = sorted(range(len(values)), key=lambda index: values[index])
@@ -82,25 +87,28 @@ def karmarkar_karp(
 
 
 def _spread(plan: list[tuple], world_size: int) -> float:
-    """Smallest sum − largest, below 0: a heap gives the smallest. Groups left out are empty."""
+    """Returns smallest sum − largest sum of a plan, at most 0; groups left out are empty.
+
+    It is negative because a heap gives its smallest entry first, here the largest spread.
+    """
     return plan[0][0] - (plan[-1][0] if len(plan) == world_size else 0)
 
 
 def _joined(first: list, second: list, world_size: int, serial: Iterator[int]) -> list[tuple]:
-    """The largest of one plan with the smallest of the other; plans leave out empty groups."""
+    """Joins the largest groups of one plan with the smallest of the other; omits empty groups."""
     if len(first) < len(second):
         first, second = second, first
     if len(second) == 1 and len(first) < world_size:
         insort(first, second[0])
         return first
-    alone = world_size - len(second)  # so many of the first plan's meet an empty group
+    alone = world_size - len(second)  # groups of the first plan that meet an empty group
     pairs = zip(first[alone:], reversed(second), strict=False)
     both = [(a[0] + b[0], next(serial), (a[2], b[2])) for a, b in pairs]
     return sorted(first[:alone] + second[: len(second) - len(both)] + both)
 
 
 def _samples(tree: object) -> Iterator[int]:
-    """The samples of a tree of pairs, left to right; without recursion, as it may be deep."""
+    """Yields the samples of a tree of pairs, left to right; not recursive, as it may be deep."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()

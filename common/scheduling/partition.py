@@ -1,4 +1,4 @@
-"""Which samples each rank takes, so that the slowest rank of a padded step is as fast as can be.
+"""The partition of a padded step's samples among ranks that makes the slowest rank fastest.
 
 A rank pads its b samples to its longest and takes cost(b, longest), which grows in both. Then some
 optimal plan is made of contiguous groups of the samples sorted by length, for ranks of unequal
@@ -8,9 +8,10 @@ the n + 1 longest samples was on a later rank, and the longest of those, on rank
 shorter than the (n + 1)-th, with which rank i + 1 begins now. No rank has more samples or a longer
 one than before.
 
-What remains is where to cut, and for unequal ranks in which order they come: ``bottleneck`` for
-ranks that are alike, ``unequal_ranks`` for up to three kinds or eight ranks and what takes no
-longer, both exact, and ``many_kinds`` beyond that, with a bound on what it loses.
+It remains to choose where to cut and, for unequal ranks, the order of the ranks. ``bottleneck``
+does it for identical ranks and ``unequal_ranks`` for up to three kinds or eight ranks, and for more
+that take no longer; both are exact. ``many_kinds`` does the rest, with a lower bound on the
+optimum.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ logger = logging.getLogger(__name__)
 EXACT_KINDS = 3
 EXACT_RANKS = 8
 AFFORDABLE_STEPS = 10**6
-"""Of one trial of a bottleneck; up to here, in about 0.1 s for all trials, plans are exact with
-more kinds and ranks too: 13 ranks, each of its own kind."""
+"""Upper bound on the numbers that one trial of a bottleneck computes, about 0.1 s for all trials.
+Up to it plans are exact with more kinds and ranks, too: with 13 ranks, each of its own kind."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Who takes what, and how good that is.
+    """The samples of each rank, and the quality of that partition.
 
     Attributes:
         groups: for each rank the indices of its samples, longest first.
         bottleneck: the largest cost of a rank.
-        lower_bound: no plan's bottleneck is below it.
-        exact: whether the plan is known to be optimal.
+        lower_bound: lower bound on the bottleneck of any plan.
+        exact: True if the plan is known to be optimal.
     """
 
     groups: list[list[int]]
@@ -55,7 +56,7 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """How far the plan may be above the optimum, as a fraction of the lower bound."""
+        """Returns an upper bound on the plan's relative distance to the optimum, as a fraction."""
         return self.bottleneck / self.lower_bound - 1 if self.bottleneck > self.lower_bound else 0.0
 
 
@@ -65,7 +66,7 @@ def min_max_contiguous(
     cost: Cost | Sequence[Cost],
     max_batch: int | Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """The samples of each rank, with the smallest possible cost of the slowest rank.
+    """Returns the samples of each rank, with the smallest possible cost of the slowest rank.
 
     Args:
         lengths: [B] tokens of each sample, at least 1.
@@ -75,8 +76,10 @@ def min_max_contiguous(
         max_batch: the most samples that a rank can hold; or one limit for each rank.
 
     The same input gives the same plan on every rank. With more than three kinds of rank among more
-    than eight it may not be optimal: the log then says by how much at most. Raises UserError where
-    there is no plan.
+    than eight it may not be optimal: the log then gives an upper bound on the loss.
+
+    Raises:
+        UserError: there is no plan.
     """
     plan = bounded_plan(lengths, world_size, cost, max_batch)
     if not plan.exact:
@@ -93,7 +96,7 @@ def bounded_plan(
     cost: Cost | Sequence[Cost],
     max_batch: int | Sequence[int] | None = None,
 ) -> Plan:
-    """What ``min_max_contiguous`` gives, with its bottleneck and a bound on the optimum."""
+    """Makes the plan of ``min_max_contiguous``, with its bottleneck and a lower bound on any."""
     checked = check_lengths(lengths, world_size)
     costs = _for_each_rank(cost, world_size, "cost", callable(cost))
     limits = _limits(max_batch, world_size, len(checked))
@@ -116,7 +119,11 @@ def bounded_plan(
 
 
 def check_lengths(lengths: ArrayLike, world_size: int) -> NDArray:
-    """``lengths`` as int64 [B]. Raises UserError for an empty text or too few for the ranks."""
+    """Returns ``lengths`` as int64 [B].
+
+    Raises:
+        UserError: no whole numbers, an empty text, or fewer texts than ranks.
+    """
     found = np.asarray(lengths)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         raise UserError("lengths: give the number of tokens of each sample, whole numbers")
@@ -134,7 +141,11 @@ def check_lengths(lengths: ArrayLike, world_size: int) -> NDArray:
 
 
 def _limits(max_batch: int | Sequence[int] | None, world_size: int, count: int) -> list[int]:
-    """The limit of each rank, none of them above what a rank can get at all."""
+    """Returns the limit of each rank, at most B − G + 1, as each other rank needs a sample.
+
+    Raises:
+        UserError: a limit below 1, or limits that do not add up to the global batch.
+    """
     if max_batch is None:
         return [count - world_size + 1] * world_size
     given = _for_each_rank(max_batch, world_size, "limit", np.ndim(max_batch) == 0)
@@ -151,7 +162,7 @@ def _limits(max_batch: int | Sequence[int] | None, world_size: int, count: int) 
 
 
 def _for_each_rank(given: object, world_size: int, what: str, single: bool) -> list:
-    """``given`` for each rank. Raises UserError for a list of another length."""
+    """Returns ``given`` for each rank. Raises UserError for a list of another length."""
     if single:
         return [given] * world_size
     each = list(given)

@@ -1,4 +1,4 @@
-"""Which ranks are slower than others: from what their steps took, against what they should take."""
+"""The relative speeds of ranks: the measured times of their steps over the predicted ones."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from common.scheduling.cost import CalibratedCost
 
 TOLERANCE = 0.1
-"""Ranks whose speeds differ by less are taken to be alike: a shared machine varies by as much."""
+"""Relative difference below which ranks count as equally fast: a shared machine varies by that."""
 WINDOW = 10
-"""Newest steps that a rank's speed is judged by."""
+"""Number of the newest steps from which a rank's speed is estimated."""
 
 
 def alike(values: Sequence[float], tolerance: float = TOLERANCE) -> list[float]:
-    """The values, with those that are within ``tolerance`` of each other made equal.
+    """Returns the values, with those that are within ``tolerance`` of each other made equal.
 
     From the smallest on, each value joins the group of the one before as long as it is within the
     tolerance of the group's first; a group becomes its geometric mean.
@@ -43,9 +43,9 @@ class RankCosts:
     same plans.
 
     Args:
-        calibrated: what was fitted on each rank, in rank order.
-        sizes: (batch size, longest) pairs by which ranks are compared.
-        tolerance: ranks that differ by less are taken to be alike.
+        calibrated: the cost that was fitted on each rank, in rank order.
+        sizes: (batch size, longest) pairs at which ranks are compared.
+        tolerance: relative difference below which ranks count as equally fast.
     """
 
     def __init__(
@@ -55,29 +55,31 @@ class RankCosts:
         tolerance: float = TOLERANCE,
     ) -> None:
         self.tolerance = tolerance
+        # A typical rank's times are the geometric means over ranks, at each size; one cost is
+        # fitted to them. A rank's factor is the median over sizes of its time over the typical one.
         batch_size, longest = np.transpose(sizes)
         times_s = [cost(batch_size, longest) for cost in calibrated]
         typical_s = np.exp(np.mean(np.log(times_s), axis=0))
         self.base = CalibratedCost.fit(batch_size, longest, typical_s)
-        """Of a rank of medium speed."""
+        """Cost of a rank of typical speed."""
         self.factors = alike([float(np.median(own / typical_s)) for own in times_s], tolerance)
-        """How many times as long each rank takes."""
+        """Time of each rank as a multiple of the typical rank's, in rank order."""
         self._ratios: deque[float] = deque(maxlen=WINDOW)
 
     @property
     def costs(self) -> list[CalibratedCost]:
-        """One per rank; ranks that are alike have equal ones."""
+        """Returns the cost of each rank; ranks that count as equally fast have equal ones."""
         return [self.base.scaled(factor) for factor in self.factors]
 
     def note(self, batch_size: int, longest: int, measured_s: float) -> None:
-        """What this rank's forward and backward pass of so many samples took."""
+        """Records the time of this rank's forward and backward pass of one micro-batch."""
         self._ratios.append(measured_s / float(self.base(batch_size, longest)))
 
     @property
     def own_ratio(self) -> float:
-        """The median of what was noted lately: how many times as long this rank takes."""
+        """Returns the median of this rank's recent times over the typical rank's; 1 if none."""
         return float(np.median(self._ratios)) if self._ratios else 1.0
 
     def update(self, ratios: Sequence[float]) -> None:
-        """Take over the ``own_ratio`` of every rank, in rank order."""
+        """Sets the factors from the ``own_ratio`` of every rank, in rank order."""
         self.factors = alike(list(ratios), self.tolerance)

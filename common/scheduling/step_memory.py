@@ -1,7 +1,7 @@
-"""What a training step takes on a CPU, for any batch size, from two small steps.
+"""The memory of a training step on a CPU, for any batch size, from two small steps.
 
 Every operator's outputs are followed while a step of two texts is computed, and again for three.
-The operators are the same, so at each of them the difference is what one text takes: a straight
+The operators are the same, so at each of them the difference is the memory of one text: a straight
 line in the batch size, and the highest of these lines is the peak. A rank then knows how many texts
 fit without filling its memory, which on Linux could get it killed.
 """
@@ -22,17 +22,18 @@ from torch.utils._pytree import tree_leaves
 from common.runtime.memory_limit import available_memory_bytes, writable_bytes
 
 MARGIN = 0.1
-"""Part of the memory left free: for kernels' work space, and for blocks that do not fit a gap."""
+"""Share of the memory left free, for kernels' work space and for fragmentation."""
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes that a step takes beyond the parameters, which are there already.
+    """Bytes that a step takes beyond the parameters, which are allocated already.
 
     Attributes:
-        held_bytes: what is there in every step: optimizer states.
-        fixed_bytes: after each operator, what is there whatever the batch, such as gradients.
-        sample_bytes: after each operator, what one text of the greatest length takes.
+        held_bytes: allocated during the whole step: optimizer states.
+        fixed_bytes: [operators] allocated after each operator for any batch, such as gradients.
+        sample_bytes: [operators] allocated after each operator for each text of the greatest
+            length.
     """
 
     held_bytes: int
@@ -40,11 +41,11 @@ class StepMemory:
     sample_bytes: np.ndarray
 
     def peak_bytes(self, batch_size: int) -> int:
-        """The most that is there at once in a step of that batch size."""
+        """Returns the peak of the bytes allocated in a step of a batch size."""
         return self.held_bytes + int((self.fixed_bytes + batch_size * self.sample_bytes).max())
 
     def largest_batch(self, limit_bytes: int, upper_bound: int) -> int:
-        """The largest batch size up to the upper bound that stays within the limit; 0 if none."""
+        """Returns the largest batch size up to the upper bound that fits the limit; 0 if none."""
         sizes = range(upper_bound, 0, -1)
         return next((size for size in sizes if self.peak_bytes(size) <= limit_bytes), 0)
 
@@ -52,19 +53,22 @@ class StepMemory:
 def measure_step_memory(
     step: Callable[[int], object], model: nn.Module, held_bytes: int = 0
 ) -> StepMemory:
-    """Follow two steps. Not one of a single text, for which some copies are not needed.
+    """Measures the memory of any step, by following two small ones.
 
     Args:
-        step: computes forward and backward pass of that batch size, in this thread.
-        model: whose parameters and buffers are not counted.
+        step: computes forward and backward pass of a batch size, in this thread.
+        model: its parameters and buffers are not counted.
         held_bytes: as in ``StepMemory``.
     """
+    # After each operator the total is fixed + batch size · sample. Two batch sizes give both: the
+    # slope is three − two, the value at 0 is 3 · two − 2 · three. A single text is not used, as
+    # some copies are not needed for it.
     two, three = (_totals(step, model, batch_size) for batch_size in (2, 3))
     return StepMemory(held_bytes, 3 * two - 2 * three, three - two)
 
 
 def rank_limit_bytes(ranks_on_host: int) -> int:
-    """What one of a host's ranks may still take, its share or up to its limit, less a margin."""
+    """Returns the bytes that a rank may still take: its host share or own limit, less a margin."""
     share = available_memory_bytes() / ranks_on_host
     return int((1 - MARGIN) * min(share, _below_own_limit_bytes()))
 
@@ -76,7 +80,10 @@ def _totals(step: Callable[[int], object], model: nn.Module, batch_size: int) ->
 
 
 class _Allocations(TorchDispatchMode):
-    """Adds up the storages that operators return, until nobody holds them any more."""
+    """A running total of the bytes of storages that operators return and that still exist.
+
+    ``totals`` has the total after each operator.
+    """
 
     def __init__(self, known: list[Tensor]) -> None:
         super().__init__()
@@ -103,7 +110,7 @@ class _Allocations(TorchDispatchMode):
 
 
 def _below_own_limit_bytes() -> float:
-    """What this process may still write to before its own limit; infinite without one."""
+    """Returns the bytes this process may still allocate below its own limit; infinite if none."""
     if sys.platform != "linux":
         return float("inf")
     import resource

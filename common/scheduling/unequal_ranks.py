@@ -1,11 +1,11 @@
-"""The optimal groups for ranks of a few kinds, by dynamic programming over how many are in use.
+"""The optimal groups for ranks of a few kinds, by dynamic programming over the ranks in use.
 
 A kind is a cost and a limit that some ranks share. For a bottleneck T, let the reach of (i, j, …)
 be the most of the longest samples that i ranks of the first kind, j of the second and so on can
-take within T. The furthest reach is the best to go on from, because what is left is then shorter,
-so each kind's next rank needs one look: reach(i, j) is the larger of what one more rank of the
-first kind adds to reach(i − 1, j), and one of the second to reach(i, j − 1). T is enough if all
-ranks together reach the last sample.
+take within T. The furthest reach is the best to continue from, because the samples left are then
+shorter. So reach(i, j) is the larger of two numbers: reach(i − 1, j) extended by one more rank of
+the first kind, and reach(i, j − 1) extended by one of the second. T is enough if all ranks together
+reach the last sample.
 
 Layers go by the number of ranks in use, and within a layer NumPy works on all counts at once. The
 count of the last kind follows from the others, so a layer of two kinds is a vector. Eight ranks,
@@ -35,7 +35,7 @@ from common.scheduling.cost import UNLIMITED, Cost
 
 @dataclass(frozen=True)
 class RankKind:
-    """Ranks that share a cost and a limit, ascending."""
+    """Ranks, ascending, that share a cost and a limit."""
 
     cost: Cost
     limit: int
@@ -44,36 +44,36 @@ class RankKind:
 
 @dataclass(frozen=True)
 class FastestOf:
-    """At each micro-batch the cost of the fastest of several ranks."""
+    """The cost of the fastest of several ranks, at each micro-batch."""
 
     costs: tuple[Cost, ...]
 
     def __call__(self, batch_size: Any, longest: Any) -> Any:
-        """The smallest of the costs."""
+        """Returns the smallest of the costs."""
         return np.minimum.reduce([cost(batch_size, longest) for cost in self.costs])
 
     def most(self, longest: NDArray, time: float) -> NDArray:
-        """What the fastest rank can take within ``time``."""
+        """Returns the largest batches [n] that the fastest rank can take within ``time``."""
         return np.maximum.reduce([_most(cost, longest, time) for cost in self.costs])
 
 
 @dataclass(frozen=True)
 class SlowestOf:
-    """At each micro-batch the cost of the slowest of several ranks."""
+    """The cost of the slowest of several ranks, at each micro-batch."""
 
     costs: tuple[Cost, ...]
 
     def __call__(self, batch_size: Any, longest: Any) -> Any:
-        """The largest of the costs."""
+        """Returns the largest of the costs."""
         return np.maximum.reduce([cost(batch_size, longest) for cost in self.costs])
 
     def most(self, longest: NDArray, time: float) -> NDArray:
-        """What the slowest rank can take within ``time``."""
+        """Returns the largest batches [n] that the slowest rank can take within ``time``."""
         return np.minimum.reduce([_most(cost, longest, time) for cost in self.costs])
 
 
 def kinds_of(costs: Sequence[Cost], limits: Sequence[int]) -> list[RankKind]:
-    """The distinct (cost, limit), in the order of their first ranks."""
+    """Returns a kind for each distinct (cost, limit), in the order of their first ranks."""
     found: dict[tuple, list[int]] = {}
     for rank, key in enumerate(zip(costs, limits, strict=True)):
         found.setdefault(key, []).append(rank)
@@ -81,17 +81,23 @@ def kinds_of(costs: Sequence[Cost], limits: Sequence[int]) -> list[RankKind]:
 
 
 def trial_steps(kinds: Sequence[RankKind]) -> int:
-    """The numbers that one trial of a bottleneck computes: counts × layers × kinds."""
+    """Counts the numbers that one trial of a bottleneck computes: counts × layers × kinds."""
     *others, largest = sorted(len(kind.ranks) for kind in kinds)
     return math.prod(count + 1 for count in others) * (sum(others) + largest) * len(kinds)
 
 
 def optimal_order(batch: SortedBatch, kinds: Sequence[RankKind]) -> tuple[float, list[int], list]:
-    """The smallest bottleneck, its groups' bounds [G + 1] and the kind (an index) of each group."""
+    """Finds the optimal groups and the kind of rank that takes each.
+
+    Returns:
+        the smallest bottleneck, the groups' bounds [G + 1] and the index of each group's kind [G].
+    """
+    # The kind with most ranks comes last: its count is the axis that a layer does not need.
     largest = max(range(len(kinds)), key=lambda kind: len(kinds[kind].ranks))
     order = [kind for kind in range(len(kinds)) if kind != largest] + [largest]
     search = _CountSearch(batch, [kinds[kind] for kind in order])
-    best = smallest_bottleneck(*search.range(), search.attempt)
+    low, high = search.range()
+    best = smallest_bottleneck(low, high, search.attempt)
     bounds, used = search.plan(best)
     return best, bounds, [order[kind] for kind in used]
 
@@ -108,7 +114,7 @@ class _CountSearch:
         self.shape = tuple(count + 1 for count in self.counts[:-1])
 
     def range(self) -> tuple[float, float]:
-        """A bottleneck that no plan is below, and one that some plan reaches."""
+        """Returns a lower bound on the bottleneck, and a bottleneck that some plan reaches."""
         fastest = FastestOf(tuple(dict.fromkeys(kind.cost for kind in self.kinds)))
         low, _ = identical_ranks(self.batch, self.world_size, fastest, max(self.limits))
         each = [kind for kind in self.kinds for _ in kind.ranks]
@@ -120,13 +126,14 @@ class _CountSearch:
         return low, high
 
     def attempt(self, time: float) -> tuple[bool, float]:
-        """A trial, as ``smallest_bottleneck`` wants it."""
+        """Tries a bottleneck; a ``Trial`` of ``smallest_bottleneck``."""
         most = self._most(time)
         fits = self._reach(most)[-1].flat[-1] == len(self.batch)
         found = -inf if fits else inf
         distinct = self.batch.distinct
         for kind, limit, taken in zip(self.kinds, self.limits, most, strict=True):
-            # The costs next to T: no plan's bottleneck is between them.
+            # A plan's bottleneck is the cost of one of its groups. If T is enough, the largest
+            # possible cost of at most T is enough, too; else the smallest one above T is next.
             possible = taken > 0 if fits else taken < limit
             if possible.any():
                 sizes = taken[possible] if fits else taken[possible] + 1
@@ -135,7 +142,9 @@ class _CountSearch:
         return fits, found
 
     def plan(self, time: float) -> tuple[list[int], list[int]]:
-        """Bounds of the groups and the kind of each, for a bottleneck that is enough."""
+        """Returns the groups' bounds and the kind of each, for a bottleneck that is enough."""
+        # Backwards from the last layer: in each layer the kind is sought whose rank, added to the
+        # counts without it, reaches the group's end. That rank takes the group.
         following = self._following(most := self._most(time))
         layers = self._reach(most, keep=True)
         state = tuple(self.counts[:-1])
@@ -161,7 +170,11 @@ class _CountSearch:
         return [most_samples(k.cost, self.batch.distinct, time, limit) for k, limit in pairs]
 
     def _following(self, most: list[NDArray]) -> list[NDArray]:
-        """Where a rank of each kind gets to from each position; −1 from there, or for nowhere."""
+        """Returns the position that a rank of each kind reaches from each position, [B + 1].
+
+        It is −1 if the rank can take no sample, and in the last place. That place is the index of
+        the end and, as index −1, of counts that cannot be: neither can be continued.
+        """
         positions, which = np.arange(len(self.batch)), self.batch.which
         reached = []
         for taken in most:
@@ -170,10 +183,13 @@ class _CountSearch:
         return reached
 
     def _reach(self, most: list[NDArray], keep: bool = False) -> list[NDArray]:
-        """The reach in each layer, or in the last; −1 for counts that cannot be.
+        """Computes the reach in each layer, or only in the last; −1 for counts that cannot be.
 
-        Counts of the last kind beyond its ranks are not left out: none of them leads to the end.
+        Counts of the last kind above its number of ranks are computed, too: none leads to the end.
         """
+        # A layer is an array over the counts of all kinds but the last. Its next one is the largest
+        # of these: one more rank of the last kind, which keeps the counts, and one more of another
+        # kind, which moves them by 1 along its axis. One sample is kept back for each later rank.
         following = self._following(most)
         reach = np.full(self.shape, -1)
         reach.flat[0] = 0
@@ -193,5 +209,5 @@ class _CountSearch:
 
 
 def _most(cost: Cost, longest: NDArray, time: float) -> NDArray:
-    """``most_samples`` without a limit to speak of."""
+    """Returns ``most_samples`` with a limit above the size of any batch."""
     return most_samples(cost, longest, time, UNLIMITED)

@@ -37,10 +37,11 @@ from common.studies.accuracy_tables import TABLES, case_rows
 
 RANKS = project_root() / "common" / "studies" / "accuracy_ranks.py"
 SETUP_S = 8.0
-"""What a job takes per host before its first round."""
+"""Seconds that a job takes per host before its first round."""
 REPLAY = "replay"
 MAX_BUCKETS, REPLAY_MAX_BUCKETS = 48, 16
-"""Small messages between four processes on two cores take as long as the cores let them."""
+"""Upper bounds on the buckets of a bucketing. A replay's is lower: its four processes or more share
+two cores, which then decide how long small messages take."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,13 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Such as ``bert-2``; over loopback, which there are no hosts on, ``bert``."""
+        """Returns the name, such as ``bert-2``; over loopback, which has no hosts, ``bert``."""
         return self.model if self.networks == (LOOPBACK,) else f"{self.model}-{self.hosts}"
 
 
 @dataclass(frozen=True)
 class AccuracyStudy:
-    """What is measured. A model is its name and the batch of each rank, as ``bert:8``."""
+    """Settings of the study. A model is its name and the batch of each rank, as ``bert:8``."""
 
     models: tuple[str, ...] = (
         "gpt2-nano:12",
@@ -68,7 +69,7 @@ class AccuracyStudy:
         "bert:36",
         "convnext:48",
     )
-    """Batches so large that links slow enough for these processors to fill them suit them."""
+    """The batches are large: the links of all regimes are then so slow that two cores fill them."""
     regimes: tuple[str, ...] = tuple(REGIMES)
     over_loopback: tuple[str, ...] = ("gpt2-nano", "bert", "convnext")
     on_four_hosts: tuple[str, ...] = ()
@@ -83,7 +84,7 @@ class AccuracyStudy:
     rounds: int = 8
     max_rounds: int = 80
     minutes_per_case: float = 7.0
-    """A job has this for each of its networks. After two rounds it begins none that would end
+    """Time of a job for each of its networks. After two rounds it begins none that would end
     later."""
     continues: str = ""
     """The run directory of a study that was cut."""
@@ -133,7 +134,7 @@ class AccuracyStudy:
 
 
 def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Measure all cases; returns the run directory.
+    """Measures all cases and returns the run directory.
 
     Raises:
         UserError: this machine cannot emulate hosts.

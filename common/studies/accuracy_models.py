@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.benchmarks.gpt2_step import StepSettings
-from common.benchmarks.module_step import ModuleStep
-from common.benchmarks.replay_step import Step, make_step
+from common.benchmarks.steps import FixedBatchStep, StepSettings, make_step, module_step
 from common.errors import UserError, unknown_name
 from common.models.mlp import MLP
 from common.models.text_classifier import TextClassifier, TextClassifierConfig
@@ -32,15 +30,17 @@ LossOf = Callable[[nn.Module], Tensor]
 
 def accuracy_step(
     name: str, batch_size: int, worker: Worker, factor: float = 1.0, time_factor: float = 1.0
-) -> Step | ModuleStep:
-    """The step of a model of ``MODELS``, or of ``replay``.
+) -> FixedBatchStep:
+    """Makes the training step of a model of ``MODELS``, of ``gpt2-nano`` or of ``replay``.
 
     ``factor`` and ``time_factor`` divide the sizes and times of the replayed recording. Raises
     UserError for an unknown name.
     """
     if name == "replay":
         settings = StepSettings(
-            *("gpt2-nano", 1, 1),
+            model="gpt2-nano",
+            batch_size=1,
+            max_seq_len=1,
             replay=UMD_A100,
             replay_factor=factor,
             replay_time_factor=time_factor,
@@ -52,17 +52,17 @@ def accuracy_step(
         raise UserError(unknown_name("model", name, ("gpt2-nano", *MODELS, "replay")))
     seed_everything(42)
     model, loss_of = MODELS[name](batch_size)
-    return ModuleStep(model, loss_of, worker)
+    return module_step(model, loss_of, worker)
 
 
 def mlp(batch_size: int) -> tuple[nn.Module, LossOf]:
-    """Five layers of 768 and an output of 512: 2.8 million parameters in ten tensors."""
+    """Makes an MLP of width 768 with 512 outputs: 2.8 million parameters in ten tensors."""
     inputs, targets = torch.randn(batch_size, 768), torch.randn(batch_size, 512)
     return MLP(768, 768, 4, 512), lambda model: functional.mse_loss(model(inputs), targets)
 
 
 def classifier(batch_size: int) -> tuple[nn.Module, LossOf]:
-    """The encoder of assignments 3 and 4: 2.5 million parameters in many small tensors."""
+    """Makes the encoder of assignments 3 and 4: 2.5 million parameters in many small tensors."""
     config = TextClassifierConfig(
         VOCABULARY, LABELS, SEQUENCE, d_model=160, n_head=4, n_layer=6, d_ff=640
     )
@@ -74,7 +74,7 @@ def classifier(batch_size: int) -> tuple[nn.Module, LossOf]:
 
 
 def bert(batch_size: int) -> tuple[nn.Module, LossOf]:
-    """BERT for classification from transformers: 2.6 million parameters."""
+    """Makes transformers' BERT for classification: 2.6 million parameters."""
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
@@ -95,7 +95,7 @@ def bert(batch_size: int) -> tuple[nn.Module, LossOf]:
 
 
 def convnext(batch_size: int) -> tuple[nn.Module, LossOf]:
-    """ConvNeXt for classification from transformers: 2.6 million parameters, convolutions."""
+    """Makes transformers' ConvNeXt for classification: 2.6 million parameters, convolutions."""
     from transformers import ConvNextConfig, ConvNextForImageClassification
 
     config = ConvNextConfig(
@@ -119,4 +119,4 @@ MODELS: dict[str, Callable[[int], tuple[nn.Module, LossOf]]] = {
     "bert": bert,
     "convnext": convnext,
 }
-"""Name → model and loss for so many samples on each rank."""
+"""Name → function from the batch size of a rank to the model and its loss on such a batch."""

@@ -13,7 +13,7 @@ from common.errors import UserError
 from common.perfmodel.expected_error import LOOPBACK, REGIMES
 
 PAYLOAD = 0.94
-"""What a TCP stream carries of a link's rate, headers taken off."""
+"""Share of a link's rate that a TCP stream carries as payload; the rest is headers."""
 FASTEST_MBIT = 4_000
 
 
@@ -26,13 +26,15 @@ class Network:
 
     @property
     def name(self) -> str:
-        """Such as ``balanced`` or ``balanced+4ms``."""
+        """Returns the network's name, such as ``balanced`` or ``balanced+4ms``."""
         return self.regime + (f"+{self.added_latency_ms:g}ms" if self.added_latency_ms else "")
 
     def rate_mbit(self, backward_s: float, gradient_bytes: int, ranks: int) -> float:
-        """The rate at which a ring takes the regime's share of the backward pass; 0 for loopback.
+        """Computes the rate of links (Mbit/s) that puts a model into this regime; 0 for loopback.
 
-        No faster than ``FASTEST_MBIT``, which these links do not carry.
+        At this rate a ring all-reduce of all gradients takes the regime's share of the backward
+        pass. It sends 2(n−1)/n of their bytes over every link (nccl-tests, doc/PERFORMANCE.md).
+        The rate is rounded to two digits and at most ``FASTEST_MBIT``, as links carry no more.
         """
         if self.regime == LOOPBACK:
             return 0.0
@@ -43,7 +45,7 @@ class Network:
 
 
 def parse_network(name: str) -> Network:
-    """The network of a name. Raises UserError for one that is not legal."""
+    """Returns the network of a name. Raises UserError for a name that is not legal."""
     found = re.fullmatch(r"([a-z-]+)(?:\+([\d.]+)ms)?", name)
     if not found or found[1] not in (LOOPBACK, *REGIMES):
         legal = ", ".join((LOOPBACK, *REGIMES))

@@ -1,4 +1,4 @@
-"""What ``ddplab study accuracy`` starts: one model, all its networks in one rotation.
+"""A job of ``ddplab study accuracy`` on its ranks: one model, all its networks in one rotation.
 
 All cases are calibrated first, with what ``ddplab predict`` and ``tune`` calibrate with, and their
 predictions written down. Then the *judged* bucketings are measured, in rounds of rotated order,
@@ -77,13 +77,16 @@ class JobSettings:
 
 
 def main(settings: JobSettings) -> None:
-    """Measure the cases."""
+    """Measures the cases of the job: its model on each network."""
     with process_group(settings.device, "gloo") as worker:
         if worker.world_size < 2:
             raise UserError("accuracy case on 1 rank: there is nothing to exchange")
         step = accuracy_step(
-            *(settings.model, settings.batch_size, worker),
-            *(settings.replay_factor, settings.replay_time_factor),
+            name=settings.model,
+            batch_size=settings.batch_size,
+            worker=worker,
+            factor=settings.replay_factor,
+            time_factor=settings.replay_time_factor,
         )
         networks = [parse_network(name) for name in settings.networks]
         latency_ms = max(network.added_latency_ms for network in networks)
@@ -103,7 +106,9 @@ def main(settings: JobSettings) -> None:
                 own = replace(settings, run_id=f"{settings.run_id}-{network.name}")
                 recorder = stack.enter_context(
                     record_run(
-                        *(own, "accuracy_case", worker),
+                        settings=own,
+                        label="accuracy_case",
+                        worker=worker,
                         recorded_settings=dict(step.recorded_settings or {}) | facts,
                     )
                 )
@@ -114,11 +119,12 @@ def main(settings: JobSettings) -> None:
 
 
 def computation_s(step, worker: Worker) -> float:
-    """The median backward pass without DDP, the slowest rank's; it also warms up."""
+    """Returns the median time of a backward pass without DDP, in seconds; it also warms up."""
     rows = [timed_step(step, step.forward_model, worker, index) for index in range(INITIAL_STEPS)]
     times_ms = [row["backward_time_ms"] for row in rows[INITIAL_STEPS // 3 :]]
     gc.collect()
     gc.freeze()  # a collection after every visit then takes hardly any time
+    # A step takes as long as its slowest rank: first the maximum over ranks, then the median.
     return float(np.median(np.max(worker.gather(times_ms), axis=0))) / 1e3
 
 
@@ -138,8 +144,9 @@ def take_turns(settings: JobSettings, cases: list[CaseRounds], worker: Worker) -
             case.judge(round_)
         progress.step(f"round {round_ + 1} of {len(cases)} cases")
         if round_ == 0:
-            continue  # of one round no noise can be told
+            continue  # one round does not show the noise
         now = time.monotonic()
+        # The moment at which a further round would end, if it took as long as the mean so far.
         next_s = now - started + (now - judging) / (round_ + 1)
         if worker.broadcast(next_s) > settings.budget_s:
             break

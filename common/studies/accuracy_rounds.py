@@ -49,8 +49,9 @@ SMALLEST_MESSAGE_BYTES = 4096
 DEFAULT = DistinctCap(cap_mib=None, num_buckets=0)
 """DDP's own caps: 1 MiB for the first bucket, then 25."""
 PREDICTION_COLUMNS = ("bucket_cap_mib", "predicted_ms", "low_ms", "high_ms", "written_s")
-"""``predictions.csv``: NaN is DDP's default; between low and high are 90 % of the draws;
-``written_s`` on the clock of the case, as ``began_s`` of caps.csv, the first visit."""
+"""Columns of ``predictions.csv``. A cap of NaN is DDP's default; 90 % of the draws lie between low
+and high; ``written_s`` is on the clock of the case, like ``began_s`` of caps.csv, when the cap's
+first visit began."""
 FORWARD_COLUMNS = ("round", "iteration", "rank", "forward_time_ms")
 CAP_COLUMNS = (
     "rank",
@@ -91,9 +92,10 @@ class CaseRounds:
 
     @cached_property
     def caps(self) -> tuple[DistinctCap, ...]:
-        """Distinct bucketings of rank 0's order of gradients, which is the one DDP uses.
+        """Returns the caps to judge, each of which makes other buckets, and DDP's default.
 
-        And its default, unless that makes the same buckets as one of them.
+        Buckets are those of rank 0's order of gradients, which is the one that DDP uses. The
+        default is left out where it makes the same buckets as one of the caps.
         """
         sizes = [p.numel() * p.element_size() for p in self.lab.ready_order]
         chosen = choose_caps(sizes, self.case.judged, self.case.max_buckets)
@@ -105,20 +107,23 @@ class CaseRounds:
 
     @cached_property
     def message_sizes(self) -> list[int]:
-        """Elements of the all-reduce curve's points: from the smallest message to all gradients."""
+        """Returns the message sizes of the all-reduce curve, in elements of float32.
+
+        They grow by a constant factor, from the smallest message to all gradients at once.
+        """
         total = self.lab.gradient_bytes
         sizes = np.geomspace(SMALLEST_MESSAGE_BYTES, total, self.case.sizes)
         return sorted({max(1, int(size) // 4) for size in sizes})
 
     def calibrate(self, round_: int) -> None:
-        """Visits once all that predictions are made of, on the case's network."""
+        """Measures every input of the predictions once, on the case's network."""
         self._set_link()
         arms = ("local", *self.between, "watch", "curve", "forward")
         for arm in rotated(arms, round_):
             self._visit(arm, round_)
 
     def predict(self) -> None:
-        """Writes what is predicted of every judged bucketing; none has been measured yet."""
+        """Writes the predictions of all judged bucketings; none has been measured yet."""
         caps = [arm.cap_mib for arm in self.caps]
         run = self.recorder.run
         if run is None:
@@ -154,13 +159,20 @@ class CaseRounds:
 
     @cached_property
     def between(self) -> tuple[OverlapArm, ...]:
-        """What DDP adds to the pass. A replay's sleep takes as long whatever runs beside it."""
+        """Returns the arms that measure DDP's bookkeeping and contention.
+
+        A replay has no contention: its sleep takes as long whatever runs beside it.
+        """
         arms = self.lab.plan()
         alone = self.case.model == "replay"
         return tuple(arm for arm in arms if not (alone and arm.messages))
 
     def known(self) -> bool:
-        """Whether the judged bucketings are known well enough; rank 0's table tells."""
+        """Returns True on rank 0 if no standard error of a judged median exceeds the target.
+
+        The target is the setting ``noise``, a fraction of the median. Only rank 0 has the table;
+        the other ranks return False.
+        """
         if not self.worker.is_main:
             return False
         table = self.ddp.table()
@@ -188,7 +200,7 @@ class CaseRounds:
             self._curve(round_)
 
     def _curve(self, round_: int) -> None:
-        """Times all-reduces of every size; of all but the largest several at once, too."""
+        """Times all-reduces of every size one by one; all but the largest also in flight."""
         for numel in rotated(self.message_sizes, round_):
             together = crowd(4 * numel, self.lab.gradient_bytes)
             rows = time_all_reduces(
@@ -221,7 +233,7 @@ class CaseRounds:
 
     @property
     def benchmark(self) -> DdpBenchmark:
-        """How each fresh DDP instance is visited."""
+        """Returns the settings by which each fresh DDP instance is visited."""
         return DdpBenchmark(warmup_steps=self.case.warmup_steps, num_steps=self.case.steps)
 
     def _forward(self, round_: int) -> None:
@@ -236,7 +248,12 @@ class CaseRounds:
     def _ddp(self, arm: DistinctCap, round_: int) -> None:
         began = time.monotonic()
         rows, records = visit(
-            *(self.benchmark, self.step, self.worker, arm.cap_mib, self.hook), init_sync=False
+            settings=self.benchmark,
+            step=self.step,
+            worker=self.worker,
+            cap_mib=arm.cap_mib,
+            hook=self.hook,
+            init_sync=False,
         )
         gc.collect()  # the DDP instance of this visit, its hooks and its buckets
         described = describe_buckets(records[-1], self.step)

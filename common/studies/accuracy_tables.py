@@ -18,37 +18,81 @@ from common.studies.accuracy_rounds import PREDICTION_COLUMNS
 
 ROUNDED = dict.fromkeys(
     (
-        *("forward_time_ms", "backward_time_ms", "step_time_ms"),
-        *("ready_time_ms", "time_ms", "all_reduce_time_ms"),
-        *("predicted_ms", "low_ms", "high_ms", "written_s", "judged_from_s"),
+        "forward_time_ms",
+        "backward_time_ms",
+        "step_time_ms",
+        "ready_time_ms",
+        "time_ms",
+        "all_reduce_time_ms",
+        "predicted_ms",
+        "low_ms",
+        "high_ms",
+        "written_s",
+        "judged_from_s",
     ),
     4,
 )
-"""Column → decimals."""
+"""Column → decimals that are kept of it."""
 FACTS = (
-    *("model", "batch_size", "regime", "rate_mbit_per_s", "added_latency_ms"),
-    *("replay_factor", "replay_time_factor"),
+    "model",
+    "batch_size",
+    "regime",
+    "rate_mbit_per_s",
+    "added_latency_ms",
+    "replay_factor",
+    "replay_time_factor",
 )
-"""What a case's settings say of it."""
+"""Columns of ``cases.csv`` that come from the settings of a case."""
 TIMES = ("forward_time_ms", "backward_time_ms", "step_time_ms")
 TABLES = {
     "cases.csv": (
-        *("case", "model", "batch_size", "network", "hosts", "regime", "rate_mbit_per_s"),
-        *("added_latency_ms", "replay_factor", "replay_time_factor", "gradient_bytes", "rounds"),
-        *("judged_from_s", "start_time"),
+        "case",
+        "model",
+        "batch_size",
+        "network",
+        "hosts",
+        "regime",
+        "rate_mbit_per_s",
+        "added_latency_ms",
+        "replay_factor",
+        "replay_time_factor",
+        "gradient_bytes",
+        "rounds",
+        "judged_from_s",
+        "start_time",
     ),
     "predictions.csv": ("case", *PREDICTION_COLUMNS),
     "steps.csv": (
-        *("case", "role", "bucket_cap_mib", "num_buckets", "first_bucket_bytes"),
-        *("last_bucket_bytes", "round", "iteration", *TIMES),
+        "case",
+        "role",
+        "bucket_cap_mib",
+        "num_buckets",
+        "first_bucket_bytes",
+        "last_bucket_bytes",
+        "round",
+        "iteration",
+        *TIMES,
     ),
     "gradients.csv": (
-        *("case", "ready_index", "registration_index", "dtype", "size_bytes", "ready_time_ms"),
+        "case",
+        "ready_index",
+        "registration_index",
+        "dtype",
+        "size_bytes",
+        "ready_time_ms",
     ),
     "all-reduces.csv": ("case", "mode", "total_bytes", "round", "iteration", "time_ms"),
     "overlap.csv": (
-        *("case", "arm", "message_bytes", "messages", "round", "iteration"),
-        *("backward_time_ms", "all_reduce_time_ms", "messages_done", "gradient_bytes"),
+        "case",
+        "arm",
+        "message_bytes",
+        "messages",
+        "round",
+        "iteration",
+        "backward_time_ms",
+        "all_reduce_time_ms",
+        "messages_done",
+        "gradient_bytes",
     ),
 }
 """Table → columns.
@@ -61,7 +105,7 @@ time of each). ``predictions.csv`` was written before ``judged_from_s``.
 
 
 def case_rows(folder: Path) -> dict[str, list[dict]]:
-    """The rows that a case adds to each table, from its run directory."""
+    """Reads the rows that a case adds to each table from its run directory."""
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     environment = read_environment(folder)
     overlap = pd.read_csv(folder / "overlap-times.csv")
@@ -125,6 +169,6 @@ def _all_reduces(folder: Path) -> pd.DataFrame:
 
 def _overlap(samples: pd.DataFrame) -> pd.DataFrame:
     keys = ["arm", "message_bytes", "messages", "round", "iteration", "gradient_bytes"]
-    # The rank whose pass is longest has seen the most all-reduces end.
+    # The maxima go together: the rank with the longest pass has seen the most all-reduces end.
     slowest = {"backward_time_ms": "max", "all_reduce_time_ms": "max", "messages_done": "max"}
     return samples.groupby(keys).agg(slowest).reset_index()

@@ -1,9 +1,9 @@
 """``ddplab study bookkeeping``: what timing, progress and recording add to a training step.
 
-Blocks of steps in a bare loop, twice, and in the loop that the benchmarks use, visited in rotated
-order. A small step makes the share a large one: what is added does not grow with the step. The
-bare loop beside itself is the noise. Besides, the loop runs around a step that does nothing, which
-gives the bookkeeping's own time.
+Blocks of steps run in a bare loop, twice, and in the loop that the benchmarks use, in rotated
+order. The step is small, which makes the share an upper bound: what is added does not grow with
+the step. The bare loop beside itself shows the noise. Besides, the benchmarks' loop runs around a
+step that does nothing, which gives the bookkeeping's own time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALLOWED_SHARE = 0.01
 
 @dataclass(frozen=True)
 class BookkeepingStudy(Workload):
-    """What runs in the loops, and how often."""
+    """Settings of the study: the step that runs in the loops, and how often."""
 
     model: str = "gpt2-nano"
     batch_size: int = 4
@@ -54,11 +54,11 @@ class NoStep:
     device = torch.device("cpu")
 
     def run(self, batches: object) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 def run_study(study: BookkeepingStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Measure and judge; returns the run directory."""
+    """Measures and judges; returns the run directory."""
     run = RunDirectory.create(
         output_dir, "bookkeeping", asdict(study), describe_environment(None, "cpu", 1)
     )
@@ -78,7 +78,10 @@ def run_study(study: BookkeepingStudy, output_dir: str, progress: StageProgress)
 def measure(
     study: BookkeepingStudy, recorded: SampleStream, update: Callable[[str], None]
 ) -> pd.DataFrame:
-    """Columns loop, round, step_time_ms: the mean of a block's steps, by a clock around it."""
+    """Times blocks of steps in each loop, in rotated rounds; returns a row per block.
+
+    Columns: loop, round and step_time_ms, the mean over the block's steps, by a clock around it.
+    """
     device = torch.device("cpu")
     step = TrainingStep(study, device)
     batches = BatchStream(study.batch_size, study.seq_len, study.config.vocab_size, device)
@@ -106,7 +109,7 @@ def measure(
 
 
 def record(study: BookkeepingStudy, step, batches, counter: Progress, recorded) -> None:
-    """A block as the benchmarks run it: timed, with progress, its samples written at its end."""
+    """Runs a block as the benchmarks do: with times and progress; writes its samples at its end."""
     times_s = time_steps(step, batches, study.steps, lambda: counter.step("measured step"))
     recorded.write(
         {"iteration": index, "step_time_ms": time_s * 1e3} for index, time_s in enumerate(times_s)
@@ -114,7 +117,10 @@ def record(study: BookkeepingStudy, step, batches, counter: Progress, recorded) 
 
 
 def bookkeeping_us(study: BookkeepingStudy, recorded: SampleStream, blocks: int = 200) -> float:
-    """Microseconds a step that the loop takes around nothing: the median of many blocks."""
+    """Measures the loop around a step that does nothing; returns microseconds per step.
+
+    The median over many blocks.
+    """
     counter = Progress(blocks * study.steps)
     times = []
     for _ in range(blocks):
@@ -125,9 +131,10 @@ def bookkeeping_us(study: BookkeepingStudy, recorded: SampleStream, blocks: int 
 
 
 def judge(blocks: pd.DataFrame, own_us: float) -> pd.DataFrame:
-    """What was promised of the bookkeeping, what was found, and whether it held.
+    """Compares the bookkeeping with what was promised of it; returns a row per promise.
 
-    A round's bare time is the mean of its two blocks; the noise is what they differ by.
+    Columns: promise, at_most, found and held. A round's bare time is the mean of its two bare
+    blocks; their difference is the noise.
     """
     wide = blocks.pivot(index="round", columns="loop", values="step_time_ms")
     bare = (wide[BARE] + wide[AGAIN]) / 2

@@ -1,4 +1,4 @@
-"""Clusters started and stopped many times, some killed in mid-run: is anything left?"""
+"""Starts and stops emulated clusters many times, kills some in mid-run, and counts what is left."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ from common.report.progress import StageProgress
 from common.runtime.run_directory import SampleStream
 
 START_COLUMNS = (
-    *("start", "end", "exit_status", "seconds"),
-    *("processes_left", "namespaces_left", "links_left"),
+    "start",
+    "end",
+    "exit_status",
+    "seconds",
+    "processes_left",
+    "namespaces_left",
+    "links_left",
 )
 RANK = """
 import os, pathlib, sys, time
@@ -31,19 +36,20 @@ START_WITHIN_S = 120.0
 def survive(
     starts: int, kills: int, scratch: Path, stream: SampleStream, progress: StageProgress
 ) -> pd.DataFrame:
-    """Start so many clusters of two hosts one after another; ``kills`` of them, spread evenly,
-    get SIGKILL while their ranks run.
+    """Starts clusters of two hosts one after another and kills some of them.
 
-    One row each: how it ended (``by itself`` or ``SIGKILL``), the launcher's status, and how many
-    processes, named namespaces and links of this machine there are more than before the first
-    start. After a kill this is counted when the next cluster has been started and has ended, and
-    after the last one when ``ddplab emulate --clean`` has been called.
+    ``kills`` of the ``starts``, spread evenly, get SIGKILL while their ranks run.
 
-    Returns all rows.
+    Returns:
+        One row per start: how it ended (``by itself`` or ``SIGKILL``), the launcher's status,
+        seconds, and by how much the machine's processes, named namespaces and links exceed those
+        before the first start. After a kill they are counted when the next cluster has been started
+        and has ended, and after the last one when ``ddplab emulate --clean`` has been called.
 
     Raises:
         RunFailed: a cluster that was not killed did not end with status 0.
     """
+    # Of as many equal parts of all starts as there are kills, the middle one of each.
     killed = {int((index + 0.5) * starts / kills) for index in range(kills)}
     script = scratch / "rank.py"
     script.write_text(RANK)
@@ -112,7 +118,7 @@ def _left(before: dict[str, int]) -> dict[str, int]:
 
 
 def _visible() -> dict[str, int]:
-    """What this machine shows of clusters: their processes, named namespaces, network links."""
+    """Counts the processes of clusters, the named namespaces and the links on this machine."""
     processes = 0
     for process in psutil.process_iter():
         try:

@@ -1,4 +1,4 @@
-"""Checkpoints damaged on purpose: does a run say which and how, and go on from the one before?
+"""Damages checkpoints on purpose: does a run name the damage and resume from the one before?
 
 Started by torchrun, this file is also the program that resumes from each of them, one run after
 another in one process group: starting the ranks anew would take longer than all of it.
@@ -32,8 +32,11 @@ CASES = (
 
 
 def damage(path: Path, way: str) -> None:
-    """Damage a file: half of it is cut off, or a bit of its middle turned, or it is deleted, or,
-    in a manifest, another step is named."""
+    """Damages a file in one of four ways.
+
+    Cuts half of it off, flips a bit in its middle, deletes it or, in a manifest, changes a digit
+    of the step.
+    """
     content = path.read_bytes()
     middle = len(content) // 2
     if way == MISSING:
@@ -49,7 +52,7 @@ def damage(path: Path, way: str) -> None:
 
 
 def expected_words(name: str, way: str) -> str:
-    """A pattern of what is to be said of it."""
+    """Returns a regular expression for the words in which a run must report the damage."""
     if way == MISSING:
         return re.escape(f"{name} is missing")
     if way == TRUNCATED and name != MANIFEST:
@@ -58,11 +61,12 @@ def expected_words(name: str, way: str) -> str:
 
 
 def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
-    """Resume from copies of two checkpoints of a finished run, the newer of which is damaged.
+    """Resumes from copies of two checkpoints of a finished run, the newer of which is damaged.
 
-    One row per case: strategy, file, way, what was said, whether that was right (``named``),
-    ``expected_step``, ``resumed_from_step`` and whether the losses from there on are those of the
-    reference bit for bit.
+    Returns:
+        One row per case: strategy, file, way, said (the line that reports the damage), named
+        (whether that line is right), expected_step, resumed_from_step and losses_equal (whether
+        the losses from there on are those of the reference bit for bit).
     """
     good = finished_checkpoints(reference.checkpoint_dir)
     newer, older = good[len(good) // 2 - 1 : len(good) // 2 + 1]
@@ -86,8 +90,13 @@ def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
         named = re.search(rf"{newer.name} is damaged: {expected_words(name, way)}$", line)
         rows.append(
             {
-                **{"strategy": reference.strategy, "file": name, "way": way, "said": line},
-                **{"named": bool(named), "expected_step": expected, "resumed_from_step": resumed},
+                "strategy": reference.strategy,
+                "file": name,
+                "way": way,
+                "said": line,
+                "named": bool(named),
+                "expected_step": expected,
+                "resumed_from_step": resumed,
                 "losses_equal": equal_losses(read_steps(run), read_steps_of(reference), expected),
             }
         )
@@ -95,12 +104,12 @@ def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
 
 
 def read_steps_of(reference: Training) -> pd.DataFrame:
-    """The steps of an undisturbed run."""
+    """Reads the steps of an undisturbed run."""
     return read_steps(reference.attempts[0])
 
 
 def _said_by_case(log: str) -> Mapping[str, str]:
-    """The line that names a damaged checkpoint, by case. The path before its name is left out."""
+    """Maps each case to the line that names its damaged checkpoint, without the path before it."""
     said: dict[str, str] = {}
     for part in log.split("case: ")[1:]:
         lines = [line for line in part.splitlines() if " is damaged: " in line]
@@ -117,7 +126,7 @@ class ResumeCases:
 
 
 def resume_cases(cases: ResumeCases) -> None:
-    """A run of its own for every folder; rank 0 says which one comes."""
+    """Runs a training from every folder of checkpoints; rank 0 prints which one comes."""
     folder = Path(cases.folder)
     kind = DdpConfig if cases.strategy == "DDP" else FsdpConfig
     strategy = [] if cases.strategy == "DDP" else ["--strategy", cases.strategy]

@@ -34,23 +34,42 @@ PROGRAMS = {
 }
 FLAGS = {
     "benchmark": {
-        **{"input_dim": 256, "hidden_dim": 512, "num_layers": 3, "output_dim": 128},
-        **{"batch_size": 1024, "epochs": 1, "steps_per_epoch": 20, "warmup_steps": 5},
+        "input_dim": 256,
+        "hidden_dim": 512,
+        "num_layers": 3,
+        "output_dim": 128,
+        "batch_size": 1024,
+        "epochs": 1,
+        "steps_per_epoch": 20,
+        "warmup_steps": 5,
         "timed_steps": 15,
     },
     "text": {
-        **{"dataset": "synthetic", "max_train_samples": 1280, "eval_samples": 64, "epochs": 2},
-        **{"d_model": 64, "n_layer": 2, "d_ff": 256, "vocab_size": 1000, "max_length": 64},
-        **{"pad": "max_length", "batch_size": 32, "workers": 0, "discard_steps": 3},
-        **{"precision": "fp32", "dropout": 0, "warmup_steps": 10},
+        "dataset": "synthetic",
+        "max_train_samples": 1280,
+        "eval_samples": 64,
+        "epochs": 2,
+        "d_model": 64,
+        "n_layer": 2,
+        "d_ff": 256,
+        "vocab_size": 1000,
+        "max_length": 64,
+        "pad": "max_length",
+        "batch_size": 32,
+        "workers": 0,
+        "discard_steps": 3,
+        "precision": "fp32",
+        "dropout": 0,
+        "warmup_steps": 10,
     },
 }
-"""Small enough for many runs, and healthy on two cores: the exchange is a tenth of a step."""
+"""Program → flags of a run that is short and healthy on two cores: the exchange is a tenth of a
+step."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run.
+    """One run of the study.
 
     Attributes:
         name: of its folder.
@@ -61,7 +80,7 @@ class Case:
         rate: of the links of two emulated hosts; empty for ranks of this machine.
         held_out: whether it was not looked at when thresholds were set.
         baseline: the case, run on one rank, that it is compared with.
-        ranks: 1 for a baseline, of which nothing is asked.
+        ranks: 1 for a baseline, which is not diagnosed.
     """
 
     name: str
@@ -75,7 +94,7 @@ class Case:
     ranks: int = RANKS
 
     def words(self, folder: Path) -> list[str]:
-        """The script to start and its arguments."""
+        """Returns the script to start and its arguments; its run goes below ``folder``."""
         flags = FLAGS[self.program] | dict(self.flags)
         flags |= {"device": "cpu", "backend": "gloo", "output_dir": folder, "run_id": self.name}
         given = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
@@ -85,7 +104,7 @@ class Case:
 def _pair(
     cause: str, seen: tuple, held_out: tuple, *, rates: tuple[str, str] = ("", "")
 ) -> Iterator[Case]:
-    """A cause at two sizes; each is program, fault and flags."""
+    """Yields the two cases of a cause; ``seen`` and ``held_out`` are program, fault and flags."""
     for (program, fault, flags), rate, held in zip(
         (seen, held_out), rates, (False, True), strict=True
     ):
@@ -98,7 +117,10 @@ LARGE_MLP = {"input_dim": 512, "hidden_dim": 1024, "output_dim": 256}
 TINY_MLP = {"input_dim": 16, "hidden_dim": 16, "output_dim": 8}
 OTHER_TEXT = {"d_model": 96, "batch_size": 24, "max_train_samples": 960}
 UNEQUAL = {
-    **{"synthetic_like": "imdb", "pad": "longest", "max_length": 400, "max_train_samples": 240},
+    "synthetic_like": "imdb",
+    "pad": "longest",
+    "max_length": 400,
+    "max_train_samples": 240,
     "eval_samples": 16,
 }
 CASES = (
@@ -108,17 +130,23 @@ CASES = (
         ("text", "overlapping-sampler", OTHER_TEXT),
     ),
     Case(
-        "baseline", HEALTHY, "benchmark", flags=(*SMALL_MLP.items(), ("batch_size", 256)), ranks=1
+        name="baseline",
+        cause=HEALTHY,
+        program="benchmark",
+        flags=(*SMALL_MLP.items(), ("batch_size", 256)),
+        ranks=1,
     ),
     Case(
-        "mixed-configurations-seen",
-        "mixed-configurations",
-        "benchmark",
-        "other-precision",
-        (("batch_size", 256),),
+        name="mixed-configurations-seen",
+        cause="mixed-configurations",
+        program="benchmark",
+        fault="other-precision",
+        flags=(("batch_size", 256),),
     ),
     Case(
-        *("mixed-configurations-held-out", "mixed-configurations", "benchmark"),
+        name="mixed-configurations-held-out",
+        cause="mixed-configurations",
+        program="benchmark",
         flags=(("batch_size", 256),),
         held_out=True,
         baseline="baseline",
@@ -163,7 +191,8 @@ CASES = (
         "bucket-cap",
         ("benchmark", HEALTHY, {"batch_size": 1024, "num_layers": 6}),
         (
-            *("benchmark", HEALTHY),
+            "benchmark",
+            HEALTHY,
             SMALL_MLP | {"bucket_cap_mb": 0.0001, "num_layers": 14, "batch_size": 192},
         ),
         rates=("1gbit", ""),
@@ -187,14 +216,18 @@ CASES = (
     ),
     Case("healthy-benchmark", HEALTHY, "benchmark"),
     Case(
-        *("healthy-large-benchmark", HEALTHY, "benchmark"),
+        name="healthy-large-benchmark",
+        cause=HEALTHY,
+        program="benchmark",
         flags=(*LARGE_MLP.items(), ("batch_size", 512)),
         held_out=True,
     ),
     Case("healthy-text", HEALTHY, "text"),
     Case("healthy-other-text", HEALTHY, "text", flags=tuple(OTHER_TEXT.items()), held_out=True),
     Case(
-        *("healthy-accumulation", HEALTHY, "benchmark"),
+        name="healthy-accumulation",
+        cause=HEALTHY,
+        program="benchmark",
         flags=(("accumulation", 4), ("batch_size", 256)),
         held_out=True,
     ),
@@ -205,7 +238,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class DiagnosisStudy:
-    """Which runs are made; by default all."""
+    """Settings of the study: the cases to run, by default all."""
 
     only: tuple[str, ...] = ()
     """Names of cases, or of causes."""
@@ -217,14 +250,14 @@ class DiagnosisStudy:
                 raise UserError(f"unknown case {name!r}; known: {', '.join(sorted(known))}")
 
     def cases(self) -> list[Case]:
-        """Those asked for, and the baselines that they are compared with."""
+        """Returns the cases asked for, and the baselines that they are compared with."""
         chosen = [c for c in CASES if not self.only or {c.name, c.cause} & set(self.only)]
         wanted = {case.baseline for case in chosen}
         return [case for case in CASES if case in chosen or case.name in wanted]
 
 
 def run_study(study: DiagnosisStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Run every case, diagnose it and write faults.csv; returns the run directory."""
+    """Runs every case, diagnoses it and writes faults.csv; returns the run directory."""
     cases = study.cases()
     reason = why_not() if any(case.rate for case in cases) else None
     if reason:
@@ -245,7 +278,7 @@ def run_study(study: DiagnosisStudy, output_dir: str, progress: StageProgress) -
 
 
 def run_cases(cases: Sequence[Case], folder: Path, progress: StageProgress) -> None:
-    """All runs; those here, or over links of one rate, share the start of their ranks."""
+    """Runs all cases; ranks start once per world size on this machine and once per link rate."""
     for ranks in (1, RANKS):
         here = [case for case in cases if not case.rate and case.ranks == ranks]
         if not here:
@@ -266,12 +299,12 @@ def run_cases(cases: Sequence[Case], folder: Path, progress: StageProgress) -> N
 
 
 def faults_table(cases: Sequence[Case], folder: Path) -> pd.DataFrame:
-    """A row per run on several ranks: what was planted, and what was found."""
+    """Returns a row per run on several ranks: what was planted, and what was found."""
     return pd.DataFrame([_row(case, _found(case, folder)) for case in cases if case.ranks > 1])
 
 
 def write_reports(cases: Sequence[Case], folder: Path) -> None:
-    """What the diagnosis says of each run, beside its log."""
+    """Writes the diagnosis of each run on several ranks beside its log."""
     for case in cases:
         if case.ranks > 1:
             text = "\n".join(lines_of(_found(case, folder)))

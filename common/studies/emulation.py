@@ -25,7 +25,7 @@ from common.studies.ring_bandwidth import replay_bucket, ring_bandwidth, summari
 
 @dataclass(frozen=True)
 class EmulationStudy:
-    """What is measured."""
+    """Settings of the study: sizes and rates of the rings, and how many clusters are started."""
 
     hosts: tuple[int, ...] = (2, 4, 8)
     rates: tuple[str, ...] = ("250mbit", "1gbit")
@@ -40,7 +40,7 @@ class EmulationStudy:
 
 
 def run_study(study: EmulationStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Run all three parts; returns the run directory.
+    """Runs all three parts and returns the run directory.
 
     Raises:
         UserError: this machine cannot emulate hosts.
@@ -68,9 +68,10 @@ def run_study(study: EmulationStudy, output_dir: str, progress: StageProgress) -
 
 
 def judge(rings: pd.DataFrame, replay: pd.DataFrame, starts: pd.DataFrame) -> pd.DataFrame:
-    """What was promised, what was found, and whether it held.
+    """Compares what was found with what was promised; returns a row per promise.
 
-    Rings are judged by their largest message: with small ones a call's latency counts, too.
+    Columns: promise, at_least, at_most, found and held. Rings are judged by their largest message:
+    with small ones a call's latency counts, too.
     """
     largest = rings[rings["size_bytes"] == rings["size_bytes"].max()]
     left = starts[["processes_left", "namespaces_left", "links_left"]]

@@ -32,14 +32,14 @@ ALLOWED = {("float64", "loss"): 1e-10, ("float64", "weight"): 1e-8, ("float32", 
 
 @dataclass(frozen=True)
 class EquivalenceStudy:
-    """What is run; see ``equivalence_ranks.Cases`` for the rest."""
+    """Settings of the study; those of each run are in ``equivalence_ranks.Cases``."""
 
     ranks: tuple[int, ...] = (1, 2, 4)
     num_steps: int = 20
 
 
 def run_study(study: EquivalenceStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Run all cases and judge; returns the run directory."""
+    """Runs all cases and judges them; returns the run directory."""
     environment = describe_environment("gloo", "cpu", max(study.ranks))
     run = RunDirectory.create(output_dir, "equivalence", asdict(study), environment)
     progress.say(f"equivalence study: {run.path}")
@@ -63,7 +63,11 @@ def run_study(study: EquivalenceStudy, output_dir: str, progress: StageProgress)
 
 
 def read_losses(folder: Path) -> pd.DataFrame:
-    """The losses and gradient norms of all runs: a row per case and step."""
+    """Reads the losses and gradient norms of all runs: a row per case and step.
+
+    Raises:
+        RunFailed: the ranks of a run do not agree on a loss.
+    """
     tables = []
     for path in sorted(folder.glob("*/training-steps.csv")):
         table = pd.read_csv(path)
@@ -75,7 +79,11 @@ def read_losses(folder: Path) -> pd.DataFrame:
 
 
 def read_weights(folder: Path) -> dict[tuple, dict[str, torch.Tensor]]:
-    """The final weights of the float64 runs, by case, whole, from their last checkpoints."""
+    """Reads the final weights of the float64 runs from their last checkpoints.
+
+    Returns:
+        The values of CASE → name → tensor, whole, whatever the strategy had sharded.
+    """
     weights = {}
     for path in sorted((folder / "checkpoints").glob("*-float64")):
         [newest, *_] = finished_checkpoints(path)
@@ -93,9 +101,14 @@ def _case(name: str) -> dict[str, str | int]:
 
 
 def compare(losses: pd.DataFrame, weights: dict[tuple, dict[str, torch.Tensor]]) -> pd.DataFrame:
-    """The largest difference of any loss and any weight from one device's, a row per case."""
+    """Returns the largest difference of any loss and weight from one device's, a row per case.
+
+    Raises:
+        RunFailed: a case has not the same steps as one device.
+    """
     rows = []
     for case, table in losses.groupby(CASE, sort=False):
+        # One device without accumulation, at the precision of the case.
         reference = (case[0], "single", 1, 1)
         there = losses[(losses[CASE] == pd.Series(reference, CASE)).all(axis=1)]
         both = table.merge(there, on="step", suffixes=("", "_there"), validate="1:1")
@@ -110,7 +123,10 @@ def compare(losses: pd.DataFrame, weights: dict[tuple, dict[str, torch.Tensor]])
 
 
 def judge(differences: pd.DataFrame, refused: bool) -> pd.DataFrame:
-    """What was promised, the largest difference found, and whether it held."""
+    """Compares the largest differences with what is allowed; returns a row per promise.
+
+    Columns: promise, at_most, found and held.
+    """
     others = differences[differences["strategy"] != "single"]
     rows = []
     for (precision, quantity), allowed in ALLOWED.items():

@@ -1,4 +1,4 @@
-"""What ``ddplab study equivalence`` starts on 1, 2 and 4 ranks: the trainer, under each strategy.
+"""The ranks of ``ddplab study equivalence``, 1, 2 or 4: the trainer under each strategy.
 
 All cases of one number of ranks run one after another in one process group. Each leaves its run
 directory and, as its last checkpoint, the final weights.
@@ -35,7 +35,7 @@ class Cases:
     precisions: tuple[str, ...] = ("float64", "float32")
 
     def configs(self, ranks: int) -> Iterator[TrainingConfig]:
-        """The runs on so many ranks, named ``strategy-ranks-accumulation-precision``."""
+        """Yields the runs on ``ranks`` ranks, named ``strategy-ranks-accumulation-precision``."""
         for precision in self.precisions:
             for accumulation in self.accumulations:
                 for kind, extra in strategies(ranks):
@@ -60,7 +60,7 @@ class Cases:
 
 
 def strategies(ranks: int) -> list[tuple[type[TrainingConfig], dict]]:
-    """The strategies that so many ranks allow: HYBRID_SHARD takes 4."""
+    """Returns the strategies that ``ranks`` ranks can run; HYBRID_SHARD needs 4."""
     if ranks == 1:
         return [(BaselineConfig, {})]
     sharded = FSDP_STRATEGIES if ranks >= 4 else FSDP_STRATEGIES[:2]
@@ -68,7 +68,7 @@ def strategies(ranks: int) -> list[tuple[type[TrainingConfig], dict]]:
 
 
 def main(cases: Cases) -> None:
-    """Run all of them; on 2 ranks also try HYBRID_SHARD, which must be refused."""
+    """Runs all cases; on 2 ranks also tries HYBRID_SHARD, which must be refused."""
     with process_group("cpu") as worker:
         for config in cases.configs(worker.world_size):
             train(config)

@@ -46,11 +46,11 @@ class Training:
 
     @property
     def checkpoint_dir(self) -> Path:
-        """Where it saves."""
+        """Returns the folder that all attempts save to and resume from."""
         return self.folder / "checkpoints"
 
     def command(self, max_restarts: int = 0) -> list[str]:
-        """torchrun with as many restarts, on two ranks of this machine."""
+        """Returns the torchrun command, for two ranks of this machine and ``max_restarts``."""
         script = "train_ddp" if self.strategy == "DDP" else "train_fsdp"
         settings = dict(self.settings) | {
             "output_dir": self.folder,
@@ -60,8 +60,13 @@ class Training:
         if self.strategy != "DDP":
             settings["strategy"] = self.strategy
         return [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(RANKS), f"--max-restarts={max_restarts}"),
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(RANKS),
+            f"--max-restarts={max_restarts}",
             str(project_root() / "assignments" / "assignment1" / f"{script}.py"),
             *(word for name, value in settings.items() for word in (f"--{name}", str(value))),
             "--no-profile",
@@ -69,30 +74,35 @@ class Training:
 
     @property
     def attempts(self) -> list[Path]:
-        """The run directories so far, oldest first: run, run-2, run-3 …"""
+        """Returns the run directories so far, oldest first: run, run-2, run-3 …"""
         found = [path.parent for path in self.folder.glob("run*/config.yaml")]
         return sorted(found, key=lambda path: int(path.name.partition("-")[2] or 1))
 
     def rows(self) -> pd.DataFrame:
-        """The steps of all attempts: attempt (from 1), step, rank and what was computed."""
+        """Reads the steps of all attempts: attempt (from 1), step, rank, loss and gradient_norm."""
         tables = [
             read_steps(path).assign(attempt=number) for number, path in enumerate(self.attempts, 1)
         ]
         return pd.concat(tables) if tables else pd.DataFrame(columns=["attempt", "step", "rank"])
 
     def steps_done(self, attempt: int) -> int:
-        """The steps that an attempt has recorded, those it took up among them."""
+        """Returns the number of the last step that an attempt has recorded, counted from 1.
+
+        The steps before the checkpoint that it resumed from count, too; 0 if it has recorded none.
+        """
         run = self.folder / ("run" if attempt == 1 else f"run-{attempt}")
         for path in (run / f"{TABLE}.partial", run / TABLE):
             if path.exists():
                 with suppress(FileNotFoundError):  # renamed since
+                    # The last whole line decides: what follows it is still being written. Its first
+                    # cell is the step, or the column's name where there is no row yet.
                     whole, _, _ = path.read_bytes().rpartition(b"\n")
                     step = whole.rpartition(b"\n")[2].partition(b",")[0]
                     return int(step) + 1 if step.isdigit() else 0
         return 0
 
     def being_changed(self, prefixes: tuple[str, ...] = (PARTIAL, OLD)) -> list[str]:
-        """Checkpoints that are just being written or deleted, by the names of their folders."""
+        """Returns the names of the checkpoint folders that are just being written or deleted."""
         if not self.checkpoint_dir.is_dir():
             return []
         return [
@@ -100,13 +110,13 @@ class Training:
         ]
 
     def resumed_from(self, attempt: int) -> int:
-        """The step that an attempt went on from; 0 if there was no checkpoint."""
+        """Returns the step that an attempt resumed from; 0 if there was no checkpoint."""
         config = yaml.safe_load((self.attempts[attempt - 1] / "config.yaml").read_text())
         return config["resumed_from_step"] or 0
 
 
 class Launched:
-    """A training that runs."""
+    """A training under way, with its torchrun process."""
 
     def __init__(self, training: Training, process: subprocess.Popen, mark: str) -> None:
         self.training = training
@@ -114,7 +124,7 @@ class Launched:
         self._mark = mark
 
     def workers(self) -> dict[int, psutil.Process]:
-        """The living ranks' processes by rank."""
+        """Returns the processes of the ranks that are alive, by rank."""
         found = {}
         for process in marked_processes(self._mark):
             try:
@@ -124,11 +134,11 @@ class Launched:
         return found
 
     def wait_for_step(self, step: int, attempt: int = 1) -> bool:
-        """Wait until an attempt has done so many steps. False if the training ends before."""
+        """Waits until an attempt has done ``step`` steps. False if the training ends before."""
         return self.wait_until(lambda: self.training.steps_done(attempt) >= step)
 
     def wait_until(self, condition: Callable[[], object]) -> bool:
-        """Wait for a condition; False if the training ends before.
+        """Waits for a condition; returns False if the training ends before.
 
         Raises:
             RunFailed: neither happens within five minutes.
@@ -143,35 +153,44 @@ class Launched:
         return True
 
     def wait(self) -> int:
-        """Wait for the end; returns torchrun's exit status."""
+        """Waits for the end; returns torchrun's exit status.
+
+        Raises:
+            RunFailed: it does not end within five minutes.
+        """
         try:
             return self.process.wait(WITHIN_S)
         except subprocess.TimeoutExpired:
             raise RunFailed(f"{self.training.folder}: does not end") from None
 
     def processes_left(self) -> int:
-        """Processes of this launch that are alive; 0 is expected once torchrun has ended."""
+        """Counts this launch's processes that are alive; 0 is right once torchrun has ended."""
         return len(marked_processes(self._mark))
 
 
 @contextmanager
 def launched(training: Training, max_restarts: int = 0) -> Iterator[Launched]:
-    """Start a training; when the block is left, it has ended. Its output is added to ``log``."""
+    """Starts a training; when the block is left, it has ended. Its output is added to ``log``."""
     training.folder.mkdir(parents=True, exist_ok=True)
     mark = secrets.token_hex(8)
     variables = {"PATH": search_path(), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with (
         (training.folder / "log").open("a") as log,
         started(
-            *(training.command(max_restarts), mark, variables, 0),
-            **{"cwd": project_root(), "stdout": log, "stderr": subprocess.STDOUT},
+            command=training.command(max_restarts),
+            mark=mark,
+            variables=variables,
+            grace_s=0,
+            cwd=project_root(),
+            stdout=log,
+            stderr=subprocess.STDOUT,
         ) as process,
     ):
         yield Launched(training, process, mark)
 
 
 def run_to_the_end(training: Training) -> None:
-    """Run it once more. Raises RunFailed if it does not end with status 0."""
+    """Runs a training to its end. Raises RunFailed if it does not end with status 0."""
     with launched(training) as run:
         status = run.wait()
     if status:
@@ -179,7 +198,7 @@ def run_to_the_end(training: Training) -> None:
 
 
 def kill(process: psutil.Process) -> bool:
-    """Send SIGKILL; False if the process was gone."""
+    """Sends SIGKILL; returns False if the process was gone."""
     try:
         process.send_signal(signal.SIGKILL)
     except psutil.NoSuchProcess:
@@ -188,7 +207,7 @@ def kill(process: psutil.Process) -> bool:
 
 
 def read_steps(run: Path) -> pd.DataFrame:
-    """The table of steps of a run that is complete or was cut off; empty where there is none.
+    """Reads the steps of a run that is complete or was cut off; empty where there is no table.
 
     The numbers are those that were written, to the last bit. A last line without an end is left
     out: the process was killed while it wrote it.
@@ -204,8 +223,11 @@ def read_steps(run: Path) -> pd.DataFrame:
 
 
 def equal_losses(found: pd.DataFrame, reference: pd.DataFrame, first: int = 0) -> bool:
-    """Whether all steps from ``first`` on are there on every rank, and all rows are the
-    reference's bit for bit, also those of steps that were computed twice."""
+    """Returns True if all steps from ``first`` on have the reference's numbers on every rank.
+
+    No step may be missing, and all rows must be equal bit for bit, also those of steps that were
+    computed twice.
+    """
     expected = reference.set_index(["step", "rank"])[COMPARED]
     expected = expected[expected.index.get_level_values("step") >= first]
     own = found.set_index(["step", "rank"])[COMPARED]
@@ -215,7 +237,7 @@ def equal_losses(found: pd.DataFrame, reference: pd.DataFrame, first: int = 0) -
 
 
 def unreadable(folder: Path) -> list[str]:
-    """What is wrong with the finished checkpoints of a folder; each file is read and compared."""
+    """Checks every file of a folder's finished checkpoints; returns a line per damaged one."""
     problems = []
     for path in finished_checkpoints(folder):
         try:

@@ -26,10 +26,18 @@ from common.runtime.run_directory import RunDirectory
 
 GB = 10**9
 GPU_OVERHEAD_GB = 1.0
-"""Left to the CUDA context and the libraries."""
+"""Memory that is left to the CUDA context and the libraries."""
 KEYS = (
-    *("model", "batch_size", "seq_len", "precision", "attention", "activation_checkpointing"),
-    *("loss_chunks", "gradient_accumulation", "optimizer", "optimizer_implementation"),
+    "model",
+    "batch_size",
+    "seq_len",
+    "precision",
+    "attention",
+    "activation_checkpointing",
+    "loss_chunks",
+    "gradient_accumulation",
+    "optimizer",
+    "optimizer_implementation",
 )
 SMALL = {"model": "gpt2-nano", "batch_size": 8, "seq_len": 256}
 OPTIONS = (
@@ -53,12 +61,12 @@ OPTIONS = (
     {"gradient_accumulation": 2, "batch_size": 1, "seq_len": 64},
     {"vocab_multiple": 100, "seq_len": 100},
 )
-"""What the allocator is asked about, on top of ``SMALL`` and a fused optimizer."""
+"""Options of the steps that the allocator measures, on top of ``SMALL`` and a fused optimizer."""
 
 
 @dataclass(frozen=True)
 class MemoryStudy:
-    """What is predicted and tracked: every combination of these."""
+    """Settings of the study: every combination of these is predicted and tracked."""
 
     models: tuple[str, ...] = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
     batch_sizes: tuple[int, ...] = (1, 4, 16)
@@ -74,13 +82,19 @@ class MemoryStudy:
         self.workloads()
 
     def workloads(self) -> list[Workload]:
-        """The combinations, the largest models last."""
+        """Returns a workload for each combination, by model in the order given."""
         combinations = itertools.product(
-            *(self.models, self.batch_sizes, self.seq_lens, self.attentions, self.checkpointing)
+            self.models,
+            self.batch_sizes,
+            self.seq_lens,
+            self.attentions,
+            self.checkpointing,
         )
         return [
             Workload(
-                *(model, batch_size, seq_len),
+                model=model,
+                batch_size=batch_size,
+                seq_len=seq_len,
                 attention=attention,
                 activation_checkpointing=checkpointing,
                 optimizer_implementation="fused",
@@ -90,7 +104,7 @@ class MemoryStudy:
 
 
 def run_study(study: MemoryStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Track, measure, judge; returns the run directory."""
+    """Measures with both oracles and judges the predictions; returns the run directory."""
     environment = describe_environment(None, "cpu", 1, "tensors without data")
     run = RunDirectory.create(output_dir, "memory", asdict(study), environment)
     progress.say(f"memory study: {run.path}")
@@ -113,7 +127,10 @@ def run_study(study: MemoryStudy, output_dir: str, progress: StageProgress) -> P
 
 
 def judge(tracked: pd.DataFrame, allocated: pd.DataFrame) -> pd.DataFrame:
-    """What was promised of the errors, what was found, and whether it held."""
+    """Compares the prediction errors with what was promised; returns a row per promise.
+
+    Columns: promise, at_most, found and held.
+    """
     rows = []
     for oracle, table in (("tracker", tracked), ("allocator", allocated)):
         error = (table["predicted_bytes"] / table["measured_bytes"] - 1).abs()
@@ -124,13 +141,17 @@ def judge(tracked: pd.DataFrame, allocated: pd.DataFrame) -> pd.DataFrame:
 
 
 def largest_batches(study: MemoryStudy) -> pd.DataFrame:
-    """The largest batch of 1,024 tokens that fits each memory size, by model and way to run."""
+    """Predicts the largest batch, in sequences of 1,024 tokens, that fits each memory size.
+
+    Returns a row per model, way to run it and memory size.
+    """
     ways = {
         "float32": {},
         "bfloat16": {"precision": "bfloat16"},
         "bfloat16, loss in 8": {"precision": "bfloat16", "loss_chunks": 8},
         "bfloat16, loss in 8, checkpointing": {
-            **{"precision": "bfloat16", "loss_chunks": 8},
+            "precision": "bfloat16",
+            "loss_chunks": 8,
             "activation_checkpointing": True,
         },
     }
@@ -146,7 +167,7 @@ def largest_batches(study: MemoryStudy) -> pd.DataFrame:
 def _each(
     measure: Callable[[Workload], int], workloads: list[Workload], processes: int
 ) -> Iterator[int]:
-    """``measure`` of every workload, in order, in fresh processes that each do a few."""
+    """Yields ``measure`` of every workload, in order, from fresh processes that each do a few."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
         yield from pool.map(measure, workloads)

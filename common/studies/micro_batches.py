@@ -29,19 +29,20 @@ from common.runtime.run_directory import RunDirectory
 RANKS = 2
 LOSS_TOLERANCE = 1e-5
 PROMISED_RATIO = {"sst2": 0.65, "ag_news": 0.8}
-"""Dynamic's step over static's, at most, as the course asks."""
+"""Data set → upper bound on dynamic's step time over static's, as the course asks."""
 WAITING_POINTS = 3.0
-"""Share of step time that ranks wait, at most so many points above that of the control."""
+"""Upper bound on waiting, as a percentage of step time, in points above that of the control."""
 FOUND_WITHIN, OPTIMUM_WITHIN = 20, 1.10
-"""Steps in which a slowed rank is found; its step then over that of a planner that was told."""
+"""Upper bounds on the steps until a slowed rank is found, and on the step time after that over that
+of a planner that was told of it."""
 PLANNING_MS = {(64, 512): 1.0, (1024, 4096): 5.0}
-"""Median milliseconds of a plan, at most, by ranks and global batch."""
+"""(ranks, global batch) → upper bound on the median time of a plan, in ms."""
 SCRIPTS = project_root() / "assignments" / "assignment3"
 
 
 @dataclass(frozen=True)
 class MicroBatchStudy:
-    """What is trained and compared, and for how long."""
+    """Settings of the study: the trainings and comparisons, and how long they last."""
 
     dataset_dir: str = "datasets"
     global_batch: int = 32
@@ -57,27 +58,31 @@ class MicroBatchStudy:
     """The same of IMDB."""
     slow_steps: int = 50
     bucket_cap_mb: float = 8.0
-    """DDP's: the last of three buckets is what the backward pass cannot hide."""
+    """DDP's bucket cap: of the three buckets the backward pass cannot hide the last."""
 
     def __post_init__(self) -> None:
         require_positive(
-            *(self, "train_steps", "steps", "long_steps", "longest_steps", "global_batch", "lr"),
+            self,
+            "train_steps",
+            "steps",
+            "long_steps",
+            "longest_steps",
+            "global_batch",
+            "lr",
         )
 
 
 def run_study(study: MicroBatchStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Train, compare, simulate and judge; returns the run directory."""
+    """Trains, compares, simulates and judges; returns the run directory."""
     run = RunDirectory.create(
         output_dir, "micro-batches", asdict(study), describe_environment("gloo", "cpu", RANKS)
     )
     progress.say(f"micro-batches study: {run.path}")
-    common = [
-        *("--model_name", "small", "--dataset_dir", str(Path(study.dataset_dir).absolute())),
-        *("--global_batch", study.global_batch, "--max_length", study.max_length),
-        *("--max_train_samples", study.max_train_samples),
-        *("--max_local_batch_cap", study.global_batch, "--device", "cpu"),
-        *("--bucket_cap_mb", study.bucket_cap_mb),
-    ]
+    common = ["--model_name", "small", "--dataset_dir", str(Path(study.dataset_dir).absolute())]
+    common += ["--global_batch", study.global_batch, "--max_length", study.max_length]
+    common += ["--max_train_samples", study.max_train_samples]
+    common += ["--max_local_batch_cap", study.global_batch, "--device", "cpu"]
+    common += ["--bucket_cap_mb", study.bucket_cap_mb]
 
     def start(script: str, name: str, title: str, flags: Sequence[object], ranks: int) -> None:
         where = ("--output_dir", run.path, "--run_id", name)
@@ -111,7 +116,10 @@ def run_study(study: MicroBatchStudy, output_dir: str, progress: StageProgress) 
 
 
 def judge(folder: Path) -> pd.DataFrame:
-    """What was promised, what was found, and whether it held."""
+    """Compares what was found with what was promised; returns a row per promise.
+
+    Columns: promise, at_most (NaN where nothing was promised), found and held (empty there).
+    """
     rows: list[tuple[str, float, float]] = []
     static = pd.read_csv(folder / "train_static" / "losses.csv")["loss"]
     for name in ("dynamic", "karmarkar_karp"):
@@ -142,7 +150,10 @@ def judge(folder: Path) -> pd.DataFrame:
 
 
 def judge_planning(times: pd.DataFrame) -> list[tuple[str, float, float]]:
-    """Medians of planning times; the cost that takes longest counts."""
+    """Returns (promise, at most, found) of the median planning times in ms.
+
+    Of several costs, the one that takes longest to plan with counts.
+    """
     medians = times.groupby(["world_size", "global_batch", "cost"])["time_ms"].median()
     slowest = medians.groupby(["world_size", "global_batch"]).max()
     return [
@@ -156,7 +167,11 @@ def judge_planning(times: pd.DataFrame) -> list[tuple[str, float, float]]:
 
 
 def judge_modes(times: pd.DataFrame, dataset: str) -> list[tuple[str, float, float]]:
-    """Ratios of the slowest rank's step to static's, losses and waiting, of one comparison."""
+    """Returns (promise, at most, found) of one comparison of all modes.
+
+    These are ratios of the slowest rank's step time to static's, differences of losses, and
+    waiting. What nothing was promised of has NaN for its bound.
+    """
     by_step = times.groupby(["mode", "step"])
     slowest = by_step["step_time_ms"].max().unstack("mode")
     computed = by_step["compute_time_ms"].max().unstack("mode").mean()
@@ -173,7 +188,8 @@ def judge_modes(times: pd.DataFrame, dataset: str) -> list[tuple[str, float, flo
         others, own = of["karmarkar_karp"] / of["static"], of["dynamic"] / of["static"]
         promise = f"{dataset}: dynamic's {name} over static's, below Karmarkar–Karp's"
         rows.append((promise, others, own))
-    # Texts of equal length are other texts: the control's loss is another.
+    # The largest relative difference from static's loss over all steps and modes. The control is
+    # left out: its texts of equal length are other texts, so its loss is another.
     same = times[times["same_batch"]].groupby(["step", "mode"])["loss"].first().unstack("mode")
     apart = same.sub(same["static"], axis=0).div(same["static"], axis=0).abs().max().max()
     rows.append((f"{dataset}: losses of the same texts, same weights", LOSS_TOLERANCE, apart))
@@ -189,7 +205,11 @@ def judge_modes(times: pd.DataFrame, dataset: str) -> list[tuple[str, float, flo
 
 
 def judge_slowed(times: pd.DataFrame) -> list[tuple[str, float, float]]:
-    """When a slowed rank was found, and the steps after that against those of a told planner."""
+    """Returns (promise, at most, found) of a slowed rank.
+
+    These are the step at which it was found (infinite where it never was), and the mean step time
+    after FOUND_WITHIN steps over that of a planner that was told.
+    """
     found_at = slow_summary(times).found_at
     first = np.inf if found_at is None else found_at
     after = times[times["step"] >= FOUND_WITHIN]

@@ -1,4 +1,4 @@
-"""Run a script with a fault planted from outside: ``planted_faults.py FAULT[=STRENGTH] SCRIPT ...``
+"""Runs a script with faults planted from outside: ``planted_faults.py FAULT[=STRENGTH] SCRIPT ...``
 
 The script and all that it imports are as they are; what changes is PyTorch, or where the process
 may run, before the script starts. So a diagnosis cannot know of a fault but by what it does. A
@@ -32,17 +32,17 @@ USAGE = "usage: planted_faults.py FAULT[=STRENGTH] SCRIPT [ARGUMENT ...]"
 
 
 def rank() -> int:
-    """This process's rank, as torchrun tells it."""
+    """Returns this process's rank, as torchrun tells it."""
     return int(os.environ.get("RANK", 0))
 
 
 def missing_sampler(_: float) -> None:
-    """Every rank is given all samples."""
+    """Gives every rank all samples."""
     _replace_sampler(lambda data, kept: kept | {"num_replicas": 1, "rank": 0})
 
 
 def overlapping_sampler(share: float) -> None:
-    """Each rank takes this share of its samples from the next rank's."""
+    """Makes each rank take this share of its samples from the next rank's."""
 
     class Overlapping(distributed.DistributedSampler):
         """A rank's own samples, the last of them replaced by the next rank's."""
@@ -59,13 +59,13 @@ def overlapping_sampler(share: float) -> None:
 
 
 def forgotten_epoch(_: float) -> None:
-    """``set_epoch`` has no effect."""
+    """Takes the effect from ``set_epoch``: every epoch has the same order of samples."""
     distributed.DistributedSampler.set_epoch = lambda self, epoch: None
 
 
 def _replace_sampler(change: Callable) -> None:
     class Changed(distributed.DistributedSampler):
-        """PyTorch's, with other arguments."""
+        """PyTorch's sampler, with other arguments than the script gives."""
 
         def __init__(self, dataset, num_replicas=None, rank=None, **kept) -> None:
             given = {"num_replicas": num_replicas, "rank": rank} | kept
@@ -80,26 +80,26 @@ def _use_sampler(sampler: type) -> None:
 
 
 def one_core(_: float) -> None:
-    """All ranks run on the first core that they may use."""
+    """Pins all ranks to the first core that they may use."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def many_threads(count: float) -> None:
-    """Every rank computes with so many threads."""
+    """Makes every rank compute with ``count`` threads."""
     torch.set_num_threads(int(count))
 
 
 def slow_rank(factor: float) -> None:
-    """Rank 1 takes so many times as long to compute, by sleeping after each forward pass.
+    """Multiplies rank 1's compute time by ``factor``, by a sleep after each forward pass.
 
-    A backward pass is taken for twice a forward pass, and sleeps there as well.
+    The sleep stands for the backward pass, too, which is taken to last two forward passes.
     """
     if rank() == 1:
         _around_forward(lambda passed_s: (factor - 1) * 3 * passed_s)
 
 
 def slow_compute(factor: float) -> None:
-    """Rank 1 computes everything so many times, in training and wherever else."""
+    """Makes rank 1 compute each linear layer ``factor`` times, in training and elsewhere."""
     if rank() != 1:
         return
     plain = nn.Linear.forward
@@ -114,7 +114,7 @@ def slow_compute(factor: float) -> None:
 
 
 def _around_forward(extra_s: Callable[[float], float]) -> None:
-    """DDP's forward pass, longer by a time that follows from how long it took."""
+    """Makes DDP's forward pass longer by ``extra_s`` of the seconds that it took."""
     plain = DistributedDataParallel.forward
 
     @functools.wraps(plain)
@@ -128,13 +128,13 @@ def _around_forward(extra_s: Callable[[float], float]) -> None:
 
 
 def slow_start(milliseconds: float) -> None:
-    """The first four forward passes under DDP take so much longer."""
+    """Makes the first four forward passes under DDP take ``milliseconds`` longer."""
     calls = iter(range(1_000_000))
     _around_forward(lambda _: milliseconds / 1e3 if next(calls) < 4 else 0.0)
 
 
 def slow_data(milliseconds: float) -> None:
-    """A batch takes so many ms longer to fetch."""
+    """Makes each batch take ``milliseconds`` longer to fetch."""
     plain = dataloader._BaseDataLoaderIter.__next__
 
     def slower(self):
@@ -145,12 +145,12 @@ def slow_data(milliseconds: float) -> None:
 
 
 def slow_logging(milliseconds: float) -> None:
-    """On rank 0 every message of a log is written to a disk that takes so long to confirm it."""
+    """Writes each log message of rank 0 to a disk that takes ``milliseconds`` to confirm it."""
     if rank() != 0:
         return
 
     class OnDisk(logging.Handler):
-        """Waits for the disk."""
+        """A handler that waits for the disk."""
 
         def emit(self, record: logging.LogRecord) -> None:
             with TemporaryFile("w") as file:
@@ -164,7 +164,7 @@ def slow_logging(milliseconds: float) -> None:
 
 
 def lone_evaluation(times: float) -> None:
-    """Rank 0 repeats every pass of an evaluation, while the others wait for it."""
+    """Makes rank 0 compute each pass of an evaluation ``times`` times, while the others wait."""
     if rank() != 0:
         return
     plain = nn.Module.__call__
@@ -184,12 +184,12 @@ def lone_evaluation(times: float) -> None:
 
 
 def always_synchronised(_: float) -> None:
-    """``no_sync`` has no effect."""
+    """Takes the effect from ``no_sync``: every micro-batch exchanges gradients."""
     DistributedDataParallel.no_sync = lambda self: nullcontext()
 
 
 def other_precision(_: float) -> None:
-    """Rank 1 computes in bfloat16."""
+    """Makes rank 1 compute its linear layers in bfloat16."""
     if rank() != 1:
         return
     plain = nn.Linear.forward
@@ -217,12 +217,15 @@ FAULTS: dict[str, tuple[Callable[[float], None], float]] = {
     "other-precision": (other_precision, 0.0),
     "healthy": (lambda _: None, 0.0),
 }
-"""Fault → what plants it, and its strength where none is given: a share, a factor, a number of
-threads or milliseconds, as its docstring says."""
+"""Fault → the function that plants it, and its strength where none is given: a share, a factor, a
+number of threads or milliseconds, as the function's docstring says."""
 
 
 def parse_faults(text: str) -> list[tuple[str, float]]:
-    """``slow-rank=2+one-core`` as names and strengths. Raises UserError for what is not one."""
+    """Returns names and strengths of a text such as ``slow-rank=2+one-core``.
+
+    Raises UserError for an unknown fault or a strength that is not a number.
+    """
     found = []
     for part in text.split("+"):
         name, given, strength = part.partition("=")
@@ -236,7 +239,7 @@ def parse_faults(text: str) -> list[tuple[str, float]]:
 
 
 def main(words: list[str]) -> None:
-    """Plant the faults and become the script."""
+    """Plants the faults and runs the script in this process."""
     if len(words) < 2:
         raise UserError(USAGE)
     text, script = words[0], Path(words[1])

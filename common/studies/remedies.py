@@ -30,7 +30,7 @@ HOSTS = 2
 
 @dataclass(frozen=True)
 class RemedyStudy:
-    """What is measured, and how long is trained."""
+    """Settings of the study: the sweep and its changes, and the trainings."""
 
     dataset_dir: str = "datasets"
     dataset: str = "ag_news"
@@ -46,12 +46,17 @@ class RemedyStudy:
 
     def __post_init__(self) -> None:
         require_positive(
-            *(self, "batch_per_rank", "rounds", "steps_per_visit", "train_texts", "epochs")
+            self,
+            "batch_per_rank",
+            "rounds",
+            "steps_per_visit",
+            "train_texts",
+            "epochs",
         )
 
 
 def run_study(study: RemedyStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Sweep, verify and train; returns the run directory."""
+    """Sweeps, runs the proposed changes and trains; returns the run directory."""
     run = RunDirectory.create(
         output_dir, "remedies", asdict(study), describe_environment("gloo", "cpu", HOSTS)
     )
@@ -64,9 +69,12 @@ def run_study(study: RemedyStudy, output_dir: str, progress: StageProgress) -> P
             where = {"output_dir": folder, "run_id": name, "device": "cpu"}
             with progress.stage(f"{name} on {cluster}") as update:
                 launch(
-                    *(SCRIPTS / script, as_flags(flags | where), HOSTS),
-                    run.path / "logs" / f"{name}.log",
-                    **{"hosts": cluster, "on_output": update},
+                    script=SCRIPTS / script,
+                    arguments=as_flags(flags | where),
+                    ranks=HOSTS,
+                    log=run.path / "logs" / f"{name}.log",
+                    hosts=cluster,
+                    on_output=update,
                 )
         changes = open_changes(folder / "changes")
         run.write_table("changes.csv", changes.table)
@@ -79,7 +87,7 @@ def run_study(study: RemedyStudy, output_dir: str, progress: StageProgress) -> P
 
 
 def measurements(study: RemedyStudy) -> list[tuple[str, str, dict]]:
-    """Name, script and flags of what runs on the emulated hosts."""
+    """Returns name, script and flags of each measurement on the emulated hosts."""
     sweep = {
         "workload": "text",
         "text_experiment": study.experiment,
@@ -102,9 +110,10 @@ def measurements(study: RemedyStudy) -> list[tuple[str, str, dict]]:
 def train(
     study: RemedyStudy, changes: Changes, folder: Path, progress: StageProgress
 ) -> pd.DataFrame:
-    """Accuracy after so many epochs by global batch, from several seeds; one process each.
+    """Trains with each global batch from each seed, in one process each.
 
     A global batch has the same texts on any number of ranks, so one process stands for all.
+    Returns a row per training: global_batch, seed, epochs, train_loss and accuracy in the end.
     """
     batches = sorted({int(batch) for batch in changes.table["global_batch"]})
     runs = [(batch, seed) for batch in batches for seed in study.seeds]
@@ -124,7 +133,7 @@ def train(
 
 
 def training(study: RemedyStudy, batch: int, seed: int, folder: Path) -> dict:
-    """The settings of a training with this global batch."""
+    """Returns the settings of a training with this global batch."""
     return {
         "experiment": study.experiment,
         "dataset": study.dataset,

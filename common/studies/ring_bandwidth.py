@@ -29,10 +29,13 @@ FACTOR = 128
 def ring_bandwidth(
     hosts: Sequence[int], rates: Sequence[str], scratch: Path, progress: StageProgress
 ) -> pd.DataFrame:
-    """Medians per ring and message size; the last ring of each rate has one host at half of it.
+    """Measures all-reduces on rings; returns medians per ring and message size.
+
+    The last ring of each rate has one host at half of it.
 
     Columns: hosts, rate, slow_host, size_bytes, time_ms, samples, link_mbit_per_s (the slowest
-    TCP stream), limit_ms (a ring's least time) and share (limit / time).
+    TCP stream), limit_ms (lower bound on the time of a ring), algorithm_bandwidth_mb_per_s and
+    share (limit / time).
     """
     tables = []
     for rate in rates:
@@ -58,6 +61,7 @@ def _ring(
     samples = pd.read_csv(scratch / name / "allreduce-samples.csv")
     sequential = samples[samples["mode"] == "sequential"]
     keys = ["total_bytes", "round", "iteration"]
+    # An all-reduce takes as long as its slowest rank; then the median over all-reduces of a size.
     slowest = sequential.groupby(keys)["time_ms"].max().groupby("total_bytes")
     table = slowest.agg(["median", "size"]).reset_index()
     table.columns = ["size_bytes", "time_ms", "samples"]
@@ -70,20 +74,18 @@ def _ring(
 def replay_bucket(
     hosts: int, rates: Sequence[str], scratch: Path, progress: StageProgress
 ) -> pd.DataFrame:
-    """DDP with one bucket that holds all gradients, on a replayed model: what is exposed.
+    """Measures the exposed communication of DDP with one bucket, on a replayed model.
 
     A single bucket is reduced when the backward pass is over, so the time beyond it is an
-    all-reduce of all gradients with the copies of DDP. Columns as for the rings, and
+    all-reduce of all gradients with the copies of DDP. Columns as for the rings but slow_host, and
     backward_ms (the replayed computation) and step_ms (the backward pass under DDP).
     """
     tables = []
     for rate in rates:
         cluster = EmulatedCluster.of(hosts, [rate])
         name = f"replay-{hosts}x{rate}"
-        flags = (
-            *("--replay", UMD_A100, "--replay_factor", str(FACTOR), "--bucket_cap_mb", "4096"),
-            *("--rounds", "3", "--num_steps", "3", "--initial_steps", "2", "--device", "cpu"),
-        )
+        flags = ["--replay", UMD_A100, "--replay_factor", str(FACTOR), "--bucket_cap_mb", "4096"]
+        flags += ["--rounds", "3", "--num_steps", "3", "--initial_steps", "2", "--device", "cpu"]
         with progress.stage(f"replay on {cluster}") as update:
             _run("ddp_benchmark", flags, cluster, scratch / name, update)
         steps = pd.read_csv(scratch / name / "ddp-times.csv")
@@ -92,9 +94,15 @@ def replay_bucket(
         step_ms = steps.groupby(keys)["backward_time_ms"].max().median()
         backward_ms = local.groupby(keys)["backward_time_ms"].max().median()
         size = int(steps["first_bucket_bytes"].iloc[0])
-        row = {"hosts": hosts, "rate": rate, "size_bytes": size}
-        row |= {"backward_ms": backward_ms, "step_ms": step_ms, "time_ms": step_ms - backward_ms}
-        row |= {"samples": int(steps[keys].drop_duplicates().shape[0])}
+        row = {
+            "hosts": hosts,
+            "rate": rate,
+            "size_bytes": size,
+            "backward_ms": backward_ms,
+            "step_ms": step_ms,
+            "time_ms": step_ms - backward_ms,
+            "samples": int(steps[keys].drop_duplicates().shape[0]),
+        }
         tables.append(row | _limit(scratch / name, hosts, size, row["time_ms"]))
     return pd.DataFrame(tables)
 
@@ -106,7 +114,7 @@ def _run(
     run: Path,
     on_output: Callable[[str], None],
 ) -> None:
-    """A benchmark on emulated hosts; its run directory is ``run``, its log beside it."""
+    """Runs a benchmark on emulated hosts, with the run directory ``run`` and its log beside it."""
     launch(
         SCRIPTS / f"{script}.py",
         [*flags, "--output_dir", str(run.parent), "--run_id", run.name],
@@ -118,7 +126,11 @@ def _run(
 
 
 def _limit(run: Path, hosts: int, size_bytes, time_ms) -> dict:
-    """The least time of a ring on the links that this run had, and how near to it it came."""
+    """Computes the lower bound on a ring's time over this run's links, and the share reached.
+
+    2(n−1)/n of all bytes go over every link (the module's docstring), at the rate that a TCP stream
+    reached on the slowest.
+    """
     network = read_environment(run)["interconnect"]["emulated"]
     link = min(min(found["up"], found["down"]) for found in network["probe"])
     limit_ms = 2 * (hosts - 1) / hosts * size_bytes * 8 / link * 1e3
@@ -131,7 +143,7 @@ def _limit(run: Path, hosts: int, size_bytes, time_ms) -> dict:
 
 
 def summarise(rings: pd.DataFrame, replay: pd.DataFrame) -> pd.DataFrame:
-    """The largest message of every ring, and the replay: share of the limit that was reached."""
+    """Returns a row for the largest message of each ring and for each replay, with its share."""
     largest = rings[rings["size_bytes"] == rings["size_bytes"].max()].assign(what="all-reduce")
     largest.loc[largest["slow_host"], "what"] = "all-reduce, one host at half the rate"
     columns = ["what", "hosts", "rate", "link_mbit_per_s", "limit_ms", "time_ms", "share"]

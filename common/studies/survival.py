@@ -40,16 +40,17 @@ from common.training.checkpoint_files import OLD, PARTIAL, finished_checkpoints
 STRATEGIES = ("DDP", "FULL_SHARD", "SHARD_GRAD_OP")
 SAVING, DELETING, ANY_MOMENT = "saving", "deleting", ""
 AIMS = (SAVING, ANY_MOMENT, DELETING, ANY_MOMENT, SAVING)
-"""Taken in turn: three of five trials aim at a checkpoint that is being written or deleted."""
+"""Aims of the trials in turn: three of five at a checkpoint that is being written or deleted."""
 MOST_DELAY_S = 0.08
-"""Writing a checkpoint takes about as long."""
+"""Upper bound on the time between the aimed-at moment and the kill: as long as writing a
+checkpoint takes."""
 MAX_RESTARTS = 3
 DATA_TOKENS = 200_000
 
 
 @dataclass(frozen=True)
 class SurvivalStudy:
-    """What is trained, and how often it is disturbed."""
+    """Settings of the study: the training, and how often it is disturbed."""
 
     trials: int = 30
     restarts: int = 3
@@ -57,11 +58,11 @@ class SurvivalStudy:
     damage: bool = True
     """Whether checkpoints are damaged, too."""
     strategies: tuple[str, ...] = ("DDP", "FULL_SHARD")
-    """Taken in turn."""
+    """Strategies of the trials and launches, in turn."""
     num_steps: int = 30
     save_every: int = 3
     seed: int = 0
-    """Of the moments and ranks."""
+    """Seed of the moments and ranks that are drawn."""
 
     def __post_init__(self) -> None:
         require_positive(self, "save_every")
@@ -78,17 +79,24 @@ class SurvivalStudy:
             raise UserError(f"no strategies; known: {', '.join(STRATEGIES)}")
 
     def training(self, strategy: str, folder: Path, data: Path, **settings: object) -> Training:
-        """A run of gpt2-pico that takes seconds and says after each step that it was done."""
+        """Returns a run of gpt2-pico that takes seconds and records each step when it is done."""
         common = {
-            **{"data": str(data), "model": "gpt2-pico", "seq_len": 64, "lr": 0.003},
-            **{"global_batch_size": 16, "micro_batch_size": 4, "num_steps": self.num_steps},
-            **{"save_every": self.save_every, "log_every": 1, "device": "cpu"},
+            "data": str(data),
+            "model": "gpt2-pico",
+            "seq_len": 64,
+            "lr": 0.003,
+            "global_batch_size": 16,
+            "micro_batch_size": 4,
+            "num_steps": self.num_steps,
+            "save_every": self.save_every,
+            "log_every": 1,
+            "device": "cpu",
         }
         return Training(strategy, common | settings, folder)
 
 
 def run_study(study: SurvivalStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Run all three parts and judge; returns the run directory."""
+    """Runs all three parts and judges them; returns the run directory."""
     environment = describe_environment("gloo", "cpu", RANKS)
     run = RunDirectory.create(output_dir, "survival", asdict(study), environment)
     progress.say(f"survival study: {run.path}")
@@ -112,7 +120,11 @@ def run_study(study: SurvivalStudy, output_dir: str, progress: StageProgress) ->
         if study.damage:
             keep_table("damage", try_damage(references, runs, progress))
         keep_table("restarts", try_restarts(study, references, runs, data, progress))
-        verdicts = judge(*(tables.get(name) for name in ("trials", "damage", "restarts")))
+        verdicts = judge(
+            trials=tables.get("trials"),
+            damage=tables.get("damage"),
+            restarts=tables.get("restarts"),
+        )
         run.write_table("verdicts.csv", verdicts)
     for table in tables.values():
         if len(table):
@@ -128,14 +140,19 @@ def try_kills(
     data: Path,
     progress: StageProgress,
 ) -> pd.DataFrame:
-    """The trials, one row each."""
+    """Runs the trials, with synchronous and asynchronous checkpoints in turn; a row for each.
+
+    Columns: trial, strategy, asynchronous, and those of ``one_trial``.
+    """
     rows = []
     with progress.stage(f"{study.trials} runs in which a rank is killed") as update:
         for number in range(study.trials):
             strategy = study.strategies[number % len(study.strategies)]
             asynchronous = number // len(study.strategies) % 2 == 1
             training = study.training(
-                *(strategy, runs / f"trial-{number}", data),
+                strategy=strategy,
+                folder=runs / f"trial-{number}",
+                data=data,
                 async_checkpoints="on" if asynchronous else "off",
             )
             chance = random.Random(f"{study.seed} {number}")
@@ -151,15 +168,21 @@ def try_kills(
 def one_trial(
     study: SurvivalStudy, training: Training, reference: Training, aim: str, chance: random.Random
 ) -> dict:
-    """Start, kill, look at what is left, and start again until it is done."""
+    """Starts a training, kills a rank, looks at what is left and runs the command again to its end.
+
+    Returns what was found, by column of ``trials.csv``.
+    """
     with launched(training) as run:
         killed = kill_at(run, study, aim, chance)
         status = run.wait()
         left = run.processes_left()
     found = finished_checkpoints(training.checkpoint_dir)
     row = {
-        **{"killed_rank": killed, "aimed_at_saving": bool(aim), "aimed_at": aim},
-        **{"exit_status": status, "killed_after_step": training.steps_done(1)},
+        "killed_rank": killed,
+        "aimed_at_saving": bool(aim),
+        "aimed_at": aim,
+        "exit_status": status,
+        "killed_after_step": training.steps_done(1),
         "left_unfinished": " ".join(sorted(training.being_changed())),
         "checkpoints_found": len(found),
         "unreadable_checkpoints": len(unreadable(training.checkpoint_dir)),
@@ -175,11 +198,14 @@ def one_trial(
 
 
 def kill_at(run: Launched, study: SurvivalStudy, aim: str, chance: random.Random) -> int | None:
-    """Kill a random rank at a random moment; returns the rank, or None if the run ended before.
+    """Kills a random rank at a random moment; returns the rank, or None if the run ended before.
 
-    Old checkpoints are deleted by rank 0, so it is that one which is killed then.
+    Rank 0 deletes old checkpoints: with that aim it is the rank that is killed.
     """
     every = study.save_every
+    # With an aim, one of the saves is drawn: not one of the last two, and for a deletion none of
+    # the first two, which leave nothing to delete. The run is watched from the step after the save
+    # before. Without an aim any step is drawn but the last four.
     saves = study.num_steps // every - 2
     last_step = study.num_steps - 4
     step = every * chance.randint(3 if aim == DELETING else 1, saves) if aim else None
@@ -202,7 +228,7 @@ def kill_at(run: Launched, study: SurvivalStudy, aim: str, chance: random.Random
 def try_damage(
     references: dict[str, Training], runs: Path, progress: StageProgress
 ) -> pd.DataFrame:
-    """Every kind of damage under every strategy, one row each."""
+    """Resumes after every kind of damage under every strategy; returns a row for each."""
     tables = []
     with progress.stage("damaged checkpoints") as update:
         for strategy, reference in references.items():
@@ -218,7 +244,7 @@ def try_restarts(
     data: Path,
     progress: StageProgress,
 ) -> pd.DataFrame:
-    """Launches in which torchrun starts the ranks again after each of two kills."""
+    """Launches trainings whose ranks torchrun restarts after each of two kills; a row for each."""
     rows = []
     third = study.num_steps // 3
     with progress.stage(f"{study.restarts} launches that restart by themselves") as update:
@@ -236,7 +262,9 @@ def try_restarts(
                 status, left = run.wait(), run.processes_left()
             rows.append(
                 {
-                    **{"launch": number, "strategy": strategy, "kills": kills},
+                    "launch": number,
+                    "strategy": strategy,
+                    "kills": kills,
                     "restarts": len(training.attempts) - 1,
                     "exit_status": status,
                     "losses_equal": equal_losses(training.rows(), references[strategy].rows()),
@@ -250,7 +278,11 @@ def try_restarts(
 def judge(
     trials: pd.DataFrame | None, damage: pd.DataFrame | None, restarts: pd.DataFrame | None
 ) -> pd.DataFrame:
-    """What was promised, what was found (a number of cases), and whether it held."""
+    """Counts the cases in which each promise held; returns a row per promise.
+
+    Columns: promise, found (cases in which it held), of (all cases) and held. A part that was not
+    run is None.
+    """
     rows: list[tuple[str, int, int]] = []  # promise, found, expected
 
     def all_of(promise: str, held: pd.Series) -> None:

@@ -35,7 +35,7 @@ ALLOWED = {"fp64": 1e-10, "fp32": 1e-5}
 
 @dataclass(frozen=True)
 class TextScalingStudy:
-    """What is trained, and for how long."""
+    """Settings of the study: the trainings, and how long they last."""
 
     dataset_dir: str = "datasets"
     datasets: tuple[str, ...] = ("ag_news", "imdb")
@@ -53,7 +53,13 @@ class TextScalingStudy:
 
     def __post_init__(self) -> None:
         require_positive(
-            *(self, "global_batch", "max_length", "train_texts", "eval_texts", "epochs", "lr"),
+            self,
+            "global_batch",
+            "max_length",
+            "train_texts",
+            "eval_texts",
+            "epochs",
+            "lr",
         )
         if self.global_batch % max(RANKS):
             raise UserError(f"global_batch {self.global_batch} cannot be halved")
@@ -69,13 +75,13 @@ class Case:
     seed: int
 
     def name(self, ranks: int) -> str:
-        """Of its run directory."""
+        """Returns the name of its run directory."""
         kind = "dropout" if self.dropout else "exact"
         return f"{self.dataset}-{kind}-{self.precision}-seed{self.seed}-{ranks}"
 
 
 def cases(study: TextScalingStudy) -> Iterator[Case]:
-    """All of them: without dropout in both precisions, with dropout from every seed."""
+    """Yields all cases: without dropout in both precisions, with dropout from every seed."""
     for dataset in study.datasets:
         for precision in ALLOWED:
             yield Case(dataset, precision, 0.0, study.seeds[0])
@@ -84,7 +90,7 @@ def cases(study: TextScalingStudy) -> Iterator[Case]:
 
 
 def run_study(study: TextScalingStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Train all cases on one and on two ranks, compare and judge; returns the run directory."""
+    """Trains all cases on one and on two ranks and compares them; returns the run directory."""
     run = RunDirectory.create(
         output_dir, "text-scaling", asdict(study), describe_environment("gloo", "cpu", max(RANKS))
     )
@@ -110,7 +116,7 @@ def run_study(study: TextScalingStudy, output_dir: str, progress: StageProgress)
 
 
 def flags(study: TextScalingStudy, case: Case, ranks: int, folder: Path) -> list[str]:
-    """The script and its flags for one case on so many ranks."""
+    """Returns the script and its flags for one case on ``ranks`` ranks."""
     settings = {
         "dataset": case.dataset,
         "dataset_dir": Path(study.dataset_dir).absolute(),
@@ -136,7 +142,11 @@ def flags(study: TextScalingStudy, case: Case, ranks: int, folder: Path) -> list
 
 
 def read_losses(folder: Path, study: TextScalingStudy) -> pd.DataFrame:
-    """Without dropout: every step's loss on one and on two ranks, and how far they are apart."""
+    """Reads each step's loss without dropout on one and on two ranks, and their difference.
+
+    Columns: dataset, precision, step, one_rank, two_ranks and difference (absolute). Raises
+    RunFailed where the two have not the same steps.
+    """
     tables = []
     for case in cases(study):
         if case.dropout:
@@ -151,7 +161,7 @@ def read_losses(folder: Path, study: TextScalingStudy) -> pd.DataFrame:
 
 
 def read_accuracies(folder: Path, study: TextScalingStudy) -> pd.DataFrame:
-    """With dropout: the accuracy after the last epoch, by data set, seed and number of ranks."""
+    """Reads the accuracy with dropout after the last epoch, by data set, seed and ranks."""
     rows = []
     for case in cases(study):
         for ranks in RANKS if case.dropout else ():
@@ -162,15 +172,16 @@ def read_accuracies(folder: Path, study: TextScalingStudy) -> pd.DataFrame:
 
 
 def judge(losses: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
-    """What was promised, what was found, and whether it held.
+    """Compares what was found with what was promised; returns a row per promise.
 
-    The spread of seeds is the larger one of those on one and on two ranks, highest minus lowest.
+    Columns: promise, at_most, found and held. The spread of seeds is the highest accuracy minus the
+    lowest, on one or on two ranks, whichever is larger.
     """
     rows = []
     for (dataset, precision), table in losses.groupby(["dataset", "precision"], sort=False):
         steps = len(table)
         promise = f"{dataset}, {precision}: losses of {steps} steps on two ranks against one"
-        # NaN if any is: a training that went apart must not count as equal.
+        # NumPy's maximum is NaN if any value is: a training that diverged must not count as equal.
         apart = float(np.max(table["difference"].to_numpy()))
         rows.append((promise, ALLOWED[precision], apart))
     for dataset, table in accuracies.groupby("dataset", sort=False):

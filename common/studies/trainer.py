@@ -41,8 +41,8 @@ TIMES, CHECKPOINTS = "trainer-times.csv", "checkpoint-times.csv"
 LOSS_TOLERANCE = 1e-5
 """Relative difference of two losses of the same step that rounding explains."""
 LEAST_RATIO = 1.0
-"""Of their time to ours. Both compute the same, so all but their bookkeeping takes as long; that
-medians of rounds differ by a per cent or two says nothing."""
+"""Lower bound on their time over ours. Both compute the same, so only their bookkeeping differs;
+medians of rounds that differ by a per cent or two say nothing."""
 ALLOWED_SHARE = 0.02
 
 
@@ -72,7 +72,12 @@ class TrainerStudy:
 
     def __post_init__(self) -> None:
         require_positive(
-            *(self, "rounds", "steps", "warmup_steps", "checkpoint_rounds", "save_every"),
+            self,
+            "rounds",
+            "steps",
+            "warmup_steps",
+            "checkpoint_rounds",
+            "save_every",
         )
         if self.steps_between < 3:
             raise UserError(f"steps_between {self.steps_between}: must be at least 3")
@@ -81,7 +86,7 @@ class TrainerStudy:
 
 
 def run_study(study: TrainerStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Measure both parts and judge; returns the run directory.
+    """Measures both parts and judges them; returns the run directory.
 
     Raises:
         UserError: accelerate, without which transformers has no Trainer, is not installed.
@@ -119,7 +124,7 @@ def run_study(study: TrainerStudy, output_dir: str, progress: StageProgress) -> 
 def measure(
     study: TrainerStudy, part: str, table: str, scratch: Path, update: Callable[[str], None]
 ) -> pd.DataFrame:
-    """A part of the study on ranks of its own; the samples of all of them."""
+    """Measures a part of the study on ranks of its own; returns the samples of all ranks."""
     flags = ["--part", part, "--output_dir", str(scratch), "--run_id", part]
     for name, value in asdict(study).items():
         values = value if isinstance(value, tuple) else (value,)
@@ -129,7 +134,7 @@ def measure(
 
 
 def compare_losses(times: pd.DataFrame) -> None:
-    """Raise RunFailed unless both trainers have the same loss in each step of every round."""
+    """Raises RunFailed unless both trainers have the same loss in each step of every round."""
     keys = ["accumulation", "round", "iteration"]
     losses = times.groupby([*keys, "arm"])["loss"].mean().unstack("arm")
     apart = (losses[THEIRS] / losses[OURS] - 1).abs()
@@ -143,8 +148,14 @@ def compare_losses(times: pd.DataFrame) -> None:
 
 
 def compare_times(times: pd.DataFrame) -> pd.DataFrame:
-    """Their time over ours, by round: medians of the slowest rank's steps."""
+    """Computes transformers' step time over ours; returns a row per accumulation.
+
+    Columns: accumulation, rounds, ratio (median over rounds), lowest, highest, and the median step
+    of each trainer in ms.
+    """
     keys = ["accumulation", "arm", "round"]
+    # A ratio is taken within a round, where both met the same machine: of medians over its steps,
+    # each step as long as its slowest rank's.
     slowest = times[~times["warmup"]].groupby([*keys, "iteration"])["step_time_ms"].max()
     medians = slowest.groupby(keys).median().unstack("arm")
     rows = []
@@ -157,11 +168,12 @@ def compare_times(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def checkpoint_costs(samples: pd.DataFrame, save_every: int) -> pd.DataFrame:
-    """One row per checkpoint: what it took from training, and its share of ``save_every`` steps.
+    """Computes what each checkpoint took from training, and its share of ``save_every`` steps.
 
-    Times are the slowest rank's. ``save_ms`` is that inside of ``save``; ``slowdown_ms`` is how
-    much longer the steps took in which it was being written than the run's others did (the median
-    of those); ``writing_ms`` how long it was being written.
+    Returns a row per checkpoint. Times are the slowest rank's, in ms: ``step_time_ms`` the median
+    step while nothing was written; ``save_ms`` inside of ``save``; ``slowdown_ms`` by how much the
+    steps in which it was being written exceeded that median, in sum; ``writing_ms`` the time that
+    writing took.
     """
     visit = ["strategy", "mode", "round"]
     slowest = ["step_time_ms", "save_ms", "writing_ms"]
@@ -172,6 +184,7 @@ def checkpoint_costs(samples: pd.DataFrame, save_every: int) -> pd.DataFrame:
     for name, run in steps.groupby(visit):
         usual_ms = run.loc[~run["warmup"] & ~run["disturbed"], "step_time_ms"].median()
         saves = run.index[run["save_ms"].notna()]
+        # The steps from one checkpoint to the next (or to the run's end) may be slowed by it.
         for at, following in itertools.pairwise([*saves, run.index[-1]]):
             after = run.loc[at + 1 : following]
             written_in = after[after["disturbed"]]
@@ -185,11 +198,18 @@ def checkpoint_costs(samples: pd.DataFrame, save_every: int) -> pd.DataFrame:
 
 
 def judge(ratios: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
-    """What was promised, what was found, and whether it held."""
+    """Compares what was found with what was promised; returns a row per promise.
+
+    Columns: promise, at_least, at_most, found, lowest, highest and held.
+    """
     rows = [
         (
             f"their time over ours, {row.accumulation} micro-batches a step",
-            *(LEAST_RATIO, None, row.ratio, row.lowest, row.highest),
+            LEAST_RATIO,
+            None,
+            row.ratio,
+            row.lowest,
+            row.highest,
         )
         for row in ratios.itertuples()
     ]

@@ -1,8 +1,8 @@
-"""The two trainers of the trainer study, and what is seen of each while it trains.
+"""The two trainers of the trainer study, and what is recorded of each while it trains.
 
-Our trainer runs unchanged; what is timed are the moments at which it begins a step and saves. They
-are seen by classes put in the place of its own for the time of a run, which add a reading of the
-clock. Transformers' offers callbacks for that.
+Our trainer runs unchanged; the moments at which it begins a step and saves are recorded. For the
+time of a run, subclasses that also read the clock take the place of two of its classes.
+Transformers' trainer offers callbacks for that.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from common.training.step_log import StepLog
 
 @dataclass
 class Seen:
-    """What was seen of a training run on this rank. Moments are in seconds of one clock."""
+    """A training run as recorded on this rank. Moments are in seconds of one clock."""
 
     begins: list[float] = field(default_factory=list)
-    """When each step began."""
+    """Beginning of each step."""
     losses: list[float] = field(default_factory=list)
     saves: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Steps done → when ``save`` was called, and when it returned."""
+    """Steps done → call of ``save`` and its return."""
     writes: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Steps done → when a checkpoint's files began to be written, and when it was whole."""
+    """Steps done → beginning of the writing of a checkpoint's files, and its end."""
 
     def step_times_ms(self) -> list[float]:
-        """From the beginning of each step to that of the next: one fewer than there are steps."""
+        """Returns the times from each step's beginning to the next's: one fewer than steps."""
         return [(end - start) * 1e3 for start, end in itertools.pairwise(self.begins)]
 
 
 def run_ours(config: TrainingConfig, worker: Worker) -> Seen:
-    """Train with this project's trainer, in the process group that is there."""
+    """Trains with this project's trainer, in the process group that is there."""
     seen = Seen()
     with watched(seen):
         trainer.train(config)
@@ -56,7 +56,7 @@ def run_ours(config: TrainingConfig, worker: Worker) -> Seen:
 
 @contextmanager
 def watched(seen: Seen) -> Iterator[None]:
-    """Let the trainer use classes that note in ``seen`` when they are called."""
+    """Lets the trainer use classes that record in ``seen`` when their methods are called."""
 
     class WatchedLog(StepLog):
         def begin_step(self, index: int) -> None:
@@ -86,7 +86,7 @@ def watched(seen: Seen) -> Iterator[None]:
 
 
 def timed(action: Callable[[], None]) -> tuple[float, float]:
-    """When an action began and when it was done."""
+    """Runs an action; returns the moments at which it began and was done."""
     began = time.perf_counter()
     action()
     return began, time.perf_counter()
@@ -115,18 +115,18 @@ class WithLoss(nn.Module):
         self.losses: list[Tensor] = []
 
     def forward(self, tokens: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The mean loss, in a dictionary."""
+        """Returns the mean loss, in a dictionary."""
         loss = self.model(tokens, targets)
         self.losses.append(loss.detach())
         return {"loss": loss}
 
 
 def run_theirs(config: TrainingConfig, worker: Worker) -> Seen:
-    """Train with transformers' Trainer as ``config`` says, in the process group that is there.
+    """Trains with transformers' Trainer as ``config`` says, in the process group that is there.
 
-    Its data loader gives micro-batch k of rank r the sequences that ours does, and its cosine is
-    ours. It gets our optimizer, as by itself it would decay only some weights; DDP does not look
-    for unused parameters, which ours does not, either.
+    Its data loader gives micro-batch k of rank r the same sequences as ours, and its cosine
+    schedule is the same. It gets our optimizer, as its own would decay only some weights. Neither
+    DDP looks for unused parameters.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -174,6 +174,7 @@ def run_theirs(config: TrainingConfig, worker: Worker) -> Seen:
         optimizers=(optimizer, None),
         callbacks=[Watch()],
     ).train()
+    # A step's loss: the mean over its micro-batches, [steps, accumulation], and then over ranks.
     own = torch.stack(model.losses).view(config.num_steps, accumulation).mean(1)
     seen.losses = torch.tensor(worker.gather(own.tolist())).mean(0).tolist()
     return seen

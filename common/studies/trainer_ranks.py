@@ -33,7 +33,7 @@ class RankSettings(TrainerStudy):
 
 
 def measure(settings: RankSettings) -> None:
-    """Measure a part on this rank."""
+    """Measures a part of the study on this rank."""
     torch.set_num_threads(1)
     part = measure_speed if settings.part == "speed" else measure_checkpoints
     with process_group("cpu", "gloo") as worker, record_run(settings, "rank", worker) as recorder:
@@ -45,7 +45,7 @@ def measure(settings: RankSettings) -> None:
 
 
 def measure_speed(settings: RankSettings, worker: Worker, table: RankStream) -> None:
-    """Both trainers in rotated rounds; one before the first, numbered -1, counts as warm-up."""
+    """Times both trainers in rotated rounds; the one before the first, -1, counts as warm-up."""
     for accumulation in settings.accumulations:
         for round_, arm in rotated_rounds((OURS, THEIRS), settings.rounds, first=-1):
             if worker.is_main:
@@ -64,7 +64,7 @@ def measure_speed(settings: RankSettings, worker: Worker, table: RankStream) -> 
 
 
 def speed_rows(seen: Seen, warmup_steps: int) -> list[dict]:
-    """One row per step."""
+    """Returns a row per step but the last, whose end is not seen."""
     return [
         {"iteration": index, "step_time_ms": time_ms, "loss": loss, "warmup": index < warmup_steps}
         for index, (time_ms, loss) in enumerate(
@@ -74,7 +74,7 @@ def speed_rows(seen: Seen, warmup_steps: int) -> list[dict]:
 
 
 def measure_checkpoints(settings: RankSettings, worker: Worker, table: RankStream) -> None:
-    """Runs that make three checkpoints each, in rotated rounds; their files are removed."""
+    """Times runs that make three checkpoints each, in rotated rounds; their files are removed."""
     arms = [(strategy, mode) for strategy in settings.strategies for mode in MODES]
     for round_, (strategy, mode) in rotated_rounds(arms, settings.checkpoint_rounds):
         if worker.is_main:
@@ -102,7 +102,7 @@ def measure_checkpoints(settings: RankSettings, worker: Worker, table: RankStrea
 
 
 def common(settings: RankSettings) -> dict:
-    """What all runs of our trainer have in common: nothing is printed, traced or saved."""
+    """Returns the settings of all runs of our trainer: nothing is printed or traced."""
     return {
         "model": settings.model,
         "seq_len": settings.seq_len,
@@ -115,10 +115,10 @@ def common(settings: RankSettings) -> dict:
 
 
 def checkpoint_rows(seen: Seen) -> list[dict]:
-    """One row per step: its time without that in ``save``, which is stated beside it.
+    """Returns a row per step: its time without ``save``, whose own time stands beside it.
 
-    A step is disturbed in which a checkpoint was being written, at least for a part of it; after
-    a step that ends in ``save`` that is looked for up to there.
+    A step is disturbed if a checkpoint was being written during any part of it. Where a step ends
+    in ``save``, only the part before ``save`` counts.
     """
     rows = []
     for index, time_ms in enumerate(seen.step_times_ms()):

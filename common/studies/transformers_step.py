@@ -50,17 +50,17 @@ PAIRINGS = {
     "compiled, SDPA": {"compile": True},
     "bfloat16, SDPA": {"precision": "bfloat16"},
 }
-"""What both sides run alike, on top of float32 with a fused AdamW."""
+"""Pairing → options of both sides, on top of float32 with a fused AdamW."""
 CANDIDATES = {
     THEIRS: ({"attention": "eager"}, {"compile": True}),
     OURS: ({"attention": "eager"}, {"compile": True}, {"loss_chunks": 2}, {"loss_chunks": 4}),
 }
-"""Changes that are tried in this order; each is kept if it is faster."""
+"""Side → changes that are tried in this order; each is kept if it is faster."""
 
 
 @dataclass(frozen=True)
 class TransformersStudy:
-    """What is trained, and how long it is measured."""
+    """Settings of the study: the step, its pairings, and how long they are measured."""
 
     model: str = "gpt2"
     batch_size: int = 2
@@ -80,9 +80,11 @@ class TransformersStudy:
         self.workload()
 
     def workload(self, **options) -> Workload:
-        """Float32 with a fused AdamW, and ``options``."""
+        """Returns the step in float32 with a fused AdamW, changed by ``options`` of a Workload."""
         return Workload(
-            *(self.model, self.batch_size, self.seq_len),
+            model=self.model,
+            batch_size=self.batch_size,
+            seq_len=self.seq_len,
             optimizer_implementation="fused",
             **options,
         )
@@ -102,7 +104,9 @@ class TheirModel(nn.Module):
             n_embd=sizes.n_embd,
             n_layer=sizes.n_layer,
             n_head=sizes.n_head,
-            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
             use_cache=False,  # what generation needs would only slow training down
             attn_implementation=workload.attention,
         )
@@ -110,12 +114,12 @@ class TheirModel(nn.Module):
         self.model = GPT2LMHeadModel(config)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss; ``targets`` are ``tokens`` shifted, as ``shifted_batch`` makes them."""
+        """Returns the mean loss; ``targets`` must be those of ``shifted_batch``."""
         return self.model(input_ids=tokens, labels=tokens).loss
 
 
 def run_study(study: TransformersStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Search, compare, judge; returns the run directory.
+    """Searches best settings, compares the sides and judges; returns the run directory.
 
     Raises:
         RunFailed: the two sides do not compute the same.
@@ -150,7 +154,7 @@ def run_study(study: TransformersStudy, output_dir: str, progress: StageProgress
 
 
 def build(side: str, workload: Workload) -> TrainingStep:
-    """The training step of one side; the weights are those of transformers' seeded model."""
+    """Makes the training step of one side, with the weights of transformers' seeded model."""
     theirs = TheirModel(workload)
     if side == THEIRS:
         return TrainingStep(workload, torch.device("cpu"), model=theirs)
@@ -160,7 +164,10 @@ def build(side: str, workload: Workload) -> TrainingStep:
 
 
 def shifted_batch(study: TransformersStudy) -> tuple[Tensor, Tensor]:
-    """Random tokens and the next ones; the last has none, as transformers leaves it out."""
+    """Draws random tokens and returns them with their successors, both [batch, length].
+
+    The last token has no successor (−100, which the loss ignores), as in transformers.
+    """
     seed_everything(7)
     vocabulary = study.workload().config.vocab_size
     tokens = torch.randint(vocabulary, (study.batch_size, study.seq_len))
@@ -170,7 +177,7 @@ def shifted_batch(study: TransformersStudy) -> tuple[Tensor, Tensor]:
 def check_agreement(
     ours: TrainingStep, theirs: TrainingStep, batch: tuple[Tensor, Tensor], tolerance: float
 ) -> None:
-    """Raise RunFailed unless loss and norm of all gradients agree."""
+    """Raises RunFailed unless loss and norm of all gradients agree, relative to ``tolerance``."""
     found = {}
     for side, step in ((OURS, ours), (THEIRS, theirs)):
         loss = step.forward(*batch)
@@ -186,7 +193,7 @@ def check_agreement(
 def compare(
     study: TransformersStudy, name: str, ours: Workload, theirs: Workload, times: SampleStream
 ) -> pd.DataFrame:
-    """Time both sides in rotated rounds; the measured samples."""
+    """Times both sides in rotated rounds; returns the measured samples."""
     torch._dynamo.reset()
     batch = shifted_batch(study)
     steps = {OURS: build(OURS, ours), THEIRS: build(THEIRS, theirs)}
@@ -215,7 +222,7 @@ def best_workload(
     candidates: SampleStream,
     update: Callable[[str], None],
 ) -> Workload:
-    """The fastest settings of a side: changes are tried one after another and kept if faster."""
+    """Searches the fastest settings of a side: tries one change after another, keeps the faster."""
     best = study.workload(precision=precision)
     best_ms = _candidate_ms(study, side, f"{precision}, plain", best, candidates)
     for change in CANDIDATES[side]:
@@ -260,7 +267,7 @@ def _samples(
 
 
 def settings_table(pairs: dict[str, tuple[Workload, Workload]]) -> pd.DataFrame:
-    """What each side ran in each pairing: its options that differ from the defaults."""
+    """Returns a row per pairing and side, with the options that differ from the defaults."""
     names = [field.name for field in fields(Workload)]
     rows = []
     for pairing, sides in pairs.items():
@@ -272,7 +279,10 @@ def settings_table(pairs: dict[str, tuple[Workload, Workload]]) -> pd.DataFrame:
 
 
 def judge(samples: pd.DataFrame) -> pd.DataFrame:
-    """Their time over ours, by round: the median, the spread, and whether the aim was reached."""
+    """Computes transformers' time over ours in each round; returns a row per pairing.
+
+    Columns: promise, at_least, found (median over rounds), lowest, highest and held.
+    """
     rounds = samples.groupby(["pairing", "round", "side"], sort=False)["step_time_ms"].median()
     wide = rounds.unstack("side")
     sides = {"": (OURS, THEIRS)}

@@ -35,14 +35,14 @@ EXHAUSTIVE = project_root() / "common" / "tuning" / "exhaustive.py"
 EXAMPLES = "common.tuning.examples"
 RANKS = 2
 WITHIN, SHARE = 0.01, 0.2
-"""What is promised: of the best time, and of a sweep's time."""
+"""Upper bounds that are promised: on the regret, and on the share of a sweep's time."""
 HALF_WIDTH = 0.02
-"""Of the regret's interval, up to which a case is judged."""
+"""Upper bound on half the width of the regret's interval; a case with a wider one is not judged."""
 
 
 @dataclass(frozen=True)
 class TuneStudy:
-    """What is tuned, where, and how carefully it is checked."""
+    """Settings of the study: models, network, and how carefully recommendations are checked."""
 
     models: tuple[str, ...] = (
         "encoder_decoder",
@@ -53,11 +53,11 @@ class TuneStudy:
     )
     """Functions of common.tuning.examples."""
     rate: str = "1gbit"
-    """Of the links of two emulated hosts; empty leaves them out."""
+    """Rate of the links of two emulated hosts; empty leaves them out."""
     rounds: int = SWEEP_ROUNDS
     """Visits to each bucketing in the sweep."""
     runoff_rounds: int = 12
-    """So many at a time, until a regret is known to ``HALF_WIDTH``."""
+    """Rounds at a time, until a regret is known to ``HALF_WIDTH``."""
     most_runoff_rounds: int = 60
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class TuneStudy:
 
 
 def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Tune and sweep each case; returns the run directory.
+    """Tunes and sweeps each case; returns the run directory.
 
     Raises:
         UserError: this machine cannot emulate hosts.
@@ -94,7 +94,11 @@ def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Pat
 
 
 def networks_of(study: TuneStudy) -> dict[str, EmulatedCluster | None]:
-    """Name → emulated hosts, or None for loopback."""
+    """Returns the networks by name: emulated hosts, or None for loopback.
+
+    Raises:
+        UserError: this machine cannot emulate hosts.
+    """
     networks: dict[str, EmulatedCluster | None] = {"loopback": None}
     if study.rate:
         reason = why_not()
@@ -111,13 +115,16 @@ def check(
     folder: Path,
     progress: StageProgress,
 ) -> dict:
-    """One case: tune, sweep, run off; a row of ``cases.csv``."""
+    """Tunes a model, sweeps its bucketings and runs the best off; returns columns of cases.csv."""
     folder.mkdir()
     function = f"{EXAMPLES}:{model}"
     with progress.stage(f"tune {folder.name}") as update:
         found = tune_on_ranks(
-            *(function, RANKS),
-            **{"hosts": hosts, "output_dir": folder, "run_id": "tune"},
+            function=function,
+            ranks=RANKS,
+            hosts=hosts,
+            output_dir=folder,
+            run_id="tune",
             flags={"device": "cpu"},
             on_output=update,
         )
@@ -145,7 +152,7 @@ def check(
 
 
 def compare(found: Recommendation, sweep: Path) -> dict:
-    """The recommendation beside the sweep.
+    """Compares the recommendation with the sweep; returns columns of ``cases.csv``.
 
     ``regret_sweep`` is taken from the sweep's own medians, whose best looks better than it is;
     ``regret`` from the rounds of the run-off, with its interval, against the fastest there of the
@@ -180,10 +187,11 @@ def compare(found: Recommendation, sweep: Path) -> dict:
 
 
 def judge(cases: pd.DataFrame) -> pd.DataFrame:
-    """What was promised, what was found in the worst case, and whether it held.
+    """Compares the worst case with what was promised; returns a row per promise.
 
-    A regret whose interval reaches down to what is allowed cannot be told from it. Of cases that
-    are not judged the regret counts in no verdict; with none that is, nothing held.
+    Columns: promise, at_most, found and held. A regret whose interval reaches down to what is
+    allowed cannot be told from it, so the interval's lower end has a row of its own. Regrets of
+    cases that are not judged do not count; if no case is judged, no promise on regrets held.
     """
     judged = cases[cases["half_width"] <= HALF_WIDTH]
     found = [

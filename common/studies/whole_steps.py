@@ -33,12 +33,12 @@ HOSTS = 2
 
 @dataclass(frozen=True)
 class WholeStepsStudy:
-    """What is run, and how often."""
+    """Settings of the study: the number of runs, their links and rounds."""
 
     runs: int = 3
     rate: str = "1gbit"
     rounds: int = 8
-    """Of steps under each strategy."""
+    """Rounds of steps under each strategy."""
 
     def __post_init__(self) -> None:
         require_positive(self, "runs", "rounds")
@@ -84,7 +84,7 @@ def run_study(study: WholeStepsStudy, output_dir: str, progress: StageProgress) 
 
 
 def measurements(study: WholeStepsStudy) -> list[tuple[str, Path, dict]]:
-    """Name, script and flags of what runs on the emulated hosts; the rest is the preset's."""
+    """Returns name, script and flags of each measurement; other settings are the preset's."""
     assignment1, assignment2 = ASSIGNMENTS / "assignment1", ASSIGNMENTS / "assignment2"
     strategies = {
         "strategies": ("local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP"),
@@ -104,6 +104,7 @@ def steps_of(found: EmulatedStrategies) -> pd.DataFrame:
     table = found.table()
     keys = ["strategy", "accumulation", "round", "iteration"]
     slowest = found.measured.times.groupby(keys)["step_time_ms"].max()
+    # Of each strategy's steps [rounds, iterations], each as long as its slowest rank's.
     n = [
         median_standard_error(slowest[row.strategy, row.accumulation].unstack().to_numpy())
         for row in table.itertuples()

@@ -1,4 +1,4 @@
-"""Save and resume a training run on any strategy and any number of ranks.
+"""Checkpoints that a training run saves and resumes from, with any strategy and number of ranks.
 
 Model and optimizer go through torch.distributed.checkpoint under the names they have without DDP
 or FSDP, so that any number of ranks reads what any other wrote. What belongs to the run as a whole
@@ -47,21 +47,24 @@ T = TypeVar("T")
 
 
 class Checkpoints:
-    """The checkpoints of a run, in one folder that all ranks see. Every method is for all ranks.
+    """The checkpoints of a run, in one folder that all ranks see. All ranks call every method.
 
     Args:
-        folder: where they are.
+        folder: the folder of the checkpoints.
         worker: this rank.
-        keep: how many of the newest stay.
+        keep: number of the newest checkpoints that stay.
         asynchronous: write while training goes on: each rank copies the part of the states that
             it writes, and a thread of it writes the copy. One is written at a time.
+
+    Raises:
+        UserError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, worker: Worker, keep: int, asynchronous: bool = False) -> None:
         self.folder = folder
         self.worker = worker
         self.keep = keep
-        # Its own group: a thread talks in it while the trainer talks in the others.
+        # A group of its own: a thread uses it while the trainer uses the others.
         self._group = dist.new_group(backend="gloo")
         self._thread = writer_thread(worker.device) if asynchronous else None
         self._writing: Future | None = None
@@ -76,7 +79,7 @@ class Checkpoints:
         remove_leftovers(self.folder)
 
     def newest_intact(self) -> SavedCheckpoint | None:
-        """The newest checkpoint that is what was written, or None where there is none at all.
+        """Returns the newest checkpoint that is not damaged; None if there is no checkpoint.
 
         Damaged ones are named in the log and left where they are.
 
@@ -98,7 +101,11 @@ class Checkpoints:
         return None
 
     def _examine(self, path: Path) -> tuple[str | None, SavedCheckpoint | None]:
-        """What is wrong with a checkpoint, or None; each rank looks at a part of its files."""
+        """Checks a checkpoint; each rank reads a part of its files.
+
+        Returns:
+            (the fault, None), or (None, the checkpoint) if it is intact; the same on all ranks.
+        """
         problem, saved = None, None
         try:
             saved, files = read_manifest(path)
@@ -112,7 +119,10 @@ class Checkpoints:
     def load(
         self, saved: SavedCheckpoint, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Set model, optimizer and, on as many ranks as it was saved by, the random states."""
+        """Loads a checkpoint into model and optimizer.
+
+        Random states are restored only if the number of ranks is that of the checkpoint.
+        """
         states = _states(model, optimizer)
         dcp.load(states, checkpoint_id=saved.path, process_group=self._group)
         set_state_dict(
@@ -127,10 +137,13 @@ class Checkpoints:
     def save(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping, wait: bool = False
     ) -> None:
-        """Save under ``facts["step"]``; with ``wait``, or if not asynchronous, be done on return.
+        """Saves a checkpoint of step ``facts["step"]``.
+
+        With ``wait``, or if checkpoints are not asynchronous, it is written when this returns.
 
         Raises:
-            UserError: it cannot be written (a full disk); what was there before is untouched.
+            UserError: it cannot be written (a full disk), or the one before it could not be;
+                finished checkpoints are untouched.
         """
         self.wait()
         facts = {**facts, "world_size": self.worker.world_size}
@@ -144,13 +157,17 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Until nothing is being written. Raises what went wrong with it."""
+        """Waits until no checkpoint is being written; raises the error of one that failed."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.result()
 
     def _write(self, states: dict, random_states: dict, facts: Mapping) -> None:
-        """Write all files, then on rank 0 the manifest, and rename."""
+        """Writes all files, then on rank 0 the manifest, and renames the folder.
+
+        Raises:
+            UserError: something cannot be written; the partial folder is removed.
+        """
         partial = None
         try:
             partial = self._on_main(lambda: start_checkpoint(self.folder, facts["step"]))
@@ -164,7 +181,7 @@ class Checkpoints:
             raise self._explained(error, facts["step"]) from None
 
     def _write_own(self, partial: Path, random_states: dict) -> dict[str, FileRecord]:
-        """Write this rank's random states; describe all files that it wrote."""
+        """Writes this rank's random states; returns the size and CRC of all files it wrote."""
         random_file = partial / _random_file(self.worker)
         torch.save(random_states, random_file)
         flush(random_file)
@@ -185,7 +202,11 @@ class Checkpoints:
         return UserError(f"checkpoint of step {step} in {self.folder}: {reason_of(error)}; {last}")
 
     def _everywhere(self, action: Callable[[], T]) -> list[T]:
-        """What ``action`` returns on each rank; CannotWrite on all if it fails on any."""
+        """Calls ``action`` on every rank; returns the results of all, in rank order.
+
+        Raises:
+            CannotWrite: it failed on some rank; raised on all ranks.
+        """
         result, reason = None, None
         try:
             result = action()
@@ -198,7 +219,7 @@ class Checkpoints:
         return [result for result, _ in outcomes]
 
     def _on_main(self, action: Callable[[], T]) -> T:
-        """What ``action`` returns on rank 0, which alone does it."""
+        """Calls ``action`` on rank 0 only; returns its result on all ranks."""
         return self._everywhere(action if self.worker.is_main else lambda: None)[0]
 
     def _gather(self, item: object) -> list:
@@ -208,10 +229,10 @@ class Checkpoints:
 
 
 def writer_thread(device: torch.device) -> ThreadPoolExecutor:
-    """A thread whose current device is ``device``.
+    """Makes a pool of one thread whose current device is ``device``.
 
-    CUDA gives a new thread GPU 0, and whatever asks for the current device there would make a
-    context of half a GB on it, from every rank.
+    In a new thread the current device is GPU 0. Code that asks for it would make a context of half
+    a GB on GPU 0, from every rank.
     """
     if device.type != "cuda":
         return ThreadPoolExecutor(1)
@@ -219,14 +240,14 @@ def writer_thread(device: torch.device) -> ThreadPoolExecutor:
 
 
 class CannotWrite(Exception):
-    """Why a file could not be written, in a few words."""
+    """A failure to write a file; the message is the reason in a few words."""
 
 
 class Writer(dcp.FileSystemWriter):
-    """Fails with the system's error, which reaches the other ranks without its context."""
+    """A file writer that fails with the system's error, as no context reaches the other ranks."""
 
     def write_data(self, *arguments: object) -> object:
-        """As the base's."""
+        """Writes as the base class does; raises the system's error in place of torch's."""
         try:
             return super().write_data(*arguments)
         except RuntimeError as error:
@@ -234,13 +255,15 @@ class Writer(dcp.FileSystemWriter):
 
 
 def system_error(error: BaseException) -> BaseException:
-    """The system's error (a full disk) behind one of torch's file writer, which only says at which
-    byte it noticed; else ``error`` itself."""
+    """Returns the system's error (a full disk) behind ``error``; if there is none, ``error``.
+
+    An error of torch's file writer only says at which byte it noticed.
+    """
     return error.__context__ if isinstance(error.__context__, OSError) else error
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of what went wrong, or the system's words for it."""
+    """Returns the system's words for an error, or the first line of its message."""
     error = system_error(error)
     return getattr(error, "strerror", None) or (str(error).splitlines() or [repr(error)])[0]
 
@@ -255,7 +278,7 @@ def _random_file(worker: Worker) -> str:
 
 
 def _random_states() -> dict[str, Tensor]:
-    """Of torch's generators; nothing else draws numbers in training."""
+    """Returns the states of torch's generators; nothing else draws numbers in training."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()

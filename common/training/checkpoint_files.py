@@ -1,4 +1,4 @@
-"""Checkpoints as folders: whole or not there, every byte accounted for, the newest few kept.
+"""Checkpoint folders: each is complete or absent, has checksums, and only the newest few stay.
 
 ::
 
@@ -9,7 +9,7 @@
 
 A checkpoint is written as ``.partial-…``, flushed, and renamed when its manifest is complete; an
 old one is renamed to ``.old-…`` before it is deleted. So a folder called ``step-…`` is one that was
-written to its end, and the manifest tells whether it still is what was written.
+written to its end, and the manifest's checksums show later damage.
 """
 
 from __future__ import annotations
@@ -42,40 +42,41 @@ class SavedCheckpoint:
 
     @property
     def step(self) -> int:
-        """Steps that were done."""
+        """Returns the number of steps that were done."""
         return self.facts["step"]
 
     @property
     def position(self) -> int:
-        """Tokens that were consumed."""
+        """Returns the number of tokens that all ranks had consumed."""
         return self.facts["position"]
 
     @property
     def origin(self) -> str:
-        """What wrote it, such as ``DDP on 2 ranks``."""
+        """Returns the strategy and ranks that wrote it, such as ``DDP on 2 ranks``."""
         ranks = self.facts["world_size"]
         return f"{self.facts['strategy']} on {ranks} rank{'s' if ranks > 1 else ''}"
 
 
 class Damaged(Exception):
-    """A checkpoint that is not what was written; says how."""
+    """A checkpoint that is not what was written; the message names the file and its fault."""
 
 
 def finished_checkpoints(folder: Path) -> list[Path]:
-    """The folders of finished checkpoints, newest first."""
+    """Returns the folders of finished checkpoints, newest first."""
     found = [path for path in folder.glob(f"{FINISHED}*") if path.name[len(FINISHED) :].isdigit()]
     return sorted(found, key=lambda path: int(path.name[len(FINISHED) :]), reverse=True)
 
 
 def mark_stopped(folder: Path, step: int) -> None:
-    """Leave word that the run was told to stop and is saved, for those who hear of it only as of
-    a failure: torchrun's exit status is 1 whatever that of its ranks (sbatch/rendezvous.sh).
+    """Writes the file that says that the run was told to stop, and saved its work at ``step``.
+
+    sbatch/rendezvous.sh needs the file, as torchrun's exit status is 1 whatever that of its ranks.
     """
     write_atomically(folder / STOPPED, f"{step}\n")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a run that was killed was just writing or deleting, and word of a stop."""
+    """Removes what a killed run was writing or deleting, and the file of ``mark_stopped``."""
     (folder / STOPPED).unlink(missing_ok=True)
     for prefix in (PARTIAL, OLD):
         for path in folder.glob(f"{prefix}*"):
@@ -83,7 +84,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def start_checkpoint(folder: Path, step: int) -> Path:
-    """An empty folder to write the checkpoint of ``step`` into."""
+    """Makes an empty folder for the checkpoint of ``step`` and returns its path."""
     partial = folder / f"{PARTIAL}{step:08d}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -91,7 +92,7 @@ def start_checkpoint(folder: Path, step: int) -> Path:
 
 
 def describe_file(path: Path) -> FileRecord:
-    """Size and CRC-32 of a file."""
+    """Computes the size in bytes and the CRC-32 of a file."""
     size, crc = 0, 0
     with path.open("rb") as file:
         while piece := file.read(PIECE_BYTES):
@@ -101,9 +102,10 @@ def describe_file(path: Path) -> FileRecord:
 
 
 def finish_checkpoint(partial: Path, facts: Mapping, files: Mapping[str, FileRecord]) -> Path:
-    """Write the manifest, flush, and give the folder its final name, which is returned.
+    """Writes the manifest, flushes, and renames the folder to its final path, which it returns.
 
-    One of the same step, left by a run that was then resumed from an earlier one, is replaced.
+    A checkpoint of the same step is replaced: a run left it and was then resumed from an earlier
+    one.
     """
     content = {"facts": dict(facts), "files": dict(files)}
     text = json.dumps(content, indent=1, sort_keys=True)
@@ -118,7 +120,7 @@ def finish_checkpoint(partial: Path, facts: Mapping, files: Mapping[str, FileRec
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint; killed in the middle, no half of one is left under its name."""
+    """Deletes a checkpoint, renamed first: a kill in between leaves no half under its name."""
     old = path.with_name(f"{OLD}{path.name}")
     shutil.rmtree(old, ignore_errors=True)
     path.rename(old)
@@ -126,13 +128,13 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Delete all but the ``keep`` newest checkpoints."""
+    """Deletes all but the ``keep`` newest checkpoints."""
     for path in finished_checkpoints(folder)[keep:]:
         remove_checkpoint(path)
 
 
 def flush(path: Path) -> None:
-    """Make sure that a file, or a rename in a folder, is on disk."""
+    """Waits until a file, or a rename in a folder, is on disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -141,7 +143,9 @@ def flush(path: Path) -> None:
 
 
 def read_manifest(path: Path) -> tuple[SavedCheckpoint, dict[str, FileRecord]]:
-    """The checkpoint that ``path`` holds and its files, which are not looked at yet.
+    """Reads the manifest of the checkpoint in ``path``: the checkpoint, and its files' records.
+
+    The files themselves are not read.
 
     Raises:
         Damaged: there is no manifest, or it has been changed.
@@ -161,7 +165,7 @@ def read_manifest(path: Path) -> tuple[SavedCheckpoint, dict[str, FileRecord]]:
 
 
 def check_file(path: Path, expected: FileRecord) -> None:
-    """Raise Damaged for a file that is missing, shorter or longer, or has other bytes."""
+    """Raises Damaged if a file is missing, shorter or longer, or has other bytes."""
     size, crc = expected
     try:
         found_size = path.stat().st_size

@@ -1,9 +1,9 @@
-"""Which rank writes which tensor of a checkpoint.
+"""The division of a checkpoint's tensors among the ranks that write them.
 
 Under DDP every rank has all states, and under HYBRID_SHARD every group of ranks. An asynchronous
 checkpoint copies states to pinned memory of the host before they are written: all of them on every
-rank of a node would be 9.3 GB for gpt2-large, times the ranks. torch.distributed.checkpoint drops
-what several ranks have only after that. So each tensor is left to one of the ranks that have it.
+rank of a node would be 9.3 GB for gpt2-large, times the ranks. torch.distributed.checkpoint removes
+duplicates only after that copy. So each tensor is left to one of the ranks that have it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from common.runtime.process_group import Worker
 
 
 def own_part(states: Mapping, worker: Worker) -> dict:
-    """The nested ``states`` without the tensors that other ranks write; the same names remain.
+    """Returns the nested ``states`` without the tensors that other ranks write.
 
     Every rank calls this with states of the same names, shapes and order. Each part of a tensor is
     written by one rank, which is the one that has the fewest bytes so far. What is no tensor stays
     on all ranks.
     """
+    # Bytes given to each replica so far, one list per number of replicas, so that tensors with as
+    # many replicas are balanced among themselves. All ranks find the same without communication.
     given: dict[int, list[int]] = {}
 
     def is_own(tensor: Tensor) -> bool:
@@ -37,7 +39,7 @@ def own_part(states: Mapping, worker: Worker) -> dict:
 
 
 def place_among_replicas(tensor: Tensor, worker: Worker) -> tuple[int, int]:
-    """This rank's number among those that hold the same part of ``tensor``, and how many they are.
+    """Returns this rank's number among the ranks with its part of ``tensor``, and their count.
 
     A plain tensor is the same on all ranks; a DTensor along the mesh dimensions that replicate it.
     """
@@ -45,6 +47,7 @@ def place_among_replicas(tensor: Tensor, worker: Worker) -> tuple[int, int]:
         return worker.rank, worker.world_size
     mesh = tensor.device_mesh
     dimensions = [at for at, how in enumerate(tensor.placements) if how.is_replicate()]
+    # The ranks' coordinates in these dimensions, read as the digits of one number.
     replica = 0
     for dimension in dimensions:
         replica = replica * mesh.size(dimension) + mesh.get_local_rank(dimension)

@@ -1,4 +1,4 @@
-"""What a training run is: settings of the three training scripts, checked and completed."""
+"""Settings of the three training scripts: checks, and defaults that depend on device and ranks."""
 
 from __future__ import annotations
 
@@ -105,12 +105,25 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         require_positive(
-            *(self, "global_batch_size", "micro_batch_size", "num_steps", "lr", "log_every"),
-            *("keep_checkpoints", "profile_active"),
+            self,
+            "global_batch_size",
+            "micro_batch_size",
+            "num_steps",
+            "lr",
+            "log_every",
+            "keep_checkpoints",
+            "profile_active",
         )
         require_not_negative(
-            *(self, "seq_len", "min_lr", "warmup_steps", "weight_decay", "grad_clip"),
-            *("save_every", "profile_wait", "profile_warmup"),
+            self,
+            "seq_len",
+            "min_lr",
+            "warmup_steps",
+            "weight_decay",
+            "grad_clip",
+            "save_every",
+            "profile_wait",
+            "profile_warmup",
         )
         if self.precision not in PRECISIONS:
             raise UserError(unknown_name("precision", self.precision, PRECISIONS))
@@ -125,29 +138,29 @@ class TrainingConfig:
 
     @property
     def title(self) -> str:
-        """What the run calls itself when it is done."""
+        """Returns the run's name in the line that says that it is completed."""
         return {"single": "Baseline training", "DDP": "DDP training"}.get(
             self.strategy, f"FSDP training with {self.strategy}"
         )
 
     @property
     def folder(self) -> str:
-        """The name of the folder of its traces and checkpoints: baseline, ddp, fsdp_full_shard …"""
+        """Returns the name of its folder of traces and checkpoints, such as fsdp_full_shard."""
         names = {"single": "baseline", "DDP": "ddp"}
         return names.get(self.strategy, f"fsdp_{self.strategy.lower()}")
 
     @property
     def chosen_implementation(self) -> str:
-        """The optimizer's implementation."""
+        """Returns the optimizer's implementation: for-loop, foreach or fused."""
         return self.optimizer_implementation or "fused"
 
     @property
     def checkpointing(self) -> bool:
-        """Whether checkpoints are made."""
+        """Returns True if checkpoints are made."""
         return bool(self.save_every or self.checkpoint_dir)
 
     def resolved(self, worker: Worker) -> TrainingConfig:
-        """The same with the defaults that depend on device and ranks filled in.
+        """Returns the settings with the defaults filled in that depend on device and ranks.
 
         Raises:
             UserError: a number of ranks that the strategy does not allow.
@@ -177,9 +190,10 @@ class TrainingConfig:
         return f"{self.output_dir}/checkpoints/{named}" if self.save_every else ""
 
     def workload(self, gradient_accumulation: int) -> Workload:
-        """What one rank computes in a step of so many micro-batches.
+        """Returns one rank's computation in a step of ``gradient_accumulation`` micro-batches.
 
-        Raises UserError for sizes that do not go together.
+        Raises:
+            UserError: sizes that do not go together.
         """
         return Workload(
             model=self.model,
@@ -255,16 +269,20 @@ class FsdpConfig(TrainingConfig):
 
     @property
     def chosen_implementation(self) -> str:
-        """As the base's; fused SGD does not know sharded parameters."""
+        """Returns the optimizer's implementation; fused SGD does not know sharded parameters."""
         default = "foreach" if self.optimizer == "sgd" else "fused"
         return self.optimizer_implementation or default
 
     def workload(self, gradient_accumulation: int) -> Workload:
-        """As the base's; ``parallelise`` compiles the blocks, and nothing is left to compile."""
+        """Returns the base class's workload, uncompiled: ``parallelise`` compiles the blocks."""
         return dataclasses.replace(super().workload(gradient_accumulation), compile=False)
 
     def resolved(self, worker: Worker) -> FsdpConfig:
-        """As the base's; the size of HYBRID_SHARD's groups is filled in, too."""
+        """Returns the base class's settings, with the size of HYBRID_SHARD's groups filled in.
+
+        Raises:
+            UserError: the ranks do not divide into 2 or more groups of 2 or more.
+        """
         complete = super().resolved(worker)
         if self.strategy != "HYBRID_SHARD":
             return complete

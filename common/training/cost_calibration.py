@@ -1,4 +1,4 @@
-"""What a micro-batch costs on this rank: timed at the start, over batch sizes and lengths."""
+"""The cost of a micro-batch on each rank, timed at the start over batch sizes and lengths."""
 
 from __future__ import annotations
 
@@ -20,18 +20,27 @@ from common.training.text_task import Task
 
 LENGTHS = 4
 REPEATS = 3
-"""Timed passes of each size, in rotated order; one more before them is not counted."""
+"""Timed passes of each size, in rotated order, after one for warm-up."""
 CALIBRATION_COLUMNS = ("rank", "batch_size", "longest", "repeat", "time_ms")
 
 
 def calibration_sizes(
     lengths: Sequence[int], world_size: int, global_batch: int, limit: int
 ) -> list[tuple[int, int]]:
-    """(batch size, longest) pairs that span what plans will ask for.
+    """Returns the (batch size, longest text in tokens) pairs to time, which span those of plans.
 
     Lengths go from a short text's to the longest, batch sizes up by factors of four; no pair has
     more padded tokens than the worst micro-batch of equal counts.
+
+    Args:
+        lengths: tokens of each text of the data set.
+        world_size: number of ranks.
+        global_batch: texts per step, over all ranks.
+        limit: upper bound on the texts of a micro-batch.
     """
+    # Lengths are spaced geometrically, from the 5 % quantile to the maximum. Equal counts give a
+    # rank ``per_rank`` texts, of the longest at worst: those padded tokens bound every pair. A
+    # dynamic plan leaves each other rank at least one text, which bounds the batch size.
     short, longest = np.quantile(lengths, 0.05), np.max(lengths)
     chosen = np.unique(np.geomspace(max(short, 3), longest, LENGTHS).round().astype(int))
     per_rank = -(-global_batch // world_size)
@@ -47,13 +56,21 @@ def calibration_sizes(
 def time_sizes(
     step: MicroBatchStep, sizes: Sequence[tuple[int, int]], vocab_size: int, worker: Worker
 ) -> list[dict]:
-    """Rows of CALIBRATION_COLUMNS (without the rank): forward and backward pass of each size.
+    """Times forward and backward pass of each size; returns rows of CALIBRATION_COLUMNS.
 
-    All ranks time the same size at the same time, as in training: they share memory and, on a
-    laptop, more than that. Nothing is exchanged, and gradients are dropped.
+    The rows lack the rank. All ranks time the same size at the same time, as in training: they
+    share memory and, on a laptop, more than that. Nothing is exchanged, and gradients are dropped.
+
+    Args:
+        step: its ``local_pass`` is timed.
+        sizes: (batch size, longest text in tokens) pairs, the same on all ranks.
+        vocab_size: number of tokens to draw from.
+        worker: this rank.
     """
     batches = [random_batch(size, vocab_size, worker) for size in sizes]
     rows = []
+    # Repeat -1 is the warm-up. Each timed repeat begins a third further on in the sizes, so that a
+    # drift of the machine's speed does not fall on the same sizes every time.
     for repeat in range(-1, REPEATS):
         shift = max(repeat, 0) * len(sizes) // REPEATS
         for index in range(len(sizes)):
@@ -68,7 +85,8 @@ def time_sizes(
 
 
 def fit_cost(rows: Sequence[dict]) -> CalibratedCost:
-    """The cost that fits the medians of ``time_sizes``."""
+    """Fits a cost to the rows of ``time_sizes``."""
+    # The median over repeats stands for each size, as a single slow pass must not move the fit.
     times: dict[tuple[int, int], list[float]] = {}
     for row in rows:
         times.setdefault((row["batch_size"], row["longest"]), []).append(row["time_ms"] / 1e3)
@@ -77,11 +95,12 @@ def fit_cost(rows: Sequence[dict]) -> CalibratedCost:
 
 
 def random_batch(size: tuple[int, int], vocab_size: int, worker: Worker) -> MicroBatch:
-    """So many texts of so many random tokens, as if every rank had the same."""
+    """Draws a micro-batch of (batch size, length in tokens), as if every rank had that size."""
     batch_size, longest = size
     generator = torch.Generator().manual_seed(worker.rank)
     tokens = torch.randint(vocab_size, size, generator=generator)
     ranks = worker.world_size
+    # The loss is scaled by the plan's totals, so the plan gives every rank texts of this size.
     groups = np.arange(batch_size * ranks).reshape(ranks, batch_size)
     plan = StepPlan(tuple(map(tuple, groups.tolist())), np.full(batch_size * ranks, longest))
     mask = torch.ones(size, dtype=torch.bool)
@@ -89,7 +108,7 @@ def random_batch(size: tuple[int, int], vocab_size: int, worker: Worker) -> Micr
 
 
 def calibrate(config: TextSettings, task: Task, worker: Worker, recorder: Recorder) -> RankCosts:
-    """Time micro-batches on every rank, write calibration.csv and fit the costs of all ranks."""
+    """Times micro-batches on every rank, writes calibration.csv and fits the costs of all ranks."""
     sizes = calibration_sizes(
         task.train.lengths, worker.world_size, config.global_batch, min(task.limits)
     )
@@ -111,7 +130,7 @@ def calibrate(config: TextSettings, task: Task, worker: Worker, recorder: Record
 
 
 def exchange_ratios(ranks: RankCosts, worker: Worker) -> None:
-    """Let all ranks know how long each of them takes lately, and plan by that from now on."""
+    """Gathers every rank's recent time relative to the typical rank's, and updates ``ranks``."""
     own = torch.tensor([ranks.own_ratio], device=worker.device)
     every = [torch.empty_like(own) for _ in range(worker.world_size)]
     dist.all_gather(every, own)

@@ -10,32 +10,31 @@ averaged. The rank that comes last waits for nobody: ``scaling_log`` takes the s
 a step for communication, and the rest of the others' for waiting.
 """
 
-# No "from __future__ import annotations": DDP looks at the annotations of its hook.
+from __future__ import annotations
+
 import gc
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import UserError, unknown_name
 from common.runtime.process_group import Worker
 from common.runtime.timing import clock_for
-from common.training.step import DTYPES, limit_gradients
-from common.training.timed_exchange import SETTLING_STEPS, no_buffer_sync
-
-COMPRESSIONS: Mapping[str, torch.dtype | None] = {
-    "none": None,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-}
-"""What gradients are rounded to on their way."""
+from common.training.ddp import (
+    COMPRESSIONS,
+    SETTLING_STEPS,
+    compress_gradients,
+    exchanging,
+    make_ddp,
+)
+from common.training.precision import DTYPES, autocast, grad_scaler
+from common.training.step import update
+from common.training.timed_exchange import BucketTimes, TimedExchange
 
 
 @dataclass(frozen=True)
@@ -81,22 +80,12 @@ class Batch:
     padded_tokens: int
     longest: int
 
-    def to(self, device: torch.device) -> "Batch":
-        """On ``device``; copies from pinned memory do not wait."""
+    def to(self, device: torch.device) -> Batch:
+        """Returns the batch on ``device``; copies from pinned memory do not wait."""
         if device.type == "cpu":
             return self
         inputs = tuple(tensor.to(device, non_blocking=True) for tensor in self.inputs)
         return replace(self, inputs=inputs, targets=self.targets.to(device, non_blocking=True))
-
-
-@dataclass(frozen=True)
-class BucketTimes:
-    """A bucket's way, in seconds from the start of the backward pass."""
-
-    size_bytes: int
-    """On the wire."""
-    ready_s: float
-    done_s: float
 
 
 @dataclass(frozen=True)
@@ -146,39 +135,37 @@ class DataParallelStep:
         self.worker, self.options, self.group, self.timed = worker, options, group, timed
         self.ranks = dist.get_world_size(group)
         self.clock = clock_for(worker.device)
-        self.scaler = torch.amp.GradScaler(
-            worker.device.type, enabled=options.precision == "float16"
-        )
+        self.scaler = grad_scaler(options.precision, worker.device)
         self.output_dtype: torch.dtype | None = None
         """Of the model's newest output: what it was computed in."""
         self.ddp: nn.Module = model
-        self._sent: list[tuple[int, object]] = []
-        self._done: dict[int, object] = {}
-        self._ready: object | None = None
+        self.exchange: TimedExchange | None = None
         if self.ranks > 1:
             self._wrap()
 
     def _wrap(self) -> None:
-        options, gpu = self.options, self.worker.device.type == "cuda"
-        self.ddp = DistributedDataParallel(
-            self.model,
-            device_ids=[self.worker.device] if gpu else None,
-            process_group=self.group,
-            bucket_cap_mb=options.bucket_cap_mb,
-            gradient_as_bucket_view=options.gradient_as_bucket_view,
-            static_graph=options.static_graph,
-            **({} if options.sync_buffers else no_buffer_sync()),
-        )
+        options = self.options
+        arguments = {
+            "group": self.group,
+            "sync_buffers": options.sync_buffers,
+            "bucket_cap_mb": options.bucket_cap_mb,
+            "gradient_as_bucket_view": options.gradient_as_bucket_view,
+            "static_graph": options.static_graph,
+        }
         if self.timed:
-            self.ddp.register_comm_hook(None, self._exchange)
-        elif options.compression != "none":
-            hook = getattr(default_hooks, f"{options.compression}_compress_hook")
-            self.ddp.register_comm_hook(self.group, hook)
+            self.exchange = TimedExchange(
+                self.model, self.worker, compression=options.compression, **arguments
+            )
+            self.ddp = self.exchange.ddp
+        else:
+            self.ddp = make_ddp(self.model, self.worker.device, **arguments)
+            compress_gradients(self.ddp, options.compression, self.group)
 
     def run(self, next_batch: Callable[[], Batch]) -> tuple[StepTimes, list[Batch]]:
-        """One update. ``next_batch`` is called inside the step, once per micro-batch.
+        """Makes one update. ``next_batch`` is called inside the step, once per micro-batch.
 
-        Returns what it took and the micro-batches it was made of.
+        Returns:
+            what it took, and the micro-batches it was made of.
         """
         clock, passes = self.clock, self.options.accumulation
         parts = dict.fromkeys(("data_s", "forward_s", "backward_s", "exchange_s"), 0.0)
@@ -193,15 +180,16 @@ class DataParallelStep:
             batches.append(batch)
             batch = batch.to(self.worker.device)
             marks.append(clock.mark())
-            self._sent, self._done, self._ready = [], {}, None
-            with self._exchanging(index == passes - 1):
+            self._begin()
+            with exchanging(self.ddp, index == passes - 1):
                 loss = self._forward(batch)
                 marks.append(clock.mark())
                 self.scaler.scale(loss if passes == 1 else loss / passes).backward()
             marks.append(clock.mark())
             total = total + loss.detach()
-            spans.append((marks, self._ready or marks[-1]))
-            exchanged += sum(size for size, _ in self._sent)
+            ready = self.exchange.ready if self.exchange else None
+            spans.append((marks, ready or marks[-1]))
+            exchanged += self.exchange.sent_bytes if self.exchange else 0
         optimizer_start = clock.mark()
         self.update()
         end = clock.mark()
@@ -215,34 +203,46 @@ class DataParallelStep:
             parts["forward_s"] += clock.elapsed_s(fetched, forward)
             parts["backward_s"] += clock.elapsed_s(forward, ready)
             parts["exchange_s"] += clock.elapsed_s(ready, after)
-        buckets = self._bucket_times(spans[-1][0][2])
+        if self.exchange:
+            (_, _, backward_start, _), _ = spans[-1]
+            buckets = self.exchange.bucket_times(backward_start)
         optimizer_s = clock.elapsed_s(optimizer_start, end)
         timed = {"optimizer_s": optimizer_s, "exchanged_bytes": exchanged, "buckets": buckets}
         return replace(whole, **parts, **timed), batches
 
     def settle(self, next_batch: Callable[[], Batch]) -> None:
-        """Passes whose gradients are dropped, until DDP's buckets are what they will be."""
+        """Runs passes whose gradients are dropped, until DDP's buckets are what they will be."""
         for _ in range(SETTLING_STEPS if self.ranks > 1 else 1):
-            self._sent, self._done, self._ready = [], {}, None
+            self._begin()
             self._forward(next_batch().to(self.worker.device)).backward()
             self.optimizer.zero_grad(set_to_none=True)
 
     def update(self) -> None:
-        """Limit the gradients, update the parameters and drop the gradients."""
-        if self.options.max_gradient_norm is not None:
-            self.scaler.unscale_(self.optimizer)
-            limit_gradients(self.model, self.options.max_gradient_norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        """Limits the gradients, updates the parameters and drops the gradients."""
+        update(
+            self.model,
+            self.optimizer,
+            self.scaler,
+            max_gradient_norm=self.options.max_gradient_norm,
+        )
 
     def close(self) -> None:
-        """Take DDP's hooks off the model, so that it can be wrapped anew."""
-        if isinstance(self.ddp, DistributedDataParallel):
+        """Takes DDP off the model, so that it can be wrapped anew."""
+        if self.ddp is self.model:
+            return
+        if self.exchange:
+            self.ddp = self.model
+            self.exchange.close()
+            self.exchange = None
+        else:
             self.ddp._remove_autograd_hooks()
             self.ddp = self.model
-            self.optimizer.zero_grad(set_to_none=True)
-            gc.collect()  # its buckets, before there are new ones
+        self.optimizer.zero_grad(set_to_none=True)
+        gc.collect()  # its buckets, before there are new ones
+
+    def _begin(self) -> None:
+        if self.exchange:
+            self.exchange.begin()
 
     def _forward(self, batch: Batch) -> Tensor:
         with autocast(self.options.precision, self.worker.device):
@@ -252,49 +252,7 @@ class DataParallelStep:
             outputs = outputs.float()
         return self.loss_of(outputs, batch)
 
-    def _exchanging(self, is_last: bool) -> AbstractContextManager:
-        if is_last or not isinstance(self.ddp, DistributedDataParallel):
-            return nullcontext()
-        return self.ddp.no_sync()
-
-    def _exchange(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """DDP's own exchange, or that of its compression hooks, with the moments noted."""
-        buffer, index = bucket.buffer(), bucket.index()
-        narrow = COMPRESSIONS[self.options.compression]
-        sent = buffer if narrow is None else buffer.to(narrow)
-        sent.div_(self.ranks)
-        mark = self.clock.mark()
-        if bucket.is_last():
-            self._ready = mark
-        self._sent.append((sent.numel() * sent.element_size(), mark))
-        work = dist.all_reduce(sent, group=self.group, async_op=True)
-
-        def back(done: torch.futures.Future) -> Tensor:
-            reduced = done.value()[0]
-            result = reduced if narrow is None else buffer.copy_(reduced)
-            self._done[index] = self.clock.mark()
-            return result
-
-        return work.get_future().then(back)
-
-    def _bucket_times(self, backward_start: object) -> tuple[BucketTimes, ...]:
-        elapsed = self.clock.elapsed_s
-        return tuple(
-            BucketTimes(
-                size, elapsed(backward_start, ready), elapsed(backward_start, self._done[index])
-            )
-            for index, (size, ready) in enumerate(self._sent)
-            if index in self._done
-        )
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager:
-    """What a forward pass runs in: autocast for bfloat16 and float16, else nothing."""
-    if precision in ("bfloat16", "float16"):
-        return torch.autocast(device.type, DTYPES[precision])
-    return nullcontext()
-
 
 def option_facts(options: StepOptions) -> dict[str, object]:
-    """The options as ``config.yaml`` has them."""
+    """Returns the options as ``config.yaml`` has them."""
     return {field.name: getattr(options, field.name) for field in fields(options)}

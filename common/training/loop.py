@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from common.runtime.timing import clock_for
-from common.training.step import Batch
+from common.training.step import TokenBatch
 
 
 class Step(Protocol):
@@ -17,17 +17,17 @@ class Step(Protocol):
 
     device: torch.device
 
-    def run(self, batches: Iterable[Batch]) -> object:
-        """One step."""
+    def run(self, batches: Iterable[TokenBatch]) -> object:
+        """Makes one step."""
 
 
 def time_steps(
     step: Step,
-    batches: Iterable[Batch],
+    batches: Iterable[TokenBatch],
     count: int,
     after_step: Callable[[], None] = lambda: None,
 ) -> list[float]:
-    """Seconds of each of ``count`` steps, one right after another.
+    """Returns the seconds of each of ``count`` steps, one right after another.
 
     On a GPU the marks are events, read at the end: the host runs ahead, as it does in training.
     """

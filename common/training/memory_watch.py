@@ -1,4 +1,4 @@
-"""How much memory a rank needs: of each step, and of one step to the byte."""
+"""The peak memory of a rank: the process's in each step, and allocations in one to the byte."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ RESET_PEAK = "5"  # proc(5): set the peak resident set size to the present one
 
 
 class PeakMemory:
-    """The most memory in use during a step.
+    """The peak of the memory in use during a step.
 
-    On a GPU what the caching allocator handed out; on a CPU the process's resident memory, with
-    all that Python and its libraries take, where the system tells it.
+    On a GPU it is what the caching allocator handed out; on a CPU the process's resident memory,
+    with all that Python and its libraries take, where the system tells it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def start(self) -> None:
-        """Forget what was before."""
+        """Starts the measurement: forgets the peak so far."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             return
@@ -36,7 +36,7 @@ class PeakMemory:
             CLEAR_REFS.write_text(RESET_PEAK)
 
     def peak_bytes(self) -> int | None:
-        """Since the start, in bytes; None where the system does not tell."""
+        """Returns the peak since ``start``, in bytes; None where the system does not tell."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         try:
@@ -48,11 +48,11 @@ class PeakMemory:
 
 
 class AllocationWatch:
-    """The most that was allocated on a CPU during one step, to the byte.
+    """The peak of a CPU's allocations during one step, to the byte.
 
     The CPU's allocator keeps no counters, but tells the profiler of all that this thread allocates
-    and frees; what gloo's threads free it does not see. What is there before is counted:
-    parameters, optimizer states, and DDP's buckets, all as this rank has them.
+    and frees; what gloo's threads free it does not see. Memory held before the step is added:
+    this rank's parts of parameters and optimizer states, and DDP's buckets.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -66,8 +66,10 @@ class AllocationWatch:
         self._profiler.start()
 
     def finish(self) -> int:
-        """End the watching; the most bytes that were allocated at once."""
+        """Stops the measurement; returns the largest number of bytes allocated at once."""
         self._profiler.stop()
+        # Each memory event is one allocation (positive) or release (negative) in bytes. The peak is
+        # the largest running sum in order of time, above what was held at the start.
         events = self._profiler.profiler.kineto_results.events()
         memory = [event for event in events if event.name() == "[memory]"]
         changes = [event.nbytes() for event in sorted(memory, key=lambda e: e.start_ns())]
@@ -75,5 +77,5 @@ class AllocationWatch:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This rank's part."""
+    """Returns this rank's part of a DTensor; a plain tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,4 +1,4 @@
-"""What a training run on texts of varying length is: settings, checked and completed."""
+"""Settings of training runs on texts of varying length: checks, and defaults by device."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from common.scheduling.modes import LOSS_MEANS, MODES
 COST_TYPES = ("tokens", "tokens_sq", "calibrated")
 PRECISIONS = {
     "auto": "",
-    **dict.fromkeys(("fp32", "float32"), "float32"),
-    **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
-    **dict.fromkeys(("fp16", "float16"), "float16"),
-    **dict.fromkeys(("fp64", "float64"), "float64"),
+    "fp32": "float32",
+    "float32": "float32",
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
+    "fp64": "float64",
+    "float64": "float64",
 }
+"""Maps the names that flags accept to torch's; ``auto`` depends on the device."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +84,23 @@ class TextSettings:
 
     def __post_init__(self) -> None:
         require_positive(
-            *(self, "vocab_size", "global_batch", "max_length", "lr", "probe_max_batch"),
-            *("refine_every",),
+            self,
+            "vocab_size",
+            "global_batch",
+            "max_length",
+            "lr",
+            "probe_max_batch",
+            "refine_every",
         )
         require_not_negative(
-            *(self, "max_train_samples", "max_tokens", "weight_decay", "warmup_steps"),
-            *("max_local_batch_cap", "speed_tolerance", "seed"),
+            self,
+            "max_train_samples",
+            "max_tokens",
+            "weight_decay",
+            "warmup_steps",
+            "max_local_batch_cap",
+            "speed_tolerance",
+            "seed",
         )
         if self.dataset not in DATASETS:
             raise UserError(unknown_name("dataset", self.dataset, DATASETS))
@@ -108,7 +124,7 @@ class TextSettings:
             )
 
     def resolved_precision(self, device: torch.device) -> str:
-        """float32, bfloat16, float16 or float64."""
+        """Returns the precision on ``device``: float32, bfloat16, float16 or float64."""
         if self.precision != "auto":
             return PRECISIONS[self.precision]
         if device.type == "cpu":
@@ -165,7 +181,7 @@ class MicroBatchConfig(TextSettings):
             object.__setattr__(self, "buffer_size", self.global_batch)
 
     def without_effect(self) -> list[str]:
-        """Settings that this run does not look at."""
+        """Returns the settings that this run ignores, each with the reason."""
         found = []
         if self.mode != "dynamic" and self.cost_type != "tokens":
             found.append(f"cost_type, which only mode dynamic has (this is {self.mode})")
@@ -174,20 +190,27 @@ class MicroBatchConfig(TextSettings):
         return found
 
     def slow_factor_of(self, worker: Worker) -> float:
-        """How many times as long ``worker`` computes."""
+        """Returns the factor that multiplies the compute time of ``worker``."""
         return slow_factor_of(worker, self.slow_rank, self.slow_factor)
 
     def resolved(self, worker: Worker) -> MicroBatchConfig:
-        """With what depends on where it runs; raises UserError where it cannot."""
+        """Returns the settings with the precision that ``worker``'s device computes in.
+
+        Raises:
+            UserError: a global batch below the number of ranks, or a rank that cannot be slowed.
+        """
         self.check_ranks(worker.world_size)
         self.slow_factor_of(worker)
         return dataclasses.replace(self, precision=self.resolved_precision(worker.device))
 
 
 def slow_factor_of(worker: Worker, slow_rank: int, factor: float) -> float:
-    """How many times as long ``worker`` computes where ``slow_rank`` (-1: none) is slowed down.
+    """Returns ``factor`` on the rank ``slow_rank`` (-1: none), whose compute time it multiplies.
 
-    Raises UserError for a rank that is not there, and on a GPU, where sleeping slows nothing.
+    It is 1 on all other ranks.
+
+    Raises:
+        UserError: a rank that is not there, or a GPU, where sleeping slows nothing.
     """
     if slow_rank < 0:
         return 1.0

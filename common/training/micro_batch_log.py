@@ -1,4 +1,4 @@
-"""What a run says of each step and rank: ``metrics/rank<r>.csv``, ``losses.csv``, printed lines."""
+"""The record of each step and rank of a run: ``metrics/rank<r>.csv`` and ``losses.csv``."""
 
 from __future__ import annotations
 
@@ -10,25 +10,43 @@ from common.scheduling.loader import MicroBatch
 from common.training.micro_batch_step import StepParts
 
 METRIC_COLUMNS = (
-    *("step", "rank", "local_batch", "max_seq_len_in_batch", "padded_tokens", "step_time_ms"),
-    *("peak_mem_mb", "throughput_samples_per_s", "throughput_tokens_per_s", "tokens"),
-    *("compute_time_ms", "waiting_time_ms", "communication_time_ms", "planning_time_ms"),
-    *("planning_work_ms", "halvings", "warmup"),
+    "step",
+    "rank",
+    "local_batch",
+    "max_seq_len_in_batch",
+    "padded_tokens",
+    "step_time_ms",
+    "peak_mem_mb",
+    "throughput_samples_per_s",
+    "throughput_tokens_per_s",
+    "tokens",
+    "compute_time_ms",
+    "waiting_time_ms",
+    "communication_time_ms",
+    "planning_time_ms",
+    "planning_work_ms",
+    "halvings",
+    "warmup",
 )
 LOSS_COLUMNS = ("step", "loss", "learning_rate")
 
 
 def batch_facts(batch: MicroBatch) -> dict:
-    """The sizes of a rank's micro-batch, as columns."""
+    """Returns the sizes of a rank's micro-batch, by column."""
     count, longest = batch.input_ids.shape
     return {
-        **{"local_batch": count, "max_seq_len_in_batch": longest},
-        **{"padded_tokens": count * longest, "tokens": batch.tokens},
+        "local_batch": count,
+        "max_seq_len_in_batch": longest,
+        "padded_tokens": count * longest,
+        "tokens": batch.tokens,
     }
 
 
 def part_facts(parts: StepParts, batch: MicroBatch) -> dict:
-    """What a step was made of on this rank, as columns; ``exchange_time_ms`` is still in one."""
+    """Returns the parts of a step on this rank in ms, by column.
+
+    ``exchange_time_ms`` is divided later, by ``split_exchange``.
+    """
     return {
         "step_time_ms": parts.step_s * 1e3,
         "compute_time_ms": parts.compute_s * 1e3,
@@ -39,10 +57,10 @@ def part_facts(parts: StepParts, batch: MicroBatch) -> dict:
 
 
 def split_exchange(rows: Sequence[Mapping]) -> list[dict]:
-    """The rows of all ranks for one step, with the exchange divided into its two parts.
+    """Returns the rows of one step, one per rank, with the exchange divided into its two parts.
 
-    The rank that comes last to the exchange waits for nobody: the shortest exchange is
-    communication, and what the others took longer was waiting.
+    The straggler, which comes last to the exchange, waits for nobody. So the shortest exchange of
+    all ranks is communication, and what the others took longer was waiting.
     """
     communication_ms = min(row["exchange_time_ms"] for row in rows)
     divided = []
@@ -55,7 +73,7 @@ def split_exchange(rows: Sequence[Mapping]) -> list[dict]:
 
 
 class MicroBatchLog:
-    """Collects the rows of this rank and writes those of all, every so many steps, untimed."""
+    """The rows of this rank's steps; ``flush`` writes those of all ranks, outside timed steps."""
 
     def __init__(self, worker: Worker, recorder: Recorder, discard_steps: int) -> None:
         self.worker, self.discard_steps = worker, discard_steps
@@ -71,23 +89,32 @@ class MicroBatchLog:
     def add(
         self, step: int, batch: MicroBatch, parts: StepParts, peak_bytes: int | None, lr: float
     ) -> None:
-        """A step that has ended."""
+        """Adds a step that has ended; ``peak_bytes`` is None where it is not known."""
         row = {
-            **{"step": step, **batch_facts(batch), **part_facts(parts, batch)},
+            "step": step,
+            **batch_facts(batch),
+            **part_facts(parts, batch),
             "peak_mem_mb": None if peak_bytes is None else peak_bytes / 1e6,
             "throughput_samples_per_s": len(batch.labels) / parts.step_s,
             "throughput_tokens_per_s": batch.tokens / parts.step_s,
-            **{"halvings": parts.halvings, "warmup": step < self.discard_steps},
+            "halvings": parts.halvings,
+            "warmup": step < self.discard_steps,
         }
         self._rows.append(row | {"loss": parts.loss, "learning_rate": lr})
 
     def flush(self) -> dict | None:
-        """Write what was added; all ranks call it. On rank 0 the newest step, summed up."""
+        """Writes the rows added since the last call; all ranks call it.
+
+        Returns:
+            on rank 0 the newest step's number, global mean loss and slowest rank's time in ms; None
+            on other ranks, and if nothing was added.
+        """
         gathered = self.worker.gather(self._rows)
         self._rows = []
         if not self._metrics or not gathered[0]:
             return None
         for ranks in zip(*gathered, strict=True):
+            # Each rank's loss is its part of the global mean: the parts add up to it.
             loss = sum(row["loss"] for row in ranks)
             of_all = {name: ranks[0][name] for name in ("step", "learning_rate")}
             self._losses.write([of_all | {"loss": loss}])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -23,8 +22,10 @@ from common.runtime.memory_limit import NO_PRIMITIVE, is_out_of_memory
 from common.runtime.process_group import Worker
 from common.scheduling.loader import MicroBatch
 from common.scheduling.modes import loss_scale
-from common.training.step import DTYPES
-from common.training.timed_exchange import SETTLING_STEPS, TimedExchange
+from common.training.ddp import SETTLING_STEPS, exchanging
+from common.training.precision import autocast, grad_scaler
+from common.training.step import update
+from common.training.timed_exchange import TimedExchange
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,13 @@ class MicroBatchStep:
         self.exchange, self.optimizer, self.loss_mean = exchange, optimizer, loss_mean
         self.worker: Worker = exchange.worker
         self.precision = precision
-        device = self.worker.device
-        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "float16")
+        self.scaler = grad_scaler(precision, self.worker.device)
 
     def run(self, next_batch: Callable[[], MicroBatch]) -> tuple[StepParts, MicroBatch]:
-        """One update. ``next_batch`` is called inside the step: what it holds up is counted.
+        """Makes one update. ``next_batch`` is called inside the step: what it holds up is counted.
 
-        Returns what the step was made of, and the micro-batch it was made with.
+        Returns:
+            what the step was made of, and the micro-batch it was made with.
 
         Raises:
             RunFailed: a single text needs more memory than there is.
@@ -108,14 +109,14 @@ class MicroBatchStep:
         return parts, batch
 
     def settle(self, batch: MicroBatch) -> None:
-        """Passes whose gradients are dropped, until DDP's buckets are what they will be."""
+        """Runs passes whose gradients are dropped, until DDP's buckets are what they will be."""
         for _ in range(SETTLING_STEPS):
             self.exchange.begin()
             self.backward(batch, self.exchange.ddp)
             self.optimizer.zero_grad(set_to_none=True)
 
     def make_states(self) -> None:
-        """Let the optimizer allocate what it keeps now, and not in a step that runs out of memory.
+        """Makes the optimizer allocate its states now, and not in a step that runs out of memory.
 
         One step with gradients of 0 and a learning rate of 0, which is then forgotten.
         """
@@ -133,7 +134,7 @@ class MicroBatchStep:
             group["lr"] = lr
 
     def local_pass(self, batch: MicroBatch) -> float:
-        """A forward and a backward pass without any exchange; seconds. Gradients are dropped."""
+        """Runs both passes without any exchange; returns their seconds. Gradients are dropped."""
         clock = self.exchange.clock
         clock.wait()
         self.exchange.begin()
@@ -146,10 +147,10 @@ class MicroBatchStep:
         return clock.elapsed_s(start, end)
 
     def backward(self, batch: MicroBatch, model: nn.Module) -> Tensor:
-        """Forward and backward pass of ``batch``; its part of the global mean loss, detached."""
+        """Runs both passes of ``batch``; returns its part of the global mean loss, detached."""
         tokens, texts = batch.tokens, len(batch.labels)  # counted before they are on a GPU
         batch = batch.to(self.worker.device)
-        with forward_precision(self.precision, self.worker.device):
+        with autocast(self.precision, self.worker.device):
             logits = model(batch.input_ids, batch.attention_mask)
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
@@ -166,17 +167,17 @@ class MicroBatchStep:
         return scaled.detach() / ranks
 
     def _attempt(self, batch: MicroBatch, pieces: int) -> tuple[Tensor, bool]:
-        """Gradients of the batch in so many pieces, exchanged after the last one.
+        """Computes gradients of the batch in so many pieces, exchanged after the last one.
 
-        Returns the loss and whether this rank ran out of memory.
+        Returns:
+            the loss, and True if this rank ran out of memory.
         """
         parts = batch.split(pieces)
         total = torch.zeros((), device=self.worker.device)
         self.exchange.begin()
         try:
             for index, part in enumerate(parts):
-                is_last = index == len(parts) - 1
-                with nullcontext() if is_last else self.exchange.ddp.no_sync():
+                with exchanging(self.exchange.ddp, index == len(parts) - 1):
                     total = total + self.backward(part, self.exchange.ddp)
             return total, False
         except (RuntimeError, MemoryError) as error:
@@ -190,7 +191,7 @@ class MicroBatchStep:
         return total, True
 
     def _agree(self, batch: MicroBatch, failed: bool, pieces: int) -> bool:
-        """Whether the step must be repeated; all ranks are then ready for it."""
+        """Returns True if the step must be repeated; all ranks are then ready for it."""
         # Where nobody failed the gradients are NaN by themselves: training goes on, as it would.
         answers = self.worker.gather((failed, len(batch.labels), batch.longest))
         out_of_memory = [rank for rank, (no_memory, _, _) in enumerate(answers) if no_memory]
@@ -209,21 +210,12 @@ class MicroBatchStep:
         return True
 
     def free(self) -> None:
-        """Let go of gradients and of what the allocator keeps."""
+        """Frees gradients and what the allocator keeps."""
         self.optimizer.zero_grad(set_to_none=True)
         gc.collect()
         if self.worker.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _update(self) -> None:
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        # Not None: gradients stay views of DDP's buckets, and the next pass adds to them in place.
-        self.optimizer.zero_grad(set_to_none=False)
-
-
-def forward_precision(precision: str, device: torch.device) -> AbstractContextManager:
-    """What a forward pass runs in: autocast for bfloat16 and float16, else nothing."""
-    if precision in ("bfloat16", "float16"):
-        return torch.autocast(device.type, DTYPES[precision])
-    return nullcontext()
+        # Gradients stay views of DDP's buckets, and the next pass adds to them in place.
+        update(self.exchange.model, self.optimizer, self.scaler, set_to_none=False)

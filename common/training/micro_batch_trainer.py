@@ -1,4 +1,4 @@
-"""Fine-tune a text classifier with DDP, each rank's micro-batch chosen anew every step.
+"""Fine-tunes a text classifier with DDP; each rank's micro-batch is chosen anew every step.
 
 Read ``train_text`` from top to bottom: texts, model, what memory holds, what a micro-batch costs,
 then step after step. The plan of a step is made on every rank alike, by a thread that runs ahead.
@@ -33,7 +33,7 @@ EVALUATION_COLUMNS = ("rank", "step", "samples", "loss", "accuracy")
 
 
 def train_text(config: MicroBatchConfig) -> None:
-    """Train as ``config`` says, write the run directory and print what is done.
+    """Trains as ``config`` says, writes the run directory and prints what is done.
 
     Raises:
         UserError: settings, data or model that do not go together.
@@ -46,7 +46,9 @@ def train_text(config: MicroBatchConfig) -> None:
         for setting in config.without_effect() if worker.is_main else ():
             logger.warning("without effect: %s", setting)
         with record_run(
-            *(config, f"assignment3-{config.mode}", worker),
+            config,
+            f"assignment3-{config.mode}",
+            worker,
             recorded_settings=task_facts(task, worker),
         ) as recorder:
             costs = choose_costs(config, task, worker, recorder)
@@ -64,7 +66,7 @@ def run_steps(
     worker: Worker,
     recorder: Recorder,
 ) -> None:
-    """All steps, timed and written down, and evaluations in between."""
+    """Runs all steps, records their times, and evaluates in between."""
     say = functools.partial(print, flush=True) if worker.is_main else lambda line: None
     evaluations = recorder.stream("evaluations.csv", EVALUATION_COLUMNS)
     log = MicroBatchLog(worker, recorder, config.discard_steps)
@@ -79,6 +81,7 @@ def run_steps(
             set_learning_rate(task.step.optimizer, lr)
             peak.start()
 
+            # Called inside the step, so that the time that it holds the step up is counted.
             def next_batch(index: int = index) -> MicroBatch:
                 costs.refine(index, worker)
                 batch = loader.take()
@@ -108,24 +111,24 @@ def run_steps(
 
 
 class StepCosts:
-    """What a plan takes micro-batches to cost: fixed, or calibrated and corrected in training."""
+    """The cost of micro-batches in plans: fixed, or calibrated and corrected in training."""
 
     def __init__(self, config: MicroBatchConfig, limits: list[int], cost: object) -> None:
         self.limits, self.refine_every = limits, config.refine_every
         self.cost, self.ranks = cost, cost if isinstance(cost, RankCosts) else None
 
     def plan(self, planner: Planner, step: int) -> Callable[[], StepPlan]:
-        """The plan of a step under the cost as it is now, to be made later."""
+        """Returns a function that makes the plan of a step, under the cost as it is now."""
         cost = self.ranks.costs if self.ranks else self.cost
         return functools.partial(planner, step, cost, self.limits)
 
     def note(self, batch: MicroBatch, compute_s: float) -> None:
-        """What this rank's share of a step took."""
+        """Records the compute time of this rank's micro-batch; does nothing for a fixed cost."""
         if self.ranks:
             self.ranks.note(len(batch.labels), batch.longest, compute_s)
 
     def refine(self, step: int, worker: Worker) -> None:
-        """Before every ``refine_every``-th step: let all ranks know how fast each of them is."""
+        """Exchanges the ranks' speeds before every ``refine_every``-th step, if calibrated."""
         if self.ranks and step and step % self.refine_every == 0:
             exchange_ratios(self.ranks, worker)
 
@@ -133,7 +136,7 @@ class StepCosts:
 def choose_costs(
     config: MicroBatchConfig, task: Task, worker: Worker, recorder: Recorder
 ) -> StepCosts:
-    """What the run's plans take a micro-batch to cost."""
+    """Returns the cost of a micro-batch in the run's plans; measures it if it is calibrated."""
     if config.mode != "dynamic" or config.cost_type == "tokens":
         return StepCosts(config, task.limits, TokensCost())
     if config.cost_type == "tokens_sq":
@@ -142,6 +145,6 @@ def choose_costs(
 
 
 def remember_run(mode: str, folder: Path) -> None:
-    """Leave the run directory's path in ``last_run_<mode>.txt`` beside it."""
+    """Writes the run directory's path to ``last_run_<mode>.txt`` beside it."""
     path = relative_to_project(folder)
     write_atomically(folder.parent / f"last_run_{mode}.txt", f"{path}\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import UserError
 from common.models.gpt2 import GPT2
 from common.runtime.process_group import Worker
+from common.training.ddp import exchanging, make_ddp
 from common.training.step import check_compiler
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def parallelise(
     model: GPT2, config: TrainingConfig, worker: Worker, mesh: DeviceMesh | None = None
 ) -> nn.Module:
-    """The model as the strategy trains it; all ranks then have rank 0's weights.
+    """Returns the model as the strategy trains it; all ranks then have rank 0's weights.
 
     DDP keeps everything on every rank and all-reduces gradients in buckets. FSDP2 spreads
     parameters, gradients and optimizer states, in one unit per block and one for the rest; the
@@ -41,9 +41,9 @@ def parallelise(
     if config.strategy == "single":
         return model
     if config.strategy == "DDP":
-        return DistributedDataParallel(
+        return make_ddp(
             model,
-            device_ids=[worker.device] if worker.device.type == "cuda" else None,
+            worker.device,
             bucket_cap_mb=config.bucket_cap_mb,
             gradient_as_bucket_view=config.gradient_as_bucket_view,
         )
@@ -64,9 +64,10 @@ def parallelise(
 
 
 def can_shard(worker: Worker) -> bool:
-    """Whether FSDP can run: for GPUs joined by gloo, ``init_device_mesh`` makes a group of NCCL's.
+    """Returns True if FSDP can run here: not on GPUs joined by gloo.
 
-    So torch/distributed/device_mesh.py (``new_group`` where the default group is gloo).
+    For these ``init_device_mesh`` makes a group of NCCL's: torch/distributed/device_mesh.py
+    (``new_group`` where the default group is gloo).
     """
     return worker.device.type == "cpu" or worker.backend == "nccl"
 
@@ -81,7 +82,7 @@ def refuse_unshardable(strategy: str, worker: Worker) -> None:
 
 
 def make_mesh(config: TrainingConfig, worker: Worker) -> DeviceMesh:
-    """All ranks in one row, or HYBRID_SHARD's groups as rows."""
+    """Makes a mesh of all ranks in one row, or HYBRID_SHARD's groups as rows."""
     device, ranks = worker.device.type, worker.world_size
     if config.strategy != "HYBRID_SHARD":
         return init_device_mesh(device, (ranks,))
@@ -90,11 +91,11 @@ def make_mesh(config: TrainingConfig, worker: Worker) -> DeviceMesh:
 
 
 def block_precision(config: TrainingConfig) -> MixedPrecisionPolicy:
-    """Gather a block in the precision that autocast computes its products in: half the bytes.
+    """Returns a policy that gathers blocks in the precision that autocast computes in.
 
-    Gradients are reduced in float32, as DDP's are. Inputs are not cast, so that the residual
-    stream stays float32 under every strategy; what differs are the weights of the norms, which
-    autocast alone would not round.
+    That halves the bytes. Gradients are reduced in float32, as DDP's are. Inputs are not cast, so
+    that the residual stream stays float32 under every strategy; what differs are the weights of the
+    norms, which autocast alone would not round.
     """
     if config.precision != "bfloat16":
         return MixedPrecisionPolicy()
@@ -102,14 +103,12 @@ def block_precision(config: TrainingConfig) -> MixedPrecisionPolicy:
 
 
 def gradient_sync(model: nn.Module, strategy: str, is_last: bool) -> AbstractContextManager:
-    """The context of a micro-batch's forward and backward pass.
+    """Returns the context of a micro-batch's forward and backward pass.
 
     Gradients are exchanged in the step's last one only. Parameters that stay gathered between a
     forward and a backward pass also stay until then: SHARD_GRAD_OP's, and the root's.
     """
-    if isinstance(model, DistributedDataParallel):
-        return nullcontext() if is_last else model.no_sync()
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last)
         model.set_reshard_after_backward(is_last, recurse=strategy == "SHARD_GRAD_OP")
-    return nullcontext()
+    return exchanging(model, is_last)

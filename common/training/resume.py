@@ -1,4 +1,4 @@
-"""What a run and its checkpoints know of each other: is this checkpoint one of this run?"""
+"""The checkpoints of a run: opening them, their facts, and the refusal of another model's."""
 
 from __future__ import annotations
 
@@ -21,16 +21,30 @@ from common.training.config import TrainingConfig
 logger = logging.getLogger(__name__)
 
 DECISIVE = (
-    *("data", "global_batch_size", "seq_len", "num_steps", "lr", "min_lr", "warmup_steps"),
-    *("weight_decay", "grad_clip", "precision", "seed"),
+    "data",
+    "global_batch_size",
+    "seq_len",
+    "num_steps",
+    "lr",
+    "min_lr",
+    "warmup_steps",
+    "weight_decay",
+    "grad_clip",
+    "precision",
+    "seed",
 )
-"""Settings that the numbers depend on. Strategy, ranks and micro-batch are not among them."""
+"""Settings that losses depend on. Strategy, ranks and micro-batch are not among them."""
 
 
 def open_checkpoints(
     config: TrainingConfig, worker: Worker, workload: Workload
 ) -> tuple[Checkpoints | None, SavedCheckpoint | None]:
-    """The run's checkpoints, if it makes any, and the one that it goes on from, if there is one.
+    """Opens the run's checkpoints, if it makes any, and finds the one that it resumes from.
+
+    Settings that differ from the checkpoint's are named in the log.
+
+    Returns:
+        (the checkpoints, or None if none are made; the one to resume from, or None).
 
     Raises:
         UserError: the folder cannot be written, holds damaged checkpoints only, or another model's.
@@ -52,7 +66,7 @@ def open_checkpoints(
 def checkpoint_facts(
     step: int, position: int, config: TrainingConfig, workload: Workload, data: TokenShards
 ) -> dict:
-    """What a checkpoint says of the run, after ``step`` steps and ``position`` tokens."""
+    """Returns the facts for a manifest, after ``step`` steps and ``position`` tokens."""
     return {
         "step": step,
         "position": position,
@@ -84,7 +98,7 @@ def _difference(was: object, now: object) -> str:
 def changed_settings(
     saved: SavedCheckpoint, config: TrainingConfig
 ) -> list[tuple[str, object, object]]:
-    """(name, in the checkpoint, now) of the settings that change what the run computes."""
+    """Returns (name, value in the checkpoint, value now) of each decisive setting that differs."""
     was = saved.facts["settings"]
     return [
         (name, was[name], getattr(config, name))
@@ -96,7 +110,7 @@ def changed_settings(
 def run_facts(
     config: TrainingConfig, data: TokenShards, saved: SavedCheckpoint | None
 ) -> dict[str, object]:
-    """What ``config.yaml`` says of the run beyond its settings."""
+    """Returns the entries of ``config.yaml`` that are not among the settings."""
     source = read_source(data.paths[0].parent) or {}
     return {
         "strategy": config.strategy,
@@ -108,7 +122,7 @@ def run_facts(
 
 
 def free_run_id(config: TrainingConfig) -> str:
-    """``config.run_id``, or with a number where a run of that name was cut off and is resumed."""
+    """Returns ``config.run_id``, with a number if a run of that name exists and is resumed."""
     if not (config.run_id and config.checkpointing):
         return config.run_id
     names = (f"{config.run_id}-{number}" if number > 1 else config.run_id for number in count(1))

@@ -1,7 +1,7 @@
-"""What a scaling run says of its steps: the tables of ``common.analysis.scaling_columns``.
+"""The record of a scaling run's steps: the tables of ``common.analysis.scaling_columns``.
 
 Rows are kept on their rank and written together, outside of what is timed. The exchange of a step
-is divided on writing, when that of all its ranks is known.
+is divided into communication and waiting on writing, when that of all its ranks is known.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ PARTS = {
     "optimizer_time_ms": "optimizer_s",
     "cpu_time_ms": "cpu_s",
 }
+"""Maps columns of ``steps.csv`` to the fields of ``StepTimes``."""
 BUCKET_STEPS = 8
-"""Measured steps of each visit whose buckets are written."""
+"""Number of measured steps of each arm and round whose buckets are written."""
 
 
 class ScalingLog:
@@ -37,7 +38,7 @@ class ScalingLog:
 
     Args:
         worker: this rank.
-        recorder: of the run.
+        recorder: the run's writer.
         arms: rows of ARM_COLUMNS, the same on all ranks.
     """
 
@@ -74,7 +75,14 @@ class ScalingLog:
         warmup: bool = False,
         counted: bool = True,
     ) -> None:
-        """A step that has ended. ``counted``: its samples belong to the epoch's."""
+        """Adds a step that has ended.
+
+        Args:
+            times: the step's times on this rank.
+            batches: the step's micro-batches on this rank.
+            step, arm, kind, round_, epoch, warmup: keys of the row, as in STEP_COLUMNS.
+            counted: the samples count as the epoch's.
+        """
         if counted:
             self._identities += [batch.identities for batch in batches]
         between_s = None if self._ended_s is None else times.began_s - self._ended_s
@@ -83,7 +91,11 @@ class ScalingLog:
         self._rows.append(
             row
             | {
-                **{"arm": arm, "kind": kind, "round": round_, "epoch": epoch, "step": step},
+                "arm": arm,
+                "kind": kind,
+                "round": round_,
+                "epoch": epoch,
+                "step": step,
                 "warmup": warmup,
                 "samples": sum(len(batch.identities) for batch in batches),
                 "tokens": sum(batch.tokens for batch in batches),
@@ -99,7 +111,10 @@ class ScalingLog:
         if not warmup and sum(not r["warmup"] for r in here) <= BUCKET_STEPS:
             self._buckets += [
                 {
-                    **{"arm": arm, "round": round_, "step": step, "bucket": index},
+                    "arm": arm,
+                    "round": round_,
+                    "step": step,
+                    "bucket": index,
                     "size_bytes": bucket.size_bytes,
                     "ready_time_ms": bucket.ready_s * 1e3,
                     "done_time_ms": bucket.done_s * 1e3,
@@ -108,11 +123,12 @@ class ScalingLog:
             ]
 
     def pause(self) -> None:
-        """What comes until the next step is nobody's: another epoch, another arm."""
+        """Leaves ``between_time_ms`` of the next step blank, as of the first in an epoch or arm."""
         self._ended_s = None
 
     def write(self) -> None:
-        """Write what was added since; all ranks call it."""
+        """Writes the steps and buckets added since the last call; all ranks call it."""
+        # Exchange times of all ranks by step. Only ranks that took part in it have one.
         gathered = self.worker.gather(self._rows)
         exchange: dict[tuple, list[float]] = {}
         for row in (row for rows in gathered for row in rows):
@@ -123,24 +139,29 @@ class ScalingLog:
         self._rows, self._buckets = [], []
 
     def end_epoch(self, epoch: int, data_samples: int | None = None, arm: int = 0) -> None:
-        """Count the samples of an epoch; all ranks call it.
+        """Counts the samples of an epoch and writes samples.csv; all ranks call it.
 
         Args:
-            epoch: its number.
+            epoch: the epoch's number.
             data_samples: size of the data set, None where it is endless.
-            arm: whose samples they were; its ranks have rows.
+            arm: the arm that processed them; its ranks have rows.
         """
         own = np.concatenate([np.empty(0, np.int64), *self._identities])
         self._identities = []
         everyone = self.worker.gather(own)
         if not self._streams:
             return
+        # Each rank's identities are made unique first, so that in the ranks' joint list the count
+        # of an identity is the number of ranks that had it: above 1 it is shared.
         distinct = [np.unique(ids) for ids in everyone]
         values, ranks = np.unique(np.concatenate(distinct), return_counts=True)
         several = values[ranks > 1]
         rows = [
             {
-                **{"arm": arm, "epoch": epoch, "rank": rank, "processed": len(ids)},
+                "arm": arm,
+                "epoch": epoch,
+                "rank": rank,
+                "processed": len(ids),
                 "distinct": len(distinct[rank]),
                 "shared": int(np.isin(distinct[rank], several, assume_unique=True).sum()),
                 "distinct_all_ranks": len(values),
@@ -161,9 +182,15 @@ class ScalingLog:
         data_samples: int | None = None,
         longest: int | None = None,
     ) -> None:
-        """What ran, as seen in a first pass; all ranks call it.
+        """Writes facts.csv: what ran, as seen in a first pass; all ranks call it.
 
-        ``longest`` is the data's longest sample, where samples differ in length.
+        Args:
+            step: the step, whose model has run.
+            batch: a micro-batch, for the shape of a sample.
+            model: the model's description.
+            data: the data's description.
+            data_samples: size of the data set, None where it is endless.
+            longest: tokens of the data's longest sample, where samples differ in length.
         """
         row = model_facts(step.model, step.output_dtype)
         shape = (longest,) if longest else tuple(batch.inputs[0].shape[1:]) if batch.inputs else ()
@@ -179,7 +206,7 @@ class ScalingLog:
 
 
 def model_facts(model: nn.Module, output_dtype: torch.dtype | None) -> dict[str, object]:
-    """Sizes and types of a model's tensors."""
+    """Returns the sizes and types of a model's tensors, by column of ``facts.csv``."""
     parameters = list(model.parameters())
     kinds = sorted({_name(parameter.dtype) for parameter in parameters})
     return {
@@ -191,7 +218,7 @@ def model_facts(model: nn.Module, output_dtype: torch.dtype | None) -> dict[str,
 
 
 def placement_row(worker: Worker) -> dict[str, object]:
-    """Where this rank runs, and on what it computes."""
+    """Returns this rank's row of PLACEMENT_COLUMNS, but for the rank: its host and its device."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     listed = " ".join(map(str, cores))
     identity = f"cores {listed}"
@@ -211,9 +238,15 @@ def placement_row(worker: Worker) -> dict[str, object]:
 def single_arm(
     ranks: int, batch_size: int, options: object, regime: str = "", change: str = "none"
 ) -> dict[str, object]:
-    """A row of ARM_COLUMNS; ``options`` are a step's, ``batch_size`` is per rank."""
+    """Makes the row of ARM_COLUMNS of a run with one arm.
+
+    ``options`` are a step's; ``batch_size`` is the number of samples of a rank's micro-batch.
+    """
     return {
-        **{"arm": 0, "regime": regime, "world_size": ranks, "batch_per_rank": batch_size},
+        "arm": 0,
+        "regime": regime,
+        "world_size": ranks,
+        "batch_per_rank": batch_size,
         "global_batch": ranks * options.accumulation * batch_size,
         "accumulation": options.accumulation,
         "compression": options.compression,
@@ -224,7 +257,11 @@ def single_arm(
 
 
 def _divided(row: dict, exchanges_ms: Sequence[float] | None) -> dict:
-    """The row with its exchange divided into communication and waiting."""
+    """Returns the row with its exchange divided into communication and waiting.
+
+    The straggler waits for nobody: the shortest of ``exchanges_ms``, those of all ranks in this
+    step, is communication, and the rest of this rank's exchange was waiting.
+    """
     own = {name: value for name, value in row.items() if name != "exchange_time_ms"}
     communication = waiting = None
     if exchanges_ms:

@@ -1,11 +1,11 @@
-"""What a step is made of, measured apart from it: the inputs of predictions and of a diagnosis.
+"""The parts of a step, each measured by itself: the inputs of predictions and of a diagnosis.
 
 - Passes without any exchange, at half, once and twice the batch, with all ranks computing at the
   same time; and one rank at a time, while the others wait. Ranks that share a core or a device are
   slower together than alone.
-- When each gradient is ready.
-- All-reduces by size, in float32 and in what gradients may be compressed to.
-- What it costs to bring a gradient into a bucket and back, as it is or through a 16-bit format.
+- The gradient-ready times of a backward pass.
+- All-reduces by size, in float32 and in the formats that gradients may be compressed to.
+- The cost of bringing a gradient into a bucket and back, as it is or through a 16-bit format.
 
 Nothing that is trained changes: passes run on a copy of the model.
 """
@@ -32,15 +32,17 @@ from common.runtime.timing import LAUNCH_S, clock_for
 from common.training.data_parallel_step import COMPRESSIONS, Batch, StepOptions, autocast
 
 SMALL_MESSAGE_BYTES = 2**16
-"""Up to this size some all-reduces stall: α comes from the median of SMALL_MESSAGE_CALLS."""
+"""Largest all-reduce that counts as small. Some small ones stall, so that their time, from which
+the latency α is fitted, is a median."""
 SMALL_MESSAGE_CALLS = 12
+"""Number of calls in that median."""
 
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """How much is probed.
+    """The repeats and sizes of the probes.
 
-    ``formats`` are those of COMPRESSIONS whose all-reduces are timed, too.
+    ``formats`` are those of COMPRESSIONS in which all-reduces are timed.
     """
 
     repeats: int = 5
@@ -53,9 +55,9 @@ class ProbePlan:
 
 @dataclass(frozen=True)
 class Probed:
-    """What is probed: a model, and how its passes and its optimizer are made.
+    """A model to probe, with the functions that make its batches, its loss and its optimizer.
 
-    ``make_batch(size)`` gives a micro-batch of so many samples; ``make_optimizer(parameters)`` an
+    ``make_batch(size)`` makes a micro-batch of ``size`` samples; ``make_optimizer(parameters)`` an
     optimizer like the run's.
     """
 
@@ -68,8 +70,11 @@ class Probed:
 
 
 def probe(probed: Probed, worker: Worker, recorder: Recorder, plan: ProbePlan) -> None:
-    """Measure and write probes.csv, costs.csv, gradient-ready-times.csv and, on several ranks,
-    allreduce-samples.csv (and one for each format). All ranks call it."""
+    """Measures the parts of a step and writes a table of each; all ranks call it.
+
+    The tables are probes.csv, costs.csv, gradient-ready-times.csv and, on several ranks,
+    allreduce-samples.csv (and one for each format).
+    """
     with kept_random_numbers(worker.device):  # dropout in here changes nothing there
         passes = _Passes(probed, worker)
         rows, ready = passes.measure(plan)
@@ -88,7 +93,7 @@ def probe(probed: Probed, worker: Worker, recorder: Recorder, plan: ProbePlan) -
 
 
 class _Passes:
-    """A copy of the model, to be run forward, backward and forward again."""
+    """A copy of the model and an optimizer, whose passes and updates are timed."""
 
     def __init__(self, probed: Probed, worker: Worker) -> None:
         self.probed, self.worker = probed, worker
@@ -97,7 +102,13 @@ class _Passes:
         self.clock = clock_for(worker.device)
 
     def measure(self, plan: ProbePlan) -> tuple[list[dict], list[dict]]:
-        """Rows of PROBE_COLUMNS and of READY_COLUMNS, in rounds of rotated order."""
+        """Times passes in rounds of rotated order.
+
+        Returns:
+            rows of PROBE_COLUMNS and rows of READY_COLUMNS, but for the rank.
+        """
+        # An arm is (batch size, True if all ranks compute at the same time). With several ranks one
+        # more arm times the run's batch on one rank at a time, while the others wait at a barrier.
         sizes = sorted({max(1, round(self.probed.batch_size * share)) for share in plan.sizes})
         arms = [(size, True) for size in sizes]
         if self.worker.world_size > 1:
@@ -122,7 +133,12 @@ class _Passes:
         return rows, ready
 
     def _pass(self, batch: Batch, watched: bool = False) -> tuple[dict, dict[str, float]]:
-        """Returns the times of both passes and an update in ms, and gradients' in seconds."""
+        """Times both passes and an update; measures gradient-ready times if ``watched``.
+
+        Returns:
+            the times in ms, by column of PROBE_COLUMNS; the seconds from the start of the backward
+            pass at which each gradient was ready, by parameter, empty unless ``watched``.
+        """
         clock, batch = self.clock, batch.to(self.worker.device)
         clock.wait()
         marks = [clock.mark()]
@@ -148,7 +164,13 @@ class _Passes:
 
 
 def time_copies(gradient_bytes: int, worker: Worker, plan: ProbePlan) -> list[dict]:
-    """Rows of COST_COLUMNS for a float32 gradient of all the model's bytes, at most 64 MiB."""
+    """Times the way of a float32 gradient into a bucket and back, in each format.
+
+    The gradient has all the model's ``gradient_bytes``, at most 64 MiB.
+
+    Returns:
+        rows of COST_COLUMNS, but for the rank.
+    """
     numel = max(1, min(gradient_bytes, 2**26) // 4)
     clock = clock_for(worker.device)
     gradient = torch.zeros(numel, device=worker.device)
@@ -186,6 +208,8 @@ def time_curve(numel: int, dtype: torch.dtype, worker: Worker, plan: ProbePlan) 
             small = size * dtype.itemsize <= SMALL_MESSAGE_BYTES
             calls = SMALL_MESSAGE_CALLS if small else plan.all_reduce_calls
             samples = time_all_reduces(size, dtype, worker, round_, calls=calls)
+            # The median of many calls stands for each of the usual number of samples, so that a
+            # stalled call has no weight and all sizes have as many rows.
             if small:
                 median_ms = statistics.median(row["time_ms"] for row in samples)
                 samples = [

@@ -10,7 +10,6 @@ import importlib.util
 import math
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -24,15 +23,14 @@ from common.models.chunked_loss import chunked_cross_entropy
 from common.models.gpt2 import GPT2
 from common.perfmodel.workload import Workload
 from common.runtime.seeding import seed_everything
+from common.training.precision import autocast, check_precision, grad_scaler, set_tf32
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-Batch = tuple[Tensor, Tensor]
+TokenBatch = tuple[Tensor, Tensor]
 """Tokens and next-token targets, both int64 [batch, length]."""
 
 
 def build_model(workload: Workload, device: torch.device, seed: int = 42) -> GPT2:
-    """The workload's GPT-2, with random weights, drawn on ``device``.
+    """Builds the workload's GPT-2, with random weights, drawn on ``device``.
 
     A core of the CPU takes ten seconds for gpt2-large, in which a GPU would wait.
     """
@@ -52,7 +50,7 @@ def build_optimizer(
     lr: float = 6e-4,
     weight_decay: float = 0.1,
 ) -> torch.optim.Optimizer:
-    """AdamW, or SGD without momentum, in the workload's implementation."""
+    """Builds AdamW, or SGD without momentum, in the workload's implementation."""
     how = {name: workload.optimizer_implementation == name for name in ("foreach", "fused")}
     if workload.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=lr, **how)
@@ -63,16 +61,13 @@ class TrainingStep:
     """Model, optimizer and loss scaler, and the step they make together.
 
     Args:
-        workload: what to compute and how.
-        device: where.
-        model: called as ``model(tokens, targets)``, returns the loss; by default the workload's.
-        lr: learning rate.
-        weight_decay: AdamW's.
-        seed: of the weights.
-        gradient_sync: a context around the forward and backward pass of each micro-batch, called
-            with whether it is the step's last: where ranks exchange gradients.
-        max_gradient_norm: scale the gradients so that their joint norm is at most this; None
-            leaves them, and does not measure it.
+        workload: what to compute and how. device: where. model: called as ``model(tokens,
+        targets)``, returns the loss; by default the workload's. lr: learning rate. weight_decay:
+        AdamW's. seed: of the weights. gradient_sync: makes the context of each micro-batch's
+        forward and backward pass, where ranks
+            exchange gradients; it is given True for the step's last.
+        max_gradient_norm: upper bound of the gradients' joint norm; None leaves them, and does not
+            measure it.
 
     Raises:
         UserError: a precision that the device lacks, or compilation without a compiler.
@@ -95,7 +90,6 @@ class TrainingStep:
             check_compiler(device)
         self.workload = workload
         self.device = device
-        self.dtype = DTYPES[workload.precision]
         self.model = model if model is not None else build_model(workload, device, seed)
         self.loss_of: Callable[[Tensor, Tensor], Tensor] = (
             compiled(self.model, device) if workload.compile else self.model
@@ -105,10 +99,11 @@ class TrainingStep:
         self.max_gradient_norm = max_gradient_norm
         self.gradient_norm: Tensor | None = None
         """Of the last update, before it was limited; a scalar."""
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype is torch.float16)
+        self.scaler = grad_scaler(workload.precision, device)
 
-    def run(self, batches: Iterable[Batch]) -> Tensor:
-        """One update from ``gradient_accumulation`` micro-batches; the mean loss, detached.
+    def run(self, batches: Iterable[TokenBatch]) -> Tensor:
+        """Makes one update from ``gradient_accumulation`` micro-batches; returns the mean loss,
+        detached.
 
         Ranges named data, forward, backward and optimizer show in a profile.
         """
@@ -131,27 +126,53 @@ class TrainingStep:
         return total
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of one micro-batch, in the workload's precision."""
-        if self.dtype is torch.float32:
-            return self.loss_of(tokens, targets)
-        with torch.autocast(self.device.type, dtype=self.dtype):
+        """Returns the mean loss of one micro-batch, in the workload's precision."""
+        with autocast(self.workload.precision, self.device):
             return self.loss_of(tokens, targets)
 
     def update(self) -> None:
-        """Limit the gradients, update the parameters and drop the gradients."""
-        if self.max_gradient_norm is not None:
-            self.scaler.unscale_(self.optimizer)
-            self.gradient_norm = limit_gradients(self.model, self.max_gradient_norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        """Limits the gradients, updates the parameters and drops the gradients."""
+        self.gradient_norm = update(
+            self.model, self.optimizer, self.scaler, max_gradient_norm=self.max_gradient_norm
+        )
+
+
+def update(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    *,
+    max_gradient_norm: float | None = None,
+    set_to_none: bool = True,
+) -> Tensor | None:
+    """Limits the gradients, updates the parameters and drops the gradients.
+
+    Args:
+        max_gradient_norm: upper bound of the gradients' joint L2 norm; None leaves them.
+        set_to_none: drop gradients; else they are set to 0 and stay where they are, such as in
+            DDP's buckets.
+
+    Returns:
+        the norm before it was limited, a scalar; None where it was not measured.
+    """
+    norm = None
+    if max_gradient_norm is not None:
+        scaler.unscale_(optimizer)
+        norm = limit_gradients(model, max_gradient_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=set_to_none)
+    return norm
 
 
 @torch.no_grad()
 def limit_gradients(model: nn.Module, max_norm: float) -> Tensor:
-    """Scale all gradients so that their joint L2 norm is at most ``max_norm``; the norm before.
+    """Scales all gradients so that their joint L2 norm is at most ``max_norm``.
 
     Gradients may be parts of sharded ones: the norm is that of the whole, on every rank.
+
+    Returns:
+        the norm before, a scalar.
     """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     if gradients and gradients[0].device.type != "cpu":
@@ -168,7 +189,7 @@ def limit_gradients(model: nn.Module, max_norm: float) -> Tensor:
 
 
 def limit_in_few_launches(gradients: Sequence[Tensor], max_norm: float) -> Tensor:
-    """``limit_gradients`` for a GPU, whose launches cost more than its sums.
+    """Does what ``limit_gradients`` does on a GPU, whose launches cost more than its sums.
 
     torch's foreach operations take all gradients in one launch, but no DTensors: they get the
     parts that are on this rank, and the squared norm is added up over the ranks that hold others.
@@ -193,7 +214,7 @@ def limit_in_few_launches(gradients: Sequence[Tensor], max_norm: float) -> Tenso
 
 
 def compiled(model: nn.Module, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """The model, compiled when it is first called.
+    """Returns the model, to be compiled when it is first called.
 
     On a CPU not its loss in pieces: the compiler would compute each exponential twice, and undo
     the layout that makes its matrix products fast.
@@ -203,35 +224,8 @@ def compiled(model: nn.Module, device: torch.device) -> Callable[[Tensor, Tensor
     return torch.compile(model)
 
 
-def set_tf32(enabled: bool) -> None:
-    """Let float32 matrix products and convolutions on GPUs use TensorFloat-32, or not.
-
-    ``allow_tf32`` sets ``fp32_precision``, its successor, as well. Not so the other way round: once
-    ``fp32_precision`` is set alone, reading ``allow_tf32`` raises an error, and torch.compile reads
-    it in torch 2.9 and some later versions (pytorch#166387).
-    """
-    with warnings.catch_warnings():
-        # From torch 2.9 on, some versions recommend the successor.
-        warnings.filterwarnings("ignore", message="Please use the new API settings")
-        torch.backends.cuda.matmul.allow_tf32 = enabled
-        torch.backends.cudnn.allow_tf32 = enabled
-
-
-def check_precision(precision: str, device: torch.device) -> None:
-    """Raise UserError for bfloat16 on a GPU that would only emulate it."""
-    if device.type == "cuda" and precision == "bfloat16":
-        with torch.cuda.device(device):
-            supported = torch.cuda.is_bf16_supported(including_emulation=False)
-        if not supported:
-            name = torch.cuda.get_device_name(device)
-            raise UserError(
-                f"precision bfloat16: {name} has no bfloat16 arithmetic; use --precision float16 "
-                "or float32"
-            )
-
-
 def check_compiler(device: torch.device) -> None:
-    """Raise UserError where torch.compile finds no compiler to call."""
+    """Raises UserError where torch.compile finds no compiler to call."""
     names = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
     if device.type == "cpu" and not any(name and shutil.which(name) for name in names):
         raise UserError(

@@ -1,4 +1,4 @@
-"""DDP's exchange of gradients, with the moment noted at which a rank's own gradients are ready.
+"""DDP's exchange of gradients, with the moments noted at which gradients are ready and back.
 
 A step's time says nothing of who waited for whom: DDP makes all ranks end together. What tells is
 how long a rank computed before its last bucket was full, and how long the exchange took after that.
@@ -11,21 +11,41 @@ of the buckets it owes. All ranks see that in the last bucket, and that they mus
 
 # No "from __future__ import annotations": DDP looks at the annotations of its hook.
 import gc
-import inspect
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 
 from common.errors import RunFailed
 from common.runtime.process_group import Worker
 from common.runtime.timing import clock_for
+from common.training.ddp import COMPRESSIONS, make_ddp
 
-SETTLING_STEPS = 3
-"""Backward passes after which DDP's buckets stay as they are."""
+
+@dataclass(frozen=True)
+class BucketTimes:
+    """A bucket's way, in seconds from the start of the backward pass."""
+
+    size_bytes: int
+    """On the wire."""
+    ready_s: float
+    done_s: float
+
+
+class _Sent(NamedTuple):
+    """A bucket on its way; not the bucket itself, whose memory may be needed."""
+
+    numel: int
+    dtype: torch.dtype
+    mark: object
+
+    @property
+    def nbytes(self) -> int:
+        """Returns the bytes on the wire."""
+        return self.numel * self.dtype.itemsize
 
 
 class TimedExchange:
@@ -34,73 +54,113 @@ class TimedExchange:
     Args:
         model: the module to wrap, on ``worker``'s device.
         worker: this rank.
-        bucket_cap_mb: DDP's, in MiB.
-        slow_factor: let this rank compute so many times as long, by sleeping before its last
-            bucket; to see whether a plan adapts to it. On a CPU only.
+        group: the ranks that take part; all by default.
+        compression: of ``COMPRESSIONS``: what gradients are rounded to on their way.
+        slow_factor: multiplies this rank's compute time, by sleeping before its last bucket; to see
+            whether a plan adapts to it. On a CPU only.
+        arguments: DDP's own, and those of ``make_ddp``.
     """
 
     def __init__(
         self,
         model: nn.Module,
         worker: Worker,
-        bucket_cap_mb: float | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+        compression: str = "none",
         slow_factor: float = 1.0,
+        **arguments: object,
     ) -> None:
-        self.model, self.worker, self.bucket_cap_mb = model, worker, bucket_cap_mb
-        self.slow_factor = slow_factor
+        self.model, self.worker, self.group = model, worker, group
+        self.compression, self.slow_factor = compression, slow_factor
+        self.arguments = arguments
+        self.ranks = dist.get_world_size(group)
         self.clock = clock_for(worker.device)
         self.ready: Any = None
         """The mark of this rank's last gradient in the newest pass."""
-        self._pattern: list[tuple[int, torch.dtype]] = []
-        self._sent: list[tuple[int, torch.dtype]] = []
-        self._last: torch.Tensor | None = None
+        self._pattern: list[_Sent] = []
+        """The buckets of a whole pass: what a rank owes in the next."""
+        self._sent: list[_Sent] = []
+        self._done: dict[int, object] = {}
+        self._last: Tensor | None = None
         self._began = 0.0
         self.wrap()
 
     def wrap(self) -> None:
-        """Wrap the model anew, as after a step that broke off in the middle."""
-        gpu = self.worker.device.type == "cuda"
+        """Wraps the model anew, as after a step that broke off in the middle."""
         self.ready = self._last = None
         if hasattr(self, "ddp"):
-            self.ddp._remove_autograd_hooks()  # those of the instance before
-            del self.ddp
-            gc.collect()  # its buckets, before there are new ones
-            if gpu:
-                torch.cuda.empty_cache()
-        self.ddp = DistributedDataParallel(
+            self.close()
+        self.ddp = make_ddp(
             self.model,
-            device_ids=[self.worker.device] if gpu else None,
-            bucket_cap_mb=self.bucket_cap_mb,
-            gradient_as_bucket_view=True,
-            **no_buffer_sync(),  # a collective that a rank without memory would owe, too
+            self.worker.device,
+            group=self.group,
+            **self.arguments,
         )
         self.ddp.register_comm_hook(None, self._exchange)
 
+    def close(self) -> None:
+        """Takes DDP off the model, and frees its buckets before there are new ones."""
+        self.ddp._remove_autograd_hooks()
+        del self.ddp
+        self._last = None
+        gc.collect()
+        if self.worker.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def begin(self) -> None:
-        """A pass with an exchange begins: no bucket has been sent."""
-        self._sent, self._last, self.ready = [], None, None
+        """Begins a pass: no bucket has been sent."""
+        self._sent, self._done, self._last, self.ready = [], {}, None, None
         self._began = time.perf_counter()
 
     def slow_down(self) -> None:
-        """Sleep as long as a rank that is ``slow_factor`` times as slow would still compute."""
+        """Sleeps as long as a rank that is ``slow_factor`` times as slow would still compute."""
         if self.slow_factor > 1:
             time.sleep((self.slow_factor - 1) * (time.perf_counter() - self._began))
 
+    @property
+    def sent_bytes(self) -> int:
+        """Returns the bytes that this pass has sent."""
+        return sum(sent.nbytes for sent in self._sent)
+
+    def bucket_times(self, backward_start: object) -> tuple[BucketTimes, ...]:
+        """Returns each bucket's way in this pass, from a mark at the start of the backward pass."""
+        elapsed = self.clock.elapsed_s
+        return tuple(
+            BucketTimes(
+                size_bytes=sent.nbytes,
+                ready_s=elapsed(backward_start, sent.mark),
+                done_s=elapsed(backward_start, self._done[index]),
+            )
+            for index, sent in enumerate(self._sent)
+            if index in self._done
+        )
+
     def _exchange(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """DDP's own exchange: divide by the number of ranks, then add up."""
-        buffer = bucket.buffer()
+        """Exchanges a bucket as DDP or its compression hooks do, with the moments noted."""
+        buffer, index = bucket.buffer(), bucket.index()
+        narrow = COMPRESSIONS[self.compression]
         if bucket.is_last():
             self.slow_down()
-            self.ready = self.clock.mark()
-        buffer.div_(self.worker.world_size)
-        work = dist.all_reduce(buffer, async_op=True)
-        self._sent.append((buffer.numel(), buffer.dtype))
+        sent = buffer if narrow is None else buffer.to(narrow)
+        sent.div_(self.ranks)
+        mark = self.clock.mark()
+        work = dist.all_reduce(sent, group=self.group, async_op=True)
+        self._sent.append(_Sent(sent.numel(), sent.dtype, mark))
         if bucket.is_last():
-            self._pattern, self._last = self._sent, buffer
-        return work.get_future().then(lambda done: done.value()[0])
+            self.ready, self._last = mark, buffer
+            self._pattern = self._sent
+
+        def back(done: torch.futures.Future) -> Tensor:
+            reduced = done.value()[0]
+            result = reduced if narrow is None else buffer.copy_(reduced)
+            self._done[index] = self.clock.mark()
+            return result
+
+        return work.get_future().then(back)
 
     def give_up(self) -> None:
-        """Send NaN in place of the buckets that this rank still owes the others.
+        """Sends NaN in place of the buckets that this rank still owes the others.
 
         Raises RunFailed where it owes none: the others have what they need, and go on.
         """
@@ -108,17 +168,11 @@ class TimedExchange:
             raise RunFailed(
                 f"rank {self.worker.rank} ran out of memory after its last bucket was sent"
             )
-        for numel, dtype in self._pattern[len(self._sent) :]:
-            owed = torch.full((numel,), torch.nan, dtype=dtype, device=self.worker.device)
-            dist.all_reduce(owed)
+        device = self.worker.device
+        for numel, dtype, _ in self._pattern[len(self._sent) :]:
+            owed = torch.full((numel,), torch.nan, dtype=dtype, device=device)
+            dist.all_reduce(owed, group=self.group)
 
     def is_poisoned(self) -> bool:
-        """Whether a NaN came back: a rank gave up, or the gradients themselves are NaN."""
+        """Returns True if a NaN came back: a rank gave up, or the gradients themselves are NaN."""
         return self._last is not None and bool(torch.isnan(self._last[-1]).item())
-
-
-def no_buffer_sync() -> dict[str, bool]:
-    """DDP's argument that leaves buffers alone in each forward pass; torch has renamed it."""
-    known = inspect.signature(DistributedDataParallel.__init__).parameters
-    renamed = "forward_sync_buffers"
-    return {renamed if renamed in known else "broadcast_buffers": False}

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """``tune``, imported when it is asked for: what only reads a recommendation needs no torch."""
+    """Imports ``tune`` when it is asked for: reading a recommendation needs no torch."""
     if name == "tune":
         from common.tuning.tuner import tune
 

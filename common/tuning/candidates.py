@@ -1,4 +1,4 @@
-"""What each setting is predicted to take, and which of them are worth a real step.
+"""Predicts the step under each setting, and chooses the settings that are worth real steps.
 
 Every distinct bucketing is predicted, and the options on top of the best of them. Predictions of
 neighbours hardly differ, so candidates are taken some way apart: a prediction that is a few per
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
 MOST_CANDIDATES = 8
 APART = 1.5
-"""Ratio of the caps of two candidates, at least."""
+"""Lower bound on the ratio of the caps of two candidates."""
 ALIKE = 0.005
-"""Relative difference of predictions that says nothing."""
+"""Relative difference up to which predictions count as equal."""
 FIRST_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
-"""Caps of a first bucket of its own, as shares of the others'."""
+"""Caps of a smaller first bucket, as shares of the other buckets' cap."""
 WORTH_AN_OPTION = 0.002
-"""Predicted gain from which a first bucket of its own is a candidate."""
+"""Predicted gain from which a setting with a smaller first bucket is a candidate."""
 ACCUMULATION = 2
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A setting with the buckets that it makes and the time predicted for it.
+    """A setting with the number of its buckets and the times predicted for it.
 
-    ``step_s`` is a forward and a backward pass, per micro-batch; ``backward_s`` that of the pass
-    that exchanges gradients.
+    ``step_s`` is the time of a forward and a backward pass, per micro-batch; ``backward_s`` that of
+    the backward pass that exchanges gradients.
     """
 
     setting: DdpSetting
@@ -68,9 +68,12 @@ class Predicted:
 
 
 def predict_all(measured: Measured, with_first_bucket: bool = True) -> Predicted:
-    """Search all bucketings and the options.
+    """Predicts all bucketings and the options, and chooses the candidates.
 
-    ``with_first_bucket`` where DDP takes caps one by one (``bucket_cap_mb_list``).
+    Args:
+        measured: the inputs of all predictions.
+        with_first_bucket: also try smaller first buckets. For that DDP must take caps one by one
+            (``bucket_cap_mb_list``).
     """
     bucketings = distinct_bucketings(measured.profile)
     searched = ddp_model(measured).best_cap(bucketings=bucketings).candidates
@@ -87,6 +90,8 @@ def predict_all(measured: Measured, with_first_bucket: bool = True) -> Predicted
     view = predict(measured, replace(best, bucket_view=True))
     accumulated = predict(measured, replace(best, accumulation=ACCUMULATION))
     unlike = [each for each in plain if not _same_buckets(each, default)]
+    # The first MOST_CANDIDATES are taken: the bucket view and the first bucket are always among
+    # them. Sorted by predicted time, those that are predicted alike keep this order.
     ordered = [*unlike[:1], view, *first, *unlike[1:]]
     lowest = min(each.step_s for each in ordered)
     return Predicted(
@@ -98,22 +103,25 @@ def predict_all(measured: Measured, with_first_bucket: bool = True) -> Predicted
 
 
 def _same_buckets(one: Prediction, other: Prediction) -> bool:
-    """Whether two plain settings are one bucketing: what is simulated is then the same, exactly."""
+    """Returns True if two plain settings are one bucketing: their predictions are then equal."""
     return (one.num_buckets, one.backward_s) == (other.num_buckets, other.backward_s)
 
 
 def _place(time_s: float, best_s: float) -> int:
-    """The same for times that are predicted alike, and larger for longer ones."""
+    """Returns a time's distance from the best in steps of ALIKE; equal for times that are alike."""
     return int(np.log(time_s / best_s) / ALIKE)
 
 
 def cap_of(bucketing: Candidate) -> float:
-    """The cap in MiB by which a bucketing is asked for: the shortest number that gives it."""
-    return short_cap(*(max(1, round(mib * MIB)) for mib in (bucketing.low_mib, bucketing.high_mib)))
+    """Returns the cap in MiB to ask for a bucketing by: the number with the fewest digits."""
+    return short_cap(
+        low_bytes=max(1, round(bucketing.low_mib * MIB)),
+        high_bytes=max(1, round(bucketing.high_mib * MIB)),
+    )
 
 
 def spread_settings(bucketings: Sequence[Candidate]) -> list[DdpSetting]:
-    """Caps in the order of their predicted time, each some way from those before it.
+    """Returns caps by predicted time, each at least a factor APART from all before it.
 
     Of caps that are predicted alike the largest comes first: what a bucket costs besides its bytes
     is easily predicted too low.
@@ -128,7 +136,7 @@ def spread_settings(bucketings: Sequence[Candidate]) -> list[DdpSetting]:
 
 
 def first_buckets(setting: DdpSetting) -> Iterator[DdpSetting]:
-    """The setting with smaller first buckets."""
+    """Yields the setting with smaller first buckets, one for each of FIRST_SHARES."""
     for share in FIRST_SHARES:
         first = float(f"{setting.cap_mib * share:.3g}")
         if int(first * MIB) >= 1:
@@ -136,7 +144,10 @@ def first_buckets(setting: DdpSetting) -> Iterator[DdpSetting]:
 
 
 def best_compressed(measured: Measured, bucketings: Sequence[Bucketing]) -> list[Prediction]:
-    """The fastest of the compression hooks, at the fastest cap for it; none of 16-bit gradients."""
+    """Predicts the fastest compression hook, at its fastest cap, as a list of one.
+
+    The list is empty unless all gradients are float32: others would not be compressed.
+    """
     if set(measured.profile.kinds) != {"float32"}:
         return []
     found = []
@@ -149,13 +160,13 @@ def best_compressed(measured: Measured, bucketings: Sequence[Bucketing]) -> list
 
 
 def cast_hook(measured: Measured, name: str) -> CastHook:
-    """The compression hook with what rounding takes here, half of it on the way back."""
+    """Returns a compression hook with its measured cost, half of it after the exchange."""
     half = measured.cast_s_per_byte[name] / 2
     return CastHook(name, half, half)
 
 
 def ddp_model(measured: Measured, compression: str = "none") -> DdpModel:
-    """Returns the model of DDP with the all-reduces of what is on the wire."""
+    """Returns the model of DDP with all-reduces in the format that a compression sends."""
     network = measured.networks[compression]
     return calibrated_model(
         measured.profile,

@@ -15,7 +15,7 @@ VOCABULARY, TOKENS = 2_000, 32
 
 
 def encoder_decoder() -> tuple[nn.Module, dict[str, Tensor], Any]:
-    """T5 that translates: 2.9 million parameters, shared embeddings."""
+    """Makes a T5 that translates: 2.9 million parameters, shared embeddings."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
@@ -36,7 +36,7 @@ def encoder_decoder() -> tuple[nn.Module, dict[str, Tensor], Any]:
 
 
 def convolutions() -> tuple[nn.Module, dict[str, Tensor], Any]:
-    """ResNet that classifies images: 2.8 million parameters, and running means as buffers."""
+    """Makes a ResNet that classifies images: 2.8 million parameters, running means as buffers."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
     config = ResNetConfig(
@@ -51,7 +51,7 @@ def convolutions() -> tuple[nn.Module, dict[str, Tensor], Any]:
 
 
 def vision_transformer() -> tuple[nn.Module, dict[str, Tensor], Any]:
-    """ViT that classifies images: 1.8 million parameters in layers alike."""
+    """Makes a ViT that classifies images: 1.8 million parameters in equal layers."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
@@ -70,7 +70,7 @@ def vision_transformer() -> tuple[nn.Module, dict[str, Tensor], Any]:
 
 
 def masked_language_model() -> tuple[nn.Module, dict[str, Tensor], Any]:
-    """DistilBERT that fills in words: 1.5 million parameters, tied embeddings."""
+    """Makes a DistilBERT that fills in words: 1.5 million parameters, tied embeddings."""
     from transformers import DistilBertConfig, DistilBertForMaskedLM
 
     config = DistilBertConfig(
@@ -88,7 +88,7 @@ def masked_language_model() -> tuple[nn.Module, dict[str, Tensor], Any]:
 
 
 def depthwise_convolutions() -> tuple[nn.Module, dict[str, Tensor], Any]:
-    """MobileNetV2 that classifies images: many small tensors, and running means as buffers."""
+    """Makes a MobileNetV2 that classifies images: many small tensors, running means as buffers."""
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
     config = MobileNetV2Config(image_size=64, num_labels=10, classifier_dropout_prob=0.0)
@@ -97,5 +97,5 @@ def depthwise_convolutions() -> tuple[nn.Module, dict[str, Tensor], Any]:
 
 
 def own_loss(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """The loss that models of transformers compute when they are given labels."""
+    """Returns the loss that models of transformers compute when they are given labels."""
     return module(**batch).loss

@@ -1,4 +1,4 @@
-"""What tuning saves: every distinct bucketing by real steps, and how good the recommendation was.
+"""Sweeps every distinct bucketing by real steps: what tuning saves, and how good its answer was.
 
 Reads a tuning run's bucketings and recommendation, sweeps all of them in rotated rounds, and then
 runs the recommended setting off against the sweep's best, in rounds of their own: the fastest of
@@ -26,7 +26,7 @@ from common.tuning.same_graph import check_same_graph, on_main, together
 from common.tuning.setting import DEFAULT, DdpSetting
 from common.tuning.settings import SWEEP_ROUNDS
 from common.tuning.step_times import instance_times
-from common.tuning.user_model import UserStep, load_user_model
+from common.tuning.user_model import load_user_model, user_step
 from common.tuning.visits import VISIT_COLUMNS, Visits, check_under_ddp, left_as_it_was
 
 
@@ -66,7 +66,7 @@ class Exhaustive:
 
 
 def main(settings: Exhaustive) -> None:
-    """Sweep and run off."""
+    """Sweeps all bucketings, and runs the recommendation off against the fastest."""
     tuned = Path(settings.tune_run)
     with process_group(settings.device, settings.backend) as worker:
         table = on_main(worker, lambda: read_table(tuned / "predictions.csv", ["bucket_cap_mib"]))
@@ -74,10 +74,10 @@ def main(settings: Exhaustive) -> None:
         seed_everything(settings.seed)
         folder = Path(settings.folder).absolute()
         user = together(worker, lambda: load_user_model(settings.function, folder, worker.device))
-        step = UserStep(user, worker)
+        step = user_step(user, worker)
         with left_as_it_was(user.module):
             check_same_graph(user, worker)
-            check_under_ddp(step, worker)
+            check_under_ddp(user, step, worker)
             with record_run(settings, "tune-sweep", worker) as recorder:
                 caps = [DdpSetting(cap) for cap in table["bucket_cap_mib"]]
                 names = ("sweep-visits.csv", "runoff-visits.csv")
@@ -101,10 +101,13 @@ def main(settings: Exhaustive) -> None:
 
 
 def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Regret:
-    """Returns what a setting costs beside the fastest in the run-off of those the sweep chose.
+    """Returns the regret of a setting against its fastest rival in the run-off.
+
+    Rivals are the settings in the run-off that the sweep visited, too.
 
     Args:
-        runoff, swept: samples of both, VISIT_COLUMNS.
+        runoff: samples of the run-off, VISIT_COLUMNS.
+        swept: samples of the sweep, VISIT_COLUMNS.
         label: of the setting.
     """
     times = instance_times(runoff)
@@ -116,7 +119,7 @@ def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Regr
 def _finalists(
     caps: list[DdpSetting], swept: pd.DataFrame, recommended: DdpSetting, best: int
 ) -> list[DdpSetting]:
-    """The recommendation, the sweep's fastest and DDP's default, each once."""
+    """Returns the recommendation, the sweep's fastest and DDP's default, each once."""
     medians = instance_times(swept).median().sort_values()
     by_label = {setting.label: setting for setting in caps}
     fastest = [by_label[label] for label in medians.index[:best]]

@@ -1,4 +1,4 @@
-"""The figure of a recommendation: what was predicted by cap, and what real steps took."""
+"""The figure of a recommendation: step times by cap, as predicted and as real steps took."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from common.tuning.recommendation import Recommendation, Verified
 
 
 def plot_recommendation(found: Recommendation) -> Figure:
-    """Step time over the bucket cap: predicted as a line, measured as points with intervals."""
+    """Draws step time by bucket cap: predicted as a line, measured as points with intervals."""
     run = [each for each in found.candidates if each.gain and each.setting.cap_mib]
     smallest = min([SMALLEST_CAP_MIB, *(each.setting.cap_mib / 2 for each in run)])
     predicted = pd.read_csv(Path(found.run_dir) / "predictions.csv")
@@ -32,8 +32,12 @@ def plot_recommendation(found: Recommendation) -> Figure:
     with figure(caption(found), figsize=(7.2, 3.9)) as (fig, axes):
         lows = predicted["low_mib"].clip(lower=smallest)
         axes.stairs(
-            *(predicted["step_time_ms"], [*lows, predicted["high_mib"].iloc[-1]]),
-            **{"baseline": None, "color": BLUE, "linewidth": 1.8, "label": "predicted"},
+            values=predicted["step_time_ms"],
+            edges=[*lows, predicted["high_mib"].iloc[-1]],
+            baseline=None,
+            color=BLUE,
+            linewidth=1.8,
+            label="predicted",
         )
         default_ms = found.default.measured_step_s * 1e3
         axes.axhline(default_ms, color=GREY, linestyle="--", label="DDP's default, measured")
@@ -49,7 +53,7 @@ def plot_recommendation(found: Recommendation) -> Figure:
 
 
 def caption(found: Recommendation) -> str:
-    """What was measured where and when."""
+    """Returns the caption: model, hardware and date, and how to read the figure."""
     date = str(read_environment(Path(found.run_dir)).get("start_time", ""))[:10]
     return (
         f"{found.model} on {found.hardware}, {date}; dashed: median over DDP instances; points: "
@@ -65,14 +69,23 @@ def _has_option(each: Verified) -> bool:
 def _points(
     axes: Axes, run: Sequence[Verified], default_ms: float, label: str, marker: str, colour: str
 ) -> None:
-    """Candidates that were run, against the default in their own rounds."""
+    """Draws candidates that were run, with the intervals of their gains.
+
+    A point is the default's time less the share that the candidate saved in the same rounds.
+    """
     if not run:
         return
     saved = np.array([(each.gain.estimate, each.gain.low, each.gain.high) for each in run])
     middle, slowest, fastest = default_ms * (1 - saved.T)
     axes.errorbar(
-        *([each.setting.cap_mib for each in run], middle),
+        x=[each.setting.cap_mib for each in run],
+        y=middle,
         yerr=[middle - fastest, slowest - middle],
-        **{"fmt": marker, "color": colour, "label": label},
-        **{"markersize": 5, "capsize": 2, "linewidth": 1, "zorder": 4},
+        fmt=marker,
+        color=colour,
+        label=label,
+        markersize=5,
+        capsize=2,
+        linewidth=1,
+        zorder=4,
     )

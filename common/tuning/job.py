@@ -1,4 +1,4 @@
-"""Tune a user's model on the ranks of this job; rank 0 prints the recommendation."""
+"""Tunes a user's model on the ranks of this job; rank 0 prints the recommendation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from common.tuning.user_model import load_user_model
 
 
 def main(settings: TuneSettings) -> None:
-    """Load the model on every rank, tune, and say what was found."""
+    """Loads the model on every rank, tunes it and prints the recommendation."""
     parse_target(settings.function)
     with process_group(settings.device, settings.backend) as worker:
         check_ranks(worker)

@@ -1,4 +1,4 @@
-"""Tune on ranks that are started for it: for a command line, or a notebook, which is no rank."""
+"""Tunes on ranks that are started for it: for a command line or a notebook, which are no ranks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,17 @@ def tune_on_ranks(
     flags: Mapping[str, object] | None = None,
     on_output: Callable[[str], None] = lambda line: None,
 ) -> Recommendation:
-    """Tune MODULE:FUNCTION on so many local ranks, or on those of emulated hosts.
+    """Tunes MODULE:FUNCTION on local ranks, or on those of emulated hosts.
 
-    ``flags`` are others of ``TuneSettings``. What ranks print goes to ``on_output``, line by line.
+    Args:
+        function: MODULE:FUNCTION, as ``common.tuning.user_model`` wants it.
+        ranks: local ranks, at least 2; emulated hosts have their own number.
+        hosts: emulated hosts; None for ranks of this machine.
+        folder: where MODULE is looked for, besides the installed packages.
+        output_dir: where the run directory goes.
+        run_id: name of the run directory; made up by default.
+        flags: other settings of ``TuneSettings``.
+        on_output: called with each line that ranks print.
 
     Raises:
         UserError: the model cannot be tuned; nothing is left behind.

@@ -1,8 +1,8 @@
-"""What a prediction rests on: ready times, all-reduces, DDP's copies and contention, measured.
+"""Measures the inputs of predictions: ready times, all-reduces, DDP's copies and contention.
 
-The tables have the columns of the benchmarks of assignment 2, and the same readers read them. How
-much is measured follows from how long a step takes: sizes are few, large all-reduces are called
-twice, and contention is seen at three sizes.
+The tables have the columns of the benchmarks of assignment 2, and the same readers read them.
+Little is measured, so that tuning takes a fraction of a sweep: few message sizes, two calls of
+large all-reduces, and contention at three sizes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from common.benchmarks.calibration import PASS_COLUMNS, crowd, passes_without_ddp
 from common.benchmarks.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapLab
 from common.benchmarks.rounds import rotated_rounds
+from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
 from common.perfmodel.profile import BackwardProfile, DdpCosts
 from common.perfmodel.tables import (
@@ -30,7 +31,7 @@ from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
 from common.training.scaling_probes import ProbePlan, time_copies
 from common.tuning.same_graph import on_main, together
-from common.tuning.user_model import UserStep, listed
+from common.tuning.user_model import listed
 
 WARMUP_PASSES, PASSES = 3, 8
 SMALLEST_BYTES, GROWTH = 2**10, 4
@@ -69,9 +70,9 @@ class WatchedPasses:
 
 
 def measure_all(
-    step: UserStep, passes: WatchedPasses, worker: Worker, recorder: Recorder
+    step: FixedBatchStep, passes: WatchedPasses, worker: Worker, recorder: Recorder
 ) -> Measured:
-    """Measure what ``passes`` do not tell yet, and write the tables."""
+    """Measures all inputs but those from ``passes``, and writes all tables."""
     forward_s, profile = write_passes(passes, worker, recorder)
     networks = measure_all_reduces(profile, worker, recorder)
     costs = measure_costs(step, worker, recorder)
@@ -92,7 +93,7 @@ def _copies(profile: BackwardProfile, worker: Worker) -> list[dict]:
     return time_copies(profile.total_bytes, worker, ProbePlan(repeats=3))
 
 
-def watch_passes(step: UserStep, worker: Worker) -> WatchedPasses:
+def watch_passes(step: FixedBatchStep, worker: Worker) -> WatchedPasses:
     """Runs forward and backward passes without DDP, all ranks computing at the same time.
 
     Raises UserError where the graph is not the same in each.
@@ -112,16 +113,18 @@ def watch_passes(step: UserStep, worker: Worker) -> WatchedPasses:
             ready += ready_rows(step.model, watched.ready_s, iteration)
             times.append(watched.row(iteration))
     step.zero_grad()
-    together(worker, lambda: _refuse_changing(step.user.name, missing))
+    together(worker, lambda: _refuse_changing(step.name, missing))
     return WatchedPasses(ready, times)
 
 
 def write_passes(
     passes: WatchedPasses, worker: Worker, recorder: Recorder
 ) -> tuple[float, BackwardProfile]:
-    """Seconds of a forward pass, and when each gradient is ready, without DDP.
+    """Writes gradient-ready-times.csv and local-step-times.csv; reads them into a profile.
 
-    Writes gradient-ready-times.csv and local-step-times.csv.
+    Returns:
+        Seconds of the slowest rank's forward pass without DDP (the median over passes), and the
+        profile of the backward pass; the same on every rank.
     """
     path = _write(recorder, "gradient-ready-times.csv", READY_COLUMNS, passes.ready)
     times = gathered(worker, passes.times)
@@ -140,7 +143,7 @@ def _refuse_changing(name: str, missing: set[str]) -> None:
 
 
 def curve_sizes(total_bytes: int) -> list[int]:
-    """Message sizes from 1 KiB to all gradients at once, in bytes, each four times the last."""
+    """Returns message sizes in bytes from 1 KiB to all gradients, each four times the last."""
     sizes = [SMALLEST_BYTES]
     while sizes[-1] * GROWTH < total_bytes:
         sizes.append(sizes[-1] * GROWTH)
@@ -150,15 +153,17 @@ def curve_sizes(total_bytes: int) -> list[int]:
 def measure_all_reduces(
     profile: BackwardProfile, worker: Worker, recorder: Recorder
 ) -> dict[str, AllReduceTable]:
-    """Times all-reduces in float32 (``none``), and in each 16-bit format at four sizes.
+    """Times all-reduces in float32 (``none``), and in each 16-bit format at fewer sizes.
 
-    Writes allreduce-samples.csv and one for each format.
+    Writes allreduce-samples.csv and one for each format. Returns the tables by format.
     """
     sizes = curve_sizes(profile.total_bytes)
     rows = _time_sizes(sizes, torch.float32, worker)
     path = _write(recorder, "allreduce-samples.csv", ALL_REDUCE_COLUMNS, rows)
     networks = {"none": on_main(worker, lambda: read_all_reduce(path))}
     for name, dtype in WIRE_DTYPES.items():
+        # Gradients take half the bytes of float32. The smallest size is timed, all gradients at
+        # once and, of the larger sizes between them, every second one.
         between = (size // 2 for size in sizes[len(sizes) // 2 : -1 : 2])
         some = {sizes[0], *between, max(sizes[-1] // 2, 2 * sizes[0])}
         narrow = _time_sizes(sorted(some), dtype, worker)
@@ -185,8 +190,8 @@ def _time_sizes(sizes: list[int], dtype: torch.dtype, worker: Worker) -> list[di
     return rows
 
 
-def measure_costs(step: UserStep, worker: Worker, recorder: Recorder) -> DdpCosts:
-    """DDP's copies and contention (``benchmarks/overlap_lab``). Writes overlap-times.csv."""
+def measure_costs(step: FixedBatchStep, worker: Worker, recorder: Recorder) -> DdpCosts:
+    """Measures DDP's copies and contention (``overlap_lab``); writes overlap-times.csv."""
     lab = OverlapLab(step, worker)
     rows = []
     arms = lab.plan()
@@ -197,7 +202,7 @@ def measure_costs(step: UserStep, worker: Worker, recorder: Recorder) -> DdpCost
 
 
 def _write(recorder: Recorder, name: str, columns: tuple[str, ...], rows: list[dict]) -> Path:
-    """Write the rows of all ranks; the table's path, which only rank 0 can read at once."""
+    """Writes the rows of all ranks; returns the table's path, which is valid on rank 0 only."""
     table = gathered(recorder.worker, rows)
     if recorder.run is None:
         return Path(name)
@@ -205,6 +210,6 @@ def _write(recorder: Recorder, name: str, columns: tuple[str, ...], rows: list[d
 
 
 def gathered(worker: Worker, rows: list[dict]) -> pd.DataFrame:
-    """The rows of all ranks, each with its ``rank``; the same table on every rank."""
+    """Gathers the rows of all ranks, each with its ``rank``; returns the same table on all."""
     everywhere = worker.gather(rows)
     return pd.DataFrame([{"rank": r, **row} for r, own in enumerate(everywhere) for row in own])

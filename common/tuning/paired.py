@@ -37,13 +37,13 @@ class Gain:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the whole interval is a gain."""
+        """Returns True if the whole interval is a gain."""
         return self.low > 0
 
 
 @dataclass(frozen=True)
 class Regret:
-    """What a choice costs: 0.1 where a step takes a tenth longer than the best; with interval."""
+    """The cost of a choice: 0.1 where a step takes a tenth longer than the best; with interval."""
 
     estimate: float
     low: float
@@ -51,33 +51,48 @@ class Regret:
 
     @property
     def half_width(self) -> float:
-        """Half of the interval's width."""
+        """Returns half of the interval's width."""
         return (self.high - self.low) / 2
 
 
 def paired_regret(times: Sequence[float], best_times: Sequence[float]) -> Regret:
-    """How much longer ``times`` are than ``best_times``, a pair for each round; any unit."""
+    """Estimates by which share ``times`` exceed ``best_times``, a pair for each round; any unit."""
     gain = paired_gain(times, best_times)
     return Regret(-gain.estimate, -gain.high, -gain.low)
 
 
 def paired_gain(times: Sequence[float], base_times: Sequence[float]) -> Gain:
-    """What ``times`` save of ``base_times``, a pair for each round; any unit."""
+    """Estimates the share that ``times`` save of ``base_times``, a pair for each round; any unit.
+
+    Sources: Hodges and Lehmann's estimate with Wilcoxon's interval (the module's docstring).
+    """
     logs = np.log(np.asarray(times, float) / np.asarray(base_times, float))
+    # The Walsh averages: means of all pairs of rounds, each round with itself, too. Their median is
+    # the estimate; the interval goes from one of them to the one as far from the other end.
     first, second = np.triu_indices(len(logs))
     walsh = np.sort((logs[first] + logs[second]) / 2)
     cut, confidence = _cut(len(logs))
     low, high = walsh[cut], walsh[len(walsh) - 1 - cut]
-    saved = -np.expm1([np.median(walsh), high, low])
-    return Gain(*map(float, saved), confidence, len(logs))
+    # From the logarithm of a ratio to the share that is saved, 1 − ratio; so low and high swap.
+    estimate, low_saved, high_saved = -np.expm1([np.median(walsh), high, low])
+    return Gain(
+        estimate=float(estimate),
+        low=float(low_saved),
+        high=float(high_saved),
+        confidence=confidence,
+        rounds=len(logs),
+    )
 
 
 def _cut(count: int) -> tuple[int, float]:
-    """How many Walsh averages to leave out at either end, and how sure the interval then is.
+    """Returns the number of Walsh averages to leave out at either end, and the confidence then.
 
-    The sum of the ranks of the positive values has the distribution of the sum of a random subset
-    of 1 … n.
+    Under Wilcoxon's hypothesis the sum of the ranks of the positive values has the distribution of
+    the sum of a random subset of 1 … n (``count``).
     """
+    # subsets[s] counts the subsets of 1 … rank whose sum is s. Each subset exists without the next
+    # rank, and with it, where its sum is larger by that rank. As many averages are cut as keep both
+    # tails within 1 − CONFIDENCE; where none may be, the interval is that of all averages.
     subsets = np.ones(1)
     for rank in range(1, count + 1):
         with_rank = np.concatenate([np.zeros(rank), subsets])

@@ -1,4 +1,4 @@
-"""Which settings are visited how often, with as many visits as there is time for.
+"""Plans the visits of settings: how many, and how often, in the time that there is.
 
 Sequential halving (Karnin, Koren and Somekh, ICML 2013): all candidates are visited for a few
 rounds, the slower half is left out, and so on. The winner of such a choice looks better than it is,
@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 
 ROUNDS_PER_LEVEL = 2
 LADDERS = ((8, 4, 2), (6, 3), (4, 2), (3,), (2,), (1,))
-"""Candidates at each level; one alone is not chosen among."""
+"""Candidates at each level, the richest plan first. With one candidate there is no choice."""
 FEWEST_FINAL, MOST_FINAL = 6, 14
-"""Rounds of the winner: with fewer than six no interval of 95 % can be had."""
+"""Bounds on the rounds of the winner: fewer than six give no interval of 95 %."""
 
 
 @dataclass(frozen=True)
 class VisitPlan:
-    """What is visited.
+    """The visits of a tuning run.
 
     Attributes:
         levels: candidates at each level of the halving, the default beside them.
         final_rounds: of the winner and the default.
-        options: of each option that is visited in the final rounds too, what a visit is worth: one,
-            or more where a step has several passes (accumulation).
+        options: of each option that is visited in the final rounds too, the cost of a visit, in
+            visits of the default: one, or more where a step has several passes (accumulation).
     """
 
     levels: tuple[int, ...]
@@ -34,15 +34,16 @@ class VisitPlan:
 
     @property
     def visits(self) -> int:
-        """How many fresh DDP instances that makes."""
+        """Returns the cost of the plan, in visits of the default: one DDP instance each."""
         halving = sum((count + 1) * ROUNDS_PER_LEVEL for count in self.levels)
         return halving + self.final_rounds * (2 + sum(self.options))
 
 
 def with_final_rounds(plan: VisitPlan, visits: float) -> VisitPlan:
-    """The plan with as many final rounds as fit into the ``visits`` that are left, never more.
+    """Shortens the final rounds of a plan to those that fit into the ``visits`` that are left.
 
-    Where not even the fewest do, options are left out.
+    Where not even FEWEST_FINAL rounds fit, options are left out, the last first. Without options
+    the fewest rounds stay, whether they fit or not.
     """
     for count in range(len(plan.options), -1, -1):
         options = plan.options[:count]
@@ -53,9 +54,14 @@ def with_final_rounds(plan: VisitPlan, visits: float) -> VisitPlan:
 
 
 def plan_visits(visits: int, candidates: int, options: Sequence[int] = ()) -> VisitPlan:
-    """The richest plan within ``visits``, or the poorest there is.
+    """Returns the richest plan within ``visits``, or the poorest there is.
 
-    Candidates come first, then the options (what a visit to each is worth), then more final rounds.
+    Candidates come first, then options, then more final rounds.
+
+    Args:
+        visits: that there is time for, each of one DDP instance.
+        candidates: settings to choose among.
+        options: the cost of a visit to each option, in visits of the default.
     """
     ladders = [tuple(n for n in ladder if n > 1) for ladder in LADDERS]
     fitting = [levels for levels in ladders if not levels or levels[0] <= candidates]

@@ -1,4 +1,4 @@
-"""What tuning found, and whether it is worth a change: gain, noise, and what they rest on."""
+"""The result of tuning: the best setting, its gain, the noise, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -83,27 +83,27 @@ class Recommendation:
 
     @property
     def worth_it(self) -> bool:
-        """Whether the best setting beats the default by more than the noise."""
+        """Returns True if the whole interval of the best setting's gain is above zero."""
         return self.best.gain is not None and self.best.gain.is_certain
 
     @property
     def setting(self) -> DdpSetting:
-        """What is recommended: the best setting, or DDP's default where that gains nothing."""
+        """Returns the recommended setting: the best, or DDP's default where that gains nothing."""
         return self.best.setting if self.worth_it else DEFAULT
 
     @property
     def python(self) -> str:
-        """The two lines to paste."""
+        """Returns the lines of Python to paste."""
         return self.setting.python(self.on_gpu)
 
 
 def write_recommendation(found: Recommendation, folder: Path) -> None:
-    """Keep it in the run directory as recommendation.json."""
+    """Writes the recommendation to the run directory, as recommendation.json."""
     write_atomically(folder / FILE, json.dumps(dataclasses.asdict(found), indent=1))
 
 
 def read_recommendation(folder: Path | str) -> Recommendation:
-    """The recommendation of a run. Raises UserError where there is none."""
+    """Reads the recommendation of a run. Raises UserError where there is none."""
     path = Path(folder) / FILE
     try:
         values = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What ``ddplab tune`` prints."""
+"""The output of ``ddplab tune`` on the terminal: tables of settings, and sentences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEANS = {
 
 
 def print_recommendation(found: Recommendation, console: Console | None = None) -> None:
-    """Everything, in the order a reader wants it."""
+    """Prints a recommendation: what was tuned, what was found, the lines to paste, the cost."""
     from rich.console import Console
 
     console = console or Console()
@@ -54,7 +54,7 @@ def print_recommendation(found: Recommendation, console: Console | None = None) 
 
 
 def subject(found: Recommendation) -> str:
-    """What was tuned, where."""
+    """Returns what was tuned, and where, in a few sentences."""
     return (
         f"{found.model}: {found.parameters:,} trained parameters in {found.tensors} tensors, "
         f"{size_text(found.gradient_bytes)} of gradients; {found.hardware}. Without DDP the "
@@ -64,7 +64,7 @@ def subject(found: Recommendation) -> str:
 
 
 def verdict(found: Recommendation) -> str:
-    """The recommendation in a sentence or two."""
+    """Returns the recommendation in a sentence or two."""
     best, gain = found.best, found.best.gain
     noise = f"Instances of DDP's default differ by {found.noise:.1%} (standard deviation)."
     if gain is None:
@@ -83,7 +83,7 @@ def verdict(found: Recommendation) -> str:
 
 
 def meaning(option: Verified) -> str:
-    """What an option does to training."""
+    """Returns what an option does to training."""
     if option.setting.accumulation > 1:
         return (
             f"gradients are exchanged once per {option.setting.accumulation} micro-batches; the "
@@ -93,7 +93,7 @@ def meaning(option: Verified) -> str:
 
 
 def spent(found: Recommendation) -> str:
-    """What tuning took, beside a sweep."""
+    """Returns the time that tuning took, and that of a sweep, in a sentence or two."""
     share = found.tuning_s / found.sweep_s
     text = (
         f"Took {found.tuning_s:.0f} s; visiting all {found.bucketings} bucketings as often as a "
@@ -105,7 +105,7 @@ def spent(found: Recommendation) -> str:
 
 
 def frame(rows: Sequence[Verified]) -> pd.DataFrame:
-    """Settings as text: steps in ms, gains as shares of the default's step; – where not run."""
+    """Formats settings: steps in ms, gains as shares of the default's step; – where not run."""
     return pd.DataFrame(
         {
             "setting": row.setting.label,

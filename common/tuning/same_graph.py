@@ -1,7 +1,7 @@
-"""Do all ranks run the same graph? Asked before DDP is made, which would hang or stop them all.
+"""Checks that all ranks run the same graph, before DDP is made, which would hang or stop them all.
 
-Ranks compare digests and, where these differ, look for the first difference; what one of them
-finds wrong, all of them raise.
+Ranks compare digests and, where these differ, look for the first difference. An error on one rank
+is raised on all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 def together(worker: Worker, work: Callable[[], Result]) -> Result:
-    """Do ``work`` on every rank; where one refuses with a UserError, all raise it.
+    """Does ``work`` on every rank; where one refuses with a UserError, all raise it.
 
     An error of some ranks only is named with the first of them.
     """
@@ -40,13 +40,13 @@ def together(worker: Worker, work: Callable[[], Result]) -> Result:
 
 
 def on_main(worker: Worker, work: Callable[[], Result]) -> Result:
-    """What rank 0 makes of it, on every rank, its UserError as well."""
+    """Does ``work`` on rank 0; returns its result, or raises its UserError, on every rank."""
     result = together(worker, lambda: work() if worker.is_main else None)
     return worker.broadcast(result)
 
 
 def check_same_graph(user: UserModel, worker: Worker) -> None:
-    """Raise UserError where ranks have different parameters or gradients, or some get none."""
+    """Raises UserError where parameters or gradients differ between ranks, or one gets none."""
     _compare(worker, _parameters(user.module), user.name, "parameters")
     order = together(worker, lambda: ready_order(user, worker.device))
     _compare(worker, sorted(order), user.name, "gradients")

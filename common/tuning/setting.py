@@ -1,7 +1,7 @@
 """A way to wrap a model in DDP: bucket caps and options, their names, and the lines to paste.
 
-A setting either computes what DDP computes by default, sooner, or it changes the numbers: a
-compressed gradient is rounded, and accumulation makes the global batch larger.
+Most settings change the time of a step only. Two change the numbers, too: a compressed gradient is
+rounded, and accumulation makes the global batch larger.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ COMPRESSIONS = ("none", "fp16", "bf16")
 
 @dataclass(frozen=True)
 class DdpSetting:
-    """How a model is wrapped and a step is made.
+    """The arguments and options by which DDP wraps a model and makes a step.
 
     Attributes:
         cap_mib: ``bucket_cap_mb``; None is DDP's default (a first bucket of 1 MiB, then 25).
         first_mib: the first bucket's own cap, with an explicit ``cap_mib`` only; None is the cap.
         bucket_view: ``gradient_as_bucket_view``: gradients are not copied back.
-        compression: none, fp16 or bf16: what gradients are rounded to on their way.
+        compression: none, fp16 or bf16: the format in which gradients are sent.
         accumulation: micro-batches per exchange.
     """
 
@@ -45,16 +45,16 @@ class DdpSetting:
 
     @property
     def changes_numbers(self) -> bool:
-        """Whether a step computes something else than DDP's default does."""
+        """Returns True if a step computes other numbers than DDP's default does."""
         return self.compression != "none" or self.accumulation > 1
 
     @property
     def caps_mib_list(self) -> tuple[float, ...]:
-        """``bucket_cap_mb_list``: caps of the first bucket and of the others; else empty."""
+        """Returns ``bucket_cap_mb_list``: caps of the first bucket and the others; else empty."""
         return () if self.first_mib is None else (self.first_mib, self.cap_mib)
 
     def ddp_arguments(self) -> dict[str, object]:
-        """Arguments of DistributedDataParallel; without those that are its defaults."""
+        """Returns the arguments of DistributedDataParallel that are not its defaults."""
         arguments: dict[str, object] = {}
         if self.first_mib is not None:
             arguments["bucket_cap_mb_list"] = list(self.caps_mib_list)
@@ -66,7 +66,7 @@ class DdpSetting:
 
     @property
     def label(self) -> str:
-        """As a table names it: ``4 MiB, bucket view``."""
+        """Returns the setting's name in tables, such as ``4 MiB, bucket view``."""
         parts = ["default" if self.cap_mib is None else f"{cap_label(self.cap_mib)} MiB"]
         if self.first_mib is not None:
             parts.append(f"first {cap_label(self.first_mib)} MiB")
@@ -79,7 +79,7 @@ class DdpSetting:
         return ", ".join(parts)
 
     def python(self, on_gpu: bool = False) -> str:
-        """The lines of Python that make it: two, and more where the numbers change."""
+        """Returns the lines of Python that make it: two, and more where the numbers change."""
         arguments = ["model", *(["device_ids=[local_rank]"] if on_gpu else [])]
         arguments += [f"{name}={value!r}" for name, value in self.ddp_arguments().items()]
         lines = [
@@ -103,9 +103,10 @@ DEFAULT = DdpSetting()
 
 
 def short_cap(low_bytes: int, high_bytes: int) -> float:
-    """A cap in MiB with few digits that DDP takes for one from ``low_bytes`` to ``high_bytes``.
+    """Returns the cap in MiB with the fewest digits that lies within two bounds in bytes.
 
-    The nearest to their geometric mean, with as many significant digits as it needs.
+    It is the geometric mean of the bounds, rounded to as few significant digits as still lie
+    between them once DDP has cut the cap to whole bytes.
     """
     middle = (low_bytes * high_bytes) ** 0.5 / MIB
     for digits in range(1, 18):

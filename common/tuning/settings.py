@@ -1,4 +1,4 @@
-"""What a tuning run is told."""
+"""The settings of a tuning run."""
 
 from __future__ import annotations
 

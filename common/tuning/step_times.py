@@ -1,4 +1,4 @@
-"""What visits say: one time for each DDP instance, the unit of every comparison; without torch."""
+"""Step times from visits, one per DDP instance: the unit of every comparison; without torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pandas as pd
 
 
 def instance_times(samples: pd.DataFrame) -> pd.DataFrame:
-    """Seconds of each instance's step by round (index) and setting (columns).
+    """Returns seconds of each instance's step by round (index) and setting (columns).
 
     A step is as long as its slowest rank's; an instance's is the median of its steps.
     """
@@ -15,11 +15,11 @@ def instance_times(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def all_instance_times(samples: pd.DataFrame) -> pd.DataFrame:
-    """``instance_times`` over all stages, whose rounds are counted on."""
+    """Returns ``instance_times`` over all stages; their rounds are numbered one after another."""
     parts = [instance_times(part) for _, part in samples.groupby("stage", sort=False)]
     return pd.concat(parts, ignore_index=True)
 
 
 def spread(times_s: pd.Series) -> float:
-    """How far instances of one setting differ: standard deviation over median."""
+    """Computes the relative spread of one setting's instances: standard deviation over median."""
     return float(times_s.std(ddof=1) / times_s.median())

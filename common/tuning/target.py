@@ -13,7 +13,10 @@ LIKE = "like my_model:make"
 
 
 def parse_target(text: str) -> tuple[str, str]:
-    """(module, function) of ``package.module:function``. Raises UserError for anything else."""
+    """Returns module and function of ``package.module:function``.
+
+    Raises UserError for anything else.
+    """
     found = re.fullmatch(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", text.strip())
     if found and not found[1].endswith(".py"):
         return found[1], found[2]
@@ -26,7 +29,7 @@ def parse_target(text: str) -> tuple[str, str]:
 
 
 def check_module_exists(target: str, folder: Path) -> None:
-    """Raise UserError where there is no such module, before ranks take seconds to find that out.
+    """Raises UserError where there is no such module, before ranks take seconds to find out.
 
     Nothing is imported: of a dotted name only the first part is looked for.
     """
@@ -36,5 +39,5 @@ def check_module_exists(target: str, folder: Path) -> None:
 
 
 def no_module(name: str, folder: Path) -> str:
-    """What is said of a module that is not there."""
+    """Returns the message for a module that is not there."""
     return f"no module {name!r} in {folder} or among the installed packages"

@@ -1,4 +1,4 @@
-"""Tune DDP for a model: measure, predict every bucketing, verify the best few, recommend.
+"""Tunes DDP for a model: measures, predicts every bucketing, verifies the best few, recommends.
 
 All ranks call ``tune`` together. Nothing is trained: there is no optimizer step, the module's
 buffers are put back, and its weights are rank 0's on all ranks, as under DDP.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 from torch import Tensor, nn
 
+from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
 from common.perfmodel.calibration import read_calibration
 from common.perfmodel.expected_error import expectation
@@ -29,7 +30,7 @@ from common.tuning.same_graph import check_same_graph, on_main, together
 from common.tuning.setting import DEFAULT
 from common.tuning.settings import SWEEP_ROUNDS, TuneSettings
 from common.tuning.step_times import all_instance_times, instance_times, spread
-from common.tuning.user_model import UserModel, UserStep, checked_model
+from common.tuning.user_model import UserModel, checked_model, user_step
 from common.tuning.visits import (
     STEPS,
     VISIT_COLUMNS,
@@ -51,7 +52,7 @@ def tune(
     worker: Worker,
     settings: TuneSettings | None = None,
 ) -> Recommendation:
-    """The best DDP settings for ``module`` on the ranks of the running process group.
+    """Finds the best DDP settings for ``module`` on the ranks of the running process group.
 
     Args:
         module: the model, not wrapped in DDP; moved to ``worker``'s device.
@@ -72,17 +73,17 @@ def tune(
 
 
 def check_ranks(worker: Worker) -> None:
-    """Raise UserError on a single rank, which exchanges nothing."""
+    """Raises UserError on a single rank, which exchanges nothing."""
     if worker.world_size < 2:
         raise UserError("tune on 1 rank: there is nothing to exchange; start it on at least 2")
 
 
 def tune_model(user: UserModel, worker: Worker, settings: TuneSettings) -> Recommendation:
-    """``tune`` for a model that keeps the contract."""
-    step, began = UserStep(user, worker), time.perf_counter()
+    """Does what ``tune`` does, for a model that keeps the contract; writes the run directory."""
+    step, began = user_step(user, worker), time.perf_counter()
     with left_as_it_was(user.module):
         check_same_graph(user, worker)
-        check_under_ddp(step, worker)
+        check_under_ddp(user, step, worker)
         passes = watch_passes(step, worker)
         with record_run(settings, "tune", worker) as recorder:
             found = _tune(step, passes, worker, settings, recorder, began)
@@ -92,14 +93,17 @@ def tune_model(user: UserModel, worker: Worker, settings: TuneSettings) -> Recom
 
 
 def _tune(
-    step: UserStep,
+    step: FixedBatchStep,
     passes: WatchedPasses,
     worker: Worker,
     settings: TuneSettings,
     recorder: Recorder,
     began: float,
 ) -> Recommendation:
-    """Tune; ``began`` is when its first pass did, on this rank's clock."""
+    """Measures, predicts, visits and recommends; ``passes`` are those that were watched already.
+
+    ``began`` is the moment at which tuning began, by ``time.perf_counter`` of this rank.
+    """
     measured = measure_all(step, passes, worker, recorder)
     predicted = on_main(worker, lambda: predict_all(measured, takes_cap_list()))
     spent_s = worker.broadcast(time.perf_counter() - began)
@@ -134,17 +138,23 @@ def _tune(
 
     def verified(prediction: Prediction, times: pd.DataFrame) -> Verified:
         label = prediction.setting.label
-        expected = 1 - prediction.step_s / base.step_s
-        of_it = (prediction.setting, prediction.num_buckets, prediction.step_s, expected)
-        if label not in times:
-            return Verified(*of_it)
-        if prediction is base:
-            return Verified(*of_it, base_s)
-        gain = _gain(times, label)
-        return Verified(*of_it, base_s * (1 - gain.estimate), gain)
+        gain, measured_s = None, None
+        if prediction is base and label in times:
+            measured_s = base_s
+        elif label in times:
+            gain = _gain(times, label)
+            measured_s = base_s * (1 - gain.estimate)
+        return Verified(
+            setting=prediction.setting,
+            num_buckets=prediction.num_buckets,
+            predicted_step_s=prediction.step_s,
+            predicted_gain=1 - prediction.step_s / base.step_s,
+            measured_step_s=measured_s,
+            gain=gain,
+        )
 
     return Recommendation(
-        model=step.user.name,
+        model=step.name,
         hardware=on_main(worker, lambda: _hardware(worker)),
         parameters=sum(p.numel() for p in step.model.parameters()),
         tensors=len(measured.profile.names),
@@ -213,7 +223,7 @@ def _gain(times: pd.DataFrame, label: str) -> Gain:
 
 
 def bucketing_table(predicted: Predicted, measured: Measured) -> pd.DataFrame:
-    """``predictions.csv``: every distinct bucketing, by cap."""
+    """Returns ``predictions.csv``: a row for every distinct bucketing, by cap."""
     return pd.DataFrame(
         {
             "bucket_cap_mib": cap_of(each),
@@ -228,9 +238,10 @@ def bucketing_table(predicted: Predicted, measured: Measured) -> pd.DataFrame:
 
 
 def _affordable(share: float, spent_s: float, measured: Measured, predicted: Predicted) -> int:
-    """Visits that the rest of the time is good for.
+    """Returns how many visits fit into the time that is left of the share, before any was made.
 
-    Making an instance sends all weights once; its first backward pass exchanges one bucket.
+    A visit is estimated as its steps at the predicted time, and one all-reduce of all bytes for
+    making the instance, which sends all weights once.
     """
     wrapping_s = float(measured.networks["none"].curve.time_s(measured.profile.total_bytes))
     visit_s = wrapping_s + (WARMUP_STEPS + STEPS) * predicted.default.step_s
@@ -238,7 +249,7 @@ def _affordable(share: float, spent_s: float, measured: Measured, predicted: Pre
 
 
 def _visits_allowed(share: float, predicted: Predicted) -> float:
-    """The share of an exhaustive sweep's visits, less what estimates of time may be off by."""
+    """Returns the share of an exhaustive sweep's visits, less a margin for errors of estimates."""
     return CAUTION * share * len(predicted.bucketings) * SWEEP_ROUNDS
 
 

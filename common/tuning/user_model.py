@@ -1,4 +1,4 @@
-"""A model that is not ours: what MODULE:FUNCTION must return, and what is wrong where it does not.
+"""A user's model: loads it from MODULE:FUNCTION and checks that it keeps the contract.
 
 The contract: FUNCTION takes no arguments and returns ``(module, batch, loss)``: a
 ``torch.nn.Module``, one example batch (tensors in any nest of tuples, lists and dicts), and a
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
+from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError, unknown_name
 from common.runtime.gradient_marks import ready_marks
 from common.runtime.process_group import Worker
@@ -32,7 +33,7 @@ from common.tuning.target import no_module, parse_target
 CONTRACT = "(module, batch, loss) with loss(module, batch) a scalar tensor"
 NOT_THE_USERS = rf"site-packages|importlib|{re.escape(__file__)}"
 SHOWN = 5
-"""Names that a message lists at most."""
+"""Upper bound on the names that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -46,48 +47,42 @@ class UserModel:
 
 
 class TrainedPart(nn.Module):
-    """A module seen as the parameters that it trains: what DDP exchanges, and what is timed."""
+    """A module with only the parameters that it trains: those whose gradients DDP exchanges."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, *inputs: object, **named: object) -> object:
-        """What the module returns."""
+        """Returns what the module returns."""
         return self.module(*inputs, **named)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those that require a gradient, under the module's own names."""
+        """Yields the parameters that require a gradient, under the module's own names."""
         if recurse:
             for name, parameter in self.module.named_parameters(prefix, True, remove_duplicate):
                 if parameter.requires_grad:
                     yield name, parameter
 
 
-class UserStep:
-    """Forward and backward pass of a user's model, as the benchmarks take a step.
+def user_step(user: UserModel, worker: Worker) -> FixedBatchStep:
+    """Makes the step of a user's model: forward and backward pass.
 
-    There is no optimizer: nothing is trained here, and what it takes is the same under any setting.
+    There is no optimizer: nothing is trained here, and its time is the same under any setting.
     """
-
-    def __init__(self, user: UserModel, worker: Worker) -> None:
-        self.user = user
-        self.device = worker.device
-        self.model = TrainedPart(user.module)
-
-    def forward(self, model: nn.Module | None = None) -> Tensor:
-        """The loss under ``model`` (by default the module itself), ready for backward."""
-        return self.user.loss(model or self.user.module, self.user.batch)
-
-    def zero_grad(self) -> None:
-        """Forget the gradients, as the optimizers do by default (set to None)."""
-        self.user.module.zero_grad(set_to_none=True)
+    return FixedBatchStep(
+        TrainedPart(user.module),
+        lambda called: user.loss(called, user.batch),
+        worker,
+        forward_model=user.module,
+        name=user.name,
+    )
 
 
 def load_user_model(target: str, folder: Path, device: torch.device) -> UserModel:
-    """Import MODULE from ``folder`` or the installed packages and call FUNCTION.
+    """Imports MODULE from ``folder`` or the installed packages and calls FUNCTION.
 
     Raises:
         UserError: what is wrong, in one line.
@@ -127,7 +122,10 @@ def _find(module_name: str, function_name: str, folder: Path) -> Callable:
 
 
 def checked_model(made: object, name: str, device: torch.device) -> UserModel:
-    """What a FUNCTION returned, on ``device``. Raises UserError unless it keeps the contract."""
+    """Checks what a FUNCTION returned, and moves it to ``device``.
+
+    Raises UserError unless it keeps the contract.
+    """
     if not isinstance(made, (tuple, list)) or len(made) != 3:
         count = f" of {len(made)}" if isinstance(made, (tuple, list)) else ""
         raise UserError(f"{name} returned {_kind(made)}{count}; expected {CONTRACT}")
@@ -156,12 +154,12 @@ def _state(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def to_device(batch: object, device: torch.device) -> object:
-    """The batch with all that knows ``to`` moved to ``device``."""
+    """Returns the batch, in which all that has a method ``to`` was moved to ``device``."""
     return tree_map(lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf, batch)
 
 
 def ready_order(user: UserModel, device: torch.device) -> list[str]:
-    """One pass without DDP: the parameters that got a gradient, in the order they did.
+    """Runs one pass without DDP; returns the parameters with a gradient, in the order they got it.
 
     Raises:
         UserError: the loss is not one, or a gradient is sparse.
@@ -186,7 +184,7 @@ def ready_order(user: UserModel, device: torch.device) -> list[str]:
 
 
 def checked_loss(user: UserModel, module: nn.Module) -> Tensor:
-    """The loss of the batch. Raises UserError unless it is a scalar tensor with a graph."""
+    """Returns the loss of the batch. Raises UserError unless it is a scalar tensor with a graph."""
     under = "" if module is user.module else " under DDP"
     try:
         loss = user.loss(module, user.batch)
@@ -203,13 +201,13 @@ def checked_loss(user: UserModel, module: nn.Module) -> Tensor:
 
 
 def listed(names: list[str]) -> str:
-    """A few names, and how many more there are."""
+    """Joins the first SHOWN names with commas, and says how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 
 
 def said(error: BaseException) -> str:
-    """An exception of the user's code in one line: what it is, what it says, and where."""
+    """Returns an exception of the user's code in one line: its type, message, file and line."""
     text = " ".join(str(error).split())
     text = f"{text[:200]}…" if len(text) > 200 else text
     if isinstance(error, SyntaxError):

@@ -1,4 +1,4 @@
-"""Real steps under a setting, in fresh DDP instances: what predictions are verified by.
+"""Runs real steps under settings, in fresh DDP instances, to verify predictions.
 
 Most of the noise of a step is that of its DDP instance, so there are many instances with few steps
 each, visited in rounds whose order rotates. A step is forward and backward pass, as training runs
@@ -10,35 +10,43 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import pandas as pd
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from common.benchmarks.rounds import rotated
+from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
 from common.runtime.process_group import Worker
 from common.runtime.progress import Progress
 from common.runtime.run_directory import SampleStream
 from common.runtime.timing import clock_for
+from common.training.ddp import compress_gradients, exchanging, make_ddp
 from common.tuning.same_graph import together
 from common.tuning.setting import DEFAULT, DdpSetting
-from common.tuning.user_model import UserStep, checked_loss, said
+from common.tuning.user_model import UserModel, checked_loss, said
 
 WARMUP_STEPS, STEPS = 2, 4
-"""Of a visit: DDP makes its final buckets before its second step, which is warm-up, too."""
+"""Steps of a visit. DDP makes its final buckets before the second step, which is warm-up, too."""
 VISIT_COLUMNS = (
-    *("stage", "setting", "num_buckets", "round", "order", "iteration", "rank"),
-    *("forward_time_ms", "step_time_ms"),
+    "stage",
+    "setting",
+    "num_buckets",
+    "round",
+    "order",
+    "iteration",
+    "rank",
+    "forward_time_ms",
+    "step_time_ms",
 )
 
 
 @contextmanager
 def left_as_it_was(module: nn.Module) -> Iterator[None]:
-    """Real steps inside the block leave no trace of themselves in the module or this process.
+    """Undoes what real steps inside the block do to the module and to this process.
 
     Buffers are put back: running means move with every forward pass. Objects that exist already
     are hidden from Python's collector, so that collecting a DDP instance, with its hooks and
@@ -57,47 +65,42 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
 
 
 def takes_cap_list() -> bool:
-    """Whether this PyTorch's DDP takes caps one by one."""
+    """Returns True if this PyTorch's DDP takes caps one by one (``bucket_cap_mb_list``)."""
     return "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel).parameters
 
 
-def check_under_ddp(step: UserStep, worker: Worker) -> None:
-    """One step under DDP as it comes. Raises UserError where the model does not work there.
+def check_under_ddp(user: UserModel, step: FixedBatchStep, worker: Worker) -> None:
+    """Runs a step under DDP's default. Raises UserError where the model does not work there.
 
     It also makes PyTorch import what DDP needs, which takes seconds.
     """
-    together(worker, lambda: _first_step(step, worker))
+    together(worker, lambda: _first_step(user, step, worker))
     step.zero_grad()
     gc.collect()
     gc.freeze()  # with all that DDP imported
 
 
-def _first_step(step: UserStep, worker: Worker) -> None:
+def _first_step(user: UserModel, step: FixedBatchStep, worker: Worker) -> None:
     calls: list[None] = []
     try:
         ddp = wrap(step, worker, DEFAULT)
         ddp.register_forward_pre_hook(lambda *_: calls.append(None))
-        loss = checked_loss(step.user, ddp)
+        loss = checked_loss(user, ddp)
         if calls:
             loss.backward()
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"{step.user.name}: DDP does not take it: {said(error)}") from None
+        raise UserError(f"{user.name}: DDP does not take it: {said(error)}") from None
     if not calls:
         raise UserError(
-            f"{step.user.name}: loss(module, batch) does not call the module it is given, so DDP "
+            f"{user.name}: loss(module, batch) does not call the module it is given, so DDP "
             "would exchange nothing; compute the loss from module(...)"
         )
 
 
-def wrap(step: UserStep, worker: Worker, setting: DdpSetting) -> DistributedDataParallel:
-    """The user's module under DDP."""
-    ddp = DistributedDataParallel(
-        step.user.module,
-        device_ids=[worker.device] if worker.device.type == "cuda" else None,
-        **setting.ddp_arguments(),
-    )
-    if setting.compression != "none":
-        ddp.register_comm_hook(None, getattr(default_hooks, f"{setting.compression}_compress_hook"))
+def wrap(step: FixedBatchStep, worker: Worker, setting: DdpSetting) -> DistributedDataParallel:
+    """Wraps the user's module in DDP under a setting."""
+    ddp = make_ddp(step.forward_model, worker.device, **setting.ddp_arguments())
+    compress_gradients(ddp, setting.compression)
     return ddp
 
 
@@ -112,7 +115,7 @@ class Visits:
 
     def __init__(
         self,
-        step: UserStep,
+        step: FixedBatchStep,
         worker: Worker,
         sink: SampleStream | None = None,
         progress: Progress | None = None,
@@ -123,15 +126,18 @@ class Visits:
 
     @property
     def samples(self) -> pd.DataFrame:
-        """All so far: VISIT_COLUMNS."""
+        """Returns the samples of all visits so far, with VISIT_COLUMNS."""
         return pd.DataFrame(self._rows, columns=list(VISIT_COLUMNS))
 
     def rounds(
         self, stage: str, settings: Sequence[DdpSetting], rounds: int, first: int = 0
     ) -> pd.DataFrame:
-        """Visits the settings in so many rotated rounds; returns the samples of these.
+        """Visits the settings in rotated rounds; returns the samples of these rounds.
 
         Args:
+            stage: its name, for the rows.
+            settings: visited once a round, each.
+            rounds: the number of rounds.
             first: number of the first round, where a stage goes on.
         """
         before = len(self._rows)
@@ -145,7 +151,7 @@ class Visits:
                     for row in own
                 ]
                 self._rows += rows
-                self.count += setting.accumulation  # so many passes has each of its steps
+                self.count += setting.accumulation  # each of its steps has as many passes
                 if self.sink:
                     self.sink.write(rows)
                 if self.progress:
@@ -153,8 +159,8 @@ class Visits:
         return self.samples.iloc[before:]
 
 
-def visit(step: UserStep, worker: Worker, setting: DdpSetting) -> list[dict]:
-    """The measured steps of one fresh instance, on this rank."""
+def visit(step: FixedBatchStep, worker: Worker, setting: DdpSetting) -> list[dict]:
+    """Runs the steps of one fresh DDP instance; returns this rank's rows of the measured ones."""
     ddp = wrap(step, worker, setting)
     rows = [
         timed_step(step, ddp, worker, setting.accumulation) | {"iteration": iteration}
@@ -170,17 +176,16 @@ def visit(step: UserStep, worker: Worker, setting: DdpSetting) -> list[dict]:
 
 
 def timed_step(
-    step: UserStep, model: nn.Module, worker: Worker, accumulation: int = 1
+    step: FixedBatchStep, model: nn.Module, worker: Worker, accumulation: int = 1
 ) -> dict[str, float]:
-    """Milliseconds of a forward pass and of a whole step, per micro-batch."""
+    """Runs a step; returns the ms of its forward passes and of all of it, per micro-batch."""
     clock = clock_for(worker.device)
     step.zero_grad()
     worker.barrier()
     clock.wait()
     start, forward_s = clock.mark(), []
     for index in range(accumulation):
-        last = index == accumulation - 1
-        with nullcontext() if last else model.no_sync():
+        with exchanging(model, index == accumulation - 1):
             began = clock.mark()
             loss = step.forward(model)
             forward_s.append((began, clock.mark()))

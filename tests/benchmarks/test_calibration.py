@@ -9,7 +9,7 @@ from torch import nn
 
 from common.benchmarks import calibration
 from common.benchmarks.calibration import PASS_COLUMNS, forward_passes, passes_without_ddp
-from common.benchmarks.module_step import ModuleStep
+from common.benchmarks.steps import FixedBatchStep, module_step
 from common.runtime.process_group import Worker
 from common.runtime.ranks import Ranks
 
@@ -46,12 +46,12 @@ def calls(monkeypatch) -> list[str]:
 
 
 @pytest.fixture
-def step(calls) -> ModuleStep:
+def step(calls) -> FixedBatchStep:
     def loss_of(model: nn.Module) -> torch.Tensor:
         calls.append("forward")
         return model(torch.ones(1, 2)).sum()
 
-    return ModuleStep(nn.Linear(2, 1), loss_of, ALONE)
+    return module_step(nn.Linear(2, 1), loss_of, ALONE)
 
 
 GRADIENTS = ["mark", "mark"]  # of a weight and a bias

@@ -51,7 +51,9 @@ def classifier(dtype: torch.dtype, **sizes: int) -> nn.Module:
 def make_step(model: nn.Module, worker: Worker, data: TokenizedTexts, mean: str) -> MicroBatchStep:
     """A step that takes the gradient off the weights."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    step = MicroBatchStep(TimedExchange(model, worker), optimizer, loss_mean=mean)
+    step = MicroBatchStep(
+        TimedExchange(model, worker, sync_buffers=False), optimizer, loss_mean=mean
+    )
     step.settle(collate(data, StepPlan(((0,), (1,)), data.lengths), worker.rank).first_tokens())
     return step
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from common.errors import UserError
 from common.models.gpt2 import GPT2, GPT2Config
 from common.perfmodel.workload import Workload
-from common.training.step import TrainingStep, build_model, build_optimizer, set_tf32
+from common.training.precision import set_tf32
+from common.training.step import TrainingStep, build_model, build_optimizer
 
 CPU = torch.device("cpu")
 TINY = GPT2Config(vocab_size=211, n_positions=32, n_layer=2, n_head=4, n_embd=32)

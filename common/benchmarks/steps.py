@@ -1,0 +1,219 @@
+"""The training step that benchmarks time, on one fixed batch: of a GPT-2, a replay or any module.
+
+Its parts are called one at a time: ``forward``, ``backward`` on the loss it returns, ``optimize``,
+``zero_grad``. What a benchmark puts around them, such as DDP, it hands to ``forward``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from common.benchmarks.replayed_profile import ReplayedProfile, open_replayed
+from common.data.synthetic import random_tokens
+from common.errors import UserError, unknown_name
+from common.models.gpt2 import GPT2, GPT2Config
+from common.models.replay import ReplayModel
+from common.runtime.process_group import Worker
+from common.runtime.seeding import seed_everything
+from common.training.precision import DTYPES, autocast, grad_scaler
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """Settings of a training step: model, batch, precision and optimizer, or a replay.
+
+    ``dtype`` other than float32 means autocast: gradients stay float32. With ``replay``, a recorded
+    backward pass, the fields before it do not count.
+    """
+
+    model: str
+    batch_size: int
+    max_seq_len: int
+    dtype: str = "float32"
+    optimizer: str = "adamw"
+    lr: float = 6e-4
+    compile: bool = False
+    seed: int = 42
+    replay: str = ""
+    replay_factor: float = 1.0
+    replay_time_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "max_seq_len"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.dtype not in DTYPES:
+            raise UserError(unknown_name("dtype", self.dtype, DTYPES))
+        if self.optimizer not in ("adamw", "sgd"):
+            raise UserError(unknown_name("optimizer", self.optimizer, ("adamw", "sgd")))
+        config = GPT2Config.named(self.model)
+        if self.max_seq_len > config.n_positions:
+            raise UserError(
+                f"max_seq_len {self.max_seq_len}: {self.model} has {config.n_positions} positions"
+            )
+        self._check_replay()
+
+    def _check_replay(self) -> None:
+        if not self.replay:
+            for name in ("replay_factor", "replay_time_factor"):
+                if getattr(self, name) != 1:
+                    raise UserError(f"{name} {getattr(self, name):g} without --replay: of what?")
+            return
+        if self.compile:
+            raise UserError("--compile with --replay: a replay computes nothing to compile")
+        self.replayed_profile()
+
+    def replayed_profile(self) -> ReplayedProfile:
+        """Opens the recording that ``replay`` names, scaled. Raises UserError if it cannot."""
+        return open_replayed(self.replay, self.replay_factor, self.replay_time_factor)
+
+
+class FixedBatchStep:
+    """Forward pass, optimizer step and dropping of gradients on one batch, each by itself.
+
+    Attributes:
+        model: the module whose parameters are trained, on ``device``.
+        forward_model: the module that the loss is computed with, unless another one is given.
+        name: the model's name in messages.
+        note: what a run's record says of the step besides its settings.
+        recorded_settings: settings that the record shows in place of the flags'.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_of: Callable[[nn.Module], Tensor],
+        worker: Worker,
+        *,
+        forward_model: nn.Module | None = None,
+        make_optimizer: MakeOptimizer | None = None,
+        precision: str = "float32",
+        name: str = "the model",
+        note: str = "",
+        recorded_settings: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """Makes the step.
+
+        Args:
+            model: what is trained; it is moved to the worker's device.
+            loss_of: the loss of the batch, a scalar, under the module it is called with (the
+                model, or DDP around it).
+            worker: this rank.
+            forward_model: a compiled model, or one that ``model`` is a part of.
+            make_optimizer: makes the optimizer; without one ``optimize`` does nothing.
+            precision: float32, or autocast to bfloat16 or float16 (with a gradient scaler).
+        """
+        self.device = worker.device
+        self.model = model.to(worker.device)
+        self.forward_model = self.model if forward_model is None else forward_model
+        self.loss_of, self.make_optimizer = loss_of, make_optimizer
+        self.precision = precision
+        self.scaler = grad_scaler(precision, worker.device)
+        self.name, self.note, self.recorded_settings = name, note, recorded_settings
+
+    def forward(self, model: nn.Module | None = None) -> Tensor:
+        """Returns the loss under ``model`` (by default the step's own), ready for backward."""
+        with autocast(self.precision, self.device):
+            loss = self.loss_of(self.forward_model if model is None else model)
+        return self.scaler.scale(loss)
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """Makes the optimizer when first needed: torch's optimizers take seconds to import."""
+        return self.make_optimizer(self.model.parameters()) if self.make_optimizer else None
+
+    def optimize(self) -> None:
+        """Updates the parameters; gradients stay until ``zero_grad``."""
+        if self.optimizer is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    def zero_grad(self) -> None:
+        """Drops the gradients, as the optimizers do by default (set to None)."""
+        self.model.zero_grad(set_to_none=True)
+
+
+def make_step(settings: StepSettings, worker: Worker) -> FixedBatchStep:
+    """Makes the step that the settings ask for: of a replay, or of a GPT-2."""
+    return replay_step(settings, worker) if settings.replay else gpt2_step(settings, worker)
+
+
+def gpt2_step(settings: StepSettings, worker: Worker) -> FixedBatchStep:
+    """Makes the step of a GPT-2 with random weights and tokens; tokens differ between ranks."""
+    seed_everything(settings.seed)
+    config = GPT2Config.named(settings.model)
+    model = GPT2(config).to(worker.device)
+    seed_everything(settings.seed, worker.rank)
+    tokens, targets = random_tokens(
+        settings.batch_size,
+        settings.max_seq_len,
+        config.vocab_size,
+        worker.device,
+    )
+    return FixedBatchStep(
+        model,
+        lambda called: called(tokens, targets),
+        worker,
+        forward_model=torch.compile(model) if settings.compile else None,
+        make_optimizer=partial(_optimizer, settings=settings),
+        precision=settings.dtype,
+        name=settings.model,
+    )
+
+
+def _optimizer(parameters: Iterable[nn.Parameter], settings: StepSettings) -> torch.optim.Optimizer:
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=settings.lr)
+    return torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=0.1)
+
+
+def replay_step(settings: StepSettings, worker: Worker) -> FixedBatchStep:
+    """Makes the step of a replay: a backward pass that sleeps as a recorded one computed.
+
+    There is nothing else to a step. On rank r every element of a gradient is r + 1, so that their
+    mean over the ranks shows that they were reduced. The loss is 0. A recording has no optimizer
+    step, and parameters that nobody uses stay.
+
+    Raises UserError on a GPU: a sleep of the CPU would not keep it busy.
+    """
+    if worker.device.type != "cpu":
+        raise UserError(f"replay on {worker.device.type}: it sleeps on the CPU; use --device cpu")
+    replayed = settings.replayed_profile()
+    return FixedBatchStep(
+        ReplayModel(replayed.profile, value=worker.rank + 1.0),
+        lambda called: called(),
+        worker,
+        name=replayed.label,
+        note=replayed.label,
+        # What the flags say of a model does not hold: the record says what does.
+        recorded_settings={
+            "replay": replayed.source,
+            "model": replayed.label,
+            "batch_size": "as recorded",
+            "max_seq_len": "as recorded",
+            "dtype": "float32",
+        },
+    )
+
+
+def module_step(
+    model: nn.Module, loss_of: Callable[[nn.Module], Tensor], worker: Worker, lr: float = 0.0
+) -> FixedBatchStep:
+    """Makes the step of any module with SGD; at a learning rate of 0 every step computes the same.
+
+    Args:
+        loss_of: the loss of the batch, a scalar, under the module it is called with.
+    """
+    return FixedBatchStep(model, loss_of, worker, make_optimizer=partial(_sgd, lr=lr))
+
+
+def _sgd(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=lr)
