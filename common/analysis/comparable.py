@@ -1,4 +1,4 @@
-"""Whether measurements may be joined or compared: on the same device, over the same network."""
+"""Which measurements may be joined or compared: same settings, same device, same network."""
 
 from __future__ import annotations
 
@@ -44,6 +44,32 @@ def require_same(
             "%s: the record does not say on which device and network; joined with the others",
             ", ".join(silent),
         )
+
+
+def require_same_settings(
+    settings: Iterable[tuple[str, Mapping]],
+    titles: Mapping[str, str],
+    advice: str = "they cannot be compared",
+    *,
+    unknown_agrees: bool = False,
+) -> None:
+    """Raises UserError naming the first setting in which two of these runs differ.
+
+    Args:
+        settings: what a reader calls each run, and its settings.
+        titles: the settings that must agree → what they are called.
+        advice: how the line ends.
+        unknown_agrees: a setting that one of the two does not have is no difference.
+    """
+    known = list(settings)
+    for key, title in titles.items():
+        for (one, its), (other, theirs) in itertools.combinations(known, 2):
+            values = its.get(key), theirs.get(key)
+            if values[0] == values[1] or (unknown_agrees and None in values):
+                continue
+            raise UserError(
+                f"{title} differs between {one} ({values[0]}) and {other} ({values[1]}): {advice}"
+            )
 
 
 def difference(measured: Iterable[Measured], alone: Collection[str] = ()) -> str | None:

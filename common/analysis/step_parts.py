@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from common.analysis.scaling_columns import ARM_COLUMNS, BUCKET_COLUMNS, STEP_COLUMNS
 from common.errors import UserError
+from common.tables import ARM_COLUMNS, BUCKET_COLUMNS, STEP_COLUMNS
 
 PARTS = {
     "data": "data_time_ms",

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from common.benchmarks.memory_tracker import empty_batch
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.workload import Workload
 from common.training.step import TrainingStep
 
 

@@ -19,14 +19,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from common.analysis.bucket_trace import BACKWARD, BUCKET_FIELDS, bucket_rows
-from common.analysis.profiler_trace import Event, read_trace
 from common.benchmarks.ddp_record import describe_buckets
 from common.benchmarks.latency_hook import LatencyHook
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
 from common.runtime.process_group import Worker
 from common.runtime.timing import clock_for
+from common.traces.bucket_trace import BACKWARD, BUCKET_FIELDS, bucket_rows
+from common.traces.profiler_trace import Event, read_trace
 from common.training.tracing import silence_profiler
 
 TIMELINE_COLUMNS = ("bucket_cap_mib", "iteration", "rank", *BUCKET_FIELDS)

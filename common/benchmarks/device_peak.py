@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 import pandas as pd
 import torch
 
-from common.perfmodel.peaks import DevicePeak, known_peak
+from common.perfmodel.one_device.peaks import DevicePeak, known_peak
 from common.runtime.environment import cpu_model
 from common.training.precision import DTYPES
 

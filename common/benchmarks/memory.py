@@ -12,7 +12,6 @@ import torch
 from common.benchmarks.allocator import AllocatorPeak, measure_peak
 from common.benchmarks.memory_tracker import TrackedPeak, saved_by_layer, track_step
 from common.errors import UserError
-from common.perfmodel.activations import saved_per_layer
 from common.perfmodel.memory import (
     STATE,
     MemoryPrediction,
@@ -20,9 +19,10 @@ from common.perfmodel.memory import (
     estimated_states,
     predict_memory,
 )
-from common.perfmodel.memory_fit import largest_batch, what_would_fit
-from common.perfmodel.sharding import Sharding
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.activations import saved_per_layer
+from common.perfmodel.one_device.memory_fit import largest_batch, what_would_fit
+from common.perfmodel.one_device.sharding import Sharding
+from common.perfmodel.one_device.workload import Workload
 from common.runtime.recorder import Recorder, record_run, single_device
 
 MIB = 2**20

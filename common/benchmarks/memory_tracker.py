@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from common.errors import UserError
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.workload import Workload
 from common.training.step import TokenBatch, TrainingStep
 
 CATEGORIES = {

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from common.analysis.profiler_trace import shapes_text, tensor_shapes
+from common.traces.profiler_trace import shapes_text, tensor_shapes
 
 # Arithmetic per element of the first output, roots and exponentials counted as one operation.
 ARITHMETIC = {

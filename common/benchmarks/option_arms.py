@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from common.errors import UserError, unknown_name
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.workload import Workload
 from common.training.precision import check_precision
 from common.training.step import check_compiler
 

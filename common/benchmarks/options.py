@@ -19,15 +19,15 @@ from dataclasses import dataclass
 import pandas as pd
 import torch
 
-from common.analysis.option_ratios import noise_floor, option_ratios, ratios_text
+from common.analysis.one_device.options import noise_floor, option_ratios, ratios_text
 from common.benchmarks.option_arms import AGAIN, BASELINE, Arm, plan_arms
 from common.benchmarks.resting_step import rest, states_of
 from common.benchmarks.rounds import rotated_rounds
 from common.data.batches import BatchStream
 from common.errors import UserError
-from common.perfmodel.architecture import GPT2Config
 from common.perfmodel.memory import estimated_states, predict_memory
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.architecture import GPT2Config
+from common.perfmodel.one_device.workload import Workload
 from common.runtime.memory_limit import available_memory_bytes, is_out_of_memory
 from common.runtime.progress import Progress
 from common.runtime.recorder import (

@@ -1,7 +1,7 @@
 """The time of a training step on one device: a profile, its categories and a roofline.
 
 A few steps run under torch.profiler and leave a trace; everything else is read from the trace
-(``common/analysis/profile.py``). As many steps run without the profiler, half of them before and
+(``common/traces/attribution.py``). As many steps run without the profiler, half of them before and
 half after, so that what the profiler itself costs is known. One more step, not timed, counts the
 operations and bytes of every operator.
 """
@@ -16,16 +16,14 @@ import pandas as pd
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from common.analysis.assignment0_profile import open_profile
-from common.analysis.profile import attribute
-from common.analysis.profile_text import summary
-from common.analysis.profiler_trace import Event, read_trace
+from common.analysis.one_device.profile import open_profile
+from common.analysis.one_device.profile_text import summary
 from common.benchmarks.device_peak import peak_of, peak_table
 from common.benchmarks.operator_costs import count_costs
 from common.data.batches import BatchStream
 from common.errors import UserError
-from common.perfmodel.roofline import Roof, roofline_table
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.roofline import Roof, roofline_table
+from common.perfmodel.one_device.workload import Workload
 from common.runtime.progress import Progress
 from common.runtime.recorder import (
     Recorder,
@@ -35,6 +33,8 @@ from common.runtime.recorder import (
     single_device,
 )
 from common.runtime.timing import clock_for
+from common.traces.attribution import attribute
+from common.traces.profiler_trace import Event, read_trace
 from common.training.step import TrainingStep
 from common.training.tracing import silence_profiler
 

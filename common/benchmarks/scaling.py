@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from common.analysis.diagnosis import diagnosis_lines
+from common.analysis.diagnosis.diagnosis import diagnosis_lines
 from common.analysis.step_parts import decompose
 from common.benchmarks.scaling_sweep import SweepPlan, sweep
 from common.benchmarks.scaling_workloads import MlpSizes, Workload, mlp_workload, replay_workload

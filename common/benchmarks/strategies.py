@@ -23,8 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from common.benchmarks.rounds import rotated
 from common.data.synthetic import random_tokens
 from common.errors import UserError, unknown_name
-from common.perfmodel.communication import step_collectives
-from common.perfmodel.workload import Workload
+from common.perfmodel.fsdp.communication import step_collectives
+from common.perfmodel.one_device.workload import Workload
 from common.runtime.collective_timing import time_one_by_one
 from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows, ready_seconds
 from common.runtime.own_group import own_group

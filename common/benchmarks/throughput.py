@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from common.analysis import throughput_text as text
+from common.analysis.one_device import throughput_text as text
 from common.benchmarks.device_peak import SAMPLE_COLUMNS, cpu_peak, measure_cpu, peak_table
 from common.benchmarks.throughput_point import (
     FAILED,
@@ -22,10 +22,10 @@ from common.benchmarks.throughput_point import (
     ThroughputPoint,
 )
 from common.errors import RunFailed, UserError
-from common.perfmodel.architecture import GPT2Config
-from common.perfmodel.memory_fit import what_would_fit
-from common.perfmodel.peaks import DevicePeak, known_peak
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.architecture import GPT2Config
+from common.perfmodel.one_device.memory_fit import what_would_fit
+from common.perfmodel.one_device.peaks import DevicePeak, known_peak
+from common.perfmodel.one_device.workload import Workload
 from common.runtime.child import run_child
 from common.runtime.environment import cpu_model
 from common.runtime.memory_limit import available_memory_bytes, can_limit

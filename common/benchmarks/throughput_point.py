@@ -17,8 +17,8 @@ import torch
 
 from common.data.batches import BatchStream
 from common.errors import UserError
-from common.perfmodel.architecture import GPT2Config
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.architecture import GPT2Config
+from common.perfmodel.one_device.workload import Workload
 from common.runtime.kept_memory import kept_memory
 from common.runtime.memory_limit import (
     is_out_of_memory,

@@ -14,13 +14,13 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from common.analysis.evidence import open_evidence
-from common.analysis.measured_step import model_from_evidence
-from common.analysis.sweep_speedups import baseline_of, sweep_speedups
+from common.analysis.diagnosis.evidence import open_evidence
+from common.analysis.diagnosis.measured_step import model_from_evidence
+from common.analysis.scaling.sweep_speedups import baseline_of, sweep_speedups
 from common.benchmarks.scaling import ScalingBenchmark
 from common.benchmarks.scaling_sweep import Arm, visit_arms
 from common.errors import UserError
-from common.perfmodel.scaled_step import Proposal, StepModel, StepSettings, predict, propose
+from common.perfmodel.scaling.scaled_step import Proposal, StepModel, StepSettings, predict, propose
 from common.runtime.kept_memory import kept_memory
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.process_group import process_group

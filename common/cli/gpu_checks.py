@@ -125,7 +125,7 @@ def peer_access(pairs: Sequence[GpuPair]) -> Check | None:
 
 def host_memory(gpus: int, available_bytes: int, model: str = LARGEST_MODEL) -> Check | None:
     """Checks that a checkpoint of ``model`` fits: a node's ranks stage the states once."""
-    from common.perfmodel.architecture import GPT2Config
+    from common.perfmodel.one_device.architecture import GPT2Config
 
     if not gpus:
         return None

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from common.analysis.sweep import Accuracy, BucketSweep
+    from common.analysis.buckets.sweep import Accuracy, BucketSweep
     from common.cli.predict_trace import TraceRequest
     from common.perfmodel.collectives import MeasuredAllReduce
-    from common.perfmodel.profile import BackwardProfile
+    from common.perfmodel.ddp.profile import BackwardProfile
     from common.perfmodel.samples import OverlapSamples
     from common.perfmodel.search import BestCap
 
@@ -79,12 +79,12 @@ class Report:
     """The inputs of one prediction and the printing of its results."""
 
     def __init__(self, asked: Predict) -> None:
-        from common.analysis.assignment2 import added_latency_s
-        from common.analysis.sweep import read_sweep
+        from common.analysis.buckets.measurements import added_latency_s
+        from common.analysis.buckets.sweep import read_sweep
         from common.cli.predict_trace import trace_request
         from common.perfmodel.buckets import parse_cap
         from common.perfmodel.calibration import calibrated_model
-        from common.perfmodel.profile import NO_COSTS
+        from common.perfmodel.ddp.profile import NO_COSTS
         from common.perfmodel.tables import read_all_reduce, read_overlap_samples
 
         caps = [parse_cap(text) for text in asked.bucket_cap_mb]
@@ -197,7 +197,7 @@ class Report:
         return [None, *(cap for cap in caps if cap < 2 * largest)]
 
     def _accuracy(self) -> Accuracy | None:
-        from common.analysis.sweep import evaluate
+        from common.analysis.buckets.sweep import evaluate
 
         if not self.sweep:
             return None
@@ -297,11 +297,11 @@ def contention_notes(overlap: OverlapSamples | None) -> list[str]:
 
 
 def _best_line(label: str, best: BestCap) -> str:
-    from common.analysis.narrative import interval_text
+    from common.analysis.buckets.choice import near_text
 
     return (
         f"{label} = {best.cap_mib:.3g} MiB: {best.total_s * 1e3:.1f} ms; within 1 %: "
-        f"{interval_text(best)} ({len(best.candidates)} distinct bucketings searched)"
+        f"{near_text(best)} ({len(best.candidates)} distinct bucketings searched)"
     )
 
 
@@ -313,7 +313,7 @@ def with_tables_of_run(asked: Predict) -> tuple[Predict, dict]:
     from dataclasses import replace
     from pathlib import Path
 
-    from common.analysis.assignment2 import WRITTEN_BY, check_comparable
+    from common.analysis.buckets.measurements import WRITTEN_BY, check_comparable
     from common.runtime.run_directory import find_table
 
     folder = Path(asked.run_dir) if asked.run_dir else None

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from common.perfmodel.assumptions import Assumptions
-    from common.perfmodel.scale_out import ScaleOut
+    from common.perfmodel.cluster.assumptions import Assumptions
+    from common.perfmodel.cluster.scale_out import ScaleOut
 
 WIDTH = 124
 TIMES = {" s": 1.0, " ms": 1e-3}
@@ -89,9 +89,13 @@ class ClusterQuestion:
 
     def predict(self) -> ScaleOut:
         """Computes the prediction that these flags ask for."""
-        from common.perfmodel.clusters import load_cluster
-        from common.perfmodel.scale_out import GLOBAL_BATCH_SIZE, parse_gpus, predict_scale_out
-        from common.perfmodel.workload import Workload
+        from common.perfmodel.cluster.clusters import load_cluster
+        from common.perfmodel.cluster.scale_out import (
+            GLOBAL_BATCH_SIZE,
+            parse_gpus,
+            predict_scale_out,
+        )
+        from common.perfmodel.one_device.workload import Workload
 
         for flag, value in (("--model", self.model), ("--gpus", self.gpus)):
             if value is None:
@@ -112,7 +116,7 @@ class ClusterQuestion:
         )
 
     def _assumptions(self) -> Assumptions:
-        from common.perfmodel.assumptions import Assumptions, Range
+        from common.perfmodel.cluster.assumptions import Assumptions, Range
 
         bounds = {
             "mfu": (0.001, 1.0),
@@ -156,7 +160,7 @@ def write_csv(table: pd.DataFrame, path: str) -> None:
 
 def print_prediction(predicted: ScaleOut, console: Console) -> None:
     """Prints tables of DDP and FSDP, weak and strong, and everything they assume."""
-    from common.perfmodel.scale_out import stated_assumptions
+    from common.perfmodel.cluster.scale_out import stated_assumptions
 
     work = predicted.workload
     console.print(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from common.errors import UserError
 
 if TYPE_CHECKING:
-    from common.analysis.sweep import BucketSweep
-    from common.analysis.timelines import MeasuredTimelines
+    from common.analysis.buckets.sweep import BucketSweep
+    from common.analysis.buckets.timelines import MeasuredTimelines
     from common.perfmodel.model import DdpModel
     from common.perfmodel.trace import Around
 
@@ -34,7 +34,7 @@ class TraceRequest:
         The cap is the one that was asked for, else the watched one that is predicted to be the
         best, else ``best_mib``. Around the measured pass are the medians of the sweep's steps.
         """
-        from common.analysis.timelines import gaps
+        from common.analysis.buckets.timelines import gaps
         from common.perfmodel.buckets import cap_label
         from common.perfmodel.trace import trace_json
         from common.runtime.run_directory import write_atomically
@@ -63,8 +63,8 @@ class TraceRequest:
 
     def _around(self, cap: float | None, sweep: BucketSweep | None) -> dict[str, Around]:
         """Returns forward pass and update of both; none where no steps without DDP were timed."""
-        from common.analysis.timelines import around_passes
-        from common.perfmodel.ddp_step import read_step_parts
+        from common.analysis.buckets.timelines import around_passes
+        from common.perfmodel.ddp.step import read_step_parts
         from common.perfmodel.trace import Around
 
         if self.local is None:
@@ -83,8 +83,8 @@ def trace_request(
     Measured passes come from the run directory, else from beside the ``measured`` table.
     Raises UserError for more than one cap, or a file that cannot be written.
     """
-    from common.analysis.assignment2 import check_comparable
-    from common.analysis.timelines import TABLE, read_timelines
+    from common.analysis.buckets.measurements import check_comparable
+    from common.analysis.buckets.timelines import TABLE, read_timelines
     from common.runtime.run_directory import find_table
 
     target = Path(path)

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from common.errors import UserError
 from common.models.chunked_loss import chunked_cross_entropy
-from common.perfmodel.architecture import CONFIGS, GPT2Config
+from common.perfmodel.one_device.architecture import CONFIGS, GPT2Config
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import UserError
-from common.perfmodel.profile import BackwardProfile
+from common.perfmodel.ddp.profile import BackwardProfile
 
 BYTES_PER_ELEMENT = 4
 CALIBRATION_PASSES = 15

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.perfmodel.collectives import AllReduceModel, MeasuredAllReduce
+from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.model import DdpModel
-from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.samples import IN_FLIGHT, AllReduceSamples, OverlapSamples, ReadySamples
 from common.perfmodel.tables import (
     crowded_samples,

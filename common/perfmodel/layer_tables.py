@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from common.errors import UserError
-from common.perfmodel.profile import BackwardProfile
+from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.tables import numbers, read_table
 
 BYTES_PER_PARAMETER = 4  # gradients are float32, under autocast too

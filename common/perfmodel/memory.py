@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from common.perfmodel.activations import FLOAT32, block_activations, compute_size
-from common.perfmodel.sharding import Sharding
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.activations import FLOAT32, block_activations, compute_size
+from common.perfmodel.one_device.sharding import Sharding
+from common.perfmodel.one_device.workload import Workload
 
 STATE = ("parameters", "gradients", "optimizer states")
 COMPONENTS = (

@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from common.perfmodel.buckets import DdpOptions
-from common.perfmodel.closed_form import closed_form
 from common.perfmodel.collectives import AllReduceModel, AlphaBeta, as_alpha_beta
-from common.perfmodel.comm_hooks import CommHook
-from common.perfmodel.ddp_step import StepOptions, StepParts, StepTimeline, step_timeline
-from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.ddp.closed_form import closed_form
+from common.perfmodel.ddp.comm_hooks import CommHook
+from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.ddp.step import StepOptions, StepParts, StepTimeline, step_timeline
 from common.perfmodel.search import BestCap, Bucketing, best_bucket_cap
 from common.perfmodel.simulator import BackwardTimeline, profile_buckets, simulate_buckets
 

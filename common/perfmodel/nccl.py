@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from common.errors import UserError, unknown_name
-from common.perfmodel.clusters import Cluster
-from common.perfmodel.nccl_tuning_table import (
+from common.perfmodel.cluster.clusters import Cluster
+from common.perfmodel.cluster.nccl_tuning_table import (
     ALGORITHMS,
     PROTOCOLS,
     Choice,

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.layer_tables import LayerTables, profile_from_layers
-from common.perfmodel.profile import BackwardProfile
 from common.perfmodel.tables import numbers, read_table
 
 DATA = Path(__file__).resolve().parents[2] / "data"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
-from common.perfmodel.profile import BackwardProfile, DdpCosts
+from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,8 @@ import numpy as np
 from common.errors import UserError
 from common.perfmodel.buckets import MIB, DdpOptions, walk_bucketings
 from common.perfmodel.collectives import AllReduceModel
-from common.perfmodel.comm_hooks import CommHook
-from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.ddp.comm_hooks import CommHook
+from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.simulator import profile_buckets, simulate_buckets
 
 GRID_CAPS = 400

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions, assign_buckets, ddp_buckets
 from common.perfmodel.collectives import AllReduceModel
-from common.perfmodel.comm_hooks import CommHook
-from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
-from common.perfmodel.recurrence import TINY_S, Traffic, advance, without_contention
+from common.perfmodel.ddp.comm_hooks import CommHook
+from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.ddp.recurrence import TINY_S, Traffic, advance, without_contention
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pandas as pd
 
 from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
-from common.perfmodel.profile import BackwardProfile, DdpCosts
+from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.samples import AllReduceSamples, OverlapSamples, ReadySamples
 
 

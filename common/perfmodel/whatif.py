@@ -9,8 +9,8 @@ from functools import partial
 import pandas as pd
 
 from common.errors import UserError
-from common.perfmodel.closed_form import closed_form
 from common.perfmodel.collectives import AllReduceModel, as_alpha_beta, scaled
+from common.perfmodel.ddp.closed_form import closed_form
 from common.perfmodel.model import DdpModel
 from common.perfmodel.search import BestCap
 

@@ -10,7 +10,7 @@ instead of computing, on four and eight.
 Every case has the same time. All of it takes more than two hours, so a study that was cut is
 continued by another: ``ddplab study accuracy --continues RUN_DIR`` takes over the jobs that are
 complete. The raw samples of all cases are joined in tables (``accuracy_tables``), from which
-``common.analysis.accuracy_study`` predicts and judges.
+``common.analysis.buckets.accuracy_study`` predicts and judges.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from common.analysis.accuracy_study import open_study
+from common.analysis.buckets.accuracy_study import open_study
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError

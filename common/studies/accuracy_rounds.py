@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from common.analysis.sweep import BucketSweep, slowest_steps
+from common.analysis.buckets.sweep import BucketSweep, slowest_steps
 from common.benchmarks.calibration import crowd, forward_passes, passes_without_ddp
 from common.benchmarks.ddp import (
     LOCAL_COLUMNS,
@@ -35,7 +35,7 @@ from common.benchmarks.rounds import rotated
 from common.cluster.links import limit_own_link
 from common.perfmodel.buckets import DdpOptions, assign_buckets, cap_label
 from common.perfmodel.calibration import Calibration
-from common.perfmodel.distinct_caps import DistinctCap, choose_caps
+from common.perfmodel.ddp.distinct_caps import DistinctCap, choose_caps
 from common.perfmodel.samples import AllReduceSamples, OverlapSamples, ReadySamples
 from common.perfmodel.uncertainty import prediction_bands
 from common.runtime.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from common.analysis.sweep import slowest_steps
+from common.analysis.buckets.sweep import slowest_steps
 from common.perfmodel.tables import read_ready_times
 from common.runtime.run_directory import read_environment
 from common.studies.accuracy_rounds import PREDICTION_COLUMNS

@@ -18,7 +18,7 @@ import torch
 
 from common.benchmarks.rounds import rotated
 from common.data.batches import BatchStream
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.workload import Workload
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
 from common.runtime.progress import Progress

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.diagnosis import Diagnosis, diagnose_folder, lines_of
+from common.analysis.diagnosis.diagnosis import Diagnosis, diagnose_folder, lines_of
 from common.cluster import series
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch, launch_series

@@ -18,8 +18,8 @@ import pandas as pd
 
 from common.errors import UserError
 from common.perfmodel.memory import predict_memory
-from common.perfmodel.memory_fit import largest_batch
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.memory_fit import largest_batch
+from common.perfmodel.one_device.workload import Workload
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
 from common.runtime.run_directory import RunDirectory

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.analysis.mode_simulation import CLOSE, slow_summary
+from common.analysis.micro_batches.slow_rank import CLOSE, slow_summary
 from common.cluster.launch import launch
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.changes import Changes, changes_sentence, open_changes
+from common.analysis.diagnosis.changes import Changes, open_changes
 from common.cluster.emulated import EmulatedCluster
 from common.cluster.launch import launch, launch_series
 from common.report.progress import StageProgress
@@ -81,7 +81,6 @@ def run_study(study: RemedyStudy, output_dir: str, progress: StageProgress) -> P
         accuracies = train(study, changes, run.path, progress)
         run.write_table("accuracies.csv", accuracies)
     progress.say(changes.table.to_string(index=False, float_format="%.4g"))
-    progress.say(changes_sentence(changes))
     progress.say(accuracies.to_string(index=False, float_format="%.4f"))
     return run.path
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from common.benchmarks.rounds import rotated_rounds
 from common.errors import RunFailed
 from common.models.gpt2 import GPT2
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.workload import Workload
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
 from common.runtime.kept_memory import kept_memory

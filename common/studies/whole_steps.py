@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.emulated_strategies import EmulatedStrategies, read_emulated
+from common.analysis.data_parallel.emulated_strategies import EmulatedStrategies, read_emulated
+from common.analysis.data_parallel.strategy_times import EXCHANGING
 from common.analysis.statistics import MOST_NOISE, median_standard_error
-from common.analysis.strategy_times import EXCHANGING
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError

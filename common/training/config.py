@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from common.errors import UserError, unknown_name
-from common.perfmodel.architecture import GPT2Config
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.architecture import GPT2Config
+from common.perfmodel.one_device.workload import Workload
 from common.runtime.process_group import Worker
 from common.runtime.recorder import require_not_negative, require_positive
 

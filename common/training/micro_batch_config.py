@@ -25,7 +25,7 @@ PRECISIONS = {
     "fp64": "float64",
     "float64": "float64",
 }
-"""Maps the names that flags accept to torch's; ``auto`` depends on the device."""
+"""Maps the names that flags accept to full names; ``auto`` depends on the device."""
 
 
 @dataclass(frozen=True)

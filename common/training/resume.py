@@ -11,7 +11,7 @@ from pathlib import Path
 from common.data.markov_text import read_source
 from common.data.token_shards import TokenShards
 from common.errors import UserError
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.workload import Workload
 from common.runtime.paths import relative_to_project
 from common.runtime.process_group import Worker
 from common.training.checkpoint import Checkpoints

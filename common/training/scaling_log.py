@@ -1,4 +1,4 @@
-"""The record of a scaling run's steps: the tables of ``common.analysis.scaling_columns``.
+"""The record of a scaling run's steps: the tables of ``common.tables``.
 
 Rows are kept on their rank and written together, outside of what is timed. The exchange of a step
 is divided into communication and waiting on writing, when that of all its ranks is known.
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from common.analysis import scaling_columns as columns
+from common import tables as columns
 from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
 from common.training.data_parallel_step import Batch, DataParallelStep, StepTimes
@@ -128,7 +128,7 @@ class ScalingLog:
 
     def write(self) -> None:
         """Writes the steps and buckets added since the last call; all ranks call it."""
-        # Exchange times of all ranks by step. Only ranks that took part in it have one.
+        # The exchange times of all ranks, by step; a step whose buckets nobody watched has none.
         gathered = self.worker.gather(self._rows)
         exchange: dict[tuple, list[float]] = {}
         for row in (row for rows in gathered for row in rows):

@@ -22,14 +22,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from common.analysis.scaling_columns import COST_COLUMNS, PROBE_COLUMNS
 from common.runtime.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
 from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows, ready_seconds
 from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
 from common.runtime.seeding import kept_random_numbers
 from common.runtime.timing import LAUNCH_S, clock_for
-from common.training.data_parallel_step import COMPRESSIONS, Batch, StepOptions, autocast
+from common.tables import COST_COLUMNS, PROBE_COLUMNS
+from common.training.data_parallel_step import Batch, StepOptions
+from common.training.ddp import COMPRESSIONS
+from common.training.precision import autocast
 
 SMALL_MESSAGE_BYTES = 2**16
 """Largest all-reduce that counts as small. Some small ones stall, so that their time, from which

@@ -12,7 +12,7 @@ from common.training.config import TrainingConfig
 
 
 def open_data(config: TrainingConfig, worker: Worker) -> TokenShards:
-    """The run's token shards, on every rank.
+    """Opens the run's token shards on every rank; makes synthetic ones if none are given.
 
     Raises:
         UserError: no shards there, a file that is none, or synthetic text that cannot be written.
@@ -21,10 +21,10 @@ def open_data(config: TrainingConfig, worker: Worker) -> TokenShards:
         return TokenShards.open(config.data)
     folder = Path(config.output_dir) / "tokens"
     problem = None
-    if worker.ranks.local_rank == 0:  # on each node: they need not share a file system
+    if worker.ranks.local_rank == 0:  # on each node, as nodes need not share a file system
         try:
             synthetic_shards(folder)
-        except UserError as error:  # of this node: the others are told, not left waiting
+        except UserError as error:  # may be of this node only, so the others are told
             problem = str(error)
     problems = [found for found in worker.gather(problem) if found]
     if problems:

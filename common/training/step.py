@@ -21,7 +21,7 @@ from torch.profiler import record_function
 from common.errors import UserError
 from common.models.chunked_loss import chunked_cross_entropy
 from common.models.gpt2 import GPT2
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.workload import Workload
 from common.runtime.seeding import seed_everything
 from common.training.precision import autocast, check_precision, grad_scaler, set_tf32
 

@@ -1,4 +1,4 @@
-"""What a training run says of each step: rows for its table, lines for the terminal, a trace."""
+"""The record of each training step: rows for a table, lines for the terminal, a trace."""
 
 from __future__ import annotations
 
@@ -20,21 +20,36 @@ from common.training.memory_watch import AllocationWatch, PeakMemory
 from common.training.tracing import TRACE, traced_steps
 
 STEP_COLUMNS = (
-    *("step", "rank", "loss", "gradient_norm", "learning_rate", "step_time_ms"),
-    *("throughput_tokens_per_s", "peak_memory_bytes", "sent_bytes", "profiled", "wall_time_ms"),
+    "step",
+    "rank",
+    "loss",
+    "gradient_norm",
+    "learning_rate",
+    "step_time_ms",
+    "throughput_tokens_per_s",
+    "peak_memory_bytes",
+    "sent_bytes",
+    "profiled",
+    "wall_time_ms",
 )
 MEMORY_COLUMNS = ("rank", "peak_bytes")
 WATCHED_STEP = 2
-"""The step whose memory is looked at: the third, when optimizer states and buckets are there."""
+"""Steps before the one whose memory is measured: by then optimizer states and buckets exist."""
 
 
 class StepLog:
-    """Measures steps one after another, on every rank. Use as a context around all of them.
+    """The times and memory of a run's steps, on every rank: a context around all of them.
 
     A step's time ends before ranks exchange what they measured, so that each has its own; bytes
     sent are those of the step, too. Its wall time goes from the end of the step before to its own
     end: with the exchange, the tables and the terminal, without checkpoints and profilers.
-    ``model`` and ``optimizer`` are whose memory is looked at.
+
+    Args:
+        config: the run's settings.
+        worker: this rank.
+        recorder: the run's writer.
+        first: number of the first step; above 0 in a resumed run.
+        model, optimizer: those whose memory is measured.
     """
 
     def __init__(
@@ -62,8 +77,11 @@ class StepLog:
             folder = recorder.folder / "traces" / config.folder
             self.trace = folder / TRACE.format(rank=worker.rank)
         self._tracing = traced_steps(
-            *(self.trace, worker.device),
-            *(config.profile_wait, config.profile_warmup, config.profile_active),
+            self.trace,
+            worker.device,
+            wait=config.profile_wait,
+            warmup=config.profile_warmup,
+            active=config.profile_active,
         )
 
         self._step_traced: Callable[[], bool] | None = None
@@ -80,7 +98,7 @@ class StepLog:
         self._exits.__exit__(kind, error, traceback)
 
     def begin_step(self, index: int) -> None:
-        """Step ``index`` begins."""
+        """Starts to measure step ``index``."""
         with self._outside():
             self._start_profilers(index)
         self._peak.start()
@@ -99,7 +117,7 @@ class StepLog:
             self._step_traced = self._exits.enter_context(self._tracing)
 
     def end_step(self, index: int) -> None:
-        """It has been computed, on this rank."""
+        """Ends the measurement of step ``index``, which this rank has computed; adds its row."""
         self._clock.wait()
         now = time.perf_counter()
         step_s, wall_s, self._since = now - self._began, now - self._since, now
@@ -125,7 +143,10 @@ class StepLog:
             self._wall_s += wall_s
 
     def add(self, loss: float, gradient_norm: float, lr: float, next_lr: float) -> None:
-        """What the ranks agree on of the step that has ended; printed each ``log_every`` steps."""
+        """Adds what the ranks agree on to the ended step's row; prints it each ``log_every`` steps.
+
+        All ranks call it, with the same values.
+        """
         row = self._rows[-1]
         row |= {"loss": loss, "gradient_norm": gradient_norm, "learning_rate": lr}
         if row["step"] == self._first + WATCHED_STEP:
@@ -142,7 +163,7 @@ class StepLog:
 
     @contextmanager
     def checkpoint(self) -> Iterator[None]:
-        """A block in which a checkpoint is saved: its time is none of the steps'."""
+        """Counts the time of the block as a checkpoint's, not as a step's wall time."""
         before = self._since
         with self._outside():
             yield
@@ -150,16 +171,16 @@ class StepLog:
 
     @contextmanager
     def _outside(self) -> Iterator[None]:
-        """A block whose time is not counted as the next step's wall time."""
+        """Leaves the time of the block out of the wall time of the step that ends next."""
         began = time.perf_counter()
         yield
         self._since += time.perf_counter() - began
 
     @property
     def throughput(self) -> str:
-        """A line: tokens per second of wall time, of all steps but the first and profiled ones.
+        """Returns a line: tokens per second of wall time, its share between steps, checkpoints.
 
-        Empty where there are no such steps.
+        All steps but the first and profiled ones count; the line is empty if there are none.
         """
         if not self._counted:
             return ""
@@ -171,7 +192,7 @@ class StepLog:
         )
 
     def flush(self) -> None:
-        """Write the rows there are, of all ranks."""
+        """Writes the rows of all ranks since the last call; all ranks call it."""
         rows, self._rows = self._rows, []
         self._table.write(rows)
 
@@ -183,5 +204,5 @@ class StepLog:
 
 
 def _short(seconds: float) -> str:
-    """Seconds with enough digits to tell two steps apart."""
+    """Formats seconds with enough digits to tell two steps apart."""
     return f"{seconds:.1f}s" if seconds >= 1 else f"{seconds:.3f}s"

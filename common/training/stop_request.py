@@ -13,14 +13,16 @@ REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 
 @dataclass
 class StopRequest:
-    """Which signal asked this rank to stop; empty while none did."""
+    """The name of the signal that asked this rank to stop; empty while none did."""
 
     signal_name: str = ""
 
 
 @contextmanager
 def stop_requests(enabled: bool) -> Iterator[StopRequest]:
-    """Inside, SIGTERM and SIGUSR1 only set the request; outside, they do what they did before.
+    """Yields a request that SIGTERM and SIGUSR1 set, and restores their handlers after the block.
+
+    Unless ``enabled``, nothing sets it, and the signals do what they did before.
 
     Slurm sends SIGUSR1 where a job asks for it (``#SBATCH --signal=USR1@120``) and SIGTERM before
     it takes the nodes; torchrun passes SIGTERM on, and kills half a minute later.

@@ -1,4 +1,4 @@
-"""What a text classification run of the scaling study is: settings, checked and completed."""
+"""Settings of a text classification run of the scaling study: checks, and defaults by device."""
 
 from __future__ import annotations
 
@@ -117,13 +117,31 @@ class TextScalingConfig:
 
     def __post_init__(self) -> None:
         require_positive(
-            *(self, "d_model", "n_head", "n_layer", "d_ff", "epochs", "batch_size", "lr"),
-            *("accumulation", "log_every"),
+            self,
+            "d_model",
+            "n_head",
+            "n_layer",
+            "d_ff",
+            "epochs",
+            "batch_size",
+            "lr",
+            "accumulation",
+            "log_every",
         )
         require_not_negative(
-            *(self, "seed", "max_train_samples", "eval_samples", "workers", "total_batch_size"),
-            *("data_seed", "probe_repeats"),
-            *("weight_decay", "warmup_steps", "max_gradient_norm", "discard_steps", "threads"),
+            self,
+            "seed",
+            "max_train_samples",
+            "eval_samples",
+            "workers",
+            "total_batch_size",
+            "data_seed",
+            "probe_repeats",
+            "weight_decay",
+            "warmup_steps",
+            "max_gradient_norm",
+            "discard_steps",
+            "threads",
         )
         check_sizes(self.vocab_size, self.max_length)
         if self.d_model % self.n_head:
@@ -133,18 +151,21 @@ class TextScalingConfig:
         if self.bucket_cap_mb is not None:
             require_positive(self, "bucket_cap_mb")
         for name, legal in (
-            *(("dataset", DATASETS), ("synthetic_like", recorded_lengths())),
-            *(("precision", PRECISIONS), ("compression", COMPRESSIONS), ("pad", PADDINGS)),
+            ("dataset", DATASETS),
+            ("synthetic_like", recorded_lengths()),
+            ("precision", PRECISIONS),
+            ("compression", COMPRESSIONS),
+            ("pad", PADDINGS),
         ):
             if getattr(self, name) not in legal:
                 raise UserError(unknown_name(name, getattr(self, name), legal))
 
     def global_batch(self, world_size: int) -> int:
-        """Texts per step, over all ranks."""
+        """Returns the number of texts per step, over all ranks."""
         return world_size * self.accumulation * self.batch_size
 
     def resolved(self, worker: Worker) -> TextScalingConfig:
-        """With what depends on where it runs.
+        """Returns the settings with the precision and the name that depend on device and ranks.
 
         Raises:
             UserError: the total batch size that was stated is not what the parts come to.
@@ -163,9 +184,12 @@ class TextScalingConfig:
         )
 
     def without_effect(self, world_size: int, device: str, steps: int) -> Iterator[str]:
-        """Settings that change nothing in a run of so many ranks and steps, each with the reason.
+        """Yields the settings that change nothing in this run, each with the reason.
 
-        ``device`` is its type, ``cpu`` or ``cuda``.
+        Args:
+            world_size: number of ranks.
+            device: the type of device, ``cpu`` or ``cuda``.
+            steps: number of steps of the run.
         """
         if self.persistent_workers and not self.workers:
             yield "persistent_workers: workers is 0"
@@ -190,7 +214,10 @@ class TextScalingConfig:
 
 
 def resolved_precision(precision: str, device: torch.device) -> str:
-    """float32, bfloat16, float16 or float64, by its name or as ``auto`` chooses for ``device``."""
+    """Returns float32, bfloat16, float16 or float64: the named one, or that of ``auto``.
+
+    ``auto`` is float32 on a CPU, bfloat16 on a GPU that supports it, and else float16.
+    """
     if precision != "auto":
         return PRECISIONS[precision]
     if device.type == "cpu":

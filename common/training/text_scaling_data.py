@@ -24,23 +24,30 @@ from common.training.data_parallel_step import Batch
 from common.training.text_scaling_config import TextScalingConfig
 
 SYNTHETIC_SAMPLES = {"train": 10_000, "validation": 1_000}
-"""Texts that are made up where no number is given."""
+"""Number of synthetic texts of each split where none is given."""
 
 Sample = tuple[int, NDArray[np.int64], int]
 """Index, tokens and label of a text."""
 
 
 def open_splits(config: TextScalingConfig) -> tuple[TokenizedTexts, TokenizedTexts]:
-    """The training and the validation split as tokens. Raises UserError for what is not there."""
+    """Loads or draws the training and the validation split, as tokens.
+
+    Raises:
+        UserError: the data set is not there, or cannot be read.
+    """
     counts = {"train": config.max_train_samples, "validation": config.eval_samples}
     if config.dataset == "synthetic":
         like = config.synthetic_like
         classes = PUBLISHED[like].num_labels
         train, validation = (
             synthetic_texts(
-                *(like, count or SYNTHETIC_SAMPLES[split]),
-                **{"vocab_size": config.vocab_size, "num_labels": classes},
-                **{"max_length": config.max_length, "seed": seed},
+                like,
+                count or SYNTHETIC_SAMPLES[split],
+                vocab_size=config.vocab_size,
+                num_labels=classes,
+                max_length=config.max_length,
+                seed=seed,
             )
             for seed, (split, count) in enumerate(counts.items(), start=config.data_seed)
         )
@@ -62,7 +69,8 @@ class IndexedTexts(torch.utils.data.Dataset):
     """A split whose items are (index, tokens, label).
 
     The tokens of all texts are one array, so that worker processes share its memory: of a list of
-    lists they would copy each page on which they count a reference.
+    lists they would copy each page on which they count a reference. Text i is the part of the array
+    from edge i to edge i + 1.
     """
 
     def __init__(self, texts: TokenizedTexts) -> None:
@@ -80,7 +88,7 @@ class IndexedTexts(torch.utils.data.Dataset):
 
 @dataclass(frozen=True)
 class Collate:
-    """Samples to a micro-batch, filled up to its longest text, or to ``width`` where that is set.
+    """A function from samples to a micro-batch, padded to its longest text, or to ``width`` if set.
 
     The model is called with tokens, int64 [batch, width], and a mask, bool of the same shape, that
     is True where a token is real.
@@ -90,10 +98,12 @@ class Collate:
     width: int = 0
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
-        """The micro-batch of these samples, in their order."""
+        """Collates these samples into a micro-batch, in their order."""
         indices, tokens, labels = zip(*samples, strict=True)
         lengths = np.array([len(ids) for ids in tokens], np.int64)
         width = self.width or int(lengths.max())
+        # ``real`` [batch, width] is True where a row has a token. NumPy fills its True places row
+        # by row, so the texts' tokens, one text after another, fall into their rows.
         real = np.arange(width) < lengths[:, None]
         ids = np.full((len(samples), width), self.pad_id, np.int64)
         ids[real] = np.concatenate(tokens)
@@ -108,18 +118,19 @@ class Collate:
 
 
 def collate_for(config: TextScalingConfig, texts: TokenizedTexts) -> Collate:
-    """What puts this run's micro-batches together."""
+    """Makes the function that collates this run's micro-batches, padded as ``pad`` says."""
     return Collate(texts.pad_id, config.max_length if config.pad == "max_length" else 0)
 
 
 def open_loader(
     data: IndexedTexts, config: TextScalingConfig, worker: Worker
 ) -> torch.utils.data.DataLoader:
-    """This rank's micro-batches of an epoch; ``loader.sampler.set_epoch`` gives them a new order.
+    """Makes the loader of this rank's micro-batches of an epoch.
 
-    Rank r of R takes every R-th text of an order that all ranks have alike, so that the first
-    R × n texts are the ranks' first n, whatever R is: a step of the same global batch sees the
-    same texts on any number of ranks. One process is sampled in this way, too.
+    ``loader.sampler.set_epoch`` gives them a new order. Rank r of R takes every R-th text of an
+    order that all ranks have alike, so that the first R × n texts are the ranks' first n, whatever
+    R is: a step of the same global batch sees the same texts on any number of ranks. One process
+    is sampled in this way, too.
 
     Raises:
         UserError: fewer texts than a step takes.
@@ -154,6 +165,6 @@ def open_loader(
 
 
 def drawn_batch(data: IndexedTexts, collate: Collate, size: int, seed: int) -> Batch:
-    """``size`` texts at random, the same on every rank."""
+    """Draws ``size`` texts, the same on every rank; with replacement if there are fewer."""
     drawn = np.random.default_rng(seed).choice(len(data), size, replace=size > len(data))
     return collate([data[int(index)] for index in drawn])

@@ -25,38 +25,60 @@ SCRIPT_SECTION = "train_text"
 SECTIONS = {
     "model": ("d_model", "n_head", "n_layer", "d_ff", "dropout", "vocab_size", "max_length"),
     "data": (
-        *("dataset", "dataset_dir", "synthetic_like", "max_train_samples", "eval_samples", "pad"),
-        *("data_seed", "workers", "persistent_workers"),
+        "dataset",
+        "dataset_dir",
+        "synthetic_like",
+        "max_train_samples",
+        "eval_samples",
+        "pad",
+        "data_seed",
+        "workers",
+        "persistent_workers",
     ),
     "training": (
-        *("epochs", "batch_size_per_rank", "accumulation", "total_batch_size", "lr"),
-        *("weight_decay", "warmup_steps", "max_gradient_norm", "precision", "cudnn_benchmark"),
-        *("discard_steps", "log_every", "probe_repeats"),
+        "epochs",
+        "batch_size_per_rank",
+        "accumulation",
+        "total_batch_size",
+        "lr",
+        "weight_decay",
+        "warmup_steps",
+        "max_gradient_norm",
+        "precision",
+        "cudnn_benchmark",
+        "discard_steps",
+        "log_every",
+        "probe_repeats",
     ),
     "distributed": (
-        *("device", "backend", "threads", "bucket_cap_mb", "compression", "static_graph"),
+        "device",
+        "backend",
+        "threads",
+        "bucket_cap_mb",
+        "compression",
+        "static_graph",
         "gradient_as_bucket_view",
     ),
 }
 """Sections of an experiment file and the settings in each."""
 IN_FILES = {"batch_size_per_rank": "batch_size"}
-"""Settings that files may call by another name than flags."""
+"""Maps names of settings in files to their flags, where the two differ."""
 
 
 def run_experiment(train: Callable[[TextScalingConfig], None]) -> None:
-    """What ``train_text.py`` does: settings from files and flags, then ``train``."""
+    """Runs ``train`` with the settings of files and flags, as ``train_text.py``."""
     with exit_status():
         arguments = with_files(sys.argv[1:])
     run_script(train, TextScalingConfig, arguments=arguments)
 
 
 def parse_experiment(argv: Sequence[str]) -> TextScalingConfig:
-    """The settings that a command line with ``--config`` or ``--experiment`` comes to."""
+    """Returns the settings of a command line that may have ``--config`` or ``--experiment``."""
     return parse_settings(TextScalingConfig, with_files(argv), SCRIPT_SECTION)
 
 
 def with_files(argv: Sequence[str]) -> list[str]:
-    """A command line in which the files that it names are replaced by the flags they stand for.
+    """Returns a command line with the files that it names replaced by the flags they stand for.
 
     Raises:
         UserError: a file that cannot be read, or an unknown section, setting or experiment.
@@ -77,7 +99,11 @@ def with_files(argv: Sequence[str]) -> list[str]:
 
 
 def find_experiment(name: str) -> Path:
-    """The file of an experiment, by its name among ``configs`` or by its path."""
+    """Returns the file of an experiment, by its name among ``configs`` or by its path.
+
+    Raises:
+        UserError: an unknown name.
+    """
     if Path(name).suffix in (".yaml", ".yml"):
         return Path(name)
     if (FOLDER / f"{name}.yaml").is_file() and name in known_experiments():
@@ -86,13 +112,13 @@ def find_experiment(name: str) -> Path:
 
 
 def known_experiments() -> list[str]:
-    """Names of the experiments among ``configs``, which holds presets as well."""
+    """Returns the names of the experiments among ``configs``, which holds presets as well."""
     paths = sorted(FOLDER.glob("*.yaml"))
     return [path.stem for path in paths if SECTIONS.keys() & read_yaml(path).keys()]
 
 
 def file_settings(path: Path) -> dict[str, object]:
-    """The settings of a file by the names of their flags, and each checked for its kind.
+    """Reads the settings of a file by the names of their flags, and checks the kind of each.
 
     Raises:
         UserError: it cannot be read, or names what is no setting.
@@ -131,7 +157,7 @@ def _without_sections(path: Path, content: Mapping) -> Iterator[tuple[str, objec
 
 
 def _not_here(name: str, section: str) -> str:
-    """What is wrong with a setting that its section does not have."""
+    """Returns the error message for a setting that its section does not have."""
     for other, names in SECTIONS.items():
         if name in names:
             return f"{name} belongs in section {other}"
@@ -139,7 +165,7 @@ def _not_here(name: str, section: str) -> str:
 
 
 def _check_kind(where: str, value: object, expected: object) -> None:
-    """Refuse what flags cannot express; the rest is checked as flags are."""
+    """Raises UserError for what flags cannot express; the rest is checked as flags are."""
     if (expected is bool) != isinstance(value, bool):
         kind = "true or false" if expected is bool else "not true or false"
         raise UserError(f"{where}: {value!r}; expected {kind}")

@@ -1,4 +1,4 @@
-"""What a text run says of an epoch: epochs.csv, the original's metrics.csv, losses.csv, a line."""
+"""The record of a text run's epochs: epochs.csv, the original's metrics.csv, losses.csv, lines."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.analysis.scaling_columns import EPOCH_COLUMNS, METRIC_COLUMNS
 from common.errors import RunFailed
 from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
+from common.tables import EPOCH_COLUMNS, METRIC_COLUMNS
 
 LOSS_COLUMNS = ("epoch", "step", "loss", "learning_rate")
 
@@ -28,7 +28,7 @@ class EpochSteps:
 
 
 class EpochLog:
-    """Writes what an epoch came to. All ranks make it and add together."""
+    """The writer of a run's epochs. All ranks make it, and add to it together."""
 
     def __init__(self, worker: Worker, recorder: Recorder, epochs: int) -> None:
         self.worker, self.number = worker, epochs
@@ -41,18 +41,28 @@ class EpochLog:
     def add(
         self, epoch: int, done: EpochSteps, evaluation_s: float, val_loss: float, val_acc: float
     ) -> None:
-        """An epoch, from 1, that has ended; prints a line.
+        """Writes an epoch that has ended, and prints a line; all ranks call it.
+
+        Args:
+            epoch: the epoch's number, from 1.
+            done: the epoch's steps on this rank.
+            evaluation_s: seconds of the evaluation after it.
+            val_loss, val_acc: mean loss and accuracy on the validation split.
 
         Raises:
-            RunFailed: on all ranks, where the last loss is no number.
+            RunFailed: on all ranks, if the last loss is not finite.
         """
         # The ranks' batches are of equal size: the mean of their means is that of all samples.
         losses = np.mean(self.worker.gather(done.losses), axis=0)
         train_loss, first = float(losses.mean()), (epoch - 1) * len(losses)
         row = {
-            **{"epoch": epoch, "train_time_s": done.train_s, "evaluation_time_s": evaluation_s},
-            **{"epoch_time_s": done.train_s + evaluation_s, "steps": len(losses)},
-            **{"samples": done.samples, "train_loss": train_loss},
+            "epoch": epoch,
+            "train_time_s": done.train_s,
+            "evaluation_time_s": evaluation_s,
+            "epoch_time_s": done.train_s + evaluation_s,
+            "steps": len(losses),
+            "samples": done.samples,
+            "train_loss": train_loss,
         }
         self._epochs.write([row | {"val_loss": val_loss, "val_acc": val_acc}])
         if self._metrics:

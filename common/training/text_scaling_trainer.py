@@ -1,6 +1,6 @@
-"""Train a text classifier on one rank or with DDP, and take every step's time apart.
+"""Trains a text classifier on one rank or with DDP, and records the parts of every step's time.
 
-Read ``train_text`` from top to bottom: texts, model, what passes and all-reduces cost by
+Read ``train_text`` from top to bottom: texts, model, the cost of passes and all-reduces by
 themselves, then epoch after epoch. All that is written about a step is written between epochs, so
 that nothing but a line now and then comes between two steps.
 """
@@ -24,11 +24,11 @@ from common.runtime.paths import relative_to_project
 from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import Recorder, record_run
 from common.runtime.seeding import seed_everything
-from common.training.data_parallel_step import Batch, DataParallelStep, StepOptions, autocast
+from common.training.data_parallel_step import Batch, DataParallelStep, StepOptions
+from common.training.precision import autocast, check_precision
 from common.training.scaling_log import ScalingLog, single_arm
 from common.training.scaling_probes import Probed, ProbePlan, probe
 from common.training.schedule import linear, set_learning_rate
-from common.training.step import check_precision
 from common.training.text_scaling_config import TextScalingConfig
 from common.training.text_scaling_data import (
     Collate,
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TextRun:
-    """What is trained on what."""
+    """The texts of both splits, their loader, and the step that learns from them."""
 
     train: IndexedTexts
     validation: IndexedTexts
@@ -56,7 +56,7 @@ class TextRun:
 
 
 def train_text(config: TextScalingConfig) -> None:
-    """Train as ``config`` says, write the run directory and print a line per epoch.
+    """Trains as ``config`` says, writes the run directory and prints a line per epoch.
 
     Raises:
         UserError: settings or data that do not go together.
@@ -81,7 +81,11 @@ def train_text(config: TextScalingConfig) -> None:
 
 
 def open_run(config: TextScalingConfig, worker: Worker) -> TextRun:
-    """Texts, model, optimizer and the step they make. Raises UserError for what cannot be."""
+    """Opens the texts, and makes the model, the optimizer and their step.
+
+    Raises:
+        UserError: settings or data that do not go together.
+    """
     train, validation = (IndexedTexts(split) for split in open_splits(config))
     collate = collate_for(config, train.texts)
     loader = open_loader(train, config, worker)
@@ -89,34 +93,43 @@ def open_run(config: TextScalingConfig, worker: Worker) -> TextRun:
     sizes = classifier_sizes(config, train.texts.num_labels)
     double = config.precision == "float64"
     model = TextClassifier(sizes).to(worker.device, torch.float64 if double else None)
-    seed_everything(config.seed, worker.rank)  # each rank drops out what it will
+    seed_everything(config.seed, worker.rank)  # each rank draws its own dropout
     optimizer = make_optimizer(config, model.parameters())
     step = DataParallelStep(model, optimizer, loss_of, worker, step_options(config))
     step.settle(lambda: collate([train[0]]))
-    # A sampler that gives every rank all texts makes an epoch longer, as it would for anyone.
+    # Counted by the loader: a faulty sampler that gives every rank all texts makes epochs longer.
     return TextRun(train, validation, collate, loader, step, len(loader) // config.accumulation)
 
 
 def classifier_sizes(config: TextScalingConfig, num_labels: int) -> TextClassifierConfig:
-    """The sizes of the model that a run trains."""
+    """Returns the sizes of the model that a run trains."""
     return TextClassifierConfig(
-        *(config.vocab_size, num_labels, config.max_length),
-        *(config.d_model, config.n_head, config.n_layer, config.d_ff, config.dropout),
+        vocab_size=config.vocab_size,
+        num_labels=num_labels,
+        max_length=config.max_length,
+        d_model=config.d_model,
+        n_head=config.n_head,
+        n_layer=config.n_layer,
+        d_ff=config.d_ff,
+        dropout=config.dropout,
     )
 
 
 def make_optimizer(config: TextScalingConfig, parameters: object) -> torch.optim.Optimizer:
-    """AdamW in one kernel."""
+    """Makes the run's optimizer: AdamW in its fused implementation."""
     return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
 
 
 def loss_of(outputs: Tensor, batch: Batch) -> Tensor:
-    """The mean cross-entropy of a micro-batch's samples."""
+    """Computes the mean cross-entropy of a micro-batch; ``outputs`` are logits [batch, labels]."""
     return functional.cross_entropy(outputs, batch.targets)
 
 
 def step_options(config: TextScalingConfig) -> StepOptions:
-    """How a step is made. Weights of float64 need no autocast: to the step they are as float32."""
+    """Returns the options of a step.
+
+    Under float64 the weights have that type, and no autocast is needed: the option is float32.
+    """
     return StepOptions(
         accumulation=config.accumulation,
         precision="float32" if config.precision == "float64" else config.precision,
@@ -129,7 +142,7 @@ def step_options(config: TextScalingConfig) -> StepOptions:
 
 
 def warn_of_settings(config: TextScalingConfig, run: TextRun, worker: Worker) -> None:
-    """Warn, on rank 0, of settings that change nothing here, or cannot do well."""
+    """Warns, on rank 0, of settings without effect, and of more processes than cores."""
     steps = config.epochs * run.steps_per_epoch
     if worker.is_main:
         for said in config.without_effect(worker.world_size, worker.device.type, steps):
@@ -143,7 +156,7 @@ def warn_of_settings(config: TextScalingConfig, run: TextRun, worker: Worker) ->
 
 
 def run_facts(config: TextScalingConfig, run: TextRun, worker: Worker) -> dict[str, object]:
-    """What ``config.yaml`` says beyond the settings."""
+    """Returns the entries of ``config.yaml`` that are not among the settings."""
     return {
         "world_size": worker.world_size,
         "global_batch": config.global_batch(worker.world_size),
@@ -156,7 +169,7 @@ def run_facts(config: TextScalingConfig, run: TextRun, worker: Worker) -> dict[s
 
 
 def probe_run(config: TextScalingConfig, run: TextRun, worker: Worker, recorder: Recorder) -> None:
-    """Measure what the step is made of, each part by itself, before anything is trained."""
+    """Measures the parts of the step, each by itself, before anything is trained."""
     formats = dict.fromkeys(("none", "bf16", config.compression))
     plan = ProbePlan(repeats=config.probe_repeats, formats=tuple(formats))
     probed = Probed(
@@ -171,7 +184,7 @@ def probe_run(config: TextScalingConfig, run: TextRun, worker: Worker, recorder:
 
 
 def run_epochs(config: TextScalingConfig, run: TextRun, worker: Worker, recorder: Recorder) -> None:
-    """All epochs, each with its evaluation, and what is written of them."""
+    """Runs all epochs, each with its evaluation, and writes their tables."""
     arm = single_arm(worker.world_size, config.batch_size, run.step.options)
     log = ScalingLog(worker, recorder, [arm | {"precision": config.precision}])
     epochs = EpochLog(worker, recorder, config.epochs)
@@ -180,7 +193,7 @@ def run_epochs(config: TextScalingConfig, run: TextRun, worker: Worker, recorder
         began = time.perf_counter()
         loss, accuracy = evaluate(run.step.model, run.validation, config, worker)
         evaluation_s = time.perf_counter() - began
-        # Written now, as all of it makes the ranks talk to each other.
+        # Written now, outside of what is timed, as writing makes the ranks communicate.
         log.write()
         log.end_epoch(epoch, len(run.train))
         if epoch == 1:
@@ -191,7 +204,7 @@ def run_epochs(config: TextScalingConfig, run: TextRun, worker: Worker, recorder
 def run_steps(
     config: TextScalingConfig, run: TextRun, worker: Worker, log: ScalingLog, epoch: int
 ) -> EpochSteps:
-    """The steps of one epoch, with this rank's losses."""
+    """Runs the steps of one epoch; returns this rank's losses, learning rates and time."""
     run.loader.sampler.set_epoch(epoch - 1)
     run.step.model.train()
     log.pause()
@@ -218,7 +231,9 @@ def run_steps(
 def evaluate(
     model: nn.Module, data: IndexedTexts, config: TextScalingConfig, worker: Worker
 ) -> tuple[float, float]:
-    """Mean loss and accuracy on a split, whose texts the ranks share out: none counts twice."""
+    """Computes mean loss and accuracy on a split, whose texts are divided among the ranks."""
+    # Each rank sums loss, right answers and texts of its share in float64, and the all-reduce sums
+    # over ranks. So each text counts once, also where shares differ in size.
     collate = collate_for(config, data.texts)
     order = np.argsort(data.texts.lengths, kind="stable")  # little padding in each batch
     own = order[worker.rank :: worker.world_size].tolist()
@@ -239,7 +254,7 @@ def evaluate(
 
 
 def write_facts(config: TextScalingConfig, run: TextRun, log: ScalingLog) -> None:
-    """What ran, for those who compare runs."""
+    """Writes facts.csv: the model and the data, by which runs are compared."""
     padded = config.pad == "max_length"
     log.facts(
         run.step,

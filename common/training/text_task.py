@@ -1,4 +1,4 @@
-"""What is trained on what: texts, a model, what memory holds of them, and the step they make."""
+"""The task of training on texts: the texts, the model, memory limits, and the step they make."""
 
 from __future__ import annotations
 
@@ -25,16 +25,19 @@ from common.scheduling.loader import MicroBatch, collate
 from common.scheduling.memory_probe import probe_largest_batches
 from common.scheduling.modes import Planner, StepPlan
 from common.training.micro_batch_config import TextSettings
-from common.training.micro_batch_step import MicroBatchStep, forward_precision
+from common.training.micro_batch_step import MicroBatchStep
+from common.training.precision import autocast
 from common.training.timed_exchange import TimedExchange
 
 logger = logging.getLogger(__name__)
+
 EVALUATION_BATCH = 32
+"""Texts of an evaluation's batch on a rank, unless its limit is lower."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on what: the texts of both splits, and the step that learns from them."""
+    """The texts of both splits, and the step that learns from them."""
 
     train: TokenizedTexts
     validation: TokenizedTexts
@@ -46,7 +49,17 @@ class Task:
 def open_task(
     config: TextSettings, worker: Worker, slow_factor: float = 1.0, eval_samples: int = 200
 ) -> Task:
-    """Texts, model, optimizer and limits. Raises UserError for what does not go together."""
+    """Opens the texts, makes model, optimizer and step, and finds the limits; all ranks call it.
+
+    Args:
+        config: the script's settings.
+        worker: this rank.
+        slow_factor: factor that multiplies this rank's compute time.
+        eval_samples: texts of the validation split; 0 for all.
+
+    Raises:
+        UserError: settings, data or model that do not go together.
+    """
     limit = model_limit(config.model_name)
     if limit is not None and config.max_length > limit:
         raise UserError(
@@ -60,26 +73,39 @@ def open_task(
         )
     seed_everything(config.seed)
     model = build_text_classifier(
-        *(config.model_name, train.num_labels, train.vocab_size, config.max_length),
-        **{"dropout": config.dropout, "pad_id": train.pad_id},
+        config.model_name,
+        num_labels=train.num_labels,
+        vocab_size=train.vocab_size,
+        max_length=config.max_length,
+        dropout=config.dropout,
+        pad_id=train.pad_id,
     )
-    seed_everything(config.seed, worker.rank)  # each rank drops out what it will
+    seed_everything(config.seed, worker.rank)  # each rank draws its own dropout
     precision = config.resolved_precision(worker.device)
     model = model.to(worker.device, torch.float64 if precision == "float64" else None)
     limits = find_limits(config, model, train, worker, precision)
-    exchange = TimedExchange(model, worker, config.bucket_cap_mb, slow_factor)
-    optimizer = torch.optim.AdamW(
-        *(model.parameters(), config.lr), weight_decay=config.weight_decay, fused=True
+    exchange = TimedExchange(
+        model,
+        worker,
+        slow_factor=slow_factor,
+        sync_buffers=False,  # a collective that a rank without memory would owe, too
+        bucket_cap_mb=config.bucket_cap_mb,
+        gradient_as_bucket_view=True,
     )
-    how = {"precision": precision, "loss_mean": config.loss_mean}
-    step = MicroBatchStep(exchange, optimizer, **how)
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+    step = MicroBatchStep(exchange, optimizer, precision=precision, loss_mean=config.loss_mean)
     step.settle(first_texts(train, worker))
     step.make_states()
     return Task(train, validation, step, limits)
 
 
 def open_texts(config: TextSettings, eval_samples: int) -> tuple[TokenizedTexts, TokenizedTexts]:
-    """The training and the validation split, as tokens."""
+    """Loads or draws the training and the validation split, as tokens."""
     if config.dataset == "synthetic":
         like, vocab = config.synthetic_like, config.vocab_size
         counts = (config.max_train_samples or 10_000, eval_samples or 1_000)
@@ -108,12 +134,21 @@ def find_limits(
     worker: Worker,
     precision: str,
 ) -> list[int]:
-    """Most texts of a micro-batch on each rank. Raises UserError where the batch does not fit."""
+    """Returns the upper bound on each rank's micro-batch, in texts and rank order.
+
+    It is the user's cap, or what a probe of memory found.
+
+    Raises:
+        UserError: the ranks together cannot hold the global batch.
+    """
     limits = [config.max_local_batch_cap] * worker.world_size
     if not config.max_local_batch_cap:
         limits = probe_largest_batches(
-            *(model, int(max(data.lengths)), config.probe_max_batch, worker),
-            precision=functools.partial(forward_precision, precision, worker.device),
+            model,
+            int(max(data.lengths)),
+            config.probe_max_batch,
+            worker,
+            precision=functools.partial(autocast, precision, worker.device),
         )
     if sum(limits) < config.global_batch:
         raise UserError(
@@ -131,27 +166,33 @@ def find_limits(
 
 
 def most_texts(config: TextSettings, worker: Worker) -> int:
-    """Of one rank: all but one for each of the others."""
+    """Returns the largest micro-batch of any plan, in texts: each other rank has at least one."""
     return config.global_batch - worker.world_size + 1
 
 
 def planner_for(config: TextSettings, mode: str, task: Task, worker: Worker) -> Planner:
-    """What makes the plans of a mode, from the seed and the lengths of all texts."""
+    """Makes the planner of a mode, from the seed and the lengths of all texts."""
     return Planner(
-        *(mode, task.train.lengths, worker.world_size, config.global_batch),
-        **{"seed": config.seed, "max_tokens": config.max_tokens},
+        mode,
+        task.train.lengths,
+        world_size=worker.world_size,
+        global_batch=config.global_batch,
+        seed=config.seed,
+        max_tokens=config.max_tokens,
     )
 
 
 def first_texts(data: TokenizedTexts, worker: Worker) -> MicroBatch:
-    """One text per rank, of which a few tokens are enough to let DDP form its buckets."""
+    """Returns a few tokens of one text for this rank, enough to let DDP form its buckets."""
     groups = tuple((rank,) for rank in range(worker.world_size))
     return collate(data, StepPlan(groups, data.lengths), worker.rank).first_tokens()
 
 
 @torch.no_grad()
 def evaluate(task: Task, worker: Worker) -> tuple[float, float]:
-    """Mean loss and accuracy on the validation split, whose texts the ranks share out."""
+    """Computes mean loss and accuracy on the validation split, divided among the ranks."""
+    # Each rank sums loss, right answers and texts of its share in float64, and the all-reduce sums
+    # over ranks. So each text counts once, also where shares differ in size.
     data, model = task.validation, task.step.exchange.model
     order = sorted(range(len(data.labels)), key=lambda index: len(data.tokens[index]))
     own = order[worker.rank :: worker.world_size]
@@ -161,7 +202,7 @@ def evaluate(task: Task, worker: Worker) -> tuple[float, float]:
     for start in range(0, len(own), batch_size):
         group = tuple(own[start : start + batch_size])
         batch = collate(data, StepPlan((group,), data.lengths), 0).to(worker.device)
-        with forward_precision(task.step.precision, worker.device):
+        with autocast(task.step.precision, worker.device):
             logits = model(batch.input_ids, batch.attention_mask)
         loss = functional.cross_entropy(logits.double(), batch.labels, reduction="sum")
         right = (logits.argmax(1) == batch.labels).sum()
@@ -174,7 +215,7 @@ def evaluate(task: Task, worker: Worker) -> tuple[float, float]:
 
 
 def task_facts(task: Task, worker: Worker) -> dict[str, object]:
-    """What ``config.yaml`` says beyond the settings: what two runs must share to be compared."""
+    """Returns entries of ``config.yaml`` beyond the settings, by which runs are comparable."""
     model = task.step.exchange.model
     return {
         "precision": task.step.precision,

@@ -1,4 +1,4 @@
-"""What each rank's trace says, as tables: so that nobody has to open a viewer."""
+"""Tables of each rank's trace, so that nobody has to open a viewer."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis import step_overlap
 from common.runtime.recorder import Recorder
+from common.traces import step_overlap
 
 COLLECTIVE_COLUMNS = ("rank", "step", "operation", "size_bytes", "count")
 
 
 def write_trace_tables(recorder: Recorder, trace: Path, steps: range) -> bool:
-    """Write step-overlap.csv and step-collectives.csv from the traces of all ranks, if there are.
+    """Writes step-overlap.csv and step-collectives.csv from the traces of all ranks.
+
+    All ranks call it. The tables are empty if there are no traces.
 
     Args:
-        recorder: of the run; all ranks call this.
+        recorder: the run's writer.
         trace: this rank's trace, which does not exist if the run ended before it was traced.
         steps: the training steps since the profiler began to count; what came after the last
             one is no step.
 
     Returns:
-        whether there were traces.
+        True if there were traces.
     """
     overlap = recorder.stream("step-overlap.csv", ("rank", *step_overlap.COLUMNS))
     collectives = recorder.stream("step-collectives.csv", COLLECTIVE_COLUMNS)
@@ -36,6 +38,6 @@ def write_trace_tables(recorder: Recorder, trace: Path, steps: range) -> bool:
 
 
 def _of_training(table: pd.DataFrame, steps: range) -> list[dict]:
-    """Rows with the training's numbers of steps for the trace's."""
+    """Returns the table's rows, with the trace's step numbers replaced by those of training."""
     numbered = table.assign(step=table["step"] + steps.start)
     return numbered[numbered["step"] < steps.stop].to_dict("records")

@@ -14,7 +14,7 @@ TRACE = "rank{rank}.json.gz"
 
 
 def silence_profiler(device: torch.device) -> None:
-    """Without this a PyTorch built for CUDA reports on every run on a CPU that there is no GPU."""
+    """Silences the profiler on a CPU, where a PyTorch built for CUDA reports the lack of a GPU."""
     if device.type == "cpu":
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
@@ -23,10 +23,10 @@ def silence_profiler(device: torch.device) -> None:
 def traced_steps(
     path: Path | None, device: torch.device, wait: int, warmup: int, active: int
 ) -> Iterator[Callable[[], bool]]:
-    """Trace ``active`` steps into ``path``, after ``wait`` steps and ``warmup`` more.
+    """Traces ``active`` steps into ``path``, after ``wait`` steps and ``warmup`` more.
 
-    Yields a function to call at the end of each step; it says whether the profiler was on in that
-    step, which makes it slower than others. Without a path nothing is traced.
+    Yields a function to call at the end of each step. It returns True if the profiler was on in
+    that step, which makes the step slower than others. Without a path nothing is traced.
     """
     if path is None:
         yield lambda: False

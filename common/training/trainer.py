@@ -1,8 +1,8 @@
-"""Train a GPT-2 on one device, with DDP or with FSDP: the same numbers from each.
+"""Trains a GPT-2 on one device, with DDP or with FSDP; the numbers are the same.
 
-Read ``train`` from top to bottom: data, model, strategy, what a run that was cut off had saved,
+Read ``train`` from top to bottom: data, model, strategy, the checkpoint of a run that was cut off,
 then step after step. Ranks agree once a step, after its time was taken: on the loss, and on
-whether one of them was asked to stop.
+stopping, if one of them was asked to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from common.training.parallel import gradient_sync, parallelise
 from common.training.resume import checkpoint_facts, free_run_id, open_checkpoints, run_facts
 from common.training.schedule import cosine, set_learning_rate
 from common.training.source import open_data
-from common.training.step import Batch, TrainingStep, build_model
+from common.training.step import TokenBatch, TrainingStep, build_model
 from common.training.step_log import StepLog
 from common.training.stop_request import StopRequest, stop_requests
 from common.training.trace_tables import write_trace_tables
@@ -37,11 +37,11 @@ from common.training.trace_tables import write_trace_tables
 logger = logging.getLogger(__name__)
 
 CHECKED_AHEAD = 100_000_000
-"""Tokens that are looked at for ones outside the vocabulary before training starts."""
+"""Upper bound on the tokens that are checked against the vocabulary before training starts."""
 
 
 def train(config: TrainingConfig) -> None:
-    """Train as ``config`` says, write the run directory and print what is done.
+    """Trains as ``config`` says, writes the run directory and prints what is done.
 
     Raises:
         UserError: settings, data or checkpoints that do not go together.
@@ -126,7 +126,7 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
                 if stopping and not is_last:
                     if worker.is_main:
                         mark_stopped(checkpoints.folder, done)
-                    worker.barrier()  # the first rank to leave ends the others
+                    worker.barrier()  # as the first rank to leave ends the others
                     folder = relative_to_project(checkpoints.folder)
                     raise Preempted(
                         f"checkpoint of step {done} made in {folder}; the same command goes on"
@@ -143,17 +143,17 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
 
 
 def learning_rate(step: int, config: TrainingConfig) -> float:
-    """Of step ``step`` (from 0)."""
+    """Returns the learning rate of step ``step`` (from 0)."""
     return cosine(step, config.lr, config.min_lr, config.warmup_steps, config.num_steps)
 
 
 def is_due(done: int, save_every: int) -> bool:
-    """Whether a checkpoint is made after ``done`` steps."""
+    """Returns True if a checkpoint is made after ``done`` steps."""
     return bool(save_every) and done % save_every == 0
 
 
-def on_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """The micro-batches of a step, each copied when it is needed."""
+def on_device(batches: Iterable[TokenBatch], device: torch.device) -> Iterator[TokenBatch]:
+    """Yields the micro-batches of a step on ``device``, each copied when it is needed."""
     for tokens, targets in batches:
         yield tokens.to(device), targets.to(device)
 
@@ -161,9 +161,12 @@ def on_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]
 def agree(
     loss: Tensor, gradient_norm: Tensor, stop: StopRequest, worker: Worker
 ) -> tuple[float, float, bool]:
-    """The mean loss over all ranks, the gradient norm, and whether any rank was asked to stop.
+    """Averages the loss over all ranks, and finds out if any rank was asked to stop.
 
-    The same on all. A GPU is waited for once: nothing but the three together is read from it.
+    A GPU is waited for once, as the three numbers are read from it together.
+
+    Returns:
+        (mean loss, gradient norm, True if a rank was asked to stop), the same on all ranks.
     """
     asked = torch.full((), bool(stop.signal_name), dtype=torch.float64, device=worker.device)
     both = torch.stack((loss.double(), asked))

@@ -15,8 +15,8 @@ import numpy as np
 
 from common.perfmodel.buckets import MIB, DdpOptions
 from common.perfmodel.calibration import calibrated_model
-from common.perfmodel.comm_hooks import CastHook
-from common.perfmodel.ddp_step import StepOptions, StepParts
+from common.perfmodel.ddp.comm_hooks import CastHook
+from common.perfmodel.ddp.step import StepOptions, StepParts
 from common.perfmodel.model import DdpModel
 from common.perfmodel.search import Bucketing, Candidate, distinct_bucketings
 from common.tuning.setting import DEFAULT, DdpSetting, short_cap

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from common.analysis.plots import (
+from common.analysis.style import (
     BLACK,
     BLUE,
     GREY,

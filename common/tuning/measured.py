@@ -18,7 +18,7 @@ from common.benchmarks.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapLab
 from common.benchmarks.rounds import rotated_rounds
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
-from common.perfmodel.profile import BackwardProfile, DdpCosts
+from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.tables import (
     AllReduceTable,
     read_all_reduce,

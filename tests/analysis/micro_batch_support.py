@@ -9,14 +9,30 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from common.analysis.runs import Run
+
 SETTINGS = {
-    **{"mode": "static", "dataset": "sst2", "model_name": "small", "global_batch": 8},
-    **{"max_length": 64, "seed": 42, "precision": "float32"},
+    "mode": "static",
+    "dataset": "sst2",
+    "model_name": "small",
+    "global_batch": 8,
+    "max_length": 64,
+    "seed": 42,
+    "precision": "float32",
 }
 ENVIRONMENT = {
-    **{"status": "complete", "start_time": "2026-01-02T03:04:05+00:00", "backend": "gloo"},
-    **{"hardware": "a pretend machine", "device": "cpu", "world_size": 2},
+    "status": "complete",
+    "start_time": "2026-01-02T03:04:05+00:00",
+    "backend": "gloo",
+    "hardware": "a pretend machine",
+    "device": "cpu",
+    "world_size": 2,
 }
+
+
+def opened(folder: Path) -> Run:
+    """Returns a run directory as the analysis opens it."""
+    return Run(folder, folder)
 
 
 def rank_rows(
@@ -26,28 +42,34 @@ def rank_rows(
     tokens: int = 200,
     warmup: int = 1,
 ) -> pd.DataFrame:
-    """Rows of all ranks: a step takes as long as its slowest rank computes, and 2 ms.
+    """Returns rows of all ranks: a step takes as long as its slowest rank computes, and 2 ms.
 
     Args:
         compute_ms: by step, each rank's.
         padded: by step, each rank's padded tokens; 100 for each by default.
         batches: by step, each rank's number of texts; 4 for each by default.
         tokens: of a step, all ranks together.
-        warmup: so many first steps are warm-up.
+        warmup: number of first steps that are warm-up.
     """
     rows = []
     for step, of_ranks in enumerate(compute_ms):
         for rank, time_ms in enumerate(of_ranks):
-            batch = batches[step][rank] if batches else 4
             rows.append(
                 {
-                    **{"step": step, "rank": rank, "local_batch": batch},
-                    **{"padded_tokens": padded[step][rank] if padded else 100},
-                    **{"step_time_ms": max(of_ranks) + 2, "peak_mem_mb": 50 + 10 * rank},
-                    **{"tokens": tokens // len(of_ranks), "compute_time_ms": time_ms},
-                    **{"waiting_time_ms": max(of_ranks) - time_ms, "communication_time_ms": 1},
-                    **{"planning_time_ms": 0.25, "planning_work_ms": 1, "halvings": 0},
-                    **{"warmup": step < warmup},
+                    "step": step,
+                    "rank": rank,
+                    "local_batch": batches[step][rank] if batches else 4,
+                    "padded_tokens": padded[step][rank] if padded else 100,
+                    "step_time_ms": max(of_ranks) + 2,
+                    "peak_mem_mb": 50 + 10 * rank,
+                    "tokens": tokens // len(of_ranks),
+                    "compute_time_ms": time_ms,
+                    "waiting_time_ms": max(of_ranks) - time_ms,
+                    "communication_time_ms": 1,
+                    "planning_time_ms": 0.25,
+                    "planning_work_ms": 1,
+                    "halvings": 0,
+                    "warmup": step < warmup,
                 }
             )
     table = pd.DataFrame(rows)
@@ -65,7 +87,7 @@ def write_run(
     losses: list[float] | None = None,
     **changed: object,
 ) -> Path:
-    """A training run of assignment 3 in ``folder``."""
+    """Writes a training run of assignment 3 into ``folder``."""
     write_records(folder, SETTINGS | changed, environment)
     (folder / "metrics").mkdir()
     for rank, own in rows.groupby("rank"):
@@ -77,7 +99,7 @@ def write_run(
 
 
 def write_records(folder: Path, settings: dict, environment: dict | None = None) -> Path:
-    """A run directory without tables."""
+    """Writes a run directory without tables."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     record = json.dumps(ENVIRONMENT | (environment or {}))
@@ -88,7 +110,7 @@ def write_records(folder: Path, settings: dict, environment: dict | None = None)
 def two_modes(
     folder: Path, steps: int = 80, ranks: int = 2, ratio: float = 0.6, seed: int = 3
 ) -> list[Path]:
-    """A static and a dynamic run with noise, dynamic's ranks equal and shorter by ``ratio``."""
+    """Writes a static and a dynamic run with noise, dynamic's ranks equal and shorter by ratio."""
     draw = np.random.default_rng(seed)
     static = 40 + 60 * draw.random((steps, ranks))
     work = static.max(axis=1, keepdims=True) * ratio
@@ -107,21 +129,25 @@ def two_modes(
 
 
 MODES = {
-    **{"static": 1.0, "dynamic": 0.6, "dynamic_calibrated": 0.55, "karmarkar_karp": 0.95},
-    **{"length_grouped": 0.5, "token_budget": 0.5},
+    "static": 1.0,
+    "dynamic": 0.6,
+    "dynamic_calibrated": 0.55,
+    "karmarkar_karp": 0.95,
+    "length_grouped": 0.5,
+    "token_budget": 0.5,
 }
 """Padded tokens of the fullest rank, over static's."""
 
 
 def cost_ms(batch_size: float, longest: float) -> float:
-    """What a pass takes in these runs: 5 ms, and 20 µs a padded token."""
+    """Returns the time of a pass in these runs: 5 ms, and 20 µs a padded token."""
     return 5 + 0.02 * batch_size * longest
 
 
 def mode_times(
     steps: int = 20, ratios: dict[str, float] = MODES, unequal: dict[str, float] | None = None
 ) -> pd.DataFrame:
-    """Rows of mode-times.csv on two ranks, by ``cost_ms``, and one millisecond of exchange.
+    """Returns rows of mode-times.csv on two ranks, by ``cost_ms``, and a millisecond of exchange.
 
     Args:
         steps: global batches of 8 texts; static's fullest rank has 400, 440, 480, 400, … tokens.
@@ -139,24 +165,36 @@ def mode_times(
             for rank, (tokens, time_ms) in enumerate(zip(padded, times, strict=True)):
                 rows.append(
                     {
-                        **{"mode": mode, "step": step, "rank": rank, "order": order},
-                        **{"same_batch": not own_batch and mode != "control"},
-                        **{"local_batch": 4, "max_seq_len_in_batch": tokens / 4},
-                        **{"padded_tokens": tokens, "tokens": tokens / 2, "global_batch": 8},
-                        **{"step_time_ms": max(times) + 1, "compute_time_ms": time_ms},
-                        **{"waiting_time_ms": max(times) - time_ms, "communication_time_ms": 1},
-                        **{"planning_time_ms": 0.1, "planning_work_ms": 1, "loss": 0.7},
+                        "mode": mode,
+                        "step": step,
+                        "rank": rank,
+                        "order": order,
+                        "same_batch": not own_batch and mode != "control",
+                        "local_batch": 4,
+                        "max_seq_len_in_batch": tokens / 4,
+                        "padded_tokens": tokens,
+                        "tokens": tokens / 2,
+                        "global_batch": 8,
+                        "step_time_ms": max(times) + 1,
+                        "compute_time_ms": time_ms,
+                        "waiting_time_ms": max(times) - time_ms,
+                        "communication_time_ms": 1,
+                        "planning_time_ms": 0.1,
+                        "planning_work_ms": 1,
+                        "loss": 0.7,
                     }
                 )
     return pd.DataFrame(rows)
 
 
 def calibration_rows() -> pd.DataFrame:
-    """Rows of calibration.csv on two ranks that take exactly ``cost_ms``; one pass of three is "
-    "off."""
+    """Returns rows of calibration.csv that take ``cost_ms``; one pass of three is off."""
     return pd.DataFrame(
         {
-            **{"rank": rank, "batch_size": batch, "longest": longest, "repeat": repeat},
+            "rank": rank,
+            "batch_size": batch,
+            "longest": longest,
+            "repeat": repeat,
             "time_ms": cost_ms(batch, longest) * (3 if repeat == 2 else 1),
         }
         for rank in (0, 1)
@@ -167,36 +205,50 @@ def calibration_rows() -> pd.DataFrame:
 
 
 def slow_rows(steps: int = 40, found_at: int = 10) -> pd.DataFrame:
-    """Rows of slow-rank.csv: rank 1 is slowed twofold, which one mode finds after some steps."""
+    """Returns rows of slow-rank.csv: rank 1 is slowed twofold, found by one mode after a while."""
     rows = []
     for step in range(steps):
         known = step >= found_at
         times = {"not_told": 1.5, "dynamic_calibrated": 1.0 if known else 1.5, "told": 1.0}
         for mode, time in times.items():
             for rank in (0, 1):
-                estimate = 2.0 if rank == 1 and known else 1.0
                 rows.append(
                     {
-                        **{"mode": mode, "step": step, "rank": rank, "slow_factor": rank + 1.0},
-                        **{"estimated_factor": estimate, "expected_ms": 40.0, "local_batch": 4},
-                        **{"padded_tokens": 100, "step_time_ms": 50 * time},
-                        **{"compute_time_ms": 40 * time, "waiting_time_ms": 1.0},
+                        "mode": mode,
+                        "step": step,
+                        "rank": rank,
+                        "slow_factor": rank + 1.0,
+                        "estimated_factor": 2.0 if rank == 1 and known else 1.0,
+                        "expected_ms": 40.0,
+                        "local_batch": 4,
+                        "padded_tokens": 100,
+                        "step_time_ms": 50 * time,
+                        "compute_time_ms": 40 * time,
+                        "waiting_time_ms": 1.0,
                     }
                 )
     return pd.DataFrame(rows)
 
 
 def simulated_rows() -> pd.DataFrame:
-    """Rows of simulated-bottlenecks.csv: static moves from the bound with the ranks, dynamic not.
+    """Returns rows of simulated-bottlenecks.csv: only static moves from the bound with the ranks.
 
     The token budget has half the texts in a step, and its bottleneck is half of dynamic's.
     """
-    over = {"static": lambda ranks: 1 + np.log2(ranks) / 2, "dynamic": lambda ranks: 1.1}
-    over |= {"packed_largest_first": lambda ranks: 1.01, "token_budget": lambda ranks: 0.55}
+    over = {
+        "static": lambda ranks: 1 + np.log2(ranks) / 2,
+        "dynamic": lambda ranks: 1.1,
+        "packed_largest_first": lambda ranks: 1.01,
+        "token_budget": lambda ranks: 0.55,
+    }
     return pd.DataFrame(
         {
-            **{"dataset": dataset, "world_size": ranks, "global_batch": 16 * ranks, "mode": mode},
-            **{"draw": draw, "same_batch": mode != "token_budget"},
+            "dataset": dataset,
+            "world_size": ranks,
+            "global_batch": 16 * ranks,
+            "mode": mode,
+            "draw": draw,
+            "same_batch": mode != "token_budget",
             "samples": 16 * ranks / (2 if mode == "token_budget" else 1),
             "lower_bound_ms": (2.0 + draw) / (2 if mode == "token_budget" else 1),
             "bottleneck_ms": (2.0 + draw) * ratio(ranks) * (1 + 0.02 * draw),
@@ -212,7 +264,7 @@ COMPARISON = {"dataset": "sst2", "model_name": "small", "global_batch": 8, "max_
 
 
 def write_comparison(folder: Path, times: pd.DataFrame, **changed: object) -> Path:
-    """A run of compare_modes.py with all of its tables."""
+    """Writes a run of compare_modes.py with all of its tables."""
     write_records(folder, COMPARISON | changed)
     times.to_csv(folder / "mode-times.csv", index=False)
     calibration_rows().to_csv(folder / "calibration.csv", index=False)
@@ -221,7 +273,7 @@ def write_comparison(folder: Path, times: pd.DataFrame, **changed: object) -> Pa
 
 
 def write_lab(folder: Path) -> Path:
-    """What ``ddplab run assignment3`` leaves: training runs, comparisons, a simulation."""
+    """Writes the run of ``ddplab run assignment3``: training, comparisons, a simulation."""
     write_records(folder, {"stages": []})
     two_modes(folder)
     write_comparison(folder / "compare_modes", mode_times())

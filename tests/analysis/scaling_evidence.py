@@ -79,10 +79,15 @@ class MadeUp:
     def _arms(self) -> list[dict]:
         return [
             {
-                **{"arm": 0, "regime": "", "world_size": self.ranks},
-                **{"batch_per_rank": self.batch, "accumulation": self.accumulation},
+                "arm": 0,
+                "regime": "",
+                "world_size": self.ranks,
+                "batch_per_rank": self.batch,
+                "accumulation": self.accumulation,
                 "global_batch": self.ranks * self.batch * self.accumulation,
-                **{"compression": "none", "bucket_cap_mb": None, "precision": "float32"},
+                "compression": "none",
+                "bucket_cap_mb": None,
+                "precision": "float32",
                 "change": "none",
             }
         ]
@@ -106,16 +111,25 @@ class MadeUp:
             for rank in range(self.ranks):
                 rows.append(
                     {
-                        **{"rank": rank, "arm": 0, "kind": "timed", "round": 0, "epoch": 0},
-                        **{"step": step, "warmup": False},
+                        "rank": rank,
+                        "arm": 0,
+                        "kind": "timed",
+                        "round": 0,
+                        "epoch": 0,
+                        "step": step,
+                        "warmup": False,
                         "samples": self.batch * self.accumulation,
                         "tokens": round(lengths[rank] * 1000),
                         "padded_tokens": round(lengths[rank] * 1000),
-                        **{"longest": 100, "micro_batches": self.accumulation},
+                        "longest": 100,
+                        "micro_batches": self.accumulation,
                         "exchanged_bytes": self.exchanges * sum(self.buckets),
-                        **{"step_time_ms": total, "data_time_ms": self.data_ms},
-                        **{"forward_time_ms": forward[rank], "backward_time_ms": backward[rank]},
-                        **{"waiting_time_ms": waiting[rank], "communication_time_ms": exchange},
+                        "step_time_ms": total,
+                        "data_time_ms": self.data_ms,
+                        "forward_time_ms": forward[rank],
+                        "backward_time_ms": backward[rank],
+                        "waiting_time_ms": waiting[rank],
+                        "communication_time_ms": exchange,
                         "optimizer_time_ms": self.optimizer_ms,
                         "between_time_ms": self.between_ms if step else None,
                         "cpu_time_ms": total,
@@ -126,8 +140,14 @@ class MadeUp:
     def _buckets(self) -> list[dict]:
         return [
             {
-                **{"rank": rank, "arm": 0, "round": 0, "step": step, "bucket": index},
-                **{"size_bytes": size, "ready_time_ms": 5.0, "done_time_ms": 6.0},
+                "rank": rank,
+                "arm": 0,
+                "round": 0,
+                "step": step,
+                "bucket": index,
+                "size_bytes": size,
+                "ready_time_ms": 5.0,
+                "done_time_ms": 6.0,
             }
             for rank in range(self.ranks)
             for step in range(3)
@@ -145,8 +165,13 @@ class MadeUp:
 
     def _facts(self) -> list[dict]:
         row = {
-            **{"parameters": MIB, "gradient_bytes": 4 * MIB, "gradient_dtype": "float32"},
-            **{"compute_dtype": "float32", "input_shape": "128", "model": "m", "data": "d"},
+            "parameters": MIB,
+            "gradient_bytes": 4 * MIB,
+            "gradient_dtype": "float32",
+            "compute_dtype": "float32",
+            "input_shape": "128",
+            "model": "m",
+            "data": "d",
             "data_samples": 1000,
         }
         return [{"rank": r} | row | self.facts.get(r, {}) for r in range(self.ranks)]
@@ -155,7 +180,9 @@ class MadeUp:
         random = np.random.default_rng(self.seed + 1)
         rows = []
         for batch, together in (
-            *((self.batch // 2, True), (self.batch, True), (self.batch * 2, True)),
+            (self.batch // 2, True),
+            (self.batch, True),
+            (self.batch * 2, True),
             (self.batch, False),
         ):
             share = self.fixed_share + (1 - self.fixed_share) * batch / self.batch
@@ -165,8 +192,11 @@ class MadeUp:
                     near = np.exp(self.noise * random.standard_normal())
                     rows.append(
                         {
-                            **{"rank": rank, "arm": 0, "batch_per_rank": batch},
-                            **{"together": together, "repeat": repeat},
+                            "rank": rank,
+                            "arm": 0,
+                            "batch_per_rank": batch,
+                            "together": together,
+                            "repeat": repeat,
                             "forward_time_ms": self.forward_ms * share * near,
                             "backward_time_ms": self.backward_ms * share * near,
                             "optimizer_time_ms": self.optimizer_ms,
@@ -177,9 +207,13 @@ class MadeUp:
     def _ready(self) -> list[dict]:
         return [
             {
-                **{"rank": rank, "iteration": iteration, "ready_index": index},
-                **{"parameter": f"p{3 - index}", "registration_index": 3 - index},
-                **{"dtype": "float32", "size_bytes": MIB},
+                "rank": rank,
+                "iteration": iteration,
+                "ready_index": index,
+                "parameter": f"p{3 - index}",
+                "registration_index": 3 - index,
+                "dtype": "float32",
+                "size_bytes": MIB,
                 "ready_time_ms": self.backward_ms * (index + 1) / 4,
             }
             for rank in range(self.ranks)
@@ -190,8 +224,13 @@ class MadeUp:
     def _all_reduces(self) -> list[dict]:
         return [
             {
-                **{"mode": "sequential", "total_elements": size // 4, "total_bytes": size},
-                **{"in_flight": 1, "round": round_, "iteration": 0, "rank": rank},
+                "mode": "sequential",
+                "total_elements": size // 4,
+                "total_bytes": size,
+                "in_flight": 1,
+                "round": round_,
+                "iteration": 0,
+                "rank": rank,
                 "time_ms": self.latency_ms + size / self.bandwidth,
             }
             for size in (4, MIB // 16, MIB, 4 * MIB)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.analysis.ablation import (
+from common.analysis.buckets.ablation import (
     ADDED,
     LEFT_OUT,
     compare,
@@ -14,9 +14,9 @@ from common.analysis.ablation import (
     term_errors,
     whole_steps,
 )
-from common.analysis.ablation_plots import plot_bands, plot_terms
-from common.analysis.assignment2 import RECORDED, open_run
-from common.analysis.emulated import open_networks
+from common.analysis.buckets.ablation_figures import plot_bands, plot_terms
+from common.analysis.buckets.measurements import open_run
+from common.analysis.buckets.networks import open_networks
 from common.perfmodel.calibration import read_calibration
 from common.perfmodel.model import BY_HAND, CURVE, FULL, SEVERAL, SLOWEST
 from common.perfmodel.uncertainty import prediction_bands
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("ablation")  # its tables are made once
 
 @pytest.fixture(scope="module")
 def run():
-    return open_run(project_root() / RECORDED)
+    return open_run(project_root() / "data/epyc-2-cores/assignment2")
 
 
 @pytest.fixture(scope="module")

@@ -9,20 +9,27 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.analysis.accuracy_narrative import (
+from common.analysis.buckets.accuracy_study import LONGER, OTHERS, WITNESS, grouped, open_study
+from common.analysis.buckets.accuracy_tables import (
+    CONTENTION,
+    NOISE,
+    SHARED_CORES,
+    SINGLE,
+    UNKNOWN,
+    cause_of_error,
     judgement_table,
-    off_lines,
+    off_table,
     regime_table,
+    regret_facts,
+    regret_summary,
     regret_table,
-    why_off,
 )
-from common.analysis.accuracy_study import LONGER, OTHERS, WITNESS, grouped, open_study
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.expected_error import ERRORS
 from common.perfmodel.model import FULL, LINE, SEVERAL
-from common.perfmodel.profile import BackwardProfile, DdpCosts
 from common.perfmodel.simulator import profile_buckets, simulate_backward
 from common.runtime.paths import project_root
 
@@ -199,27 +206,34 @@ def test_groups_are_those_of_hosts_and_replay(unlike):
     assert list(unlike.by_regime().index) == ["balanced", "four ranks on two cores", "replay"]
 
 
-def test_the_words_name_what_is_off_and_only_that(unlike, study):
-    lines = off_lines(unlike).splitlines()
-    assert [line.split("**")[1] for line in lines] == ["odd_2_balanced"]
-    assert "3 of 3 off" in lines[0]
-    assert ".0 buckets" not in lines[0]
-    assert off_lines(study) == "No bucketing is off by more than 5%."
+def test_cases_that_are_off_are_listed_and_only_those(unlike, study):
+    found = off_table(unlike)
+    assert [row[:2] for row in found.cells] == [["odd_2_balanced", "3 of 3"]]
+    assert off_table(study).cells == []
 
 
 @pytest.mark.parametrize(
-    ("noise", "buckets", "two_in_flight", "said"),
+    ("noise", "buckets", "model", "two_in_flight", "cause"),
     [
-        (0.04, 5, -0.30, "within twice the noise"),
-        (0.01, 1, -0.06, "took 12 ms more than the two alone"),
-        (0.01, 5, -0.30, "Contention makes up 24% of the worst's pass: an error of 25% in it"),
-        (0.01, 5, -0.08, "only 2% of the worst's pass: either"),
+        (0.04, 5, "bert", -0.30, NOISE),
+        (0.01, 1, "bert", -0.06, SINGLE),
+        (0.01, 5, "replay", -0.06, SHARED_CORES),
+        (0.01, 5, "bert", -0.30, CONTENTION),
+        (0.01, 5, "bert", -0.08, UNKNOWN),
     ],
 )
-def test_an_error_is_put_down_to_what_is_large_enough_for_it(noise, buckets, two_in_flight, said):
+def test_an_error_is_put_down_to_what_is_large_enough_for_it(
+    noise, buckets, model, two_in_flight, cause
+):
     row = {FULL: -0.06, SEVERAL: two_in_flight, "noise": noise, "num_buckets": buckets}
-    row |= {"model": "bert", "hosts": 2}
-    assert said in why_off(pd.Series(row | {"measured_ms": 200.0, "predicted_ms": 188.0}))
+    assert cause_of_error(pd.Series(row | {"model": model})) == cause
+
+
+def test_choices_are_compared_over_all_cases(unlike):
+    table = regret_summary(unlike)
+    assert [row[0] for row in table.cells][:3] == ["b*", "smallest", "largest"]
+    assert {row[1] for row in table.cells[:3]} == {str(len(UNLIKE))}
+    assert regret_facts(unlike)["cases"] == str(len(UNLIKE))
 
 
 def test_the_tables_have_a_row_for_each_group_and_each_case(unlike):

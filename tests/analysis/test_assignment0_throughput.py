@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
-from common.analysis import throughput_narrative as narrative
-from common.analysis import throughput_plots as plots
-from common.analysis.assignment0_throughput import OptionsRun, ThroughputRun, open_throughput
-from common.analysis.opened_run import OpenedRun
-from common.analysis.option_ratios import in_company, option_ratios
+from common.analysis.one_device import throughput_figures as plots
+from common.analysis.one_device.options import (
+    OptionsRun,
+    in_company,
+    not_measured,
+    option_facts,
+    option_ratios,
+    options_table,
+)
+from common.analysis.one_device.throughput import (
+    ThroughputRun,
+    batch_table,
+    extrapolation_facts,
+    open_throughput,
+    saturation_facts,
+)
+from common.analysis.runs import Run
 from common.errors import UserError
-from common.perfmodel.peaks import DevicePeak
+from common.perfmodel.one_device.peaks import DevicePeak
 
 SETTINGS = {
     "model": "gpt2",
@@ -24,14 +38,28 @@ SETTINGS = {
     "tf32": False,
     "device": "cuda",
 }
-ENVIRONMENT = {"gpus": [{"name": "Pretend GPU"}], "cpu": {"model": "CPU"}}
-PEAK = DevicePeak("Pretend GPU", {"float32": 1e14}, 1e12, "its maker's data sheet")
+ENVIRONMENT = {
+    "status": "complete",
+    "hardware": "one GPU",
+    "start_time": "2026-01-01",
+    "gpus": [{"name": "Pretend GPU"}],
+    "cpu": {"model": "CPU"},
+}
+PEAK = DevicePeak(
+    device="Pretend GPU",
+    flops_per_s={"float32": 1e14},
+    memory_bytes_per_s=1e12,
+    source="its maker's data sheet",
+)
 RATES = {1: 16_521, 4: 30_819, 8: 32_585, 16: 33_900, 32: 34_560}
 """The course's, with batch 64 out of memory."""
 
 
-def opened(folder: Path) -> OpenedRun:
-    return OpenedRun(folder, False, "one GPU; today; run x", SETTINGS, ENVIRONMENT, {})
+def opened(folder: Path) -> Run:
+    """A run whose settings and environment are on disk."""
+    (folder / "config.yaml").write_text(yaml.safe_dump(SETTINGS))
+    (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    return Run(folder=folder, shown=folder)
 
 
 def made_up(folder: Path, peak: DevicePeak | None, steps_s: dict[int, float]) -> ThroughputRun:
@@ -49,7 +77,7 @@ def made_up(folder: Path, peak: DevicePeak | None, steps_s: dict[int, float]) ->
         for batch, time_s in steps_s.items()
     ]
     table = pd.DataFrame([*rows, {"batch_size": 64, "status": "out of memory"}])
-    return ThroughputRun(opened(folder), table, peak)
+    return ThroughputRun(opened=opened(folder), batches=table, peak=peak)
 
 
 def test_a_fixed_cost_per_step_is_found(tmp_path: Path) -> None:
@@ -68,19 +96,41 @@ def test_neither_part_of_a_step_is_negative(tmp_path: Path) -> None:
     assert run.saturation.per_sequence_s > 0
 
 
+def test_a_point_off_the_line_is_found(tmp_path: Path) -> None:
+    # All but one batch on a line: its distance from the fitted line is the largest, and it is slow.
+    steps_s = {b: 0.03 + 0.005 * b for b in (1, 2, 4, 8, 16)}
+    run = made_up(tmp_path, PEAK, steps_s | {4: 1.2 * steps_s[4]})
+    error = run.off_the_line
+    assert error.abs().idxmax() == 4
+    assert error[4] < -0.1
+    assert saturation_facts(run)["batches without a result"] == "64 (out of memory)"
+
+
+def test_two_batches_are_no_line(tmp_path: Path) -> None:
+    facts = saturation_facts(made_up(tmp_path, PEAK, {8: 0.25, 16: 0.4}))
+    assert next(iter(facts.values())) == "none: it takes 3 batch sizes"
+    assert facts["fastest batch"] == "16, at 40,960 tokens/s"
+
+
 def test_the_courses_figures_read_as_the_course_did(tmp_path: Path) -> None:
     run = made_up(tmp_path, None, {b: b * 1024 / rate for b, rate in RATES.items()})
     assert run.tokens_per_s == pytest.approx(32_585)
     assert run.naive.years == pytest.approx(78_202, rel=1e-4)
     # 12 · 12 · 768 · 1024 operations for attention on 6 for each of 123.5 million weights.
     assert run.flops_per_token == 6 * (12 * 12 * 768**2 + 50_257 * 768) + 12 * 12 * 768 * 1024
-    assert "MFU" not in narrative.batch_table(run)
+    assert "MFU" not in batch_table(run)
+
+
+def test_the_two_extrapolations_differ_by_operations_per_parameter(tmp_path: Path) -> None:
+    run = made_up(tmp_path, None, {8: 0.25})
+    over, small, large, *_ = extrapolation_facts(run).values()
+    assert float(over.strip("+%")) / 100 == pytest.approx(float(small) / float(large) - 1, abs=1e-3)
 
 
 def test_mfu_is_of_the_peak_in_the_runs_precision(tmp_path: Path) -> None:
     run = made_up(tmp_path, PEAK, {8: 0.25})
     expected = 8 * 1024 / 0.25 * run.flops_per_token / 1e14
-    assert narrative.batch_table(run)["MFU"][0] == pytest.approx(expected)
+    assert batch_table(run)["MFU"][0] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("batches", [{8: 0.25}, {8: 0.25, 16: 0.4, 32: 0.7}], ids=["one", "three"])
@@ -93,24 +143,57 @@ def test_the_sweep_is_drawn_with_what_did_not_fit(tmp_path: Path, batches: dict)
 
 
 def made_up_options(folder: Path, arms: dict[str, float]) -> OptionsRun:
+    """A run with these ratios in two rounds, a noise floor of 1 %, and TF32 without effect."""
     times = pd.DataFrame(
         {"arm": arm, "round": round_, "iteration": 0, "tokens": 1, "step_time_ms": 1 / ratio}
         for arm, ratio in arms.items()
         for round_ in (0, 1)
     )
-    table = pd.DataFrame({"arm": list(arms), "measured": True, "reason": ""})
-    table = table.assign(first_step_s=1.0, peak_allocated_mib=float("nan"))
-    return OptionsRun(opened(folder), option_ratios(times, table), in_company(times), 0.01)
+    rows = [{"arm": arm, "measured": True, "reason": None} for arm in arms]
+    rows.append({"arm": "tf32", "measured": False, "reason": "no effect"})
+    table = pd.DataFrame(rows).assign(first_step_s=1.0, peak_allocated_mib=float("nan"))
+    return OptionsRun(
+        opened=opened(folder),
+        table=option_ratios(times, table),
+        company=in_company(times),
+        noise_floor=0.01,
+    )
+
+
+ARMS = {
+    "baseline": 1,
+    "baseline-again": 1.01,
+    "sdpa": 2.0,
+    "fused": 1.005,
+    "all": 2.2,
+    "all-but-sdpa": 1.1,
+}
 
 
 def test_each_option_is_drawn_alone_and_on_top_of_the_others(tmp_path: Path) -> None:
-    arms = {"baseline": 1, "baseline-again": 1.01, "sdpa": 2.0, "fused": 1.005, "all": 2.2}
-    run = made_up_options(tmp_path, arms | {"all-but-sdpa": 1.1})
-    axes = plots.option_bars(run).axes[0]
+    axes = plots.option_bars(made_up_options(tmp_path, ARMS)).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["sdpa", "fused", "all"]
     # sdpa alone and on top of the others, fused and all once each.
     assert len(axes.patches) - 1 == 4
-    assert len(narrative.options_table(run)) == 6
+
+
+def test_options_within_the_noise_are_marked_first(tmp_path: Path) -> None:
+    run = made_up_options(tmp_path, ARMS)
+    table = options_table(run).set_index("arm")
+    assert table.columns[0] == "told from noise"
+    assert table["told from noise"].to_dict() == {
+        "baseline": "–",
+        "baseline-again": "–",
+        "sdpa": "yes",
+        "fused": "no",
+        "all": "yes",
+        "all-but-sdpa": "yes",
+    }
+    facts = option_facts(run)
+    assert facts["can be told from noise"] == "sdpa"
+    assert facts["cannot be told from noise"] == "fused"
+    assert facts["largest ratio of one option"] == "2.00 (sdpa)"
+    assert not_measured(run) == {"tf32": "no effect"}
 
 
 def test_a_run_without_its_headline_is_refused(tmp_path: Path) -> None:

@@ -9,14 +9,20 @@ import pandas as pd
 import pytest
 from assignment1_support import ENVIRONMENT, MIB, SETTINGS, steps, write_run, write_training
 
-from common.analysis import assignment1
-from common.analysis.assignment1 import open_learning, open_training
-from common.analysis.loss_curves import final_loss, largest_difference, smoothed_loss
-from common.analysis.training_memory import memory_table
-from common.analysis.training_overlap import training_overlap
+from common.analysis import runs
+from common.analysis.data_parallel.loss_curves import (
+    agreement,
+    final_loss,
+    largest_difference,
+    learned,
+    smoothed_loss,
+)
+from common.analysis.data_parallel.memory import memory_table
+from common.analysis.data_parallel.traced_steps import training_overlap
+from common.analysis.data_parallel.training_runs import open_learning, open_training
 from common.errors import UserError
 from common.perfmodel.memory import predict_memory
-from common.perfmodel.sharding import Sharding
+from common.perfmodel.one_device.sharding import Sharding
 
 # Which runs are compared
 
@@ -106,7 +112,7 @@ def test_where_no_run_learned_for_long_the_recorded_one_is_shown_as_such(
     write_training(tmp_path / "mine" / "a", "DDP", 2)
     write_training(tmp_path / "recorded" / "a", "DDP", 2)
     write_training(tmp_path / "recorded" / "b", "DDP", 2, [5.0] * 20)
-    monkeypatch.setattr(assignment1, "recorded_folder", lambda: tmp_path / "recorded")
+    monkeypatch.setattr(runs, "recorded_assignment", lambda assignment: tmp_path / "recorded")
     assert open_learning(tmp_path / "mine").folder == tmp_path / "recorded"
     # a run that has one is shown itself
     assert open_learning(tmp_path / "recorded").learning.settings["num_steps"] == 20
@@ -124,6 +130,36 @@ def test_the_largest_difference_is_that_of_any_two_curves_at_any_step(tmp_path: 
     assert largest_difference(training) == (0.75, 1)
 
 
+@pytest.mark.parametrize(
+    ("precision", "away", "equal"),
+    [
+        ("float32", 0.0, True),
+        ("float32", 5e-4, True),
+        ("float32", 2e-3, False),
+        ("bfloat16", 2e-3, True),
+        ("bfloat16", 0.1, False),
+    ],
+)
+def test_loss_curves_agree_where_rounding_in_their_precision_explains_the_difference(
+    tmp_path: Path, precision: str, away: float, equal: bool
+) -> None:
+    write_training(tmp_path / "a", "single", 1, [9.0, 8.0], precision=precision)
+    write_training(tmp_path / "b", "DDP", 2, [9.0, 8.0 + away], precision=precision)
+    found = agreement(open_training(tmp_path))
+    assert found.equal is equal
+    assert (found.curves, found.precision) == (2, precision)
+    assert found.largest_nats == pytest.approx(away, abs=1e-12)
+    assert found.step == (1 if away else 0)
+
+
+def test_tensor_float_32_rounds_more_and_one_curve_agrees_with_nothing(tmp_path: Path) -> None:
+    write_training(tmp_path / "tf32" / "a", "single", 1, [9.0, 8.0], tf32=True)
+    write_training(tmp_path / "tf32" / "b", "DDP", 2, [9.0, 8.01], tf32=True)
+    assert agreement(open_training(tmp_path / "tf32")).equal is True
+    write_training(tmp_path / "one" / "a", "DDP", 2)
+    assert agreement(open_training(tmp_path / "one")).equal is None
+
+
 def test_the_final_loss_is_the_mean_of_the_last_tenth(tmp_path: Path) -> None:
     write_training(tmp_path / "a", "DDP", 2)
     write_training(tmp_path / "b", "DDP", 2, [5.0] * 18 + [3.0, 2.5])
@@ -132,6 +168,27 @@ def test_the_final_loss_is_the_mean_of_the_last_tenth(tmp_path: Path) -> None:
     smooth = smoothed_loss(run.learning)
     assert smooth.attrs["window"] == 3
     assert smooth.iloc[-2] == pytest.approx((5.0 + 3.0 + 2.5) / 3)
+
+
+def test_what_was_learned_is_a_share_of_what_the_order_of_tokens_is_worth(tmp_path: Path) -> None:
+    write_training(tmp_path / "a", "DDP", 2)
+    write_training(tmp_path / "b", "DDP", 2, [5.0] * 18 + [3.0, 2.5])
+    found = learned(open_training(tmp_path).learning)
+    # the entropy is 2 nats and the unigram entropy 5
+    assert found.above_entropy_nats == pytest.approx(0.75)
+    assert found.share == pytest.approx((5 - 2.75) / (5 - 2))
+    assert (found.averaged_steps, found.steps) == (2, 20)
+    worse = [5.0] * 18 + [5.5, 6.5]
+    write_training(tmp_path / "c", "DDP", 2, worse, started="2026-01-03T03:04:05+00:00")
+    assert learned(open_training(tmp_path).learning).share == pytest.approx(-1 / 3)
+
+
+def test_without_a_unigram_entropy_the_learned_share_is_unknown(tmp_path: Path) -> None:
+    write_training(tmp_path / "a", "DDP", 2)
+    write_training(tmp_path / "b", "DDP", 2, [3.0] * 20, unigram_entropy_nats=None)
+    found = learned(open_training(tmp_path).learning)
+    assert found.above_entropy_nats == pytest.approx(1.0)
+    assert pd.isna(found.share)
 
 
 # Steps, memory, overlap
@@ -171,10 +228,24 @@ def test_memory_is_predicted_for_each_runs_own_micro_batch_and_sharding(tmp_path
     of_ranks = table.loc["FULL_SHARD", ["least_bytes", "measured_bytes"]]
     assert of_ranks.tolist() == [40 * MIB, 50 * MIB]
     assert pd.isna(table.loc["DDP", "measured_bytes"])
+    assert table["share_of_ddp"].isna().all()
+
+
+def test_measured_memory_is_compared_with_one_devices_and_ddps_on_most_ranks(
+    tmp_path: Path,
+) -> None:
+    write_training(tmp_path / "a", "single", 1, peak_bytes=100 * MIB)
+    write_training(tmp_path / "b", "DDP", 2, peak_bytes=120 * MIB)
+    write_training(tmp_path / "c", "DDP", 4, peak_bytes=160 * MIB)
+    write_training(tmp_path / "d", "FULL_SHARD", 2, peak_bytes=80 * MIB)
+    table = memory_table(open_training(tmp_path)).set_index("name")
+    assert list(table.index) == ["one device", "DDP × 2", "DDP × 4", "FULL_SHARD"]
+    assert table["over_single_bytes"].tolist() == [0, 20 * MIB, 60 * MIB, -20 * MIB]
+    assert table["share_of_ddp"].tolist() == [100 / 160, 120 / 160, 1.0, 0.5]
 
 
 def write_overlap(run: Path, rows: list[tuple]) -> None:
-    """What the trainer reads from traces: (rank, step, step, computing, communicating, both)."""
+    """Writes a trainer's tables: (rank, step, step, computing, communicating, both) in ms."""
     columns = ["rank", "step", "step_ms", "computation_ms", "communication_ms", "overlap_ms"]
     table = pd.DataFrame(rows, columns=columns)
     exposed = table["communication_ms"] - table["overlap_ms"]
@@ -209,6 +280,19 @@ def test_the_parts_of_a_traced_step_add_up_where_their_medians_would_not(tmp_pat
     hidden = row["communication_ms"] - row["exposed_communication_ms"]
     assert row["overlap_ms"] == pytest.approx(hidden)
     assert row["hidden"] == pytest.approx(4 / 14)  # of all that was communicated
+
+
+def test_the_price_of_tracing_is_against_the_steps_that_were_not_traced(tmp_path: Path) -> None:
+    settings = SETTINGS | {"strategy": "DDP"}
+    # the profiler was on in the two long steps
+    rows = steps([[10.0], [10.0], [12.0], [90.0], [90.0]], profiled=(3, 4))
+    run = write_run(tmp_path / "ddp", settings, {"world_size": 1}, training_steps=rows)
+    write_overlap(run, [(0, 3, 15.0, 9.0, 3.0, 1.0), (0, 4, 15.0, 9.0, 3.0, 1.0)])
+    assert training_overlap(open_training(tmp_path)).iloc[0]["slowdown"] == 1.5
+    every = steps([[10.0], [10.0]], profiled=(0, 1))
+    run = write_run(tmp_path / "all" / "ddp", settings, {"world_size": 1}, training_steps=every)
+    write_overlap(run, [(0, 0, 10.0, 9.0, 3.0, 2.0), (0, 1, 10.0, 9.0, 3.0, 2.0)])
+    assert pd.isna(training_overlap(open_training(tmp_path / "all")).iloc[0]["slowdown"])
 
 
 def test_runs_without_traces_say_so(tmp_path: Path) -> None:

@@ -9,18 +9,29 @@ import pandas as pd
 import pytest
 import yaml
 
-from common.analysis import scaling_narrative as narrative
-from common.analysis.assignment4 import LABEL, open_assignment4
-from common.analysis.scaled_prediction import smaller_ring
-from common.analysis.scaling_columns import (
+from common.analysis.diagnosis.evidence import ARMS, STEPS
+from common.analysis.scaling.prediction import smaller_ring
+from common.analysis.scaling.sweep_run import LABEL, Series, open_assignment4
+from common.analysis.scaling.sweep_tables import (
+    against_one_rank,
+    laws_table,
+    limits_table,
+    overlap_table,
+    parts_facts,
+    parts_table,
+    prediction_facts,
+    prediction_table,
+    speedup_table,
+)
+from common.errors import UserError
+from common.perfmodel.collectives import MeasuredAllReduce
+from common.tables import (
     ARM_COLUMNS,
     BUCKET_COLUMNS,
     COST_COLUMNS,
     PROBE_COLUMNS,
     STEP_COLUMNS,
 )
-from common.errors import UserError
-from common.perfmodel.collectives import MeasuredAllReduce
 
 SIGMA, KAPPA = 0.06, 0.01
 FORWARD, BACKWARD, UPDATE = 1 / 3, 2 / 3, 0.0
@@ -90,9 +101,14 @@ def write_probes(folder: Path, ranks: int) -> None:
     pd.DataFrame([], columns=[*COST_COLUMNS]).to_csv(folder / "costs.csv", index=False)
     ready = pd.DataFrame(
         {
-            **{"rank": range(ranks), "iteration": 0, "parameter": "weight"},
-            **{"registration_index": 0, "dtype": "float32", "size_bytes": GRADIENT_BYTES},
-            **{"ready_time_ms": BACKWARD * 30, "ready_index": 0},
+            "rank": range(ranks),
+            "iteration": 0,
+            "parameter": "weight",
+            "registration_index": 0,
+            "dtype": "float32",
+            "size_bytes": GRADIENT_BYTES,
+            "ready_time_ms": BACKWARD * 30,
+            "ready_index": 0,
         }
     )
     ready.to_csv(folder / "gradient-ready-times.csv", index=False)
@@ -107,8 +123,14 @@ def write_probes(folder: Path, ranks: int) -> None:
             for rank in range(ranks)
         ],
         columns=[
-            *("mode", "total_elements", "total_bytes", "in_flight"),
-            *("round", "iteration", "rank", "time_ms"),
+            "mode",
+            "total_elements",
+            "total_bytes",
+            "in_flight",
+            "round",
+            "iteration",
+            "rank",
+            "time_ms",
         ],
     )
     reduced.to_csv(folder / "allreduce-samples.csv", index=False)
@@ -129,7 +151,7 @@ def test_the_machines_sweep_and_the_replay_are_told_apart(run: Path) -> None:
     assert (lab.sweep.workload, lab.sweep.ranks) == ("mlp", 2)
     assert (lab.replay.workload, lab.replay.ranks) == ("replay", 8)
     assert lab.left_out == ""
-    assert "Measured in this run" in lab.sweep.where_from()
+    assert lab.sweep.origin == "> Measured in this run: made up; 2026-11-21; run sweep. mlp."
     assert "made up; 2026-11-21; run sweep" in lab.sweep.caption
 
 
@@ -171,7 +193,12 @@ def test_the_same_step_measured_twice_is_the_noise_floor(run: Path) -> None:
     slower = sweep.steps.assign(arm=sweep.steps["arm"] + 10)
     slower["step_time_ms"] *= 1.04
     both = replace(
-        sweep, arms=pd.concat([sweep.arms, twins]), steps=pd.concat([sweep.steps, slower])
+        sweep,
+        tables={
+            **sweep.tables,
+            ARMS: pd.concat([sweep.arms, twins]),
+            STEPS: pd.concat([sweep.steps, slower]),
+        },
     )
     assert both.noise_floor == pytest.approx(0.04)
 
@@ -188,8 +215,8 @@ def test_a_sweep_without_probes_is_not_predicted_and_says_why(run: Path) -> None
     replay = open_assignment4(run).replay
     _, reason = replay.predictions
     assert "no probes.csv" in reason
-    assert len(narrative.efficiency_shown(replay)) == 5
-    assert len(narrative.laws_shown(replay.series)) == 3
+    assert prediction_facts(replay) == {"no prediction": reason}
+    assert prediction_table(replay).empty
 
 
 def test_a_run_without_a_complete_sweep_is_refused(tmp_path: Path) -> None:
@@ -209,3 +236,89 @@ def test_without_a_replay_the_reason_is_kept(tmp_path: Path) -> None:
     write_run(tmp_path / "run", label="assignment4", emulated_hosts_left_out="no namespaces here")
     write_sweep(tmp_path / "run" / "sweep", [1, 2], "mlp", rounds=1)
     assert open_assignment4(tmp_path / "run").left_out == "no namespaces here"
+
+
+def test_a_part_table_says_first_whether_parts_are_a_plain_steps(run: Path) -> None:
+    sweep = open_assignment4(run).sweep
+    assert parts_table(sweep)["adds up"].tolist() == ["–", "yes"]  # one rank has no plain steps
+    facts = parts_facts(sweep)
+    assert facts["noise floor: the same step under two names differs by"] == "not known"
+    assert facts["arms whose parts add up to the plain step within 3%"] == "1 of 1"
+    # Computation was made alike on one rank and on two.
+    name = "computation of 2 ranks, batch 30 each (weak) over the same on one rank by itself"
+    assert facts[name] == "1.00"
+
+
+def test_speedups_of_all_ranks_are_shown_with_their_interval(run: Path) -> None:
+    table = speedup_table(open_assignment4(run).replay)
+    assert table["ranks"].tolist() == [2, 3, 4, 6, 8]
+    assert set(table["compared with one rank"]) == {"faster"}
+    assert table["95 % interval"].iloc[0] == "1.85 to 1.85"  # rounds differ in speed alone
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (1.01, 1.09, "faster"),
+        (0.49, 0.68, "slower"),
+        (0.76, 1.11, "cannot be told"),
+        (np.nan, np.nan, "not known: one round"),
+    ],
+)
+def test_what_an_interval_says_against_one_rank(low: float, high: float, words: str) -> None:
+    assert against_one_rank(low, high) == words
+
+
+def test_an_arm_without_one_on_one_rank_is_shown_with_the_reason(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", label="assignment4")
+    write_sweep(tmp_path / "run" / "sweep", [2, 4], "mlp")
+    sweep = open_assignment4(tmp_path / "run").sweep
+    shown = speedup_table(sweep)["compared with one rank"]
+    assert shown.str.startswith("no arm on one rank").tolist() == [True, True]
+
+
+def test_communication_after_the_backward_pass_hides_nothing(run: Path) -> None:
+    [row] = overlap_table(open_assignment4(run).sweep).to_dict("records")
+    expected = exchange_ms(2, 30) / 30
+    assert row["all-reduces / computation"] == pytest.approx(expected)
+    assert row["exposed / computation"] == pytest.approx(expected)
+    assert row["hidden"] == pytest.approx(0, abs=1e-9)
+
+
+def test_errors_of_predictions_are_those_of_their_steps(run: Path) -> None:
+    sweep = open_assignment4(run).sweep
+    # Predicted at the speed of the first round, measured at 1.15 times that; the only arm on
+    # several ranks is the one that the adjustment was taken from.
+    facts = prediction_facts(sweep)
+    assert facts["error, nothing taken from a step: median over arms"] == "± 13%"
+    assert not any("adjusted" in name for name in facts)
+    assert prediction_table(sweep)["its error"].isna().all()
+
+
+def test_a_law_that_describes_the_points_says_where_it_ends(run: Path) -> None:
+    lab = open_assignment4(run)
+    laws = laws_table(lab.replay.series)
+    assert dict(zip(laws["parameter"], laws["describes the points"], strict=True)) == {
+        "s": "no",
+        "σ": "yes",
+        "κ": "yes",
+    }
+    gustafson, usl = limits_table(lab.replay.series).to_dict("records")
+    peak = np.sqrt((1 - SIGMA) / KAPPA)
+    highest = peak / (1 + SIGMA * (peak - 1) + KAPPA * peak * (peak - 1))
+    assert (usl["on ranks"], usl["most speedup"]) == (f"{peak:.1f}", f"{highest:.3g}")
+    assert usl["measured up to (ranks)"] == 8
+    assert pd.isna(gustafson["most speedup"])  # it is off, so it says nothing of more ranks
+    assert (
+        limits_table(lab.sweep.series)["describes the points"].str.startswith("not fitted: ").all()
+    )
+
+
+def test_a_parameter_that_is_0_whatever_is_drawn_has_no_interval() -> None:
+    ranks = np.array([1.0, 2, 3, 4, 6])
+    table = pd.DataFrame(
+        {"world_size": ranks, "speedup": ranks, "speedup_low": ranks, "speedup_high": ranks}
+    )
+    ideal = Series("strong", 64, table, np.tile(ranks, (3, 1)))
+    assert set(laws_table([ideal])["95 % interval"]) == {"at its bound"}
+    assert set(limits_table([ideal])["most speedup"]) == {"no bound"}

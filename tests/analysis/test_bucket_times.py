@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.analysis.bucket_time_plots import bucket_times
-from common.analysis.narrative import interval_text
-from common.analysis.sweep import BucketSweep, evaluate
+from common.analysis.buckets.choice import near_text
+from common.analysis.buckets.figures import bucket_times
+from common.analysis.buckets.sweep import BucketSweep, evaluate
 from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.profile import BackwardProfile
+from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.search import BestCap, Candidate, best_bucket_cap
 
 MIB = 2**20
@@ -90,8 +90,8 @@ def found(*totals_s: float) -> BestCap:
 
 
 def test_every_interval_of_good_caps_is_told_and_one_bucket_has_no_end() -> None:
-    assert interval_text(found(1.0, 2.0, 1.005, 2.0)) == "1 to 2, or 3 to 4 MiB"
-    assert interval_text(found(1.0, 2.0, 3.0, 1.0)) == "1 to 2, or 4 and more MiB"
-    assert interval_text(found(2.0, 1.0, 1.0, 2.0)) == "2 to 4 MiB"  # they touch
+    assert near_text(found(1.0, 2.0, 1.005, 2.0)) == "1 to 2, or 3 to 4 MiB"
+    assert near_text(found(1.0, 2.0, 3.0, 1.0)) == "1 to 2, or 4 and more MiB"
+    assert near_text(found(2.0, 1.0, 1.0, 2.0)) == "2 to 4 MiB"  # they touch
     many = found(1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0, 2.0)
-    assert interval_text(many) == "1 to 2, 3 to 4, 5 to 6, or 7 to 8 MiB"
+    assert near_text(many) == "1 to 2, 3 to 4, 5 to 6, or 7 to 8 MiB"

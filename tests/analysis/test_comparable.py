@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from assignment1_support import write_training
 
-from common.analysis.assignment1 import open_training
-from common.analysis.assignment2 import added_latency_s, open_run
+from common.analysis.buckets.measurements import added_latency_s, open_run
 from common.analysis.comparable import device_of, difference, network_of, require_same
+from common.analysis.data_parallel.training_runs import open_training
 from common.cli.predict import Predict, with_tables_of_run
 from common.errors import UserError
 from common.runtime.paths import project_root

@@ -7,9 +7,11 @@ import pandas as pd
 import pytest
 from text_run_support import write_original, write_text_run
 
-from common.analysis import comprehensive_report
-from common.analysis.comprehensive import SUMMARY_COLUMNS, compare, summary, verdict
-from common.analysis.comprehensive_report import (
+from common.analysis.scaling import study_report
+from common.analysis.scaling.speedups import Speedup
+from common.analysis.scaling.study import SUMMARY_COLUMNS, compare, summary, verdict
+from common.analysis.scaling.study_files import read_published
+from common.analysis.scaling.study_report import (
     ComprehensiveAnalysis,
     analyse,
     escape,
@@ -19,9 +21,7 @@ from common.analysis.comprehensive_report import (
     summary_of,
     write_results,
 )
-from common.analysis.scaling import Speedup
-from common.analysis.scaling_runs import read_published
-from common.analysis.text_study import one_of, open_text_study
+from common.analysis.scaling.text_study import one_of, open_text_study
 from common.errors import UserError
 
 ORIGINAL = Path(__file__).resolve().parents[3] / "shared" / "measured" / "text-scaling"
@@ -30,7 +30,7 @@ FIGURES = ("epoch_time_detailed", "speedup_efficiency", "throughput", "accuracy"
 
 @pytest.fixture(autouse=True)
 def _coarse_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comprehensive_report, "DPI", 40)  # drawing is what takes time here
+    monkeypatch.setattr(study_report, "DPI", 40)  # drawing is what takes time here
 
 
 def write_study(root: Path) -> Path:
@@ -49,7 +49,9 @@ def test_all_seven_results_have_the_originals_names(tmp_path: Path) -> None:
     main(settings(write_study(tmp_path / "runs"), out=str(out)))
     written = {path.name for path in out.iterdir()}
     assert written == {f"imdb_{name}.png" for name in FIGURES} | {
-        *("comprehensive_summary.csv", "summary_table.tex", "performance_report.txt"),
+        "comprehensive_summary.csv",
+        "summary_table.tex",
+        "performance_report.txt",
     }
     for name in FIGURES:
         assert (out / f"imdb_{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -199,7 +201,7 @@ def test_nothing_is_left_behind_where_a_figure_fails(
     def fails(*_: object) -> None:
         raise RuntimeError("no figure")
 
-    monkeypatch.setitem(comprehensive_report.FIGURES, "accuracy", fails)
+    monkeypatch.setitem(study_report.FIGURES, "accuracy", fails)
     with pytest.raises(RuntimeError):
         write_results(analysis, out)
     assert [path.name for path in out.iterdir()] == ["comprehensive_summary.csv"]

@@ -9,16 +9,17 @@ import pandas as pd
 import pytest
 from scaling_evidence import MIB, MadeUp
 
-from common.analysis.diagnosis import (
+from common.analysis.diagnosis.changes import Changes, changes_facts, changes_table
+from common.analysis.diagnosis.diagnosis import (
     diagnose,
     diagnose_folder,
     diagnosis_lines,
     diagnosis_table,
 )
-from common.analysis.evidence import open_evidence
-from common.analysis.measured_step import model_from_evidence
+from common.analysis.diagnosis.evidence import open_evidence
+from common.analysis.diagnosis.measured_step import model_from_evidence
 from common.errors import UserError
-from common.perfmodel.scaled_step import predict
+from common.perfmodel.scaling.scaled_step import predict
 
 # Of one bucket of 4 MiB, which a backward pass cannot hide, at 0.1 GB/s: 42 ms beside 30.
 SLOW_LINK = {"bandwidth": 1e5, "communication_ms": 42.0, "buckets": (4 * MIB,)}
@@ -140,7 +141,9 @@ def test_validity_comes_before_speed_and_then_what_costs_most(tmp_path):
     run = MadeUp(data_ms=8.0, slow={0: 1.6}, samples={"shared": 250, "distinct_all_ranks": 750})
     found = diagnose_folder(run.write(tmp_path / "run"))
     assert [verdict.cause for verdict in found.verdicts] == [
-        *("wrong-sampler", "slow-rank", "data-loading")
+        "wrong-sampler",
+        "slow-rank",
+        "data-loading",
     ]
     table = diagnosis_table(found)._repr_markdown_()
     assert table.count("\n") == 5
@@ -226,3 +229,36 @@ def test_emulated_hosts_share_the_cores_of_one_machine(tmp_path):
     environment = {"status": "complete", "network": "2 emulated hosts at 1 Gbit/s"}
     (folder / "environment.json").write_text(json.dumps(environment))
     assert diagnose_folder(folder).verdicts[0].cause == "oversubscribed-cores"
+
+
+def test_right_predictions_and_changes_that_suffice_are_counted():
+    table = pd.DataFrame(
+        {
+            "change": ["none", "accumulation=8", "compression=fp16"],
+            "world_size": 2,
+            "global_batch": [16, 128, 16],
+            "global_batch_changed": [False, True, False],
+            "predicted_speedup": [0.5, 1.5, 0.9],
+            "speedup": [0.5, 1.64, 0.55],
+            "speedup_low": [0.45, 1.6, 0.5],
+            "speedup_high": [0.55, 1.7, 0.6],
+            "efficiency": [0.25, 0.82, 0.275],
+        }
+    )
+    # The unchanged step was predicted exactly, so the error of a gain is that of the speedup.
+    error = table["predicted_speedup"] / table["speedup"] - 1
+    changes = Changes(table.assign(error=error, gain_error=error), "made up", "a model")
+    facts = changes_facts(changes)
+    assert facts["predicted speedups within 10% of the achieved"] == "1 of 2"
+    assert facts["largest error of a gain"] == "+63.6% (compression=fp16)"
+    assert facts["changes that reach 80% of the ideal"] == "1 of 2"
+    rows = changes_table(changes)._repr_markdown_().splitlines()[2:]
+    # The interval of fp16 meets that of the step as it was: nothing can be told.
+    assert [row.split("|")[2].strip() for row in rows] == ["–", "yes", "no"]
+
+
+def test_where_nothing_is_proposed_nothing_is_counted():
+    table = pd.DataFrame({"change": ["none"], "world_size": 2})
+    assert changes_facts(Changes(table, "made up", "a model")) == {
+        "changes proposed": "none that would help by more than the noise"
+    }

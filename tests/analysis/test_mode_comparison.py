@@ -15,27 +15,37 @@ from micro_batch_support import (
     calibration_rows,
     cost_ms,
     mode_times,
+    opened,
     slow_rows,
     write_comparison,
     write_lab,
     write_records,
 )
 
-from common.analysis import length_plots, planned_costs
-from common.analysis import micro_batch_narrative as narrative
-from common.analysis import mode_narrative as words
-from common.analysis.assignment3 import open_assignment3
-from common.analysis.mode_comparison import ModeComparison, read_comparison
-from common.analysis.mode_simulation import slow_summary
+from common.analysis.micro_batches import costs, lengths, mode_tables
+from common.analysis.micro_batches.lab import open_assignment3
+from common.analysis.micro_batches.mode_comparison import ModeComparison, read_comparison
+from common.analysis.micro_batches.slow_rank import slow_found, slow_plans, slow_summary
+from common.analysis.micro_batches.summary import loss_agreement, training_shown
 from common.errors import UserError
 from common.scheduling.cost import CalibratedCost, TokensCost
 from common.scheduling.partition import min_max_contiguous
 
 
+def compared(folder: Path, times: pd.DataFrame) -> ModeComparison:
+    """Writes these times as a run, and reads it."""
+    return read_comparison(opened(write_comparison(folder, times)))
+
+
+def optimum(batch: np.ndarray, ranks: int) -> list[list[int]]:
+    """Returns the split with the smallest bottleneck in padded tokens."""
+    return min_max_contiguous(batch, ranks, TokensCost())
+
+
 @pytest.fixture
 def comparison(tmp_path: Path) -> ModeComparison:
     """Twenty global batches of 8 texts in all modes, on two ranks."""
-    return read_comparison(write_comparison(tmp_path / "run", mode_times()))
+    return compared(tmp_path / "run", mode_times())
 
 
 # Ratios
@@ -43,9 +53,8 @@ def comparison(tmp_path: Path) -> ModeComparison:
 
 def test_ratios_are_taken_on_the_same_global_batch(comparison: ModeComparison) -> None:
     ratios = comparison.ratios()
-    assert ratios.columns.tolist() == [
-        *("static", "dynamic", "dynamic_calibrated", "karmarkar_karp"),
-    ]
+    same = ["static", "dynamic", "dynamic_calibrated", "karmarkar_karp"]
+    assert ratios.columns.tolist() == same
     # 5 ms and 20 µs a token of the fuller rank, and 1 ms of exchange
     for step, tokens in enumerate((400, 440, 480, 400)):
         step_ms = {mode: cost_ms(1, tokens * ratio) + 1 for mode, ratio in MODES.items()}
@@ -66,7 +75,7 @@ def test_pairing_takes_the_difference_of_batches_out_of_the_interval(tmp_path: P
     # batches differ up to tenfold, and in every one of them dynamic takes 0.7 of static
     scale = 1 + 9 * np.random.default_rng(1).random(30)
     times["step_time_ms"] = scale[times["step"]] * np.where(times["mode"] == "static", 1.0, 0.7)
-    found = read_comparison(write_comparison(tmp_path / "run", times)).summary.loc["dynamic"]
+    found = compared(tmp_path / "run", times).summary.loc["dynamic"]
     assert found[["ratio", "ratio_low", "ratio_high", "paired_q25"]].tolist() == pytest.approx(
         [0.7] * 4
     )
@@ -81,7 +90,7 @@ def test_the_interval_of_a_noisy_ratio_holds_the_true_one(tmp_path: Path) -> Non
         noise = 1 + 0.1 * draw.standard_normal((40, len(set(times["mode"]))))
         order = times["order"].to_numpy()
         times["step_time_ms"] = truth * noise[times["step"], order]
-        found = read_comparison(write_comparison(tmp_path / f"{trial}", times))
+        found = compared(tmp_path / f"{trial}", times)
         row = found.summary.loc["dynamic"]
         held += row["ratio_low"] <= 0.8 <= row["ratio_high"]
         # two halves of 20 steps with 10 % of noise: half the time within 0.67 of 0.1·√(2/20)
@@ -89,9 +98,31 @@ def test_the_interval_of_a_noisy_ratio_holds_the_true_one(tmp_path: Path) -> Non
     assert held >= 10
 
 
+def test_a_mode_within_its_noise_is_not_told_from_static_or_from_the_fastest(
+    tmp_path: Path,
+) -> None:
+    # two modes take 0.7 of static and one takes as long; two of them are 5 % off, up and down
+    factors = {
+        "static": 1.0,
+        "dynamic": 0.7,
+        "dynamic_calibrated": 0.7,
+        "karmarkar_karp": 1.0,
+        "control": 0.7,
+    }
+    times = mode_times(40, dict.fromkeys(factors, 1.0))
+    noisy = times["mode"].isin(["dynamic_calibrated", "karmarkar_karp"])
+    noise = np.where(noisy, np.where(times["step"] % 2 == 0, 1.05, 0.95), 1.0)
+    times["step_time_ms"] = 100 * times["mode"].map(factors) * noise
+    shown = mode_tables.verdicts_shown(compared(tmp_path / "run", times)).set_index("mode")
+    differs, tied = shown["differs from static"], shown["tied with the fastest"]
+    assert pd.isna(differs["static"])
+    assert differs.drop("static").tolist() == ["yes", "yes", "no"]
+    assert tied.tolist() == ["no", "yes", "yes", "no"]
+
+
 def test_waiting_is_a_share_of_all_ranks_time_above_the_control(tmp_path: Path) -> None:
     times = mode_times(10, unequal={"control": 0.9})
-    found = read_comparison(write_comparison(tmp_path / "run", times))
+    found = compared(tmp_path / "run", times)
     own = times[times["mode"] == "static"]
     share = own["waiting_time_ms"].sum() / own["step_time_ms"].sum()
     control = times[times["mode"] == "control"]
@@ -99,6 +130,21 @@ def test_waiting_is_a_share_of_all_ranks_time_above_the_control(tmp_path: Path) 
     assert found.waiting["static"] == pytest.approx(share)
     assert found.summary.loc["static", "waiting_points"] == pytest.approx((share - floor) * 100)
     assert found.summary.loc["dynamic", "waiting"] == 0
+    shown = mode_tables.waiting_shown(found).set_index("mode")
+    assert shown.index[-1] == "equal lengths (control)"
+    assert shown["waiting"].iloc[-1] == pytest.approx(floor)
+    assert shown.loc["static", "above the control (points)"] == pytest.approx((share - floor) * 100)
+
+
+def test_imbalance_of_static_is_that_of_its_fullest_and_emptiest_rank(
+    comparison: ModeComparison,
+) -> None:
+    found = mode_tables.static_imbalance(comparison)
+    # seven steps of 400, seven of 440, six of 480; the other rank has half, and half of it is text
+    assert found["fullest"] == pytest.approx((7 * 400 + 7 * 440 + 6 * 480) / 20)
+    assert found["emptiest"] == pytest.approx(found["fullest"] / 2)
+    assert found["excess"] == pytest.approx(1 / 0.75 - 1)
+    assert found["text_share"] == pytest.approx(0.5)
 
 
 def test_modes_with_other_batches_are_compared_by_the_text(tmp_path: Path) -> None:
@@ -108,19 +154,23 @@ def test_modes_with_other_batches_are_compared_by_the_text(tmp_path: Path) -> No
     times.loc[budget, "global_batch"] = 16
     static_ms = times[times["mode"] == "static"].groupby("step")["step_time_ms"].max()
     times.loc[budget, "step_time_ms"] = times.loc[budget, "step"].map(static_ms)
-    found = read_comparison(write_comparison(tmp_path / "run", times))
+    found = compared(tmp_path / "run", times)
     assert found.own_batch_modes == ["length_grouped", "token_budget"]
     assert "token_budget" not in found.summary.index
     table = found.per_sample
     assert table.loc["token_budget", "ratio"] == pytest.approx(0.5)
     assert not table.loc["token_budget", "same_batch"]
     assert table.loc["dynamic", "ratio"] == pytest.approx(found.summary.loc["dynamic", "ratio"])
+    shown = mode_tables.per_text_shown(found).set_index("mode")
+    assert shown.loc[["dynamic", "token budget"], "same texts a step"].tolist() == ["yes", "no"]
+    assert shown.loc["token budget", "texts a step"] == 16
 
 
 def test_padded_tokens_promise_a_ratio_even_where_it_is_a_loss(tmp_path: Path) -> None:
     write_comparison(tmp_path / "run", mode_times(20, {"static": 1.0, "dynamic": 1.3}))
-    shown = words.datasets_shown(open_assignment3(tmp_path))
+    shown = mode_tables.datasets_shown(open_assignment3(tmp_path).comparisons)
     assert shown.loc[0, "promised"] == pytest.approx(1.3)
+    assert shown.loc[0, ["differs from static", "pays"]].tolist() == ["yes", "no"]
 
 
 # Costs, slow ranks, many ranks
@@ -128,28 +178,30 @@ def test_padded_tokens_promise_a_ratio_even_where_it_is_a_loss(tmp_path: Path) -
 
 def test_costs_are_fitted_to_medians_of_each_rank() -> None:
     timed = calibration_rows()
-    costs = planned_costs.fit_costs(timed, CalibratedCost.fit)
+    fitted = costs.fit_costs(timed, CalibratedCost.fit)
     # one pass of three took three times as long: the median does not see it
-    assert costs[1].c0_s == pytest.approx(5e-3)
-    assert costs[1].c1_s == pytest.approx(2e-5)
-    predicted = planned_costs.with_predicted(timed, costs)
-    errors = planned_costs.calibration_errors(predicted)
-    assert errors["worst_error"].max() < 1e-6
+    assert fitted[1].c0_s == pytest.approx(5e-3)
+    assert fitted[1].c1_s == pytest.approx(2e-5)
+    errors = costs.calibration_errors(costs.with_predicted(timed, fitted))
+    assert errors["largest error"].max() < 1e-6
     assert errors["points"].tolist() == [9, 9]
 
 
 def test_the_fixed_share_is_that_of_the_bottleneck_rank(comparison: ModeComparison) -> None:
-    costs = planned_costs.fit_costs(comparison.calibration, CalibratedCost.fit)
+    fitted = costs.fit_costs(comparison.calibration, CalibratedCost.fit)
     expected = np.mean([5 / cost_ms(1, 400 + 40 * (step % 3)) for step in range(20)])
-    assert planned_costs.fixed_share(comparison, costs) == pytest.approx(expected)
+    assert costs.fixed_share(comparison, fitted) == pytest.approx(expected)
+    share, ratio = costs.measured_points([comparison], CalibratedCost.fit)["sst2"]
+    assert share == pytest.approx(expected)
+    assert ratio == comparison.summary.loc["dynamic", "compute_ratio"]
 
 
 def test_errors_of_a_prediction_are_relative_and_by_rank() -> None:
     table = pd.DataFrame({"rank": [0, 0, 0, 1], "time_ms": [10.0] * 4})
     table["predicted_ms"] = [11.0, 8.0, 10.5, 10.0]
-    errors = planned_costs.calibration_errors(table).set_index("rank")
-    assert errors.loc[0, ["median_error", "worst_error"]].tolist() == pytest.approx([0.1, 0.2])
-    assert errors.loc[1, "median_error"] == 0
+    errors = costs.calibration_errors(table).set_index("rank")
+    assert errors.loc[0, ["median error", "largest error"]].tolist() == pytest.approx([0.1, 0.2])
+    assert errors.loc[1, "median error"] == 0
 
 
 def test_a_slow_rank_is_found_when_its_estimate_stays_close() -> None:
@@ -169,6 +221,20 @@ def test_a_slow_rank_is_found_when_its_estimate_stays_close() -> None:
     assert slow_summary(table).found_at is None
 
 
+def test_steps_with_a_slow_rank_are_split_where_it_is_found() -> None:
+    table = slow_rows(found_at=10)
+    never_told, before, after = slow_plans(table).itertuples(index=False, name=None)
+    # 1.5 times the step of a plan that was told, until step 10 of 40
+    assert never_told[1:] == (40, 1.5)
+    assert before[1:] == (10, 1.5)
+    assert after[1:] == (30, 1.0)
+    assert slow_found(table)["from step"] == "10"
+    table["estimated_factor"] = 1.0
+    # 10 of its 40 steps took 1.5, and 30 took 1
+    assert slow_plans(table).iloc[-1, 1:].tolist() == [40, 1.0]
+    assert slow_found(table)["estimate stays within 25%"] == "no"
+
+
 def test_bottlenecks_are_over_the_bound_of_the_same_texts(tmp_path: Path) -> None:
     simulation = open_assignment3(write_lab(tmp_path / "lab")).simulation
     table = simulation.summary().set_index(["dataset", "mode", "world_size"])["ratio"]
@@ -177,24 +243,58 @@ def test_bottlenecks_are_over_the_bound_of_the_same_texts(tmp_path: Path) -> Non
     assert table["imdb", "dynamic", 1024] == pytest.approx(1.1 * 1.04)
     # half the bottleneck for half the texts is as good
     assert table["imdb", "token_budget", 1024] == pytest.approx(1.1 * 1.04)
+    # static and the best mode that pads, on the fewest and on the most ranks
+    shown = simulation.extremes_shown().set_index(["data set", "mode"])
+    assert shown.columns.tolist() == ["8 ranks", "1,024 ranks"]
+    assert shown.loc[("sst2", "static")].tolist() == pytest.approx([2.5 * 1.04, 6 * 1.04])
+    assert shown.loc[("sst2", "dynamic")].tolist() == pytest.approx([1.1 * 1.04] * 2)
+    assert len(shown) == 6
+    # of three plans in 0.25, 0.5 and 9 ms
+    planning = simulation.planning_shown()
+    assert planning.iloc[0].tolist() == [64, 512, 0.5]
+
+
+# Lengths
 
 
 def test_promised_ratios_are_of_the_fullest_rank() -> None:
     even = np.full(100, 50)
-    plan = lambda batch, ranks: min_max_contiguous(batch, ranks, TokensCost())  # noqa: E731
     # nothing to win where all texts are equally long
-    assert planned_costs.promised_ratio(even, 2, 8, plan, draws=5) == 1
+    assert lengths.promised_ratio(even, 2, 8, optimum, draws=5) == 1
     by_hand = np.array([10, 1, 1, 1])
-    equal = planned_costs.equal_counts(4, 2)
-    assert planned_costs.bottleneck(by_hand, equal) == 20
-    assert planned_costs.bottleneck(by_hand, plan(by_hand, 2)) == 10
+    equal = lengths.equal_counts(4, 2)
+    assert lengths.bottleneck(by_hand, equal) == 20
+    assert lengths.bottleneck(by_hand, optimum(by_hand, 2)) == 10
+
+
+def test_splits_of_a_batch_are_beside_their_lower_bound() -> None:
+    by_hand = np.array([10, 1, 1, 1])
+    splits = {"as they come": lengths.equal_counts(4, 2), "optimum": optimum(by_hand, 2)}
+    table = lengths.split_table(by_hand, splits).set_index("split")
+    assert table.index.tolist() == ["as they come", "optimum", "lower bound"]
+    # 2 × 10 and 2 × 1, then 1 × 10 and 3 × 1; the longest text alone takes 10
+    assert table["slowest rank"].tolist() == [20, 10, 10]
+    assert table["all ranks"].tolist() == [22, 13, 13]
+    assert table.loc["optimum", "slowest over the first"] == 0.5
+    # where no text is long, the bound is an even share: 5 tokens on two ranks
+    short = lengths.split_table(np.array([2, 2, 1]), {"any": [[0, 1], [2]]})
+    assert short["slowest rank"].iloc[-1] == 3
 
 
 def test_the_expected_longest_text_is_that_of_all_draws() -> None:
-    lengths = np.array([1, 2, 3])
+    values = np.array([1, 2, 3])
     # of two texts: 1 in 1 of 9 draws, 2 in 3, 3 in 5
     expected = (1 * 1 + 2 * 3 + 3 * 5) / 9
-    assert length_plots.expected_longest(lengths, 2) == pytest.approx(expected)
+    assert lengths.expected_longest(values, 2) == pytest.approx(expected)
+    row = lengths.length_table({"three": values}, count=2).iloc[0]
+    assert row["longest over mean"] == pytest.approx(expected / 2)
+    assert row["texts of the greatest length"] == pytest.approx(1 / 3)
+
+
+def test_a_constant_share_of_a_step_is_left_as_it_is() -> None:
+    left = lengths.with_constant(pd.Series({"sst2": 0.58}), [0, 0.8])
+    # 0.8 + 0.2 · 0.58
+    assert left.iloc[0].tolist() == ["sst2", 0.58, pytest.approx(0.916)]
 
 
 # A whole run
@@ -205,6 +305,10 @@ def test_a_run_of_all_stages_is_opened(tmp_path: Path) -> None:
     assert lab.comparison.dataset == "sst2"  # that of the training runs
     assert [other.dataset for other in lab.others] == ["ag_news"]
     assert list(lab.training) == ["static", "dynamic"]
+    assert lab.origin == (
+        "> Measured in this run: a pretend machine; 2026-01-02; run lab. "
+        "sst2, model small, 8 texts a step on 2 ranks."
+    )
 
 
 def test_a_run_without_training_calibration_or_simulation_is_read_all_the_same(
@@ -215,17 +319,26 @@ def test_a_run_without_training_calibration_or_simulation_is_read_all_the_same(
     (folder / "slow-rank.csv").unlink()
     lab = open_assignment3(folder)
     assert (lab.training, lab.simulation, lab.others) == ({}, None, ())
-    assert narrative.training_shown(lab).empty
-    assert words.measured_points(lab, CalibratedCost.fit) == {}
+    assert training_shown(lab.training).empty
+    assert loss_agreement(lab.training).empty
+    assert costs.measured_points(lab.comparisons, CalibratedCost.fit) == {}
+    missing = [part for part, found in lab.contents.items() if found == "not in this run"]
+    assert missing == [
+        "modes with batches of their own",
+        "calibrated costs",
+        "one rank slowed on purpose",
+        "simulation of many ranks",
+    ]
 
 
 def test_training_runs_that_differ_are_left_out_with_the_reason(tmp_path: Path) -> None:
     lab = write_lab(tmp_path / "lab")
     settings = (lab / "train_dynamic" / "config.yaml").read_text()
     (lab / "train_dynamic" / "config.yaml").write_text(settings.replace("seed: 42", "seed: 1"))
-    opened = open_assignment3(lab)
-    assert not opened.training
-    assert "seed differs" in narrative.loss_sentence(opened)
+    found = open_assignment3(lab)
+    assert not found.training
+    assert "seed differs" in found.left_out
+    assert found.left_out in found.contents.values()
 
 
 def test_comparisons_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

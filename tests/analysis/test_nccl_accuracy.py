@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.analysis.nccl_accuracy import (
+from common.analysis.clusters.nccl_accuracy import (
     ALPHA_BETA,
     ANALYTIC,
     ENDPOINTS,
@@ -23,9 +23,9 @@ from common.analysis.nccl_accuracy import (
     predictions,
     published_all_reduces,
 )
-from common.analysis.nccl_plots import plot_nccl_accuracy
+from common.analysis.clusters.nccl_figures import plot_nccl_accuracy
+from common.perfmodel.cluster.nccl_fit import calibrate_ramp
 from common.perfmodel.nccl import RAMP
-from common.perfmodel.nccl_fit import calibrate_ramp
 from common.perfmodel.recorded import UMD_A100
 
 pytestmark = pytest.mark.xdist_group("nccl_accuracy")  # its tables are made once

@@ -1,4 +1,4 @@
-"""Who has which moment of a step: hand-made traces whose answers are known by hand.
+"""Who has which moment of a step, and what follows: hand-made traces whose answers are known.
 
 Times are in microseconds. On the host, ``call`` makes an operator's call; on a device ``launched``
 makes the host's launch and the kernel that runs later.
@@ -7,16 +7,19 @@ makes the host's launch and the kernel that runs later.
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.analysis.profile import attribute, exclusive
-from common.analysis.profile_work import Piece, Window
-from common.analysis.profiler_trace import Event
+from common.analysis.one_device.profile import ProfileRun
+from common.analysis.runs import Run
 from common.errors import UserError
+from common.traces.attribution import attribute, exclusive
+from common.traces.profiler_trace import Event
+from common.traces.trace_work import Piece, Window
 
 
 def call(name: str, start: float, end: float, thread: int = 1, shapes=()) -> Event:
@@ -231,3 +234,61 @@ def test_every_moment_belongs_to_the_lowest_ranked_piece_or_to_none(spans):
         there = [piece for piece in pieces if piece.start_us <= moment < piece.end_us]
         expected = min(((piece.rank, piece.start_us) for piece in there), default=None)
         assert (owner and (owner.rank, owner.start_us)) == expected
+
+
+OPERATORS = [
+    # phase, category, operator, calls, µs
+    ("forward", "matrix products", "aten::mm", 2, 4000),
+    ("forward", "activation & element-wise", "aten::gelu", 1, 1000),
+    ("forward", "idle", "", 0, 500),
+    ("backward", "matrix products", "aten::mm", 4, 8000),
+    ("optimizer", "optimizer", "aten::add_", 3, 500),
+]
+"""One step of 14 ms."""
+FLOPS = [
+    ("forward", "aten::mm", 100),
+    ("forward", "aten::gelu", 4),
+    ("backward", "aten::mm", 200),
+    ("optimizer", "aten::add_", 16),
+]
+
+
+def profile_of(times_ms: dict[bool, list[float]]) -> ProfileRun:
+    """A profile of three equal steps, with these steps' times under the profiler and without."""
+    columns = ["phase", "category", "operator", "calls", "time_us"]
+    step = pd.DataFrame(OPERATORS, columns=columns).assign(shapes="")
+    steps = [(profiled, time_ms) for profiled, times in times_ms.items() for time_ms in times]
+    return ProfileRun(
+        opened=Run(folder=Path("nowhere"), shown=Path("nowhere")),
+        operators=pd.concat([step.assign(step=index) for index in range(3)], ignore_index=True),
+        steps=pd.DataFrame(steps, columns=["profiled", "time_ms"]),
+        roofline=pd.DataFrame(FLOPS, columns=["phase", "operator", "flops"]),
+        peak=None,
+    )
+
+
+def test_costs_of_phases_are_over_the_forward_passes():
+    costs = profile_of({True: [14.0], False: [13.0]}).phase_costs()
+    assert costs.at["backward", "ms_over_forward"] == pytest.approx(8 / 5.5)
+    assert costs.at["backward", "flops_over_forward"] == pytest.approx(200 / 104)
+    assert costs["share"].sum() == pytest.approx(1)
+
+
+def test_operations_are_of_the_kind_of_work_and_all_of_the_optimizers_of_one():
+    shares = profile_of({True: [14.0], False: [13.0]}).flops_shares()
+    assert shares.to_dict() == {
+        "matrix products": pytest.approx(300 / 320),
+        "activation & element-wise": pytest.approx(4 / 320),
+        "optimizer": pytest.approx(16 / 320),
+    }
+
+
+def test_what_can_be_fused_lies_between_matrix_products():
+    calls, share = profile_of({True: [14.0], False: [13.0]}).between_products()
+    assert (calls, share) == (1, pytest.approx(1 / 14))
+
+
+def test_the_profilers_cost_is_told_from_the_spread_of_the_steps():
+    plain = [10.0, 11.0, 12.0]
+    assert profile_of({False: plain, True: [13.0, 14.0, 15.0]}).overhead_is_clear
+    assert not profile_of({False: plain, True: [10.5, 11.5, 12.5]}).overhead_is_clear

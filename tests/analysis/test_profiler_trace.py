@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from common.analysis.operator_categories import kernel_category, operator_category
-from common.analysis.plots import figure
-from common.analysis.point_labels import label_points, text_box
-from common.analysis.profiler_trace import Event, read_trace, shapes_text, tensor_shapes
+from common.analysis.one_device.profile_figures import label_points, text_box
+from common.analysis.style import figure
 from common.errors import UserError
+from common.traces.operator_categories import kernel_category, operator_category
+from common.traces.profiler_trace import Event, read_trace, shapes_text, tensor_shapes
 
 
 @pytest.mark.parametrize(

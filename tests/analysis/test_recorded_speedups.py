@@ -14,14 +14,15 @@ import pandas as pd
 import pytest
 import yaml
 
-from common.analysis.assignment0_throughput import open_throughput
-from common.analysis.diagnosis_causes import Case
-from common.analysis.evidence import baseline_arm, open_evidence
-from common.analysis.mode_comparison import STATIC, read_comparison
-from common.analysis.scaling import speedup
-from common.analysis.scaling_runs import read_runs
-from common.analysis.strategy_times import open_strategies
-from common.analysis.sweep_speedups import sweep_speedups
+from common.analysis.data_parallel.strategy_times import open_strategies
+from common.analysis.diagnosis.causes import Case
+from common.analysis.diagnosis.evidence import baseline_arm, open_evidence
+from common.analysis.micro_batches.mode_comparison import STATIC, read_comparison
+from common.analysis.one_device.throughput import open_throughput
+from common.analysis.runs import Run
+from common.analysis.scaling.speedups import speedup
+from common.analysis.scaling.study_files import read_runs
+from common.analysis.scaling.sweep_speedups import sweep_speedups
 
 PROJECT = Path(__file__).resolve().parents[2]
 DATA = PROJECT / "data"
@@ -188,7 +189,7 @@ def test_gain_of_micro_batch_modes_is_that_of_their_mean_steps(folder: Path) -> 
     for row in read(folder / "mode-times.csv"):
         key = row["mode"], row["step"]
         slowest[key] = max(slowest[key], float(row["step_time_ms"]))
-    summary = read_comparison(folder).summary
+    summary = read_comparison(Run(folder, folder)).summary
     assert len(summary) > 1
     means = {
         mode: mean(time for (name, _), time in slowest.items() if name == mode)

@@ -9,17 +9,17 @@ import pandas as pd
 import pytest
 from text_run_support import write_text_run
 
-from common.analysis.scaling import (
+from common.analysis.scaling.speedups import (
     NOT_COUNTED,
     per_sample_speedup,
     printed_speedup,
+    ratio_interval,
     speedup,
-    sweep_speedups,
     why_not_comparable,
 )
-from common.analysis.scaling_run import RunIdentity, ScalingRun
-from common.analysis.scaling_runs import read_published, read_runs
-from common.analysis.speedup_intervals import ratio_interval
+from common.analysis.scaling.study_files import read_published, read_runs
+from common.analysis.scaling.sweep_speedups import sweep_speedups
+from common.analysis.scaling.training_run import RunIdentity, ScalingRun
 from common.errors import UserError
 
 ONE = RunIdentity(
@@ -192,9 +192,15 @@ def sweep(
     ]
     arms = pd.DataFrame(
         {
-            **{"arm": arm, "regime": regime, "world_size": ranks, "batch_per_rank": batch},
-            **{"global_batch": ranks * batch * many, "accumulation": many},
-            **{"compression": "none", "bucket_cap_mb": 25, "precision": "float32"},
+            "arm": arm,
+            "regime": regime,
+            "world_size": ranks,
+            "batch_per_rank": batch,
+            "global_batch": ranks * batch * many,
+            "accumulation": many,
+            "compression": "none",
+            "bucket_cap_mb": 25,
+            "precision": "float32",
             "change": change,
         }
         for arm, (regime, ranks, batch, many, change) in enumerate(settings)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from common.analysis.scaling_laws import AMDAHL, GUSTAFSON, USL, FittedLaw, Law, fit_law
+from common.analysis.scaling.laws import AMDAHL, GUSTAFSON, USL, FittedLaw, Law, fit_law
 from common.errors import UserError
 
 RANKS = np.array([1.0, 2, 3, 4, 6, 8])
@@ -88,6 +88,23 @@ def test_ranks_that_only_slow_each_other_down_peak_at_one() -> None:
     fitted = fit_law(USL, RANKS, by_hand(USL.name, RANKS, 1.5, 0.01))
     assert fitted.peak_ranks == 1
     assert values_of(fitted) == pytest.approx([1.5, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("law", "true", "most"),
+    [
+        (AMDAHL, (0.1,), 10.0),
+        (AMDAHL, (0.0,), np.inf),
+        (GUSTAFSON, (0.25,), np.inf),
+        (USL, (0.2, 0.0), 5.0),
+        (USL, (1.5, 0.01), 1.0),
+    ],
+)
+def test_the_most_speedup_is_what_no_number_of_ranks_exceeds(
+    law: Law, true: tuple[float, ...], most: float
+) -> None:
+    fitted = fit_law(law, RANKS, by_hand(law.name, RANKS, *true))
+    assert fitted.most_speedup == pytest.approx(most, rel=1e-4)
 
 
 def test_a_share_is_at_most_everything() -> None:

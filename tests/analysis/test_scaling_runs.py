@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from text_run_support import TEXTS, write_original, write_text_run
 
-from common.analysis.scaling_run import data_key, separate_jobs
-from common.analysis.scaling_runs import read_published, read_runs
+from common.analysis.scaling.study_files import read_published, read_runs
+from common.analysis.scaling.training_run import data_key, separate_jobs
 from common.errors import UserError
 
 ORIGINAL = Path(__file__).resolve().parents[3] / "shared" / "measured" / "text-scaling"

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.analysis.intervals import difference, intersection, length, union
-from common.analysis.step_overlap import collectives_of, read_step_overlap
 from common.errors import UserError
+from common.traces.intervals import difference, intersection, length, union
+from common.traces.step_overlap import collectives_of, read_step_overlap
 
 HOST, STREAM, NCCL_STREAM = 100, 7, 20
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -84,13 +84,24 @@ def gpu_records(kernels: list[list[tuple[str, int, int, int]]]) -> list[dict]:
             records += [
                 record("cpu_op", "aten::mm", moment, moment + 3, MAIN, **{"External id": key}),
                 record(
-                    *("cuda_runtime", "cudaLaunchKernel", moment + 1, moment + 2, MAIN),
-                    **{"correlation": key, "External id": key},
+                    "cuda_runtime",
+                    "cudaLaunchKernel",
+                    moment + 1,
+                    moment + 2,
+                    MAIN,
+                    correlation=key,
+                    **{"External id": key},
                 ),
                 record(
-                    *("gpu_memcpy" if name.startswith("Memcpy") else "kernel", name, start, end),
+                    "gpu_memcpy" if name.startswith("Memcpy") else "kernel",
+                    name,
+                    start,
+                    end,
                     stream,
-                    **{"correlation": key, "stream": stream, "device": 0, "External id": key},
+                    correlation=key,
+                    stream=stream,
+                    device=0,
+                    **{"External id": key},
                 ),
             ]
         moment += 4
@@ -262,11 +273,19 @@ def test_a_list_of_tensors_has_the_type_that_gloo_names(tmp_path):
         [
             record("user_annotation", "ProfilerStep#1", 0, 100, MAIN),
             record(
-                *("cpu_op", "c10d::allreduce_", 1, 2, MAIN),
+                "cpu_op",
+                "c10d::allreduce_",
+                1,
+                2,
+                MAIN,
                 **{"Input Dims": [[[6, 5]], []], "Input type": ["TensorList", ""]},
             ),
             record(
-                *("user_annotation", "gloo:all_reduce", 2, 9, GLOO),
+                "user_annotation",
+                "gloo:all_reduce",
+                2,
+                9,
+                GLOO,
                 **{"Input Dims": [[6, 5]], "Input type": ["c10::BFloat16"]},
             ),
             record("cpu_op", "c10d::barrier", 20, 21, MAIN),  # and one without a size

@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.analysis.scaling_columns import ARM_COLUMNS, BUCKET_COLUMNS, STEP_COLUMNS
 from common.analysis.step_parts import (
     PARTS,
     decompose,
@@ -14,6 +13,7 @@ from common.analysis.step_parts import (
     middle_half,
 )
 from common.errors import UserError
+from common.tables import ARM_COLUMNS, BUCKET_COLUMNS, STEP_COLUMNS
 
 TIMES = {"data": 1.0, "forward": 10.0, "backward": 20.0, "optimizer": 2.0}
 
@@ -25,10 +25,19 @@ def made_up(steps=8, computed=((30.0,) * 2), communication=5.0, gap=0.0, **more)
     for step in range(steps):
         for rank, own in enumerate(computed):
             row = dict.fromkeys(STEP_COLUMNS, np.nan) | {
-                **{"rank": rank, "arm": 0, "kind": "timed", "round": 0, "epoch": 0, "step": step},
-                **{"warmup": step < 2, "samples": 4, "tokens": 40, "padded_tokens": 50},
+                "rank": rank,
+                "arm": 0,
+                "kind": "timed",
+                "round": 0,
+                "epoch": 0,
+                "step": step,
+                "warmup": step < 2,
+                "samples": 4,
+                "tokens": 40,
+                "padded_tokens": 50,
                 **{f"{name}_time_ms": time for name, time in TIMES.items()},
-                **{"backward_time_ms": own, "waiting_time_ms": slowest - own},
+                "backward_time_ms": own,
+                "waiting_time_ms": slowest - own,
                 "communication_time_ms": communication,
             }
             row["step_time_ms"] = sum(row[column] for column in PARTS.values()) + gap
@@ -40,8 +49,12 @@ def test_parts_are_means_over_ranks_and_add_up_to_the_step() -> None:
     parts = decompose(made_up(computed=(30.0, 40.0)))
     assert parts.parts_ms == pytest.approx(
         {
-            **{"data": 1, "forward": 10, "backward": 35, "waiting": 5},
-            **{"communication": 5, "optimizer": 2},
+            "data": 1,
+            "forward": 10,
+            "backward": 35,
+            "waiting": 5,
+            "communication": 5,
+            "optimizer": 2,
         }
     )
     assert list(parts.parts_ms) == list(PARTS)
@@ -118,8 +131,14 @@ def test_hidden_communication_is_what_ran_beside_computation() -> None:
     buckets = pd.DataFrame(
         [
             {
-                **{"rank": rank, "arm": 0, "round": 0, "step": 5, "bucket": bucket},
-                **{"size_bytes": 4, "ready_time_ms": ready, "done_time_ms": done},
+                "rank": rank,
+                "arm": 0,
+                "round": 0,
+                "step": 5,
+                "bucket": bucket,
+                "size_bytes": 4,
+                "ready_time_ms": ready,
+                "done_time_ms": done,
             }
             for rank, bucket, ready, done in rows
         ],

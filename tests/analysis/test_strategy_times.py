@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from assignment1_support import (
     BENCHMARK,
@@ -15,21 +16,24 @@ from assignment1_support import (
     write_run,
 )
 
-from common.analysis import emulated_strategies
-from common.analysis import strategy_narrative as words
-from common.analysis.emulated_strategies import open_emulated
-from common.analysis.strategy_times import open_strategies
+from common.analysis import runs
+from common.analysis.data_parallel.emulated_strategies import open_emulated, prediction_accuracy
+from common.analysis.data_parallel.strategy_times import (
+    exchange_cost,
+    open_strategies,
+    over_fastest,
+)
 from common.errors import UserError
-from common.perfmodel.architecture import GPT2Config
-from common.perfmodel.communication import (
+from common.perfmodel.fsdp.communication import (
     step_collectives,
     step_control_bytes,
     step_wire_bytes,
 )
+from common.perfmodel.one_device.architecture import GPT2Config
 
 
 def made_up_strategies(folder: Path) -> None:
-    """One device 100 and 110 ms, DDP 50 and 60, in two rounds of three steps."""
+    """Writes one device of 100 and 110 ms and DDP of 50 and 60, in two rounds of three steps."""
     exchange = step_collectives(GPT2Config.named("gpt2-nano"), "DDP", 2, bucket_cap_mb=4.0)
     sent = step_wire_bytes(exchange, "gloo") + step_control_bytes(exchange, "gloo")
     write_run(
@@ -71,7 +75,7 @@ def test_bytes_sent_are_compared_with_those_of_the_collectives(tmp_path: Path) -
     # measured counts where it is known
     assert table.loc["FULL_SHARD", "ratio_to_ddp"] == 3
     # DDP over two ranks sends its gradients once, and a header of 144 bytes for each piece
-    payload = 4 * 6_902_272
+    payload = 4 * 6_901_760
     assert 0 < table.loc["DDP", "predicted_bytes"] - payload < 1e5
 
 
@@ -97,27 +101,76 @@ def test_without_a_comparison_in_turns_the_training_runs_steps_are_taken(tmp_pat
     # 16 sequences a step, which 2 ranks take in 2 micro-batches of 4 each
     assert table.loc["DDP", "accumulation"] == 2
     assert table["noise"].isna().all()
-    assert "one run after another" in words.where_from(strategies)
+    assert "one run after another" in strategies.origin
+
+
+def test_the_exchange_costs_what_a_step_takes_longer_than_without_communication(
+    tmp_path: Path,
+) -> None:
+    one = {
+        "local": [[(40.0, 30.0)] * 3, [(42.0, 30.0)] * 3],
+        "DDP": [[(50.0, 50.0)] * 3, [(51.0, 40.0)] * 3],
+    }
+    two = {
+        "local": [[(80.0, 80.0)] * 3, [(90.0, 80.0)] * 3],
+        "DDP": [[(86.0, 86.0)] * 3, [(90.0, 86.0)] * 3],
+    }
+    rows = strategy_rows(one, {}) + strategy_rows(two, {}, accumulation=2)
+    write_run(tmp_path / "compare", BENCHMARK, {"world_size": 2}, strategy_times=rows)
+    table = exchange_cost(open_strategies(tmp_path)).set_index("accumulation")
+    # medians of 50.5 and 41 ms, then of 88 and 85
+    assert table["added_ms"].tolist() == [9.5, 3.0]
+    assert table["added_share"].tolist() == pytest.approx([9.5 / 41, 3 / 85])
+    # rounds without communication differ by 2 of 41 ms, then by 10 of 85, which hides the 3
+    assert table["noise"].tolist() == pytest.approx([2 / 41, 10 / 85])
+    assert table["above_noise"].tolist() == ["yes", "no"]
+
+
+def test_of_a_single_round_nobody_knows_the_noise(tmp_path: Path) -> None:
+    rows = strategy_rows({"local": [[(40.0, 40.0)] * 3], "DDP": [[(50.0, 50.0)] * 3]}, {})
+    write_run(tmp_path / "compare", BENCHMARK, {"world_size": 2}, strategy_times=rows)
+    assert exchange_cost(open_strategies(tmp_path))["above_noise"].tolist() == ["unknown"]
+
+
+def test_without_steps_that_do_not_communicate_the_exchange_has_no_row(tmp_path: Path) -> None:
+    made_up_strategies(tmp_path)
+    assert exchange_cost(open_strategies(tmp_path)).empty
+
+
+def test_strategies_are_compared_with_the_fastest_one(tmp_path: Path) -> None:
+    made_up_strategies(tmp_path)
+    table = over_fastest(open_strategies(tmp_path)).set_index("strategy")
+    assert list(table.index) == ["DDP", "FULL_SHARD"]  # one device exchanges nothing
+    assert table["over_fastest"].tolist() == pytest.approx([0, 80 / 55 - 1])
+    # FULL_SHARD's rounds are alike, DDP's are not, and both decide
+    assert table["noise"].tolist() == pytest.approx([10 / 55, 10 / 55])
+    assert table.loc["FULL_SHARD", "above_noise"] == "yes"
+    assert pd.isna(table.loc["DDP", "above_noise"])
 
 
 def write_emulated(folder: Path, network: str = "2 emulated hosts at 1 Gbit/s") -> None:
-    """One rank on each of two hosts.
+    """Writes the measurements of one rank on each of two hosts.
 
-    Without communication a step is 20 ms, its backward pass 10 ms, in which all 6,902,272
+    Without communication a step is 20 ms, its backward pass 10 ms, in which all 6,901,760
     parameters are ready at the end, and the update 4 ms. An all-reduce takes 1 ms and 10 ms more
     for each MB. On a mesh of one rank FULL_SHARD takes 30 ms and SHARD_GRAD_OP 26. An all-gather
     takes 2 ms of a block and 5 of the root, a reduce-scatter 3 and 7.
     """
     environment = {
-        **{"world_size": 2, "network": network},
+        "world_size": 2,
+        "network": network,
         "interconnect": {"emulated": {"rates_bit_per_s": [1e9, 1e9]}},
     }
     keys = [(round_, iteration) for round_ in range(2) for iteration in range(3)]
     local = [
         {
-            **{"accumulation": 1, "round": round_, "iteration": iteration, "rank": rank},
+            "accumulation": 1,
+            "round": round_,
+            "iteration": iteration,
+            "rank": rank,
             # of either part another rank is the slower one
-            **{"before_time_ms": (6.0, 5.0)[rank], "update_time_ms": (3.0, 4.0)[rank]},
+            "before_time_ms": (6.0, 5.0)[rank],
+            "update_time_ms": (3.0, 4.0)[rank],
             "backward_time_ms": 10.0,
         }
         for round_, iteration in keys
@@ -125,16 +178,25 @@ def write_emulated(folder: Path, network: str = "2 emulated hosts at 1 Gbit/s") 
     ]
     ready = [
         {
-            **{"rank": rank, "iteration": iteration, "parameter": "all", "registration_index": 0},
-            **{"dtype": "float32", "size_bytes": 4 * 6_902_272, "ready_time_ms": 10.0},
+            "rank": rank,
+            "iteration": iteration,
+            "parameter": "all",
+            "registration_index": 0,
+            "dtype": "float32",
+            "size_bytes": 4 * 6_901_760,
+            "ready_time_ms": 10.0,
         }
         for iteration in range(3)
         for rank in range(2)
     ]
     alone = [
         {
-            **{"strategy": strategy, "accumulation": 1, "round": round_, "iteration": iteration},
-            **{"rank": rank, "step_time_ms": slower_ms - 1 + rank},
+            "strategy": strategy,
+            "accumulation": 1,
+            "round": round_,
+            "iteration": iteration,
+            "rank": rank,
+            "step_time_ms": slower_ms - 1 + rank,
         }
         for strategy, slower_ms in (("FULL_SHARD", 30.0), ("SHARD_GRAD_OP", 26.0))
         for round_, iteration in keys
@@ -144,13 +206,19 @@ def write_emulated(folder: Path, network: str = "2 emulated hosts at 1 Gbit/s") 
     block = 4 * config.parameters_per_layer()
     root = 4 * config.num_parameters() - 6 * block
     by_itself = {
-        **{("all_gather", block): 2.0, ("all_gather", root): 5.0},
-        **{("reduce_scatter", block): 3.0, ("reduce_scatter", root): 7.0},
+        ("all_gather", block): 2.0,
+        ("all_gather", root): 5.0,
+        ("reduce_scatter", block): 3.0,
+        ("reduce_scatter", root): 7.0,
     }
     collectives = [
         {
-            **{"operation": operation, "size_bytes": size, "round": round_},
-            **{"iteration": iteration, "rank": rank, "time_ms": slower_ms - rank},
+            "operation": operation,
+            "size_bytes": size,
+            "round": round_,
+            "iteration": iteration,
+            "rank": rank,
+            "time_ms": slower_ms - rank,
         }
         for (operation, size), slower_ms in by_itself.items()
         for round_, iteration in keys
@@ -170,8 +238,12 @@ def write_emulated(folder: Path, network: str = "2 emulated hosts at 1 Gbit/s") 
     sizes = (4, 10**6, 10**8)
     samples = [
         {
-            **{"mode": "sequential", "total_bytes": size, "rank": rank, "round": 0},
-            **{"iteration": iteration, "time_ms": 1 + size / 1e5},
+            "mode": "sequential",
+            "total_bytes": size,
+            "rank": rank,
+            "round": 0,
+            "iteration": iteration,
+            "time_ms": 1 + size / 1e5,
         }
         for size in sizes
         for iteration in range(3)
@@ -186,7 +258,7 @@ def test_steps_on_emulated_hosts_are_predicted_as_by_hand(tmp_path: Path) -> Non
     table = run.table().set_index("strategy")
     local_ms = 6 + 10 + 4
     # DDP: one tensor, ready when the backward pass ends, is one bucket of 27.6 MB
-    bucket_ms = 1 + 4 * 6_902_272 / 1e5
+    bucket_ms = 1 + 4 * 6_901_760 / 1e5
     assert table.loc["DDP", "predicted_ms"] == pytest.approx(local_ms + bucket_ms, rel=1e-6)
     assert table.loc["DDP", "error"] == pytest.approx((local_ms + bucket_ms) / 100 - 1, rel=1e-6)
     # FSDP over gloo: one collective after another, and half of the update. gpt2-nano has 6 blocks
@@ -195,6 +267,13 @@ def test_steps_on_emulated_hosts_are_predicted_as_by_hand(tmp_path: Path) -> Non
     assert table.loc["SHARD_GRAD_OP", "predicted_ms"] == pytest.approx(26 - 4 / 2 + once_ms)
     assert table.loc["FULL_SHARD", "predicted_ms"] == pytest.approx(30 - 4 / 2 + once_ms + 6 * 2)
     assert table.loc["FULL_SHARD", "computation_ms"] == pytest.approx(30 - 4 / 2)
+    # every step was measured as 100 ms
+    found = prediction_accuracy(run)
+    assert found.worst_strategy == "DDP"
+    assert found.worst_error == pytest.approx((local_ms + bucket_ms) / 100 - 1, rel=1e-6)
+    assert found.median_error == pytest.approx(1 - (26 - 4 / 2 + once_ms) / 100)
+    assert found.predicted_fastest == "SHARD_GRAD_OP"
+    assert found.noise == 0
 
 
 def test_an_all_reduce_over_another_network_does_not_predict_these_steps(tmp_path: Path) -> None:
@@ -210,12 +289,12 @@ def test_where_hosts_cannot_be_emulated_recorded_ones_are_shown_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_emulated(tmp_path / "recorded" / "emulated-2x1gbit")
-    monkeypatch.setattr(emulated_strategies, "recorded_folder", lambda: tmp_path / "recorded")
+    monkeypatch.setattr(runs, "recorded_assignment", lambda assignment: tmp_path / "recorded")
     mine = tmp_path / "mine"
     mine.mkdir()
     assert "measured none" in open_emulated(mine).left_out
     (mine / "environment.json").write_text(json.dumps({"emulated_hosts_left_out": "no tc here"}))
     run = open_emulated(mine)
     assert run.left_out == "no tc here"
-    assert "Recorded data, not yours" in run.where_from()
-    assert "no tc here" in run.where_from()
+    assert "Recorded data, not yours" in run.origin
+    assert "no tc here" in run.origin

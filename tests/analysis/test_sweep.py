@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.analysis.sweep import (
+from common.analysis.buckets.sweep import (
     BucketSweep,
     evaluate,
     exposed_record,

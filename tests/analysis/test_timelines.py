@@ -14,17 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.analysis.bucket_trace import (
-    BACKWARD,
-    BUCKET_FIELDS,
-    bucket_rows,
-    copy_spans_us,
-    in_bucket_order,
-)
-from common.analysis.profiler_trace import Event
-from common.analysis.timeline_narrative import gap_table
-from common.analysis.timeline_plots import predicted_and_measured
-from common.analysis.timelines import (
+from common.analysis.buckets.timeline_figures import predicted_and_measured
+from common.analysis.buckets.timelines import (
     ALL_REDUCE,
     COMPUTATION,
     COPY_OUT,
@@ -35,9 +26,18 @@ from common.analysis.timelines import (
     largest_gaps,
     read_timelines,
     shown_cap,
+    shown_gaps,
 )
 from common.errors import UserError
 from common.perfmodel.simulator import BackwardTimeline, BucketEvent
+from common.traces.bucket_trace import (
+    BACKWARD,
+    BUCKET_FIELDS,
+    bucket_rows,
+    copy_spans_us,
+    in_bucket_order,
+)
+from common.traces.profiler_trace import Event
 
 MIB = 2**20
 MUL_OUT = "torch::distributed::reducer::mul_out"
@@ -270,7 +270,7 @@ def test_the_figure_has_both_passes_on_one_clock():
     assert upper.get_xlim() == lower.get_xlim()
     assert "108.0" in upper.get_title("left")
     assert "117.0" in lower.get_title("left")
-    shown = gap_table(COMPUTE_BOUND, slower, count=1)
+    shown = shown_gaps(COMPUTE_BOUND, slower, count=1)
     assert shown.cells == [["1", "1.00", "computation", "30.0", "33.0", "+3.0", "+3.0"]]
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from common.analysis.scaling_columns import BUCKET_COLUMNS
+from common.tables import BUCKET_COLUMNS
 
 ENVIRONMENT = {
-    **{
-        "status": "complete",
-        "start_time": "2026-01-02T03:04:05+00:00",
-        "label": "assignment4-text",
-    },
-    **{"hardware": "a pretend machine", "device": "cpu", "backend": "gloo"},
+    "status": "complete",
+    "start_time": "2026-01-02T03:04:05+00:00",
+    "label": "assignment4-text",
+    "hardware": "a pretend machine",
+    "device": "cpu",
+    "backend": "gloo",
 }
 TEXTS = 1000
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.benchmarks.bucket_timeline import BucketMarks, marked_pass, watch
 from common.benchmarks.latency_hook import added_latency
 from common.models.replay import ReplayModel
-from common.perfmodel.profile import BackwardProfile
+from common.perfmodel.ddp.profile import BackwardProfile
 from common.runtime.process_group import Worker, process_group
 
 SMALL, LARGE = 64 * 2**10, 8 * 2**20

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from bucket_timeline_worker import APART_S, LARGE, LATENCY_MS, OPTIONS, SMALL
 
-from common.analysis.timelines import read_timelines
+from common.analysis.buckets.timelines import read_timelines
 
 pytestmark = pytest.mark.xdist_group("assignment2_runs")
 

@@ -14,7 +14,7 @@ from torch import nn
 from common.benchmarks.scaling_workloads import MlpSizes, identities, mlp_workload
 from common.models.gpt2 import GPT2
 from common.models.mlp import MLP
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.workload import Workload
 from common.training.step import build_model
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")

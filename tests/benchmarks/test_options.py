@@ -12,13 +12,18 @@ import pandas as pd
 import pytest
 import torch
 
-from common.analysis.assignment0_throughput import open_options
-from common.analysis.option_ratios import clear, in_company, noise_floor, option_ratios
+from common.analysis.one_device.options import (
+    clear,
+    in_company,
+    noise_floor,
+    open_options,
+    option_ratios,
+)
 from common.benchmarks import options
 from common.benchmarks.option_arms import Arm, plan_arms
 from common.benchmarks.options import Bench, OptionsBenchmark, main, visiting_order
 from common.errors import UserError
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.workload import Workload
 from common.runtime.run_directory import read_environment
 
 pytestmark = pytest.mark.xdist_group("options")

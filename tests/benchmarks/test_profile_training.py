@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from refusal_support import refused_line
 from torch.utils.flop_counter import FlopCounterMode
 
-from common.analysis import profile_plots
-from common.analysis.assignment0_profile import open_profile
+from common.analysis.one_device import profile_figures
+from common.analysis.one_device.profile import open_profile
 from common.benchmarks.operator_costs import count_costs
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.workload import Workload
 from common.training.step import build_model
 
 pytestmark = pytest.mark.xdist_group("profile_training")
@@ -139,11 +139,11 @@ def test_the_summary_says_where_the_step_goes_and_where_the_trace_is(profiled):
 
 def test_figures_show_every_phase_and_name_the_longest_operators(run_dir):
     run = open_profile(run_dir)
-    parts = profile_plots.step_parts(run)
+    parts = profile_figures.step_parts(run)
     shown = {label.get_text() for label in parts.axes[0].get_yticklabels()}
     assert {"forward", "backward"} <= shown
     assert "(ms)" in parts.axes[0].get_xlabel()
-    axes = profile_plots.roofline(run).axes[0]
+    axes = profile_figures.roofline(run).axes[0]
     assert axes.get_xscale() == axes.get_yscale() == "log"
     assert any(text.get_text().startswith("mm") for text in axes.texts)
     assert run.phases()["share"].sum() == pytest.approx(1)

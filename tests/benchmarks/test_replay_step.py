@@ -16,8 +16,8 @@ import yaml
 from rank_support import ASSIGNMENT2
 from refusal_support import refused_line
 
-from common.analysis.assignment2 import check_comparable, open_run
-from common.analysis.sweep import read_sweep
+from common.analysis.buckets.measurements import check_comparable, open_run
+from common.analysis.buckets.sweep import read_sweep
 from common.benchmarks.replayed_profile import open_replayed
 from common.cli.predict import Predict, Report
 from common.errors import UserError

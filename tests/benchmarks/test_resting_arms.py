@@ -20,7 +20,7 @@ from common.benchmarks.options import OptionsBenchmark, check_memory, main
 from common.benchmarks.resting_step import rest, states_of
 from common.errors import UserError
 from common.models.gpt2 import GPT2, GPT2Config
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.workload import Workload
 from common.training.step import TrainingStep
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from refusal_support import refused_line
 
-from common.analysis.changes import changes_sentence, open_changes
-from common.analysis.scaling_columns import ARM_COLUMNS, SAMPLE_COLUMNS, STEP_COLUMNS
+from common.analysis.diagnosis.changes import open_changes
 from common.benchmarks.scaling import ScalingBenchmark
 from common.benchmarks.scaling_workloads import MlpSizes, mlp_workload
 from common.benchmarks.text_workload import global_batch
 from common.models.mlp import MLP
+from common.tables import ARM_COLUMNS, SAMPLE_COLUMNS, STEP_COLUMNS
 
 pytestmark = pytest.mark.xdist_group("scaling_benchmark")
 
@@ -110,7 +110,6 @@ def test_proposed_changes_are_run_beside_what_they_change(run, sweep):
     assert (arms.groupby("change")["global_batch"].nunique() == 1).all()
     accumulated = arms[arms["change"].str.startswith("accumulation=")]
     assert (accumulated["accumulation"] > 1).all()
-    assert "2 ranks are" in changes_sentence(changes)
 
 
 def test_changes_without_a_sweep_are_refused(tmp_path):

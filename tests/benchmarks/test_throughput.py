@@ -19,8 +19,8 @@ import pytest
 import torch
 from rank_support import RankServer
 
-from common.analysis.assignment0_throughput import open_throughput
-from common.analysis.throughput_text import utilisation_text
+from common.analysis.one_device.throughput import open_throughput
+from common.analysis.one_device.throughput_text import utilisation_text
 from common.benchmarks import device_peak, throughput
 from common.benchmarks.throughput import ThroughputBenchmark, main
 from common.benchmarks.throughput_point import (
@@ -30,7 +30,7 @@ from common.benchmarks.throughput_point import (
     PointOutcome,
 )
 from common.errors import RunFailed, UserError
-from common.perfmodel.peaks import known_peak
+from common.perfmodel.one_device.peaks import known_peak
 from common.runtime.child import ChildExit
 from common.runtime.paths import project_root
 from common.runtime.run_directory import read_environment

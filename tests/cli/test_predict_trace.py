@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from command_line import ddplab
 
-from common.analysis.bucket_trace import BUCKET_FIELDS
 from common.runtime.paths import project_root
+from common.traces.bucket_trace import BUCKET_FIELDS
 
 RECORDED = project_root() / "data" / "epyc-2-cores" / "assignment2"
 

@@ -20,7 +20,7 @@ from command_line import refused
 from interruptible import start_interruptible
 from quick_torchrun import write_quick_torchrun
 
-from common.analysis.assignment2 import check_comparable
+from common.analysis.buckets.measurements import check_comparable
 from common.cluster import emulated
 from common.cluster.emulated import EmulatedCluster, parse_rate
 from common.cluster.launch import LAUNCHER, launch

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from common.models.replay import ReplayModel
-from common.perfmodel.profile import BackwardProfile
+from common.perfmodel.ddp.profile import BackwardProfile
 
 ITERATIONS = 4
 CAPS_MIB = (0.001, 0.004, 0.01, None)

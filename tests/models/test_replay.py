@@ -16,7 +16,7 @@ from replay_worker import ARMS, CAPS_MIB, ELEMENTS, ITERATIONS, NAMES, PROFILE, 
 from common.errors import UserError
 from common.models.replay import ReplayModel
 from common.perfmodel.buckets import DdpOptions, assign_buckets
-from common.perfmodel.profile import BackwardProfile
+from common.perfmodel.ddp.profile import BackwardProfile
 
 pytestmark = pytest.mark.xdist_group("replay")  # its ranks are started once
 

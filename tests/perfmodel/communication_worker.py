@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from common.models.gpt2 import GPT2
-from common.perfmodel.architecture import GPT2Config
+from common.perfmodel.one_device.architecture import GPT2Config
 from common.runtime.process_group import process_group
 from common.runtime.socket_bytes import received_bytes, sent_bytes
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from common.models.gpt2 import GPT2, GPT2Config
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
-from common.perfmodel.profile import BackwardProfile
+from common.perfmodel.ddp.profile import BackwardProfile
 
 MIB = 2**20
 

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from common.benchmarks.memory_tracker import empty_batch
-from common.perfmodel.sharding import STRATEGIES
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.sharding import STRATEGIES
+from common.perfmodel.one_device.workload import Workload
 from common.runtime.process_group import process_group
 from common.training.step import TrainingStep, build_model
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfmodel_support import MIB, make_profile, refused
 
-from common.perfmodel.closed_form import ClosedForm
 from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.ddp.closed_form import ClosedForm
 from common.perfmodel.simulator import simulate_backward
 
 LAYERS = 24  # with divisors 1, 2, 3, 4, 6, 8, 12, 24

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from perfmodel_support import refused
 
-from common.perfmodel.clusters import CLUSTERS, Cluster, known_clusters, load_cluster
-from common.perfmodel.peaks import known_peak
+from common.perfmodel.cluster.clusters import CLUSTERS, Cluster, known_clusters, load_cluster
+from common.perfmodel.one_device.peaks import known_peak
 
 
 def written(folder: Path, **changes: object) -> Path:

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.comm_hooks import CastHook, PowerSgdHook
-from common.perfmodel.profile import BackwardProfile, DdpCosts
+from common.perfmodel.ddp.comm_hooks import CastHook, PowerSgdHook
+from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.simulator import profile_buckets, simulate_backward
 
 CAP_MIB = 0.004

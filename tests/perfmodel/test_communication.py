@@ -10,11 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.analysis.profiler_trace import read_records
-from common.analysis.step_overlap import collectives_of, read_step_overlap
 from common.errors import UserError
-from common.perfmodel.architecture import GPT2Config
-from common.perfmodel.communication import (
+from common.perfmodel.fsdp.communication import (
     Collective,
     control_bytes,
     step_collectives,
@@ -23,6 +20,9 @@ from common.perfmodel.communication import (
     strategy_table,
     wire_bytes,
 )
+from common.perfmodel.one_device.architecture import GPT2Config
+from common.traces.profiler_trace import read_records
+from common.traces.step_overlap import collectives_of, read_step_overlap
 
 pytestmark = pytest.mark.xdist_group("communication")  # its ranks are started once
 

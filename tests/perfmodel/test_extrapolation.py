@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from common.analysis.throughput_text import naive_block
-from common.perfmodel.architecture import GPT2Config
-from common.perfmodel.extrapolation import ONE_TRILLION, TOKENS, by_operations, by_parameters
-from common.perfmodel.flops import forward_flops_per_token, training_flops_per_token
+from common.analysis.one_device.throughput_text import naive_block
+from common.perfmodel.one_device.architecture import GPT2Config
+from common.perfmodel.one_device.extrapolation import (
+    ONE_TRILLION,
+    TOKENS,
+    by_operations,
+    by_parameters,
+)
+from common.perfmodel.one_device.flops import forward_flops_per_token, training_flops_per_token
 
 GPT2_SMALL = 124_439_808
 

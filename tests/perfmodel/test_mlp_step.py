@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from common.errors import UserError
 from common.models.mlp import MLP
 from common.perfmodel.buckets import MIB, assign_buckets
-from common.perfmodel.mlp_step import Mlp, TwoGpuModel, fit_one_device
-from common.perfmodel.published_mlp import (
+from common.perfmodel.scaling.mlp_step import Mlp, TwoGpuModel, fit_one_device
+from common.perfmodel.scaling.published_mlp import (
     LARGEST_SLOWDOWN,
     PCIE3_X16_BYTES_PER_S,
     Explanation,

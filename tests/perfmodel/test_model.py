@@ -11,7 +11,8 @@ from perfmodel_support import CAPS_BYTES, MIB, make_profile, networks, profiles
 
 from common.perfmodel.buckets import DdpOptions, assign_buckets
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
-from common.perfmodel.comm_hooks import CastHook
+from common.perfmodel.ddp.comm_hooks import CastHook
+from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.model import (
     BY_HAND,
     COMPUTE,
@@ -24,7 +25,6 @@ from common.perfmodel.model import (
     SLOWEST,
     DdpModel,
 )
-from common.perfmodel.profile import DdpCosts
 from common.perfmodel.search import best_bucket_cap
 from common.perfmodel.simulator import simulate_backward
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfmodel_support import refused
 
-from common.perfmodel.clusters import load_cluster
+from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.collectives import bus_bandwidth
 from common.perfmodel.nccl import NO_RAMP, RAMP, NcclAllReduce, NcclRing, soft_minimum
 

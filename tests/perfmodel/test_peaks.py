@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.perfmodel.peaks import GPUS, known_peak
+from common.perfmodel.one_device.peaks import GPUS, known_peak
 
 # Multiprocessors, dense float16 operations per clock and multiprocessor with float32 accumulation,
 # boost clock in GHz; memory bus in bits and data rate in Gbit/s.

@@ -11,10 +11,10 @@ import torch
 from common.benchmarks.allocator import measure_peak
 from common.benchmarks.memory_tracker import saved_by_layer, track_step
 from common.errors import UserError
-from common.perfmodel.activations import saved_per_layer
 from common.perfmodel.memory import estimated_states, predict_memory
-from common.perfmodel.memory_fit import largest_batch, what_would_fit
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.activations import saved_per_layer
+from common.perfmodel.one_device.memory_fit import largest_batch, what_would_fit
+from common.perfmodel.one_device.workload import Workload
 
 MIB = 2**20
 NANO = Workload("gpt2-nano", 4, 128, optimizer_implementation="fused")

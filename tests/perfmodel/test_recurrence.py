@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from perfmodel_support import CAPS_BYTES, MIB, make_profile, multiples, networks, profiles, refused
 
 from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.profile import DdpCosts
-from common.perfmodel.recurrence import Traffic, advance, many_cases, without_contention
+from common.perfmodel.ddp.profile import DdpCosts
+from common.perfmodel.ddp.recurrence import Traffic, advance, many_cases, without_contention
 from common.perfmodel.simulator import simulate_backward
 
 STEPS = 300

@@ -7,8 +7,8 @@ import math
 import pandas as pd
 import pytest
 
-from common.perfmodel.peaks import DevicePeak
-from common.perfmodel.roofline import Roof, place, roofline_table
+from common.perfmodel.one_device.peaks import DevicePeak
+from common.perfmodel.one_device.roofline import Roof, place, roofline_table
 
 ROOF = Roof(flops_per_s=100, memory_bytes_per_s=10)
 

@@ -9,17 +9,12 @@ import numpy as np
 import pytest
 from perfmodel_support import refused
 
-from common.perfmodel import cluster_steps
-from common.perfmodel.assumptions import Assumptions, Range
-from common.perfmodel.cap_grid import Circumstances, cap_rows, simulate_grid
-from common.perfmodel.cluster_steps import default_caps_mib
-from common.perfmodel.clusters import load_cluster
-from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.computed_profile import computed_profile
-from common.perfmodel.flops import training_flops_per_token
-from common.perfmodel.nccl import NcclAllReduce
-from common.perfmodel.profile import DdpCosts
-from common.perfmodel.scale_out import (
+from common.perfmodel.cluster import steps
+from common.perfmodel.cluster.assumptions import Assumptions, Range
+from common.perfmodel.cluster.cap_grid import Circumstances, cap_rows, simulate_grid
+from common.perfmodel.cluster.clusters import load_cluster
+from common.perfmodel.cluster.computed_profile import computed_profile
+from common.perfmodel.cluster.scale_out import (
     SCALINGS,
     STRATEGIES,
     ScaleOut,
@@ -28,9 +23,14 @@ from common.perfmodel.scale_out import (
     predict_scale_out,
     stated_assumptions,
 )
+from common.perfmodel.cluster.steps import default_caps_mib
+from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.ddp.profile import DdpCosts
+from common.perfmodel.nccl import NcclAllReduce
+from common.perfmodel.one_device.flops import training_flops_per_token
+from common.perfmodel.one_device.workload import Workload
 from common.perfmodel.search import best_bucket_cap
 from common.perfmodel.simulator import simulate_backward
-from common.perfmodel.workload import Workload
 
 H100 = load_cluster("h100-ib")
 WORK = Workload(model="gpt2", precision="bfloat16")
@@ -138,7 +138,7 @@ def test_ddp_is_the_simulators_backward_pass_and_the_searchs_cap(gpus):
 
 def test_a_network_of_no_cost_leaves_computation_and_copies(monkeypatch):
     free = AlphaBeta(0.0, float("inf"))
-    monkeypatch.setattr(cluster_steps, "NcclRing", lambda *_: free)
+    monkeypatch.setattr(steps, "NcclRing", lambda *_: free)
     found = predict_scale_out(
         WORK, H100, [64], assumptions=CERTAIN, strategies=["SHARD_GRAD_OP", "FULL_SHARD"]
     ).table

@@ -7,9 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from common.perfmodel.architecture import GPT2Config
-from common.perfmodel.communication import step_collectives
-from common.perfmodel.fsdp_schedule import (
+from common.perfmodel.fsdp.communication import step_collectives
+from common.perfmodel.fsdp.schedule import (
     Exchange,
     ShardedModel,
     micro_batches,
@@ -17,6 +16,7 @@ from common.perfmodel.fsdp_schedule import (
     segments,
     simulate_step,
 )
+from common.perfmodel.one_device.architecture import GPT2Config
 
 KINDS = [("all_gather", "block"), ("all_gather", "root")]
 KINDS += [("reduce_scatter", "block"), ("reduce_scatter", "root")]

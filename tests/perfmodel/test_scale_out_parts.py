@@ -22,9 +22,8 @@ from perfmodel_support import (
     refused,
 )
 
-from common.perfmodel.architecture import GPT2Config
-from common.perfmodel.assumptions import Assumptions, Range
-from common.perfmodel.cap_grid import (
+from common.perfmodel.cluster.assumptions import Assumptions, Range
+from common.perfmodel.cluster.cap_grid import (
     Circumstances,
     best_rows,
     cap_rows,
@@ -32,14 +31,15 @@ from common.perfmodel.cap_grid import (
     near_interval,
     simulate_grid,
 )
+from common.perfmodel.cluster.computed_profile import computed_profile, forward_parts_s
+from common.perfmodel.cluster.stragglers import slowest_of
 from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.computed_profile import computed_profile, forward_parts_s
-from common.perfmodel.flops import training_flops_per_token
-from common.perfmodel.profile import DdpCosts
-from common.perfmodel.recurrence import many_cases
+from common.perfmodel.ddp.profile import DdpCosts
+from common.perfmodel.ddp.recurrence import many_cases
+from common.perfmodel.one_device.architecture import GPT2Config
+from common.perfmodel.one_device.flops import training_flops_per_token
 from common.perfmodel.search import best_bucket_cap
 from common.perfmodel.simulator import simulate_backward
-from common.perfmodel.stragglers import slowest_of
 
 # E[max of n] of standard normal variables (Harter 1961, table 1).
 NORMAL_MAXIMA = {1: 0.0, 2: 0.56419, 3: 0.84628, 5: 1.16296, 10: 1.53875, 100: 2.50759}

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from perfmodel_support import refused
 
-from common.perfmodel.published_sweep import (
+from common.perfmodel.cluster.published_sweep import (
     PUBLISHED,
     deviation_by_bandwidth,
     explain_efficiency,

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from perfmodel_support import MIB, refused
 
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce, as_alpha_beta
-from common.perfmodel.pass_times import LinearTime, PassTimes
-from common.perfmodel.profile import BackwardProfile
-from common.perfmodel.scaled_step import (
+from common.perfmodel.ddp.profile import BackwardProfile
+from common.perfmodel.scaling.pass_times import LinearTime, PassTimes
+from common.perfmodel.scaling.scaled_step import (
     StepModel,
     StepSettings,
     at_bandwidth,
@@ -23,7 +23,7 @@ from common.perfmodel.scaled_step import (
     propose,
     to_frame,
 )
-from common.perfmodel.step_model import calibrated
+from common.perfmodel.scaling.step_model import calibrated
 
 ALPHA, BETA = 0.001, 100 * MIB
 """A latency of 1 ms; a MiB takes 10 ms."""

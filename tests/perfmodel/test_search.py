@@ -12,7 +12,7 @@ from perfmodel_support import MIB, gpt2_profile, make_profile, multiples, networ
 
 from common.perfmodel.buckets import assign_buckets
 from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.profile import DdpCosts
+from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.search import best_bucket_cap, regret
 from common.perfmodel.simulator import simulate_backward
 

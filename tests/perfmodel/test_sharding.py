@@ -9,8 +9,8 @@ import pytest
 
 from common.errors import UserError
 from common.perfmodel.memory import predict_memory
-from common.perfmodel.sharding import STRATEGIES, Sharding
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.sharding import STRATEGIES, Sharding
+from common.perfmodel.one_device.workload import Workload
 
 pytestmark = pytest.mark.xdist_group("sharding")  # its ranks are started once
 

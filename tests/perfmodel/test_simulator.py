@@ -24,7 +24,7 @@ from perfmodel_support import (
 
 from common.perfmodel.buckets import DdpOptions, ddp_buckets
 from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.profile import BackwardProfile
+from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.simulator import simulate_backward
 
 

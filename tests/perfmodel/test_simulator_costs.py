@@ -21,7 +21,7 @@ from perfmodel_support import (
 )
 
 from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.simulator import simulate_backward
 
 STEPS = 300  # at least, of a whole backward pass

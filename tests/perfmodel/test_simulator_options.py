@@ -12,7 +12,7 @@ from perfmodel_support import CAPS_BYTES, MIB, make_profile, networks, profiles,
 
 from common.perfmodel.buckets import DdpOptions, assign_buckets, ddp_buckets
 from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.profile import TERMS, DdpCosts
+from common.perfmodel.ddp.profile import TERMS, DdpCosts
 from common.perfmodel.search import best_bucket_cap, distinct_bucketings
 from common.perfmodel.simulator import simulate_backward
 

@@ -10,7 +10,7 @@ import pytest
 from perfmodel_support import refused
 
 from common.perfmodel.calibration import Calibration, read_calibration
-from common.perfmodel.profile import DdpCosts
+from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.samples import AllReduceSamples, ReadySamples
 from common.perfmodel.simulator import simulate_backward
 from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times

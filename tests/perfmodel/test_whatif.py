@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce, scaled, with_latency
+from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.model import DdpModel
-from common.perfmodel.profile import BackwardProfile
 from common.perfmodel.search import best_bucket_cap
 from common.perfmodel.whatif import best_caps, cases, near_interval, scale_ranks
 

@@ -7,8 +7,8 @@ import torch
 
 from common.errors import UserError
 from common.models.gpt2 import GPT2
-from common.perfmodel.architecture import CONFIGS, TITLES, GPT2Config
-from common.perfmodel.workload import CHOICES, Workload
+from common.perfmodel.one_device.architecture import CONFIGS, TITLES, GPT2Config
+from common.perfmodel.one_device.workload import CHOICES, Workload
 
 PUBLISHED = {
     "gpt2": 124_439_808,

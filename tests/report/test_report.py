@@ -12,9 +12,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from common.analysis import assignment2, narrative
-from common.analysis import emulated as emulated_networks
-from common.analysis.opened_run import recorded_assignment
+from common.analysis.buckets import measurements
+from common.analysis.buckets import networks as emulated_networks
+from common.analysis.runs import recorded_assignment
 from common.errors import RunFailed, UserError
 from common.report.document import Document, write_report
 from common.report.notebooks import execute_notebooks
@@ -22,7 +22,7 @@ from common.report.pipeline import known_assignments, load_preset
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-RECORDED = ROOT / assignment2.RECORDED
+RECORDED = ROOT / measurements.RECORDED
 ASSIGNMENTS = [f"assignment{number}" for number in range(5)]
 EXECUTED = (
     "assignment0_memory",
@@ -103,9 +103,9 @@ def test_a_notebook_that_fails_is_named(tmp_path: Path) -> None:
 
 def test_a_run_directory_that_is_none_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such run directory"):
-        assignment2.open_run(tmp_path / "nowhere")
+        measurements.open_run(tmp_path / "nowhere")
     with pytest.raises(UserError, match="no complete run with"):
-        assignment2.open_run(tmp_path)
+        measurements.open_run(tmp_path)
 
 
 def copy_recorded(target: Path) -> Path:
@@ -122,7 +122,7 @@ def test_benchmarks_of_different_batches_are_not_compared(tmp_path: Path) -> Non
     config = run / "ddp_benchmark" / "config.yaml"
     config.write_text(re.sub(r"batch_size: \d+", "batch_size: 32", config.read_text()))
     with pytest.raises(UserError, match="batch_size differs"):
-        assignment2.open_run(run)
+        measurements.open_run(run)
 
 
 def test_benchmarks_on_different_numbers_of_ranks_are_not_compared(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_benchmarks_on_different_numbers_of_ranks_are_not_compared(tmp_path: Pat
     kept = [row for row in rows if row.split(",")[rank] == "0"]
     table.write_text("\n".join([header, *kept]) + "\n")
     with pytest.raises(UserError, match="all-reduces were measured on 1 rank"):
-        assignment2.open_run(run)
+        measurements.open_run(run)
 
 
 def test_a_failed_part_of_a_run_is_not_read(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_failed_part_of_a_run_is_not_read(tmp_path: Path) -> None:
     record = run / "ddp_benchmark" / "environment.json"
     record.write_text(record.read_text().replace('"complete"', '"failed"'))
     with pytest.raises(UserError, match="no complete run with ddp-times"):
-        assignment2.open_run(run)
+        measurements.open_run(run)
 
 
 @pytest.mark.parametrize("preset", ["smoke", "laptop", "gpu"])
@@ -247,7 +247,7 @@ def test_where_hosts_cannot_be_emulated_recorded_ones_are_shown_and_it_says_why(
     (run / "environment.json").write_text(json.dumps(record))
     networks = emulated_networks.open_networks(run)
     assert (networks.recorded, networks.left_out) == (True, "no tc here")
-    text = narrative.where_networks_from(networks)
+    text = networks.origin
     assert "Recorded data, not yours" in text
     assert "no tc here" in text
 

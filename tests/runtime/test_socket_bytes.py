@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.perfmodel.communication import Collective, control_bytes, wire_bytes
+from common.perfmodel.fsdp.communication import Collective, control_bytes, wire_bytes
 from common.runtime import socket_bytes
 from common.runtime.socket_bytes import received_bytes, sent_bytes
 

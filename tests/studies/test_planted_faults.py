@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.analysis.diagnosis import diagnose_folder, diagnosis_lines
+from common.analysis.diagnosis.diagnosis import diagnose_folder, diagnosis_lines
 from common.errors import UserError
 from common.studies.diagnosis import CASES, FLAGS, Case, DiagnosisStudy, faults_table
 from common.studies.planted_faults import FAULTS, parse_faults

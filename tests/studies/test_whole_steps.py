@@ -7,7 +7,7 @@ import pytest
 import tyro
 import yaml
 
-from common.analysis.emulated_strategies import open_emulated
+from common.analysis.data_parallel.emulated_strategies import open_emulated
 from common.benchmarks.allreduce import AllReduceBenchmark
 from common.benchmarks.overlap import OverlapBenchmark
 from common.benchmarks.strategies import StrategyBenchmark

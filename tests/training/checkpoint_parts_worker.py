@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.tensor import DTensor
 
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.workload import Workload
 from common.runtime.process_group import process_group
 from common.training.checkpoint import Checkpoints
 from common.training.checkpoint_parts import own_part

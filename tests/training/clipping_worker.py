@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.workload import Workload
 from common.runtime.process_group import process_group
 from common.training.config import FsdpConfig
 from common.training.parallel import parallelise

@@ -52,7 +52,9 @@ def make_step(model: nn.Module, worker: Worker, data: TokenizedTexts, mean: str)
     """A step that takes the gradient off the weights."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     step = MicroBatchStep(
-        TimedExchange(model, worker, sync_buffers=False), optimizer, loss_mean=mean
+        TimedExchange(model, worker, sync_buffers=False, gradient_as_bucket_view=True),
+        optimizer,
+        loss_mean=mean,
     )
     step.settle(collate(data, StepPlan(((0,), (1,)), data.lengths), worker.rank).first_tokens())
     return step

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from common.models.gpt2 import GPT2, GPT2Config
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.workload import Workload
 from common.training.precision import set_tf32
 from common.training.step import TrainingStep, build_model, build_optimizer
 

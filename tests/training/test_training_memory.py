@@ -11,8 +11,8 @@ import pytest
 from memory_worker import CASES
 
 from common.perfmodel.memory import predict_memory
-from common.perfmodel.sharding import Sharding
-from common.perfmodel.workload import Workload
+from common.perfmodel.one_device.sharding import Sharding
+from common.perfmodel.one_device.workload import Workload
 from common.training.config import TrainingConfig
 
 ROOM = 0.01  # for messages on their way

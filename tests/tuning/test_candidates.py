@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.tables import AllReduceTable
 from common.tuning.candidates import APART, predict, predict_all
 from common.tuning.measured import Measured, curve_sizes

@@ -1,0 +1,157 @@
+"""What each term of the model is worth: predictions from the hand-derived equation up.
+
+Two questions are asked of every term: what adding it to the simpler model changes, and what the
+full model loses without it. They have different answers where terms make up for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from common.analysis.buckets.measurements import WRITTEN_BY, Assignment2Run
+from common.analysis.buckets.networks import NetworkRun
+from common.analysis.buckets.sweep import Accuracy, evaluate
+from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.collectives import as_alpha_beta
+from common.perfmodel.ddp.step import StepOptions, read_step_parts
+from common.perfmodel.model import SEVERAL, SLOWEST, Predictor
+from common.perfmodel.samples import ReadySamples
+from common.perfmodel.tables import read_ready_samples
+from common.runtime.run_directory import find_table
+
+OWN_SPEED = "full model, sweep's own speed"
+COST_TERMS = {
+    "copies in": "copy_in",
+    "copies out": "copy_out",
+    "computation slowed": "compute_slowdown",
+    "all-reduces slowed": "communication_slowdown",
+}
+"""What is left out of the full model → its name in ``DdpCosts.without``."""
+ADDED, LEFT_OUT = "added", "left out"
+TERM_COLUMNS = ("network", "group", "term", "median_error", "worst_error", "noise_floor", "cases")
+
+
+def predictions(run: Assignment2Run) -> dict[str, dict[float, float]]:
+    """Predicts seconds of the backward pass by measured cap, on every rung of the ladder.
+
+    One more is no prediction: it takes the speed of computation from the sweep's own rounds, and so
+    shows what the terms of communication alone are worth.
+    """
+    caps = list(run.sweep.distinct().measured_s())
+    in_sweep = run.profile.scaled(compute=run.local_s / run.profile.backward_s)
+    predictors = run.model.ladder()
+    predictors[OWN_SPEED] = replace(run.model, profile=in_sweep).backward_s
+    return {name: {cap: found(cap) for cap in caps} for name, found in predictors.items()}
+
+
+def compare(run: Assignment2Run) -> dict[str, Accuracy]:
+    """The accuracy of each model on the run's own sweep."""
+    return {name: evaluate(run.sweep, times) for name, times in predictions(run).items()}
+
+
+def errors(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
+    """Error by cap (rows, MiB) and model (columns)."""
+    return pd.DataFrame(
+        {
+            name: found.table.set_index("bucket_cap_mib")["error"]
+            for name, found in accuracies.items()
+        }
+    )
+
+
+def summary(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
+    """One row per model: median and worst error, the measured cap it would choose,
+    and the regret of that."""
+    return pd.DataFrame(
+        [
+            {
+                "model": name,
+                "median error": found.median_error,
+                "worst error": found.worst_error,
+                "chosen cap (MiB)": found.predicted_best_mib,
+                "regret": found.regret,
+            }
+            for name, found in accuracies.items()
+        ]
+    )
+
+
+def ready_samples(run: Assignment2Run) -> ReadySamples:
+    """All gradient-ready times of a run, of each rank and pass."""
+    name = "gradient-ready-times.csv"
+    return read_ready_samples(find_table(run.run_dir, name, WRITTEN_BY[name]))
+
+
+def term_errors(networks: Sequence[NetworkRun], ready: ReadySamples | None = None) -> pd.DataFrame:
+    """The errors of the model with ever more terms, and without each, on every network.
+
+    Args:
+        networks: measured sweeps with what predicts them.
+        ready: the samples behind their profile; with them the slowest rank is a term too.
+
+    Returns:
+        TERM_COLUMNS: ``group`` is ``added`` (each with all before it) or ``left out`` (of the full
+        model).
+    """
+    rows = []
+    for run in networks:
+        caps = list(run.sweep.distinct().measured_s())
+        for (group, term), predict in _models(run, ready).items():
+            found = evaluate(run.sweep, {cap: predict(cap) for cap in caps})
+            errors_ = (found.median_error, found.worst_error, found.noise_floor, len(found.table))
+            rows.append((run.link, group, term, *errors_))
+    return pd.DataFrame(rows, columns=list(TERM_COLUMNS))
+
+
+def _models(run: NetworkRun, ready: ReadySamples | None) -> Mapping[tuple[str, str], Predictor]:
+    """Returns every rung of the ladder, and the full model without each of its terms."""
+    full, costs = run.model, run.model.costs
+    changed = {(LEFT_OUT, "measured a(x)"): replace(full, network=as_alpha_beta(full.network))}
+    one_rank = ready.profile(rank=0) if ready else None
+    if one_rank:
+        changed[LEFT_OUT, SLOWEST] = replace(full, profile=one_rank)
+    for name, term in COST_TERMS.items():
+        changed[LEFT_OUT, name] = replace(full, costs=costs.without(term))
+    if full.in_flight > 1:
+        changed[LEFT_OUT, SEVERAL] = replace(full, in_flight=1, crowded_network=None)
+    ladder = {(ADDED, name): found for name, found in full.ladder(one_rank).items()}
+    return ladder | {key: model.backward_s for key, model in changed.items()}
+
+
+def exposed_communication(run: Assignment2Run) -> pd.DataFrame:
+    """Exposed communication as the model has it and as DDP recorded it, by explicit cap.
+
+    Both begin when the last bucket has been launched, after the copy of the last gradient into it,
+    and end when the last bucket is copied back. In PyTorch's reducer.cpp that is from the callback
+    that ``Reducer::mark_variable_ready`` queues, where the end of computation is noted, to the end
+    of ``finalize_backward``.
+
+    Columns: bucket_cap_mib, predicted_ms, recorded_ms (of the rank that waits for nobody).
+    """
+    rows = [
+        (cap, run.model.at_cap(cap).exposed_communication_s * 1e3, run.exposed_ms[cap])
+        for cap in run.exposed_ms.index
+        if cap in run.sweep.measured_s()
+    ]
+    return pd.DataFrame(rows, columns=["bucket_cap_mib", "predicted_ms", "recorded_ms"])
+
+
+def whole_steps(run: Assignment2Run) -> pd.DataFrame:
+    """Whole steps of DDP, predicted and measured, by distinct bucketing.
+
+    Forward pass and update are those of the steps without DDP among the rounds of the sweep.
+    Columns: bucket_cap_mib, num_buckets, predicted_ms, measured_ms, error.
+    """
+    name = "local-times.csv"
+    parts = read_step_parts(find_table(run.run_dir, name, WRITTEN_BY[name]))
+    summary_ = run.sweep.distinct().summary("step_time_ms")
+    table = summary_[["bucket_cap_mib", "num_buckets", "median_ms"]]
+    table = table.rename(columns={"median_ms": "measured_ms"})
+    table["predicted_ms"] = [
+        run.model.step(parts, StepOptions(DdpOptions(cap))).total_s * 1e3
+        for cap in table["bucket_cap_mib"]
+    ]
+    return table.assign(error=table["predicted_ms"] / table["measured_ms"] - 1)

@@ -1,0 +1,153 @@
+"""T(b) over the bucket cap, predicted as a line and measured as points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from common.analysis.buckets.sweep import BucketSweep, predicted_fastest
+from common.analysis.style import (
+    BLACK,
+    BLUE,
+    GREY,
+    ORANGE,
+    RED,
+    SMALLEST_CAP_MIB,
+    cap_axis,
+    figure,
+)
+from common.perfmodel.search import BestCap
+
+
+def bucket_times(
+    best: BestCap,
+    caption: str,
+    *,
+    others: Mapping[str, BestCap] | None = None,
+    sweep: BucketSweep | None = None,
+    measured_best_mib: float | None = None,
+    floor_ms: float | None = None,
+    column: str = "backward_time_ms",
+) -> Figure:
+    """T(b): predicted as a line, measured as points with quartiles, predicted b* marked.
+
+    Caps that gave the same buckets are one point, at the smallest, with a line to the largest.
+    """
+    with figure(caption) as (fig, axes):
+        step_line(axes, best, "predicted", BLUE, 2.2)
+        for (name, other), colour in zip((others or {}).items(), (GREY, ORANGE), strict=False):
+            step_line(axes, other, name, colour, 1.2)
+        if sweep is None:
+            _star(axes, best, best.cap_mib, f"predicted b* = {best.cap_mib:.3g} MiB")
+        else:
+            table = measured_points(axes, sweep, column, "measured (median, quartiles)")
+            chosen = predicted_stars(axes, best, sweep)
+            axes.set_xlim(*cap_limits(sweep, chosen, 1.3))
+            if measured_best_mib is not None:
+                row = table[table["bucket_cap_mib"] == measured_best_mib].iloc[0]
+                axes.plot(
+                    row["bucket_cap_mib"],
+                    row["median_ms"],
+                    "o",
+                    markersize=13,
+                    mew=1.8,
+                    mfc="none",
+                    mec=RED,
+                    zorder=6,
+                    label=f"measured best, {measured_best_mib:g} MiB",
+                )
+        if floor_ms is not None:
+            axes.axhline(floor_ms, color=GREY, linestyle="--", linewidth=1)
+            axes.text(
+                0.99,
+                floor_ms,
+                "computation alone",
+                color=GREY,
+                va="bottom",
+                ha="right",
+                transform=axes.get_yaxis_transform(),
+                fontsize=8,
+            )
+        cap_axis(axes, "bucket cap b (MiB)")
+        axes.set_ylabel("backward pass T(b) (ms)")
+        axes.legend(fontsize=8)
+    return fig
+
+
+def measured_points(axes: Axes, sweep: BucketSweep, column: str, label: str) -> pd.DataFrame:
+    """Medians with quartiles of the distinct bucketings of a sweep; their summary.
+
+    A line leads from the smallest cap, where the point is, to the largest with the same buckets.
+    """
+    table = sweep.distinct().summary(column)
+    bars = [table["median_ms"] - table["q25_ms"], table["q75_ms"] - table["median_ms"]]
+    axes.errorbar(
+        table["bucket_cap_mib"],
+        table["median_ms"],
+        yerr=bars,
+        fmt="o",
+        color=BLACK,
+        markersize=4.5,
+        capsize=2.5,
+        lw=1,
+        zorder=4,
+        label=label,
+    )
+    widths = sweep.widths()
+    ends = [widths[cap] for cap in table["bucket_cap_mib"]]
+    axes.hlines(table["median_ms"], table["bucket_cap_mib"], ends, color=BLACK, lw=1, zorder=4)
+    return table
+
+
+def predicted_stars(
+    axes: Axes, best: BestCap, sweep: BucketSweep, *, caps_named: bool = True
+) -> tuple[float, ...]:
+    """A star at the measured cap that is predicted to be fastest: the one whose regret is known.
+
+    Where b* is predicted to be faster than all that were measured, an open star there. Returns the
+    starred caps; ``caps_named`` puts them into the legend.
+    """
+    caps = sweep.distinct().measured_s()
+    chosen = predicted_fastest({cap: best.predicted_s(cap) for cap in caps}, caps)
+    name = f", {chosen:g} MiB" if caps_named else ""
+    _star(axes, best, chosen, f"predicted best of the measured caps{name}")
+    if best.matched_by(caps):
+        return (chosen,)
+    name = f", {best.cap_mib:.3g} MiB" if caps_named else ""
+    _star(axes, best, best.cap_mib, f"predicted best of all caps, not measured{name}", "none")
+    return chosen, best.cap_mib
+
+
+def _star(axes: Axes, best: BestCap, cap_mib: float, label: str, face: str = BLUE) -> None:
+    axes.plot(
+        cap_mib,
+        best.predicted_s(cap_mib) * 1e3,
+        marker="*",
+        markersize=14,
+        color=BLUE,
+        markerfacecolor=face,
+        linestyle="none",
+        label=label,
+        zorder=5,
+    )
+
+
+def cap_limits(sweep: BucketSweep, marked: Sequence[float], margin: float) -> tuple[float, float]:
+    """The ends of an axis that shows every measured and every marked cap, in MiB."""
+    caps = [*sweep.measured_s(), *(max(cap, SMALLEST_CAP_MIB) for cap in marked)]
+    return min(caps) / margin, max(caps) * margin
+
+
+def step_line(axes: Axes, best: BestCap, label: str, colour: str, width: float) -> None:
+    """T is constant between two caps that give the same buckets."""
+    seen = [candidate for candidate in best.candidates if candidate.high_mib > SMALLEST_CAP_MIB]
+    lows = [max(candidate.low_mib, SMALLEST_CAP_MIB) for candidate in seen]
+    highs = [candidate.high_mib for candidate in seen]
+    highs[-1] *= 4  # any larger cap puts everything in one bucket, too
+    x = np.column_stack([lows, highs]).ravel()
+    y = np.repeat([candidate.total_s * 1e3 for candidate in seen], 2)
+    axes.plot(x, y, label=label, color=colour, linewidth=width)

@@ -1,0 +1,194 @@
+"""The measurements of one run of assignment 2, or recorded ones, ready for its notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from common.analysis.buckets.sweep import BucketSweep, exposed_record, local_backward_s, read_sweep
+from common.analysis.comparable import Measured, require_same, require_same_settings
+from common.analysis.runs import caption_of, choose_folder, is_recorded, origin
+from common.errors import UserError
+from common.perfmodel.calibration import Calibration, calibrated_model, read_calibration
+from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
+from common.perfmodel.model import DdpModel
+from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs, read_ready_times
+from common.runtime.paths import relative_to_project
+from common.runtime.run_directory import find_table, read_environment
+
+WRITTEN_BY = {
+    "gradient-ready-times.csv": "train_benchmark",
+    "allreduce-samples.csv": "allreduce_benchmark",
+    "allreduce-chunk-samples.csv": "allreduce_chunk_benchmark",
+    "overlap-times.csv": "overlap_benchmark",
+    "ddp-times.csv": "ddp_benchmark",
+    "local-times.csv": "ddp_benchmark",
+    "ddp-overlap-times.csv": "ddp_benchmark",
+}
+"""The label of the run that a table is taken from: other assignments write some of them too."""
+TRAINING = ("model", "batch_size", "max_seq_len", "dtype", "compile")
+REPLAYED = ("replay", "replay_factor", "replay_time_factor", "added_latency_ms")
+COMPARED = (*TRAINING, *REPLAYED, "backend", "device")
+WITHOUT_COMMUNICATION = ("gradient-ready-times.csv",)
+COMMAND = "uv run ddplab run assignment2"
+
+
+@dataclass(frozen=True)
+class Assignment2Run:
+    """What one run measured.
+
+    Attributes:
+        caption: hardware, date and source, for every figure.
+        settings: model, batch_size, max_seq_len, dtype, backend and device.
+        profile: gradients of the backward pass, without communication.
+        all_reduce: the measured curve, calls one after another.
+        costs: DDP's bookkeeping and contention.
+        sweep: DDP over bucket caps.
+        local_s: the backward pass without DDP, measured among the rounds of the sweep.
+        exposed_ms: exposed communication by cap from DDP's own record.
+        all_reduce_samples, chunk_samples: raw tables.
+    """
+
+    run_dir: Path
+    recorded: bool
+    caption: str
+    settings: dict
+    profile: BackwardProfile
+    all_reduce: AllReduceTable
+    costs: DdpCosts
+    sweep: BucketSweep
+    local_s: float
+    exposed_ms: pd.Series
+    all_reduce_samples: pd.DataFrame
+    chunk_samples: pd.DataFrame
+
+    @property
+    def origin(self) -> str:
+        """Returns whose data these are, as Markdown."""
+        what = "{model}, batch {batch_size}, sequence {max_seq_len}, {dtype}".format(
+            **self.settings
+        )
+        return origin(f"{self.caption}. {what}", self.recorded, COMMAND)
+
+    @property
+    def model(self) -> DdpModel:
+        """Returns what predicts this run's backward passes and steps."""
+        return calibrated_model(
+            self.profile,
+            self.all_reduce.curve,
+            self.costs,
+            crowded=self.all_reduce.crowded,
+            backend=self.settings.get("backend"),
+            added_latency_s=added_latency_s(self.settings),
+        )
+
+    @property
+    def calibration(self) -> Calibration:
+        """Returns all samples that the model is made of."""
+        return read_calibration(
+            _table(self.run_dir, "gradient-ready-times.csv"),
+            self.all_reduce.source,
+            _table(self.run_dir, "overlap-times.csv"),
+            backend=self.settings.get("backend"),
+            added_latency_s=added_latency_s(self.settings),
+        )
+
+    @property
+    def gradient_mib(self) -> float:
+        """Returns B in MiB."""
+        return self.profile.total_bytes / 2**20
+
+
+def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
+    """Opens a run directory; by default the newest complete run, or else recorded measurements.
+
+    Raises UserError where a table is missing, or where the benchmarks of the run measured
+    different models, batches, precisions or numbers of ranks, which must not be compared.
+    """
+    folder = choose_folder(run_dir, "assignment2", tuple(WRITTEN_BY))
+    paths = {name: _table(folder, name) for name in WRITTEN_BY}
+    settings = check_comparable(paths.values())
+    all_reduce = read_all_reduce(paths["allreduce-samples.csv"])
+    sweep = read_sweep(paths["ddp-times.csv"])
+    if all_reduce.world_size != sweep.world_size:
+        raise UserError(
+            f"{relative_to_project(folder)}: all-reduces were measured on {all_reduce.world_size} "
+            f"ranks, DDP on {sweep.world_size}; they cannot be compared"
+        )
+    profile = read_ready_times(paths["gradient-ready-times.csv"])
+    sweep.check_buckets(profile)
+    return Assignment2Run(
+        run_dir=folder,
+        recorded=is_recorded(folder),
+        caption=caption_of(read_environment(paths["ddp-times.csv"].parent), folder),
+        settings=settings,
+        profile=profile,
+        all_reduce=all_reduce,
+        costs=read_costs(paths["overlap-times.csv"]),
+        sweep=sweep,
+        local_s=local_backward_s(paths["local-times.csv"]),
+        exposed_ms=exposed_record(paths["ddp-overlap-times.csv"]),
+        all_reduce_samples=pd.read_csv(paths["allreduce-samples.csv"]),
+        chunk_samples=pd.read_csv(paths["allreduce-chunk-samples.csv"]),
+    )
+
+
+def added_latency_s(settings: Mapping) -> float:
+    """Returns the latency that DDP's runs added to every bucket, from their settings.
+
+    Raises UserError for what is no number of milliseconds.
+    """
+    latency_ms = settings.get("added_latency_ms", 0.0)
+    if not (isinstance(latency_ms, int | float) and 0 <= latency_ms < float("inf")):
+        raise UserError(
+            f"config.yaml: added_latency_ms {latency_ms!r} is no number of at least 0 ms"
+        )
+    return latency_ms / 1e3
+
+
+def _table(folder: Path, name: str) -> Path:
+    path = find_table(folder, name, WRITTEN_BY[name])
+    if path is None:
+        raise UserError(f"{relative_to_project(folder)}: no complete run with {name}")
+    return path
+
+
+def check_comparable(tables: Iterable[Path]) -> dict:
+    """Returns the settings that the runs of all these tables share.
+
+    Raises UserError naming one that differs: model, batch, sequence, precision, what is replayed
+    and by what factors, the latency added to buckets, backend or device (a model's long and short
+    name are one), the number of ranks, the GPU or CPU, or the network. Tables without a run's
+    ``config.yaml`` beside them say nothing.
+    """
+    known: list[tuple[str, dict]] = []
+    measured: list[Measured] = []
+    for path in tables:
+        if not (path.parent / "config.yaml").is_file():
+            continue
+        environment = read_environment(path.parent)
+        measured.append((path.name, environment))
+        known.append((path.name, _compared_settings(path.parent, environment)))
+    titles = {key: key for key in (*COMPARED, "world_size")}
+    require_same_settings(known, titles, unknown_agrees=True)
+    require_same(measured, alone=WITHOUT_COMMUNICATION)
+    shared: dict = {}
+    for _, settings in known:
+        shared = settings | shared
+    return shared
+
+
+def _compared_settings(folder: Path, environment: Mapping) -> dict:
+    """Returns what a benchmark's runs must agree in; a model's long and short name are one."""
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    found = {key: config[key] for key in COMPARED if config.get(key) is not None}
+    found["world_size"] = environment.get("world_size")
+    found["backend"] = environment.get("backend")  # settings may leave it to the device
+    name = found.get("model")
+    if name and not name.startswith(("gpt2", "replay of ")):
+        found["model"] = f"gpt2-{name}"
+    return {key: value for key, value in found.items() if value is not None}

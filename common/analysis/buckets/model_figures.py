@@ -1,0 +1,205 @@
+"""The figures of the model and its inputs: a(x), gradients, one pass, errors by term, what-ifs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from common.analysis.style import (
+    BLACK,
+    BLUE,
+    CYCLE,
+    GREY,
+    ORANGE,
+    RED,
+    SKY,
+    SMALLEST_CAP_MIB,
+    byte_axis,
+    cap_axis,
+    figure,
+    ms_axis,
+)
+from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
+from common.perfmodel.simulator import BackwardTimeline
+
+
+def timeline(timeline_: BackwardTimeline, caption: str, title: str = "") -> Figure:
+    """One backward pass of DDP: computation above, each bucket's all-reduce below."""
+    with figure(caption, figsize=(7.2, 2.6)) as (fig, axes):
+        end = timeline_.compute_end_s * 1e3
+        axes.barh(1, end, color=SKY, height=0.55, edgecolor="white")
+        axes.text(end / 2, 1, "gradients", ha="center", va="center")
+        for event in timeline_.events:
+            start, stop = event.start_s * 1e3, event.end_s * 1e3
+            axes.barh(0, stop - start, left=start, color=ORANGE, height=0.55, edgecolor="white")
+            axes.plot([event.ready_s * 1e3] * 2, [0.72, 0.32], color=BLACK, linewidth=0.8)
+            if stop - start > 0.035 * timeline_.total_s * 1e3:
+                axes.text((start + stop) / 2, 0, f"{event.index + 1}", ha="center", va="center")
+        total = timeline_.total_s * 1e3
+        axes.axvspan(end, total, color=RED, alpha=0.15, linewidth=0)
+        axes.text(total, 1.42, f"exposed {total - end:.1f} ms", color=RED, ha="right", va="bottom")
+        axes.set_yticks([0, 1], ["all-reduce\nof bucket", "backward\npass"])
+        axes.set_ylim(-0.5, 1.75)
+        axes.set_xlim(0, total * 1.01)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("time since the backward pass began (ms)")
+        axes.set_title(title, loc="left", fontsize=9.5)
+    return fig
+
+
+def all_reduce_curve(
+    curve: MeasuredAllReduce,
+    models: Mapping[str, AlphaBeta],
+    caption: str,
+    samples: pd.DataFrame | None = None,
+    spread_s: Sequence[float] | None = None,
+) -> Figure:
+    """a(x): measured points with spread, the lines of α–β models, log-log."""
+    with figure(caption) as (fig, axes):
+        x, y = curve.sizes_bytes, curve.times_s * 1e3
+        bars = None
+        if samples is not None:
+            slowest = samples[samples["mode"] == "sequential"].groupby(
+                ["total_bytes", "round", "iteration"]
+            )["time_ms"]
+            low, high = (
+                slowest.max().groupby("total_bytes").quantile(q).to_numpy() for q in (0.25, 0.75)
+            )
+            bars = np.maximum(0, [y - low, high - y])
+        elif spread_s is not None:
+            bars = np.minimum(np.asarray(spread_s) * 1e3, y * 0.95)
+        axes.errorbar(
+            x,
+            y,
+            yerr=bars,
+            fmt="o",
+            markersize=4.5,
+            color=BLACK,
+            capsize=2,
+            lw=1,
+            label="measured",
+            zorder=3,
+        )
+        sizes = np.geomspace(x[0], x[-1], 200)
+        for name, model in models.items():
+            axes.plot(sizes, model.time_s(sizes) * 1e3, label=name)
+        byte_axis(axes)
+        ms_axis(axes, "time of an all-reduce (ms)")
+        axes.legend()
+    return fig
+
+
+def chunks(samples: pd.DataFrame, caption: str) -> Figure:
+    """Figures 2a and 2b of Li et al.: the same bytes in ever larger chunks."""
+    slowest = samples.groupby(["mode", "chunk_bytes", "round", "iteration"])["time_ms"].max()
+    with figure(caption) as (fig, axes):
+        for mode, label in (("sequential", "one after another"), ("in_flight", "all in flight")):
+            quantiles = slowest[mode].groupby("chunk_bytes").quantile([0.25, 0.5, 0.75]).unstack()
+            middle = quantiles[0.5]
+            bars = [middle - quantiles[0.25], quantiles[0.75] - middle]
+            axes.errorbar(
+                middle.index, middle, yerr=bars, marker="o", markersize=4.5, capsize=2, label=label
+            )
+        byte_axis(axes)
+        axes.set_xlabel("chunk size")
+        total = samples["total_bytes"].iloc[0] / 2**20
+        ms_axis(axes, f"time to all-reduce {total:.1f} MiB (ms)")
+        axes.legend()
+    return fig
+
+
+def sensitivity(table: pd.DataFrame, caption: str) -> Figure:
+    """How the good caps move when one quantity is scaled: by simulation, and by hand."""
+    quantities = list(dict.fromkeys(table["quantity"]))
+    with figure(caption, figsize=(7.2, 4.4), ncols=3, nrows=2, sharey=True) as (fig, grid):
+        for axes, quantity in zip(grid.flat, quantities, strict=False):
+            rows = table[table["quantity"] == quantity].sort_values("factor")
+            low = rows["low_mib"].clip(lower=SMALLEST_CAP_MIB)
+            axes.fill_between(
+                rows["factor"],
+                low,
+                rows["high_mib"],
+                color=SKY,
+                alpha=0.35,
+                linewidth=0,
+                label="simulated: around b*, within 1 %",
+            )
+            axes.plot(
+                rows["factor"],
+                rows["best_mib"],
+                "o",
+                color=BLUE,
+                markersize=3.5,
+                label="simulated: b*",
+            )
+            axes.plot(
+                rows["factor"],
+                rows["closed_form_mib"],
+                "--",
+                color=RED,
+                label="by hand: b*, without the\nlimit of the tensors' sizes",
+            )
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            cap_axis(axes, f"{quantity}, factor")
+        for axes in grid.flat[len(quantities) :]:
+            axes.set_axis_off()
+        for axes in grid[:, 0]:
+            axes.set_ylabel("bucket cap (MiB)")
+        grid[0, 0].set_ylim(
+            SMALLEST_CAP_MIB, 1.5 * table[["high_mib", "closed_form_mib"]].max().max()
+        )
+        handles, labels = grid.flat[0].get_legend_handles_labels()
+        grid.flat[-1].legend(handles, labels, loc="center", fontsize=8.5)
+    return fig
+
+
+def ready_times(names: Sequence[str], ready_s, sizes_bytes, caption: str) -> Figure:
+    """Gradient bytes ready so far, over the backward pass."""
+    with figure(caption) as (fig, axes):
+        done = np.cumsum(sizes_bytes) / 2**20
+        axes.step(np.asarray(ready_s) * 1e3, done, where="post", color=BLUE)
+        share = sizes_bytes[-1] / sum(sizes_bytes)
+        axes.annotate(
+            f"{names[-1]}, {share:.0%} of all bytes,\nis ready last",
+            xy=(ready_s[-1] * 1e3, done[-1] - sizes_bytes[-1] / 2**21),
+            xytext=(0.42, 0.86),
+            textcoords="axes fraction",
+            fontsize=8.5,
+            arrowprops={"arrowstyle": "->", "color": GREY},
+        )
+        axes.set_xlabel("time since the backward pass began (ms)")
+        axes.set_ylabel("gradients ready (MiB)")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+    return fig
+
+
+def accuracy_by_term(table: pd.DataFrame, noise_floor: float, caption: str) -> Figure:
+    """Draws the error of each model over the caps.
+
+    Columns are models, the index is the cap in MiB. Models beyond the colours have dashed lines.
+    """
+    with figure(caption) as (fig, axes):
+        axes.axhspan(
+            -noise_floor * 100,
+            noise_floor * 100,
+            color=GREY,
+            alpha=0.2,
+            linewidth=0,
+            label="noise floor",
+        )
+        for place, column in enumerate(table.columns):
+            dashes = "-" if place < len(CYCLE) else "--"
+            errors = table[column] * 100
+            axes.plot(table.index, errors, dashes, marker="o", markersize=4, label=column)
+        axes.axhline(0, color=BLACK, linewidth=0.8)
+        cap_axis(axes, "bucket cap b (MiB)")
+        axes.set_ylabel("predicted against measured (%)")
+        fig.legend(loc="outside upper center", ncols=3, fontsize=8)
+    return fig

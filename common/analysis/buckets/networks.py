@@ -1,0 +1,208 @@
+"""DDP on emulated hosts beside DDP over loopback: one measured sweep and prediction per network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from common.analysis.buckets.measurements import (
+    COMMAND,
+    Assignment2Run,
+    added_latency_s,
+    check_comparable,
+    open_run,
+)
+from common.analysis.buckets.sweep import Accuracy, BucketSweep, evaluate, read_sweep
+from common.analysis.runs import caption_of, recorded_assignment
+from common.errors import UserError
+from common.perfmodel.calibration import calibrated_model
+from common.perfmodel.ddp.profile import DdpCosts
+from common.perfmodel.model import DdpModel
+from common.perfmodel.samples import NO_CONTENTION
+from common.perfmodel.tables import read_all_reduce, read_overlap_samples
+from common.runtime.paths import relative_to_project
+from common.runtime.run_directory import find_table, read_environment
+from common.runtime.socket_bytes import PAYLOAD_SHARE
+
+LINK_RATES = ("link (Mbit/s)", "TCP out (Mbit/s)", "TCP in (Mbit/s)")
+REACHED = "of the payload"
+TIMES = ("best T (ms)", "worst T (ms)")
+SHARES = ("median error", "noise floor", "regret")
+
+
+@dataclass(frozen=True)
+class NetworkRun:
+    """DDP's sweep over one network, with what predicts it.
+
+    Attributes:
+        name: such as ``2 emulated hosts at 1 Gbit/s``, or ``loopback``.
+        caption: hardware, network, date and source.
+        model: predicts backward passes over this network.
+        contention: how it is known (``OverlapSamples.contention``).
+        links: per host what a TCP stream reached, in Mbit/s; empty over loopback.
+        rate_bit_per_s: of the slowest link; infinite over loopback.
+    """
+
+    name: str
+    caption: str
+    model: DdpModel
+    contention: str
+    sweep: BucketSweep
+    links: pd.DataFrame
+    rate_bit_per_s: float
+
+    @property
+    def link(self) -> str:
+        """Returns the name for a table: the rate of the links, or loopback."""
+        return self.name.rpartition(" at ")[2]
+
+    def accuracy(self) -> Accuracy:
+        """Holds the prediction against the sweep."""
+        caps = self.sweep.measured_s()
+        return evaluate(self.sweep, {cap: self.model.backward_s(cap) for cap in caps})
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Loopback and the emulated networks of one run, slowest first.
+
+    ``left_out`` is the reason why nothing was measured on emulated hosts in the reader's run;
+    then these are recorded measurements.
+    """
+
+    runs: tuple[NetworkRun, ...]
+    recorded: bool
+    left_out: str | None
+
+    @property
+    def origin(self) -> str:
+        """Returns whose data these are, and why there are none of the reader's own, as Markdown."""
+        names = " and ".join(run.name for run in self.runs if not run.links.empty)
+        if self.left_out:
+            return (
+                f"> **Recorded data, not yours** ({names}): {self.left_out}. "
+                "`uv run ddplab doctor` says whether this machine can emulate hosts."
+            )
+        if self.recorded:
+            return f"> **Recorded data, not yours** ({names}). `{COMMAND}` measures here."
+        return f"> Measured in this run: {names}."
+
+
+def open_networks(run_dir: str | Path | None = None) -> Networks:
+    """Opens the networks of a run, or the recorded ones where the run has no emulated hosts.
+
+    The profile of the backward pass holds no communication, so one serves all networks; what an
+    all-reduce takes, and what it takes from computation, is each network's own.
+    """
+    run = open_run(run_dir)
+    emulated = [folder for folder in sorted(run.run_dir.glob("emulated-*")) if _complete(folder)]
+    if not emulated:
+        reason = read_environment(run.run_dir).get("emulated_hosts_left_out")
+        recorded = recorded_assignment("assignment2")
+        if run.run_dir.resolve() == recorded.resolve():
+            raise UserError(f"{relative_to_project(recorded)}: no runs on emulated hosts")
+        left_out = reason or "the run that is shown measured none"
+        return replace(open_networks(recorded), left_out=left_out)
+    runs = [_loopback(run), *(_emulated(run, folder) for folder in emulated)]
+    runs.sort(key=lambda found: found.rate_bit_per_s)
+    return Networks(tuple(runs), run.recorded, None)
+
+
+def _complete(folder: Path) -> bool:
+    return all(find_table(folder, name) for name in ("allreduce-samples.csv", "ddp-times.csv"))
+
+
+def _loopback(run: Assignment2Run) -> NetworkRun:
+    return NetworkRun(
+        name="loopback",
+        caption=run.caption,
+        model=run.model,
+        contention=run.calibration.overlap.contention,
+        sweep=run.sweep,
+        links=pd.DataFrame(),
+        rate_bit_per_s=float("inf"),
+    )
+
+
+def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
+    tables = {
+        name: find_table(folder, name)
+        for name in ("allreduce-samples.csv", "ddp-times.csv", "overlap-times.csv")
+    }
+    found = {name: path for name, path in tables.items() if path}
+    ready = find_table(run.run_dir, "gradient-ready-times.csv")
+    settings = check_comparable([ready, *found.values()])
+    environment = read_environment(found["ddp-times.csv"].parent)
+    network = environment["interconnect"]["emulated"]
+    overlap = None
+    if "overlap-times.csv" in found:  # not in older runs
+        overlap = read_overlap_samples(found["overlap-times.csv"])
+    costs = overlap.costs() if overlap else copies(run.costs)
+    all_reduce = read_all_reduce(found["allreduce-samples.csv"])
+    sweep = read_sweep(found["ddp-times.csv"])
+    sweep.check_buckets(run.profile)
+    links = pd.DataFrame(network["probe"]).assign(rate=network["rates_bit_per_s"])
+    links[["up", "down", "rate"]] = links[["up", "down", "rate"]].astype(float) / 1e6
+    return NetworkRun(
+        name=environment["network"],
+        caption=caption_of(environment, run.run_dir),
+        model=calibrated_model(
+            run.profile,
+            all_reduce.curve,
+            costs,
+            crowded=all_reduce.crowded,
+            backend=settings.get("backend"),
+            added_latency_s=added_latency_s(settings),
+        ),
+        contention=overlap.contention if overlap else NO_CONTENTION,
+        sweep=sweep,
+        links=links,
+        rate_bit_per_s=min(network["rates_bit_per_s"]),
+    )
+
+
+def copies(costs: DdpCosts) -> DdpCosts:
+    """Returns DDP's copies alone: they do not depend on the network, contention does."""
+    return DdpCosts(costs.copy_in_s_per_byte, costs.copy_out_s_per_byte)
+
+
+def summary(networks: Networks) -> pd.DataFrame:
+    """Returns a row per network: what the caps do there, and how well that was predicted."""
+    rows = []
+    for run in networks.runs:
+        accuracy = run.accuracy()
+        times = accuracy.table.set_index("bucket_cap_mib")["measured_ms"]
+        rows.append(
+            {
+                "network": run.link,
+                "best b (MiB)": f"{accuracy.measured_best_mib:g}",
+                "best T (ms)": times.min(),
+                "worst b (MiB)": f"{times.idxmax():g}",
+                "worst T (ms)": times.max(),
+                "worst / best": times.max() / times.min(),
+                "median error": accuracy.median_error,
+                "noise floor": accuracy.noise_floor,
+                "regret": accuracy.regret,
+                "contention": run.contention,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def links(networks: Networks) -> pd.DataFrame:
+    """Returns per network and host the link's rate and what a TCP stream reached on it.
+
+    ``REACHED`` is the faster direction over the most payload that the link can carry. No stream is
+    faster than its link: above 100 % the probe was wrong by as much, as one that was held up reads
+    late what came in before.
+    """
+    rows = [
+        (run.link, link["host"], link["rate"], link["up"], link["down"])
+        for run in networks.runs
+        for link in run.links.to_dict("records")
+    ]
+    table = pd.DataFrame(rows, columns=["network", "host", *LINK_RATES])
+    rate, *found = LINK_RATES
+    return table.assign(**{REACHED: table[found].max(axis=1) / (table[rate] * PAYLOAD_SHARE)})

@@ -1,0 +1,213 @@
+"""A measured sweep over bucket caps, and what a prediction of it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common.analysis.statistics import median_standard_error
+from common.errors import UserError
+from common.perfmodel.buckets import DdpOptions, cap_label
+from common.perfmodel.ddp.profile import BackwardProfile
+from common.perfmodel.search import regret
+from common.perfmodel.simulator import profile_buckets
+from common.perfmodel.tables import numbers, read_table
+
+KEYS = ["bucket_cap_mib", "round", "iteration"]
+BUCKETS = ["num_buckets", "first_bucket_bytes", "last_bucket_bytes"]
+TIMES = ["forward_time_ms", "backward_time_ms", "step_time_ms"]
+
+
+@dataclass(frozen=True)
+class BucketSweep:
+    """Raw DDP times as one row per step, a step's time being its slowest rank's.
+
+    Attributes:
+        steps: columns bucket_cap_mib (NaN is DDP's default), round, iteration, num_buckets,
+            first_bucket_bytes, last_bucket_bytes and the three times in ms.
+        world_size: number of ranks.
+    """
+
+    steps: pd.DataFrame
+    world_size: int
+
+    def summary(self, column: str = "backward_time_ms") -> pd.DataFrame:
+        """Per cap: buckets, median time, quartiles and number of samples; by ascending cap."""
+        groups = self.steps.groupby("bucket_cap_mib", dropna=False)
+        quantiles = groups[column].quantile([0.25, 0.5, 0.75]).unstack()
+        quantiles.columns = ["q25_ms", "median_ms", "q75_ms"]
+        table = quantiles.assign(
+            num_buckets=groups["num_buckets"].first(), samples=groups[column].size()
+        )
+        return table.reset_index().sort_values("bucket_cap_mib", ignore_index=True)
+
+    def noise_floor(self, column: str = "backward_time_ms") -> float:
+        """Median over caps of |A/B − 1|, A and B the medians of two halves of the rounds.
+
+        What two measurements of the same thing differ by; NaN with fewer than two rounds. Rounds
+        go to the halves in pairs, as a round and the next visit the caps in opposite order.
+        """
+        pair = 2 if self.steps["round"].nunique() >= 4 else 1
+        even = self.steps["round"] // pair % 2 == 0
+        halves = [
+            self.steps[half].groupby("bucket_cap_mib", dropna=False)[column].median()
+            for half in (even, ~even)
+        ]
+        if halves[1].empty:
+            return float("nan")
+        return float((halves[0] / halves[1] - 1).abs().median())
+
+    def standard_errors(self, column: str = "backward_time_ms", **options: int) -> pd.Series:
+        """Returns by cap the standard error of its median, relative (``median_standard_error``)."""
+        errors = {}
+        for cap, steps in self.steps.groupby("bucket_cap_mib", dropna=False):
+            times = steps.pivot(index="round", columns="iteration", values=column).to_numpy()
+            errors[cap] = median_standard_error(times, **options)
+        return pd.Series(errors)
+
+    def measured_s(self) -> dict[float, float]:
+        """Median backward time in seconds by explicit cap in MiB."""
+        table = self.summary().dropna(subset="bucket_cap_mib")
+        return dict(zip(table["bucket_cap_mib"], table["median_ms"] / 1e3, strict=True))
+
+    def check_buckets(self, profile: BackwardProfile) -> None:
+        """Raise UserError where DDP's buckets were not those of the profile's model."""
+        caps = self.steps.drop_duplicates("bucket_cap_mib")[["bucket_cap_mib", *BUCKETS]]
+        for cap, *found in caps.itertuples(index=False):
+            options = DdpOptions(None if pd.isna(cap) else cap)
+            buckets = profile_buckets(profile, options)
+            sizes = [int(profile.sizes_bytes[bucket].sum()) for bucket in (buckets[0], buckets[-1])]
+            if found != [len(buckets), *sizes]:
+                raise UserError(
+                    f"at a cap of {cap_label(options.bucket_cap_mib)} MiB DDP made {found[0]} "
+                    f"buckets, the first of {found[1]:,} bytes; the gradients given make "
+                    f"{len(buckets)}, the first of {sizes[0]:,}: another model or DDP options"
+                )
+
+    def smallest_alike(self) -> dict[float, float]:
+        """For each explicit cap the smallest cap (MiB) that gave the same buckets."""
+        explicit = self.steps.dropna(subset="bucket_cap_mib")
+        smallest = explicit.groupby(BUCKETS)["bucket_cap_mib"].transform("min")
+        return dict(zip(explicit["bucket_cap_mib"], smallest, strict=True))
+
+    def widths(self) -> dict[float, float]:
+        """For each cap of ``distinct`` the largest explicit cap (MiB) that gave its buckets."""
+        widths: dict[float, float] = {}
+        for cap, smallest in sorted(self.smallest_alike().items()):
+            widths[smallest] = cap
+        return widths
+
+    def distinct(self) -> BucketSweep:
+        """Caps that gave the same buckets joined to one case, under the smallest of them."""
+        explicit = self.steps.dropna(subset="bucket_cap_mib")
+        joined = explicit["bucket_cap_mib"].map(self.smallest_alike())
+        return BucketSweep(explicit.assign(bucket_cap_mib=joined), self.world_size)
+
+
+def read_sweep(path: Path | str) -> BucketSweep:
+    """Read ``ddp-times.csv``. Raises UserError for a table that cannot be one."""
+    table = read_table(path, [*KEYS, *BUCKETS, *TIMES, "rank"])
+    for column in TIMES:
+        numbers(table, column, path, above=0)
+    ranks = set(table["rank"])
+    if ranks != set(range(len(ranks))):
+        raise UserError(f"{path}: ranks are {sorted(ranks)}; expected 0 to {len(ranks) - 1}")
+    counts = table.groupby(KEYS, dropna=False)["rank"].nunique()
+    if (counts < len(ranks)).any():
+        cap, round_, iteration = counts.idxmin()
+        raise UserError(
+            f"{path}: not all {len(ranks)} ranks are there at cap {cap:g} MiB, round {round_}, "
+            f"iteration {iteration}"
+        )
+    return BucketSweep(slowest_steps(table), len(ranks))
+
+
+def slowest_steps(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per step from one per step and rank: a step's times are its slowest rank's."""
+    steps = table.groupby([*KEYS, *BUCKETS], dropna=False, sort=False)[TIMES].max()
+    return steps.reset_index()
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A prediction held against a sweep.
+
+    Attributes:
+        table: per distinct bucketing: bucket_cap_mib (its smallest cap), num_buckets,
+            predicted_ms, measured_ms and error (predicted / measured − 1).
+        median_error, worst_error: of |error|.
+        noise_floor: of the sweep.
+        predicted_best_mib, measured_best_mib: among these caps.
+        regret: what following the prediction costs, as a fraction of the best measured time.
+    """
+
+    table: pd.DataFrame
+    median_error: float
+    worst_error: float
+    noise_floor: float
+    predicted_best_mib: float
+    measured_best_mib: float
+    regret: float
+
+
+def evaluate(sweep: BucketSweep, predicted_s: Mapping[float, float]) -> Accuracy:
+    """Compare predicted backward times (seconds by cap in MiB) with a sweep's medians.
+
+    Caps that gave the same buckets are one case. Raises UserError if no cap is in both.
+    """
+    sweep = sweep.distinct()
+    measured = sweep.measured_s()
+    caps = [cap for cap in measured if cap in predicted_s]
+    if not caps:
+        raise UserError("no cap was both predicted and measured")
+    summary = sweep.summary().set_index("bucket_cap_mib").loc[caps]
+    table = pd.DataFrame(
+        {
+            "bucket_cap_mib": caps,
+            "num_buckets": summary["num_buckets"].to_numpy(),
+            "predicted_ms": [predicted_s[cap] * 1e3 for cap in caps],
+            "measured_ms": summary["median_ms"].to_numpy(),
+        }
+    )
+    table["error"] = table["predicted_ms"] / table["measured_ms"] - 1
+    predicted_best = predicted_fastest(predicted_s, caps)
+    return Accuracy(
+        table=table,
+        median_error=float(table["error"].abs().median()),
+        worst_error=float(table["error"].abs().max()),
+        noise_floor=sweep.noise_floor(),
+        predicted_best_mib=predicted_best,
+        measured_best_mib=min(caps, key=lambda cap: measured[cap]),
+        regret=regret({cap: measured[cap] for cap in caps}, predicted_best),
+    )
+
+
+def predicted_fastest(predicted_s: Mapping[float, float], caps: Iterable[float]) -> float:
+    """The one of these caps that is predicted to be fastest; of equal ones the largest."""
+    return min(sorted(caps, reverse=True), key=lambda cap: predicted_s[cap])
+
+
+def exposed_record(path: Path | str) -> pd.Series:
+    """Exposed communication by cap, in ms, from DDP's own record (``ddp-overlap-times.csv``).
+
+    Communication minus its overlap with computation: from a rank's last gradient until all buckets
+    are reduced and copied back. A rank whose computation ends early waits in there for the others;
+    the one with the least waits for nobody, so a step's is the least over ranks. The median over
+    steps.
+    """
+    times = ["communication_time_ms", "overlap_time_ms"]
+    table = read_table(path, [*KEYS, "rank", *times])
+    exposed = table["communication_time_ms"] - table["overlap_time_ms"]
+    by_step = exposed.groupby([table[key] for key in KEYS]).min()
+    return by_step.groupby("bucket_cap_mib").median()
+
+
+def local_backward_s(path: Path | str) -> float:
+    """Median backward time without DDP, measured in the rounds of a sweep (``local-times.csv``)."""
+    table = read_table(path, ["round", "iteration", "rank", "backward_time_ms"])
+    slowest = table.groupby(["round", "iteration"])["backward_time_ms"].max()
+    return float(np.median(slowest)) / 1e3

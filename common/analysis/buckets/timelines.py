@@ -1,0 +1,367 @@
+"""The backward pass as predicted and as measured, bucket by bucket, and where the two part.
+
+A pass is measured on every rank (``bucket-timeline.csv``), each with the start of its own backward
+pass as 0; all ranks start it together. What counts is the last rank: a bucket is ready when it is
+on all ranks, its all-reduce begins when the last rank has begun it.
+
+The difference in length is taken apart exactly. A pass is made of terms: for each bucket the
+computation of its gradients, the wait before its all-reduce, the all-reduce and the copy back. The
+predicted pass is turned into the measured one by putting in the measured terms one after another,
+in order of time. What this does to the end of the pass is the term's effect: how much it moved the
+forecast when it came to be known. A term that is hidden behind others has none, and all effects add
+up to the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common.analysis.buckets.measurements import Assignment2Run
+from common.analysis.buckets.sweep import BucketSweep
+from common.analysis.style import Table
+from common.errors import UserError
+from common.perfmodel.buckets import cap_label
+from common.perfmodel.simulator import BackwardTimeline, BucketEvent
+from common.perfmodel.tables import numbers, read_table
+from common.perfmodel.trace import Around, copy_starts_s
+from common.runtime.run_directory import find_table
+
+TABLE = "bucket-timeline.csv"
+KEYS = ("bucket_cap_mib", "iteration", "rank", "bucket")
+MOMENTS = ("ready_ms", "start_ms", "end_ms", "copied_ms", "compute_end_ms", "backward_ms")
+
+COMPUTATION, WAIT, ALL_REDUCE = "computation", "wait for the bucket before", "all-reduce"
+COPY_OUT, REST = "copy-out", "rest of the pass"
+TERMS = (COMPUTATION, WAIT, ALL_REDUCE, COPY_OUT, REST)
+SHOWN_COLUMNS = {
+    "bucket": "bucket",
+    "size_mib": "size (MiB)",
+    "term": "term",
+    "predicted_ms": "predicted (ms)",
+    "measured_ms": "measured (ms)",
+    "gap_ms": "gap (ms)",
+    "effect_ms": "effect on the end (ms)",
+}
+SHOWN_FORMATS = {
+    "size (MiB)": "{:.2f}",
+    "predicted (ms)": "{:.1f}",
+    "measured (ms)": "{:.1f}",
+    "gap (ms)": "{:+.1f}",
+    "effect on the end (ms)": "{:+.1f}",
+}
+GAP_COLUMNS = ("bucket", "size_mib", "term", "predicted_ms", "measured_ms", "gap_ms", "effect_ms")
+
+
+@dataclass(frozen=True)
+class MeasuredTimelines:
+    """Watched backward passes: ``table`` has a row per cap (NaN is DDP's default), pass, rank and
+    bucket, with the columns of ``bucket-timeline.csv``."""
+
+    table: pd.DataFrame
+
+    def caps(self) -> list[float | None]:
+        """Returns the caps in MiB, in the order in which they were watched; None for DDP's default.
+        """
+        found = self.table["bucket_cap_mib"].drop_duplicates()
+        return [None if pd.isna(cap) else float(cap) for cap in found]
+
+    def passes(self, cap_mib: float | None) -> list[BackwardTimeline]:
+        """Returns the passes at a cap, each the slowest of all ranks at every moment.
+
+        Their ``compute_alone_s`` is NaN, as it was not measured, and members of buckets are
+        unknown. Raises UserError for a cap that was not watched.
+        """
+        rows = self._of(cap_mib)
+        return [_slowest(rows[rows["iteration"] == i]) for i in sorted(set(rows["iteration"]))]
+
+    def typical(self, cap_mib: float | None) -> BackwardTimeline:
+        """Returns the pass at a cap whose length is the (lower) median."""
+        passes = sorted(self.passes(cap_mib), key=lambda timeline: timeline.total_s)
+        return passes[(len(passes) - 1) // 2]
+
+    def median_s(self, cap_mib: float | None) -> float:
+        """Returns the median length of the watched passes at a cap, in seconds."""
+        return float(np.median([timeline.total_s for timeline in self.passes(cap_mib)]))
+
+    def in_flight(self, cap_mib: float | None) -> tuple[int, float]:
+        """Returns the most all-reduces that a rank had in flight at once, and the share of the time
+        with any in flight in which there was more than one."""
+        most, busy_s, shared_s = 0, 0.0, 0.0
+        for _, rows in self._of(cap_mib).groupby(["iteration", "rank"]):
+            spans = rows[["start_ms", "end_ms"]].to_numpy() / 1e3
+            counts, lengths = _under_way(spans)
+            most = max(most, int(counts.max(initial=0)))
+            busy_s += float(lengths[counts >= 1].sum())
+            shared_s += float(lengths[counts >= 2].sum())
+        return most, shared_s / busy_s if busy_s else 0.0
+
+    def _of(self, cap_mib: float | None) -> pd.DataFrame:
+        caps = self.table["bucket_cap_mib"]
+        rows = self.table[caps.isna() if cap_mib is None else caps == cap_mib]
+        if rows.empty:
+            watched = ", ".join(map(cap_label, self.caps()))
+            raise UserError(f"no pass was watched at {cap_label(cap_mib)} MiB, only at {watched}")
+        return rows
+
+
+def read_timelines(path: Path | str) -> MeasuredTimelines:
+    """Reads ``bucket-timeline.csv``.
+
+    Raises UserError for a table that cannot be one: moments that are no times or come in no
+    possible order, or ranks and buckets that are missing.
+    """
+    table = read_table(path, [*KEYS, "size_bytes", *MOMENTS])
+    for column in MOMENTS:
+        table[column] = numbers(table, column, path, at_least=0)
+    table["size_bytes"] = numbers(table, "size_bytes", path, above=0)
+    for earlier, later in (
+        ("ready_ms", "start_ms"),
+        ("start_ms", "end_ms"),
+        ("end_ms", "copied_ms"),
+    ):
+        wrong = table[later] < table[earlier] - 1e-6
+        if wrong.any():
+            row = int(wrong.idxmax())
+            raise UserError(
+                f"{path}: line {row + 2}: {later} {table[later][row]:g} is before {earlier} "
+                f"{table[earlier][row]:g}"
+            )
+    for (cap, iteration), rows in table.groupby(["bucket_cap_mib", "iteration"], dropna=False):
+        expected = rows["rank"].nunique() * rows["bucket"].nunique()
+        if len(rows) != expected or set(rows["bucket"]) != set(range(rows["bucket"].nunique())):
+            raise UserError(
+                f"{path}: not every rank has every bucket at cap "
+                f"{cap_label(None if pd.isna(cap) else cap)} MiB, iteration {iteration}"
+            )
+    return MeasuredTimelines(table)
+
+
+def timelines_of(run: Assignment2Run) -> MeasuredTimelines | None:
+    """Returns the watched passes of a run; None where it did not watch any."""
+    path = find_table(run.run_dir, TABLE, "ddp_benchmark")
+    return read_timelines(path) if path else None
+
+
+def shown_cap(watched: MeasuredTimelines | None, wanted_mib: float) -> float | None:
+    """Returns the cap to show: the wanted one where it was watched or nothing was, else the
+    nearest."""
+    if watched is None:
+        return wanted_mib
+    explicit = [cap for cap in watched.caps() if cap is not None]
+    return min(explicit, key=lambda cap: abs(np.log(cap / wanted_mib)), default=None)
+
+
+def around_passes(sweep: BucketSweep, cap_mib: float | None) -> Around | None:
+    """Returns the medians of what lay around the backward passes of a sweep at a cap; None if none
+    did."""
+    caps = sweep.steps["bucket_cap_mib"]
+    rows = sweep.steps[caps.isna() if cap_mib is None else caps == cap_mib]
+    if rows.empty:
+        return None
+    after = rows["step_time_ms"] - rows["forward_time_ms"] - rows["backward_time_ms"]
+    forward_s, update_s = rows["forward_time_ms"].median() / 1e3, after.median() / 1e3
+    return Around(float(forward_s), max(0.0, float(update_s)))
+
+
+def gaps(predicted: BackwardTimeline, measured: BackwardTimeline) -> pd.DataFrame:
+    """Returns every term of both passes and its effect on the length of the pass; one row per term.
+
+    Columns: bucket (counted from 1; missing for the rest of the pass), size_mib, term (of TERMS),
+    predicted_ms, measured_ms, gap_ms (measured − predicted), effect_ms. A bucket's computation is
+    the time since the bucket before it was ready, of the last bucket up to the end of computation.
+
+    Raises UserError where the two have different buckets.
+    """
+    sizes = [[event.size_bytes for event in one.events] for one in (predicted, measured)]
+    if sizes[0] != sizes[1]:
+        raise UserError(
+            f"the predicted pass has {len(sizes[0])} buckets, the first of {sizes[0][0]:,} bytes; "
+            f"the measured one {len(sizes[1])}, the first of {sizes[1][0]:,}: another model, cap "
+            "or DDP options"
+        )
+    before, after = _Terms.of(predicted), _Terms.of(measured)
+    shown = [_shown(timeline) for timeline in (predicted, measured)]
+    rows, end_s = [], before.end_s()
+    for index, term in _in_order_of_time(len(sizes[0])):
+        before.take(after, term, index)
+        moved_s, end_s = before.end_s() - end_s, before.end_s()
+        values = [one[term][index] * 1e3 for one in shown]
+        named = (index + 1, sizes[0][index] / 2**20) if term != REST else (pd.NA, float("nan"))
+        rows.append((*named, term, *values, values[1] - values[0], moved_s * 1e3))
+    table = pd.DataFrame(rows, columns=list(GAP_COLUMNS))
+    return table.astype({"bucket": "Int64"})
+
+
+def largest_gaps(table: pd.DataFrame, count: int = 8) -> pd.DataFrame:
+    """Returns the rows of ``gaps`` with the largest effect, then with the largest gap."""
+    order = pd.DataFrame({"effect": table["effect_ms"].abs(), "gap": table["gap_ms"].abs()})
+    order = order.round(6).sort_values(["effect", "gap"], ascending=False, kind="stable")
+    return table.loc[order.index[:count]].reset_index(drop=True)
+
+
+def effect_by_term(table: pd.DataFrame) -> pd.Series:
+    """Returns what each kind of term contributes to the difference, in ms, in the order of TERMS.
+    """
+    return table.groupby("term")["effect_ms"].sum().reindex(TERMS)
+
+
+def effect_table(predicted: BackwardTimeline, measured: BackwardTimeline) -> Table:
+    """Returns what each kind of term contributes to the difference, as a table to show."""
+    effects = effect_by_term(gaps(predicted, measured))
+    rows = [*effects.items(), ("measured − predicted", effects.sum())]
+    frame = pd.DataFrame(rows, columns=["term", "effect on the end (ms)"])
+    return Table(frame, {"effect on the end (ms)": "{:+.1f}"})
+
+
+def shown_gaps(predicted: BackwardTimeline, measured: BackwardTimeline, count: int = 8) -> Table:
+    """Returns the largest gaps as a table to show."""
+    found = largest_gaps(gaps(predicted, measured), count)
+    return Table(found.rename(columns=SHOWN_COLUMNS), SHOWN_FORMATS)
+
+
+def watched_facts(
+    run: Assignment2Run, watched: MeasuredTimelines, cap_mib: float | None
+) -> dict[str, str]:
+    """Returns how long the watched passes were, beside those of the sweep, and what overlapped."""
+    seen_ms = watched.median_s(cap_mib) * 1e3
+    timed_ms = {cap: seconds * 1e3 for cap, seconds in run.sweep.measured_s().items()}.get(cap_mib)
+    most, share = watched.in_flight(cap_mib)
+    facts = {"cap": f"{cap_label(cap_mib)} MiB", "watched passes, median": f"{seen_ms:.1f} ms"}
+    if timed_ms:
+        facts["passes of the sweep, not watched"] = f"{timed_ms:.1f} ms"
+        facts["watched over not watched"] = f"{seen_ms / timed_ms - 1:+.1%}"
+    return facts | {
+        "all-reduces in flight at once, at most": f"{most}",
+        "share of the time in flight with more than one": f"{share:.0%}",
+    }
+
+
+def copy_facts(
+    run: Assignment2Run, predicted: BackwardTimeline, measured: BackwardTimeline | None
+) -> dict[str, str]:
+    """Returns what the model takes for DDP's copies, how well that is known, and what was seen.
+
+    DDP over a group of one rank copies and sends nothing: what it adds to the backward pass is the
+    copies, in and out. Where the lower quartile over rounds is not above 0, they cannot be told
+    from nothing.
+    """
+    bookkeeping_ms = run.calibration.overlap.bookkeeping_s * 1e3
+    low, middle, high = np.nanquantile(bookkeeping_ms, [0.25, 0.5, 0.75])
+    copies_ms = 2 * run.costs.copy_out_s_per_byte * run.profile.total_bytes * 1e3
+    facts = {
+        "copies can be told from nothing": "yes" if low > 0 else "no",
+        "copies in the model, in and out": f"{copies_ms:.1f} ms",
+        "measured with DDP on one rank": f"{middle:+.1f} ms ({low:+.1f} to {high:+.1f})",
+    }
+    if measured is None:
+        return facts
+    seen = gaps(predicted, measured)
+    out_ms = seen.loc[seen["term"] == COPY_OUT, "measured_ms"].sum()
+    return facts | {"copies out in the watched pass": f"{out_ms:.1f} ms"}
+
+
+@dataclass
+class _Terms:
+    """A pass as lengths (seconds) from which its end follows; ``take`` replaces one of them."""
+
+    computation_s: np.ndarray
+    delay_s: np.ndarray
+    """From when a bucket could start, the one before being done, to when it did."""
+    all_reduce_s: np.ndarray
+    tail_s: float
+    """Computation after the last gradient."""
+    copy_s: np.ndarray
+    rest_s: float
+
+    @classmethod
+    def of(cls, timeline: BackwardTimeline) -> _Terms:
+        ready, start, end, copied = _moments(timeline.events)
+        could_start = np.maximum(ready, np.r_[-np.inf, end[:-1]])
+        return cls(
+            computation_s=np.diff(ready, prepend=0.0),
+            delay_s=start - could_start,
+            all_reduce_s=end - start,
+            tail_s=timeline.compute_end_s - ready[-1],
+            copy_s=copied - np.array(copy_starts_s(timeline)),
+            rest_s=timeline.total_s - copied[-1],
+        )
+
+    def take(self, other: _Terms, term: str, index: int) -> None:
+        last = index + 1 == len(self.copy_s)
+        if term == COMPUTATION:
+            self.computation_s[index] = other.computation_s[index]
+            self.tail_s = other.tail_s if last else self.tail_s
+        elif term == WAIT:
+            self.delay_s[index] = other.delay_s[index]
+        elif term == ALL_REDUCE:
+            self.all_reduce_s[index] = other.all_reduce_s[index]
+        elif term == COPY_OUT:
+            self.copy_s[index] = other.copy_s[index]
+        else:
+            self.rest_s = other.rest_s
+
+    def end_s(self) -> float:
+        ready = np.cumsum(self.computation_s)
+        ends, end = [], -np.inf
+        for could_start, delay, length in zip(ready, self.delay_s, self.all_reduce_s, strict=True):
+            end = max(could_start, end) + delay + length
+            ends.append(end)
+        done = ready[-1] + self.tail_s
+        for end, copy in zip(ends, self.copy_s, strict=True):
+            done = max(done, end) + copy
+        return float(done + self.rest_s)
+
+
+def _in_order_of_time(count: int) -> list[tuple[int, str]]:
+    reduced = [(index, term) for index in range(count) for term in TERMS[:3]]
+    return [*reduced, *((index, COPY_OUT) for index in range(count)), (count - 1, REST)]
+
+
+def _shown(timeline: BackwardTimeline) -> dict[str, np.ndarray]:
+    """Returns the lengths that a reader sees in a timeline, in seconds, by term and bucket."""
+    terms = _Terms.of(timeline)
+    ready, start, _, _ = _moments(timeline.events)
+    computation = terms.computation_s.copy()
+    computation[-1] += terms.tail_s
+    return {
+        COMPUTATION: computation,
+        WAIT: start - ready,
+        ALL_REDUCE: terms.all_reduce_s,
+        COPY_OUT: terms.copy_s,
+        REST: np.full(len(ready), terms.rest_s),
+    }
+
+
+def _moments(events: Sequence[BucketEvent]) -> np.ndarray:
+    """[4, buckets]: when each was ready, started, reduced and copied back."""
+    return np.array([(e.ready_s, e.start_s, e.end_s, e.copied_s) for e in events]).T
+
+
+def _slowest(rows: pd.DataFrame) -> BackwardTimeline:
+    """Joins the ranks to one pass, the last rank counting at every moment."""
+    last = rows.groupby("bucket")[[*MOMENTS, "size_bytes"]].max().sort_index()
+    times = last[list(MOMENTS)] / 1e3
+    events = tuple(
+        BucketEvent(int(bucket), (), int(size), *moments)
+        for bucket, size, *moments in zip(
+            last.index,
+            last["size_bytes"],
+            *(times[column].tolist() for column in MOMENTS[:4]),
+            strict=True,
+        )
+    )
+    compute_end_s, total_s = float(times["compute_end_ms"].max()), float(times["backward_ms"].max())
+    return BackwardTimeline(total_s, compute_end_s, float("nan"), events)
+
+
+def _under_way(spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Counts the spans between each two neighbouring moments; returns counts and lengths."""
+    moments = np.unique(spans)
+    middle = (moments[1:] + moments[:-1]) / 2
+    counts = ((spans[:, :1] <= middle) & (middle < spans[:, 1:])).sum(axis=0)
+    return counts, np.diff(moments)

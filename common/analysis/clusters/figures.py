@@ -1,0 +1,186 @@
+"""The figures of thousands of GPUs: b*, efficiency, a step's parts, the published flat sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from common.analysis.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    cap_axis,
+    figure,
+)
+from common.perfmodel.cluster.published_sweep import SweepExplained
+from common.perfmodel.cluster.scale_out import SCALINGS, STRATEGIES, ScaleOut
+
+DEFAULT_CAP_MIB = 25
+COLOURS = dict(zip(STRATEGIES, (BLUE, ORANGE, RED), strict=True))
+DASHES = dict(zip(STRATEGIES, ("-", "--", "-."), strict=True))
+PARTS = {
+    "computation_s": ("computation", SKY),
+    "straggler_s": ("waiting for the slowest GPU", PURPLE),
+    "copies_s": ("copies", GREEN),
+    "slowed_s": ("computation slowed", ORANGE),
+    "exposed_s": ("exposed communication", RED),
+}
+
+
+def predicted_caption(predicted: ScaleOut) -> str:
+    """What a figure of a prediction is made of."""
+    work, cluster = predicted.workload, predicted.cluster
+    return (
+        f"Predicted, not measured: {work.model}, {work.batch_size} sequences of {work.seq_len} "
+        f"tokens per GPU, {work.precision}, on {cluster.name} ({cluster.source}). Bands: 5 % to "
+        f"95 % of {predicted.assumptions.draws} draws of the assumptions."
+    )
+
+
+def best_caps(predictions: Mapping[str, ScaleOut], scaling: str = "weak") -> Figure:
+    """b* over the number of GPUs, a panel per cluster."""
+    first = next(iter(predictions.values()))
+    tokens = f"sequences of {first.workload.seq_len} tokens"
+    batch = {
+        "weak": f"{first.workload.batch_size} {tokens} per GPU",
+        "strong": f"{first.global_batch_size:,} {tokens} on all GPUs",
+    }
+    caption = (
+        f"Predicted, not measured: {first.workload.model}, DDP, {scaling} scaling, "
+        f"{batch[scaling]}, {first.workload.precision}. "
+        "Clusters: data/clusters."
+    )
+    columns = min(3, len(predictions) + 1)
+    shape = {"ncols": columns, "nrows": -(-(len(predictions) + 1) // columns), "sharey": True}
+    with figure(caption, figsize=(7.2, 2.4 * shape["nrows"]), squeeze=False, **shape) as (fig, g):
+        for axes, (name, predicted) in zip(g.flat, predictions.items(), strict=False):
+            rows = predicted.rows(scaling, "DDP").dropna(subset="bucket_cap_mib")
+            axes.fill_between(
+                *(rows["gpus"], rows["near_low_mib"], rows["near_high_mib"]),
+                **{
+                    "color": SKY,
+                    "alpha": 0.4,
+                    "linewidth": 0,
+                    "label": "step within 1 % of it,\nwithout a gap",
+                },
+            )
+            low, high = rows["bucket_cap_low_mib"], rows["bucket_cap_high_mib"]
+            middle = rows["bucket_cap_mib"]
+            bars = [np.maximum(0, middle - low), np.maximum(0, high - middle)]
+            axes.errorbar(
+                *(rows["gpus"], middle),
+                **{"yerr": bars, "fmt": "o-", "markersize": 3.5, "lw": 1.2, "capsize": 2},
+                **{"color": BLUE, "elinewidth": 0.8, "label": "b*, 5 % to 95 % of draws"},
+            )
+            axes.axhline(
+                DEFAULT_CAP_MIB,
+                color=GREY,
+                linestyle="--",
+                lw=1,
+                label="25 MiB, DDP's cap",
+                zorder=0,
+            )
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            _gpu_axis(axes, rows["gpus"].tolist())
+            axes.set_title(name, loc="left", fontsize=9)
+        for axes in g[:, 0]:
+            axes.set_ylabel("bucket cap (MiB)")
+        handles, labels = g.flat[0].get_legend_handles_labels()
+        for axes in g.flat[len(predictions) :]:
+            axes.set_axis_off()
+        g.flat[-1].legend(handles, labels, loc="center", fontsize=8)
+    return fig
+
+
+def efficiency(predicted: ScaleOut) -> Figure:
+    """Efficiency over the number of GPUs: weak and strong, DDP and FSDP."""
+    caption = f"{predicted_caption(predicted)} Strong: {predicted.global_batch_size:,} sequences."
+    with figure(caption, figsize=(7.2, 3.7), ncols=2, sharey=True) as (fig, panels):
+        for axes, scaling in zip(panels, SCALINGS, strict=True):
+            for strategy in STRATEGIES:
+                rows = predicted.rows(scaling, strategy)
+                style = {"color": COLOURS[strategy], "linestyle": DASHES[strategy]}
+                low, high = 100 * rows["efficiency_low"], 100 * rows["efficiency_high"]
+                axes.fill_between(
+                    *(rows["gpus"], low, high), color=COLOURS[strategy], alpha=0.15, linewidth=0
+                )
+                axes.plot(rows["gpus"], 100 * rows["efficiency"], label=strategy, **style)
+            _gpu_axis(axes, predicted.rows(scaling, STRATEGIES[0])["gpus"].tolist())
+            axes.set_title(f"{scaling} scaling", loc="left", fontsize=9.5)
+        panels[0].set_ylim(0, 102)
+        panels[0].set_ylabel("efficiency (% of one GPU)")
+        panels[0].legend(fontsize=8, loc="lower left")
+    return fig
+
+
+def step_parts(predicted: ScaleOut, scaling: str = "weak") -> Figure:
+    """What a step's time goes to, for each strategy, as shares of the step."""
+    shown = {"ncols": len(STRATEGIES), "sharey": True}
+    with figure(predicted_caption(predicted), figsize=(7.2, 3.6), **shown) as (fig, panels):
+        for axes, strategy in zip(panels, STRATEGIES, strict=True):
+            rows = predicted.rows(scaling, strategy)
+            places = np.arange(len(rows))
+            below = np.zeros(len(rows))
+            for column, (label, colour) in PARTS.items():
+                share = (100 * rows[column] / rows["step_s"]).to_numpy()
+                axes.bar(places, share, bottom=below, color=colour, width=0.85, label=label)
+                below += share
+            every = max(1, -(-len(rows) // 4))
+            axes.set_xticks(places[::every], [_short(n) for n in rows["gpus"][::every]])
+            axes.grid(axis="x", visible=False)
+            axes.set_xlabel("GPUs")
+            axes.set_title(strategy, loc="left", fontsize=9.5)
+        panels[0].set_ylim(0, 100)
+        panels[0].set_ylabel("share of the step (%)")
+        handles, labels = panels[0].get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=8)
+    return fig
+
+
+def published_sweeps(found: Sequence[SweepExplained], caption: str) -> Figure:
+    """Published steps by bucket cap beside the prediction, as deviations from the mean step."""
+    with figure(caption, figsize=(7.2, 3.3), ncols=len(found), sharey=True, squeeze=False) as (
+        fig,
+        grid,
+    ):
+        for axes, one in zip(grid[0], found, strict=True):
+            table = one.table
+            mean = table["measured_ms"].mean()
+            axes.axhspan(-1, 1, color=GREY, alpha=0.15, linewidth=0, label="±1 %")
+            predicted = 100 * (table["predicted_ms"] / mean - 1)
+            axes.plot(table["bucket_cap_mib"], predicted, "-", color=BLUE, label="predicted")
+            measured = 100 * (table["measured_ms"] / mean - 1)
+            axes.plot(table["bucket_cap_mib"], measured, "o", color=BLACK, label="published")
+            cap_axis(axes, "bucket cap (MiB)")
+            axes.set_ylim(-2.5, 2.5)
+            axes.set_title(f"{one.model}, mean {mean:,.0f} ms", loc="left", fontsize=9.5)
+        grid[0, 0].set_ylabel("step against its mean (%)")
+        grid[0, 0].legend(fontsize=8, loc="upper left")
+    return fig
+
+
+def _gpu_axis(axes: Axes, gpus: list[int]) -> None:
+    axes.set_xscale("log", base=2)
+    if len(gpus) > 5:
+        axes.xaxis.set_major_locator(LogLocator(base=8 if len(gpus) > 8 else 4))
+    else:
+        axes.xaxis.set_major_locator(FixedLocator(gpus))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axes.set_xlabel("GPUs")
+
+
+def _short(count: float) -> str:
+    """``512``, ``4k``."""
+    return f"{count / 1024:g}k" if count >= 1024 and count % 1024 == 0 else f"{count:g}"

@@ -1,0 +1,117 @@
+"""The figure of ``nccl_accuracy``: three published tables, predicted, and the held-out errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from common.analysis.clusters.nccl_accuracy import (
+    ALPHA_BETA,
+    ANALYTIC,
+    FITTED,
+    INTERPOLATED,
+    MIB,
+    PublishedAllReduce,
+    predictions,
+    published_all_reduces,
+)
+from common.analysis.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, figure, size_text
+from common.perfmodel.collectives import AlphaBeta, algorithm_bandwidth
+
+STYLES = {
+    FITTED: {"color": BLUE, "marker": "o", "markersize": 5, "zorder": 4},
+    INTERPOLATED: {"color": GREY, "marker": "s", "markersize": 4, "zorder": 3},
+    ALPHA_BETA: {"color": ORANGE, "marker": "^", "markersize": 4.5, "zorder": 2},
+}
+SHOWN_ERROR = 30
+"""Larger errors are drawn at the edge, in per cent."""
+ROOM = 1.1
+
+
+def plot_nccl_accuracy() -> Figure:
+    """Above, bandwidth by size: measured and by each model. Below, errors at held-out sizes."""
+    tables = published_all_reduces()
+    held_out = predictions()
+    captions = dict.fromkeys(table.caption for table in tables)
+    caption = " | ".join(captions) + ". Lines above are fitted to all points; below, each size is "
+    caption += f"predicted by fits that have not seen it (beyond ±{SHOWN_ERROR} %: at the edge)."
+    with figure(caption, figsize=(10.4, 6.0), nrows=2, ncols=len(tables)) as (fig, grid):
+        for (above, below), table in zip(grid.T, tables, strict=True):
+            _bandwidths(above, table)
+            _errors(below, table, held_out[held_out["table"] == table.name])
+        grid[0, 0].set_ylabel("algorithm bandwidth (GB/s)")
+        grid[1, 0].set_ylabel("predicted against measured (%)")
+        fig.legend(*_legend(grid), loc="outside upper center", ncols=6, fontsize=8.5)
+    return fig
+
+
+def _bandwidths(axes: Axes, table: PublishedAllReduce) -> None:
+    sizes, times = table.curve.sizes_bytes, table.curve.times_s
+    measured = algorithm_bandwidth(sizes, times) / 1e9
+    if table.std_s is not None:
+        low = measured - algorithm_bandwidth(sizes, times + table.std_s) / 1e9
+        high = algorithm_bandwidth(sizes, np.maximum(times - table.std_s, times / 9)) / 1e9
+        bars = {"yerr": [low, high - measured], "capsize": 2, "lw": 1}
+    else:
+        bars = {}
+    marks = {"fmt": "o", "markersize": 3.5, "color": BLACK, "zorder": 5, "label": "measured"}
+    axes.errorbar(sizes, measured, **marks, **bars)
+    dense = np.geomspace(sizes[0], sizes[-1], 300)
+    lines = {
+        FITTED: (table.fit(), {"color": BLUE, "zorder": 4}),
+        ANALYTIC: (table.analytic(), {"color": GREEN, "linestyle": "--", "zorder": 3}),
+        ALPHA_BETA: (AlphaBeta.fit(sizes, times), {"color": ORANGE, "linewidth": 1.2}),
+    }
+    for name, (model, style) in lines.items():
+        axes.plot(dense, algorithm_bandwidth(dense, model.time_s(dense)) / 1e9, label=name, **style)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlim(left=max(sizes[0], 2**14))
+    visible = measured[sizes >= 2**14]
+    axes.set_ylim(visible.min() / 2, visible.max() * 2)
+    axes.set_title(table.title, loc="left", fontsize=9.5)
+    _size_axis(axes)
+
+
+def _errors(axes: Axes, table: PublishedAllReduce, held_out: pd.DataFrame) -> None:
+    large = held_out[held_out["size_bytes"] > MIB]
+    if table.std_s is not None:
+        one = large[large["model"] == FITTED]
+        band = (one["std_s"] / one["measured_s"] * 100).clip(upper=SHOWN_ERROR * ROOM)
+        axes.fill_between(
+            *(one["size_bytes"], -band, band),
+            color=SKY,
+            alpha=0.3,
+            linewidth=0,
+            label="one standard deviation",
+        )
+    for model, style in STYLES.items():
+        rows = large[large["model"] == model].sort_values("size_bytes")
+        error = (rows["predicted_s"] / rows["measured_s"] - 1) * 100
+        drawn = error.clip(-SHOWN_ERROR, SHOWN_ERROR)
+        axes.plot(rows["size_bytes"], drawn, linestyle="none", label=f"{model}, held out", **style)
+    axes.axhline(0, color=BLACK, linewidth=0.8)
+    axes.set_ylim(-SHOWN_ERROR * ROOM, SHOWN_ERROR * ROOM)
+    axes.set_xlim(MIB, table.curve.sizes_bytes[-1] * 1.5)
+    _size_axis(axes)
+
+
+def _size_axis(axes: Axes) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2**5))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
+    axes.set_xlabel("message size")
+
+
+def _legend(grid: np.ndarray) -> tuple[list, list]:
+    """Every label once, from all panels."""
+    found = {}
+    for axes in grid.flat:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return list(found.values()), list(found)

@@ -1,0 +1,274 @@
+"""Steps of DDP and FSDP on emulated hosts, predicted from measurements without either."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from common.analysis import runs
+from common.analysis.comparable import require_same
+from common.analysis.data_parallel.strategy_times import EXCHANGING, StrategyTimes, read_strategies
+from common.analysis.data_parallel.training_runs import ASSIGNMENT, COMMAND, STEPS, TIMES
+from common.errors import UserError
+from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.calibration import calibrated_model
+from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.ddp.step import StepOptions, StepParts
+from common.perfmodel.fsdp.communication import Collective
+from common.perfmodel.fsdp.step import StepPrediction, predict_fsdp_step
+from common.perfmodel.tables import (
+    AllReduceTable,
+    read_all_reduce,
+    read_costs,
+    read_ready_times,
+    read_table,
+)
+from common.runtime.paths import relative_to_project
+from common.runtime.run_directory import find_table
+
+ALL_REDUCE, LOCAL, READY = "allreduce-samples.csv", "local-times.csv", "gradient-ready-times.csv"
+OVERLAP = "overlap-times.csv"
+ALONE, COLLECTIVES = "alone-times.csv", "collective-times.csv"
+COLLECTIVE_COLUMNS = ("operation", "size_bytes", "round", "iteration", "rank", "time_ms")
+LOCAL_COLUMNS = ("accumulation", "round", "iteration", "rank", "before_time_ms", "update_time_ms")
+DOCTOR = "`uv run ddplab doctor` says whether this machine can emulate hosts"
+
+
+@dataclass(frozen=True, eq=False)
+class EmulatedStrategies:
+    """A comparison of strategies over one network, with the inputs of its prediction.
+
+    Attributes:
+        measured: the strategies in turn.
+        all_reduce: by size, over the same network.
+        profile: the last backward pass of a step, without communication.
+        local: the other parts of such a step, raw (local-times.csv).
+        alone: steps of FSDP on a mesh of one rank, raw (alone-times.csv).
+        collectives: those of FSDP's steps, each by itself, raw (collective-times.csv).
+        costs: DDP's copies and contention over the same network, where they were measured.
+        left_out: why these are recorded measurements and not the reader's own; or None.
+    """
+
+    measured: StrategyTimes
+    all_reduce: AllReduceTable
+    profile: BackwardProfile
+    local: pd.DataFrame
+    alone: pd.DataFrame
+    collectives: pd.DataFrame
+    costs: DdpCosts = NO_COSTS
+    left_out: str | None = None
+
+    @property
+    def network(self) -> str:
+        """Returns its name, such as ``2 emulated hosts at 1 Gbit/s``."""
+        return self.measured.environment.get("network") or "an unknown network"
+
+    @property
+    def origin(self) -> str:
+        """Returns whose data these are, and why there are none of the reader's own, as Markdown."""
+        what = self.measured.caption
+        if self.left_out:
+            what = f"{what}: {self.left_out}; {DOCTOR}"
+        recorded = self.measured.recorded or self.left_out is not None
+        return runs.origin(what, recorded, COMMAND)
+
+    def local_parts(self, accumulation: int) -> StepParts:
+        """Returns medians over steps of the slowest rank's times.
+
+        All that precedes the last backward pass is one part. Raises UserError where this
+        accumulation was not measured without communication.
+        """
+        own = self.local[self.local["accumulation"] == accumulation]
+        if own.empty:
+            raise UserError(f"{LOCAL}: no steps with accumulation {accumulation}")
+        parts = own.groupby(["round", "iteration"])[["before_time_ms", "update_time_ms"]].max()
+        before_ms, update_ms = parts.median()
+        return StepParts(forward_s=0.0, update_s=update_ms / 1e3, before_s=before_ms / 1e3)
+
+    def predict(self, strategy: str, accumulation: int) -> StepPrediction:
+        """Predicts a step of DDP or FSDP."""
+        parts = self.local_parts(accumulation)
+        if strategy == "DDP":
+            cap_mib = self.measured.settings.get("bucket_cap_mb")
+            model = calibrated_model(
+                self.profile,
+                self.all_reduce.curve,
+                self.costs,
+                crowded=self.all_reduce.crowded,
+                backend=self.measured.backend,
+            )
+            step = model.step(parts, StepOptions(DdpOptions(cap_mib)))
+            return StepPrediction("DDP", step.total_s, step.without_ddp_s)
+        return predict_fsdp_step(
+            strategy,
+            self.alone_s(strategy, accumulation),
+            parts.update_s,
+            self.measured.collectives(strategy, accumulation),
+            self.collective_s,
+            self.measured.backend,
+        )
+
+    def alone_s(self, strategy: str, accumulation: int) -> float:
+        """Returns the seconds of a step of FSDP on a mesh of one rank.
+
+        The median over steps of the slowest rank's times.
+        """
+        chosen = (self.alone["strategy"] == strategy) & (self.alone["accumulation"] == accumulation)
+        if not chosen.any():
+            raise UserError(f"{ALONE}: no steps of {strategy} with accumulation {accumulation}")
+        steps = self.alone[chosen].groupby(["round", "iteration"])["step_time_ms"].max()
+        return steps.median() / 1e3
+
+    def collective_s(self, collective: Collective) -> float:
+        """Returns the seconds of a collective by itself.
+
+        The median over calls of the slowest rank's times.
+        """
+        operation, size = self.collectives["operation"], self.collectives["size_bytes"]
+        chosen = (operation == collective.operation) & (size == collective.size_bytes)
+        if not chosen.any():
+            raise UserError(
+                f"{COLLECTIVES}: no {collective.operation} of {collective.size_bytes} bytes"
+            )
+        calls = self.collectives[chosen].groupby(["round", "iteration"])["time_ms"].max()
+        return calls.median() / 1e3
+
+    def table(self) -> pd.DataFrame:
+        """Returns a row per accumulation and strategy: predicted and measured.
+
+        Columns: accumulation, strategy, computation_ms and exposed_ms (of the prediction),
+        predicted_ms, measured_ms, q25_ms, q75_ms, noise, error (of predicted against measured).
+
+        Raises UserError where no strategy that exchanges anything was measured.
+        """
+        summary = self.measured.summary().rename(columns={"step_ms": "measured_ms"})
+        rows = summary[summary["strategy"].isin(EXCHANGING)]
+        if rows.empty:
+            raise UserError(f"{self.measured.folder.name}: no steps of {', '.join(EXCHANGING)}")
+        found = [
+            self.predict(row.strategy, row.accumulation) for row in rows.itertuples(index=False)
+        ]
+        rows = rows.assign(
+            computation_ms=[step.computation_s * 1e3 for step in found],
+            exposed_ms=[step.exposed_communication_s * 1e3 for step in found],
+            predicted_ms=[step.total_s * 1e3 for step in found],
+        )
+        rows["error"] = rows["predicted_ms"] / rows["measured_ms"] - 1
+        columns = [
+            "accumulation",
+            "strategy",
+            "computation_ms",
+            "exposed_ms",
+            "predicted_ms",
+            "measured_ms",
+            "q25_ms",
+            "q75_ms",
+            "noise",
+            "error",
+        ]
+        return rows[columns].reset_index(drop=True)
+
+
+@dataclass(frozen=True)
+class PredictionAccuracy:
+    """How well steps on emulated hosts were predicted; errors are of predicted over measured.
+
+    Attributes:
+        median_error: the median of the errors' sizes.
+        worst_error: the largest one, with its sign.
+        worst_strategy: the strategy of the largest one.
+        noise: the largest range of rounds' medians, as a share; NaN for single rounds.
+        predicted_fastest: the strategy that the model would choose.
+        measured_fastest: the strategy that was fastest.
+    """
+
+    median_error: float
+    worst_error: float
+    worst_strategy: str
+    noise: float
+    predicted_fastest: str
+    measured_fastest: str
+
+
+def prediction_accuracy(run: EmulatedStrategies) -> PredictionAccuracy:
+    """Returns how well the steps of a run were predicted."""
+    table = run.table()
+    sizes = table["error"].abs()
+    worst = table.loc[sizes.idxmax()]
+    return PredictionAccuracy(
+        median_error=float(sizes.median()),
+        worst_error=float(worst["error"]),
+        worst_strategy=worst["strategy"],
+        noise=float(table["noise"].max()),
+        predicted_fastest=table.loc[table["predicted_ms"].idxmin(), "strategy"],
+        measured_fastest=table.loc[table["measured_ms"].idxmin(), "strategy"],
+    )
+
+
+def open_emulated(run_dir: str | Path | None = None) -> EmulatedStrategies:
+    """Opens the strategies on the emulated hosts of a run, or recorded ones where it has none.
+
+    Of several networks the slowest is taken.
+
+    Raises:
+        UserError: no such directory, tables that do not go together, or no recorded ones either.
+    """
+    folder = runs.choose_folder(run_dir, ASSIGNMENT, (STEPS, TIMES))
+    found = [read_emulated(path, folder) for path in folder.glob("emulated-*") if _complete(path)]
+    if found:
+        return min(found, key=_rate)
+    recorded = runs.recorded_assignment(ASSIGNMENT)
+    if folder.resolve() == recorded.resolve():
+        raise UserError(f"{relative_to_project(folder)}: no runs on emulated hosts")
+    reason = runs.Run(folder, folder).environment.get("emulated_hosts_left_out")
+    return replace(
+        open_emulated(recorded), left_out=reason or "the run that is shown measured none"
+    )
+
+
+def read_emulated(path: Path, folder: Path) -> EmulatedStrategies:
+    """Reads the measurements in ``path``, a part of the run in ``folder``.
+
+    Raises UserError where they were made on different devices, networks or numbers of ranks.
+    """
+    measured = read_strategies(runs.Run(find_table(path, TIMES).parent, folder))
+    samples = find_table(path, ALL_REDUCE)
+    for name in (LOCAL, READY, ALONE, COLLECTIVES):
+        if not (measured.folder / name).is_file():
+            raise UserError(f"{relative_to_project(measured.folder)}: has {TIMES} but no {name}")
+    all_reduce = read_all_reduce(samples)
+    if all_reduce.world_size != measured.ranks:
+        raise UserError(
+            f"{relative_to_project(path)}: ranks differs between {ALL_REDUCE} "
+            f"({all_reduce.world_size}) and {TIMES} ({measured.ranks}): they cannot be compared"
+        )
+    overlap = find_table(path, OVERLAP)  # not in older runs
+    where = [
+        (ALL_REDUCE, runs.Run(samples.parent, folder).environment),
+        (TIMES, measured.environment),
+    ]
+    if overlap:
+        where.append((OVERLAP, runs.Run(overlap.parent, folder).environment))
+    require_same(where, f"they cannot be compared ({relative_to_project(path)})")
+    return EmulatedStrategies(
+        measured=measured,
+        costs=read_costs(overlap) if overlap else NO_COSTS,
+        all_reduce=all_reduce,
+        profile=read_ready_times(measured.folder / READY),
+        local=read_table(measured.folder / LOCAL, LOCAL_COLUMNS),
+        alone=read_table(measured.folder / ALONE, ("strategy", "accumulation", "step_time_ms")),
+        collectives=read_table(measured.folder / COLLECTIVES, COLLECTIVE_COLUMNS),
+    )
+
+
+def _complete(path: Path) -> bool:
+    """Returns True if the steps and the all-reduces of a network are there."""
+    return all(find_table(path, name) for name in (TIMES, ALL_REDUCE))
+
+
+def _rate(run: EmulatedStrategies) -> float:
+    """Returns the rate of the slowest link, in bit/s."""
+    emulated = run.measured.environment.get("interconnect", {}).get("emulated") or {}
+    return min(emulated.get("rates_bit_per_s", [float("inf")]))

@@ -1,0 +1,1 @@
+"""Causes of slowness, judged from evidence, and the changes that remove them."""

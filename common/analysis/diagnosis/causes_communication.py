@@ -1,0 +1,314 @@
+"""Causes that lie in the exchange of gradients, from what can be removed to what must be borne."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from common.analysis.diagnosis.causes import Case, Verdict, confidence, percent
+from common.analysis.diagnosis.evidence import (
+    ALL_REDUCE,
+    BUCKETS,
+    PLACEMENT,
+    PROBES,
+    READY_TIMES,
+    STEP,
+    STEPS,
+    NotJudged,
+)
+from common.analysis.diagnosis.measured_step import bucket_sizes
+from common.analysis.style import size_text
+from common.perfmodel.collectives import as_alpha_beta, bus_bandwidth
+from common.perfmodel.scaling.scaled_step import (
+    TARGET_EFFICIENCY,
+    at_bandwidth,
+    best_cap_mb,
+    needed_bandwidth,
+)
+from common.perfmodel.scaling.step_model import (
+    WIRE_SHARES,
+    WIRE_TYPES,
+    Prediction,
+    StepModel,
+    StepSettings,
+    predict,
+)
+
+COMMUNICATION = "communication_time_ms"
+CAP_GAIN = 0.08
+"""Predictions of a step are good to a few percent: a gain of less than this may be none."""
+NOISE_FACTOR, MOST_NOISE = 3.0, 0.2
+"""A gain must also be three times the standard error of the step, but no more than a fifth."""
+EXPOSED_SHARE = 0.20
+"""With a fifth of the step exposed, efficiency cannot be above 80 %."""
+LATENCY_SHARE = 0.5
+"""Latency-bound: latencies are most of the exchange, so that a smaller model would be no faster."""
+BELIEVED = 3.0
+"""All-reduces in a step may take three times what they take apart, among computing ranks. What is
+beyond that is no communication: the machine did something else."""
+MOST_BATCH = 16
+"""The largest batch worth proposing, as a multiple."""
+SKIPPED = 1.5
+"""Exchanges of a step above one: 1.5 lies between one (and rounding) and two."""
+
+
+def needless_synchronisation(case: Case) -> Verdict | None:
+    """Judges whether gradients are exchanged after each micro-batch instead of once a step."""
+    micro = case.run.timed.groupby("rank")["micro_batches"].median().max()
+    if micro <= 1:
+        return None
+    sent = float(case.run.timed.groupby(STEP)["exchanged_bytes"].max().median())
+    one = float(sum(bucket_sizes(case.run)))
+    if not one:
+        [facts] = case.run.need("facts.csv")
+        one = float(facts["gradient_bytes"].max())
+    exchanges = sent / one
+    if not exchanges > SKIPPED:
+        return None
+    parts = case.run.parts
+    lost = parts.parts_ms["communication"] / parts.step_ms * (1 - 1 / exchanges)
+    predicted = case.speedup_without(lost)
+    model = case.model_or_none()
+    if model is not None and model.settings.exchanges > 1:
+        after = replace(model.settings, exchanges=1)
+        lost = max(0.0, 1 - predict(model, after).step_n_s / predict(model).step_n_s)
+        predicted = case.speedup_with(after)
+    return Verdict(
+        cause="needless-synchronisation",
+        title="gradients are exchanged after every micro-batch",
+        evidence=(
+            f"A step of {micro:g} micro-batches sends {size_text(sent)} {case.file(STEPS)}; its "
+            f"gradients are {size_text(one)} {case.file(BUCKETS)}: {exchanges:.1f} exchanges where "
+            "one is enough.",
+            f"Communication that nothing hides takes {parts.parts_ms['communication']:.3g} of "
+            f"{parts.step_ms:.3g} ms {case.file(STEPS)}.",
+        ),
+        lost_share=lost,
+        confidence="high",
+        reason="bytes are counted, not timed",
+        change="Run all micro-batches but the last inside model.no_sync(), forward pass included.",
+        speedup_now=case.speedup_now,
+        predicted_speedup=predicted,
+    )
+
+
+def bucket_cap(case: Case) -> Verdict | None:
+    """Judges whether other buckets would hide or shorten the exchange."""
+    case.run.need(BUCKETS)
+    model = case.model
+    best, now, after = _at_best_cap(model, model.settings)
+    gain = min(
+        1 - after.step_n_s / now.step_n_s,
+        case.share(COMMUNICATION)[0],
+        _gain_on_a_line(model, best),
+    )
+    if gain < max(CAP_GAIN, min(MOST_NOISE, NOISE_FACTOR * case.run.noise)):
+        return None
+    level, reason = confidence(gain, CAP_GAIN, case.run.noise, case.steps)
+    sizes = bucket_sizes(case.run)
+    return Verdict(
+        cause="bucket-cap",
+        title="the bucket cap does not fit",
+        evidence=(
+            f"{len(sizes)} bucket{'s' if len(sizes) > 1 else ''} of {size_text(np.median(sizes))} "
+            f"(median) {case.file(BUCKETS)}; with these all-reduce times {case.file(ALL_REDUCE)} "
+            f"and gradient-ready times {case.file(READY_TIMES)} a step takes "
+            f"{now.step_n_s * 1e3:.3g} ms, and {after.step_n_s * 1e3:.3g} ms with "
+            f"{after.exchange.num_buckets} of a cap of {best:.3g} MiB.",
+        ),
+        lost_share=gain,
+        confidence=level,
+        reason=f"predicted gain: {reason}",
+        change=f"--bucket-cap-mb {best:.3g}",
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_with(replace(model.settings, bucket_cap_mb=best)),
+    )
+
+
+def _at_best_cap(model: StepModel, settings: StepSettings) -> tuple[float, Prediction, Prediction]:
+    best = float(f"{best_cap_mb(model, settings):.4g}")
+    after = predict(model, replace(settings, bucket_cap_mb=best))
+    return best, predict(model, settings), after
+
+
+def _gain_on_a_line(model: StepModel, cap_mb: float) -> float:
+    """Returns the gain by an α–β fit: a dip of the measured curve is no reason to change."""
+    line = at_bandwidth(model, 1.0)
+    after = predict(line, replace(line.settings, bucket_cap_mb=cap_mb))
+    return 1 - after.step_n_s / predict(line).step_n_s
+
+
+@dataclass(frozen=True)
+class _Exposed:
+    """What is left of communication when all that is needless is gone, at the best cap."""
+
+    share: float
+    settings: StepSettings
+    prediction: Prediction
+    measured_ms: float
+    step_ms: float
+
+
+def communication_bound(case: Case) -> Verdict | None:
+    """Judges whether the exchange itself is too much for this model, batch or network."""
+    if case.ranks < 2:
+        raise NotJudged("one rank exchanges nothing")
+    share, error = case.share(COMMUNICATION)
+    if share < EXPOSED_SHARE:
+        return None
+    exposed = _exposed(case)
+    if exposed.share < EXPOSED_SHARE:
+        return None
+    level, reason = confidence(exposed.share, EXPOSED_SHARE, error, case.steps)
+    model, settings = case.model, exposed.settings
+    network = model.networks[WIRE_TYPES[settings.compression]]
+    count = exposed.prediction.exchange.num_buckets
+    alpha_s = as_alpha_beta(network).alpha_s
+    active_s = exposed.prediction.exchange.communication_s
+    gradients = sum(event.size_bytes for event in exposed.prediction.exchange.events)
+    wire = round(gradients * WIRE_SHARES[settings.compression])
+    compute_s = settings.accumulation * model.together.time_s(settings.batch_per_rank)
+    bus = float(bus_bandwidth(wire, float(network.time_s(float(wire))), case.ranks))
+    evidence = [
+        f"Communication that nothing hides takes {exposed.measured_ms:.3g} of "
+        f"{exposed.step_ms:.3g} ms {case.file(STEPS)}"
+        + (
+            f"; {percent(exposed.share)} of the step would remain at the best bucket cap and with "
+            "one exchange a step."
+            if exposed.settings != model.settings
+            else f", {percent(exposed.share)} of the step."
+        ),
+        f"Computation takes {compute_s * 1e3:.3g} ms {case.file(PROBES)}, sending "
+        f"{size_text(wire)} in {count} bucket{'s' if count > 1 else ''} {active_s * 1e3:.3g} ms, "
+        f"{count * alpha_s * 1e3:.3g} ms of it latency {case.file(ALL_REDUCE)}.",
+    ]
+    found = {"evidence": evidence, "level": level, "reason": f"share of the step: {reason}"}
+    if count * alpha_s >= LATENCY_SHARE * active_s:
+        return _model_too_small(case, exposed, **found)
+    for factor in (2, 4, 8, MOST_BATCH):
+        larger = replace(settings, batch_per_rank=settings.batch_per_rank * factor)
+        if predict(model, larger).exchange_efficiency >= TARGET_EFFICIENCY:
+            return _batch_too_small(case, exposed, larger, **found)
+    return _network_too_slow(case, exposed, bus, **found)
+
+
+def _exposed(case: Case) -> _Exposed:
+    """Computes the communication that remains exposed when all that is needless is gone.
+
+    Needless are exchanges beyond one a step, and what a better bucket cap saves. The model predicts
+    how long the step would then be; what it saves is taken from the communication that was measured
+    and from the step. Measured communication is limited to ``BELIEVED`` times the predicted one.
+
+    Raises NotJudged without a step model: nothing could tell the causes apart.
+    """
+    model = case.model
+    settings = replace(model.settings, exchanges=1)
+    best, plain, after = _at_best_cap(model, settings)
+    if after.step_n_s < plain.step_n_s * (1 - CAP_GAIN):
+        settings = replace(settings, bucket_cap_mb=best)
+    else:
+        after = plain
+    avoidable_ms = max(0.0, (predict(model).step_n_s - after.step_n_s) * 1e3)
+    active_ms = predict(model).exchange.communication_s * model.settings.exchanges * 1e3
+    step_ms = float(case.run.by_step("step_time_ms").max(axis=1).median())
+    measured_ms = min(case.share(COMMUNICATION)[0] * step_ms, BELIEVED * active_ms)
+    left = max(0.0, measured_ms - avoidable_ms) / (step_ms - min(avoidable_ms, measured_ms))
+    return _Exposed(left, settings, after, measured_ms, step_ms)
+
+
+def _model_too_small(
+    case: Case, exposed: _Exposed, evidence: list[str], level: str, reason: str
+) -> Verdict:
+    settings = exposed.settings
+    larger = replace(settings, batch_per_rank=settings.batch_per_rank * MOST_BATCH)
+    reached = predict(case.model, larger).efficiency
+    return Verdict(
+        cause="model-too-small",
+        title="the model is too small: computation ends before an exchange can begin",
+        evidence=(
+            *evidence,
+            "More than half of the exchange is latency, which no bandwidth and no smaller gradient "
+            f"shortens {case.file(ALL_REDUCE)}.",
+        ),
+        lost_share=exposed.share,
+        confidence=level,
+        reason=reason,
+        change=(
+            "Train it on one rank, or give each step more to compute: a larger model, or "
+            f"--batch-size {larger.batch_per_rank} (predicted efficiency {percent(reached)})."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_with(larger),
+    )
+
+
+def _batch_too_small(
+    case: Case,
+    exposed: _Exposed,
+    larger: StepSettings,
+    evidence: list[str],
+    level: str,
+    reason: str,
+) -> Verdict:
+    settings = exposed.settings
+    factor = larger.batch_per_rank // settings.batch_per_rank
+    passes = settings.accumulation * factor
+    reached = predict(case.model, larger).exchange_efficiency
+    return Verdict(
+        cause="batch-too-small",
+        title="the batch is too small for this exchange",
+        evidence=(
+            *evidence,
+            f"With {factor} times the batch per rank the exchange is predicted to leave "
+            f"{percent(reached)} of the step to the rest {case.file(PROBES)} "
+            f"{case.file(ALL_REDUCE)}.",
+        ),
+        lost_share=exposed.share,
+        confidence=level,
+        reason=reason,
+        change=(
+            f"--batch-size {larger.batch_per_rank}, or --accumulation {passes} where memory is "
+            "short; both change the global batch, so adapt the learning rate and look at accuracy."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_with(larger),
+    )
+
+
+def _network_too_slow(
+    case: Case, exposed: _Exposed, bus: float, evidence: list[str], level: str, reason: str
+) -> Verdict:
+    settings, model = exposed.settings, case.model
+    needed = needed_bandwidth(model, TARGET_EFFICIENCY, settings)
+    placement = case.run.tables.get(PLACEMENT)
+    hosts = placement["host"].nunique() if placement is not None else 1
+    where = f"The ranks are on {hosts} hosts {case.file(PLACEMENT)}. " if hosts > 1 else ""
+    if needed is None:
+        wanted = f"No bandwidth reaches {percent(TARGET_EFFICIENCY)} at this latency"
+    else:
+        needed_bus = needed * 2 * (case.ranks - 1) / case.ranks
+        wanted = (
+            f"{percent(TARGET_EFFICIENCY)} efficiency needs a bus bandwidth of "
+            f"{needed_bus / 1e9:.3g} GB/s"
+        )
+    wide = replace(settings, accumulation=settings.accumulation * MOST_BATCH)
+    return Verdict(
+        cause="network-too-slow",
+        title="the network is too slow for this model",
+        evidence=(
+            *evidence,
+            f"{where}{wanted}; measured: {bus / 1e9:.3g} GB/s {case.file(ALL_REDUCE)}.",
+            f"Even {MOST_BATCH} times the batch does not reach {percent(TARGET_EFFICIENCY)}.",
+        ),
+        lost_share=exposed.share,
+        confidence=level,
+        reason=reason,
+        change=(
+            "Use faster links (the right interface: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME; ranks "
+            "on fewer hosts), or send less: "
+            f"--compression fp16, --accumulation {wide.accumulation}."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_with(wide),
+    )

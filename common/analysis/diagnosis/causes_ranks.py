@@ -1,0 +1,298 @@
+"""Causes that lie in the ranks: sharing what they compute on, or having unequal work or speed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from common.analysis.diagnosis.causes import LIKELY, SURE, Case, Verdict, confidence, percent
+from common.analysis.diagnosis.evidence import PLACEMENT, PROBES, STEPS, NotJudged, standard_error
+from common.analysis.step_parts import flags
+
+TOGETHER_RATIO = 1.6
+"""Ranks that compute together share caches, memory and hyper-threads: up to 1.4 is seen where
+each has a core of its own. Two on one core take 2."""
+CROWDED_RATIO = 1.25
+"""Where more threads than cores are seen anyway, this much confirms that they hinder each other."""
+SLOW_RATIO = 1.15
+"""Ranks on one machine differ by up to a tenth for no reason that anyone could remove."""
+SLOWEST_OFTEN = 0.8
+"""The same rank is the slowest in so many steps; of two equal ones each is in half of them."""
+UNEQUAL_SHARE = 0.05
+"""What the longest rank's padded tokens take of the step beyond the mean rank's."""
+LENGTHS_SLOPE = 0.3
+"""Computing time grows at least so much with the padded tokens: a third of it is not fixed."""
+
+
+def shared_device(case: Case) -> Verdict | None:
+    """Judges whether several ranks compute on one GPU."""
+    [placement] = case.run.need(PLACEMENT)
+    placement = placement[placement["rank"] < case.ranks]
+    gpus = placement[placement["device"].astype(str).str.startswith("cuda")]
+    groups = {key: sorted(rows["rank"]) for key, rows in gpus.groupby(["host", "identity"])}
+    shared = {key: ranks for key, ranks in groups.items() if len(ranks) > 1}
+    if not shared:
+        return None
+    evidence = [
+        f"Ranks {', '.join(map(str, ranks))} compute on one device, {identity} on {host} "
+        f"{case.file(PLACEMENT)}."
+        for (host, identity), ranks in shared.items()
+    ]
+    most = max(map(len, shared.values()))
+    ratio, sentence = _together(case) or (float(most), "")
+    lost = (1 - 1 / ratio) * _compute_share(case)
+    return Verdict(
+        cause="shared-device",
+        title="ranks share a device",
+        evidence=(*evidence, *([sentence] if sentence else [])),
+        lost_share=lost,
+        confidence="high",
+        reason="the device's identity is the same",
+        change=(
+            "Start one rank per device: --nproc_per_node at most the number of visible devices, "
+            "and torch.cuda.set_device(LOCAL_RANK)."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(lost),
+    )
+
+
+def oversubscribed_cores(case: Case) -> Verdict | None:
+    """Judges whether there are more computing threads than cores to run them on."""
+    measured = _together(case)
+    crowds = _crowded(case)
+    if measured is None:
+        if crowds:
+            raise NotJudged(f"no {PROBES} to see whether ranks hinder each other: {crowds[0]}")
+        raise NotJudged(f"no {PROBES} with ranks alone and together in {case.run.name}")
+    if any(case.run.need(PLACEMENT)[0]["device"].astype(str).str.startswith("cuda")):
+        return None
+    ratio, sentence = measured
+    threshold = CROWDED_RATIO if crowds else TOGETHER_RATIO
+    # With cores enough for all, a few disturbed passes must not look like a crowd.
+    doubt = 0.0 if crowds else LIKELY * _together_error(case)
+    if ratio < threshold + doubt:
+        return None
+    lost = (1 - 1 / ratio) * _compute_share(case)
+    level, reason = confidence(ratio, threshold, _together_error(case))
+    return Verdict(
+        cause="oversubscribed-cores",
+        title="ranks share cores",
+        evidence=(sentence, *crowds, *_starved(case)),
+        lost_share=lost,
+        confidence=level,
+        reason=f"together over alone: {reason}",
+        change=(
+            "Give each rank cores of its own: no more ranks than cores, OMP_NUM_THREADS = cores "
+            "over ranks, and no taskset or --cpu-bind that puts them on the same ones."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(lost),
+    )
+
+
+def _compute_share(case: Case) -> float:
+    parts = case.run.parts
+    return min(1.0, parts.compute_ms / parts.step_ms)
+
+
+def _together_times(case: Case) -> tuple[pd.Series, pd.Series] | None:
+    """Returns both passes' time by rank and repeat, together and alone, at one batch."""
+    probes = case.run.tables.get(PROBES)
+    if probes is None or probes.empty:
+        return None
+    together = flags(probes["together"])
+    batch = probes.loc[~together, "batch_per_rank"]
+    if batch.empty or not together.any():
+        return None
+    own = probes[probes["batch_per_rank"] == batch.iloc[0]]
+    times = own["forward_time_ms"] + own["backward_time_ms"]
+    keys = [own["rank"], own["repeat"]]
+    both = times.groupby([flags(own["together"]), *keys]).median()
+    return both.loc[True], both.loc[False]
+
+
+def _together(case: Case) -> tuple[float, str] | None:
+    """Returns passes' time together over alone, the mean over ranks, and a sentence with it."""
+    times = _together_times(case)
+    if times is None:
+        return None
+    together, alone = (series.groupby("rank").median().mean() for series in times)
+    ratio = float(together / alone)
+    return ratio, (
+        f"Forward and backward pass take {together:.3g} ms while all ranks compute and "
+        f"{alone:.3g} ms alone, {ratio:.2f} times as long {case.file(PROBES)}."
+    )
+
+
+def _together_error(case: Case) -> float:
+    together, alone = _together_times(case)
+    ratio = together.groupby("rank").median().mean() / alone.groupby("rank").median().mean()
+    errors = [
+        standard_error(s.groupby("repeat").mean()) / s.groupby("rank").median().mean()
+        for s in (together, alone)
+    ]
+    return float(ratio * np.hypot(*errors))
+
+
+def _crowded(case: Case) -> list[str]:
+    """Returns a sentence for each set of ranks with more threads than cores."""
+    placement = case.run.tables.get(PLACEMENT)
+    if placement is None or placement.empty:
+        return []
+    placement = placement[placement["rank"] < case.ranks]
+    hosts = placement.assign(host="all") if case.run.emulated else placement
+    found = []
+    for _, on_host in hosts.groupby("host"):
+        cores = set(" ".join(on_host["core_list"].fillna("").astype(str)).split())
+        threads = int(on_host["threads"].sum())
+        if cores and threads > len(cores) and len(on_host) > 1:
+            found.append(
+                f"{len(on_host)} ranks with {threads} threads in all may run on "
+                f"{len(cores)} core{'s' if len(cores) > 1 else ''} {case.file(PLACEMENT)}."
+            )
+    return found
+
+
+def _starved(case: Case) -> list[str]:
+    """Returns a sentence with the processor time that ranks got; none where it is not known."""
+    timed = case.run.timed
+    got = pd.to_numeric(timed["cpu_time_ms"], errors="coerce") / timed["step_time_ms"]
+    if not np.isfinite(got).any():
+        return []
+    return [f"Each rank got {percent(float(got.median()))} of a core {case.file(STEPS)}."]
+
+
+def slow_rank(case: Case) -> Verdict | None:
+    """Judges whether one rank computes longer than the others, step after step."""
+    if case.ranks < 2:
+        raise NotJudged("one rank has no other to be slower than")
+    compute, tokens = _compute(case), _tokens(case)
+    if compute.empty:
+        raise NotJudged(f"{STEPS} has no step of all ranks")
+    rate = compute / tokens.loc[compute.index]
+    slowest = int(rate.median().idxmax())
+    others = rate.drop(columns=slowest).median(axis=1)
+    ratios = rate[slowest] / others
+    ratio, error = float(ratios.median()), standard_error(ratios)
+    often = float((rate.idxmax(axis=1) == slowest).mean())
+    if ratio < SLOW_RATIO or often < SLOWEST_OFTEN:
+        return None
+    medians = compute.median()
+    over_ms = float(medians[slowest] - medians.drop(slowest).mean())
+    lost = over_ms / case.run.parts.step_ms
+    level, reason = confidence(ratio, SLOW_RATIO, error, len(ratios))
+    waited = case.run.by_step("waiting_time_ms").median().drop(slowest).mean()
+    return Verdict(
+        cause="slow-rank",
+        title=f"rank {slowest} is slower than the others",
+        evidence=(
+            f"Rank {slowest} computes {medians[slowest]:.3g} ms a step, the others "
+            f"{medians.drop(slowest).mean():.3g} ms: {ratio:.2f} times as long for the same work, "
+            f"and it is the slowest in {percent(often)} of {len(ratios)} steps {case.file(STEPS)}.",
+            f"The others wait {waited:.3g} ms of each step {case.file(STEPS)}.",
+            *_slow_by_itself(case, slowest),
+        ),
+        lost_share=min(lost, 0.99),
+        confidence=level,
+        reason=f"its time over the others': {reason}",
+        change=(
+            f"Look for what else runs where rank {slowest} does (other jobs, clocks, temperature, "
+            "extra work in its program), or replace that device; until then give it less work "
+            "(assignment 3: --mode dynamic with a calibrated cost)."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(min(lost, 0.99)),
+    )
+
+
+def _slow_by_itself(case: Case, slowest: int) -> list[str]:
+    """Returns a sentence on whether the rank is as slow in passes without any exchange."""
+    times = _together_times(case)
+    if times is None:
+        return []
+    by_rank = times[1].groupby("rank").median()
+    if slowest not in by_rank.index or len(by_rank) < 2:
+        return []
+    ratio = by_rank[slowest] / by_rank.drop(slowest).mean()
+    where = "in the device" if ratio > SLOW_RATIO else "in what its training does besides"
+    return [
+        f"Alone, its passes take {ratio:.2f} times as long as the others': the cause lies {where} "
+        f"{case.file(PROBES)}."
+    ]
+
+
+def unequal_lengths(case: Case) -> Verdict | None:
+    """Judges whether ranks take turns as stragglers, with the longest texts of a step."""
+    if case.ranks < 2:
+        raise NotJudged("one rank has nobody to wait for")
+    compute, tokens = _compute(case), _tokens(case)
+    tokens = tokens.loc[compute.index]
+    uneven = tokens.max(axis=1) / tokens.mean(axis=1) - 1
+    if uneven.mean() < UNEQUAL_SHARE / 2:
+        return None
+    slope, error = _slope(compute, tokens)
+    if slope < LENGTHS_SLOPE or slope < SURE * error:
+        return None
+    step_ms = case.run.by_step("step_time_ms").max(axis=1)
+    over = min(slope, 1.0) * uneven * compute.mean(axis=1) / step_ms
+    lost = float(over.mean())
+    if lost < UNEQUAL_SHARE:
+        return None
+    level, reason = confidence(lost, UNEQUAL_SHARE, standard_error(over), len(over))
+    totals = tokens.sum()
+    return Verdict(
+        cause="unequal-lengths",
+        title="texts of unequal length: ranks wait for the longest of each step",
+        evidence=(
+            f"In a step the largest rank has {percent(float(uneven.mean()))} more padded tokens "
+            f"than the mean one, though over all steps they differ by only "
+            f"{percent(float(totals.max() / totals.mean() - 1))} {case.file(STEPS)}.",
+            f"From step to step, a rank with twice the mean's padded tokens computes "
+            f"{1 + slope:.2f} ± {error:.2f} times as long; what the largest rank has beyond the "
+            f"mean takes {percent(lost)} of the step {case.file(STEPS)}.",
+        ),
+        lost_share=lost,
+        confidence=level,
+        reason=f"share of the step: {reason}",
+        change=(
+            "Divide each global batch by what texts cost instead of by their number: assignment 3, "
+            "train_ddp.py --mode dynamic."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(lost),
+    )
+
+
+def _slope(compute: pd.DataFrame, tokens: pd.DataFrame) -> tuple[float, float]:
+    """Fits how computing time follows tokens, both over the mean of the step's ranks.
+
+    Returns the slope, which is 1 where time is proportional to tokens, and its standard error.
+    Least squares within ranks: each rank's own level is taken out, as a rank that is always slower
+    is another cause. Shares are clipped at their 5th and 95th percentiles, so that hiccups do not
+    decide.
+    """
+    shares = compute.div(compute.mean(axis=1), axis=0)
+    shares = shares.clip(*np.quantile(shares, [0.05, 0.95]))
+    longest = tokens.div(tokens.mean(axis=1), axis=0)
+    y, x = ((table - table.mean()).to_numpy().ravel() for table in (shares, longest))
+    if not (x @ x) > 0:
+        return 0.0, float("inf")
+    slope = float(x @ y / (x @ x))
+    # The shares of R ranks in a step have a mean of 1, so R − 1 of them are free.
+    free = max(1.0, len(x) * (1 - 1 / compute.shape[1]) - 1)
+    return slope, float(np.sqrt(((y - slope * x) ** 2).sum() / free / (x @ x)))
+
+
+def _compute(case: Case) -> pd.DataFrame:
+    """Returns forward and backward pass in ms: a row per step, a column per rank."""
+    both = case.run.by_step("forward_time_ms") + case.run.by_step("backward_time_ms")
+    return both.dropna()
+
+
+def _tokens(case: Case) -> pd.DataFrame:
+    """Returns padded tokens by step and rank, or samples where nothing is padded."""
+    tokens = case.run.by_step("padded_tokens")
+    if tokens.empty or (tokens <= 0).any(axis=None):
+        tokens = case.run.by_step("samples")
+    return tokens

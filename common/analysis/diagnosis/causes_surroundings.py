@@ -1,0 +1,135 @@
+"""Causes that lie around the step's computation: loading data, and what lies between steps."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from common.analysis.diagnosis.causes import Case, Verdict, confidence, percent
+from common.analysis.diagnosis.evidence import EPOCHS, STEP, STEPS, NotJudged, standard_error
+
+DATA_SHARE = 0.10
+"""Loaders that keep up leave a fetch from a queue, below 2 % of any step; a tenth is five times
+that and already as much as the exchange of a run that scales well."""
+BETWEEN_SHARE = 0.10
+"""Counting a step and writing its row takes 0.1 to 0.3 ms; a tenth of the time is more than any
+step worth distributing leaves to that."""
+EVALUATION_SHARE = 0.25
+"""Evaluating as many samples as a tenth of those trained on takes a thirtieth of the time; where a
+quarter goes to it, it is too often, too much, or on one rank while the others wait."""
+ONE_RANK_RATIO = 2.0
+"""An evaluation that all ranks share takes all of them equally long."""
+
+
+def data_loading(case: Case) -> Verdict | None:
+    """Judges whether the step waits for its data."""
+    data = case.run.by_step("data_time_ms")
+    if data.empty:
+        raise NotJudged(f"{STEPS} has no data_time_ms")
+    # Worker processes start in an epoch's first step, which is little of an epoch of many steps.
+    first = data.groupby(level=["round", "epoch"]).cumcount() == 0
+    data = data[~first] if (~first).any() else data
+    steps_ms = case.run.by_step("step_time_ms").max(axis=1).loc[data.index]
+    # Means: a loader that runs dry only now and then costs just as much.
+    by_rank = data.mean()
+    slowest = int(by_rank.idxmax())
+    share = float(data[slowest].sum() / steps_ms.sum())
+    if share < DATA_SHARE:
+        return None
+    error = float((data[slowest] / steps_ms).std() / len(data) ** 0.5)
+    level, reason = confidence(share, DATA_SHARE, error, len(data))
+    workers = "" if by_rank.min() > by_rank.max() / 2 else f" (rank {slowest}; others less)"
+    return Verdict(
+        cause="data-loading",
+        title="the step waits for its data",
+        evidence=(
+            f"Fetching batches takes {by_rank[slowest]:.3g} of {steps_ms.mean():.3g} ms, "
+            f"{percent(share)} of the step{workers} {case.file(STEPS)}.",
+        ),
+        lost_share=min(share, 0.99),
+        confidence=level,
+        reason=f"share of the step: {reason}",
+        change=(
+            "Load ahead of the step: more --workers, --persistent-workers, and prepare "
+            "(tokenize, decode) the data once instead of in every epoch."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(share),
+    )
+
+
+def evaluation_or_logging(case: Case) -> Verdict | None:
+    """Judges the time between steps, and whether epochs end with a long evaluation."""
+    found = [each for each in (_evaluation(case), _between(case)) if each]
+    return min(found, key=lambda verdict: verdict.order) if found else None
+
+
+def _between(case: Case) -> Verdict | None:
+    measured = case.run.measured.assign(
+        between=pd.to_numeric(case.run.measured["between_time_ms"], errors="coerce")
+    )
+    rows = measured.dropna(subset=["between"])
+    if rows.empty:
+        return None
+    both = rows.groupby(["kind", *STEP])[["between", "step_time_ms"]].max()
+    shares = both["between"] / both.sum(axis=1)
+    share = float(both["between"].sum() / both.sum().sum())
+    if share < BETWEEN_SHARE:
+        return None
+    error = max(standard_error(shares), float(shares.std() / len(shares) ** 0.5))
+    level, reason = confidence(share, BETWEEN_SHARE, error, len(shares))
+    by_rank = rows.groupby("rank")["between"].mean()
+    return Verdict(
+        cause="evaluation-or-logging",
+        title="logging (or other work) between the steps",
+        evidence=(
+            f"Between two steps lie {both['between'].mean():.3g} ms, beside steps of "
+            f"{both['step_time_ms'].mean():.3g} ms: {percent(share)} of the time "
+            f"{case.file(STEPS)}.",
+            f"By rank: {', '.join(f'{rank}: {value:.3g} ms' for rank, value in by_rank.items())} "
+            f"{case.file(STEPS)}.",
+        ),
+        lost_share=min(share, 0.99),
+        confidence=level,
+        reason=f"share of the time: {reason}",
+        change=(
+            "Log every so many steps instead of after each, without waiting for the disk, and "
+            "keep checkpoints and evaluations out of the loop of steps."
+        ),
+        speedup_now=None if case.speedup_now is None else case.speedup_now * (1 - share),
+        predicted_speedup=case.speedup_now,
+    )
+
+
+def _evaluation(case: Case) -> Verdict | None:
+    epochs = case.run.tables.get(EPOCHS)
+    if epochs is None or epochs.empty:
+        return None
+    evaluation = epochs.groupby("epoch")["evaluation_time_s"].max()
+    whole = epochs.groupby("epoch")["epoch_time_s"].max()
+    share = float(evaluation.sum() / whole.sum())
+    if share < EVALUATION_SHARE:
+        return None
+    by_rank = epochs.groupby("rank")["evaluation_time_s"].sum()
+    alone = (
+        len(by_rank) > 1 and by_rank.max() > ONE_RANK_RATIO * by_rank.drop(by_rank.idxmax()).max()
+    )
+    shares = evaluation / whole
+    level, reason = confidence(share, EVALUATION_SHARE, standard_error(shares))
+    who = f" It is rank {by_rank.idxmax()} that does it, while the others wait." if alone else ""
+    return Verdict(
+        cause="evaluation-or-logging",
+        title="evaluation takes much of the epoch",
+        evidence=(
+            f"Evaluation takes {evaluation.mean():.3g} of {whole.mean():.3g} s of an epoch, "
+            f"{percent(share)} {case.file(EPOCHS)}.{who}",
+        ),
+        lost_share=share,
+        confidence=level,
+        reason=f"share of the epoch: {reason}",
+        change=(
+            "Divide the validation set among all ranks, evaluate every few epochs, or on fewer "
+            "samples."
+        ),
+        speedup_now=None if case.speedup_now is None else case.speedup_now * (1 - share),
+        predicted_speedup=case.speedup_now,
+    )

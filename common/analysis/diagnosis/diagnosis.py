@@ -1,0 +1,213 @@
+"""*Four GPUs as fast as one, why?* The causes, from what was measured, with the main one first.
+
+``diagnose`` looks at per-rank measurements, identities of samples and the placement of ranks,
+never at the settings. Each verdict says what it is judged by and in which file that stands, how
+sure it is, what to change, and the speedup that the performance model predicts after the change.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from common.analysis.diagnosis.causes import Case, Verdict, percent
+from common.analysis.diagnosis.causes_communication import (
+    bucket_cap,
+    communication_bound,
+    needless_synchronisation,
+)
+from common.analysis.diagnosis.causes_ranks import (
+    oversubscribed_cores,
+    shared_device,
+    slow_rank,
+    unequal_lengths,
+)
+from common.analysis.diagnosis.causes_surroundings import data_loading, evaluation_or_logging
+from common.analysis.diagnosis.causes_validity import (
+    mixed_configurations,
+    warm_up_counted,
+    wrong_sampler,
+)
+from common.analysis.diagnosis.evidence import Evidence, NotJudged, baseline_arm, open_evidence
+from common.analysis.style import Table
+from common.errors import UserError
+
+NEEDLESS = "needless-synchronisation"
+LIMITS = ("model-too-small", "batch-too-small", "network-too-slow")
+"""What is said of the exchange as it would be without needless ones."""
+CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
+    "wrong-sampler": wrong_sampler,
+    "mixed-configurations": mixed_configurations,
+    "warm-up-counted": warm_up_counted,
+    "shared-device": shared_device,
+    "oversubscribed-cores": oversubscribed_cores,
+    "slow-rank": slow_rank,
+    "unequal-lengths": unequal_lengths,
+    "data-loading": data_loading,
+    "evaluation-or-logging": evaluation_or_logging,
+    NEEDLESS: needless_synchronisation,
+    "bucket-cap": bucket_cap,
+    ", ".join(LIMITS): communication_bound,
+}
+WIDTH = 96
+"""Characters of a line in a report."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found in a run.
+
+    Attributes:
+        verdicts: the main cause first; empty where none was found.
+        not_judged: (cause, why), for lack of a table.
+        summary: speedup, efficiency and parts of the step, in a sentence or two.
+    """
+
+    verdicts: tuple[Verdict, ...]
+    not_judged: tuple[tuple[str, str], ...]
+    summary: str
+
+    @property
+    def healthy(self) -> bool:
+        """Returns True if no cause was found."""
+        return not self.verdicts
+
+
+def diagnose(run: Evidence, baseline: Evidence | None = None) -> list[Verdict]:
+    """Returns the causes that limit a run, the main one first; see ``examine``."""
+    return list(examine(run, baseline).verdicts)
+
+
+def examine(run: Evidence, baseline: Evidence | None = None) -> Diagnosis:
+    """Judges every cause.
+
+    What makes the comparison void comes first, then what costs time, the largest share first.
+
+    Args:
+        run: a run on several ranks.
+        baseline: the same on one rank; without it speedups are the model's.
+    """
+    case = Case(run, baseline)
+    verdicts, not_judged = [], []
+    for cause, judge in CAUSES.items():
+        try:
+            verdict = judge(case)
+        except NotJudged as missing:
+            not_judged.append((cause, str(missing)))
+            continue
+        if verdict is not None:
+            verdicts.append(verdict)
+    return Diagnosis(tuple(in_order(verdicts)), tuple(not_judged), _summary(case))
+
+
+def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Sorts by group and cost; but a mistake comes before the limit that is left without it."""
+    ordered = sorted(verdicts, key=lambda verdict: verdict.order)
+    causes = [verdict.cause for verdict in ordered]
+    if NEEDLESS in causes:
+        at = causes.index(NEEDLESS)
+        limits = [v for v in ordered[:at] if v.cause in LIMITS]
+        others = [v for v in ordered[:at] if v.cause not in LIMITS]
+        ordered = [*others, ordered[at], *limits, *ordered[at + 1 :]]
+    return ordered
+
+
+def diagnose_folder(
+    run_folder: Path | str, baseline_folder: Path | str | None = None, arm: int | None = None
+) -> Diagnosis:
+    """Examines a run directory; the baseline is the one given, or else an arm of the same run."""
+    run = open_evidence(run_folder, arm)
+    if baseline_folder:
+        return examine(run, open_evidence(baseline_folder))
+    own = baseline_arm(run)
+    if own is None or run.world_size == 1:
+        return examine(run)
+    try:
+        return examine(run, run.of_arm(own))
+    except UserError:  # the arm has no steps: the run was cut off
+        return examine(run)
+
+
+def _summary(case: Case) -> str:
+    sentences = []
+    if case.ranks == 1:
+        sentences.append("One rank: there is no scaling to explain.")
+    elif case.speedup_now is not None:
+        one = f"one rank's {case.one_rank_throughput:,.0f} samples/s"
+        source = "measured" if case.baseline is not None else "predicted from its passes alone"
+        sentences.append(
+            f"{case.ranks} ranks are {case.speedup_now:.2f} times as fast as {one} ({source}): "
+            f"efficiency {percent(case.speedup_now / case.ranks)}."
+        )
+    else:
+        sentences.append(
+            f"{case.ranks} ranks, {case.run.throughput:,.0f} samples/s; nothing to compare with."
+        )
+    try:
+        parts = case.run.parts
+    except NotJudged:
+        return " ".join(sentences)
+    shares = ", ".join(
+        f"{name} {percent(value / parts.step_ms)}" for name, value in parts.parts_ms.items()
+    )
+    return " ".join([*sentences, f"A step of {parts.step_ms:.3g} ms: {shares} [steps.csv]."])
+
+
+def diagnosis_lines(
+    run_folder: Path | str, baseline_folder: Path | str | None = None, arm: int | None = None
+) -> list[str]:
+    """Returns the diagnosis of a run directory as text, for performance_report.txt."""
+    return lines_of(diagnose_folder(run_folder, baseline_folder, arm))
+
+
+def lines_of(found: Diagnosis) -> list[str]:
+    """Returns a diagnosis as text."""
+    lines = _wrapped(found.summary)
+    if found.healthy:
+        lines.append("No limiting cause found.")
+    for place, verdict in enumerate(found.verdicts, 1):
+        lost = "" if verdict.lost_share is None else f"; takes {percent(verdict.lost_share)}"
+        lines += ["", f"{place}. {verdict.title} ({verdict.cause}{lost})"]
+        for sentence in verdict.evidence:
+            lines += _wrapped(sentence, "   - ")
+        lines += _wrapped(f"Confidence: {verdict.confidence} ({verdict.reason}).", "   ")
+        lines += _wrapped(f"Change: {verdict.change}", "   ")
+        if verdict.predicted_speedup is not None and verdict.speedup_now is not None:
+            lines.append(
+                f"   Speedup now {verdict.speedup_now:.2f}, predicted after the change "
+                f"{verdict.predicted_speedup:.2f}."
+            )
+    if found.not_judged:
+        lines += ["", "Not judged:"]
+        for cause, why in found.not_judged:
+            lines += _wrapped(f"{cause}: {why}", "   - ")
+    return lines
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent))
+
+
+def diagnosis_table(found: Diagnosis) -> Table:
+    """Returns the verdicts as a table of a notebook."""
+    rows = [
+        {
+            "cause": verdict.title,
+            "takes": None if verdict.lost_share is None else percent(verdict.lost_share),
+            "evidence": " ".join(verdict.evidence),
+            "confidence": verdict.confidence,
+            "change": verdict.change,
+            "speedup now": verdict.speedup_now,
+            "predicted": verdict.predicted_speedup,
+        }
+        for verdict in found.verdicts
+    ]
+    if not rows:
+        rows = [{"cause": "no limiting cause found", "evidence": found.summary}]
+    columns = ["cause", "takes", "evidence", "confidence", "change", "speedup now", "predicted"]
+    numbers = {"speedup now": "{:.2f}", "predicted": "{:.2f}"}
+    return Table(pd.DataFrame(rows, columns=columns), numbers)

@@ -1,0 +1,239 @@
+"""The step model of a run, built from what the run measured, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from common.analysis.diagnosis.evidence import (
+    ALL_REDUCE,
+    BUCKETS,
+    COSTS,
+    PLACEMENT,
+    PROBES,
+    READY_TIMES,
+    STEP,
+    Evidence,
+    NotJudged,
+)
+from common.analysis.step_parts import flags
+from common.errors import UserError
+from common.perfmodel.buckets import MIB, DdpOptions, assign_buckets, cap_interval
+from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.ddp.profile import BackwardProfile
+from common.perfmodel.scaling.pass_times import LinearTime, PassTimes
+from common.perfmodel.scaling.step_model import StepModel, StepSettings, calibrated
+from common.perfmodel.simulator import profile_buckets
+from common.perfmodel.tables import read_all_reduce, read_ready_times
+
+WIRES = {
+    "float32": ALL_REDUCE,
+    "float16": "allreduce-samples-float16.csv",
+    "bfloat16": "allreduce-samples-bfloat16.csv",
+}
+
+
+def model_from_evidence(evidence: Evidence) -> StepModel:
+    """Builds the model of this run's step on its ranks, with the contention that the run shows.
+
+    Raises:
+        UserError: what the run lacks for it, such as probes or all-reduce times.
+    """
+    try:
+        return step_model(evidence)
+    except NotJudged as missing:
+        raise UserError(f"no prediction for {evidence.name}: {missing}") from None
+
+
+def step_model(evidence: Evidence) -> StepModel:
+    """Builds the same as ``model_from_evidence``, but raises NotJudged for what is missing."""
+    [probes] = evidence.need(PROBES)
+    for name in (READY_TIMES, ALL_REDUCE):
+        if not (evidence.folder / name).is_file():
+            raise NotJudged(f"no {name} in {evidence.name}")
+    if evidence.world_size < 2:
+        raise NotJudged(f"{evidence.name} ran on one rank")
+    profile = read_ready_times(evidence.folder / READY_TIMES)
+    networks = {
+        wire: read_all_reduce(evidence.folder / name).curve
+        for wire, name in WIRES.items()
+        if (evidence.folder / name).is_file()
+    }
+    together = flags(probes["together"])
+    several = probes[together] if together.any() else probes
+    drift, uneven = _in_the_step(evidence, several)
+    samples = evidence.timed.groupby("rank")["samples"].median().max()
+    data_ms = evidence.by_step("data_time_ms").median().max()
+    model = StepModel(
+        ranks=evidence.world_size,
+        settings=step_settings(evidence, profile),
+        together=_scaled(_passes(several), drift * uneven),
+        alone=_scaled(_alone(several, probes[~together]), drift),
+        profile=profile,
+        networks=networks,
+        costs=_costs(evidence),
+        optimizer_s=_mean_rank(several, "optimizer_time_ms").median() / 1e3,
+        data_s_per_sample=float(data_ms / samples / 1e3) if samples else 0.0,
+        shares_cores=_shares_cores(evidence),
+    )
+    return calibrated(model, evidence.step_ms / 1e3)
+
+
+def step_settings(evidence: Evidence, profile: BackwardProfile) -> StepSettings:
+    """Returns the settings that the steps show: bucket cap and exchanges as they were watched."""
+    compression = evidence.arm["compression"]
+    return StepSettings(
+        batch_per_rank=evidence.batch_per_rank,
+        accumulation=evidence.accumulation,
+        compression=compression if isinstance(compression, str) else "none",
+        bucket_cap_mb=watched_cap_mb(evidence, profile),
+        exchanges=min(watched_exchanges(evidence, profile), evidence.accumulation),
+    )
+
+
+def bucket_sizes(evidence: Evidence) -> list[int]:
+    """Returns each bucket's bytes on the wire, in reduction order; empty if unknown."""
+    buckets = evidence.tables.get(BUCKETS)
+    if buckets is None or buckets.empty:
+        return []
+    own = buckets[buckets["rank"] == buckets["rank"].min()]
+    newest = own[["round", "step"]].fillna(0).apply(tuple, axis=1)
+    own = own[newest == newest.max()]  # DDP forms its buckets in its first steps
+    return [int(size) for size in own.sort_values("bucket")["size_bytes"]]
+
+
+def watched_exchanges(evidence: Evidence, profile: BackwardProfile) -> int:
+    """Returns how often a step exchanged all gradients: bytes sent over those of one exchange."""
+    one = sum(bucket_sizes(evidence)) or profile.total_bytes
+    sent = evidence.timed.groupby(STEP)["exchanged_bytes"].max().median()
+    return max(1, round(float(sent) / one)) if np.isfinite(sent) else 1
+
+
+def watched_cap_mb(evidence: Evidence, profile: BackwardProfile) -> float | None:
+    """Returns a cap (MiB) that gives the buckets that were watched; None for DDP's default.
+
+    Where no cap gives them (a model that is not used in one order), the arm's.
+    """
+    stated = evidence.arm["bucket_cap_mb"]
+    fallback = None if pd.isna(stated) else float(stated)
+    groups = _groups(profile, bucket_sizes(evidence))
+    if groups is None:
+        return fallback
+    for cap in (fallback, None):
+        if profile_buckets(profile, DdpOptions(cap)) == groups:
+            return cap
+    sizes = profile.sizes_bytes.tolist()
+    low, high = cap_interval(sizes, groups)
+    cap = max(low, min(high, profile.total_bytes))
+    return cap / MIB if assign_buckets(sizes, cap) == groups else fallback
+
+
+def _groups(profile: BackwardProfile, wire_sizes: Sequence[int]) -> list[list[int]] | None:
+    """Finds the gradients in each bucket by adding up their sizes; None where that fails."""
+    if not wire_sizes:
+        return None
+    width = sum(wire_sizes) / profile.total_bytes
+    ends = np.cumsum(profile.sizes_bytes)
+    bounds = np.rint(np.cumsum(wire_sizes) / width).astype(np.int64)
+    if not np.isin(bounds, ends).all():
+        return None
+    last = np.searchsorted(ends, bounds)
+    first = [0, *(int(index) + 1 for index in last[:-1])]
+    return [list(range(start, int(end) + 1)) for start, end in zip(first, last, strict=True)]
+
+
+def _in_the_step(evidence: Evidence, several: pd.DataFrame) -> tuple[float, float]:
+    """Estimates two factors by which passes within a step are longer than those apart.
+
+    The drift of the machine since the probes is seen in forward passes, beside which nothing else
+    runs; it is one rank's as well. Ranks that are slower in turns make the slowest of a step slower
+    than the mean rank: that is the ranks' waiting, over what they compute.
+    """
+    forward_ms = evidence.by_step("forward_time_ms").median() / evidence.accumulation
+    own = several[several["batch_per_rank"] == evidence.batch_per_rank]
+    drift = uneven = 1.0
+    if len(own):
+        # The rank with the least: what one rank alone does in its step is no drift.
+        probed_ms = own.groupby("rank")["forward_time_ms"].median()
+        drift = float((forward_ms / probed_ms).min())
+    parts = evidence.parts
+    if parts.compute_ms > 0:
+        uneven = 1 + max(0.0, parts.parts_ms["waiting"]) / parts.compute_ms
+    return drift, uneven
+
+
+def _scaled(passes: PassTimes, factor: float) -> PassTimes:
+    return PassTimes(
+        forward=times_longer(passes.forward, factor),
+        backward=times_longer(passes.backward, factor),
+    )
+
+
+def times_longer(line: LinearTime, factor: float) -> LinearTime:
+    """Returns a pass that takes ``factor`` times as long at every batch."""
+    return LinearTime(
+        fixed_s=line.fixed_s * factor,
+        per_sample_s=line.per_sample_s * factor,
+    )
+
+
+def _shares_cores(evidence: Evidence) -> bool:
+    """Returns True if all ranks are on the CPU of one machine without links in between."""
+    placement = evidence.tables.get(PLACEMENT)
+    if placement is None or placement.empty or evidence.emulated:
+        return False
+    on_cpu = placement["device"].astype(str).str.startswith("cpu").all()
+    return bool(on_cpu and placement["host"].nunique() == 1)
+
+
+def _passes(probes: pd.DataFrame) -> PassTimes:
+    """Fits lines through the medians of the mean rank's times, over the batch."""
+    forward, backward = (
+        _mean_rank(probes, column).groupby("batch_per_rank").median() / 1e3
+        for column in ("forward_time_ms", "backward_time_ms")
+    )
+    return PassTimes(
+        forward=LinearTime.fit(forward.index.to_list(), forward.to_list()),
+        backward=LinearTime.fit(backward.index.to_list(), backward.to_list()),
+    )
+
+
+def _alone(several: pd.DataFrame, single: pd.DataFrame) -> PassTimes:
+    """Scales the passes of ranks together to one rank alone, which was measured at one batch."""
+    together = _passes(several)
+    if single.empty:
+        return together
+    batch = single["batch_per_rank"].iloc[0]
+
+    def alone(line: LinearTime, column: str) -> LinearTime:
+        # A rank alone takes what one rank would; of unequal ranks, a fair baseline is the fastest.
+        own_s = single.groupby("rank")[column].median().min() / 1e3
+        return times_longer(line, float(own_s) / line.time_s(batch))
+
+    return PassTimes(
+        forward=alone(together.forward, "forward_time_ms"),
+        backward=alone(together.backward, "backward_time_ms"),
+    )
+
+
+def _mean_rank(probes: pd.DataFrame, column: str) -> pd.Series:
+    return probes.groupby(["batch_per_rank", "repeat"])[column].mean()
+
+
+def _costs(evidence: Evidence) -> dict[str, MeasuredAllReduce]:
+    """Returns the times of copies and casts by size; of a single size, in proportion to it."""
+    costs = evidence.tables.get(COSTS)
+    if costs is None or costs.empty:
+        return {}
+    slowest = costs.groupby(["cost", "size_bytes", "repeat"])["time_ms"].max()
+    medians = slowest.groupby(["cost", "size_bytes"]).median() / 1e3
+    curves = {}
+    for name in medians.index.unique("cost"):
+        curve = medians[name].sort_index()
+        sizes, times = curve.index.to_numpy(float), curve.to_numpy(float)
+        if len(sizes) == 1:
+            sizes, times = np.array([sizes[0] / 2, sizes[0]]), np.array([times[0] / 2, times[0]])
+        curves[name] = MeasuredAllReduce(sizes, times)
+    return curves

@@ -1,0 +1,1 @@
+"""Analysis of micro-batches of texts of varying length (assignment 3)."""

@@ -1,0 +1,175 @@
+"""The figures of lengths: a data set's, what ranks get of them, a step drawn as rectangles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from common.analysis.data_parallel.training_figures import DASHES
+from common.analysis.micro_batches.lengths import expected_longest, padded_tokens
+from common.analysis.micro_batches.mode_comparison import STATIC, ModeComparison
+from common.analysis.style import BLACK, BLUE, CYCLE, GREY, ORANGE, RED, SKY, figure
+
+RANK_MARKERS = "o^sDvP"
+"""A marker per rank, repeated from the seventh on."""
+
+
+def length_histogram(lengths: Mapping[str, np.ndarray], caption: str, count: int = 16) -> Figure:
+    """Draws the lengths of texts by data set, with the mean and the longest of ``count`` texts."""
+    with figure(caption, figsize=(7.2, 3.1), ncols=len(lengths), squeeze=False) as (fig, grid):
+        for axes, (name, values) in zip(grid[0], lengths.items(), strict=True):
+            edges = np.linspace(0, values.max() + 1, min(int(values.max()) + 2, 48))
+            share = np.full(len(values), 100 / len(values))
+            axes.hist(values, bins=edges, weights=share, color=SKY)
+            mean, longest = values.mean(), expected_longest(values, count)
+            axes.axvline(mean, color=BLUE, linewidth=1.6, label="mean")
+            axes.axvline(
+                longest,
+                color=RED,
+                linewidth=1.6,
+                linestyle="--",
+                label=f"longest of {count} texts",
+            )
+            axes.set_title(
+                f"{name}: mean {mean:.0f},\nlongest {longest:.0f}", loc="left", fontsize=9
+            )
+            axes.set_xlabel("tokens of a text")
+        grid[0, 0].set_ylabel("texts (%)")
+        handles, labels = grid[0, 0].get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=8)
+    return fig
+
+
+def padded_by_rank(comparison: ModeComparison, steps: int = 30) -> Figure:
+    """Draws padded tokens of the ranks in static steps, from the emptiest to the fullest."""
+    rows = comparison.times[comparison.times["mode"] == STATIC]
+    chosen = sorted(set(rows["step"]))[:steps]
+    wide = rows[rows["step"].isin(chosen)].pivot(
+        index="step", columns="rank", values="padded_tokens"
+    )
+    wide = wide.set_axis(range(len(wide)), axis=0)
+    with figure(comparison.caption, figsize=(7.2, 3.3)) as (fig, axes):
+        axes.vlines(wide.index, wide.min(axis=1), wide.max(axis=1), color=ORANGE, linewidth=2.5)
+        for place, rank in enumerate(wide):
+            look = {
+                "marker": RANK_MARKERS[place % len(RANK_MARKERS)],
+                "color": CYCLE[place % len(CYCLE)],
+            }
+            axes.plot(wide.index, wide[rank], linestyle="none", markersize=5, **look)
+            axes.plot([], [], linestyle="none", label=f"rank {rank:.0f}", **look)
+        axes.plot([], [], color=ORANGE, linewidth=2.5, label="from the emptiest to the fullest")
+        axes.set_xlabel("measured step of static")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylabel("padded tokens of a rank")
+        axes.set_ylim(bottom=0)
+        fig.legend(loc="outside upper center", ncols=4, fontsize=8)
+    return fig
+
+
+def groups_as_rectangles(
+    lengths: Sequence[int], partitions: Mapping[str, Sequence[Sequence[int]]], caption: str
+) -> Figure:
+    """Draws one global batch cut into ranks, in several ways: a text is a bar, a rank a rectangle.
+
+    Args:
+        lengths: tokens of each text.
+        partitions: by name, the indices that each rank is given.
+        caption: where the lengths come from.
+    """
+    values = np.asarray(lengths)
+    with figure(caption, figsize=(7.2, 3.4), ncols=len(partitions), sharey=True, squeeze=False) as (
+        fig,
+        grid,
+    ):
+        for axes, (name, groups) in zip(grid[0], partitions.items(), strict=True):
+            areas = padded_tokens(values, groups)
+            _draw_groups(axes, values, groups, areas)
+            axes.set_title(f"{name}: bottleneck {max(areas):,}", loc="left", fontsize=9)
+            axes.set_xlabel("texts, rank by rank")
+        grid[0, 0].set_ylabel("tokens")
+        grid[0, 0].set_ylim(0, 1.28 * values.max())
+        fig.legend(
+            handles=[Rectangle((0, 0), 1, 1, color=SKY), Rectangle((0, 0), 1, 1, color=ORANGE)],
+            labels=["tokens of texts", "padding"],
+            loc="outside upper center",
+            ncols=2,
+            fontsize=8,
+        )
+    return fig
+
+
+def _draw_groups(
+    axes: Axes, values: np.ndarray, groups: Sequence[Sequence[int]], areas: Sequence[int]
+) -> None:
+    left = 0.0
+    for rank, group in enumerate(groups):
+        own = np.sort(values[list(group)])[::-1]
+        width, height = len(own), own.max()
+        fullest = areas[rank] == max(areas)
+        axes.bar(left + np.arange(width) + 0.5, height, width=0.92, color=ORANGE, alpha=0.45)
+        axes.bar(left + np.arange(width) + 0.5, own, width=0.92, color=SKY)
+        axes.add_patch(
+            Rectangle(
+                (left, 0),
+                width,
+                height,
+                fill=False,
+                zorder=3,
+                edgecolor=RED if fullest else BLACK,
+                linewidth=2 if fullest else 1.2,
+            )
+        )
+        axes.text(
+            left + width / 2,
+            height + 0.02 * values.max(),
+            f"rank {rank}\n{width}×{height}\n= {areas[rank]:,}",
+            ha="center",
+            va="bottom",
+            fontsize=7.5,
+            color=RED if fullest else BLACK,
+        )
+        left += width + 0.6
+    axes.set_xticks([])
+    axes.set_xlim(-0.4, left - 0.2)
+    axes.grid(axis="x", visible=False)
+
+
+def where_it_pays(
+    ratios: Mapping[str, float],
+    caption: str,
+    measured: Mapping[str, tuple[float, float]] | None = None,
+) -> Figure:
+    """Draws the ratio to static that is left, over the share of a static step that is constant.
+
+    Args:
+        ratios: by data set, the ratio that padded tokens promise.
+        caption: where the lengths come from.
+        measured: by data set, that share where it is known and the measured ratio of computation.
+    """
+    share = np.linspace(0, 1, 50)
+    with figure(caption, figsize=(7.2, 3.6)) as (fig, axes):
+        for place, (name, ratio) in enumerate(ratios.items()):
+            colour = CYCLE[place % len(CYCLE)]
+            left = share + (1 - share) * ratio
+            axes.plot(
+                share * 100,
+                left,
+                color=colour,
+                linestyle=DASHES[place % len(DASHES)],
+                label=f"{name}: promised",
+            )
+            if name in (measured or {}):
+                at, found = measured[name]
+                axes.plot([at * 100], [found], "D", color=colour, label=f"{name}: measured")
+        axes.axhline(1, color=GREY, linestyle="--", linewidth=1)
+        axes.set_xlim(0, 100)
+        axes.set_ylim(0, 1.1)
+        axes.set_xlabel("share of a static step's computation that no plan can move, c₀ (%)")
+        axes.set_ylabel("dynamic over static")
+        axes.legend(fontsize=8, loc="lower right", ncols=2)
+    return fig

@@ -1,0 +1,267 @@
+"""All modes measured on the same global batches: ratios to static step by step, and waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from common.analysis.micro_batches.training_runs import dataset_name, in_order
+from common.analysis.runs import Run, caption_of
+from common.errors import UserError
+from common.perfmodel.tables import numbers, read_table
+from common.runtime.paths import relative_to_project
+
+MODE_TIMES, CALIBRATION, SLOW_RANK = "mode-times.csv", "calibration.csv", "slow-rank.csv"
+COLUMNS = (
+    "mode",
+    "same_batch",
+    "step",
+    "rank",
+    "local_batch",
+    "max_seq_len_in_batch",
+    "padded_tokens",
+    "tokens",
+    "global_batch",
+    "step_time_ms",
+    "compute_time_ms",
+    "waiting_time_ms",
+    "communication_time_ms",
+    "planning_time_ms",
+)
+"""Columns of ``mode-times.csv`` that are read."""
+CALIBRATION_COLUMNS = ("rank", "batch_size", "longest", "time_ms")
+SLOW_RANK_COLUMNS = (
+    "mode",
+    "step",
+    "rank",
+    "step_time_ms",
+    "slow_factor",
+    "estimated_factor",
+)
+CONTROL, STATIC = "control", "static"
+DRAWS, INTERVAL = 1000, (2.5, 97.5)
+"""Number of samples of a bootstrap, and the percentiles that bound its 95 % interval."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModeComparison:
+    """Steps of every mode, measured in turns on the same ranks.
+
+    Attributes:
+        opened: the folder, its settings and environment.
+        times: a row per step, mode and rank, with ``COLUMNS``.
+        calibration: measured times of passes over batch size and longest text, by rank, or None.
+        slow_rank: steps with one rank slowed on purpose, or None.
+    """
+
+    opened: Run
+    times: pd.DataFrame
+    calibration: pd.DataFrame | None = None
+    slow_rank: pd.DataFrame | None = None
+
+    @property
+    def settings(self) -> dict:
+        """Returns ``config.yaml``."""
+        return self.opened.settings
+
+    @property
+    def environment(self) -> dict:
+        """Returns the environment record."""
+        return self.opened.environment
+
+    @property
+    def caption(self) -> str:
+        """Returns hardware, date and this comparison's own folder, for figures."""
+        return caption_of(self.environment, self.opened.folder)
+
+    @property
+    def dataset(self) -> str:
+        """Returns the data set's name."""
+        return dataset_name(self.settings)
+
+    @property
+    def like(self) -> str:
+        """Returns the name of the data set whose lengths these texts have."""
+        synthetic = self.settings.get("dataset") == "synthetic"
+        return str(self.settings.get("synthetic_like" if synthetic else "dataset", "?"))
+
+    @property
+    def ranks(self) -> int:
+        """Returns the world size."""
+        return int(self.times["rank"].max()) + 1
+
+    @property
+    def modes(self) -> list[str]:
+        """Returns the modes that share static's global batches, static first."""
+        same = self.times[self.times["same_batch"] & (self.times["mode"] != CONTROL)]
+        return in_order(same["mode"])
+
+    @property
+    def own_batch_modes(self) -> list[str]:
+        """Returns the modes that form batches of their own."""
+        own = self.times[~self.times["same_batch"] & (self.times["mode"] != CONTROL)]
+        return in_order(own["mode"])
+
+    def slowest(self, column: str = "step_time_ms") -> pd.DataFrame:
+        """Returns the slowest rank's value: a row per step, a column per mode of ``modes``."""
+        rows = self.times[self.times["mode"].isin(self.modes)]
+        by_step = rows.groupby(["step", "mode"])[column].max().unstack("mode")
+        return by_step[self.modes].dropna()
+
+    def ratios(self, column: str = "step_time_ms") -> pd.DataFrame:
+        """Returns ``slowest`` over static's on the same global batch: paired, by step."""
+        slowest = self.slowest(column)
+        return slowest.div(slowest[STATIC], axis=0)
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """Returns a row per mode of ``modes``; times are those of the slowest rank.
+
+        Columns: mean_ms, p95_ms; ratio (mean over static's mean) with ratio_low and ratio_high
+        (bootstrap over steps, 95 %), p95_ratio; paired_median, paired_q25, paired_q75 (of the
+        ratios step by step); compute_ratio, compute_p95_ratio; padded_ratio (promised by the
+        plan: the largest number of padded tokens of a rank, over static's); planning_ms (mean
+        time that a step was held up by planning); waiting (share of all ranks' step time) and
+        waiting_points (above the control, in percentage points; NaN without a control).
+        """
+        slowest, compute = self.slowest(), self.slowest("compute_time_ms")
+        padded = self.slowest("padded_tokens")
+        paired = self.ratios().quantile([0.25, 0.5, 0.75]).T
+        low, high = bootstrap_ratio(slowest.to_numpy(), slowest[STATIC].to_numpy())
+        table = pd.DataFrame(
+            {
+                "mean_ms": slowest.mean(),
+                "p95_ms": slowest.quantile(0.95),
+                "ratio": slowest.mean() / slowest[STATIC].mean(),
+                "ratio_low": low,
+                "ratio_high": high,
+                "p95_ratio": slowest.quantile(0.95) / slowest[STATIC].quantile(0.95),
+                "paired_median": paired[0.5],
+                "paired_q25": paired[0.25],
+                "paired_q75": paired[0.75],
+                "compute_ratio": compute.mean() / compute[STATIC].mean(),
+                "compute_p95_ratio": compute.quantile(0.95) / compute[STATIC].quantile(0.95),
+                "padded_ratio": padded.mean() / padded[STATIC].mean(),
+            },
+            index=pd.Index(self.modes, name="mode"),
+        )
+        table["planning_ms"] = self.times.groupby("mode")["planning_time_ms"].mean()
+        table["waiting"] = self.waiting
+        table["waiting_points"] = (table["waiting"] - self.waiting.get(CONTROL, np.nan)) * 100
+        return table
+
+    @cached_property
+    def waiting(self) -> pd.Series:
+        """Returns the share of all ranks' step time spent waiting for slower ranks, by mode."""
+        sums = self.times.groupby("mode")[["waiting_time_ms", "step_time_ms"]].sum()
+        return sums["waiting_time_ms"] / sums["step_time_ms"]
+
+    @cached_property
+    def noise_floor(self) -> float:
+        """Returns the median relative difference between two random halves of static's steps.
+
+        Global batches differ from each other, so this is the noise of unpaired means. Paired
+        ratios, in which the batches cancel, are less noisy.
+        """
+        times = self.slowest()[STATIC].to_numpy()
+        # Each row of order is a permutation of the steps; its first and second half are compared.
+        order = np.random.default_rng(0).random((DRAWS, len(times))).argsort(axis=1)
+        half = len(times) // 2
+        if half == 0:
+            return float("nan")
+        first, second = times[order[:, :half]].mean(axis=1), times[order[:, half:]].mean(axis=1)
+        return float(np.median(np.abs(first / second - 1)))
+
+    @cached_property
+    def per_sample(self) -> pd.DataFrame:
+        """Returns every mode per text, including those with batches of their own.
+
+        Columns: same_batch, texts (a step, mean), per_text_ms (the slowest rank's steps over all
+        texts), ratio (to static), ratio_low, ratio_high (bootstrap: as in ``summary`` where global
+        batches are the same, else with the steps of both drawn independently), padded_per_text
+        (the largest rank's, over all texts) and padded_ratio.
+        """
+        rows = self.times[self.times["mode"].isin([*self.modes, *self.own_batch_modes])]
+        steps = rows.groupby(["mode", "step"]).agg(
+            step_ms=("step_time_ms", "max"),
+            texts=("global_batch", "first"),
+            padded=("padded_tokens", "max"),
+        )
+        sums = steps.groupby("mode").sum()
+        table = pd.DataFrame(
+            {
+                "same_batch": rows.groupby("mode")["same_batch"].first(),
+                "texts": steps.groupby("mode")["texts"].mean(),
+                "per_text_ms": sums["step_ms"] / sums["texts"],
+                "padded_per_text": sums["padded"] / sums["texts"],
+            }
+        ).loc[[*self.modes, *self.own_batch_modes]]
+        # A step of another batch has no counterpart in static, so nothing can be paired: the steps
+        # of both modes are drawn independently (two seeds), and the rates divided.
+        static = _drawn_rates(steps.loc[STATIC], seed=0)
+        bounds = {
+            mode: np.percentile(_drawn_rates(steps.loc[mode], seed=1) / static, INTERVAL)
+            for mode in self.own_batch_modes
+        }
+        paired = self.summary[["ratio_low", "ratio_high"]]
+        bounds |= {mode: paired.loc[mode].tolist() for mode in self.modes}
+        table["ratio"] = table["per_text_ms"] / table.loc[STATIC, "per_text_ms"]
+        table["ratio_low"] = [bounds[mode][0] for mode in table.index]
+        table["ratio_high"] = [bounds[mode][1] for mode in table.index]
+        table["padded_ratio"] = table["padded_per_text"] / table.loc[STATIC, "padded_per_text"]
+        return table
+
+
+def read_comparison(run: Run) -> ModeComparison:
+    """Reads the comparison of modes of a run, and what was calibrated and slowed beside it.
+
+    Raises UserError for a table without a column, or without steps of static.
+    """
+    path = run.folder / MODE_TIMES
+    shown = relative_to_project(path)
+    if not run.has("config.yaml"):
+        raise UserError(f"{relative_to_project(run.folder)}: has {MODE_TIMES} but no config.yaml")
+    times = read_table(path, COLUMNS)
+    for column in ("step_time_ms", "global_batch"):
+        times[column] = numbers(times, column, shown, above=0)
+    times["same_batch"] = times["same_batch"].astype(str).str.lower().isin(["true", "1"])
+    if STATIC not in set(times["mode"]):
+        raise UserError(f"{shown}: no steps of mode static, which the others are compared with")
+    return ModeComparison(
+        opened=run,
+        times=times,
+        calibration=_beside(run, CALIBRATION, CALIBRATION_COLUMNS),
+        slow_rank=_beside(run, SLOW_RANK, SLOW_RANK_COLUMNS),
+    )
+
+
+def bootstrap_ratio(values: NDArray, base: NDArray) -> tuple[NDArray, NDArray]:
+    """Returns the lower and upper bounds, each [modes], of mean(values) / mean(base), at 95 %.
+
+    Args:
+        values: [steps, modes].
+        base: [steps].
+    """
+    # The bootstrap (Efron 1979) draws steps with replacement. All modes and the base are taken on
+    # the same drawn steps: what makes a batch slow in every mode cancels in the ratio.
+    steps = len(base)
+    chosen = np.random.default_rng(0).integers(0, steps, (DRAWS, steps))
+    ratios = values[chosen].mean(axis=1) / base[chosen].mean(axis=1)[:, None]
+    low, high = np.percentile(ratios, INTERVAL, axis=0)
+    return low, high
+
+
+def _drawn_rates(steps: pd.DataFrame, seed: int) -> NDArray:
+    """Returns the time per text in ms of samples of the steps, drawn with replacement: [DRAWS]."""
+    chosen = np.random.default_rng(seed).integers(0, len(steps), (DRAWS, len(steps)))
+    times, texts = steps["step_ms"].to_numpy(), steps["texts"].to_numpy()
+    return times[chosen].sum(axis=1) / texts[chosen].sum(axis=1)
+
+
+def _beside(run: Run, name: str, columns: Sequence[str]) -> pd.DataFrame | None:
+    return read_table(run.folder / name, columns) if run.has(name) else None

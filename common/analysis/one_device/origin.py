@@ -1,0 +1,27 @@
+"""The first line of assignment 0's notebooks: whose measurements they show, of which workload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from common.analysis import runs
+
+COMMAND = "uv run ddplab run assignment0"
+"""The command that measures all that the notebooks show."""
+
+
+def origin_of(run: runs.Run, workload: str = "", command: str = COMMAND) -> str:
+    """Returns the line that says whose measurements these are, as Markdown.
+
+    Args:
+        run: the opened run.
+        workload: what was trained; by default what ``workload_text`` says of the settings.
+        command: what measures on the reader's machine.
+    """
+    what = f"{run.caption}. {workload or workload_text(run.settings)}"
+    return runs.origin(what, run.recorded, command)
+
+
+def workload_text(settings: Mapping) -> str:
+    """Returns model, batch, sequence and precision of a run's settings."""
+    return "{model}, batch {batch_size}, sequence {seq_len}, {precision}".format(**settings)

@@ -1,0 +1,233 @@
+"""A profile of a training step, opened: its parts, its operators, and what bounds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from common.analysis.one_device.origin import origin_of, workload_text
+from common.analysis.runs import Run, open_run_with, read_peak
+from common.perfmodel.one_device.peaks import DevicePeak
+from common.perfmodel.one_device.roofline import Roof, placed
+from common.traces.operator_categories import (
+    CATEGORIES,
+    COPIES,
+    ELEMENTWISE,
+    FUSED,
+    IDLE,
+    LOSS,
+    NORMALISATION,
+    operator_category,
+)
+from common.traces.trace_work import BETWEEN, PHASES, in_phase
+
+TABLES = ("profile-operators.csv", "profile-steps.csv", "roofline.csv", "device-peak.csv")
+COMMAND = "uv run python assignments/assignment0/profile_training.py"
+IDLE_ON_HOST = "between operators (Python)"
+BETWEEN_PRODUCTS = (ELEMENTWISE, FUSED, NORMALISATION, LOSS, COPIES)
+"""Kinds of work that fusing can merge: all but matrix products and attention."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProfileRun:
+    """One run of profile_training.py.
+
+    Attributes:
+        opened: where it comes from, its settings and its caption.
+        operators: time_us by step, phase, category, operator and shapes; idle time included.
+        steps: time_ms of single steps, ``profiled`` or not.
+        roofline: the operators of a step and what bounds them.
+        peak: the device's, or None where it is unknown.
+    """
+
+    opened: Run
+    operators: pd.DataFrame
+    steps: pd.DataFrame
+    roofline: pd.DataFrame
+    peak: DevicePeak | None
+
+    @property
+    def origin(self) -> str:
+        """Returns the line that says whose data these are, as Markdown."""
+        return origin_of(self.opened, self.workload, COMMAND)
+
+    @property
+    def caption(self) -> str:
+        """Returns hardware, date and source, for figures."""
+        return self.opened.caption
+
+    @property
+    def settings(self) -> dict:
+        """Returns the settings of profile_training.py."""
+        return self.opened.settings
+
+    @property
+    def workload(self) -> str:
+        """Returns model, batch, sequence, precision, optimizer, and what is not the default."""
+        parts = [
+            workload_text(self.settings),
+            f"{self.settings['optimizer']} ({self.settings['optimizer_implementation']})",
+            "attention written out" if self.settings["attention"] == "eager" else "",
+            "compiled" if self.settings["compile"] else "",
+            "activation checkpointing" if self.settings["activation_checkpointing"] else "",
+        ]
+        return ", ".join(filter(None, parts))
+
+    @property
+    def trace(self) -> Path | None:
+        """Returns the path of the trace; None where the run did not keep it."""
+        path = self.opened.folder / "trace.json.gz"
+        return path if path.is_file() else None
+
+    @cached_property
+    def step(self) -> pd.DataFrame:
+        """Returns the operators of the step of median length, which stands for all.
+
+        One real step, because its parts add up to it; the medians of the parts would not.
+        """
+        lengths = self.operators.groupby("step")["time_us"].sum().sort_values()
+        return self.operators[self.operators["step"] == lengths.index[(len(lengths) - 1) // 2]]
+
+    @property
+    def step_ms(self) -> float:
+        """Returns the length of the step of median length, under the profiler."""
+        return self.step["time_us"].sum() / 1e3
+
+    @cached_property
+    def parts_ms(self) -> float:
+        """Returns the sum of all parts' medians over the steps: the whole of shares of medians."""
+        keys = ["phase", "category", "operator", "shapes"]
+        parts = self.operators.groupby(["step", *keys])["time_us"].sum().unstack("step")
+        return parts.fillna(0.0).median(axis=1).sum() / 1e3
+
+    @property
+    def plain_ms(self) -> float:
+        """Returns the median of the steps that ran without the profiler."""
+        return self.steps.loc[~self.steps["profiled"], "time_ms"].median()
+
+    @property
+    def profiled_ms(self) -> float:
+        """Returns the median of the steps under the profiler, by the same clock."""
+        return self.steps.loc[self.steps["profiled"], "time_ms"].median()
+
+    @property
+    def profiler_overhead(self) -> float:
+        """Returns the profiler's cost as a share of a step without it; below zero is noise."""
+        return self.profiled_ms / self.plain_ms - 1
+
+    @property
+    def overhead_is_clear(self) -> bool:
+        """Returns True if the profiler's cost can be told from the spread of the steps.
+
+        It can where the two kinds of steps do not overlap between their quartiles.
+        """
+        plain = self.steps.loc[~self.steps["profiled"], "time_ms"]
+        profiled = self.steps.loc[self.steps["profiled"], "time_ms"]
+        return bool(profiled.quantile(0.25) > plain.quantile(0.75))
+
+    @property
+    def on_host(self) -> bool:
+        """Returns True if the time is that of the host's operators, not of a device's kernels."""
+        return self.settings["device"] == "cpu"
+
+    def category_name(self, category: str) -> str:
+        """Returns a category in words; time of no operator has its own name on a CPU."""
+        return IDLE_ON_HOST if self.on_host and category == IDLE else category
+
+    def phases(self) -> pd.DataFrame:
+        """Returns the time of each phase. Index: the phases in order. Columns: ms, share."""
+        ms = self.step.groupby("phase")["time_us"].sum() / 1e3
+        ms = ms.reindex([*PHASES, BETWEEN]).fillna(0.0)
+        return pd.DataFrame({"ms": ms, "share": ms / self.step_ms})
+
+    def phase_costs(self) -> pd.DataFrame:
+        """Returns time and operations of each phase, also as multiples of the forward pass's.
+
+        Index: the phases in order. Columns: ms, share, flops, ms_over_forward, flops_over_forward.
+        """
+        table = self.phases()
+        flops = self.roofline.groupby("phase")["flops"].sum().reindex(table.index).fillna(0.0)
+        return table.assign(
+            flops=flops,
+            ms_over_forward=table["ms"] / (table.at["forward", "ms"] or float("nan")),
+            flops_over_forward=flops / (flops["forward"] or float("nan")),
+        )
+
+    def categories(self) -> pd.DataFrame:
+        """Returns the time of each kind of work.
+
+        Index: categories, the longest first. Columns: ms, share; low_ms, high_ms over steps.
+        """
+        by_step = self.operators.groupby(["step", "category"])["time_us"].sum().unstack() / 1e3
+        by_step = by_step.fillna(0.0)
+        ms = self.step.groupby("category")["time_us"].sum() / 1e3
+        spread = {"low_ms": by_step.min(), "high_ms": by_step.max()}
+        table = pd.DataFrame({"ms": ms, "share": ms / self.step_ms} | spread).fillna(0.0)
+        return table.sort_values("ms", ascending=False)
+
+    def flops_shares(self) -> pd.Series:
+        """Returns the share of each kind of work in the step's counted operations, by category."""
+        kinds = [
+            in_phase(operator_category(row.operator), row.phase)
+            for row in self.roofline.itertuples()
+        ]
+        flops = self.roofline.assign(category=kinds).groupby("category")["flops"].sum()
+        return flops / self.roofline["flops"].sum()
+
+    def by_phase(self) -> pd.DataFrame:
+        """Returns ms by phase (index) and category (columns), in order, without absent ones."""
+        table = self.step.pivot_table(
+            index="phase", columns="category", values="time_us", aggfunc="sum", fill_value=0.0
+        )
+        rows = [phase for phase in (*PHASES, BETWEEN) if phase in table.index]
+        return table.loc[rows, [name for name in CATEGORIES if name in table.columns]] / 1e3
+
+    def between_products(self) -> tuple[int, float]:
+        """Returns calls and share of the step of what fusing can merge, forward and backward."""
+        rows = self.step[self.step["phase"].isin(["forward", "backward"])]
+        rows = rows[rows["category"].isin(BETWEEN_PRODUCTS)]
+        return int(rows["calls"].sum()), rows["time_us"].sum() / 1e3 / self.step_ms
+
+    @property
+    def roof(self) -> Roof | None:
+        """Returns the device's roof for this run's matrix products, None where it is unknown."""
+        return Roof.of(self.peak, self.settings["precision"], self.settings["tf32"])
+
+    def main_operators(self) -> pd.DataFrame:
+        """Returns the roofline's operators, one row per phase and operator whatever the shapes.
+
+        Columns: phase, operator, calls, flops, bytes, time_ms, share (of the step), the rates and
+        what bounds it; the longest first.
+        """
+        keys = ["phase", "operator"]
+        sums = self.roofline.groupby(keys)[["calls", "flops", "bytes", "time_ms"]].sum()
+        sums = sums.assign(share=sums["time_ms"] / self.parts_ms).reset_index()
+        places = [
+            placed(row.flops, row.bytes, row.time_ms / 1e3, self.roof) for row in sums.itertuples()
+        ]
+        table = pd.concat([sums, pd.DataFrame(places, index=sums.index)], axis=1)
+        return table.sort_values("time_ms", ascending=False, ignore_index=True)
+
+
+def open_profile(run_dir: str | Path | None = None) -> ProfileRun:
+    """Opens a run directory; by default the newest complete run, or else recorded measurements.
+
+    Raises UserError where a table is missing.
+    """
+    main, *others = TABLES
+    opened = open_run_with(run_dir, "assignment0", main, others)
+    return ProfileRun(
+        opened=opened,
+        operators=_filled(opened.table("profile-operators.csv"), "operator", "shapes"),
+        steps=opened.table("profile-steps.csv"),
+        roofline=_filled(opened.table("roofline.csv"), "shapes"),
+        peak=read_peak(opened.table("device-peak.csv")),
+    )
+
+
+def _filled(table: pd.DataFrame, *texts: str) -> pd.DataFrame:
+    """Returns the table; its columns ``texts`` may be empty, which is no missing value."""
+    return table.fillna(dict.fromkeys(texts, ""))

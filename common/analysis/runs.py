@@ -1,0 +1,191 @@
+"""Opening a run: which folder, its settings, environment and tables, and whose they are.
+
+Every notebook opens its run here. A run that the reader names is taken; else the newest complete
+one of the assignment; else recorded measurements, which say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from common.errors import UserError
+from common.perfmodel.one_device.peaks import DevicePeak
+from common.runtime.paths import project_root, relative_to_project
+from common.runtime.run_directory import find_table, newest_complete_run, read_environment
+
+RECORDING_MACHINE = "epyc-2-cores"
+"""Where recorded runs are looked for first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What one program has written to one folder; files are read when they are first asked for.
+
+    Attributes:
+        folder: where the tables lie.
+        shown: the folder that the reader named or that was chosen, which captions name. It is
+            ``folder`` or one above it.
+    """
+
+    folder: Path
+    shown: Path
+    _tables: dict[str, pd.DataFrame] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def settings(self) -> dict:
+        """Returns ``config.yaml``; empty where there is none."""
+        config = self.folder / "config.yaml"
+        return (yaml.safe_load(config.read_text()) or {}) if config.is_file() else {}
+
+    @cached_property
+    def environment(self) -> dict:
+        """Returns the environment record, with the status as it really is."""
+        return read_environment(self.folder)
+
+    @property
+    def recorded(self) -> bool:
+        """Returns True if these measurements came with the project."""
+        return is_recorded(self.shown)
+
+    @property
+    def caption(self) -> str:
+        """Returns hardware, date and source, for figures."""
+        return caption_of(self.environment, self.shown)
+
+    def has(self, name: str) -> bool:
+        """Returns True if the table is there."""
+        return (self.folder / name).is_file()
+
+    def table(self, name: str) -> pd.DataFrame:
+        """Reads a table, once. Raises UserError where it is missing."""
+        if not self.has(name):
+            raise UserError(f"{relative_to_project(self.folder)}: has no {name}")
+        if name not in self._tables:
+            self._tables[name] = pd.read_csv(self.folder / name)
+        return self._tables[name]
+
+
+def choose_folder(
+    run_dir: str | Path | None, assignment: str, tables: Sequence[str], *, must_exist: bool = True
+) -> Path:
+    """Returns the folder that is named, else the newest complete run's, else the recorded one.
+
+    Args:
+        run_dir: a run directory, or one that holds such; empty for none.
+        assignment: such as ``assignment0``.
+        tables: those that the newest run must have, in itself or in its stages.
+        must_exist: raise where nothing is recorded either.
+
+    Raises UserError where there is no such folder.
+    """
+    if run_dir:
+        return given_folder(run_dir)
+    newest = newest_complete_run(project_root() / "outputs" / assignment, tuple(tables))
+    recorded = recorded_assignment(assignment)
+    return newest or (given_folder(recorded) if must_exist else recorded)
+
+
+def open_run_with(
+    run_dir: str | Path | None, assignment: str, table: str, others: Sequence[str] = ()
+) -> Run:
+    """Opens the run that has ``table``, and ``others`` beside it.
+
+    Raises UserError where there is no such directory, or no complete run with these tables in it.
+    """
+    shown = choose_folder(run_dir, assignment, (table,), must_exist=False)
+    path = find_table(shown, table)
+    if path is None:
+        raise UserError(f"{relative_to_project(shown)}: no complete run with {table}")
+    run = Run(path.parent, shown)
+    for name in others:
+        if not run.has(name):
+            raise UserError(f"{relative_to_project(run.folder)}: has {table} but no {name}")
+    return run
+
+
+def complete_runs(folder: Path, table: str, places: Iterable[str] = ("", "*/")) -> list[Run]:
+    """Returns all complete runs with a table, the oldest first.
+
+    Args:
+        folder: a run directory, or one that holds such.
+        table: its path within a run, such as ``metrics/rank0.csv``.
+        places: patterns of the folders below ``folder`` that are looked in.
+    """
+    depth = len(Path(table).parts) - 1
+    found = [path.parents[depth] for place in places for path in folder.glob(place + table)]
+    runs = [Run(path, folder) for path in dict.fromkeys(found)]
+    return sorted((run for run in runs if run.environment["status"] == "complete"), key=age)
+
+
+def age(run: Run) -> tuple[str, str]:
+    """Returns a key by which older runs come first."""
+    return run.environment.get("start_time", ""), str(run.folder)
+
+
+def recorded_assignment(assignment: str) -> Path:
+    """Returns where the recorded runs of an assignment are, whichever machine made them."""
+    machines = [RECORDING_MACHINE, *sorted(p.parent.name for p in _data().glob(f"*/{assignment}"))]
+    folders = [_data() / machine / assignment for machine in machines]
+    return next((folder for folder in folders if folder.is_dir()), folders[0])
+
+
+def given_folder(run_dir: str | Path) -> Path:
+    """Returns the folder a user named, from here or from the project's root.
+
+    Raises UserError where there is none.
+    """
+    folder = Path(run_dir)
+    if not folder.is_absolute() and not folder.is_dir():
+        folder = project_root() / folder
+    if not folder.is_dir():
+        raise UserError(f"{run_dir}: no such run directory")
+    return folder
+
+
+def is_recorded(folder: Path) -> bool:
+    """Returns True if measurements in ``folder`` came with the project."""
+    return folder.resolve().is_relative_to(_data())
+
+
+def caption_of(environment: Mapping, folder: Path) -> str:
+    """Returns hardware, date and source of what lies in ``folder``, for figures."""
+    below = folder.resolve().is_relative_to(project_root())
+    source = relative_to_project(folder) if below else folder.name
+    kind = "recorded" if is_recorded(folder) else "run"
+    return f"{environment['hardware']}; {environment['start_time'][:10]}; {kind} {source}"
+
+
+def origin(what: str, recorded: bool, command: str) -> str:
+    """Returns the line that says whose data a notebook shows, as Markdown.
+
+    Args:
+        what: caption and settings, without a full stop.
+        recorded: whether these came with the project.
+        command: what measures on the reader's machine.
+    """
+    if recorded:
+        return f"> **Recorded data, not yours.** {what}. `{command}` measures here."
+    return f"> Measured in this run: {what}."
+
+
+def read_peak(table: pd.DataFrame) -> DevicePeak | None:
+    """Returns a device's peaks from device-peak.csv; None where it has no rows."""
+    if table.empty:
+        return None
+    first = table.iloc[0]
+    rates = dict(zip(table["precision"], table["flops_per_s"], strict=True))
+    return DevicePeak(
+        device=first["device"],
+        flops_per_s=rates,
+        memory_bytes_per_s=first["memory_bytes_per_s"],
+        source=first["source"],
+    )
+
+
+def _data() -> Path:
+    return project_root() / "data"

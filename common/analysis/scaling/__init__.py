@@ -1,0 +1,1 @@
+"""Speedups, laws of scaling and scaling studies (assignment 4)."""

@@ -1,0 +1,291 @@
+"""Figures of a sweep: throughput over ranks, parts of the step, laws, the published V100s."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from common.analysis.scaling.laws import USL
+from common.analysis.scaling.sweep_run import Series, SweepRun, arm_name
+from common.analysis.scaling.training_run import WEAK
+from common.analysis.step_parts import PARTS
+from common.analysis.style import (
+    BLACK,
+    BLUE,
+    CYCLE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    figure,
+)
+from common.perfmodel.scaling.published_mlp import LARGEST_SLOWDOWN, MEAN_SLOWDOWN, Explanation
+
+PLAIN = FuncFormatter(lambda value, _: f"{value:,g}")
+GOOD_EFFICIENCY = 0.8
+PART_COLOURS = dict(zip(PARTS, (GREY, SKY, BLUE, PURPLE, ORANGE, GREEN), strict=True))
+MARKERS = "os^DvP"
+BAR_HEIGHT = 0.34
+"""Inches of a figure per bar."""
+
+
+def throughput(run: SweepRun) -> Figure:
+    """Draws samples per second over ranks, by batch; a panel per regime, ideal and 80 % lines."""
+    regimes = list(dict.fromkeys(series.regime for series in run.series))
+    with figure(
+        run.caption, figsize=(7.2, 3.9), ncols=max(1, len(regimes)), sharey=True, squeeze=False
+    ) as (fig, grid):
+        for axes, regime in zip(grid[0], regimes, strict=False):
+            shown = [series for series in run.series if series.regime == regime]
+            for place, series in enumerate(shown):
+                _throughput_line(axes, series, place, is_first=place == 0)
+            _rank_axis(axes, shown[0].table["world_size"])
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(PLAIN)
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.set_title(f"{regime} scaling", loc="left", fontsize=9.5)
+            axes.legend(fontsize=8)
+        grid[0][0].set_ylabel("throughput (samples/s)")
+    return fig
+
+
+def _throughput_line(axes: Axes, series: Series, place: int, *, is_first: bool) -> None:
+    table = series.table
+    ranks, rate = table["world_size"], table["throughput_samples_per_s"]
+    alone = rate.iloc[0]
+    names = ("ideal", f"{GOOD_EFFICIENCY:.0%} of it") if is_first else ("", "")
+    axes.plot(ranks, alone * ranks, "--", color=GREY, linewidth=1, label=names[0] or None)
+    axes.plot(
+        ranks, GOOD_EFFICIENCY * alone * ranks, ":", color=GREY, linewidth=1, label=names[1] or None
+    )
+    axes.errorbar(
+        ranks,
+        rate,
+        yerr=_bars(table, alone),
+        marker=MARKERS[place % len(MARKERS)],
+        markersize=5,
+        capsize=3,
+        color=CYCLE[place % len(CYCLE)],
+        label=series.label,
+    )
+
+
+def _bars(table: pd.DataFrame, scale: float = 1.0) -> np.ndarray:
+    """Returns the error bars of speedups, [2, arms]; of no length where there is no interval."""
+    below = (table["speedup"] - table["speedup_low"]).clip(lower=0).fillna(0)
+    above = (table["speedup_high"] - table["speedup"]).clip(lower=0).fillna(0)
+    return np.stack([below, above]) * scale
+
+
+def _rank_axis(axes: Axes, ranks: Sequence[float]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sorted(set(ranks))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(PLAIN)
+    axes.set_xlabel("ranks")
+
+
+def step_parts(
+    parts: pd.DataFrame, caption: str, predictions: pd.DataFrame | None = None
+) -> Figure:
+    """Draws a bar of parts per arm, with the step nobody watched and the predicted one.
+
+    Args:
+        parts: of ``decompose_all``.
+        caption: hardware, date and source.
+        predictions: of ``predicted_steps``.
+    """
+    parts = parts.sort_values(["regime", "global_batch", "world_size"], kind="stable")
+    places = np.arange(len(parts))[::-1]
+    with figure(caption, figsize=(7.2, 1.6 + BAR_HEIGHT * len(parts))) as (fig, axes):
+        left = np.zeros(len(parts))
+        for name, colour in PART_COLOURS.items():
+            widths = parts[f"{name}_ms"].to_numpy()
+            axes.barh(
+                places,
+                widths,
+                left=left,
+                height=0.66,
+                color=colour,
+                edgecolor="white",
+                linewidth=0.4,
+                label=name,
+            )
+            left += widths
+        ends = [left.max()]
+        plain = parts["plain_step_ms"].astype(float)
+        if plain.notna().any():
+            axes.plot(
+                plain,
+                places,
+                linestyle="none",
+                zorder=4,
+                marker="|",
+                markersize=15,
+                mew=2,
+                color=BLACK,
+                label="step with nothing watched",
+            )
+            ends.append(plain.max())
+        if predictions is not None:
+            predicted = parts[["arm"]].merge(predictions, on="arm", how="left")
+            axes.plot(
+                predicted["predicted_step_ms"],
+                places,
+                linestyle="none",
+                zorder=4,
+                marker="D",
+                markersize=5.5,
+                color=RED,
+                mec="white",
+                mew=0.6,
+                label="predicted",
+            )
+            ends.append(predicted["predicted_step_ms"].max())
+        axes.set_yticks(places, [arm_name(row) for row in parts.itertuples()], fontsize=8.5)
+        axes.set_xlim(0, 1.05 * np.nanmax(ends))
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("time of a step (ms)")
+        fig.legend(loc="outside upper center", ncols=4, fontsize=8)
+    return fig
+
+
+def communication_ratios(parts: pd.DataFrame, caption: str) -> Figure:
+    """Draws communication over computation, all of it and the exposed, a pair of bars per arm."""
+    several = parts[parts["world_size"] > 1]
+    places = np.arange(len(several))[::-1]
+    with figure(caption, figsize=(7.2, 1.6 + BAR_HEIGHT * 1.3 * len(several))) as (fig, axes):
+        total = several["total_ratio"].astype(float)
+        axes.barh(places + 0.19, total, height=0.36, color=SKY, label="all of it")
+        exposed = several["exposed_ratio"]
+        axes.barh(places - 0.19, exposed, height=0.36, color=ORANGE, label="exposed")
+        axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
+        axes.set_yticks(places, [arm_name(row) for row in several.itertuples()], fontsize=8.5)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("communication over computation (dashed: as long as it)")
+        fig.legend(loc="outside upper center", ncols=2, fontsize=8)
+    return fig
+
+
+def laws(series: Series, caption: str) -> Figure:
+    """Draws measured speedups and the fitted laws with 95 % bands, beyond what was measured."""
+    table, (fitted, _) = series.table, series.laws
+    most = int(table["world_size"].max())
+    reach = 2.0 * most
+    for law in fitted:
+        if law.peak_ranks is not None and np.isfinite(law.peak_ranks):
+            reach = max(reach, min(1.15 * law.peak_ranks, 4.0 * most))
+    ranks = np.linspace(1, reach, 200)
+    with figure(caption) as (fig, axes):
+        axes.plot(ranks, ranks, "--", color=GREY, linewidth=1, label="ideal")
+        axes.plot(ranks, GOOD_EFFICIENCY * ranks, ":", color=GREY, linewidth=1, label="80 % of it")
+        for law, colour, dashes in zip(fitted, (RED, BLUE), ("-.", "-"), strict=False):
+            low, high = law.band(ranks)
+            axes.fill_between(ranks, low, high, color=colour, alpha=0.18, linewidth=0)
+            values = ", ".join(f"{name} = {e.value:.3g}" for name, e in law.parameters.items())
+            label = f"{law.law.name}: {values}"
+            axes.plot(ranks, law.predict(ranks), dashes, color=colour, label=label)
+            peak = law.peak_ranks
+            if law.law is USL and peak is not None and 1 < peak < reach:
+                height = float(law.predict(peak))
+                axes.plot(peak, height, "*", markersize=14, color=colour, zorder=5)
+                axes.text(peak, height, f"  peak: {peak:.0f} ranks\n", fontsize=8.5, color=colour)
+        axes.errorbar(
+            table["world_size"],
+            table["speedup"],
+            yerr=_bars(table),
+            fmt="o",
+            markersize=5.5,
+            capsize=3,
+            lw=1,
+            color=BLACK,
+            zorder=6,
+            label="measured, 95 %",
+        )
+        axes.axvspan(most, reach, color=GREY, alpha=0.07, linewidth=0)
+        top = max(table["speedup"].max(), *(float(law.predict(ranks).max()) for law in fitted), 1)
+        axes.set_ylim(0, 1.35 * top)
+        axes.set_xlim(1, reach)
+        axes.text(
+            (most + reach) / 2,
+            0.03 * top,
+            "not measured",
+            ha="center",
+            fontsize=8,
+            color=GREY,
+        )
+        axes.set_xlabel("ranks N")
+        axes.set_ylabel("speedup S(N)")
+        kind = "weak" if series.regime == WEAK else "strong"
+        axes.set_title(f"{kind} scaling, {series.label}", loc="left", fontsize=9.5)
+        axes.legend(fontsize=8, loc="upper left")
+    return fig
+
+
+def published_steps(found: Explanation, caption: str) -> Figure:
+    """Draws published steps on one and two V100s and the model's, over the batch."""
+    batches = np.unique(np.geomspace(64, 8192, 57).round()).astype(int)
+    model = found.model
+    with figure(caption) as (fig, axes):
+        one = [model.one.step_s(batch) * 1e3 for batch in batches]
+        axes.plot(batches, one, color=SKY, label="1 GPU: line through both points")
+        alone = found.one_gpu_ms
+        axes.plot(alone.keys(), alone.values(), "s", color=BLUE, label="1 GPU, published", zorder=4)
+        bounds = [
+            [model.step_s(batch, beta, found.slowdown) * 1e3 for batch in batches]
+            for beta in (found.high, found.low)
+        ]
+        axes.fill_between(batches, *bounds, color=RED, alpha=0.2, linewidth=0)
+        two = [
+            model.step_s(batch, found.bandwidth_bytes_per_s, found.slowdown) * 1e3
+            for batch in batches
+        ]
+        label = f"2 GPUs, predicted at {found.bandwidth_bytes_per_s / 1e9:.1f} GB/s"
+        axes.plot(batches, two, color=RED, label=label)
+        both = found.published_ms
+        axes.plot(both.keys(), both.values(), "o", color=BLACK, label="2 GPUs, published", zorder=4)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter(PLAIN)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(PLAIN)
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("batch per GPU (samples)")
+        axes.set_ylabel("time of a step (ms)")
+        axes.legend(fontsize=8, loc="upper left")
+    return fig
+
+
+def published_bandwidths(found: Explanation, caption: str) -> Figure:
+    """Draws the bandwidth that each step needs, over what all-reduces take from computation."""
+    slowdowns = np.linspace(1, LARGEST_SLOWDOWN, 17)
+    with figure(caption) as (fig, axes):
+        low, high = found.low / 1e9, found.high / 1e9
+        band = f"both within 3 %: {low:.1f} to {high:.1f} GB/s"
+        axes.axhspan(low, high, color=GREY, alpha=0.2, linewidth=0, label=band)
+        for (batch, time_ms), colour, dashes in zip(
+            found.published_ms.items(), (BLUE, RED), ("-", "-."), strict=False
+        ):
+            needed = [found.model.bandwidth_for(batch, time_ms / 1e3, c) for c in slowdowns]
+            needed = [np.nan if beta is None else beta / 1e9 for beta in needed]
+            label = f"batch {batch:,}: exactly {time_ms:g} ms"
+            axes.plot((slowdowns - 1) * 100, needed, dashes, color=colour, label=label)
+        x, y = (found.slowdown - 1) * 100, found.bandwidth_bytes_per_s / 1e9
+        axes.plot(x, y, "*", markersize=15, color=BLACK, zorder=5)
+        axes.text(x - 0.8, y * 1.02, f"{y:.1f} GB/s", ha="right", va="bottom", fontsize=9)
+        mean = (MEAN_SLOWDOWN - 1) * 100
+        label = f"mean of others' measurements, {mean:.1f} %"
+        axes.axvline(mean, color=GREEN, linestyle="--", linewidth=1.2, label=label)
+        axes.set_xlim(0, (LARGEST_SLOWDOWN - 1) * 100)
+        axes.set_xlabel("computation beside an all-reduce takes longer by (%)")
+        axes.set_ylabel("bandwidth of an all-reduce (GB/s)")
+        axes.legend(fontsize=8, loc="upper left")
+    return fig

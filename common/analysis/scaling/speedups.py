@@ -1,0 +1,283 @@
+"""Speedups of training runs: when there is one, what it is, and how far it can be trusted.
+
+A run is N times as fast as another only if both did the same work, and work is counted here, not
+assumed. ``why_not_comparable`` says what differs, ``speedup`` raises it. Where ranks went through
+the same samples, an epoch of one run is not an epoch of the other: then there is a speedup per
+sample, and none per epoch. Intervals come from repeated runs, or else from the epochs of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from common.analysis.scaling.training_run import STRONG, WEAK, RunIdentity, ScalingRun
+from common.errors import UserError
+
+SAME = {
+    "data": "data set",
+    "model": "model",
+    "precision": "precision",
+    "input_shape": "shape of a sample",
+}
+"""What two runs have to agree in whatever the regime, and what it is called."""
+BATCHES = {STRONG: ("global_batch", "global batch"), WEAK: ("batch_per_rank", "batch per rank")}
+NOT_COUNTED = "samples per epoch not counted"
+SAMPLES_APART = 0.01
+"""Numbers of samples this close are the same: a sampler fills up, or drops, the last batch."""
+
+DRAWS, CONFIDENCE = 2000, 0.95
+FEW = 8
+"""From so many values on, a bootstrap is trusted."""
+OVER_RUNS, OVER_EPOCHS, NO_INTERVAL = "repeated runs", "epochs", "nothing: a single epoch"
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How many times as fast one configuration is as another.
+
+    Attributes:
+        low, high: 95 % interval of ``value``; NaN where there is none.
+        over: what the interval is taken over.
+        ranks: of the faster side, over those of the base.
+    """
+
+    value: float
+    low: float
+    high: float
+    over: str
+    ranks: float
+
+    @property
+    def efficiency(self) -> float:
+        """Returns the speedup over the number of ranks."""
+        return self.value / self.ranks
+
+
+def why_not_comparable(base: RunIdentity, run: RunIdentity, regime: str) -> str | None:
+    """Returns the first reason why ``run`` has no speedup over ``base``; None where it has one.
+
+    Args:
+        base: the run to compare with.
+        run: the run that may be faster.
+        regime: ``strong``, the same global batch, or ``weak``, the same batch per rank.
+
+    Raises ValueError for another regime.
+    """
+    if regime not in BATCHES:
+        raise ValueError(f"regime {regime!r} is neither {STRONG} nor {WEAK}")
+    field, name = BATCHES[regime]
+    fields = SAME | {field: name}
+    different = _first_difference(base, run, fields) or _other_processor(base, run)
+    if different:
+        return different
+    if base.distinct_per_epoch is None or run.distinct_per_epoch is None:
+        return NOT_COUNTED
+    repeated = _repeated(base) or _repeated(run)
+    if repeated:
+        return repeated
+    if not _same_count(base.distinct_per_epoch, run.distinct_per_epoch, run.world_size):
+        return (
+            f"distinct samples per epoch differ ({base.distinct_per_epoch:,} on "
+            f"{base.world_size}, {run.distinct_per_epoch:,} on {run.world_size} ranks)"
+        )
+    unknown = [shown for one, shown in fields.items() if getattr(run, one) is None]
+    return f"{unknown[0]} is not recorded" if unknown else None
+
+
+def _first_difference(base: RunIdentity, run: RunIdentity, fields: dict[str, str]) -> str | None:
+    for field, name in fields.items():
+        values = getattr(base, field), getattr(run, field)
+        if None not in values and values[0] != values[1]:
+            return f"{name} differs ({values[0]} and {values[1]})"
+        if values.count(None) == 1:
+            return f"{name} is recorded for one of the two only"
+    return None
+
+
+def _repeated(run: RunIdentity) -> str | None:
+    """Returns a sentence where samples were computed more than once in an epoch, else None."""
+    distinct, processed = run.distinct_per_epoch, run.processed_per_epoch
+    if processed is None or _same_count(distinct, processed, run.world_size):
+        return None
+    return (
+        f"{run.world_size} ranks computed {processed:,} samples an epoch, {distinct:,} different "
+        f"ones: each {processed / distinct:.1f} times, so an epoch is not one pass over the data"
+    )
+
+
+def _same_count(one: int, other: int, world_size: int) -> bool:
+    return abs(one - other) <= max(SAMPLES_APART * max(one, other), world_size - 1)
+
+
+def regime_of(base: RunIdentity, run: RunIdentity) -> str:
+    """Returns weak where only the batch per rank was kept, else strong."""
+    weak = base.batch_per_rank is not None and base.batch_per_rank == run.batch_per_rank
+    return WEAK if weak and base.global_batch != run.global_batch else STRONG
+
+
+def speedup(
+    base_runs: Sequence[ScalingRun], runs: Sequence[ScalingRun], regime: str, warmup: int = 1
+) -> Speedup:
+    """Computes how many times as fast ``runs`` go through the samples as ``base_runs``.
+
+    Args:
+        base_runs: repetitions of the configuration to compare with.
+        runs: repetitions of the other one.
+        regime: ``strong`` or ``weak``.
+        warmup: so many first epochs are left out.
+
+    Raises UserError with the reason where the two cannot be compared.
+    """
+    _check_repeats(base_runs)
+    _check_repeats(runs)
+    reason = why_not_comparable(base_runs[0].identity, runs[0].identity, regime)
+    if reason:
+        raise UserError(f"{_both(base_runs, runs)}: not comparable: {reason}")
+    counts = [side[0].identity.distinct_per_epoch for side in (base_runs, runs)]
+    return _speedup(base_runs, runs, warmup, counts[1] / counts[0])
+
+
+def printed_speedup(
+    base_runs: Sequence[ScalingRun], runs: Sequence[ScalingRun], warmup: int = 1
+) -> Speedup:
+    """Computes the ratio of epoch times, whatever an epoch is, as studies print that count nothing.
+
+    Raises UserError where even the data set or the model differ.
+    """
+    _check_same(base_runs, runs)
+    return _speedup(base_runs, runs, warmup, 1.0)
+
+
+def per_sample_speedup(
+    base_runs: Sequence[ScalingRun], runs: Sequence[ScalingRun], warmup: int = 1
+) -> Speedup:
+    """Computes the ratio of samples per second, repeated samples counted each time.
+
+    Counts of the runs themselves go first; else what is known from elsewhere.
+
+    Raises UserError where the data set or the model differ, or nobody knows the samples.
+    """
+    _check_same(base_runs, runs)
+    counts = [processed_per_epoch(side[0]) for side in (base_runs, runs)]
+    for side, count in zip((base_runs, runs), counts, strict=True):
+        if count is None:
+            raise UserError(f"{side[0].name}: nobody knows its samples per epoch")
+    return _speedup(base_runs, runs, warmup, counts[1] / counts[0])
+
+
+def processed_per_epoch(run: ScalingRun) -> int | None:
+    """Returns the samples that all ranks computed in an epoch: counted, else as stated."""
+    if run.identity.processed_per_epoch is not None:
+        return run.identity.processed_per_epoch
+    return run.stated.processed_per_epoch if run.stated else None
+
+
+def distinct_per_epoch(run: ScalingRun) -> int | None:
+    """Returns the different samples computed in an epoch: counted, else as stated."""
+    if run.identity.distinct_per_epoch is not None:
+        return run.identity.distinct_per_epoch
+    return run.stated.distinct_per_epoch if run.stated else None
+
+
+def _check_same(base_runs: Sequence[ScalingRun], runs: Sequence[ScalingRun]) -> None:
+    _check_repeats(base_runs)
+    _check_repeats(runs)
+    base, run = base_runs[0].identity, runs[0].identity
+    reason = _first_difference(base, run, SAME) or _other_processor(base, run)
+    if reason:
+        raise UserError(f"{_both(base_runs, runs)}: not comparable: {reason}")
+
+
+def _other_processor(base: RunIdentity, run: RunIdentity) -> str | None:
+    """Returns the difference in processors, where they are known of both; else None."""
+    if None in (base.processor, run.processor) or base.processor == run.processor:
+        return None
+    return f"processor differs ({base.processor} and {run.processor})"
+
+
+def _check_repeats(runs: Sequence[ScalingRun]) -> None:
+    if not runs:
+        raise UserError("no speedup can be computed: one of the two sides has no run")
+    for run in runs[1:]:
+        if run.identity != runs[0].identity:
+            raise UserError(f"{runs[0].name} and {run.name} are not repetitions of one run")
+
+
+def _both(base_runs: Sequence[ScalingRun], runs: Sequence[ScalingRun]) -> str:
+    return f"{base_runs[0].name} and {runs[0].name}"
+
+
+def _speedup(
+    base_runs: Sequence[ScalingRun], runs: Sequence[ScalingRun], warmup: int, samples_ratio: float
+) -> Speedup:
+    base, other = ([_times(run, warmup) for run in side] for side in (base_runs, runs))
+    base_s, other_s = np.mean(np.concatenate(base)), np.mean(np.concatenate(other))
+    low, high, over = ratio_interval(base, other)
+    return Speedup(
+        value=float(base_s / other_s) * samples_ratio,
+        low=low * samples_ratio,
+        high=high * samples_ratio,
+        over=over,
+        ranks=runs[0].identity.world_size / base_runs[0].identity.world_size,
+    )
+
+
+def _times(run: ScalingRun, warmup: int) -> NDArray:
+    times = run.epoch_times_s(warmup)
+    if not len(times):
+        raise UserError(f"{run.name}: all of its {len(run.epochs)} epochs are warm-up")
+    return times
+
+
+def ratio_interval(base: list[NDArray], other: list[NDArray]) -> tuple[float, float, str]:
+    """Computes the 95 % interval of base time over the other's, and says what it is taken over.
+
+    Repeated runs on both sides: Welch's t on the logarithms of the runs' means, since a bootstrap
+    of two or three values is far too narrow. Else over epochs, which do not know how much runs
+    differ: a bootstrap, or Welch's t where they are few.
+
+    Args:
+        base: times of each repetition.
+        other: the same of the other side.
+    """
+    if len(base) > 1 and len(other) > 1:
+        means = [[np.log(np.mean(run)) for run in side] for side in (base, other)]
+        low, high = _welch(means[0], means[1])
+        return low, high, OVER_RUNS
+    first, second = np.concatenate(base), np.concatenate(other)
+    if len(first) < 2 or len(second) < 2:
+        return float("nan"), float("nan"), NO_INTERVAL
+    if min(len(first), len(second)) < FEW:
+        low, high = _welch(np.log(first), np.log(second))
+        return low, high, OVER_EPOCHS
+    # The bootstrap: epochs of each side are drawn with replacement, as many as there are, and the
+    # ratio of their means is taken; the interval holds the middle 95 % of these ratios.
+    draw = np.random.default_rng(0)
+    means = [
+        times[draw.integers(0, len(times), (DRAWS, len(times)))].mean(axis=1)
+        for times in (first, second)
+    ]
+    low, high = np.quantile(means[0] / means[1], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high), OVER_EPOCHS
+
+
+def _welch(base: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    """Computes the interval of exp(mean(base) − mean(other)) by Welch's t.
+
+    A ratio of times is a difference of their logarithms. The two sides need not vary alike, so each
+    has a variance of its own; the degrees of freedom are Welch and Satterthwaite's.
+    """
+    middle = np.mean(base) - np.mean(other)
+    parts = [np.var(side, ddof=1) / len(side) for side in (base, other)]
+    if sum(parts) == 0:
+        return float(np.exp(middle)), float(np.exp(middle))
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(side) - 1) for part, side in zip(parts, (base, other), strict=True)
+    )
+    off = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(sum(parts))
+    return float(np.exp(middle - off)), float(np.exp(middle + off))

@@ -1,0 +1,333 @@
+"""Figures of a text scaling study: the report's four, and those of the published runs.
+
+The report has four per data set: epoch times, speedup, throughput, accuracy. Of the published runs
+the notebook shows the epochs, the losses and the file that two jobs wrote into.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import (
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+    PercentFormatter,
+    StrMethodFormatter,
+)
+
+from common.analysis.scaling.figures import PLAIN
+from common.analysis.scaling.speedups import Speedup
+from common.analysis.scaling.study import Compared
+from common.analysis.scaling.text_study import passes, updates_per_epoch
+from common.analysis.style import BLACK, BLUE, CYCLE, GREEN, GREY, RED, SKY, figure
+
+ONE_RANK, COUNTED, PRINTED, PER_SAMPLE = "one rank", "counted", "printed", "per sample"
+LABELS = {
+    ONE_RANK: "one rank",
+    COUNTED: "speedup (samples counted)",
+    PRINTED: "as printed: epoch times, samples not counted",
+    PER_SAMPLE: "per sample",
+}
+COLOURS = {ONE_RANK: SKY, COUNTED: BLUE, PRINTED: GREY, PER_SAMPLE: GREEN}
+GOOD_SHARE = 0.8
+HIGHEST = 1.2
+"""Wide intervals are cut off at so many times the ideal."""
+NAME_LETTERS = 18
+PERCENT = PercentFormatter(1, symbol=" %")
+THOUSANDS = StrMethodFormatter("{x:,.0f}")
+MARKERS = "osD^vP*X"
+PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+"""Behind a number on a bar, so that it can be read."""
+
+
+def epoch_time_detailed(compared: Sequence[Compared], caption: str) -> Figure:
+    """Draws the seconds of each epoch's training, and their spread; warm-up epochs are hollow."""
+    with figure(caption, figsize=(7.2, 4.2), ncols=2, width_ratios=(2, 1.3), sharey=True) as (
+        fig,
+        (left, right),
+    ):
+        for place, (one, colour) in enumerate(zip(compared, _colours(compared), strict=True)):
+            configuration = one.configuration
+            for repeat, run in enumerate(configuration.runs):
+                epochs, times = run.epochs["epoch"], run.epochs["train_time_s"]
+                warm = epochs <= configuration.warmup
+                style = {"color": colour, "marker": MARKERS[repeat % len(MARKERS)], "markersize": 4}
+                label = configuration.name if repeat == 0 else None
+                left.plot(epochs[~warm], times[~warm], linewidth=1, label=label, **style)
+                left.plot(epochs[warm], times[warm], linestyle="none", mfc="white", **style)
+            times = configuration.epoch_times_s
+            right.boxplot(
+                times,
+                positions=[place],
+                widths=0.6,
+                patch_artist=True,
+                boxprops={"facecolor": colour, "alpha": 0.6},
+                medianprops={"color": BLACK},
+                flierprops={"markersize": 3},
+            )
+            mean = f"{np.mean(times):.3g}"
+            right.annotate(
+                mean, (place, times.max()), (0, 3), textcoords="offset points", ha="center"
+            )
+        left.set_ylim(0, 1.1 * max(run.epochs["train_time_s"].max() for run in _runs(compared)))
+        left.set_xlabel("epoch (hollow: warm-up)")
+        left.set_ylabel("training time of an epoch (s)")
+        left.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _names(right, compared)
+        right.set_title("spread and mean", loc="left", fontsize=9.5)
+        fig.legend(loc="outside upper center", ncols=min(4, len(compared)), fontsize=8)
+    return fig
+
+
+def speedup_efficiency(compared: Sequence[Compared], caption: str) -> Figure:
+    """Draws speedup over one rank and efficiency, with the ideal and the 80 % lines."""
+    with figure(caption, figsize=(7.2, 4.4), ncols=2) as (fig, (left, right)):
+        for place, one in enumerate(compared):
+            bars = _bars(one)
+            for number, (kind, found) in enumerate(bars):
+                width = 0.8 / len(bars)
+                x = place - 0.4 + width * (number + 0.5)
+                _bar(left, x, width, kind, found, 1.0, "{:.2f}x")
+                _bar(right, x, width, kind, found, 1 / found.ranks, "{:.1%}")
+            if not bars:
+                for axes in (left, right):
+                    axes.text(place, 0, "n/a", ha="center", va="bottom", color=GREY)
+            _reference(left, (place - 0.45, place + 0.45), one.configuration.ranks)
+        _reference(right, (-0.5, len(compared) - 0.5), 1.0)
+        left.set_ylabel("speedup over one rank")
+        right.set_ylabel("efficiency: speedup / ranks")
+        right.yaxis.set_major_formatter(PERCENT)
+        highest = max([one.shown.value for one in compared if one.shown] or [1.0])
+        for axes, ideal in ((left, max(one.configuration.ranks for one in compared)), (right, 1)):
+            axes.set_ylim(0, min(1.12 * axes.get_ylim()[1], 1.2 * max(highest, HIGHEST * ideal)))
+            _names(axes, compared)
+        _legend(fig, left, ncols=3)
+    return fig
+
+
+def _bar(
+    axes: Axes, x: float, width: float, kind: str, found: Speedup, scale: float, form: str
+) -> None:
+    """Draws one bar with its interval and its number."""
+    value = found.value * scale
+    axes.bar(
+        x,
+        value,
+        width * 0.92,
+        yerr=_error(found, scale),
+        error_kw={"elinewidth": 1.1, "capsize": 2.5},
+        color=COLOURS[kind],
+        alpha=0.85,
+        hatch="////" if kind == PRINTED else "",
+        edgecolor="white",
+        label=LABELS[kind],
+    )
+    ideal = found.ranks * scale
+    top = value if np.isnan(found.high) else min(found.high * scale, max(value, HIGHEST * ideal))
+    text = form.format(value).replace("%", " %")
+    axes.annotate(
+        text,
+        (x, top),
+        (0, 2),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=7.5,
+        bbox=PLATE,
+    )
+
+
+def _legend(fig: Figure, axes: Axes, ncols: int) -> None:
+    """Puts each label once above the axes."""
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    if once:
+        fig.legend(once.values(), once.keys(), loc="outside upper center", ncols=ncols, fontsize=8)
+
+
+def throughput(compared: Sequence[Compared], caption: str) -> Figure:
+    """Draws the samples that all ranks compute in a second, and N times one rank's."""
+    with figure(caption, figsize=(7.2, 3.9)) as (fig, axes):
+        for place, (one, colour) in enumerate(zip(compared, _colours(compared), strict=True)):
+            rate = one.configuration.throughput_samples_per_s
+            if rate is None:
+                axes.text(place, 0, "n/a", ha="center", va="bottom", color=GREY)
+                continue
+            axes.bar(place, rate, 0.7, color=colour, alpha=0.8)
+            number = f"{rate:,.0f}"
+            axes.text(place, 0.5 * rate, number, ha="center", va="center", fontsize=9, bbox=PLATE)
+            base = one.base.throughput_samples_per_s if one.base else None
+            if base is not None and not one.is_base:
+                ends = place - 0.45, place + 0.45
+                _reference(axes, ends, base * one.configuration.ranks)
+        axes.set_ylabel("samples computed per second, all ranks")
+        axes.set_ylim(0, 1.05 * max(axes.get_ylim()[1], 1))
+        axes.yaxis.set_major_formatter(THOUSANDS)
+        _names(axes, compared)
+        _legend(fig, axes, ncols=2)
+    return fig
+
+
+def accuracy(compared: Sequence[Compared], caption: str) -> Figure:
+    """Draws validation accuracy by epoch, and by time spent training."""
+    with figure(caption, figsize=(7.2, 3.9), ncols=2, sharey=True) as (fig, (left, right)):
+        for one, colour in zip(compared, _colours(compared), strict=True):
+            for repeat, run in enumerate(one.configuration.runs):
+                table = run.epochs.dropna(subset="val_accuracy")
+                style = {"color": colour, "marker": MARKERS[repeat % len(MARKERS)], "markersize": 4}
+                label = one.configuration.name if repeat == 0 else None
+                left.plot(table["epoch"], table["val_accuracy"], label=label, lw=1.2, **style)
+                if run.epochs["epoch"].iloc[0] == 1:  # else the time before is not known
+                    spent = run.epochs["train_time_s"].cumsum()[table.index]
+                    right.plot(spent, table["val_accuracy"], lw=1.2, **style)
+        left.set_xlabel("epoch, as the run counts them")
+        left.xaxis.set_major_locator(MaxNLocator(integer=True))
+        left.yaxis.set_major_formatter(PERCENT)
+        left.set_ylabel("validation accuracy")
+        right.set_xlabel("training time so far (s)")
+        fig.legend(loc="outside upper center", ncols=min(4, len(compared)), fontsize=8)
+    return fig
+
+
+FIGURES = {
+    "epoch_time_detailed": epoch_time_detailed,
+    "speedup_efficiency": speedup_efficiency,
+    "throughput": throughput,
+    "accuracy": accuracy,
+}
+"""The figures by the end of their names; each takes what is compared, and a caption."""
+
+
+def _runs(compared: Sequence[Compared]) -> list:
+    return [run for one in compared for run in one.configuration.runs]
+
+
+def _colours(compared: Sequence[Compared]) -> list[str]:
+    return [CYCLE[place % len(CYCLE)] for place in range(len(compared))]
+
+
+def _bars(one: Compared) -> list[tuple[str, Speedup]]:
+    if one.is_base:
+        found = [(ONE_RANK, one.speedup)]
+    else:
+        found = [(COUNTED, one.speedup), (PRINTED, one.printed)]
+        found += [(PER_SAMPLE, one.per_sample)] if one.speedup is None else []
+    return [(kind, speedup) for kind, speedup in found if speedup is not None]
+
+
+def _error(found: Speedup, scale: float) -> list[list[float]] | None:
+    if np.isnan(found.low) or found.low == found.high:
+        return None
+    below, above = found.value - found.low, found.high - found.value
+    return [[max(0, below) * scale], [max(0, above) * scale]]
+
+
+def _reference(axes: Axes, ends: tuple[float, float], ideal: float) -> None:
+    """Draws the ideal and 80 % of it."""
+    for share, style, name in ((1.0, "--", "ideal"), (GOOD_SHARE, ":", "80 % of the ideal")):
+        axes.hlines(ideal * share, *ends, color=BLACK, linestyle=style, linewidth=1.2, label=name)
+
+
+def _names(axes: Axes, compared: Sequence[Compared]) -> None:
+    parts = [one.configuration.name.split(", ") for one in compared]
+    names = ["\n".join(textwrap.fill(part, NAME_LETTERS) for part in each) for each in parts]
+    axes.set_xticks(range(len(compared)), names, fontsize=8.5 if len(names) < 4 else 7.5)
+    axes.set_xlim(-0.6, len(compared) - 0.4)
+    axes.grid(axis="x", visible=False)
+
+
+def epoch_times(studies: Mapping[str, Sequence[Compared]], caption: str) -> Figure:
+    """Draws the mean training time of an epoch by ranks, a group per data set and model."""
+    groups: dict[str, list[Compared]] = {}
+    for dataset, compared in studies.items():
+        for one in compared:
+            model = one.configuration.identity.model
+            several = len({other.configuration.identity.model for other in compared}) > 1
+            groups.setdefault(f"{dataset}\n{model}" if several else dataset, []).append(one)
+    sizes = sorted({one.configuration.ranks for members in groups.values() for one in members})
+    shades = {ranks: CYCLE[place % len(CYCLE)] for place, ranks in enumerate(sizes)}
+    with figure(caption) as (fig, axes):
+        for place, members in enumerate(groups.values()):
+            for number, one in enumerate(members):
+                x = place + (number - (len(members) - 1) / 2) * 0.36
+                times, ranks = one.configuration.epoch_times_s, one.configuration.ranks
+                low, high = np.quantile(times, [0.05, 0.95])
+                mean = float(times.mean())
+                label = f"{ranks} GPU{'s' * (ranks > 1)}"
+                axes.bar(
+                    x,
+                    mean,
+                    width=0.33,
+                    color=shades[ranks],
+                    alpha=0.85,
+                    yerr=[[max(0, mean - low)], [max(0, high - mean)]],
+                    error_kw={"elinewidth": 1.1, "capsize": 2.5},
+                    label=label if place == 0 else None,
+                )
+                axes.annotate(
+                    f"{mean:.1f} s",
+                    (x, high),
+                    (0, 2),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=8.5,
+                )
+        axes.set_xticks(range(len(groups)), list(groups))
+        axes.grid(axis="x", visible=False)
+        axes.set_ylabel("training time of an epoch (s)")
+        fig.legend(loc="outside upper center", ncols=2, fontsize=8)
+    return fig
+
+
+def losses(one: Compared, several: Compared, caption: str, by: str = "passes") -> Figure:
+    """Draws training loss on one and on several GPUs: by epoch as printed, and by work done.
+
+    Args:
+        one: the configuration on one GPU.
+        several: the one on several.
+        caption: hardware, date and source.
+        by: ``passes`` over the data, or ``updates`` of the weights.
+    """
+    per_epoch, name = {
+        "passes": (passes, "passes over the data"),
+        "updates": (updates_per_epoch, "updates of the weights"),
+    }[by]
+    with figure(caption, ncols=2, sharey=True) as (fig, (left, right)):
+        for compared, colour in ((one, BLUE), (several, RED)):
+            each = per_epoch(compared.configuration)
+            for repeat, run in enumerate(compared.configuration.runs):
+                label = compared.configuration.name if repeat == 0 else None
+                style = {"color": colour, "marker": "os^"[repeat % 3], "markersize": 4, "lw": 1.2}
+                epochs, loss = run.epochs["epoch"], run.epochs["train_loss"]
+                left.plot(epochs, loss, label=label, **style)
+                right.plot(epochs * each, loss, **style)
+        for axes, label in ((left, "epoch as printed"), (right, name)):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(PLAIN)
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.set_xlabel(label)
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        left.set_ylabel("training loss (nats)")
+        fig.legend(loc="outside upper center", ncols=2, fontsize=8)
+    return fig
+
+
+def mixed_rows(rows: pd.DataFrame, caption: str) -> Figure:
+    """Draws the epochs of a file in the order they were written: a line per job."""
+    with figure(caption, figsize=(7.2, 3.3)) as (fig, axes):
+        axes.plot(rows["row"], rows["epoch"], color=GREY, linewidth=0.7, label="the file")
+        for (job, own), colour in zip(rows.groupby("job"), CYCLE, strict=False):
+            label = f"job {job}: epochs {own['epoch'].min()} to {own['epoch'].max()}"
+            axes.plot(own["row"], own["epoch"], "o-", color=colour, markersize=4, label=label)
+        axes.set_xlabel("row of metrics.csv")
+        axes.set_ylabel("epoch")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(fontsize=8)
+    return fig

@@ -1,0 +1,264 @@
+"""One sweep of assignment 4, opened for its notebook: speedups, parts of the step, laws.
+
+A run directory may hold several sweeps, one per stage: of the synthetic model on the machine's own
+ranks, and of a replay on more emulated hosts than the machine has cores, which gives a law points
+enough to be fitted to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from common.analysis.diagnosis.evidence import (
+    ARMS,
+    ASSIGNMENT,
+    BUCKETS,
+    FACTS,
+    STEPS,
+    choose_run,
+    read_tables,
+)
+from common.analysis.runs import Run, complete_runs, given_folder, origin, recorded_assignment
+from common.analysis.scaling.laws import AMDAHL, GUSTAFSON, USL, FittedLaw, fit_law
+from common.analysis.scaling.prediction import predicted_steps
+from common.analysis.scaling.sweep_speedups import step_times_by_round, sweep_speedups
+from common.analysis.scaling.training_run import STRONG, WEAK
+from common.analysis.step_parts import decompose_all
+from common.errors import UserError
+from common.runtime.paths import relative_to_project
+
+LABEL, MLP, REPLAY = "assignment4-sweep", "mlp", "replay"
+LAWS = {STRONG: (AMDAHL, USL), WEAK: (GUSTAFSON, USL)}
+"""The laws that speak of each regime."""
+COMMAND = "uv run ddplab run assignment4"
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """Arms that differ in their number of ranks only.
+
+    Attributes:
+        batch: the global batch (strong) or that of each rank (weak).
+        table: rows of ``sweep_speedups`` in the order of ranks.
+        rounds: [rounds, arms], the speedup in each round.
+    """
+
+    regime: str
+    batch: int
+    table: pd.DataFrame
+    rounds: NDArray
+
+    @property
+    def label(self) -> str:
+        kept = "global batch" if self.regime == STRONG else "batch per rank"
+        return f"{kept} {self.batch:,}"
+
+    @cached_property
+    def laws(self) -> tuple[list[FittedLaw], list[tuple[str, str]]]:
+        """Returns the laws of the regime, fitted; and the names of others with the reason."""
+        fitted, refused = [], []
+        for law in LAWS[self.regime]:
+            try:
+                fitted.append(
+                    fit_law(
+                        law,
+                        self.table["world_size"],
+                        self.table["speedup"],
+                        low=self.table["speedup_low"],
+                        high=self.table["speedup_high"],
+                        rounds=self.rounds,
+                    )
+                )
+            except UserError as reason:
+                refused.append((law.name, str(reason)))
+        return fitted, refused
+
+
+@dataclass(frozen=True, eq=False)
+class SweepRun:
+    """One sweep.
+
+    Attributes:
+        opened: its folder, settings, environment and caption.
+        tables: what it measured, by file name.
+    """
+
+    opened: Run
+    tables: Mapping[str, pd.DataFrame]
+
+    @property
+    def caption(self) -> str:
+        """Returns hardware, date and source, for figures."""
+        return self.opened.caption
+
+    @property
+    def origin(self) -> str:
+        """Returns whose data these are, as Markdown."""
+        return origin(f"{self.caption}. {self.model}", self.opened.recorded, COMMAND)
+
+    @property
+    def workload(self) -> str:
+        """Returns mlp, text or replay."""
+        return workload_of(self.opened)
+
+    @property
+    def model(self) -> str:
+        """Returns what was trained, in words."""
+        facts = self.tables.get(FACTS)
+        if facts is not None and len(facts):
+            return str(facts["model"].iloc[0])
+        return str(self.opened.settings.get("model", self.workload))
+
+    @property
+    def arms(self) -> pd.DataFrame:
+        """Returns ``arms.csv``."""
+        return self.tables[ARMS]
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """Returns ``steps.csv``."""
+        return self.tables[STEPS]
+
+    @property
+    def ranks(self) -> int:
+        """Returns the most ranks of an arm."""
+        return int(self.arms["world_size"].max())
+
+    @cached_property
+    def speedups(self) -> pd.DataFrame:
+        """Returns a row per arm; columns in ``sweep_speedups``."""
+        return sweep_speedups(self.arms, self.steps)
+
+    @cached_property
+    def parts(self) -> pd.DataFrame:
+        """Returns a row per arm, its step in parts; columns in ``decompose_all``."""
+        buckets = self.tables.get(BUCKETS)
+        known = buckets is not None and len(buckets)
+        return decompose_all(self.arms, self.steps, buckets if known else None)
+
+    @cached_property
+    def noise_floor(self) -> float | None:
+        """Returns how much arms differ that run the same step under two regimes' names (median).
+
+        Strong and weak scaling meet at the most ranks. None where no two arms are the same.
+        """
+        same = self.speedups.groupby(["world_size", "batch_per_rank", "change"])["step_ms"]
+        apart = (same.max() / same.min() - 1)[same.size() > 1]
+        return float(apart.median()) if len(apart) else None
+
+    @cached_property
+    def predictions(self) -> tuple[pd.DataFrame | None, str]:
+        """Returns predicted steps by arm (see ``predicted_steps``), or why there are none."""
+        try:
+            return predicted_steps(self.opened, self.tables), ""
+        except UserError as reason:
+            return None, str(reason)
+
+    @cached_property
+    def series(self) -> list[Series]:
+        """Returns the series, weak ones first, then by batch.
+
+        Without changes and without what has no speedup.
+        """
+        table = self.speedups
+        kept = table[(table["change"] == "none") & (table["refused"] == "")]
+        rounds = step_times_by_round(self.steps)
+        found = []
+        for regime, column in ((WEAK, "batch_per_rank"), (STRONG, "global_batch")):
+            for batch, rows in kept[kept["regime"] == regime].groupby(column):
+                rows = rows.sort_values("world_size")
+                if len(rows) > 1 and rows["world_size"].iloc[0] == 1:
+                    by_round = _by_round(rows, rounds)
+                    found.append(Series(regime, int(batch), rows, by_round))
+        return found
+
+
+def arm_name(row) -> str:
+    """Returns an arm's name: ``2 ranks, batch 64 each (weak)``.
+
+    Args:
+        row: of ``arms.csv``, or of a table with its columns.
+    """
+    ranks = "1 rank" if row.world_size == 1 else f"{row.world_size:.0f} ranks"
+    each = "" if row.world_size == 1 else " each"
+    regime = f" ({row.regime})" if isinstance(row.regime, str) and row.regime else ""
+    change = "" if row.change in ("none", np.nan) else f", {row.change}"
+    return f"{ranks}, batch {row.batch_per_rank:,.0f}{each}{change}{regime}"
+
+
+@dataclass(frozen=True, eq=False)
+class ScalingLab:
+    """The sweeps of a run.
+
+    Attributes:
+        sweep: the synthetic model on this machine's ranks.
+        replay: a replay on emulated hosts, or None.
+        left_out: why ``replay`` is not of this run; empty where it is.
+    """
+
+    sweep: SweepRun
+    replay: SweepRun | None
+    left_out: str
+
+    @property
+    def replay_origin(self) -> str:
+        """Returns whose replay this is, or why there is none, as Markdown."""
+        return self.replay.origin if self.replay else f"> No replay to show: {self.left_out}."
+
+
+def open_assignment4(run_dir: str | Path | None = None) -> ScalingLab:
+    """Opens the sweeps of a run; by default the newest complete one, or else recorded ones.
+
+    Raises UserError for no such directory, or none with a complete sweep.
+    """
+    folder = given_folder(choose_run(run_dir, find_sweeps))
+    sweeps = find_sweeps(folder)
+    if not sweeps:
+        raise UserError(
+            f"{relative_to_project(folder)}: no complete sweep (benchmark.py --sweep) in it"
+        )
+    own = [found for found in sweeps if workload_of(found) == MLP] or sweeps
+    sweep, replays = _open(own[-1]), _replays(sweeps)
+    if replays:
+        return ScalingLab(sweep, max(replays, key=lambda replay: replay.ranks), "")
+    reason = Run(folder, folder).environment.get("emulated_hosts_left_out")
+    reason = str(reason or "this run measured no replay on emulated hosts")
+    recorded = _replays(find_sweeps(recorded_assignment(ASSIGNMENT)))
+    return ScalingLab(sweep, recorded[-1] if recorded else None, reason)
+
+
+def find_sweeps(folder: Path) -> list[Run]:
+    """Finds the complete sweeps in a run or in its stages, the oldest first."""
+    found = complete_runs(folder, ARMS, places=("", "*/", "*/*/"))
+    sweeps = [run.folder for run in found if run.environment.get("label") == LABEL]
+    return [Run(sweep, sweep) for sweep in sweeps]  # its own folder is what captions name
+
+
+def workload_of(opened: Run) -> str:
+    """Returns what a sweep measured: mlp, text or replay."""
+    return str(opened.settings.get("workload", MLP))
+
+
+def _replays(sweeps: Sequence[Run]) -> list[SweepRun]:
+    return [_open(found) for found in sweeps if workload_of(found) == REPLAY]
+
+
+def _open(opened: Run) -> SweepRun:
+    return SweepRun(opened, read_tables(opened.folder, with_rows=(ARMS, STEPS)))
+
+
+def _by_round(rows: pd.DataFrame, rounds: pd.DataFrame) -> NDArray:
+    """Returns [rounds, arms], speedups of each round that has all of these arms.
+
+    Each arm is divided by the one on one rank of the same round.
+    """
+    times = rounds[rows["arm"].tolist()].dropna().to_numpy()
+    samples = rows["global_batch"].to_numpy() / rows["global_batch"].iloc[0]
+    return times[:, :1] / times * np.asarray(samples)

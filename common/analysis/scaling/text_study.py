@@ -1,0 +1,199 @@
+"""What the notebook of text scaling opens: the published study, and the reader's own runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common.analysis.diagnosis.evidence import ASSIGNMENT
+from common.analysis.runs import caption_of, choose_folder, is_recorded, origin
+from common.analysis.scaling.speedups import distinct_per_epoch, processed_per_epoch
+from common.analysis.scaling.study import Compared, Configuration, compare
+from common.analysis.scaling.study_files import (
+    PUBLISHED,
+    PUBLISHED_HARDWARE,
+    published_run,
+    read_published,
+    read_runs,
+)
+from common.analysis.scaling.training_run import Problem, ScalingRun
+from common.analysis.step_parts import decompose
+from common.errors import UserError
+from common.perfmodel.tables import read_table
+from common.runtime.paths import relative_to_project
+from common.tables import STEP_COLUMNS
+
+PUBLISHED_CAPTION = (
+    f"{PUBLISHED_HARDWARE}; recorded: the original scaling study's metrics, exp020 to exp044; "
+    f"data/{PUBLISHED}"
+)
+COMMAND = "uv run ddplab run assignment4"
+WARMUP = 1
+"""First epochs of a run that no time counts."""
+
+
+@dataclass(frozen=True, eq=False)
+class TextStudy:
+    """The published runs and the reader's, each compared within their data set.
+
+    Attributes:
+        published: by data set, ``IMDB`` and ``AGNews``.
+        own: by data set; empty where there are no runs of train_text.py.
+        problems: what of the reader's runs could not be used as it was.
+        left_out: why there are none of the reader's; empty where there are.
+        recorded: whether these came with the project.
+        caption: hardware, date and source of the reader's runs.
+        warmup: first epochs of the reader's runs that times leave out.
+    """
+
+    published: dict[str, list[Compared]]
+    own: dict[str, list[Compared]]
+    problems: tuple[Problem, ...]
+    left_out: str
+    recorded: bool
+    caption: str
+    warmup: int
+
+    @property
+    def origin(self) -> str:
+        """Returns whose data these are, as Markdown."""
+        what = f"The published runs: {PUBLISHED_CAPTION}"
+        if self.recorded:
+            what += f". So are the runs in the second part: {self.caption}"
+            return origin(what, recorded=True, command=COMMAND)
+        # No command measures the published runs here.
+        published = origin(what, recorded=True, command=COMMAND)
+        published = published.removesuffix(f" `{COMMAND}` measures here.")
+        if self.left_out:
+            return f"{published} Runs of your own: {self.left_out}."
+        return f"{published} The second part was measured in this run: {self.caption}."
+
+    @property
+    def all_own(self) -> list[Compared]:
+        """Returns the reader's configurations of all data sets."""
+        return [one for compared in self.own.values() for one in compared]
+
+    @cached_property
+    def parts(self) -> pd.DataFrame:
+        """Returns the mean step of each of the reader's configurations in parts, in ms.
+
+        A row per configuration whose first run has steps measured in parts: ``data set``, ``run``,
+        ``step (ms)`` and the names of ``PARTS``.
+        """
+        rows = []
+        for one in self.all_own:
+            run = one.configuration.runs[0]
+            try:
+                parts = decompose(read_table(run.folder / "steps.csv", STEP_COLUMNS))
+            except UserError:
+                continue
+            row = {"data set": one.configuration.dataset, "run": one.configuration.name}
+            rows.append(row | {"step (ms)": parts.step_ms} | dict(parts.parts_ms))
+        return pd.DataFrame(rows)
+
+
+def open_text_study(run_dir: str | Path | None = None) -> TextStudy:
+    """Opens the published study, and the text runs in a run directory.
+
+    By default the newest complete run below outputs/assignment4 with text runs in it, or else
+    recorded ones. Raises UserError for no such directory.
+    """
+    folder = choose_folder(run_dir, ASSIGNMENT, ("epochs.csv",), must_exist=False)
+    if not folder.is_dir():
+        return _without_own("none yet; `uv run ddplab run assignment4` makes some")
+    try:
+        read = read_runs(folder)
+    except UserError:
+        return _without_own(f"{relative_to_project(folder)} holds no runs of train_text.py")
+    problems = tuple(read.problems)
+    runs = [run for run in read.runs if run.environment]
+    if not runs:
+        return _without_own(f"{relative_to_project(folder)} holds none that can be used", problems)
+    # A run of a single epoch would have none left.
+    warmup = min(WARMUP, min(len(run.epochs) for run in runs) - 1)
+    last = max(runs, key=lambda run: run.identity.world_size)
+    return TextStudy(
+        published=by_data(read_published(), WARMUP),
+        own=by_data(runs, warmup),
+        problems=problems,
+        left_out="",
+        recorded=is_recorded(folder),
+        caption=caption_of(last.environment, folder),
+        warmup=warmup,
+    )
+
+
+def _without_own(left_out: str, problems: tuple[Problem, ...] = ()) -> TextStudy:
+    return TextStudy(
+        published=by_data(read_published(), WARMUP),
+        own={},
+        problems=problems,
+        left_out=left_out,
+        recorded=False,
+        caption="",
+        warmup=WARMUP,
+    )
+
+
+def by_data(runs: list[ScalingRun], warmup: int) -> dict[str, list[Compared]]:
+    """Compares the runs of each data set."""
+    names = dict.fromkeys(run.dataset for run in runs)
+    return {name: compare([run for run in runs if run.dataset == name], warmup) for name in names}
+
+
+def one_of(compared: list[Compared], model: str, ranks: int) -> Compared:
+    """Returns the configuration of this model on so many ranks."""
+    return next(
+        one
+        for one in compared
+        if one.configuration.ranks == ranks and one.configuration.identity.model == model
+    )
+
+
+def rows_as_written(experiment: str) -> pd.DataFrame:
+    """Returns the published rows of an experiment, with their job, as they were written."""
+    epochs = published_run().table("epochs.csv")
+    return epochs[epochs["experiment"] == experiment].sort_values("row", ignore_index=True)
+
+
+def passes(configuration: Configuration) -> float:
+    """Returns how often an epoch goes through the data; NaN where it is not known."""
+    run = configuration.runs[0]
+    processed, distinct = processed_per_epoch(run), distinct_per_epoch(run)
+    return processed / distinct if processed and distinct else float("nan")
+
+
+def updates_per_epoch(configuration: Configuration) -> float:
+    """Returns the steps of an epoch of a published run, each of one batch per GPU."""
+    settings = published_run().table("experiments.csv").set_index("experiment")
+    row = settings.loc[configuration.runs[0].name.split("#")[0]]
+    per_rank = row["processed_per_epoch"] / row["world_size"]
+    return float(np.ceil(per_rank / row["batch_per_rank"]))
+
+
+def epochs_to_loss(run: ScalingRun, loss: float) -> float:
+    """Returns the epochs until the training loss is down to ``loss``, interpolated linearly.
+
+    NaN where it never is.
+    """
+    losses = run.epochs["train_loss"].to_numpy()
+    below = np.flatnonzero(losses <= loss)
+    if not len(below):
+        return float("nan")
+    first = int(below[0])
+    if first == 0:
+        return float(run.epochs["epoch"].iloc[0])
+    share = (losses[first - 1] - loss) / (losses[first - 1] - losses[first])
+    return float(run.epochs["epoch"].iloc[first - 1] + share)
+
+
+def time_to_accuracy_s(run: ScalingRun, accuracy: float) -> float:
+    """Returns the seconds of training until the validation accuracy is reached; NaN for never."""
+    reached = np.flatnonzero(run.epochs["val_accuracy"].to_numpy() >= accuracy)
+    if not len(reached):
+        return float("nan")
+    return float(run.epochs["train_time_s"].iloc[: reached[0] + 1].sum())

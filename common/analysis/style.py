@@ -1,0 +1,147 @@
+"""How figures and tables of the course look: one style, units on both axes, a caption with the
+source.
+
+What a figure shows is its package's ``figures.py``; what all share is here.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import matplotlib
+import pandas as pd
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+# Okabe and Ito's palette, told apart by colour-blind readers.
+BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, BLACK, GREY = "#CC79A7", "#56B4E9", "#000000", "#888888"
+CYCLE = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY)
+
+DPI = 180
+STYLE = {
+    "font.size": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "axes.prop_cycle": cycler(color=CYCLE),
+}
+
+
+class CourseFigure(Figure):
+    """A figure that a notebook shows by itself, without pyplot and its global state."""
+
+    def _repr_png_(self) -> tuple[bytes, dict]:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=DPI)
+        return buffer.getvalue(), {"width": int(self.get_figwidth() * 100)}
+
+
+CAPTION_LETTERS = 18
+"""Letters of a caption that fit on an inch."""
+
+
+@contextmanager
+def figure(
+    caption: str, figsize: tuple[float, float] = (7.2, 3.9), **subplots
+) -> Iterator[tuple[CourseFigure, Axes]]:
+    """A figure in the course's style with the caption that says where its data come from.
+
+    Lines of the caption stay lines.
+    """
+    with matplotlib.rc_context(STYLE):
+        fig = CourseFigure(figsize=figsize, layout="constrained")
+        yield fig, fig.subplots(**subplots)
+        width = int(CAPTION_LETTERS * figsize[0])
+        lines = [
+            textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+            for line in caption.splitlines()
+        ]
+        fig.supxlabel("\n".join(lines), fontsize=7, color="#555555", x=0.01, ha="left")
+
+
+SMALLEST_CAP_MIB = 0.0625
+"""Smaller caps are not drawn."""
+
+
+def cap_axis(axes: Axes, label: str) -> None:
+    """A logarithmic axis in MiB with plain numbers: 0.25, 1, 4, …"""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=4))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel(label)
+
+
+def byte_axis(axes: Axes) -> None:
+    """Makes a logarithmic axis of message sizes with their units: 32 KiB, 1 MiB …"""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2**5))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
+    axes.set_xlabel("message size")
+
+
+def ms_axis(axes: Axes, label: str) -> None:
+    """Makes a logarithmic axis in milliseconds with plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylabel(label)
+
+
+class Table:
+    """A data frame as a notebook's output; ``formats`` maps a column to a format string."""
+
+    def __init__(self, frame: pd.DataFrame, formats: Mapping[str, str] | None = None) -> None:
+        formats = formats or {}
+        self.cells = [
+            [_text(v, formats.get(c, "{}")) for c, v in zip(frame.columns, row, strict=True)]
+            for row in frame.itertuples(index=False)
+        ]
+        self.columns = [str(column) for column in frame.columns]
+
+    def _repr_markdown_(self) -> str:
+        columns = zip(self.columns, *self.cells, strict=True)
+        lines = [self.columns, [_rule(*column) for column in columns], *self.cells]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def facts(values: Mapping[str, object]) -> Table:
+    """Returns a table of two columns, what and its value; for the few numbers that a text is about.
+    """
+    return Table(pd.DataFrame({"": values.keys(), "value": [str(v) for v in values.values()]}))
+
+
+def _rule(header: str, *cells: str) -> str:
+    """The line between header and cells, as long as the column is wide: where a table does not fit
+    on a line, pandoc gives its columns these widths. Names stand on the left, numbers on the right.
+
+    >>> _rule("worst case", "1.5%", "12.5%"), _rule("", "balanced", "replay")
+    ('-------:', ':----------')
+    """
+    width = max(map(len, (*cells, *header.split())), default=0) + 3  # and what is left around them
+    names = all(cell[:1].isalpha() for cell in cells)
+    return f":{'-' * (width - 1)}" if names else f"{'-' * (width - 1)}:"
+
+
+def size_text(size_bytes: float) -> str:
+    """A size in the largest binary unit that fits: ``64 KiB``, ``1.5 MiB``."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.3g} {name}"
+    return f"{size_bytes:g} B"
+
+
+def _text(value: object, form: str) -> str:
+    return "–" if pd.isna(value) else form.format(value)

@@ -1,0 +1,1 @@
+"""Clusters that nobody has measured: NCCL, stragglers, up to thousands of GPUs."""

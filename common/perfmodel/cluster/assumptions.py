@@ -1,0 +1,139 @@
+"""Assumptions behind a prediction for an unmeasured cluster: values, their ranges, and draws.
+
+A range is a triangle: its peak is the value that the prediction uses, its ends are what is thought
+possible. Bands come from draws of all ranges together (a Latin hypercube with a fixed seed).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError, unknown_name
+from common.perfmodel.cluster.stragglers import DISTRIBUTIONS
+
+LEAST_DRAWS, MOST_DRAWS = 20, 2000
+
+
+@dataclass(frozen=True)
+class Range:
+    """A likeliest value between a lowest and a highest one."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, name: str, numbers: Sequence[float], least: float, most: float) -> Range:
+        """Makes a range of a user's numbers: one, taken as certain, or value, lowest and highest.
+
+        Raises UserError, naming the assumption, for another count, a value outside of its own
+        range, or a range that is not within ``least`` to ``most``.
+        """
+        if len(numbers) not in (1, 3):
+            raise UserError(
+                f"{name} takes one number, or three: value, lowest, highest; not {len(numbers)}"
+            )
+        value, low, high = numbers if len(numbers) == 3 else 3 * tuple(numbers)
+        found = cls(value, low, high)
+        shown = " ".join(f"{number:g}" for number in numbers)
+        if not all(map(math.isfinite, numbers)) or not least <= found.low or not found.high <= most:
+            raise UserError(f"{name} {shown}: it must be from {least:g} to {most:g}")
+        if not found.low <= found.value <= found.high:
+            raise UserError(f"{name} {shown}: the value must be between the lowest and the highest")
+        return found
+
+    @property
+    def is_certain(self) -> bool:
+        """Returns True if the range is a single value."""
+        return self.low == self.high
+
+    def at(self, quantile: NDArray) -> NDArray:
+        """Returns the values at these quantiles of the triangle, in the shape of ``quantile``."""
+        if self.is_certain:
+            return np.full(np.shape(quantile), self.value)
+        # The inverse of the triangle's cumulative distribution, which is a parabola on either side
+        # of the peak. The peak itself is at the quantile left / width.
+        width, left, right = self.high - self.low, self.value - self.low, self.high - self.value
+        rising = self.low + np.sqrt(quantile * width * left)
+        falling = self.high - np.sqrt((1 - quantile) * width * right)
+        return np.where(quantile < left / width, rising, falling)
+
+    def text(self, form: str = "{:g}") -> str:
+        """Formats the range: ``1.19 (1 to 1.4)``, or the value alone where it is certain."""
+        value, low, high = (form.format(number) for number in (self.value, self.low, self.high))
+        return value if self.is_certain else f"{value} ({low} to {high})"
+
+
+MFU = Range(0.40, 0.30, 0.50)
+"""Share of a GPU's dense peak that forward and backward pass reach: llm.c trains GPT-2 124M at 40 %
+of eight H100s' peak (468,000 tokens/s per GPU, modded-nanogpt's records), MegaScale a 175B model at
+55 % of an A100's (arXiv 2402.15627), nanoGPT at less."""
+NETWORK_SPEED = Range(1.0, 0.5, 1.1)
+"""Speed of collectives relative to the model of NCCL. Downwards there is congestion, and the
+model's own error: without a fit it is a third off, too fast, on the one published table of several
+H100 nodes, and most of all at 4 to 64 MiB (``common.analysis.clusters.nccl_accuracy``)."""
+STRAGGLER_SPREAD = Range(0.02, 0.005, 0.055)
+"""GPUs of one kind differ by 8 % on average over five clusters and by 22 % at most (Sinha et al.,
+arXiv 2208.11035): taken as four standard deviations."""
+OVERLAP_SLOWDOWN = Range(1.19, 1.0, 1.4)
+"""Computation beside communication: 19 % longer on average, 40 % at most (arXiv 2507.03114)."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Values drawn from the ranges, each an array; the first entry is what the prediction uses."""
+
+    mfu: NDArray
+    network_speed: NDArray
+    straggler_spread: NDArray
+    overlap_slowdown: NDArray
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Everything that is assumed and may be changed.
+
+    Attributes:
+        mfu: model FLOPs utilisation of a GPU that computes and does not wait.
+        network_speed: of collectives, relative to the model of NCCL.
+        straggler_spread: standard deviation of a GPU's computation in a step, as a share.
+        overlap_slowdown: computation beside a collective takes this many times longer.
+        straggler_distribution: see ``stragglers``.
+        draws: how many draws the bands come from.
+        seed: of the draws.
+    """
+
+    mfu: Range = MFU
+    network_speed: Range = NETWORK_SPEED
+    straggler_spread: Range = STRAGGLER_SPREAD
+    overlap_slowdown: Range = OVERLAP_SLOWDOWN
+    straggler_distribution: str = "lognormal"
+    draws: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.straggler_distribution not in DISTRIBUTIONS:
+            name = self.straggler_distribution
+            raise UserError(unknown_name("straggler distribution", name, DISTRIBUTIONS))
+        if not LEAST_DRAWS <= self.draws <= MOST_DRAWS:
+            raise UserError(f"{self.draws} draws: from {LEAST_DRAWS} to {MOST_DRAWS}")
+        if self.seed < 0:
+            raise UserError(f"seed {self.seed}: at least 0")
+
+    def drawn(self) -> Draws:
+        """Draws from all ranges: of each its value, then ``draws`` draws spread evenly over it."""
+        generator = np.random.default_rng(self.seed)
+        ranges = (self.mfu, self.network_speed, self.straggler_spread, self.overlap_slowdown)
+        # Latin hypercube (McKay, Beckman and Conover 1979): the quantiles of each range are cut
+        # into as many equal strata as there are draws, and each stratum gives one draw, in an order
+        # of the range's own. So a few draws cover every range, and ranges vary independently.
+        columns = []
+        for one in ranges:
+            places = generator.permutation(self.draws) + generator.random(self.draws)
+            columns.append(np.concatenate([[one.value], one.at(places / self.draws)]))
+        return Draws(*columns)

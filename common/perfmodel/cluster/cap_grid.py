@@ -1,0 +1,168 @@
+"""Many bucket caps under many circumstances: networks, speeds and slowdowns.
+
+The search of ``search``, for hundreds of systems at once: caps that give the same buckets are one
+case, all-reduce times are looked up once for every size that occurs, and each bucketing is
+simulated for all circumstances together. The tests hold it against ``search.best_bucket_cap``, one
+by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.collectives import AllReduceModel
+from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.ddp.recurrence import many_cases
+from common.perfmodel.search import ROUNDING, distinct_bucketings
+from common.perfmodel.simulator import profile_buckets
+
+
+@dataclass(frozen=True)
+class CapRow:
+    """One bucketing, which every given cap from ``low_mib`` to ``high_mib`` leads to.
+
+    ``cap_mib`` is the given cap nearest to their geometric mean; None is DDP's default. ``last``
+    holds the place of each bucket's last gradient in the profile, ``sizes_bytes`` their sizes.
+    """
+
+    cap_mib: float | None
+    low_mib: float
+    high_mib: float
+    last: NDArray
+    sizes_bytes: NDArray
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """The differences between simulated backward passes; arrays over cases.
+
+    Attributes:
+        compute_scale: computation takes this many times the profile's.
+        network: index into the networks.
+        network_scale: an all-reduce takes this many times the network's time.
+        compute_slowdown: computation beside an all-reduce takes this many times longer.
+    """
+
+    compute_scale: NDArray
+    network: NDArray
+    network_scale: NDArray
+    compute_slowdown: NDArray
+
+
+@dataclass(frozen=True)
+class GridTimes:
+    """Backward passes of every bucketing (rows) in every case (columns), in seconds.
+
+    ``work_s`` (cases) is computation with the copies into buckets; ``slowed_s`` and ``exposed_s``
+    are what comes on top, as in ``recurrence``.
+    """
+
+    rows: tuple[CapRow, ...]
+    work_s: NDArray
+    total_s: NDArray
+    slowed_s: NDArray
+    exposed_s: NDArray
+
+
+def cap_rows(profile: BackwardProfile, caps_mib: Sequence[float]) -> tuple[CapRow, ...]:
+    """Returns the bucketings that these caps lead to, from small caps to large ones.
+
+    Raises UserError for no caps, and for gradients of several dtypes.
+    """
+    caps = np.array(sorted(set(map(float, caps_mib))))
+    rows = []
+    for one in distinct_bucketings(profile, caps.tolist()):
+        alike = caps[(caps >= one.low_mib) & (caps <= one.high_mib)]
+        middle = np.log(one.low_mib * one.high_mib) / 2
+        cap = float(alike[np.argmin(abs(np.log(alike) - middle))])
+        rows.append(_row(profile, one.buckets, cap, one.low_mib, one.high_mib))
+    return tuple(rows)
+
+
+def default_row(profile: BackwardProfile) -> CapRow:
+    """Returns the buckets of DDP's default caps: 1 MiB, then 25 MiB."""
+    return _row(profile, profile_buckets(profile, DdpOptions(None)), None, np.nan, np.nan)
+
+
+def simulate_grid(
+    profile: BackwardProfile,
+    networks: Sequence[AllReduceModel],
+    rows: Sequence[CapRow],
+    cases: Circumstances,
+    costs: DdpCosts = NO_COSTS,
+) -> GridTimes:
+    """Simulates the backward pass of every bucketing in every case.
+
+    ``costs`` gives the copies and the slowdown of all-reduces. The slowdown of computation is in
+    the cases.
+    """
+    # Each network is asked once, for all bucket sizes of all rows: times is [networks, sizes]. A
+    # row then picks its buckets' sizes, and a case its network: alone is [buckets, cases].
+    sizes = np.unique(np.concatenate([one.sizes_bytes for one in rows]))
+    times = np.array([np.atleast_1d(network.time_s(sizes.astype(float))) for network in networks])
+    copied = costs.copy_in_s_per_byte * np.cumsum(profile.sizes_bytes)
+    scale = np.asarray(cases.compute_scale, dtype=float)
+    work = profile.backward_s * scale + copied[-1]
+    found = []
+    for one in rows:
+        at = np.searchsorted(sizes, one.sizes_bytes)
+        ready = np.multiply.outer(profile.ready_s[one.last], scale) + copied[one.last, None]
+        alone = times[:, at].T[:, cases.network] * cases.network_scale
+        tail = costs.copy_out_s_per_byte * np.cumsum(one.sizes_bytes[::-1])[::-1]
+        found.append(
+            many_cases(
+                work_s=work,
+                ready_s=ready,
+                alone_s=alone,
+                tail_s=tail,
+                compute_slowdown=cases.compute_slowdown,
+                communication_slowdown=costs.communication_slowdown,
+            )
+        )
+    return GridTimes(
+        rows=tuple(rows),
+        work_s=work,
+        total_s=np.array([one.total_s for one in found]),
+        slowed_s=np.array([one.slowed_s for one in found]),
+        exposed_s=np.array([one.exposed_s for one in found]),
+    )
+
+
+def best_rows(total_s: NDArray) -> NDArray:
+    """Returns the fastest row (of rows × cases) in each case; larger caps win ties."""
+    # Rows ascend by cap. ``argmax`` finds the first True, so rows are reversed to find the last.
+    alike = total_s <= total_s.min(axis=0) * (1 + ROUNDING)
+    return len(total_s) - 1 - np.argmax(alike[::-1], axis=0)
+
+
+def near_interval(
+    rows: Sequence[CapRow], total_s: NDArray, best: int, tolerance: float = 0.01
+) -> tuple[float, float]:
+    """Returns the interval of caps (MiB) around ``best`` that stays within ``tolerance`` of it."""
+    near = total_s <= total_s[best] * (1 + tolerance)
+    low = high = best
+    while low > 0 and near[low - 1]:
+        low -= 1
+    while high + 1 < len(near) and near[high + 1]:
+        high += 1
+    return rows[low].low_mib, rows[high].high_mib
+
+
+def _row(
+    profile: BackwardProfile,
+    buckets: Sequence[Sequence[int]],
+    cap_mib: float | None,
+    low_mib: float,
+    high_mib: float,
+) -> CapRow:
+    if len(set(profile.kinds)) > 1:
+        raise UserError("gradients of several dtypes: their buckets are not searched together")
+    ends = np.array([bucket[-1] for bucket in buckets])
+    sizes = np.diff(np.cumsum(profile.sizes_bytes)[ends], prepend=0)
+    return CapRow(cap_mib, low_mib, high_mib, ends, sizes)

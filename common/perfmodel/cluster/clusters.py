@@ -1,0 +1,199 @@
+"""Clusters of GPU nodes as NCCL's tuner has to know them, read from ``data/clusters``.
+
+A cluster is a kind of node (GPUs, NVLink channels, NVLink SHARP channels) and a network between
+nodes. Channels and their bandwidths are those of the graph that NCCL finds at start (its log names
+them); a file states where they come from and what is assumed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+
+import yaml
+
+from common.errors import UserError, unknown_name
+from common.perfmodel.one_device.peaks import GPUS, known_peak
+from common.perfmodel.recorded import DATA
+
+CLUSTERS = DATA / "clusters"
+GENERATIONS = ("ampere", "hopper")
+NETWORKS = ("infiniband", "roce", "ethernet")
+CPUS = ("intel", "amd")
+
+# One direction of a GPU's NVLink, and of its PCIe, as the data sheets of A100 and H100 have them.
+NVLINK_GB_PER_S = {"ampere": 300.0, "hopper": 450.0}
+PCIE_GB_PER_S = {"ampere": 31.5, "hopper": 63.0}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of one kind and their network. GB is 10⁹ bytes; rates are of one direction.
+
+    Attributes:
+        name: its name.
+        generation: of ``GENERATIONS``; chooses NCCL's constants.
+        gpu: a name that ``peaks`` knows.
+        gpus_per_node, max_nodes: how large a job may be.
+        channels, channel_gb_per_s: rings and trees over NVLink.
+        nvls_channels, nvls_channel_gb_per_s: NVLink SHARP; 0 where there is none.
+        network: of ``NETWORKS``.
+        network_gb_per_s: payload that a node sends, all its network cards together.
+        source: where the figures come from.
+        assumptions: one sentence each, to be shown with a result.
+        network_latency_us: what a hop takes beyond NCCL's constants for InfiniBand.
+        cpu: of ``CPUS``; NCCL's constants for several nodes depend on it.
+        ll128: whether NCCL may use its LL128 protocol between nodes (it needs GPUDirect RDMA).
+    """
+
+    name: str
+    generation: str
+    gpu: str
+    gpus_per_node: int
+    max_nodes: int
+    channels: int
+    channel_gb_per_s: float
+    nvls_channels: int
+    nvls_channel_gb_per_s: float
+    network: str
+    network_gb_per_s: float
+    source: str
+    assumptions: tuple[str, ...]
+    network_latency_us: float = 0.0
+    cpu: str = "intel"
+    ll128: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def nodes(self, gpus: int) -> int:
+        """Returns the number of nodes of ``gpus`` GPUs. Raises UserError where they do not fit."""
+        most = self.gpus_per_node * self.max_nodes
+        if not _whole(gpus) or gpus < 1:
+            raise UserError(f"{gpus} GPUs on {self.name}: at least 1 is needed")
+        if gpus > most:
+            raise UserError(
+                f"{gpus} GPUs on {self.name}: it has at most {most} "
+                f"({self.max_nodes} nodes of {self.gpus_per_node})"
+            )
+        if gpus <= self.gpus_per_node:
+            return 1
+        if gpus % self.gpus_per_node:
+            raise UserError(
+                f"{gpus} GPUs on {self.name}: above one node it takes whole nodes, "
+                f"multiples of {self.gpus_per_node}"
+            )
+        return int(gpus) // self.gpus_per_node
+
+
+def known_clusters() -> list[str]:
+    """Returns the names of the clusters under ``data/clusters``."""
+    return sorted(path.stem for path in CLUSTERS.glob("*.yaml"))
+
+
+def load_cluster(name_or_file: str | Path) -> Cluster:
+    """Loads a known cluster by name, or a user's from a YAML file with the same keys.
+
+    Raises UserError for an unknown name, a file that cannot be read, keys that are missing or
+    unknown, and illegal values.
+    """
+    known = known_clusters()
+    given = Path(name_or_file)
+    if str(name_or_file) in known:
+        given = CLUSTERS / f"{name_or_file}.yaml"
+    elif given.suffix not in (".yaml", ".yml") and not given.is_file():
+        raise UserError(f"{unknown_name('cluster', str(name_or_file), known)}, or a YAML file")
+    return _read(given)
+
+
+def _read(path: Path) -> Cluster:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such cluster file") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: cannot be read as YAML: {reason}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: a cluster file is a YAML mapping of keys to values")
+    known = {field.name for field in fields(Cluster)}
+    for key in values:
+        if key not in known:
+            raise UserError(f"{path}: {unknown_name('key', str(key), sorted(known))}")
+    values.setdefault("name", path.stem)
+    required = [field.name for field in fields(Cluster) if field.default is MISSING]
+    missing = [name for name in required if name not in values]
+    if missing:
+        raise UserError(f"{path}: no {', '.join(missing)}")
+    stated = values["assumptions"]
+    if not isinstance(stated, list) or not all(isinstance(one, str) for one in stated):
+        raise UserError(f"{path}: assumptions is a list of sentences")
+    values["assumptions"] = tuple(stated)
+    try:
+        return Cluster(**values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _whole(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _check(cluster: Cluster) -> None:
+    """Raises UserError that names the first illegal value."""
+
+    def refuse(name: str, legal: str) -> None:
+        raise UserError(f"{name} = {getattr(cluster, name)!r}: {legal}")
+
+    for name in ("name", "source"):
+        if not isinstance(getattr(cluster, name), str) or not getattr(cluster, name).strip():
+            refuse(name, "a text is needed")
+    for name, legal in (("generation", GENERATIONS), ("network", NETWORKS), ("cpu", CPUS)):
+        if getattr(cluster, name) not in legal:
+            refuse(name, f"one of {', '.join(legal)}")
+    if not isinstance(cluster.ll128, bool):
+        refuse("ll128", "true or false")
+    if not isinstance(cluster.gpu, str) or known_peak(cluster.gpu) is None:
+        raise UserError(unknown_name("gpu", str(cluster.gpu), GPUS))
+    counts = {"gpus_per_node": 1, "max_nodes": 1, "channels": 1, "nvls_channels": 0}
+    for name, least in counts.items():
+        if not _whole(getattr(cluster, name)) or getattr(cluster, name) < least:
+            refuse(name, f"a whole number of at least {least}")
+    for name in ("channel_gb_per_s", "network_gb_per_s"):
+        if not _positive(getattr(cluster, name)):
+            refuse(name, "a number above 0, in GB/s")
+    for name in ("nvls_channel_gb_per_s", "network_latency_us"):
+        if not _number(getattr(cluster, name)) or getattr(cluster, name) < 0:
+            refuse(name, "a number of at least 0")
+    _check_physics(cluster)
+
+
+def _check_physics(cluster: Cluster) -> None:
+    """Raises UserError for values that no hardware of the generation reaches."""
+    nvls = cluster.nvls_channels * cluster.nvls_channel_gb_per_s
+    if cluster.generation == "ampere" and nvls:
+        raise UserError("nvls_channels of an ampere node: it has no NVLink SHARP, so 0")
+    if cluster.nvls_channels == 1 or (cluster.nvls_channels and not nvls):
+        raise UserError("NVLink SHARP takes at least 2 nvls_channels and a bandwidth, or 0 and 0")
+    link = NVLINK_GB_PER_S[cluster.generation]
+    for name, total in (("channels", cluster.channels * cluster.channel_gb_per_s), ("nvls", nvls)):
+        if total > link:
+            raise UserError(
+                f"{name} of {total:g} GB/s together: NVLink of {cluster.generation} carries "
+                f"{link:g}"
+            )
+    bus = cluster.gpus_per_node * PCIE_GB_PER_S[cluster.generation]
+    if cluster.network_gb_per_s > bus:
+        raise UserError(
+            f"network_gb_per_s = {cluster.network_gb_per_s:g}: {cluster.gpus_per_node} GPUs reach "
+            f"their network cards with at most {bus:g} GB/s (gigabytes, not gigabits, per second)"
+        )
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _positive(value: object) -> bool:
+    return _number(value) and value > 0

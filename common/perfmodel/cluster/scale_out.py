@@ -1,0 +1,200 @@
+"""A training step of a GPT-2 on 8 or 16,384 GPUs: DDP and FSDP, weak and strong scaling.
+
+Nothing is measured. Computation is FLOPs over a share of the GPU's peak, collectives are the model
+of NCCL for the cluster, the slowest of n GPUs sets the pace, and communication slows the
+computation beside it. What all of this assumes is in ``assumptions`` and is told with the result.
+
+A step's time has five parts, and they add up: computation of a mean GPU, waiting for the slowest,
+copies into buckets and out of gathers, computation slowed by communication, and communication that
+nothing hides. Efficiency is the time of one GPU that exchanges nothing, over that time: for the
+same batch per GPU (weak), or for the whole batch divided by the number of GPUs (strong).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from common.errors import UserError
+from common.perfmodel.cluster.assumptions import LEAST_DRAWS, Assumptions, Range
+from common.perfmodel.cluster.clusters import Cluster
+from common.perfmodel.cluster.steps import BAND, ClusterSteps
+from common.perfmodel.one_device.peaks import DevicePeak, known_peak
+from common.perfmodel.one_device.workload import Workload
+
+STRATEGIES = ("DDP", "SHARD_GRAD_OP", "FULL_SHARD")
+SCALINGS = ("weak", "strong")
+GLOBAL_BATCH_SIZE = 16_384
+"""Sequences of a step under strong scaling: one for each of 16,384 GPUs, and with 1,024 tokens each
+the 16M tokens of Llama 3's largest batch (arXiv 2407.21783)."""
+
+
+@dataclass(frozen=True)
+class ScaleOut:
+    """A prediction for several numbers of GPUs, and its inputs.
+
+    ``table`` has a row per scaling (weak, strong), strategy and number of GPUs. Columns: scaling,
+    strategy, gpus, nodes, sequences_per_gpu (of the busiest GPU), micro_batches; step_s, and its
+    parts computation_s, straggler_s, copies_s, slowed_s, exposed_s; efficiency; tokens_per_s; for
+    DDP bucket_cap_mib (b*), num_buckets, algorithm (NCCL's for a bucket of b*), near_low_mib and
+    near_high_mib (caps whose step is within 1 % of the best), default_step_s (DDP's default caps).
+    step_s, exposed_s, efficiency, tokens_per_s and bucket_cap_mib have a band: ``_low`` and
+    ``_high`` before the unit, the 5 % and 95 % quantile of the draws.
+    """
+
+    workload: Workload
+    cluster: Cluster
+    peak: DevicePeak
+    global_batch_size: int
+    assumptions: Assumptions
+    table: pd.DataFrame
+
+    def rows(self, scaling: str, strategy: str) -> pd.DataFrame:
+        """Returns the rows of one scaling and strategy, by number of GPUs."""
+        table = self.table
+        chosen = (table["scaling"] == scaling) & (table["strategy"] == strategy)
+        return table[chosen].reset_index(drop=True)
+
+
+def predict_scale_out(
+    workload: Workload,
+    cluster: Cluster,
+    gpus: Sequence[int],
+    *,
+    global_batch_size: int = GLOBAL_BATCH_SIZE,
+    assumptions: Assumptions | None = None,
+    caps_mib: Sequence[float] | None = None,
+    strategies: Sequence[str] = STRATEGIES,
+) -> ScaleOut:
+    """Predicts the step on each number of GPUs.
+
+    Args:
+        workload: the model, the sequences of a GPU's micro-batch, their length, the precision.
+        cluster: nodes and network.
+        gpus: numbers of GPUs.
+        global_batch_size: sequences of a step under strong scaling. A GPU takes its share in
+            micro-batches of at most ``workload.batch_size``; numbers of GPUs above it are left out
+            there, as some GPUs would have nothing to do.
+        assumptions: by default those of ``assumptions``.
+        caps_mib: caps among which b* is looked for.
+        strategies: of ``STRATEGIES``.
+
+    Raises:
+        UserError: GPUs that the cluster cannot hold, or whose peak is not known at this precision;
+            a batch below 1 sequence; options of the workload that have no effect here.
+    """
+    if not len(gpus):
+        raise UserError("no number of GPUs to predict for")
+    if global_batch_size < 1:
+        raise UserError(f"global batch of {global_batch_size} sequences: at least 1")
+    if workload.gradient_accumulation > 1 or workload.activation_checkpointing:
+        raise UserError("accumulation follows from the batch here; checkpointing is not modelled")
+    if workload.tf32 and workload.precision != "float32":
+        raise UserError(f"tf32 has no effect in {workload.precision}: give precision float32")
+    if workload.optimizer != "adamw":
+        raise UserError(f"optimizer {workload.optimizer}: the update modelled here is adamw's")
+    assumptions = assumptions or Assumptions()
+    gpus = sorted(set(gpus))
+    peak = _known_peak(cluster, workload)
+    steps = ClusterSteps(workload, cluster, peak, gpus, global_batch_size, assumptions)
+    rows = []
+    for strategy in strategies:
+        rows += steps.ddp(caps_mib) if strategy == "DDP" else steps.fsdp(strategy)
+    order = {"scaling": SCALINGS, "strategy": STRATEGIES}
+    table = pd.DataFrame(rows).sort_values(
+        ["scaling", "strategy", "gpus"],
+        key=lambda column: column.map(order[column.name].index) if column.name in order else column,
+    )
+    table = table.reset_index(drop=True)
+    return ScaleOut(workload, cluster, peak, global_batch_size, assumptions, table)
+
+
+def _known_peak(cluster: Cluster, workload: Workload) -> DevicePeak:
+    peak = known_peak(cluster.gpu)
+    if peak is None or peak.flops(workload.precision, workload.tf32) is None:
+        raise UserError(f"cluster {cluster.name}: no peak of {cluster.gpu} in {workload.precision}")
+    return peak
+
+
+def parse_gpus(text: str) -> list[int]:
+    """Parses numbers of GPUs: ``8,16,64``, or ``8..16384``, which doubles from first to last.
+
+    Raises UserError for anything else, and for numbers below 1.
+    """
+    legal = "numbers of GPUs like 8,16,64, or a range like 8..16384, which doubles"
+    try:
+        if ".." in text:
+            first, last = (int(part) for part in text.split(".."))
+        else:
+            found = [int(part) for part in text.split(",")]
+            first, last = min(found), max(found)
+    except ValueError:
+        raise UserError(f"--gpus {text}: expected {legal}") from None
+    if first < 1:
+        raise UserError(f"--gpus {text}: at least 1 GPU is needed")
+    if first > last:
+        raise UserError(f"--gpus {text}: the range ends before it begins")
+    if ".." in text:
+        found = [first << power for power in range((last // first).bit_length())]
+    return sorted(set(found))
+
+
+def stated_assumptions(predicted: ScaleOut) -> list[str]:
+    """Returns everything that the prediction assumes, a sentence each."""
+    assumed, work, peak = predicted.assumptions, predicted.workload, predicted.peak
+    rate = peak.flops(work.precision, work.tf32) / 1e12
+    sizes = f"{work.batch_size} sequences of {work.seq_len} tokens"
+    half = work.precision != "float32"
+    sent = "float32" if not half else "float32 (FSDP gathers blocks in 16 bits)"
+    return [
+        f"weak scaling: {sizes} per GPU and step; strong: {predicted.global_batch_size} sequences "
+        f"per step on all GPUs, in micro-batches of at most {work.batch_size}",
+        f"MFU: forward and backward pass reach {assumed.mfu.text('{:.0%}')} of "
+        f"{rate:.0f} TFLOP/s ({peak.device}, {work.precision}, {peak.source}), whatever the size "
+        "of a micro-batch; the backward pass takes twice the forward pass",
+        f"AdamW and all copies run at the memory's {peak.memory_bytes_per_s / 1e12:.2f} TB/s; "
+        f"gradients are sent in {sent}",
+        f"overlap slowdown: computation beside communication takes "
+        f"{assumed.overlap_slowdown.text()} times as long (arXiv 2507.03114: 19 %, at most 40 %)",
+        f"network speed: collectives run at {assumed.network_speed.text()} times the speed of the "
+        f"model of NCCL for {predicted.cluster.name} (unfitted, it is a third off on a published "
+        "table of two H100 nodes); no congestion, no other jobs",
+        f"straggler spread: a GPU's computation in a step varies by "
+        f"{assumed.straggler_spread.text('{:.1%}')} (standard deviation, "
+        f"{assumed.straggler_distribution}, independent), and a step waits for the slowest",
+        "efficiency is that of one GPU that exchanges nothing; loading data, checkpoints and "
+        "failures are left out",
+        f"bands: {BAND[0]:.0%} to {BAND[1]:.0%} of {assumed.draws} draws, in which the ranges in "
+        f"brackets vary together (triangles; seed {assumed.seed})",
+        *predicted.cluster.assumptions,
+    ]
+
+
+def one_at_a_time(predicted: ScaleOut, scaling: str, strategy: str, gpus: int) -> pd.DataFrame:
+    """Predicts with each assumption alone at an end of its range, which shows what it is worth.
+
+    Columns: assumption, step_s, efficiency; the first row changes nothing.
+    """
+    changes: list[tuple[str, Assumptions]] = [("as assumed", predicted.assumptions)]
+    for name in ("mfu", "network_speed", "straggler_spread", "overlap_slowdown"):
+        assumed: Range = getattr(predicted.assumptions, name)
+        for end in dict.fromkeys((assumed.low, assumed.high)):
+            if not assumed.is_certain:
+                certain = replace(predicted.assumptions, **{name: Range(end, end, end)})
+                changes.append((f"{name.replace('_', ' ')} {end:g}", certain))
+    rows = []
+    for name, changed in changes:
+        row = predict_scale_out(
+            workload=predicted.workload,
+            cluster=predicted.cluster,
+            gpus=[gpus],
+            global_batch_size=predicted.global_batch_size,
+            assumptions=replace(changed, draws=LEAST_DRAWS),
+            strategies=[strategy],
+        ).rows(scaling, strategy)
+        if row.empty:
+            raise UserError(f"{scaling} scaling of {strategy} was not predicted for {gpus} GPUs")
+        rows.append((name, row["step_s"][0], row["efficiency"][0]))
+    return pd.DataFrame(rows, columns=["assumption", "step_s", "efficiency"])

@@ -1,0 +1,1 @@
+"""DDP's backward pass and step: gradients, the recurrence of buckets, hooks."""

@@ -1,0 +1,179 @@
+"""A whole training step of DDP on one clock: forward and backward passes, exchange, update.
+
+A step of k micro-batches computes k forward and k backward passes. Under ``no_sync`` all backward
+passes but the last leave gradients where they are; the last one is simulated bucket by bucket
+(``simulator``). Without ``no_sync`` every backward pass exchanges (``exchanges = k``)::
+
+    step = before + k·forward + (k − e)·backward + e·T(buckets, network) + update
+
+What goes in is measured without DDP, on ranks that compute at the same time. Before the step that
+this describes DDP has run a few: buckets are rebuilt by then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.errors import UserError
+from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.ddp.comm_hooks import CommHook
+from common.perfmodel.simulator import BackwardTimeline
+from common.perfmodel.tables import numbers, read_table
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """The parts of a step beside the exchanging backward pass, measured without DDP; seconds.
+
+    Attributes:
+        forward_s: the forward pass of one micro-batch.
+        update_s: the optimizer, and whatever else follows the backward pass.
+        before_s: what precedes the first forward pass: data, ``zero_grad``.
+        local_backward_s: a backward pass that exchanges nothing, adding to the gradients of the
+            one before; None takes the profile's.
+    """
+
+    forward_s: float
+    update_s: float
+    before_s: float = 0.0
+    local_backward_s: float | None = None
+
+    def __post_init__(self) -> None:
+        known = (self.forward_s, self.update_s, self.before_s, self.local_backward_s or 0.0)
+        if not all(seconds >= 0 for seconds in known):
+            raise UserError("the parts of a step must not be negative")
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """The settings of a step.
+
+    Attributes:
+        ddp: arguments that decide the buckets.
+        accumulation: micro-batches of a step.
+        exchanges: backward passes that exchange gradients: 1 under ``no_sync``.
+        gradient_as_bucket_view: as for DDP.
+        hook: a communication hook.
+    """
+
+    ddp: DdpOptions = field(default_factory=DdpOptions)
+    accumulation: int = 1
+    exchanges: int = 1
+    gradient_as_bucket_view: bool = False
+    hook: CommHook | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.accumulation, self.exchanges) < 1:
+            raise UserError("a step has at least 1 micro-batch and 1 exchange")
+        if self.exchanges > self.accumulation:
+            raise UserError(
+                f"{self.exchanges} exchanges in a step of {self.accumulation} micro-batches"
+            )
+
+
+@dataclass(frozen=True)
+class StepSpan:
+    """A part of the step; seconds from its start. ``micro_batch`` is None outside of the passes."""
+
+    part: str
+    micro_batch: int | None
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class StepTimeline:
+    """A predicted step.
+
+    Attributes:
+        spans: its parts in order, without gaps: ``before``, ``forward``, ``backward``,
+            ``exchange`` (a backward pass that exchanges) and ``update``.
+        backward: the backward pass that exchanges, on its own clock, which starts with the
+            ``exchange`` span.
+        exchanges: number of such backward passes in the step.
+        local_exchange_s: such a backward pass, had it exchanged nothing.
+    """
+
+    spans: tuple[StepSpan, ...]
+    backward: BackwardTimeline
+    exchanges: int
+    local_exchange_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Returns the seconds of the whole step."""
+        return self.spans[-1].end_s
+
+    @property
+    def exposed_communication_s(self) -> float:
+        """Returns the seconds of communication that no computation hides, in all exchanges."""
+        return self.exchanges * self.backward.exposed_communication_s
+
+    @property
+    def overhead_s(self) -> float:
+        """Returns the seconds that DDP adds: exposed communication, copies and contention."""
+        return self.exchanges * (self.backward.total_s - self.local_exchange_s)
+
+    @property
+    def without_ddp_s(self) -> float:
+        """Returns the seconds of the same step on a rank that exchanges nothing."""
+        return self.total_s - self.overhead_s
+
+
+def step_timeline(
+    parts: StepParts,
+    options: StepOptions,
+    backward: BackwardTimeline,
+    backward_alone_s: float,
+) -> StepTimeline:
+    """Puts a step together from its parts and a predicted backward pass (``model`` makes both).
+
+    Args:
+        parts: the step without DDP.
+        options: how it is run.
+        backward: the backward pass that exchanges.
+        backward_alone_s: that pass, had it exchanged nothing.
+    """
+    local_s = backward_alone_s if parts.local_backward_s is None else parts.local_backward_s
+    first_exchange = options.accumulation - options.exchanges
+    lengths: list[tuple[str, int | None, float]] = [("before", None, parts.before_s)]
+    for micro_batch in range(options.accumulation):
+        lengths.append(("forward", micro_batch, parts.forward_s))
+        if micro_batch < first_exchange:
+            lengths.append(("backward", micro_batch, local_s))
+        else:
+            lengths.append(("exchange", micro_batch, backward.total_s))
+    lengths.append(("update", None, parts.update_s))
+    spans, now = [], 0.0
+    for part, micro_batch, length in lengths:
+        spans.append(StepSpan(part, micro_batch, now, now + length))
+        now += length
+    return StepTimeline(tuple(spans), backward, options.exchanges, backward_alone_s)
+
+
+def read_step_parts(path: Path | str) -> StepParts:
+    """Reads the parts of a step from steps that were timed without DDP.
+
+    Reads ``local-step-times.csv`` (with the optimizer's own time) or ``local-times.csv`` (where
+    the update is the step without both passes: optimizer, and waiting for the other ranks between
+    the passes). A part is the median over steps of the slowest rank's. Raises UserError for a
+    table that is neither.
+    """
+    table = read_table(path, ["iteration", "rank", "forward_time_ms", "backward_time_ms"])
+    last = "optimizer_time_ms" if "optimizer_time_ms" in table.columns else "step_time_ms"
+    if last not in table.columns:
+        raise UserError(f"{path}: no column 'optimizer_time_ms' or 'step_time_ms'")
+    columns = ["forward_time_ms", "backward_time_ms", last]
+    for column in columns:
+        table[column] = numbers(table, column, path, at_least=0)
+    keys = [key for key in ("round", "iteration") if key in table.columns]
+    slowest = table.groupby(keys)[columns].max() / 1e3
+    update = slowest[last]
+    if last == "step_time_ms":
+        update = (update - slowest["forward_time_ms"] - slowest["backward_time_ms"]).clip(lower=0)
+    return StepParts(
+        forward_s=float(slowest["forward_time_ms"].median()),
+        update_s=float(update.median()),
+        local_backward_s=float(slowest["backward_time_ms"].median()),
+    )

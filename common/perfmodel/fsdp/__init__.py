@@ -1,0 +1,1 @@
+"""FSDP: the collectives of a step, what they send, and when."""

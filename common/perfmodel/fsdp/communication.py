@@ -1,0 +1,273 @@
+"""The bytes that data-parallel strategies send in one step, predicted from the model's sizes.
+
+A step is a list of collectives (``step_collectives``), the same on every backend; what a rank sends
+for one depends on the algorithm (``wire_bytes``). Both are exact for DDP and for ``fully_shard``
+over gloo, held by tests/perfmodel/test_communication.py against what two ranks really send; over
+NCCL the bytes are those of its ring.
+
+Sources: torch/distributed/fsdp/_fully_shard/ (_fsdp_param.py, _fsdp_collectives.py) for FSDP2,
+torch/csrc/distributed/c10d/ProcessGroupGloo.cpp and gloo/allreduce.cc for gloo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import pandas as pd
+
+from common.errors import UserError, unknown_name
+from common.perfmodel.buckets import DdpOptions, ddp_buckets
+from common.perfmodel.one_device.architecture import GPT2Config
+
+STRATEGIES = ("single", "DDP", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
+BACKENDS = ("nccl", "gloo")
+
+GLOO_MESSAGE_BYTES = 144
+"""Bytes that a rank sends beside the payload for a message out and one in: three headers of 48, the
+message's own and two that say it is ready to send and to receive (``Op::preamble`` in
+gloo/transport/tcp/pair.h)."""
+GLOO_SEGMENT_BYTES = 2**20
+"""The largest piece that gloo's all-reduce sends (``kMaxSegmentSize`` in gloo/allreduce.h)."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Equal collectives of one step.
+
+    Attributes:
+        operation: ``all_reduce``, ``all_gather`` or ``reduce_scatter``.
+        unit: what it is for: ``bucket 0``, ``block`` (any of them), ``root``.
+        size_bytes: the whole message: the tensor that is reduced, gathered, or about to be
+            scattered, padding included.
+        count: number of them in a step.
+        group_size: ranks that take part.
+    """
+
+    operation: str
+    unit: str
+    size_bytes: int
+    count: int
+    group_size: int
+
+
+def step_collectives(
+    config: GPT2Config,
+    strategy: str,
+    ranks: int,
+    *,
+    accumulation: int = 1,
+    shard_size: int | None = None,
+    parameter_bytes: int = 4,
+    gradient_bytes: int = 4,
+    bucket_cap_mb: float | None = None,
+    root_parameter_bytes: int | None = None,
+) -> list[Collective]:
+    """Returns the collectives of one training step of a GPT-2, exactly.
+
+    DDP reduces its buckets, those after the rebuild, in the last micro-batch only. Sharded models
+    have one unit per block and one for the rest (the root), and reduce in the last micro-batch
+    only. FULL_SHARD gathers a block for every forward and every backward pass, and the root once a
+    step: ``common.training.parallel`` keeps it from one micro-batch to the next (with
+    ``set_reshard_after_backward``; left alone, FSDP2 would gather it once a micro-batch).
+    SHARD_GRAD_OP gathers everything once a step. HYBRID_SHARD is FULL_SHARD inside groups of
+    ``shard_size`` ranks, each with a copy of the model; every rank's part of the gradients is then
+    reduced over the groups.
+
+    Activation checkpointing changes nothing: blocks are there when they are computed again.
+
+    Args:
+        config: the model's sizes.
+        strategy: one of ``STRATEGIES``.
+        ranks: of the whole job.
+        accumulation: micro-batches a step.
+        shard_size: ranks that share one copy; HYBRID_SHARD only.
+        parameter_bytes: of a parameter as it is gathered (2 under FSDP's mixed precision).
+        gradient_bytes: of a gradient as it is reduced. Autocast leaves both at 4.
+        bucket_cap_mb: DDP's argument, in MiB; None is its default.
+        root_parameter_bytes: the same of the root, where only blocks have a lower precision; None
+            is ``parameter_bytes``.
+
+    Raises:
+        UserError: unknown strategy, counts below 1, a ``shard_size`` that does not divide the
+            ranks, is missing, or has no effect.
+    """
+    _check(strategy, ranks, accumulation, shard_size)
+    if strategy == "single":
+        return []
+    if strategy == "DDP":
+        return _ddp_collectives(config, ranks, gradient_bytes, bucket_cap_mb)
+    shards = shard_size or ranks
+    gathers = 1 if strategy == "SHARD_GRAD_OP" else 2 * accumulation
+    root_bytes = parameter_bytes if root_parameter_bytes is None else root_parameter_bytes
+    found = []
+    for unit, shapes, units, item_bytes, times in (
+        ("block", block_shapes(config), config.n_layer, parameter_bytes, gathers),
+        ("root", root_shapes(config), 1, root_bytes, 1),
+    ):
+        elements = padded_elements(shapes, shards)
+        gathered, reduced = item_bytes * elements, gradient_bytes * elements
+        found.append(Collective("all_gather", unit, gathered, units * times, shards))
+        found.append(Collective("reduce_scatter", unit, reduced, units, shards))
+        if strategy == "HYBRID_SHARD":
+            part = reduced // shards
+            found.append(Collective("all_reduce", unit, part, units, ranks // shards))
+    return found
+
+
+def wire_bytes(collective: Collective, backend: str) -> int:
+    """Computes the payload that a rank sends for one collective (not times ``count``), in bytes.
+
+    With n ranks and S bytes: a ring sends 2(n−1)/n·S for an all-reduce and (n−1)/n·S for an
+    all-gather or a reduce-scatter (Patarasuk and Yuan 2009). gloo runs the ring at every size, but
+    has no reduce-scatter: it is an all-reduce of which the rank keeps its part, so that it sends
+    twice as much as it would have to.
+
+    Exact for gloo where n divides the message, else within a few bytes, as the ring's pieces are
+    not of one size then; see ``control_bytes`` for what comes on top. For NCCL exact where it runs
+    the ring with protocol Simple, which it does with large messages; its tree sends the same on
+    average over the ranks, LL twice as much, and NVLS leaves the sum to the switch.
+
+    Raises UserError for an unknown operation or backend.
+    """
+    if collective.operation not in OPERATIONS:
+        raise UserError(unknown_name("operation", collective.operation, OPERATIONS))
+    if backend not in BACKENDS:
+        raise UserError(unknown_name("backend", backend, BACKENDS))
+    n = collective.group_size
+    once = collective.operation == "all_gather" or (
+        collective.operation == "reduce_scatter" and backend == "nccl"
+    )
+    return round((1 if once else 2) * (n - 1) * collective.size_bytes / n)
+
+
+def control_bytes(collective: Collective, backend: str) -> int:
+    """Computes the bytes that a rank sends beside the payload for one collective.
+
+    gloo: the headers of its messages, exact where the message is large enough for all pieces to
+    have a part of it (64 bytes a rank are). NCCL: 0, as its flags travel with the data.
+    """
+    n = collective.group_size
+    if backend != "gloo" or n == 1:
+        return 0
+    messages = 2 * (n - 1)
+    if collective.operation != "all_gather":  # each rank's part goes in two pieces or more
+        messages *= max(2, -(-collective.size_bytes // (GLOO_SEGMENT_BYTES * n)))
+    return messages * GLOO_MESSAGE_BYTES
+
+
+def step_wire_bytes(collectives: Sequence[Collective], backend: str) -> int:
+    """Sums the payload of one rank over a step's ``collectives`` with their counts, in bytes."""
+    return sum(c.count * wire_bytes(c, backend) for c in collectives)
+
+
+def step_control_bytes(collectives: Sequence[Collective], backend: str) -> int:
+    """Sums the bytes that one rank sends in a step beside the payload."""
+    return sum(c.count * control_bytes(c, backend) for c in collectives)
+
+
+def strategy_table(
+    config: GPT2Config,
+    ranks: int,
+    accumulations: Sequence[int] = (1, 4),
+    backends: Sequence[str] = BACKENDS,
+    shard_size: int | None = None,
+) -> pd.DataFrame:
+    """Tabulates the bytes that a rank sends in a step under each strategy.
+
+    HYBRID_SHARD is among them if ``shard_size`` is given.
+
+    Columns: backend, accumulation (micro-batches a step), strategy, collectives (a step),
+    sent_bytes (payload, of one rank and step), ratio_to_ddp (at the same backend and accumulation;
+    NaN for a single rank).
+    """
+    rows = []
+    for backend in backends:
+        for accumulation in accumulations:
+            for strategy in STRATEGIES[1:]:
+                hybrid = strategy == "HYBRID_SHARD"
+                if hybrid and shard_size is None:
+                    continue
+                collectives = step_collectives(
+                    config,
+                    strategy,
+                    ranks,
+                    accumulation=accumulation,
+                    shard_size=shard_size if hybrid else None,
+                )
+                count = sum(collective.count for collective in collectives)
+                sent = step_wire_bytes(collectives, backend)
+                rows.append((backend, accumulation, strategy, count, sent))
+    columns = ["backend", "accumulation", "strategy", "collectives", "sent_bytes"]
+    table = pd.DataFrame(rows, columns=columns)
+    ddp = table[table["strategy"] == "DDP"].set_index(["backend", "accumulation"])["sent_bytes"]
+    of_ddp = table.join(ddp.rename("ddp_bytes"), on=["backend", "accumulation"])["ddp_bytes"]
+    return table.assign(ratio_to_ddp=table["sent_bytes"] / of_ddp.where(of_ddp > 0))
+
+
+def block_shapes(config: GPT2Config) -> list[tuple[int, ...]]:
+    """Returns the shapes of a block's parameters as ``common.models.gpt2`` registers them."""
+    width = config.n_embd
+    attention = [(3 * width, width), (3 * width,), (width, width), (width,)]
+    mlp = [(4 * width, width), (4 * width,), (width, 4 * width), (width,)]
+    norm = [(width,), (width,)]
+    return [*norm, *attention, *norm, *mlp]
+
+
+def root_shapes(config: GPT2Config) -> list[tuple[int, ...]]:
+    """Returns the shapes outside of blocks: both embeddings (the head is the first), last norm."""
+    width = config.n_embd
+    return [(config.vocab_size, width), (config.n_positions, width), (width,), (width,)]
+
+
+def padded_elements(shapes: Sequence[tuple[int, ...]], shards: int) -> int:
+    """Counts an FSDP2 unit's elements, every parameter padded to a multiple of ``shards`` rows.
+
+    Source: ``_get_dim0_padded_size`` in _fsdp_common.py. A bias has its elements as rows.
+    """
+    return sum(-(-rows // shards) * shards * prod(rest) for rows, *rest in shapes)
+
+
+def _ddp_collectives(
+    config: GPT2Config, ranks: int, gradient_bytes: int, bucket_cap_mb: float | None
+) -> list[Collective]:
+    wte, wpe, *last_norm = (gradient_bytes * prod(shape) for shape in root_shapes(config))
+    block = [gradient_bytes * prod(shape) for shape in block_shapes(config)]
+    sizes = [wte, wpe, *config.n_layer * block, *last_norm]
+    buckets = ddp_buckets(sizes, _ready_order(config), DdpOptions(bucket_cap_mb))
+    return [
+        Collective("all_reduce", f"bucket {index}", sum(sizes[i] for i in bucket), 1, ranks)
+        for index, bucket in enumerate(buckets)
+    ]
+
+
+def _ready_order(config: GPT2Config) -> list[int]:
+    """Returns places in ``model.parameters()`` in the order in which gradients become ready.
+
+    The last norm, then blocks from the last to the first, each from its end: a layer's bias
+    before its weight, but a norm's weight before its bias. The tied embedding is last.
+    """
+    norm_1, attention, norm_2, mlp = [0, 1], [5, 4, 3, 2], [6, 7], [11, 10, 9, 8]
+    block = [*mlp, *norm_2, *attention, *norm_1]
+    first_of_blocks = range(2 + 12 * (config.n_layer - 1), 1, -12)
+    blocks = [first + place for first in first_of_blocks for place in block]
+    last_norm = 2 + 12 * config.n_layer
+    return [last_norm, last_norm + 1, *blocks, 1, 0]
+
+
+def _check(strategy: str, ranks: int, accumulation: int, shard_size: int | None) -> None:
+    if strategy not in STRATEGIES:
+        raise UserError(unknown_name("strategy", strategy, STRATEGIES))
+    for name, count in (("ranks", ranks), ("accumulation", accumulation)):
+        if count < 1:
+            raise UserError(f"{name} is {count}; it must be at least 1")
+    if strategy == "single" and ranks > 1:
+        several = ", ".join(STRATEGIES[1:])
+        raise UserError(f"strategy single has one rank, not {ranks}; for several: {several}")
+    if strategy != "HYBRID_SHARD":
+        if shard_size is not None:
+            raise UserError(f"shard_size {shard_size} has no effect on {strategy}")
+    elif shard_size is None or shard_size < 1 or ranks % shard_size:
+        raise UserError(f"shard_size {shard_size} for HYBRID_SHARD: it must divide {ranks} ranks")

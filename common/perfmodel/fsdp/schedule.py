@@ -1,0 +1,163 @@
+"""A step of FSDP2 on NCCL: the order of its collectives, and how much of them computation hides.
+
+A unit is gathered while the one before it computes; in the backward pass the next unit is gathered
+and the last one's gradients are reduced beside the computation of the one between. Collectives run
+one after another in the order in which they are issued. So nothing hides the first gathers and the
+reduce-scatters of the last block and the root. Source of the order: ``_fsdp_state.py`` and
+``_fsdp_param_group.py`` in torch/distributed/fsdp/_fully_shard/ (implicit forward and explicit
+backward prefetch of one unit). How often a unit is gathered: ``communication.step_collectives``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.perfmodel.ddp.recurrence import Overlap, many_cases
+
+
+@dataclass(frozen=True)
+class Issue:
+    """A collective of a micro-batch.
+
+    It is issued where segment ``ready`` of the computation begins, and segment ``limit`` cannot
+    begin before it has ended; None: nothing in this micro-batch needs it. See ``segments``.
+    """
+
+    operation: str
+    unit: str
+    ready: int
+    limit: int | None
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The parts of a micro-batch that gather parameters, and whether it reduces gradients."""
+
+    root: bool = False
+    forward: bool = False
+    backward: bool = False
+    reduce: bool = False
+
+
+def micro_batches(strategy: str, count: int) -> list[tuple[int, Exchange]]:
+    """Returns (how many, kind) of the micro-batches of a step, in order."""
+    full = strategy == "FULL_SHARD"
+    if count == 1:
+        return [(1, Exchange(root=True, forward=True, backward=full, reduce=True))]
+    return [
+        (1, Exchange(root=True, forward=True, backward=full)),
+        (count - 2, Exchange(forward=full, backward=full)),
+        (1, Exchange(forward=full, backward=full, reduce=True)),
+    ]
+
+
+def segments(layers: int) -> int:
+    """Counts the segments of a micro-batch's computation.
+
+    In order: forward of each block, of the head; backward of the head, of each block.
+    """
+    return 2 * layers + 2
+
+
+def schedule(layers: int, exchange: Exchange) -> list[Issue]:
+    """Returns the collectives of a micro-batch in the order in which they are served."""
+    head, end = layers, segments(layers)
+    issues = []
+    if exchange.root:
+        issues.append(Issue("all_gather", "root", 0, 0))
+    if exchange.forward:
+        issues += [Issue("all_gather", "block", max(0, i - 1), i) for i in range(layers)]
+    first = head + 2  # where the last block's backward pass begins
+    if exchange.backward:
+        issues.append(Issue("all_gather", "block", head + 1, first))
+    for done in range(layers):  # blocks whose backward pass is over
+        if exchange.reduce and done:
+            issues.append(Issue("reduce_scatter", "block", first + done, None))
+        if exchange.backward and done + 1 < layers:
+            issues.append(Issue("all_gather", "block", first + done, first + done + 1))
+    if exchange.reduce:
+        issues.append(Issue("reduce_scatter", "block", end, None))
+        issues.append(Issue("reduce_scatter", "root", end, None))
+    return issues
+
+
+@dataclass(frozen=True)
+class ShardedModel:
+    """A sharded model's computation and collectives in a micro-batch; arrays over cases, seconds.
+
+    Attributes:
+        layers: blocks.
+        block_s, head_s: forward pass of one block, of the head; the backward pass takes twice that.
+        collective_s: by (operation, unit), each collective alone.
+        copy_s: by (operation, unit), copying what was gathered out of the buffer, or what is to be
+            reduced into one.
+    """
+
+    layers: int
+    block_s: NDArray
+    head_s: NDArray
+    collective_s: dict[tuple[str, str], NDArray]
+    copy_s: dict[tuple[str, str], NDArray]
+
+    def simulate(self, exchange: Exchange, compute_slowdown: NDArray | float) -> Overlap:
+        """Simulates one micro-batch, from its start until its last collective ends."""
+        issues = schedule(self.layers, exchange)
+        # levels[i] is the computation done when segment i begins; the last one is all of it.
+        levels = np.cumsum(self._segments_s(issues), axis=0)
+        levels = np.concatenate([np.zeros_like(levels[:1]), levels])
+        limits = [issue.limit if issue.limit is not None else len(levels) - 1 for issue in issues]
+        # What stops computation is the first collective not yet done that it needs.
+        limits = np.minimum.accumulate(limits[::-1])[::-1] if issues else np.array([], dtype=int)
+        return many_cases(
+            work_s=levels[-1],
+            ready_s=levels[[issue.ready for issue in issues]],
+            alone_s=[self.collective_s[issue.operation, issue.unit] for issue in issues],
+            limit_s=levels[limits],
+            compute_slowdown=compute_slowdown,
+        )
+
+    def _segments_s(self, issues: list[Issue]) -> NDArray:
+        """Returns the seconds of each segment with the copies that belong to it, by case."""
+        forward = [self.block_s] * self.layers + [self.head_s]
+        backward = [2 * self.head_s] + [2 * self.block_s] * self.layers
+        found = np.array(np.broadcast_arrays(*forward, *backward), dtype=float)
+        for issue in issues:
+            copy = self.copy_s[issue.operation, issue.unit]
+            place = issue.limit if issue.operation == "all_gather" else issue.ready - 1
+            found[place] += copy
+        return found
+
+
+def simulate_step(
+    model: ShardedModel, strategy: str, micro_batch_counts: NDArray, compute_slowdown: NDArray
+) -> tuple[NDArray, NDArray, NDArray]:
+    """Simulates a step's passes and returns (total, slowed, exposed) in seconds, over cases.
+
+    Micro-batches are simulated apart: nothing is gathered ahead from one to the next.
+
+    Args:
+        model: a micro-batch of the step.
+        strategy: ``FULL_SHARD`` or ``SHARD_GRAD_OP``.
+        micro_batch_counts: (cases,) of a step.
+        compute_slowdown: (cases,) computation beside a collective takes this many times longer.
+    """
+    # Each kind of micro-batch is simulated once, for all cases, and counts as often as a case has
+    # it: the only one; or the first, the last, and the middle one count − 2 times.
+    sums = [np.zeros(len(micro_batch_counts)) for _ in range(3)]
+    several = micro_batch_counts > 1
+    kinds = []
+    if (~several).any():
+        kinds += [(count * ~several, kind) for count, kind in micro_batches(strategy, 1)]
+    if several.any():
+        first, middle, last = micro_batches(strategy, 2)
+        kinds += [(several, first[1]), (several, last[1])]
+        if (micro_batch_counts > 2).any():
+            kinds.append((np.maximum(micro_batch_counts - 2, 0), middle[1]))
+    for count, kind in kinds:
+        found = model.simulate(kind, compute_slowdown)
+        for total, part in zip(sums, (found.total_s, found.slowed_s, found.exposed_s), strict=True):
+            total += count * part
+    return sums[0], sums[1], sums[2]

@@ -1,0 +1,1 @@
+"""One device: sizes of a model, memory, FLOPs, peaks of devices."""

@@ -1,0 +1,84 @@
+"""The parameters, gradients and optimizer states that one of N ranks holds.
+
+DDP keeps all of them on every rank. ``SHARD_GRAD_OP`` and ``FULL_SHARD`` are stages 2 and 3 of
+ZeRO (Rajbhandari et al. 2019, arXiv 1910.02054) in PyTorch's words, as ``fully_shard`` does them
+with one unit per block and one for the rest (embeddings and last norm).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import UserError, unknown_name
+from common.perfmodel.one_device.activations import FLOAT32
+from common.perfmodel.one_device.architecture import GPT2Config
+
+STRATEGIES = ("none", "DDP", "SHARD_GRAD_OP", "FULL_SHARD")
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A strategy over ``ranks`` ranks; ``none`` is a single one.
+
+    Raises UserError for an unknown strategy, for less than one rank, and for several without one.
+    """
+
+    strategy: str = "none"
+    ranks: int = 1
+    gradient_as_bucket_view: bool = False
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise UserError(unknown_name("sharding", self.strategy, STRATEGIES))
+        if self.ranks < 1:
+            raise UserError(f"ranks is {self.ranks}; it must be at least 1")
+        if self.strategy == "none" and self.ranks > 1:
+            raise UserError(
+                f"ranks {self.ranks} without --sharding: {', '.join(STRATEGIES[1:])} say how"
+            )
+
+    @property
+    def shards(self) -> bool:
+        """Returns True if gradients and states are spread over the ranks."""
+        return self.strategy in ("SHARD_GRAD_OP", "FULL_SHARD")
+
+    def of_parameters(self, size_bytes: int) -> int:
+        """Returns the bytes of a rank's own parameters (those gathered for use count apart)."""
+        return -(-size_bytes // self.ranks) if self.shards else size_bytes
+
+    def of_gradients(self, size_bytes: int) -> int:
+        """Returns the bytes of a rank's own part of the gradients."""
+        return -(-size_bytes // self.ranks) if self.shards else size_bytes
+
+    def of_states(self, size_bytes: int) -> int:
+        """Returns the bytes of a rank's own part of the optimizer's states."""
+        return -(-size_bytes // self.ranks) if self.shards else size_bytes
+
+    def communication_bytes(self, config: GPT2Config, phase: str, block: int = 1) -> int:
+        """Computes the bytes of buffers for communication in ``phase`` of a step.
+
+        DDP: its buckets, as large as all gradients, which may be views of them. Sharded: the
+        unit of the embeddings, gathered from the first use to the last, and blocks: gathered ones,
+        and in the backward pass one whole gradient as made and one as handed over. FULL_SHARD has
+        one block in use and one fetched ahead; SHARD_GRAD_OP keeps all from the forward pass until
+        their backward pass is done. Found with ``fully_shard`` on two ranks
+        (tests/perfmodel/test_sharding.py).
+
+        Args:
+            config: the model's sizes.
+            phase: ``forward``, ``loss``, ``backward`` (of ``block``, counted from 1),
+                ``embedding`` (its backward pass) or ``update``.
+            block: the block whose backward pass it is.
+        """
+        everything = FLOAT32 * config.num_parameters()
+        if self.strategy == "DDP":
+            return everything
+        if not self.shards or phase == "update":
+            return 0
+        per_block = FLOAT32 * config.parameters_per_layer()
+        if self.strategy == "FULL_SHARD":
+            blocks = {"forward": 2, "loss": 1, "backward": 3, "embedding": 2}[phase]
+        else:
+            every = config.n_layer
+            blocks = {"forward": every, "loss": every, "backward": block + 1, "embedding": 3}[phase]
+        return everything + (blocks - config.n_layer) * per_block

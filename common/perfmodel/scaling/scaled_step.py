@@ -1,0 +1,208 @@
+"""Changes to a step's settings that make it scale, and the gain predicted for each.
+
+The step and its prediction are in ``step_model``. A change is applied to one rank and to N alike;
+one of batch or accumulation changes the global batch, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+
+import numpy as np
+import pandas as pd
+
+from common.perfmodel.buckets import MIB, assign_buckets, cap_interval
+from common.perfmodel.collectives import AlphaBeta, as_alpha_beta
+from common.perfmodel.scaling.step_model import (
+    WIRE_TYPES,
+    Prediction,
+    StepModel,
+    StepSettings,
+    exchange,
+    predict,
+)
+
+
+def at_bandwidth(model: StepModel, factor: float) -> StepModel:
+    """Returns the model on links ``factor`` times as fast, their latency unchanged."""
+    networks = {}
+    for name, network in model.networks.items():
+        line = as_alpha_beta(network)
+        faster = AlphaBeta(line.alpha_s, line.bandwidth_bytes_per_s * factor)
+        networks[name] = faster
+    return replace(model, networks=networks)
+
+
+def needed_bandwidth(
+    model: StepModel, efficiency: float, settings: StepSettings | None = None
+) -> float | None:
+    """Finds the algorithm bandwidth (bytes/s) for an exchange efficiency; None if none suffices.
+
+    It is found by bisection of its logarithm, from the measured bandwidth to 10⁴ times that.
+    """
+    asked = settings or model.settings
+    low, high = 1.0, 1e4
+    if predict(at_bandwidth(model, high), asked).exchange_efficiency < efficiency:
+        return None
+    if predict(at_bandwidth(model, low), asked).exchange_efficiency >= efficiency:
+        high = low
+    while high / low > 1.001:
+        middle = float(np.sqrt(low * high))
+        reached = predict(at_bandwidth(model, middle), asked).exchange_efficiency >= efficiency
+        low, high = (low, middle) if reached else (middle, high)
+    wire = WIRE_TYPES[asked.compression]
+    return as_alpha_beta(model.networks[wire]).bandwidth_bytes_per_s * high
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One change, and the step predicted with it.
+
+    Attributes:
+        change: such as ``accumulation=4``, ``compression=fp16``, ``batch_per_rank=64``,
+            ``bucket_cap_mb=2.5``, or ``network=2.4 GB/s`` (bus bandwidth).
+        settings: the settings with the change; the model's own for ``network``.
+        gain: speedup with the change over that without, minus 1.
+        global_batch_changed: True if a step then takes more samples or fewer, so that what is
+            learnt in an epoch changes, too.
+    """
+
+    change: str
+    settings: StepSettings
+    predicted_step_ms_1: float
+    predicted_step_ms_n: float
+    predicted_speedup: float
+    predicted_efficiency: float
+    gain: float
+    global_batch_changed: bool
+
+    @property
+    def kind(self) -> str:
+        """Returns the name of what is changed: a setting such as accumulation, or network."""
+        return self.change.split("=")[0]
+
+
+FACTORS = (2, 4, 8, 16)
+TARGET_EFFICIENCY = 0.8
+"""Lower bound on an acceptable efficiency: the line that the course's plots draw."""
+LEAST_GAIN = 0.03
+"""Lower bound on a predicted gain: less cannot be told from the noise of a measurement."""
+
+
+def propose(
+    model: StepModel,
+    *,
+    factors: Sequence[int] = FACTORS,
+    target: float = TARGET_EFFICIENCY,
+    least_gain: float = LEAST_GAIN,
+) -> list[Proposal]:
+    """Proposes changes that make N ranks scale better, one setting at a time.
+
+    Of each kind the first is the one to take: the smallest change that reaches the target
+    efficiency, or else the one that comes closest. Kinds come in the order of what this first one
+    is predicted to reach, and ``network``, which no flag changes, comes last. Changes predicted to
+    gain less than ``least_gain`` are left out.
+    """
+    now = model.settings
+    before = predict(model)
+    kinds: list[list[Proposal]] = []
+    for changes in _changes(model, factors):
+        found = [_proposal(model, changed, before) for changed in changes]
+        found = [each for each in found if each.gain >= least_gain]
+        # Stable: those that reach the target stay in the order from small to large.
+        found.sort(
+            key=lambda each: (
+                (0, 0.0) if each.predicted_efficiency >= target else (1, -each.predicted_efficiency)
+            )
+        )
+        if found:
+            kinds.append(found)
+    kinds.sort(key=lambda found: -found[0].predicted_efficiency)
+    proposals = [each for found in kinds for each in found]
+    bandwidth = needed_bandwidth(model, target)
+    if bandwidth is not None and before.exchange_efficiency < target:
+        wire = WIRE_TYPES[now.compression]
+        factor = bandwidth / as_alpha_beta(model.networks[wire]).bandwidth_bytes_per_s
+        after = predict(at_bandwidth(model, factor))
+        bus = bandwidth * 2 * (model.ranks - 1) / model.ranks
+        proposals.append(_filled(f"network={bus / 1e9:.3g} GB/s", now, after, before, now))
+    return proposals
+
+
+def _changes(model: StepModel, factors: Sequence[int]) -> list[list[StepSettings]]:
+    """Returns settings to try, by kind, from small to large changes."""
+    now = model.settings
+    others = [
+        name
+        for name in WIRE_TYPES
+        if name != now.compression and WIRE_TYPES[name] in model.networks
+    ]
+    return [
+        [replace(now, exchanges=1)] if now.exchanges > 1 else [],
+        [replace(now, accumulation=now.accumulation * factor, exchanges=1) for factor in factors],
+        [replace(now, batch_per_rank=now.batch_per_rank * factor) for factor in factors],
+        [replace(now, compression=name) for name in others if name != "none"],
+        [replace(now, bucket_cap_mb=best_cap_mb(model, now))],
+    ]
+
+
+def best_cap_mb(model: StepModel, settings: StepSettings | None = None) -> float:
+    """Finds b* in MiB: of the caps that give different buckets, the one with the shortest step."""
+    # One cap per bucketing, from the smallest up: the geometric mean of the caps that give it.
+    # Gradients of several dtypes have no such interval; there the caps double.
+    asked = settings or model.settings
+    sizes = model.profile.sizes_bytes.tolist()
+    mixed = len(set(model.profile.kinds)) > 1
+    candidates: list[float] = []
+    cap = 1
+    while cap <= model.profile.total_bytes:
+        high = 2 * cap if mixed else cap_interval(sizes, assign_buckets(sizes, cap))[1]
+        high = min(high, model.profile.total_bytes)
+        candidates.append(float(np.sqrt(cap * high)) / MIB)
+        cap = high + 1
+
+    def total_s(cap_mb: float) -> float:
+        timeline = exchange(model, replace(asked, bucket_cap_mb=cap_mb))
+        return timeline.total_s + model.contention * timeline.communication_s
+
+    # Larger caps win ties: fewer messages depend less on the latency.
+    return min(reversed(candidates), key=total_s)
+
+
+def _proposal(model: StepModel, changed: StepSettings, before: Prediction) -> Proposal:
+    now = model.settings
+    names = ("accumulation", "batch_per_rank", "compression", "bucket_cap_mb", "exchanges")
+    name = next(name for name in names if getattr(changed, name) != getattr(now, name))
+    value = getattr(changed, name)
+    text = f"{value:.4g}" if isinstance(value, float) else value
+    if name == "bucket_cap_mb":
+        changed = replace(changed, bucket_cap_mb=float(text))  # what is run is what is predicted
+    return _filled(f"{name}={text}", changed, predict(model, changed), before, now)
+
+
+def _filled(
+    change: str, settings: StepSettings, after: Prediction, before: Prediction, now: StepSettings
+) -> Proposal:
+    return Proposal(
+        change=change,
+        settings=settings,
+        predicted_step_ms_1=after.step_1_s * 1e3,
+        predicted_step_ms_n=after.step_n_s * 1e3,
+        predicted_speedup=after.speedup,
+        predicted_efficiency=after.efficiency,
+        gain=after.speedup / before.speedup - 1,
+        global_batch_changed=settings.samples != now.samples,
+    )
+
+
+def to_frame(proposals: Sequence[Proposal]) -> pd.DataFrame:
+    """Makes a row per proposal: kind, the fields of a proposal, and its settings."""
+    rows = []
+    for each in proposals:
+        row = {"kind": each.kind} | asdict(each)
+        row |= row.pop("settings")
+        rows.append(row)
+    columns = ["kind", *(f.name for f in fields(Proposal) if f.name != "settings")]
+    columns += [f.name for f in fields(StepSettings)]
+    return pd.DataFrame(rows, columns=columns)

@@ -1,0 +1,146 @@
+"""The tables that a scaling measurement writes and that its analysis and diagnosis read.
+
+Every program of assignment 4 (benchmark, sweep, text training) writes the same ones, so that a
+cause is looked for in the same place whatever was run. None says what was done to a run: only what
+was counted and timed. One row per rank unless said otherwise; times in ms, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+ARM_COLUMNS = (
+    "arm",
+    "regime",
+    "world_size",
+    "batch_per_rank",
+    "global_batch",
+    "accumulation",
+    "compression",
+    "bucket_cap_mb",
+    "precision",
+    "change",
+)
+"""``arms.csv``: what is compared, one row per arm. ``regime`` is strong, weak or empty;
+``batch_per_rank`` is of one micro-batch; ``global_batch`` = ranks × accumulation × batch_per_rank;
+``change`` is ``none`` or what was changed, such as ``accumulation=4``, on one rank and on all."""
+
+STEP_COLUMNS = (
+    "rank",
+    "arm",
+    "kind",
+    "round",
+    "epoch",
+    "step",
+    "warmup",
+    "samples",
+    "tokens",
+    "padded_tokens",
+    "longest",
+    "micro_batches",
+    "exchanged_bytes",
+    "step_time_ms",
+    "data_time_ms",
+    "forward_time_ms",
+    "backward_time_ms",
+    "waiting_time_ms",
+    "communication_time_ms",
+    "optimizer_time_ms",
+    "between_time_ms",
+    "cpu_time_ms",
+)
+"""``steps.csv``: one row per rank and step. ``kind`` is ``timed`` (DDP with its buckets watched) or
+``plain`` (DDP as it is: only ``step_time_ms`` is known, the parts are blank). Data to optimizer are
+parts of the step; ``between_time_ms`` is the time between the step before and this one (logging),
+blank for the first of an epoch. ``backward_time_ms`` is computation until this rank's gradients
+were ready, ``communication_time_ms`` the part of the exchange that followed it and that nobody
+waited for, ``exchanged_bytes`` the bytes that went through all-reduces during the step."""
+
+BUCKET_COLUMNS = (
+    "rank",
+    "arm",
+    "round",
+    "step",
+    "bucket",
+    "size_bytes",
+    "ready_time_ms",
+    "done_time_ms",
+)
+"""``buckets.csv``: DDP's buckets in the order they were reduced, in the first timed steps of each
+round; ms from the start of the backward pass that exchanged them. ``size_bytes`` is on the wire."""
+
+PROBE_COLUMNS = (
+    "rank",
+    "arm",
+    "batch_per_rank",
+    "together",
+    "repeat",
+    "forward_time_ms",
+    "backward_time_ms",
+    "optimizer_time_ms",
+)
+"""``probes.csv``: passes without any exchange: at half, once and twice the batch; with all ranks
+computing at the same time (``together`` True), or one at a time while the others wait (False)."""
+
+COST_COLUMNS = ("rank", "cost", "size_bytes", "repeat", "time_ms")
+"""``costs.csv``: ``copy``, ``fp16`` and ``bf16``: bringing a gradient of this size (in float32)
+into a bucket and back, as it is or through a 16-bit format."""
+
+FACT_COLUMNS = (
+    "rank",
+    "parameters",
+    "gradient_bytes",
+    "gradient_dtype",
+    "compute_dtype",
+    "input_shape",
+    "model",
+    "data",
+    "data_samples",
+)
+"""``facts.csv``: what ran, as seen in the first step: shapes and types of tensors. ``input_shape``
+is that of one sample (the longest text's tokens, or the input's width); ``data_samples`` is the
+size of the data set, blank where it is endless."""
+
+PLACEMENT_COLUMNS = (
+    "rank",
+    "host",
+    "local_rank",
+    "device",
+    "identity",
+    "cores",
+    "core_list",
+    "threads",
+)
+"""``placement.csv``: where each rank runs. ``identity`` is the device's UUID, or the cores' list on
+a CPU; ``cores`` those that the process may run on; ``threads`` those that torch computes with."""
+
+SAMPLE_COLUMNS = (
+    "arm",
+    "epoch",
+    "rank",
+    "processed",
+    "distinct",
+    "shared",
+    "distinct_all_ranks",
+    "data_samples",
+    "order",
+)
+"""``samples.csv``: the samples that reached the model, by identity. ``distinct``: different ones on
+this rank; ``shared``: those of them that another rank had, too; ``distinct_all_ranks``: different
+ones on all ranks together; ``order``: a checksum of their order. In a sweep an epoch is a visit."""
+
+EPOCH_COLUMNS = (
+    "rank",
+    "epoch",
+    "train_time_s",
+    "evaluation_time_s",
+    "epoch_time_s",
+    "steps",
+    "samples",
+    "train_loss",
+    "val_loss",
+    "val_acc",
+)
+"""``epochs.csv`` of a training run, in seconds; ``metrics.csv`` beside it has the original's
+columns. ``epoch_time_s`` is from the first step to the end of the evaluation."""
+
+METRIC_COLUMNS = ("epoch", "train_loss", "train_time", "val_loss", "val_acc")
+"""``metrics.csv``, as the original wrote it: one row per epoch; ``train_time`` in seconds."""

@@ -1,0 +1,120 @@
+"""Reads the trace that torch.profiler exports: its operators, ranges, launches and kernels.
+
+The trace is the Chrome format that https://ui.perfetto.dev shows. It is all that the attribution of
+time needs, so a trace of another machine or program can be read as well as a fresh one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import UserError
+
+Shapes = tuple[tuple[int, ...], ...]
+
+KINDS = {
+    "cpu_op": "operator",
+    "user_annotation": "range",
+    "cuda_runtime": "launch",
+    "cuda_driver": "launch",
+    "kernel": "kernel",
+    "gpu_memcpy": "kernel",
+    "gpu_memset": "kernel",
+}
+"""Kinds of events by their category in the trace; all others are left out."""
+
+MOST_SHAPES = 6
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event of a trace.
+
+    Attributes:
+        name: such as ``aten::addmm``, ``forward`` or a kernel's name.
+        start_us, end_us: in microseconds, from an origin that all events of a trace share.
+        thread: of the host; for kernels the device's stream.
+        shapes: of the input tensors (operators only), in order.
+        kind: ``operator``, ``range`` (named by the program), ``launch`` (the host hands a kernel
+            to the device) or ``kernel`` (the device computes, copies or fills).
+        correlation: a number that a launch and its kernels share; 0 for others.
+    """
+
+    name: str
+    start_us: float
+    end_us: float
+    thread: int = 0
+    shapes: Shapes = ()
+    kind: str = "operator"
+    correlation: int = 0
+
+
+def read_trace(path: Path) -> list[Event]:
+    """Reads the events of a trace, which may be compressed (.gz), by start and then longest first.
+
+    Raises UserError for a file that is no trace.
+    """
+    return events_of(read_records(path))
+
+
+def read_records(path: Path) -> list[dict]:
+    """Reads the records of a trace as they are in the file, with all their arguments.
+
+    Raises UserError for a file that is no trace.
+    """
+    try:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+            records = json.load(file)["traceEvents"]
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path}: not a trace of torch.profiler") from None
+    return records
+
+
+def events_of(records: Sequence[dict]) -> list[Event]:
+    """Returns the events that the records of a trace show, by start and then longest first."""
+    known = [record for record in records if record.get("cat") in KINDS and "dur" in record]
+    origin_us = min((record["ts"] for record in known), default=0.0)
+    events = [_event(record, origin_us) for record in known]
+    return sorted(events, key=lambda event: (event.start_us, -event.end_us))
+
+
+def _event(record: dict, origin_us: float) -> Event:
+    arguments = record.get("args", {})
+    kind = KINDS[record["cat"]]
+    start_us = record["ts"] - origin_us
+    return Event(
+        name=record["name"],
+        start_us=start_us,
+        end_us=start_us + record["dur"],
+        thread=arguments.get("stream", 0) if kind == "kernel" else record["tid"],
+        shapes=tensor_shapes(arguments.get("Input Dims", ())),
+        kind=kind,
+        correlation=arguments.get("correlation", 0) if kind in ("launch", "kernel") else 0,
+    )
+
+
+def tensor_shapes(dimensions: Sequence) -> Shapes:
+    """Returns the shapes of the tensors among an operator's inputs, those inside lists included.
+
+    Scalars, which have no dimensions, and whatever is no tensor are left out.
+    """
+    shapes: list[tuple[int, ...]] = []
+    for item in dimensions:
+        if item and all(isinstance(size, int) for size in item):
+            shapes.append(tuple(item))
+        elif item and not isinstance(item, str):
+            shapes.extend(tensor_shapes(item))
+    return tuple(shapes)
+
+
+def shapes_text(shapes: Shapes) -> str:
+    """Returns shapes as a table shows them: ``256x768 768x256``; of long lists only a number."""
+    if len(shapes) > MOST_SHAPES:
+        return f"{len(shapes)} tensors"
+    return " ".join("x".join(map(str, shape)) for shape in shapes)

@@ -1,0 +1,324 @@
+"""Takes the steps of a trace apart: computation, communication, both at once, or neither.
+
+Read from a trace of torch.profiler; steps are its ``ProfilerStep#N`` ranges. Every moment of a step
+is computation, exposed communication or idle.
+
+**On a GPU** definitions are those of HolisticTraceAnalysis (Meta; ``get_comm_comp_overlap`` and
+``get_temporal_breakdown``): a kernel with nccl in its name communicates, copies and fills
+(``Memcpy…``, ``Memset…``) are neither, all others compute. A step lasts from its first computing
+kernel to that of the next one, the last to the end of its last kernel.
+
+**On the CPU** over gloo a collective is a range such as ``gloo:all_reduce`` in one of the group's
+two worker threads. It lasts from when the thread takes it from the queue until it is done, so it
+contains the wait for slower ranks, but not the time in the queue; ``c10d::allreduce_`` in the main
+thread is only the handing over. ``fully_shard`` waits for each in the main thread, so that nothing
+overlaps. Computation is the union of operators in all other threads, copies
+included. Neither autograd's frames (``AddmmBackward0``), in whose hooks a rank may wait, nor
+collectives count, so what is idle contains Python and dispatch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from common.traces.intervals import difference, intersection, length, union
+from common.traces.operator_categories import operator_category
+from common.traces.profiler_trace import Event, read_records, read_trace
+
+STEP = "ProfilerStep#"
+GLOO = "gloo:"
+COLUMNS = (
+    "step",
+    "step_ms",
+    "computation_ms",
+    "communication_ms",
+    "overlap_ms",
+    "exposed_communication_ms",
+    "idle_ms",
+    "copy_ms",
+)
+
+COLLECTIVES = ("c10d::", "c10d_functional::", "_c10d_functional::", "record_param_comms")
+"""Operators that hand a collective over or wait for one."""
+FRAMES = ("autograd::", "torch::autograd::")
+"""Operators that only call others, and hooks, which may wait."""
+
+OPERATIONS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+}
+"""Names of collectives by how c10d's begin: ``_allgather_base_`` gathers."""
+ITEM_BYTES = {
+    # as operators name them
+    "float": 4,
+    "double": 8,
+    "c10::BFloat16": 2,
+    "c10::Half": 2,
+    "long int": 8,
+    "int": 4,
+    # as NCCL's records name them
+    "Float": 4,
+    "Double": 8,
+    "BFloat16": 2,
+    "Half": 2,
+    "Long": 8,
+    "Int": 4,
+}
+"""Sizes of the element types."""
+
+
+@dataclass(frozen=True)
+class StepWindow:
+    """A step by its number in the trace, in microseconds."""
+
+    step: int
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class Activity:
+    """When a rank computed, communicated and (on a GPU) copied: disjoint intervals [n, 2], in µs.
+
+    They may overlap each other.
+    """
+
+    computation: NDArray
+    communication: NDArray
+    copies: NDArray
+
+
+def read_step_overlap(path: Path) -> pd.DataFrame:
+    """Reads a trace of one rank: a row per step.
+
+    Columns: step (its number in the trace), step_ms, computation_ms, communication_ms, overlap_ms
+    (both at once), exposed_communication_ms (communication without computation), idle_ms
+    (neither), copy_ms (the part of idle_ms in which a GPU copies or fills). Computation, exposed
+    communication and idle time add up to the step.
+
+    Raises UserError for a file that is no trace, has no steps, or a step without kernels.
+    """
+    events = read_trace(Path(path))
+    try:
+        windows = step_windows(events)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    seen = activity(events)
+    return pd.DataFrame([_row(seen, window) for window in windows], columns=list(COLUMNS))
+
+
+def collectives_of(path: Path) -> pd.DataFrame:
+    """Reads the collectives that a trace records: a row per step, operation and size.
+
+    They are what the program asked for, so a reduce-scatter is one, though gloo runs an all-reduce
+    for it. Read from NCCL's records (``record_param_comms``) where there are any, else from the
+    ``c10d`` operators, of which only a trace with ``record_shapes=True`` knows the sizes.
+
+    Columns: step, operation (``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``, …),
+    size_bytes (of the whole message: the tensor reduced, gathered or to be scattered; missing where
+    the trace does not tell), count.
+
+    Raises UserError for a file that is no trace.
+    """
+    records = [r for r in read_records(Path(path)) if "dur" in r]
+    steps = [
+        (int(r["name"].removeprefix(STEP)), r["ts"], r["ts"] + r["dur"])
+        for r in records
+        if r.get("cat") == "user_annotation" and r["name"].startswith(STEP)
+    ]
+    calls = [r for r in records if r.get("args", {}).get("In msg nelems", 0) > 0]
+    calls = [r for r in calls if r["name"] == "record_param_comms"]
+    calls = calls or [r for r in records if r["name"].startswith("c10d::")]
+    item_bytes = _item_bytes_by_length(records)
+    rows = [
+        (step, _operation(call), _message_bytes(call, item_bytes))
+        for step, start, end in steps
+        for call in calls
+        if start <= call["ts"] < end
+    ]
+    table = pd.DataFrame(rows, columns=["step", "operation", "size_bytes"])
+    table = table.astype({"size_bytes": "Int64"})
+    return table.groupby([*table.columns], dropna=False).size().reset_index(name="count")
+
+
+def _operation(record: dict) -> str:
+    """Returns the operation of a call, such as ``all_gather``."""
+    name = record.get("args", {}).get("Collective name", record["name"])
+    name = name.removeprefix("c10d::").strip("_").lower()
+    return next((known for prefix, known in OPERATIONS.items() if name.startswith(prefix)), name)
+
+
+def _message_bytes(record: dict, item_bytes: dict[int, int]) -> int | None:
+    """Returns the larger of input and output, each of which may be a list of tensors."""
+    arguments = record.get("args", {})
+    if "In msg nelems" in arguments:
+        elements = max(arguments["In msg nelems"], arguments.get("Out msg nelems", 0))
+        kind = arguments.get("dtype")
+    else:
+        elements = max(map(_elements, arguments.get("Input Dims", ())), default=0)
+        kind = next(iter(arguments.get("Input type", ())), None)
+    size = ITEM_BYTES.get(kind) or item_bytes.get(elements)
+    return elements * size if elements and size else None
+
+
+def _item_bytes_by_length(records: Iterable[dict]) -> dict[int, int]:
+    """Maps tensor lengths to bytes of an element, from gloo's ranges.
+
+    An operator on a list of tensors does not tell their type; the range of its collective does.
+    """
+    found = {}
+    for record in records:
+        arguments = record.get("args", {})
+        if record["name"].startswith(GLOO) and arguments.get("Input type"):
+            size = ITEM_BYTES.get(arguments["Input type"][0])
+            if size:
+                found[_elements(arguments["Input Dims"])] = size
+    return found
+
+
+def _elements(dimensions: Sequence) -> int:
+    """Returns the elements of a tensor by its sizes, or of a list of tensors."""
+    if not dimensions or isinstance(dimensions, str):
+        return 0
+    if all(isinstance(size, int) for size in dimensions):
+        return prod(dimensions)
+    return sum(map(_elements, dimensions))
+
+
+def step_ranges(events: Iterable[Event]) -> list[Event]:
+    """Returns the profiler's steps on the host in order of time; none if it was told of none."""
+    ranges = [e for e in events if e.kind == "range" and e.name.startswith(STEP)]
+    return sorted(ranges, key=lambda event: event.start_us)
+
+
+def step_windows(events: Sequence[Event]) -> list[StepWindow]:
+    """Returns when each step took place: on the device if the trace has kernels, else on the host.
+
+    Raises UserError if there are no steps, or one has launched no computing kernel.
+    """
+    ranges = step_ranges(events)
+    if not ranges:
+        raise UserError("no steps; give the profiler a schedule and call its step() after each")
+    numbers = [int(step.name.removeprefix(STEP)) for step in ranges]
+    kernels = [event for event in events if event.kind == "kernel"]
+    if not kernels:
+        return [
+            StepWindow(n, step.start_us, step.end_us)
+            for n, step in zip(numbers, ranges, strict=True)
+        ]
+    # A kernel belongs to the step in whose range the host launched it: it may run after the end of
+    # that range, and kernels of two steps may lie in one.
+    launched = {e.correlation: e.start_us for e in events if e.kind == "launch" and e.correlation}
+    starts_us = np.array([step.start_us for step in ranges])
+    of_step: dict[int, list[Event]] = defaultdict(list)
+    for kernel in kernels:
+        moment = launched.get(kernel.correlation)
+        index = -1 if moment is None else int(np.searchsorted(starts_us, moment, "right")) - 1
+        if index >= 0 and moment < ranges[index].end_us:
+            of_step[index].append(kernel)
+    borders = []
+    for index, number in enumerate(numbers):
+        computing = [k.start_us for k in of_step[index] if kernel_kind(k.name) == "computation"]
+        if not computing:
+            raise UserError(f"step {number} launched no computing kernels")
+        borders.append(min(computing))
+    borders.append(max(kernel.end_us for kernel in of_step[len(numbers) - 1]))
+    return [StepWindow(n, *pair) for n, pair in zip(numbers, pairwise(borders), strict=True)]
+
+
+def activity(events: Sequence[Event]) -> Activity:
+    """Returns when the rank was active: on the device if the trace has kernels, else the host."""
+    if any(event.kind == "kernel" for event in events):
+        return _device_activity(events)
+    return _host_activity(events)
+
+
+def kernel_kind(name: str) -> str:
+    """Returns ``communication``, ``copy`` or ``computation``, as HTA's ``get_kernel_type`` does."""
+    if "nccl" in name.lower():
+        return "communication"
+    return "copy" if name.startswith(("Memcpy", "Memset")) else "computation"
+
+
+def computes(name: str) -> bool:
+    """Returns True if a host's operator computes all through its call."""
+    if name.startswith(COLLECTIVES) or name.startswith(FRAMES):
+        return False
+    return "::" in name or operator_category(name) is not None
+
+
+def _device_activity(events: Sequence[Event]) -> Activity:
+    """Returns when the kernels of a GPU ran, by their kind."""
+    kinds: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.kind == "kernel":
+            kinds[kernel_kind(event.name)].append(event)
+    return Activity(
+        computation=union(_spans(kinds["computation"])),
+        communication=union(_spans(kinds["communication"])),
+        copies=union(_spans(kinds["copy"])),
+    )
+
+
+def _host_activity(events: Sequence[Event]) -> Activity:
+    """Returns when the operators of a CPU ran, and gloo's collectives."""
+    communicating = [e for e in events if e.kind == "range" and e.name.startswith(GLOO)]
+    # gloo's threads also copy and divide; that is part of the collective.
+    workers = {event.thread for event in communicating}
+    threads: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.kind == "operator" and event.thread not in workers:
+            threads[event.thread].append(event)
+    computing = [pair for thread in threads.values() for pair in _computing(thread)]
+    return Activity(
+        computation=union(computing),
+        communication=union(_spans(communicating)),
+        copies=union([]),
+    )
+
+
+def _computing(operators: Sequence[Event]) -> Iterator[NDArray]:
+    """Yields one thread's computation, without collectives inside of operators.
+
+    The norm of sharded tensors is such an operator.
+    """
+    computing = union(_spans(e for e in operators if computes(e.name)))
+    waiting = union(_spans(e for e in operators if e.name.startswith(COLLECTIVES)))
+    yield from difference(computing, waiting)
+
+
+def _row(seen: Activity, window: StepWindow) -> tuple[float, ...]:
+    """Returns a step's row, in the order of ``COLUMNS``."""
+    start_us, end_us = window.start_us, window.end_us
+    whole = np.array([[start_us, end_us]])
+    computation = intersection(seen.computation, whole)
+    communication = intersection(seen.communication, whole)
+    busy = union([*computation, *communication])
+    copies = difference(intersection(seen.copies, whole), busy)
+    overlap = intersection(computation, communication)
+    times_us = (
+        end_us - start_us,
+        length(computation),
+        length(communication),
+        length(overlap),
+        length(communication) - length(overlap),
+        end_us - start_us - length(busy),
+        length(copies),
+    )
+    return (window.step, *(time / 1e3 for time in times_us))
+
+
+def _spans(events: Iterable[Event]) -> list[tuple[float, float]]:
+    """Returns start and end of each event."""
+    return [(event.start_us, event.end_us) for event in events]

@@ -1,0 +1,139 @@
+"""Tables of text scaling: what the published epochs say, and runs made up for it."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from text_run_support import write_text_run
+
+from common.analysis.scaling.text_study import TextStudy, one_of, open_text_study
+from common.analysis.scaling.text_tables import (
+    accuracy_table,
+    file_facts,
+    growth_table,
+    own_speedup_table,
+    own_table,
+    per_sample_table,
+    printed_facts,
+    problems_table,
+    published_table,
+    same_loss_table,
+    step_table,
+)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> TextStudy:
+    """The published study; the reader has no runs."""
+    return open_text_study(tmp_path_factory.mktemp("empty"))
+
+
+def test_the_published_runs_are_never_shown_as_the_readers(
+    published: TextStudy, tmp_path: Path
+) -> None:
+    assert published.origin.startswith("> **Recorded data, not yours.** The published runs: ")
+    assert published.origin.endswith(" holds no runs of train_text.py.")
+    write_text_run(tmp_path / "one", 1)
+    own = open_text_study(tmp_path).origin
+    assert "> **Recorded data, not yours.** The published runs: " in own
+    assert "The second part was measured in this run: a pretend machine; 2026-01-02; run " in own
+
+
+def test_a_printed_ratio_is_first_of_all_no_speedup(published: TextStudy) -> None:
+    facts = printed_facts(one_of(published.published["AGNews"], "small", 4))
+    assert next(iter(facts.items())) == (
+        "comparable by our rule",
+        "no: samples per epoch not counted",
+    )
+    assert facts["ratio as printed"] == "0.46"
+    assert facts["the study's verdict"] == "Negative scaling detected"
+
+
+def test_the_mixed_file_is_two_jobs_that_hardly_shared_their_gpus() -> None:
+    facts = file_facts("exp042_agnews_ddp_4gpu_20ep")
+    assert (facts["rows"], facts["jobs"]) == ("35", "2")
+    assert facts["epochs lost when a job opened the file anew"] == "5"
+    assert facts["mean epoch while both ran"] == "42.3 s"
+    assert facts["mean epoch after one had ended"] == "42.6 s"
+    assert file_facts("exp041_agnews_1gpu_20ep")["jobs"] == "1"
+
+
+def test_losses_tell_how_much_an_epoch_on_four_gpus_is_worth(published: TextStudy) -> None:
+    agnews, imdb = published.published["AGNews"], published.published["IMDB"]
+    table = same_loss_table(one_of(agnews, "small", 1), one_of(agnews, "small", 4))
+    # The loss after epoch 1 on four GPUs, 0.418515, lies between the first two on one GPU.
+    expected = 1 + (0.569998 - 0.418515) / (0.569998 - 0.349245)
+    assert table["epochs on 1 GPU"].iloc[0] == pytest.approx(expected, rel=1e-4)
+    assert table["worth"].max() > 3  # no split of the data could do that
+    split = same_loss_table(one_of(imdb, "small", 1), one_of(imdb, "small", 4))
+    assert split["worth"].max() < 0.5
+    # 25,000 texts in batches of 32, by one rank or by four.
+    assert split["updates on 4 GPUs"].iloc[-1] == 20 * 196
+    assert split["updates on 1 GPU"].iloc[-1] == pytest.approx(3083, abs=1)
+
+
+def test_published_ratios_and_what_they_rest_on(published: TextStudy) -> None:
+    table = published_table(published).set_index(["data", "model"])
+    assert table.loc[("AGNews", "small"), "passes"] == 4
+    assert table.loc[("IMDB", "small"), "per sample"] == pytest.approx(3.49, abs=0.005)
+    known = per_sample_table(published)
+    assert set(known["samples counted"]) == {"no"}
+    assert known["verdict"].tolist() == [
+        "Excellent scaling performance",
+        "Low scaling efficiency",
+        "Good scaling performance",
+    ]
+
+
+def test_what_four_gpus_add_to_a_step(published: TextStudy) -> None:
+    table = step_table(published).set_index(["data", "model"])
+    small = table.loc[("AGNews", "small")]
+    # An epoch is 3,750 steps on one GPU and on each of four: nobody split the data.
+    assert small["on 1 GPU (ms)"] == pytest.approx(19.53 / 3750 * 1e3, rel=1e-3)
+    assert small["on several (ms)"] == pytest.approx(42.33 / 3750 * 1e3, rel=1e-3)
+    assert small["of one GPU's step"] == pytest.approx(42.33 / 19.53 - 1, rel=1e-3)
+
+
+def test_time_to_an_accuracy_that_is_never_reached_is_no_number(published: TextStudy) -> None:
+    four = one_of(published.published["IMDB"], "small", 4)
+    reached, never = accuracy_table([(four, 0.76), (four, 0.99)]).to_dict("records")
+    # The second epoch on one GPU is the first above 76 %.
+    assert reached["1 GPU (s)"] == pytest.approx(22.94, abs=0.01)
+    assert reached["ratio"] == pytest.approx(reached["1 GPU (s)"] / reached["4 GPUs (s)"])
+    assert pd.isna([never["1 GPU (s)"], never["4 GPUs (s)"], never["ratio"]]).all()
+
+
+def test_the_readers_runs_say_first_whether_they_are_comparable(tmp_path: Path) -> None:
+    write_text_run(tmp_path / "good" / "one", 1, (12.0, 10.0, 10.2))
+    write_text_run(tmp_path / "good" / "two", 2, (7.0, 6.0, 6.1))
+    study = open_text_study(tmp_path / "good")
+    [row] = own_speedup_table(study).to_dict("records")
+    assert row["comparable"] == "yes"
+    assert row["speedup"] == pytest.approx(20.2 / 12.1)
+    assert own_table(study)["speedup"].tolist() == ["base", f"{20.2 / 12.1:.2f}x"]
+    assert problems_table(study).empty
+
+    write_text_run(tmp_path / "bad" / "one", 1)
+    write_text_run(tmp_path / "bad" / "two", 2, (14.0, 12.0, 12.0), passes=2)
+    [row] = own_speedup_table(open_text_study(tmp_path / "bad")).to_dict("records")
+    assert row["comparable"].startswith("no: 2 ranks computed 2,000 samples an epoch")
+    assert pd.isna(row["speedup"])
+    assert row["per sample"] == pytest.approx(2 / 1.2)
+
+
+def test_the_part_that_grows_most_is_named(tmp_path: Path) -> None:
+    write_text_run(tmp_path / "one", 1)
+    write_text_run(tmp_path / "two", 2)
+    [row] = growth_table(open_text_study(tmp_path)).to_dict("records")
+    # Made-up steps of 15 ms on one rank, to which two ranks add 3 ms of communication.
+    assert (row["from"], row["to"], row["largest"]) == ("1 rank", "2 ranks", "communication")
+    assert row["step (ms)"] == pytest.approx(3)
+    assert row["of the step"] == pytest.approx(3 / 18)
+    assert row["forward"] == pytest.approx(0)
+
+
+def test_a_run_that_cannot_be_used_is_shown_with_the_reason(tmp_path: Path) -> None:
+    write_text_run(tmp_path / "one", environment={"status": "interrupted"})
+    [row] = problems_table(open_text_study(tmp_path)).to_dict("records")
+    assert row["run"].endswith("one")
+    assert "not complete (interrupted)" in row["remark"]
