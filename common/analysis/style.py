@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import matplotlib
@@ -101,10 +101,20 @@ def ms_axis(axes: Axes, label: str) -> None:
 
 
 class Table:
-    """A data frame as a notebook's output; ``formats`` maps a column to a format string."""
+    """A data frame as a notebook's output.
 
-    def __init__(self, frame: pd.DataFrame, formats: Mapping[str, str] | None = None) -> None:
+    ``formats`` maps a column to a format string; columns of ``left`` are set on the left, whatever
+    is in them.
+    """
+
+    def __init__(
+        self,
+        frame: pd.DataFrame,
+        formats: Mapping[str, str] | None = None,
+        left: Collection[str] = (),
+    ) -> None:
         formats = formats or {}
+        self.left = left
         self.cells = [
             [_text(v, formats.get(c, "{}")) for c, v in zip(frame.columns, row, strict=True)]
             for row in frame.itertuples(index=False)
@@ -113,25 +123,28 @@ class Table:
 
     def _repr_markdown_(self) -> str:
         columns = zip(self.columns, *self.cells, strict=True)
-        lines = [self.columns, [_rule(*column) for column in columns], *self.cells]
+        rules = [_rule(*column, left=column[0] in self.left) for column in columns]
+        lines = [self.columns, rules, *self.cells]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def facts(values: Mapping[str, object]) -> Table:
-    """Returns a table of two columns, what and its value; for the few numbers that a text is about.
-    """
-    return Table(pd.DataFrame({"": values.keys(), "value": [str(v) for v in values.values()]}))
+    """Returns a table of what there is and its value, for the few numbers that a text is about."""
+    frame = pd.DataFrame({"": values.keys(), "value": [str(value) for value in values.values()]})
+    return Table(frame, left=("", "value"))
 
 
-def _rule(header: str, *cells: str) -> str:
-    """The line between header and cells, as long as the column is wide: where a table does not fit
-    on a line, pandoc gives its columns these widths. Names stand on the left, numbers on the right.
+def _rule(header: str, *cells: str, left: bool = False) -> str:
+    """Returns the line between header and cells, as long as the column is wide.
+
+    Where a table does not fit on a line, pandoc gives its columns these widths. Names stand on the
+    left, numbers on the right.
 
     >>> _rule("worst case", "1.5%", "12.5%"), _rule("", "balanced", "replay")
     ('-------:', ':----------')
     """
     width = max(map(len, (*cells, *header.split())), default=0) + 3  # and what is left around them
-    names = all(cell[:1].isalpha() for cell in cells)
+    names = left or all(cell[:1].isalpha() for cell in cells)
     return f":{'-' * (width - 1)}" if names else f"{'-' * (width - 1)}:"
 
 

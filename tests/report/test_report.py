@@ -22,7 +22,7 @@ from common.report.pipeline import known_assignments, load_preset
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-RECORDED = ROOT / measurements.RECORDED
+RECORDED = ROOT / "data" / "epyc-2-cores" / "assignment2"
 ASSIGNMENTS = [f"assignment{number}" for number in range(5)]
 EXECUTED = (
     "assignment0_memory",

@@ -91,7 +91,7 @@ class UnsyncedDdp(DistributedDataParallel):
 def every_rank_keeps_its_weights() -> Iterator[None]:
     """DDP sends rank 0's weights in C++, so it gets an option; FSDP's are sent by broadcast."""
     with (
-        mock.patch("common.training.parallel.DistributedDataParallel", UnsyncedDdp),
+        mock.patch("common.training.ddp.DistributedDataParallel", UnsyncedDdp),
         mock.patch.object(dist, "broadcast"),
     ):
         yield
