@@ -22,7 +22,7 @@ STUDIES = {
     "text-scaling": ("text_scaling", "TextScalingStudy", "DDP on real texts, against one rank", 6),
     "remedies": ("remedies", "RemedyStudy", "changes proposed to a slow network, made", 7),
     "diagnosis": ("diagnosis", "DiagnosisStudy", "planted faults and what is named", 15),
-    "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 130),
+    "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 140),
     "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 15),
     "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 55),
 }

@@ -17,7 +17,7 @@ from common.errors import UserError
 from common.runtime.paths import project_root
 from common.runtime.run_directory import read_environment, write_atomically
 
-PRIVATE = ("host", "pid", "slurm_job_id")
+PRIVATE = ("host", "host_names", "pid", "slurm_job_id")
 SHARED_VARIABLES = ("NCCL_", "OMP_", "GLOO_", "MKL_", "PYTORCH_", "CUDA_VISIBLE", "SLURM_NNODES")
 LIMIT_BYTES = 2 * 2**20
 

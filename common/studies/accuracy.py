@@ -39,6 +39,8 @@ RANKS = project_root() / "common" / "studies" / "accuracy_ranks.py"
 SETUP_S = 8.0
 """Seconds that a job takes per host before its first round."""
 REPLAY = "replay"
+FREE = ("minutes_per_case", "minutes_per_replay", "continues")
+"""Settings in which a study may differ from the one that it continues."""
 MAX_BUCKETS, REPLAY_MAX_BUCKETS = 48, 16
 """Upper bounds on the buckets of a bucketing. A replay's is lower: its four processes or more share
 two cores, which then decide how long small messages take."""
@@ -86,11 +88,13 @@ class AccuracyStudy:
     minutes_per_case: float = 7.0
     """Time of a job for each of its networks. After two rounds it begins none that would end
     later."""
+    minutes_per_replay: float = 12.0
+    """The same for the replays, whose steps take seconds."""
     continues: str = ""
     """The run directory of a study that was cut."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "rounds", "max_rounds", "minutes_per_case")
+        require_positive(self, "rounds", "max_rounds", "minutes_per_case", "minutes_per_replay")
         require_positive(self, "replay_factor_per_host")
         require_positive(self, "calibration_rounds")
         names = list(self._batches())
@@ -157,7 +161,10 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
             folders = [scratch / f"{job.name}-{network}" for network in job.networks]
             if known.issuperset(folder.name for folder in folders):
                 continue
-            budget_s = 60 * study.minutes_per_case * len(job.networks) - SETUP_S * job.hosts
+            minutes = study.minutes_per_case
+            if job.model == REPLAY:
+                minutes = study.minutes_per_replay
+            budget_s = 60 * minutes * len(job.networks) - SETUP_S * job.hosts
             with progress.stage(job.name) as update:
                 _launch(study, job, max(1.0, budget_s), scratch, update)
             for folder in folders:
@@ -189,7 +196,7 @@ def _earlier_rows(study: AccuracyStudy) -> dict[str, list[dict]]:
         raise UserError(f"--continues {folder}: not an accuracy study ({error})") from None
     wanted = yaml.safe_load(yaml.safe_dump(asdict(study)))  # with lists, as they were written
     for name, value in wanted.items():
-        if name != "continues" and settings.get(name) != value:
+        if name not in FREE and settings.get(name) != value:
             raise UserError(
                 f"--continues {folder}: its {name} was {settings.get(name)}, now it is {value}"
             )

@@ -204,7 +204,7 @@ def cut_study(case, tmp_path) -> Path:
 @pytest.mark.two_ranks
 @pytest.mark.skipif(why_not() is not None, reason="no emulated hosts")
 def test_a_study_that_was_cut_goes_on_from_its_complete_cases(cut_study, tmp_path):
-    study = AccuracyStudy(**ONE_CASE, continues=str(cut_study))
+    study = AccuracyStudy(**ONE_CASE, minutes_per_case=9, continues=str(cut_study))
     done = run_study(study, str(tmp_path), StageProgress())
     for name in TABLES:
         before = pd.read_csv(cut_study / f"{name}.partial")

@@ -31,7 +31,7 @@ OFF_COLUMNS = (
 
 
 def regime_table(study: JudgedStudy) -> Table:
-    """Returns a row per group of cases: errors of pass and step, and of the same with other inputs."""
+    """Returns a row per group of cases: errors of pass and step, also with other inputs."""
     found = study.by_regime().reset_index()
     names = {
         "group": "",
@@ -51,7 +51,7 @@ def regime_table(study: JudgedStudy) -> Table:
 
 
 def judgement_table(study: JudgedStudy) -> Table:
-    """Returns a row per group of cases: what is left of the errors without the measurement's own."""
+    """Returns a row per group of cases: the errors without the measurement's own."""
     found = study.by_regime().reset_index()
     judged = found["judged"] > 0
 
@@ -123,7 +123,7 @@ def regret_facts(study: JudgedStudy) -> dict[str, str]:
 
 
 def off_table(study: JudgedStudy, limit: float = OFF) -> Table:
-    """Returns a row per case with a bucketing that is off by more than ``limit``, the worst first."""
+    """Returns a row per case with an error above ``limit``, the worst case first."""
     found = study.over(limit)
     cases = {case.name: case for case in study.cases}
     rows = []

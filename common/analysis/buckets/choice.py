@@ -67,7 +67,7 @@ def accuracy_facts(accuracy: Accuracy) -> dict[str, str]:
 
 
 def choice_facts(accuracy: Accuracy, best: BestCap) -> dict[str, str]:
-    """Returns which cap the model chooses, among the measured ones and of all, and what it costs."""
+    """Returns the cap that the model chooses, of the measured ones and of all, and its cost."""
     chosen = accuracy.predicted_best_mib
     facts = {
         "regret can be told from noise": "yes" if accuracy.regret > accuracy.noise_floor else "no",

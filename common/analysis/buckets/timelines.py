@@ -65,7 +65,7 @@ class MeasuredTimelines:
     table: pd.DataFrame
 
     def caps(self) -> list[float | None]:
-        """Returns the caps in MiB, in the order in which they were watched; None for DDP's default."""
+        """Returns the caps in MiB in the order they were watched; None for DDP's default."""
         found = self.table["bucket_cap_mib"].drop_duplicates()
         return [None if pd.isna(cap) else float(cap) for cap in found]
 
@@ -204,7 +204,7 @@ def largest_gaps(table: pd.DataFrame, count: int = 8) -> pd.DataFrame:
 
 
 def effect_by_term(table: pd.DataFrame) -> pd.Series:
-    """Returns what each kind of term contributes to the difference, in ms, in the order of TERMS."""
+    """Returns each kind of term's part of the difference, in ms, in the order of TERMS."""
     return table.groupby("term")["effect_ms"].sum().reindex(TERMS)
 
 

@@ -1,4 +1,4 @@
-"""The tables of predictions for clusters, and of the published sweeps that they are compared with."""
+"""The tables of predictions for clusters, and of published sweeps beside them."""
 
 from __future__ import annotations
 
