@@ -10,9 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 from job_files import submit_job_file
+from private_slurm import PrivateSlurm, private_slurm, why_not
 from stub_slurm import EndedJob, make_project, run_job_file
-
-from common.cluster.slurm import PrivateSlurm, private_slurm, why_not
 
 NEEDED = {"FUNCTION": "tuned_models:make"}
 """Variables without which a job file (launch-tune) refuses to run anything."""

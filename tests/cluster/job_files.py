@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.cluster.slurm import PrivateSlurm
+from private_slurm import PrivateSlurm
 
 ROOT = Path(__file__).resolve().parents[2]
 SBATCH = ROOT / "sbatch"

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from job_files import ROOT, SBATCH
+from private_slurm import PrivateSlurm, why_not
 
-from common.cluster.slurm import PrivateSlurm, why_not
 from common.data.token_shards import write_shard
 
 pytestmark = [

@@ -18,8 +18,8 @@ import psutil
 import pytest
 from expected_jobs import EXPECTED
 from job_files import CASES, ROOT, SBATCH, submit_job_file
+from private_slurm import Job, PrivateSlurm, why_not
 
-from common.cluster.slurm import Job, PrivateSlurm, why_not
 from common.runtime.device import gpus_visible
 
 pytestmark = [

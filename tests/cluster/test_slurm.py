@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from interruptible import start_interruptible
+from private_slurm import private_slurm, why_not
 
-from common.cluster.slurm import private_slurm, why_not
 from common.errors import RunFailed, UserError
 
 pytestmark = pytest.mark.xdist_group("slurm")
@@ -24,12 +24,13 @@ LASTING = """#!/bin/bash
 setsid sleep 1000 &
 srun --ntasks=2 --ntasks-per-node=1 bash -c 'touch "$FOLDER/$SLURMD_NODENAME"; sleep 1000'
 """
-HOLD = """
+HOLD = f"""
 import pathlib, sys, time
-from common.cluster.slurm import private_slurm
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from private_slurm import private_slurm
 with private_slurm() as cluster:
-    flags = ("--nodes=2", f"--output={sys.argv[1]}/log")
-    cluster.submit(sys.argv[2], *flags, variables={"FOLDER": sys.argv[1]})
+    flags = ("--nodes=2", f"--output={{sys.argv[1]}}/log")
+    cluster.submit(sys.argv[2], *flags, variables={{"FOLDER": sys.argv[1]}})
     print(cluster.folder, flush=True)
     time.sleep(1000)
 """

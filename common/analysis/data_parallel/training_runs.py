@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from common.analysis import runs
-from common.analysis.comparable import require_same
+from common.analysis.comparable import require_same, require_same_settings
 from common.errors import UserError
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.paths import relative_to_project
@@ -265,13 +265,11 @@ def compare(trained: Iterable[TrainingRun]) -> tuple[TrainingRun, ...]:
     newest: dict[tuple[str, int], TrainingRun] = {}
     for run in trained:
         newest.setdefault(run.key, run)
-    first, *others = newest.values()
-    for other in others:
-        for name in differing(first, other):
-            raise UserError(
-                f"{name} differs between {first.folder.name} ({first.settings.get(name)}) and "
-                f"{other.folder.name} ({other.settings.get(name)}): {ADVICE}"
-            )
+    require_same_settings(
+        [(run.folder.name, run.settings) for run in newest.values()],
+        {name: name for name in AGREEING},
+        ADVICE,
+    )
     require_same(((run.folder.name, run.environment) for run in newest.values()), ADVICE)
     return tuple(sorted(newest.values(), key=lambda run: (ORDER.index(run.strategy), run.ranks)))
 

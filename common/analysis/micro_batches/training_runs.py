@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.comparable import require_same
+from common.analysis.comparable import require_same, require_same_settings
 from common.analysis.data_parallel.training_runs import ranks_text
 from common.analysis.runs import Run
 from common.errors import UserError
@@ -86,6 +86,8 @@ AGREEING = {
     "slow_rank": "slow_rank",
 }
 """Settings in which compared runs agree, and their names in error messages."""
+RANKS = {"world_size": "number of ranks", "device": "device", "hardware": "hardware"}
+"""The same of the environment record."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,15 +237,11 @@ def check_comparable(one: MicroBatchRun, other: MicroBatchRun) -> None:
     """
     if one.folder.resolve() == other.folder.resolve():
         raise UserError(f"{relative_to_project(one.folder)}: compared with itself; name two runs")
-    for key, name in AGREEING.items():
-        _agree(name, one, one.settings.get(key), other, other.settings.get(key))
-    for key, name in (
-        ("world_size", "number of ranks"),
-        ("device", "device"),
-        ("hardware", "hardware"),
-    ):
-        _agree(name, one, one.environment.get(key), other, other.environment.get(key))
-    require_same((run.folder.name, run.environment) for run in (one, other))
+    both = (one, other)
+    advice = "these runs cannot be compared"
+    require_same_settings([(run.folder.name, run.settings) for run in both], AGREEING, advice)
+    require_same_settings([(run.folder.name, run.environment) for run in both], RANKS, advice)
+    require_same((run.folder.name, run.environment) for run in both)
     if common_steps(one, other).empty:
         raise UserError(f"{_both(one, other)} have no measured step in common")
     if same_batches(one, other):
@@ -297,14 +295,6 @@ def _same_tokens(one: MicroBatchRun, other: MicroBatchRun) -> None:
         raise UserError(
             f"{_both(one, other)}: step {step} has {first[step]:,.0f} tokens in one and "
             f"{second[step]:,.0f} in the other: their global batches are not of the same samples"
-        )
-
-
-def _agree(name: str, one: MicroBatchRun, value: object, other: MicroBatchRun, its: object) -> None:
-    if value != its:
-        raise UserError(
-            f"{name} differs between {one.folder.name} ({value}) and {other.folder.name} ({its}): "
-            "these runs cannot be compared"
         )
 
 

@@ -33,7 +33,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.cluster.slurm_configuration import PARTITIONS, write_configuration
+from slurm_configuration import PARTITIONS, write_configuration
+
 from common.errors import RunFailed, UserError
 from common.runtime.paths import search_path
 
