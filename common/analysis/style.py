@@ -23,6 +23,13 @@ BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, BLACK, GREY = "#CC79A7", "#56B4E9", "#000000", "#888888"
 CYCLE = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY)
 
+PLAIN = FuncFormatter(lambda value, _: f"{value:,g}")
+THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
+PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+"""What lies behind letters that stand on lines."""
+GOOD_EFFICIENCY = 0.8
+"""Efficiency above which scaling is called good."""
+
 DPI = 180
 STYLE = {
     "font.size": 9.5,
@@ -79,7 +86,7 @@ def cap_axis(axes: Axes, label: str) -> None:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(LogLocator(base=4))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(PLAIN)
     axes.set_xlabel(label)
 
 
@@ -95,7 +102,7 @@ def byte_axis(axes: Axes) -> None:
 def ms_axis(axes: Axes, label: str) -> None:
     """Makes a logarithmic axis in milliseconds with plain numbers."""
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(PLAIN)
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel(label)
 

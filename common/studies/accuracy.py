@@ -27,13 +27,12 @@ from common.cluster.launch import launch
 from common.errors import UserError
 from common.perfmodel.expected_error import ERRORS
 from common.report.progress import StageProgress
-from common.runtime.environment import describe_environment
 from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
 from common.runtime.recorder import require_positive
-from common.runtime.run_directory import RunDirectory
 from common.studies.accuracy_networks import FASTEST_MBIT, LOOPBACK, REGIMES, parse_network
 from common.studies.accuracy_tables import TABLES, case_rows
+from common.studies.study import study_run
 
 RANKS = project_root() / "common" / "studies" / "accuracy_ranks.py"
 SETUP_S = 8.0
@@ -147,11 +146,7 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
         raise UserError(reason)
     earlier = _earlier_rows(study)
     known = {row["case"] for row in earlier["cases.csv"]}
-    run = RunDirectory.create(
-        output_dir, "accuracy", asdict(study), describe_environment("gloo", "cpu", 2)
-    )
-    progress.say(f"accuracy study: {run.path}")
-    with run:
+    with study_run("accuracy", study, output_dir, progress, backend="gloo", ranks=2) as run:
         scratch = (run.path / "runs").absolute()  # ranks start in another folder
         scratch.mkdir()
         streams = {name: run.stream(name, columns) for name, columns in TABLES.items()}

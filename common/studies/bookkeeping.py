@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -20,10 +20,10 @@ from common.benchmarks.rounds import rotated
 from common.data.batches import BatchStream
 from common.perfmodel.one_device.workload import Workload
 from common.report.progress import StageProgress
-from common.runtime.environment import describe_environment
 from common.runtime.progress import Progress
 from common.runtime.recorder import require_positive
-from common.runtime.run_directory import RunDirectory, SampleStream
+from common.runtime.run_directory import SampleStream
+from common.studies.study import study_run, with_verdicts
 from common.training.loop import time_steps
 from common.training.step import TrainingStep
 
@@ -59,11 +59,7 @@ class NoStep:
 
 def run_study(study: BookkeepingStudy, output_dir: str, progress: StageProgress) -> Path:
     """Measures and judges; returns the run directory."""
-    run = RunDirectory.create(
-        output_dir, "bookkeeping", asdict(study), describe_environment(None, "cpu", 1)
-    )
-    progress.say(f"bookkeeping study: {run.path}")
-    with run:
+    with study_run("bookkeeping", study, output_dir, progress, backend=None, ranks=1) as run:
         recorded = run.stream("step-samples.csv", ("iteration", "step_time_ms"))
         with progress.stage(f"{3 * study.rounds} blocks of {study.steps} steps") as update:
             blocks = measure(study, recorded, update)
@@ -147,4 +143,4 @@ def judge(blocks: pd.DataFrame, own_us: float) -> pd.DataFrame:
         ("noise: the bare loop beside itself", None, noise),
     ]
     found = pd.DataFrame(rows, columns=["promise", "at_most", "found"])
-    return found.assign(held=found["found"] <= found["at_most"].fillna(float("inf")))
+    return with_verdicts(found)

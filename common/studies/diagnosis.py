@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -21,9 +21,8 @@ from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch, launch_series
 from common.errors import UserError
 from common.report.progress import StageProgress
-from common.runtime.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.run_directory import RunDirectory
+from common.studies.study import study_run
 
 RANKS = 2
 HEALTHY = "healthy"
@@ -263,11 +262,7 @@ def run_study(study: DiagnosisStudy, output_dir: str, progress: StageProgress) -
     if reason:
         progress.say(f"without the cases on emulated hosts: {reason}")
         cases = [case for case in cases if not case.rate]
-    run = RunDirectory.create(
-        output_dir, "diagnosis", asdict(study), describe_environment("gloo", "cpu", RANKS)
-    )
-    progress.say(f"diagnosis study: {run.path}")
-    with run:
+    with study_run("diagnosis", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:
         (run.path / "logs").mkdir()
         run_cases(cases, run.path, progress)
         table = faults_table(cases, run.path)

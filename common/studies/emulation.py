@@ -8,7 +8,7 @@ killed (``starts.csv``). ``verdicts.csv`` holds them against what was promised.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -17,10 +17,9 @@ from common.cluster.emulated import MAX_HOSTS, why_not
 from common.errors import UserError
 from common.perfmodel.recorded import UMD_A100, load_recorded
 from common.report.progress import StageProgress
-from common.runtime.environment import describe_environment
-from common.runtime.run_directory import RunDirectory
 from common.studies.cluster_starts import START_COLUMNS, survive
 from common.studies.ring_bandwidth import replay_bucket, ring_bandwidth, summarise
+from common.studies.study import study_run, with_verdicts
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,9 @@ def run_study(study: EmulationStudy, output_dir: str, progress: StageProgress) -
     reason = why_not()
     if reason:
         raise UserError(reason)
-    environment = describe_environment(None, "cpu", max(study.hosts))
-    run = RunDirectory.create(output_dir, "emulation", asdict(study), environment)
-    progress.say(f"emulation study: {run.path}")
-    with run:
+    with study_run(
+        "emulation", study, output_dir, progress, backend=None, ranks=max(study.hosts)
+    ) as run:
         scratch = run.path / "runs"
         scratch.mkdir()
         rings = ring_bandwidth(study.hosts, study.rates, scratch, progress)
@@ -87,5 +85,4 @@ def judge(rings: pd.DataFrame, replay: pd.DataFrame, starts: pd.DataFrame) -> pd
         ("left over after any start", None, 0, left.to_numpy().max()),
     ]
     table = pd.DataFrame(found, columns=["promise", "at_least", "at_most", "found"])
-    low, high = table["at_least"].fillna(float("-inf")), table["at_most"].fillna(float("inf"))
-    return table.assign(held=(table["found"] >= low) & (table["found"] <= high))
+    return with_verdicts(table)

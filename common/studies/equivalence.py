@@ -9,7 +9,7 @@ turns the noise of rounding into updates of full size.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,8 +20,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from common.cluster.launch import launch
 from common.errors import RunFailed
 from common.report.progress import StageProgress
-from common.runtime.environment import describe_environment
-from common.runtime.run_directory import RunDirectory
+from common.studies.study import study_run, with_verdicts
 from common.training.checkpoint_files import finished_checkpoints
 
 SCRIPT = Path(__file__).with_name("equivalence_ranks.py")
@@ -40,10 +39,12 @@ class EquivalenceStudy:
 
 def run_study(study: EquivalenceStudy, output_dir: str, progress: StageProgress) -> Path:
     """Runs all cases and judges them; returns the run directory."""
-    environment = describe_environment("gloo", "cpu", max(study.ranks))
-    run = RunDirectory.create(output_dir, "equivalence", asdict(study), environment)
-    progress.say(f"equivalence study: {run.path}")
-    with run, TemporaryDirectory(dir=run.path) as scratch:
+    with (
+        study_run(
+            "equivalence", study, output_dir, progress, backend="gloo", ranks=max(study.ranks)
+        ) as run,
+        TemporaryDirectory(dir=run.path) as scratch,
+    ):
         refused = False
         for ranks in study.ranks:
             with progress.stage(f"all strategies on {ranks} rank{'s' * (ranks > 1)}") as update:
@@ -138,7 +139,6 @@ def judge(differences: pd.DataFrame, refused: bool) -> pd.DataFrame:
                 found,
             )
         )
-    table = pd.DataFrame(rows, columns=["promise", "at_most", "found"])
-    table["held"] = table["found"] <= table["at_most"]
+    table = with_verdicts(pd.DataFrame(rows, columns=["promise", "at_most", "found"]))
     refusal = {"promise": "HYBRID_SHARD is refused on 2 ranks", "held": refused}
     return pd.concat([table, pd.DataFrame([refusal])], ignore_index=True)

@@ -11,7 +11,7 @@ import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -21,8 +21,7 @@ from common.perfmodel.memory import predict_memory
 from common.perfmodel.one_device.memory_fit import largest_batch
 from common.perfmodel.one_device.workload import Workload
 from common.report.progress import StageProgress
-from common.runtime.environment import describe_environment
-from common.runtime.run_directory import RunDirectory
+from common.studies.study import study_run, with_verdicts
 
 GB = 10**9
 GPU_OVERHEAD_GB = 1.0
@@ -105,13 +104,12 @@ class MemoryStudy:
 
 def run_study(study: MemoryStudy, output_dir: str, progress: StageProgress) -> Path:
     """Measures with both oracles and judges the predictions; returns the run directory."""
-    environment = describe_environment(None, "cpu", 1, "tensors without data")
-    run = RunDirectory.create(output_dir, "memory", asdict(study), environment)
-    progress.say(f"memory study: {run.path}")
     small = [
         replace(Workload(**SMALL, optimizer_implementation="fused"), **option) for option in OPTIONS
     ]
-    with run:
+    with study_run(
+        "memory", study, output_dir, progress, backend=None, ranks=1, note="tensors without data"
+    ) as run:
         with progress.stage(f"allocator, {len(small)} real steps of gpt2-nano") as update:
             allocated = _table(_each(_allocated, small, study.processes), small, update)
         run.write_table("memory-allocator.csv", allocated)
@@ -136,8 +134,7 @@ def judge(tracked: pd.DataFrame, allocated: pd.DataFrame) -> pd.DataFrame:
         error = (table["predicted_bytes"] / table["measured_bytes"] - 1).abs()
         rows.append((f"median error against the {oracle}", 0.03, error.median()))
         rows.append((f"largest error against the {oracle}", 0.08, error.max()))
-    found = pd.DataFrame(rows, columns=["promise", "at_most", "found"])
-    return found.assign(held=found["found"] <= found["at_most"])
+    return with_verdicts(pd.DataFrame(rows, columns=["promise", "at_most", "found"]))
 
 
 def largest_batches(study: MemoryStudy) -> pd.DataFrame:

@@ -12,7 +12,7 @@ its notebook reads it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +21,9 @@ import pandas as pd
 from common.analysis.micro_batches.slow_rank import CLOSE, slow_summary
 from common.cluster.launch import launch
 from common.report.progress import StageProgress
-from common.runtime.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.recorder import require_positive
-from common.runtime.run_directory import RunDirectory
+from common.studies.study import study_run, with_verdicts
 
 RANKS = 2
 LOSS_TOLERANCE = 1e-5
@@ -74,10 +73,6 @@ class MicroBatchStudy:
 
 def run_study(study: MicroBatchStudy, output_dir: str, progress: StageProgress) -> Path:
     """Trains, compares, simulates and judges; returns the run directory."""
-    run = RunDirectory.create(
-        output_dir, "micro-batches", asdict(study), describe_environment("gloo", "cpu", RANKS)
-    )
-    progress.say(f"micro-batches study: {run.path}")
     common = ["--model_name", "small", "--dataset_dir", str(Path(study.dataset_dir).absolute())]
     common += ["--global_batch", study.global_batch, "--max_length", study.max_length]
     common += ["--max_train_samples", study.max_train_samples]
@@ -90,7 +85,9 @@ def run_study(study: MicroBatchStudy, output_dir: str, progress: StageProgress) 
             log = run.path / "logs" / f"{name}.log"
             launch(SCRIPTS / script, [*map(str, (*flags, *where))], ranks, log, on_output=update)
 
-    with run:
+    with study_run(
+        "micro-batches", study, output_dir, progress, backend="gloo", ranks=RANKS
+    ) as run:
         (run.path / "logs").mkdir()
         training = ("--steps", study.train_steps, "--lr", study.lr, "--eval_samples", 0)
         for name, mode in (
@@ -142,11 +139,8 @@ def judge(folder: Path) -> pd.DataFrame:
         rows += judge_modes(times, dataset)
     rows += judge_planning(pd.read_csv(folder / "simulate_modes" / "planning-times.csv"))
     rows += judge_slowed(pd.read_csv(folder / "compare_modes" / "slow-rank.csv"))
-    table = pd.DataFrame(rows, columns=["promise", "at_most", "found"]).astype(
-        {"at_most": float, "found": float}
-    )
-    held = (table["found"] <= table["at_most"]).astype(object)
-    return table.assign(held=held.where(table["at_most"].notna(), ""))
+    table = pd.DataFrame(rows, columns=["promise", "at_most", "found"])
+    return with_verdicts(table.astype({"at_most": float, "found": float}))
 
 
 def judge_planning(times: pd.DataFrame) -> list[tuple[str, float, float]]:

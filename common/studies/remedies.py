@@ -9,7 +9,7 @@ speedups, ``accuracies.csv`` the trainings.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -18,11 +18,10 @@ from common.analysis.diagnosis.changes import Changes, open_changes
 from common.cluster.emulated import EmulatedCluster
 from common.cluster.launch import launch, launch_series
 from common.report.progress import StageProgress
-from common.runtime.environment import describe_environment
 from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
 from common.runtime.recorder import require_positive
-from common.runtime.run_directory import RunDirectory
+from common.studies.study import study_run
 
 SCRIPTS = project_root() / "assignments" / "assignment4"
 HOSTS = 2
@@ -57,11 +56,7 @@ class RemedyStudy:
 
 def run_study(study: RemedyStudy, output_dir: str, progress: StageProgress) -> Path:
     """Sweeps, runs the proposed changes and trains; returns the run directory."""
-    run = RunDirectory.create(
-        output_dir, "remedies", asdict(study), describe_environment("gloo", "cpu", HOSTS)
-    )
-    progress.say(f"remedies study: {run.path}")
-    with run:
+    with study_run("remedies", study, output_dir, progress, backend="gloo", ranks=HOSTS) as run:
         (run.path / "logs").mkdir()
         cluster = EmulatedCluster.of(HOSTS, [study.rate])
         folder = run.path / f"emulated-{HOSTS}x{study.rate}"

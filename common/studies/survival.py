@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -21,9 +21,7 @@ import pandas as pd
 from common.data.markov_text import synthetic_shards
 from common.errors import RunFailed, UserError, unknown_name
 from common.report.progress import StageProgress
-from common.runtime.environment import describe_environment
 from common.runtime.recorder import require_not_negative, require_positive
-from common.runtime.run_directory import RunDirectory
 from common.studies.damaged_checkpoints import resume_from_damaged
 from common.studies.killed_runs import (
     RANKS,
@@ -35,6 +33,7 @@ from common.studies.killed_runs import (
     run_to_the_end,
     unreadable,
 )
+from common.studies.study import study_run
 from common.training.checkpoint_files import OLD, PARTIAL, finished_checkpoints
 
 STRATEGIES = ("DDP", "FULL_SHARD", "SHARD_GRAD_OP")
@@ -97,11 +96,8 @@ class SurvivalStudy:
 
 def run_study(study: SurvivalStudy, output_dir: str, progress: StageProgress) -> Path:
     """Runs all three parts and judges them; returns the run directory."""
-    environment = describe_environment("gloo", "cpu", RANKS)
-    run = RunDirectory.create(output_dir, "survival", asdict(study), environment)
-    progress.say(f"survival study: {run.path}")
-    runs = (run.path / "runs").absolute()
-    with run:
+    with study_run("survival", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:
+        runs = (run.path / "runs").absolute()
         data = synthetic_shards(runs / "tokens", DATA_TOKENS)
         references = {}
         with progress.stage("undisturbed runs"):

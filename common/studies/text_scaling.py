@@ -12,7 +12,7 @@ must agree within the spread of the seeds.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +21,10 @@ import pandas as pd
 from common.cluster.launch import launch_series
 from common.errors import RunFailed, UserError
 from common.report.progress import StageProgress
-from common.runtime.environment import describe_environment
 from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
 from common.runtime.recorder import require_positive
-from common.runtime.run_directory import RunDirectory
+from common.studies.study import study_run, with_verdicts
 
 SCRIPT = project_root() / "assignments" / "assignment4" / "train_text.py"
 RANKS = (1, 2)
@@ -91,11 +90,9 @@ def cases(study: TextScalingStudy) -> Iterator[Case]:
 
 def run_study(study: TextScalingStudy, output_dir: str, progress: StageProgress) -> Path:
     """Trains all cases on one and on two ranks and compares them; returns the run directory."""
-    run = RunDirectory.create(
-        output_dir, "text-scaling", asdict(study), describe_environment("gloo", "cpu", max(RANKS))
-    )
-    progress.say(f"text-scaling study: {run.path}")
-    with run:
+    with study_run(
+        "text-scaling", study, output_dir, progress, backend="gloo", ranks=max(RANKS)
+    ) as run:
         logs = run.path / "logs"
         logs.mkdir()
         for ranks in RANKS:
@@ -192,5 +189,4 @@ def judge(losses: pd.DataFrame, accuracies: pd.DataFrame) -> pd.DataFrame:
         seeds = table["seed"].nunique()
         promise = f"{dataset}: mean accuracies apart, within the spread of {seeds} seeds"
         rows.append((promise, spread, apart))
-    table = pd.DataFrame(rows, columns=["promise", "at_most", "found"])
-    return table.assign(held=table["found"] <= table["at_most"])
+    return with_verdicts(pd.DataFrame(rows, columns=["promise", "at_most", "found"]))

@@ -30,9 +30,8 @@ import pandas as pd
 from common.cluster.launch import launch
 from common.errors import RunFailed, UserError
 from common.report.progress import StageProgress
-from common.runtime.environment import describe_environment
 from common.runtime.recorder import require_positive
-from common.runtime.run_directory import RunDirectory
+from common.studies.study import study_run, with_verdicts
 
 OURS, THEIRS = "ours", "transformers"
 RANKS = 2
@@ -97,11 +96,7 @@ def run_study(study: TrainerStudy, output_dir: str, progress: StageProgress) -> 
             "transformers' Trainer needs the package accelerate, which is not installed: "
             "uv pip install accelerate"
         )
-    run = RunDirectory.create(
-        output_dir, "trainer", asdict(study), describe_environment("gloo", "cpu", RANKS)
-    )
-    progress.say(f"trainer study: {run.path}")
-    with run:
+    with study_run("trainer", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:
         scratch = run.path / "runs"
         scratch.mkdir()
         with progress.stage("speed beside transformers' Trainer") as update:
@@ -218,5 +213,4 @@ def judge(ratios: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
         rows.append((promise, None, ALLOWED_SHARE, share.median(), share.min(), share.max()))
     columns = ["promise", "at_least", "at_most", "found", "lowest", "highest"]
     table = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[1:], float))
-    low, high = table["at_least"].fillna(float("-inf")), table["at_most"].fillna(float("inf"))
-    return table.assign(held=(table["found"] >= low) & (table["found"] <= high))
+    return with_verdicts(table)

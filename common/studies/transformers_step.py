@@ -19,7 +19,7 @@ import itertools
 import resource
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import pandas as pd
@@ -31,11 +31,11 @@ from common.errors import RunFailed
 from common.models.gpt2 import GPT2
 from common.perfmodel.one_device.workload import Workload
 from common.report.progress import StageProgress
-from common.runtime.environment import describe_environment
 from common.runtime.kept_memory import kept_memory
 from common.runtime.recorder import require_not_negative, require_positive
-from common.runtime.run_directory import RunDirectory, SampleStream
+from common.runtime.run_directory import SampleStream
 from common.runtime.seeding import seed_everything
+from common.studies.study import study_run, with_verdicts
 from common.training.loop import time_steps
 from common.training.step import TrainingStep, build_model
 
@@ -124,11 +124,7 @@ def run_study(study: TransformersStudy, output_dir: str, progress: StageProgress
     Raises:
         RunFailed: the two sides do not compute the same.
     """
-    run = RunDirectory.create(
-        output_dir, "transformers", asdict(study), describe_environment(None, "cpu", 1)
-    )
-    progress.say(f"transformers study: {run.path}")
-    with run:
+    with study_run("transformers", study, output_dir, progress, backend=None, ranks=1) as run:
         pairs = {
             name: (study.workload(**PAIRINGS[name]), study.workload(**PAIRINGS[name]))
             for name in study.pairings
@@ -301,6 +297,5 @@ def judge(samples: pd.DataFrame) -> pd.DataFrame:
             found = ratio.median()
             spread = {"lowest": ratio.min(), "highest": ratio.max()}
             promise = f"their time over ours: {pairing}{how}"
-            row = {"promise": promise, "at_least": aim, "found": found} | spread
-            rows.append(row | {"held": found >= aim})
-    return pd.DataFrame(rows)
+            rows.append({"promise": promise, "at_least": aim, "found": found} | spread)
+    return with_verdicts(pd.DataFrame(rows))

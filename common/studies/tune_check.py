@@ -10,7 +10,7 @@ an interval wider than ``HALF_WIDTH`` to either side, the case is not judged.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -19,11 +19,10 @@ from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError
 from common.report.progress import StageProgress
-from common.runtime.environment import describe_environment
 from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
 from common.runtime.recorder import require_positive
-from common.runtime.run_directory import RunDirectory
+from common.studies.study import study_run, with_verdicts
 from common.tuning.exhaustive import runoff_regret
 from common.tuning.launched import tune_on_ranks
 from common.tuning.recommendation import Recommendation
@@ -73,10 +72,7 @@ def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Pat
         UserError: this machine cannot emulate hosts.
     """
     networks = networks_of(study)
-    environment = describe_environment("gloo", "cpu", RANKS)
-    run = RunDirectory.create(output_dir, "tune", asdict(study), environment)
-    progress.say(f"tune study: {run.path}")
-    with run:
+    with study_run("tune", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:
         rows = []
         for name, hosts in networks.items():
             for model in study.models:
@@ -200,5 +196,4 @@ def judge(cases: pd.DataFrame) -> pd.DataFrame:
         ("share of the cases whose regret is known too badly", 0.0, 1 - len(judged) / len(cases)),
         ("tuning takes this share of the sweep", SHARE, cases["share"].max()),
     ]
-    table = pd.DataFrame(found, columns=["promise", "at_most", "found"])
-    return table.assign(held=table["found"] <= table["at_most"])
+    return with_verdicts(pd.DataFrame(found, columns=["promise", "at_most", "found"]))

@@ -8,7 +8,7 @@ over the runs.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -20,11 +20,10 @@ from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError
 from common.report.progress import StageProgress
-from common.runtime.environment import describe_environment
 from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
 from common.runtime.recorder import require_positive
-from common.runtime.run_directory import RunDirectory
+from common.studies.study import study_run
 
 ASSIGNMENTS = project_root() / "assignments"
 CONFIG = ASSIGNMENTS / "assignment1" / "configs" / "laptop.yaml"
@@ -53,11 +52,7 @@ def run_study(study: WholeStepsStudy, output_dir: str, progress: StageProgress) 
     if reason := why_not():
         raise UserError(reason)
     cluster = EmulatedCluster.of(HOSTS, [study.rate])
-    run = RunDirectory.create(
-        output_dir, "steps", asdict(study), describe_environment("gloo", "cpu", HOSTS)
-    )
-    progress.say(f"steps study: {run.path}")
-    with run:
+    with study_run("steps", study, output_dir, progress, backend="gloo", ranks=HOSTS) as run:
         tables = []
         for number in range(study.runs):
             folder = (run.path / f"run-{number + 1}" / f"emulated-{HOSTS}x{study.rate}").absolute()

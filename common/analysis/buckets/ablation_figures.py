@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from common.analysis.buckets.ablation import ADDED, LEFT_OUT
 from common.analysis.buckets.sweep import BucketSweep
-from common.analysis.style import BLACK, BLUE, CYCLE, GREY, cap_axis, figure
+from common.analysis.style import BLACK, BLUE, CYCLE, GREY, PLAIN, cap_axis, figure
 
 MARKERS = "os^Dv"
 BESIDE = 0.16
@@ -56,7 +56,7 @@ def plot_terms(table: pd.DataFrame, caption: str) -> Figure:
         for axes in (left, right):
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.xaxis.set_major_formatter(PLAIN)
             axes.xaxis.set_minor_formatter(NullFormatter())
             axes.set_xlabel("median error (%)")
         fig.legend(loc="outside upper center", ncols=len(networks) + 2, fontsize=8)

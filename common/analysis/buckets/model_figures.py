@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import NullFormatter
 
 from common.analysis.style import (
     BLACK,
@@ -15,6 +15,7 @@ from common.analysis.style import (
     CYCLE,
     GREY,
     ORANGE,
+    PLAIN,
     RED,
     SKY,
     SMALLEST_CAP_MIB,
@@ -144,7 +145,7 @@ def sensitivity(table: pd.DataFrame, caption: str) -> Figure:
                 label="by hand: b*, without the\nlimit of the tensors' sizes",
             )
             axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_major_formatter(PLAIN)
             axes.yaxis.set_minor_formatter(NullFormatter())
             cap_axis(axes, f"{quantity}, factor")
         for axes in grid.flat[len(quantities) :]:

@@ -15,6 +15,7 @@ from common.analysis.style import (
     GREEN,
     GREY,
     ORANGE,
+    PLAIN,
     PURPLE,
     RED,
     SKY,
@@ -90,7 +91,7 @@ def best_caps(predictions: Mapping[str, ScaleOut], scaling: str = "weak") -> Fig
                 zorder=0,
             )
             axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_major_formatter(PLAIN)
             axes.yaxis.set_minor_formatter(NullFormatter())
             _gpu_axis(axes, rows["gpus"].tolist())
             axes.set_title(name, loc="left", fontsize=9)

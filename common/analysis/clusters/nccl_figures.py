@@ -18,7 +18,7 @@ from common.analysis.clusters.nccl_accuracy import (
     predictions,
     published_all_reduces,
 )
-from common.analysis.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, figure, size_text
+from common.analysis.style import BLACK, BLUE, GREEN, GREY, ORANGE, PLAIN, SKY, figure, size_text
 from common.perfmodel.collectives import AlphaBeta, algorithm_bandwidth
 
 STYLES = {
@@ -68,7 +68,7 @@ def _bandwidths(axes: Axes, table: PublishedAllReduce) -> None:
     for name, (model, style) in lines.items():
         axes.plot(dense, algorithm_bandwidth(dense, model.time_s(dense)) / 1e9, label=name, **style)
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(PLAIN)
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlim(left=max(sizes[0], 2**14))
     visible = measured[sizes >= 2**14]

@@ -5,15 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from common.analysis.data_parallel.emulated_strategies import EmulatedStrategies
 from common.analysis.data_parallel.strategy_times import StrategyTimes, micro_batches
 from common.analysis.data_parallel.training_figures import COLOURS
 from common.analysis.data_parallel.training_runs import strategy_name
-from common.analysis.style import BLACK, BLUE, GREY, ORANGE, SKY, figure
-
-THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
+from common.analysis.style import BLACK, BLUE, GREY, ORANGE, SKY, THOUSANDS, figure
 
 
 def step_times(strategies: StrategyTimes, only: tuple[str, ...] = ()) -> Figure:

@@ -18,7 +18,7 @@ from common.analysis.diagnosis.diagnosis import diagnosis_lines
 from common.analysis.diagnosis.evidence import choose_run
 from common.analysis.runs import Run, complete_runs
 from common.analysis.scaling.sweep_speedups import NO_CHANGE, sweep_speedups
-from common.analysis.style import BLUE, GREY, ORANGE, Table, facts, figure
+from common.analysis.style import BLUE, GOOD_EFFICIENCY, GREY, ORANGE, Table, facts, figure
 from common.perfmodel.tables import read_table
 from common.runtime.paths import relative_to_project
 
@@ -32,7 +32,6 @@ PREDICTED = (
     "predicted_speedup",
     "predicted_efficiency",
 )
-GOOD_EFFICIENCY = 0.8
 CLOSE = 0.10
 """A prediction this close to what was achieved is called right."""
 

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from common.analysis.micro_batches.length_figures import RANK_MARKERS
 from common.analysis.micro_batches.mode_comparison import CONTROL, STATIC, ModeComparison
@@ -17,11 +17,7 @@ from common.analysis.micro_batches.simulation import Simulation
 from common.analysis.micro_batches.slow_rank import NOT_TOLD, TOLD, relative_factors, slow_steps
 from common.analysis.micro_batches.training_figures import COLOURS
 from common.analysis.micro_batches.training_runs import mode_name
-from common.analysis.style import BLACK, BLUE, CYCLE, GREY, RED, figure
-
-PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
-"""Behind a number, so that a line through it leaves it readable."""
-PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
+from common.analysis.style import BLACK, BLUE, CYCLE, GREY, PLAIN, PLATE, RED, THOUSANDS, figure
 
 
 def mode_ratios(comparison: ModeComparison) -> Figure:
@@ -258,5 +254,5 @@ def _ranks_axis(axes: Axes, sizes: Sequence[float]) -> None:
             named.append(size)
     axes.set_xticks(named)
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_major_formatter(THOUSANDS)
     axes.set_xlabel("ranks")

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from common.analysis.one_device.options import ALL, OptionsRun
 from common.analysis.one_device.throughput import ThroughputRun
-from common.analysis.style import BLACK, BLUE, GREY, ORANGE, RED, figure
+from common.analysis.style import BLACK, BLUE, GREY, ORANGE, RED, THOUSANDS, figure
 
 WIDE_TICKS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16)
 NARROW_TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4)
@@ -38,7 +38,7 @@ def batch_sweep(run: ThroughputRun) -> Figure:
         _batch_axis(axes, run.batches["batch_size"])
         axes.set_ylabel("throughput (tokens/s)")
         axes.set_ylim(0, 1.25 * high.max())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.yaxis.set_major_formatter(THOUSANDS)
         axes.legend(loc="lower right", fontsize=8)
     return fig
 

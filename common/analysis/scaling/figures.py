@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
 from common.analysis.scaling.laws import USL
 from common.analysis.scaling.sweep_run import Series, SweepRun, arm_name
@@ -18,9 +18,11 @@ from common.analysis.style import (
     BLACK,
     BLUE,
     CYCLE,
+    GOOD_EFFICIENCY,
     GREEN,
     GREY,
     ORANGE,
+    PLAIN,
     PURPLE,
     RED,
     SKY,
@@ -28,8 +30,6 @@ from common.analysis.style import (
 )
 from common.perfmodel.scaling.published_mlp import LARGEST_SLOWDOWN, MEAN_SLOWDOWN, Explanation
 
-PLAIN = FuncFormatter(lambda value, _: f"{value:,g}")
-GOOD_EFFICIENCY = 0.8
 PART_COLOURS = dict(zip(PARTS, (GREY, SKY, BLUE, PURPLE, ORANGE, GREEN), strict=True))
 MARKERS = "os^DvP"
 BAR_HEIGHT = 0.34

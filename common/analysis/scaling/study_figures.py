@@ -21,11 +21,22 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from common.analysis.scaling.figures import PLAIN
 from common.analysis.scaling.speedups import Speedup
 from common.analysis.scaling.study import Compared
 from common.analysis.scaling.text_study import passes, updates_per_epoch
-from common.analysis.style import BLACK, BLUE, CYCLE, GREEN, GREY, RED, SKY, figure
+from common.analysis.style import (
+    BLACK,
+    BLUE,
+    CYCLE,
+    GOOD_EFFICIENCY,
+    GREEN,
+    GREY,
+    PLAIN,
+    PLATE,
+    RED,
+    SKY,
+    figure,
+)
 
 ONE_RANK, COUNTED, PRINTED, PER_SAMPLE = "one rank", "counted", "printed", "per sample"
 LABELS = {
@@ -35,15 +46,12 @@ LABELS = {
     PER_SAMPLE: "per sample",
 }
 COLOURS = {ONE_RANK: SKY, COUNTED: BLUE, PRINTED: GREY, PER_SAMPLE: GREEN}
-GOOD_SHARE = 0.8
 HIGHEST = 1.2
 """Wide intervals are cut off at so many times the ideal."""
 NAME_LETTERS = 18
 PERCENT = PercentFormatter(1, symbol=" %")
 THOUSANDS = StrMethodFormatter("{x:,.0f}")
 MARKERS = "osD^vP*X"
-PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
-"""Behind a number on a bar, so that it can be read."""
 
 
 def epoch_time_detailed(compared: Sequence[Compared], caption: str) -> Figure:
@@ -230,7 +238,7 @@ def _error(found: Speedup, scale: float) -> list[list[float]] | None:
 
 def _reference(axes: Axes, ends: tuple[float, float], ideal: float) -> None:
     """Draws the ideal and 80 % of it."""
-    for share, style, name in ((1.0, "--", "ideal"), (GOOD_SHARE, ":", "80 % of the ideal")):
+    for share, style, name in ((1.0, "--", "ideal"), (GOOD_EFFICIENCY, ":", "80 % of the ideal")):
         axes.hlines(ideal * share, *ends, color=BLACK, linestyle=style, linewidth=1.2, label=name)
 
 

@@ -1,0 +1,58 @@
+"""What all studies do: make a run directory, say where, and hold what was found to promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from common.report.progress import StageProgress
+from common.runtime.environment import describe_environment
+from common.runtime.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+@contextmanager
+def study_run(
+    name: str,
+    study: DataclassInstance,
+    output_dir: str,
+    progress: StageProgress,
+    *,
+    backend: str | None,
+    ranks: int,
+    note: str = "",
+) -> Iterator[RunDirectory]:
+    """Opens a study's run directory; it is complete if the block ends without an error.
+
+    Args:
+        name: of the study, which the run directory is labelled with.
+        study: its settings.
+        backend, ranks, note: what the environment record says of the process group.
+    """
+    environment = describe_environment(backend, "cpu", ranks, note)
+    run = RunDirectory.create(output_dir, name, asdict(study), environment)
+    progress.say(f"{name} study: {run.path}")
+    with run:
+        yield run
+
+
+def with_verdicts(table: pd.DataFrame) -> pd.DataFrame:
+    """Adds ``held``: whether ``found`` is within the bounds; empty where nothing was promised.
+
+    Args:
+        table: a row per promise, with ``found`` and one or both of ``at_least`` and ``at_most``,
+            which are missing where there is no such bound.
+    """
+    held, promised = pd.Series(True, table.index), pd.Series(False, table.index)
+    for column, within in (("at_least", pd.Series.ge), ("at_most", pd.Series.le)):
+        if column in table:
+            bound = table[column].astype(float)
+            held &= within(table["found"].astype(float), bound) | bound.isna()
+            promised |= bound.notna()
+    return table.assign(held=held.astype(object).where(promised, ""))
