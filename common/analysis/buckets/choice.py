@@ -88,7 +88,8 @@ def spread_facts(accuracy: Accuracy) -> dict[str, str]:
     """Returns how much the choice of the cap matters at all on this system."""
     times = accuracy.table["measured_ms"]
     worst = accuracy.table.loc[times.idxmax()]
-    buckets = f"{worst['num_buckets']:.0f} buckets"
+    count = int(worst["num_buckets"])
+    buckets = "1 bucket" if count == 1 else f"{count} buckets"
     return {
         "worst measured cap": f"{worst['bucket_cap_mib']:g} MiB, {buckets}",
         "its T(b) over the best cap's": f"{times.max() / times.min():.2f}",
