@@ -1,6 +1,6 @@
-"""The tables that a scaling measurement writes and that its analysis and diagnosis read.
+"""The columns of the tables that one room writes and another reads, named once.
 
-Every program of assignment 4 (benchmark, sweep, text training) writes the same ones, so that a
+Every program of assignment 4 (benchmark, sweep, text training) writes the same tables, so that a
 cause is looked for in the same place whatever was run. None says what was done to a run: only what
 was counted and timed. One row per rank unless said otherwise; times in ms, sizes in bytes.
 """
@@ -144,3 +144,23 @@ columns. ``epoch_time_s`` is from the first step to the end of the evaluation.""
 
 METRIC_COLUMNS = ("epoch", "train_loss", "train_time", "val_loss", "val_acc")
 """``metrics.csv``, as the original wrote it: one row per epoch; ``train_time`` in seconds."""
+MICRO_BATCH_COLUMNS = (
+    "step",
+    "rank",
+    "local_batch",
+    "max_seq_len_in_batch",
+    "padded_tokens",
+    "step_time_ms",
+    "peak_mem_mb",
+    "throughput_samples_per_s",
+    "throughput_tokens_per_s",
+    "tokens",
+    "compute_time_ms",
+    "waiting_time_ms",
+    "communication_time_ms",
+    "planning_time_ms",
+    "planning_work_ms",
+    "halvings",
+    "warmup",
+)
+"""``metrics/rank<r>.csv`` of training on micro-batches: a row per step and rank."""

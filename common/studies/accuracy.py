@@ -189,6 +189,11 @@ def _earlier_rows(study: AccuracyStudy) -> dict[str, list[dict]]:
         tables = {name: pd.read_csv(path, dtype=object) for name, path in paths.items()}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"--continues {folder}: not an accuracy study ({error})") from None
+    if not isinstance(settings, dict):
+        raise UserError(f"--continues {folder}: its config.yaml has no settings")
+    for name, table in tables.items():
+        if missing := set(TABLES[name]) - set(table.columns):
+            raise UserError(f"--continues {folder}: its {name} has no column {min(missing)}")
     wanted = yaml.safe_load(yaml.safe_dump(asdict(study)))  # with lists, as they were written
     for name, value in wanted.items():
         if name not in FREE and settings.get(name) != value:

@@ -7,27 +7,9 @@ from collections.abc import Mapping, Sequence
 from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
 from common.scheduling.loader import MicroBatch
+from common.tables import MICRO_BATCH_COLUMNS
 from common.training.micro_batch_step import StepParts
 
-METRIC_COLUMNS = (
-    "step",
-    "rank",
-    "local_batch",
-    "max_seq_len_in_batch",
-    "padded_tokens",
-    "step_time_ms",
-    "peak_mem_mb",
-    "throughput_samples_per_s",
-    "throughput_tokens_per_s",
-    "tokens",
-    "compute_time_ms",
-    "waiting_time_ms",
-    "communication_time_ms",
-    "planning_time_ms",
-    "planning_work_ms",
-    "halvings",
-    "warmup",
-)
 LOSS_COLUMNS = ("step", "loss", "learning_rate")
 
 
@@ -81,7 +63,7 @@ class MicroBatchLog:
         self._metrics, self._losses = [], None
         if recorder.run:
             self._metrics = [
-                recorder.run.stream(f"metrics/rank{rank}.csv", METRIC_COLUMNS)
+                recorder.run.stream(f"metrics/rank{rank}.csv", MICRO_BATCH_COLUMNS)
                 for rank in range(worker.world_size)
             ]
             self._losses = recorder.run.stream("losses.csv", LOSS_COLUMNS)
@@ -119,7 +101,7 @@ class MicroBatchLog:
             of_all = {name: ranks[0][name] for name in ("step", "learning_rate")}
             self._losses.write([of_all | {"loss": loss}])
             for rank, row in enumerate(split_exchange(ranks)):
-                own = {name: row[name] for name in METRIC_COLUMNS if name != "rank"}
+                own = {name: row[name] for name in MICRO_BATCH_COLUMNS if name != "rank"}
                 self._metrics[rank].write([own | {"rank": rank}])
         slowest = max(ranks, key=lambda row: row["step_time_ms"])
         return {"step": slowest["step"], "loss": loss, "step_time_ms": slowest["step_time_ms"]}

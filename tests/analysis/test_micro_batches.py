@@ -32,6 +32,7 @@ from common.analysis.micro_batches.training_runs import (
 )
 from common.errors import UserError
 from common.runtime.script import exit_status, parse_settings
+from common.tables import MICRO_BATCH_COLUMNS
 
 STATIC = [[500.0, 900.0], [40.0, 60.0], [40.0, 100.0], [80.0, 40.0]]
 DYNAMIC = [[500.0, 900.0], [30.0, 28.0], [50.0, 48.0], [38.0, 40.0]]
@@ -194,7 +195,7 @@ def test_the_timeline_adds_up_to_the_steps_it_shows(tmp_path: Path) -> None:
 
 def test_merged_rows_keep_the_columns_of_the_ranks(tmp_path: Path) -> None:
     runs = [read(folder) for folder in write_two(tmp_path)]
-    assert merged(runs).columns.tolist() == ["mode", *training_runs.COLUMNS]
+    assert merged(runs).columns.tolist() == ["mode", *MICRO_BATCH_COLUMNS]
 
 
 # Bad input

@@ -216,9 +216,16 @@ def test_a_study_that_was_cut_goes_on_from_its_complete_cases(cut_study, tmp_pat
 @pytest.mark.two_ranks
 @pytest.mark.skipif(why_not() is not None, reason="no emulated hosts")
 def test_only_the_same_study_is_continued(cut_study, tmp_path):
+    listed, other = tmp_path / "listed", tmp_path / "other"
+    shutil.copytree(cut_study, listed)
+    (listed / "config.yaml").write_text("- 1\n")
+    shutil.copytree(cut_study, other)
+    (other / "cases.csv.partial").write_text("model\nmlp\n")
     for settings, message in [
         ({"continues": str(cut_study), "rounds": 9}, "its rounds was 8, now it is 9"),
         ({"continues": str(tmp_path / "none")}, "not an accuracy study"),
+        ({"continues": str(listed)}, "its config.yaml has no settings"),
+        ({"continues": str(other)}, "its cases.csv has no column added_latency_ms"),
     ]:
         with pytest.raises(UserError, match=message):
             run_study(AccuracyStudy(**(ONE_CASE | settings)), str(tmp_path), StageProgress())

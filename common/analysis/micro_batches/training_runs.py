@@ -15,29 +15,10 @@ from common.analysis.runs import Run
 from common.errors import UserError
 from common.perfmodel.tables import numbers, read_table
 from common.runtime.paths import project_root, relative_to_project
+from common.tables import MICRO_BATCH_COLUMNS
 
 FIRST_RANK = "metrics/rank0.csv"
 """The table that every training run has."""
-COLUMNS = (
-    "step",
-    "rank",
-    "local_batch",
-    "max_seq_len_in_batch",
-    "padded_tokens",
-    "step_time_ms",
-    "peak_mem_mb",
-    "throughput_samples_per_s",
-    "throughput_tokens_per_s",
-    "tokens",
-    "compute_time_ms",
-    "waiting_time_ms",
-    "communication_time_ms",
-    "planning_time_ms",
-    "planning_work_ms",
-    "halvings",
-    "warmup",
-)
-"""Columns of ``metrics/rank<r>.csv``."""
 TIMES = ("compute_time_ms", "waiting_time_ms", "communication_time_ms", "planning_time_ms")
 ORDER = (
     "static",
@@ -96,7 +77,7 @@ class MicroBatchRun:
 
     Attributes:
         opened: its folder, settings and environment.
-        metrics: a row per step and rank with ``COLUMNS``, warm-up included.
+        metrics: a row per step and rank with ``MICRO_BATCH_COLUMNS``, warm-up included.
     """
 
     opened: Run
@@ -274,7 +255,7 @@ def dataset_name(settings: Mapping) -> str:
 
 
 def _read_rank(path: Path) -> pd.DataFrame:
-    table = read_table(path, COLUMNS)
+    table = read_table(path, MICRO_BATCH_COLUMNS)
     shown = relative_to_project(path)
     for column in ("step", "rank", "padded_tokens", "tokens", *TIMES):
         table[column] = numbers(table, column, shown, at_least=0)
@@ -282,7 +263,7 @@ def _read_rank(path: Path) -> pd.DataFrame:
         table[column] = numbers(table, column, shown, above=0)
     table["peak_mem_mb"] = pd.to_numeric(table["peak_mem_mb"], errors="coerce")
     table["warmup"] = table["warmup"].astype(str).str.lower().isin(["true", "1"])
-    return table[list(COLUMNS)].astype({"step": int, "rank": int})
+    return table[list(MICRO_BATCH_COLUMNS)].astype({"step": int, "rank": int})
 
 
 def _same_tokens(one: MicroBatchRun, other: MicroBatchRun) -> None:
