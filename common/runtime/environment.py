@@ -19,6 +19,8 @@ from common.runtime.paths import project_root
 from common.runtime.ranks import current_ranks, listed_hosts
 
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "pandas", "ddplab")
+COMMIT = "DDPLAB_COMMIT"
+"""Variable that names the commit of a copy of the project without its history."""
 VARIABLES = ("CUDA_", "GLOO_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "SLURM_", "TORCH_")
 
 
@@ -144,6 +146,8 @@ def _command() -> str:
 
 
 def _git() -> dict:
+    """Returns the commit, and whether files differ from it; a copy without history has COMMIT."""
+
     def ask(*arguments: str) -> str | None:
         try:
             done = subprocess.run(
@@ -154,7 +158,8 @@ def _git() -> dict:
         return done.stdout.strip() if done.returncode == 0 else None
 
     status = ask("status", "--porcelain")
-    return {"commit": ask("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
+    commit = ask("rev-parse", "HEAD") or os.environ.get(COMMIT)
+    return {"commit": commit, "dirty": None if status is None else bool(status)}
 
 
 def _versions() -> dict[str, str | None]:
