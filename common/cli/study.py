@@ -13,7 +13,7 @@ from common.errors import UserError
 STUDIES = {
     "emulation": ("emulation", "EmulationStudy", "links and left-overs of emulated hosts", 15),
     "memory": ("memory", "MemoryStudy", "predicted against tracked", 12),
-    "transformers": ("transformers_step", "TransformersStudy", "our step beside theirs", 15),
+    "transformers": ("transformers_step", "study_of_device", "our step beside theirs", 15),
     "bookkeeping": ("bookkeeping", "BookkeepingStudy", "what recording adds to a step", 2),
     "equivalence": ("equivalence", "EquivalenceStudy", "DDP and FSDP compute the same numbers", 3),
     "survival": ("survival", "SurvivalStudy", "killed runs, damaged checkpoints", 15),
@@ -26,7 +26,7 @@ STUDIES = {
     "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 15),
     "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 55),
 }
-"""Study → its module below common.studies, which has ``run_study``; its settings; what it shows;
+"""Study → its module below common.studies, which has ``run_study``; what makes its settings; what it shows;
 and minutes on two cores."""
 
 

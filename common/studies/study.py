@@ -26,6 +26,7 @@ def study_run(
     *,
     backend: str | None,
     ranks: int,
+    device: str = "cpu",
     note: str = "",
 ) -> Iterator[RunDirectory]:
     """Opens a study's run directory; it is complete if the block ends without an error.
@@ -33,9 +34,9 @@ def study_run(
     Args:
         name: of the study, which the run directory is labelled with.
         study: its settings.
-        backend, ranks, note: what the environment record says of the process group.
+        backend, ranks, device, note: what the environment record says of the process group.
     """
-    environment = describe_environment(backend, "cpu", ranks, note)
+    environment = describe_environment(backend, device, ranks, note)
     run = RunDirectory.create(output_dir, name, asdict(study), environment)
     progress.say(f"{name} study: {run.path}")
     with run:

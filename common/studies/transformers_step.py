@@ -31,6 +31,7 @@ from common.errors import RunFailed
 from common.models.gpt2 import GPT2
 from common.perfmodel.one_device.workload import Workload
 from common.report.progress import StageProgress
+from common.runtime.device import choose_device
 from common.runtime.kept_memory import kept_memory
 from common.runtime.recorder import require_not_negative, require_positive
 from common.runtime.run_directory import SampleStream
@@ -49,6 +50,7 @@ PAIRINGS = {
     "eager mode, attention written out": {"attention": "eager"},
     "compiled, SDPA": {"compile": True},
     "bfloat16, SDPA": {"precision": "bfloat16"},
+    "bfloat16, compiled, SDPA": {"precision": "bfloat16", "compile": True},
 }
 """Pairing → options of both sides, on top of float32 with a fused AdamW."""
 CANDIDATES = {
@@ -73,11 +75,19 @@ class TransformersStudy:
     pairings: tuple[str, ...] = tuple(PAIRINGS)
     best_of: tuple[str, ...] = ("float32", "bfloat16")
     """Precisions at which each side's best settings are compared."""
+    vocab_multiple: int = 1
+    """Pad the vocabulary of both sides to a multiple of this."""
+    device: str | None = None
+    """cpu or cuda; by default CUDA where it is."""
 
     def __post_init__(self) -> None:
         require_positive(self, "rounds", "steps", "candidate_steps")
         require_not_negative(self, "warmup_steps")
         self.workload()
+
+    def torch_device(self) -> torch.device:
+        """Returns the device; raises UserError for one that cannot be used."""
+        return torch.device(choose_device(self.device))
 
     def workload(self, **options) -> Workload:
         """Returns the step in float32 with a fused AdamW, changed by ``options`` of a Workload."""
@@ -86,8 +96,28 @@ class TransformersStudy:
             batch_size=self.batch_size,
             seq_len=self.seq_len,
             optimizer_implementation="fused",
+            vocab_multiple=self.vocab_multiple,
             **options,
         )
+
+
+def study_of_device() -> TransformersStudy:
+    """Returns the study for this machine: on a GPU the step as nanoGPT trains it.
+
+    That is batch 12, sequence 1,024 and a vocabulary of 50,304 (nanoGPT's train.py).
+    """
+    if choose_device() == "cpu":
+        return TransformersStudy()
+    return TransformersStudy(
+        batch_size=12,
+        seq_len=1024,
+        vocab_multiple=64,
+        rounds=8,
+        steps=10,
+        warmup_steps=3,
+        candidate_steps=10,
+        best_of=("bfloat16",),
+    )
 
 
 class TheirModel(nn.Module):
@@ -123,8 +153,10 @@ def run_study(study: TransformersStudy, output_dir: str, progress: StageProgress
 
     Raises:
         RunFailed: the two sides do not compute the same.
+        UserError: a device that cannot be used.
     """
-    with study_run("transformers", study, output_dir, progress, backend=None, ranks=1) as run:
+    how = {"device": study.torch_device().type, "backend": None, "ranks": 1}
+    with study_run("transformers", study, output_dir, progress, **how) as run:
         pairs = {
             name: (study.workload(**PAIRINGS[name]), study.workload(**PAIRINGS[name]))
             for name in study.pairings
@@ -149,14 +181,14 @@ def run_study(study: TransformersStudy, output_dir: str, progress: StageProgress
     return run.path
 
 
-def build(side: str, workload: Workload) -> TrainingStep:
+def build(side: str, workload: Workload, device: torch.device) -> TrainingStep:
     """Makes the training step of one side, with the weights of transformers' seeded model."""
-    theirs = TheirModel(workload)
+    theirs = TheirModel(workload).to(device)
     if side == THEIRS:
-        return TrainingStep(workload, torch.device("cpu"), model=theirs)
-    ours = build_model(workload, torch.device("cpu"))
+        return TrainingStep(workload, device, model=theirs)
+    ours = build_model(workload, device)
     ours.load_state_dict(GPT2.from_huggingface(theirs.model).state_dict())
-    return TrainingStep(workload, torch.device("cpu"), model=ours)
+    return TrainingStep(workload, device, model=ours)
 
 
 def shifted_batch(study: TransformersStudy) -> tuple[Tensor, Tensor]:
@@ -166,7 +198,7 @@ def shifted_batch(study: TransformersStudy) -> tuple[Tensor, Tensor]:
     """
     seed_everything(7)
     vocabulary = study.workload().config.vocab_size
-    tokens = torch.randint(vocabulary, (study.batch_size, study.seq_len))
+    tokens = torch.randint(vocabulary, (study.batch_size, study.seq_len)).to(study.torch_device())
     return tokens, nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
 
 
@@ -192,12 +224,15 @@ def compare(
     """Times both sides in rotated rounds; returns the measured samples."""
     torch._dynamo.reset()
     batch = shifted_batch(study)
-    steps = {OURS: build(OURS, ours), THEIRS: build(THEIRS, theirs)}
+    device = study.torch_device()
+    steps = {OURS: build(OURS, ours, device), THEIRS: build(THEIRS, theirs, device)}
     check_agreement(steps[OURS], steps[THEIRS], batch, TOLERANCE[ours.precision])
     batches = itertools.repeat(batch)
     for step in steps.values():
         time_steps(step, batches, 1 + study.warmup_steps)
-    arms = [OURS, THEIRS] + [OURS + KEPT, THEIRS + KEPT] * name.startswith(BEST)
+    # PyTorch always keeps freed memory on a GPU.
+    keeps = name.startswith(BEST) and device.type == "cpu"
+    arms = [OURS, THEIRS] + [OURS + KEPT, THEIRS + KEPT] * keeps
     rows = []
     for round_, arm in rotated_rounds(arms, study.rounds):
         step = steps[arm.removesuffix(KEPT)]
@@ -235,7 +270,8 @@ def _candidate_ms(
     study: TransformersStudy, side: str, name: str, workload: Workload, candidates: SampleStream
 ) -> float:
     torch._dynamo.reset()
-    step, batches = build(side, workload), itertools.repeat(shifted_batch(study))
+    step = build(side, workload, study.torch_device())
+    batches = itertools.repeat(shifted_batch(study))
     time_steps(step, batches, 1 + study.warmup_steps)
     rows = _samples(study, name, side, 0, step, batches, study.candidate_steps)
     candidates.write(rows)

@@ -22,9 +22,10 @@ def workload(**options: object) -> Workload:
     return Workload(model="gpt2-nano", batch_size=3, seq_len=96, **options)
 
 
-def batches(count: int, seed: int, vocabulary: int = 50257) -> list[tuple[Tensor, Tensor]]:
+def batches(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
     """Return ``count`` batches of random tokens and targets, a few of them ignored."""
     generator = torch.Generator().manual_seed(seed)
+    vocabulary = workload().config.vocab_size
     drawn = torch.randint(vocabulary, (count, 2, 3, 96), generator=generator)
     drawn[:, 1, :, -3:] = -100
     return [(tokens, targets) for tokens, targets in drawn]

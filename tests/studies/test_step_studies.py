@@ -45,7 +45,9 @@ def test_every_pairing_has_a_sample_of_each_side_in_each_round(compared):
 def test_different_computations_are_not_compared():
     study = TransformersStudy(**TINY)
     workload, batch = study.workload(), transformers_step.shifted_batch(study)
-    ours, theirs = (transformers_step.build(side, workload) for side in (OURS, THEIRS))
+    ours, theirs = (
+        transformers_step.build(side, workload, study.torch_device()) for side in (OURS, THEIRS)
+    )
     transformers_step.check_agreement(ours, theirs, batch, 1e-4)
     with torch.no_grad():
         ours.model.ln_f.weight.mul_(1.5)
@@ -59,7 +61,7 @@ def test_both_sides_take_the_same_steps():
     batches = itertools.repeat(transformers_step.shifted_batch(study))
     losses = {}
     for side in (OURS, THEIRS):
-        step = transformers_step.build(side, study.workload())
+        step = transformers_step.build(side, study.workload(), study.torch_device())
         losses[side] = [step.run(batches).item() for _ in range(4)]
     assert losses[OURS] == pytest.approx(losses[THEIRS], rel=1e-4)
     assert losses[OURS][-1] < losses[OURS][0]
