@@ -26,8 +26,8 @@ STUDIES = {
     "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 15),
     "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 55),
 }
-"""Study → its module below common.studies, which has ``run_study``; what makes its settings; what it shows;
-and minutes on two cores."""
+"""Study → its module below common.studies, which has ``run_study``; what makes its settings; what
+it shows; and minutes on two cores."""
 
 
 @dataclass(frozen=True)
