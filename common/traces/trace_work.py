@@ -150,7 +150,8 @@ def device_work(
     """
     launches = {e.correlation: e for e in events if e.kind == "launch" and e.correlation}
     calls = _by_thread(events)
-    callers = {e.thread: Callers(calls[e.thread]) for e in launches.values()}
+    threads = {launch.thread for launch in launches.values()}
+    callers = {thread: Callers(calls[thread]) for thread in threads}
     kernels = [event for event in events if event.kind == "kernel"]
     busy = Counter()
     for kernel in kernels:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from common.perfmodel.one_device.workload import Workload
@@ -25,6 +27,10 @@ def test_a_gradient_is_ready_when_its_last_kernel_ends(tmp_path: Path) -> None:
     tokens = torch.randint(50257, (8, 1024), device=device)
     ready_s: dict[str, float] = {}
 
+    def note(name: str, _: Tensor) -> None:
+        with record_function(f"ready {name}"):
+            pass
+
     def backward() -> None:
         model.zero_grad()
         loss = model(tokens, tokens)
@@ -37,9 +43,7 @@ def test_a_gradient_is_ready_when_its_last_kernel_ends(tmp_path: Path) -> None:
 
     with ready_marks(model, clock) as marks:
         for name, parameter in model.named_parameters():  # called after the marks' own hooks
-            parameter.register_post_accumulate_grad_hook(
-                lambda _, name=name: record_function(f"ready {name}").__enter__()
-            )
+            parameter.register_post_accumulate_grad_hook(functools.partial(note, name))
         backward()
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             backward()
@@ -52,7 +56,11 @@ def test_a_gradient_is_ready_when_its_last_kernel_ends(tmp_path: Path) -> None:
         for event in events
         if event.kind == "kernel" and event.correlation in launched
     ]
-    hooks = {e.name.removeprefix("ready "): e.start_us for e in events if "ready " in e.name}
+    hooks = {
+        event.name.removeprefix("ready "): event.start_us
+        for event in events
+        if event.kind == "range" and event.name.startswith("ready ")
+    }
     assert set(hooks) == set(ready_s)
     names = sorted(ready_s, key=ready_s.get)
     by_profiler = np.array(
