@@ -115,8 +115,8 @@ def study_of_device() -> TransformersStudy:
         rounds=8,
         steps=10,
         warmup_steps=3,
-        candidate_steps=10,
-        best_of=("bfloat16",),
+        pairings=("bfloat16, SDPA", "bfloat16, compiled, SDPA"),
+        best_of=(),
     )
 
 
