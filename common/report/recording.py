@@ -1,6 +1,6 @@
 """Keeps a run under ``data/<machine>/`` for others: its tables, settings and environment.
 
-Facts of one machine or user are left out: host name, process id, paths.
+Facts of one machine or user are left out: host name, process id, serial numbers of GPUs, paths.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ def _copy_description(source: Path, target: Path) -> None:
     environment = json.loads((source / "environment.json").read_text())
     for key in PRIVATE:
         environment.pop(key, None)
+    for gpu in environment.get("gpus", ()):
+        for key in ("uuid", "bus_id"):
+            gpu.pop(key, None)
     environment["command"] = _without_paths(environment["command"])
     environment["variables"] = {
         key: value
