@@ -11,7 +11,7 @@ from torch import nn
 from common.benchmarks.scaling_workloads import Workload
 from common.models.text_classifier import TextClassifier
 from common.training.data_parallel_step import Batch
-from common.training.text_scaling_data import IndexedTexts, collate_for, open_splits
+from common.training.text_scaling_data import IndexedTexts, collate_for, open_texts
 from common.training.text_scaling_files import parse_experiment
 from common.training.text_scaling_trainer import classifier_sizes, loss_of, make_optimizer
 
@@ -41,7 +41,7 @@ def text_workload(
     if dataset == "synthetic":
         flags += ["--synthetic_like", named]
     config = parse_experiment(flags)
-    train, _ = (IndexedTexts(split) for split in open_splits(config))
+    train, _ = (IndexedTexts(split) for split in open_texts(config))
     collate = collate_for(config, train.texts)
 
     def build(_: int) -> nn.Module:

@@ -64,17 +64,22 @@ def launch(
 
 @contextmanager
 def launch_series(
-    scripts: Sequence[Sequence[str]], ranks: int, error_file: Path, grace_s: float = 10
+    scripts: Sequence[Sequence[str]],
+    ranks: int,
+    error_file: Path,
+    grace_s: float = 10,
+    hosts: EmulatedCluster | None = None,
 ) -> Iterator[Callable[[Path, Callable[[str], None]], None]]:
-    """Runs scripts, each a path and its arguments, one after another on the same local ranks.
+    """Runs scripts, each a path and its arguments, one after another on the same ranks.
 
-    What they import is imported once, which for each of them would take ten seconds; each still
-    runs in a process of its own (``series``). Yields ``wait(log, on_output)``, to be called once
-    for each: it returns when that script has ended, and raises what ``launch`` does.
+    They are ranks of this machine, or of emulated ``hosts``, which are started and probed once.
+    What the scripts import is imported once, which for each of them would take ten seconds; each
+    still runs in a process of its own (``series``). Yields ``wait(log, on_output)``, to be called
+    once for each: it returns when that script has ended, and raises what ``launch`` does.
     """
     names = iter([Path(words[0]).name for words in scripts])
     program = series.program(scripts)
-    with _ranks(program, ranks, error_file.absolute(), grace_s) as process:
+    with _ranks(program, ranks, error_file.absolute(), grace_s, hosts) as process:
 
         def wait(log: Path, on_output: Callable[[str], None]) -> None:
             name = next(names)

@@ -10,6 +10,7 @@ from those over loopback.
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from common.report.progress import StageProgress
 from common.runtime.device import choose_device
 from common.runtime.environment import describe_environment
 from common.runtime.paths import project_root, relative_to_project
-from common.runtime.run_directory import RunDirectory, read_environment
+from common.runtime.run_directory import RunDirectory, read_environment, write_atomically
 from common.runtime.script import read_yaml
 
 PRESETS = ("smoke", "laptop", "gpu")
@@ -68,6 +69,41 @@ class Preset:
     content: dict
 
 
+class Measured:
+    """The stages that one ``ddplab run`` has measured, for assignments that need the same again.
+
+    Stages are the same if they run the same script with the same settings on the same ranks or
+    hosts. A copy's ``environment.json`` has ``copied_from``, the run directory that was measured.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Path] = {}
+
+    def add(self, stage: Stage, preset: Preset, run_dir: Path) -> None:
+        """Notes that a stage has been measured below ``run_dir``."""
+        self._runs[self._key(stage, preset)] = run_dir / stage.folder / stage.name
+
+    def copy(self, stage: Stage, preset: Preset, run_dir: Path) -> Path | None:
+        """Copies an earlier measurement of the stage below ``run_dir``.
+
+        Returns the run directory that was copied; None where there is none.
+        """
+        source = self._runs.get(self._key(stage, preset))
+        if source is None:
+            return None
+        target = run_dir / stage.folder / stage.name
+        shutil.copytree(source, target)
+        environment = read_environment(target) | {"copied_from": _shown(source)}
+        write_atomically(target / "environment.json", json.dumps(environment, indent=1))
+        return source
+
+    @staticmethod
+    def _key(stage: Stage, preset: Preset) -> str:
+        settings = preset.content.get(stage.script.stem, {}) | dict(stage.settings)
+        where = str(stage.hosts) if stage.hosts else stage.ranks
+        return json.dumps([str(stage.script.resolve()), where, settings], sort_keys=True)
+
+
 def known_assignments() -> list[str]:
     """Returns the assignments that have presets, in order."""
     folders = (project_root() / "assignments").glob("assignment*/configs/smoke.yaml")
@@ -99,7 +135,8 @@ def run_assignments(what: str, preset: str, output_dir: str, progress: StageProg
         raise UserError(unknown_name("assignment", what, ["all", *known]))
     output = Path(output_dir).absolute()
     presets = [load_preset(name, preset) for name in (known if what == "all" else [what])]
-    documents = [run_assignment(chosen, preset, output, progress) for chosen in presets]
+    measured = Measured()
+    documents = [run_assignment(chosen, preset, output, progress, measured) for chosen in presets]
     if len(documents) == 1:
         folder = documents[0].notebooks[0].parents[1]
         for name in ("report.pdf", "index.html"):
@@ -114,7 +151,9 @@ def run_assignments(what: str, preset: str, output_dir: str, progress: StageProg
     return output
 
 
-def run_assignment(preset: Preset, name: str, output: Path, progress: StageProgress) -> Document:
+def run_assignment(
+    preset: Preset, name: str, output: Path, progress: StageProgress, measured: Measured
+) -> Document:
     """Measures, executes the notebooks and writes the report of one assignment."""
     device = None if name == "gpu" else "cpu"
     ranks = {stage: count_ranks(stage.ranks) for stage in preset.stages}
@@ -128,16 +167,22 @@ def run_assignment(preset: Preset, name: str, output: Path, progress: StageProgr
         progress.say(f"Emulated hosts are left out: {left_out}")
     (run.path / "logs").mkdir()
     with run:
-        measured = [stage for stage in preset.stages if not (stage.hosts and left_out)]
-        # Neighbouring stages on this machine's CPUs that need as many ranks share them, one after
-        # another: their key is that number, negated. A stage on emulated hosts or GPUs has a key of
-        # its own, counted from 0.
+        stages = [stage for stage in preset.stages if not (stage.hosts and left_out)]
+        new = []
+        for stage in stages:
+            if source := measured.copy(stage, preset, run.path):
+                progress.say(f"= {_where(stage, ranks)}: as in {_shown(source)}")
+            else:
+                new.append(stage)
+        # Neighbouring stages on the same ranks share them, one after another; on GPUs, whose state
+        # does not outlive a fork, each stage has ranks of its own.
         alone = itertools.count()
-        kinds = itertools.groupby(
-            measured, lambda s: next(alone) if s.hosts or name == "gpu" else -ranks[s]
-        )
-        for _, stages in kinds:
-            _measure(list(stages), ranks, preset, run.path, progress)
+        for _, group in itertools.groupby(
+            new, lambda s: next(alone) if name == "gpu" else (str(s.hosts), ranks[s])
+        ):
+            _measure(list(group), ranks, preset, run.path, progress)
+        for stage in new:
+            measured.add(stage, preset, run.path)
         return _write_up(preset, run.path, progress)
 
 
@@ -194,13 +239,9 @@ def _measure(
         name = stage.name if stage.folder == "." else f"{stage.folder}-{stage.name}"
         return run_dir / "logs" / f"{name}.log"
 
-    def shown(stage: Stage) -> str:
-        where = str(stage.hosts) if stage.hosts else _count(ranks[stage], "rank")
-        return f"{stage.title} ({where})"
-
     first = stages[0]
     if len(stages) == 1:
-        with progress.stage(shown(first)) as update:
+        with progress.stage(_where(first, ranks)) as update:
             launch(
                 first.script,
                 arguments(first),
@@ -211,9 +252,10 @@ def _measure(
             )
         return
     scripts = [[str(stage.script), *arguments(stage)] for stage in stages]
-    with launch_series(scripts, ranks[first], run_dir / "logs" / "error") as wait:
+    error_file = run_dir / "logs" / "error"
+    with launch_series(scripts, ranks[first], error_file, hosts=first.hosts) as wait:
         for stage in stages:
-            with progress.stage(shown(stage)) as update:
+            with progress.stage(_where(stage, ranks)) as update:
                 wait(log(stage), update)
 
 
@@ -272,6 +314,12 @@ def count_ranks(ranks: int | str) -> int:
             "Without them: --preset laptop"
         )
     return found
+
+
+def _where(stage: Stage, ranks: Mapping[Stage, int]) -> str:
+    """Returns a stage's title with the hosts or the number of ranks that it runs on."""
+    where = str(stage.hosts) if stage.hosts else _count(ranks[stage], "rank")
+    return f"{stage.title} ({where})"
 
 
 def _count(number: int, noun: str) -> str:

@@ -5,27 +5,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-import torch
-
 from common.data.text import DATASETS
 from common.errors import UserError, unknown_name
 from common.runtime.process_group import Worker
 from common.runtime.recorder import require_not_negative, require_positive
 from common.scheduling.modes import LOSS_MEANS, MODES
+from common.training.precision import PRECISION_NAMES, resolved_precision
 
 COST_TYPES = ("tokens", "tokens_sq", "calibrated")
-PRECISIONS = {
-    "auto": "",
-    "fp32": "float32",
-    "float32": "float32",
-    "bf16": "bfloat16",
-    "bfloat16": "bfloat16",
-    "fp16": "float16",
-    "float16": "float16",
-    "fp64": "float64",
-    "float64": "float64",
-}
-"""Maps the names that flags accept to full names; ``auto`` depends on the device."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +93,8 @@ class TextSettings:
             raise UserError(unknown_name("dataset", self.dataset, DATASETS))
         if self.loss_mean not in LOSS_MEANS:
             raise UserError(unknown_name("loss_mean", self.loss_mean, LOSS_MEANS))
-        if self.precision not in PRECISIONS:
-            raise UserError(unknown_name("precision", self.precision, PRECISIONS))
+        if self.precision not in PRECISION_NAMES:
+            raise UserError(unknown_name("precision", self.precision, PRECISION_NAMES))
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise UserError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
         if self.bucket_cap_mb is not None:
@@ -122,15 +109,6 @@ class TextSettings:
                 f"global_batch {self.global_batch} on {world_size} ranks: each rank needs at least "
                 "one text"
             )
-
-    def resolved_precision(self, device: torch.device) -> str:
-        """Returns the precision on ``device``: float32, bfloat16, float16 or float64."""
-        if self.precision != "auto":
-            return PRECISIONS[self.precision]
-        if device.type == "cpu":
-            return "float32"
-        supported = torch.cuda.is_bf16_supported(including_emulation=False)
-        return "bfloat16" if supported else "float16"
 
 
 @dataclass(frozen=True)
@@ -201,7 +179,9 @@ class MicroBatchConfig(TextSettings):
         """
         self.check_ranks(worker.world_size)
         self.slow_factor_of(worker)
-        return dataclasses.replace(self, precision=self.resolved_precision(worker.device))
+        return dataclasses.replace(
+            self, precision=resolved_precision(self.precision, worker.device)
+        )
 
 
 def slow_factor_of(worker: Worker, slow_rank: int, factor: float) -> float:

@@ -25,7 +25,7 @@ from common.training.memory_watch import PeakMemory
 from common.training.micro_batch_config import MicroBatchConfig
 from common.training.micro_batch_log import MicroBatchLog
 from common.training.schedule import linear, set_learning_rate
-from common.training.text_task import Task, evaluate, open_task, planner_for, task_facts
+from common.training.text_task import Task, evaluate_task, open_task, planner_for, task_facts
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def run_steps(
                         f"time={newest['step_time_ms']:.0f} ms"
                     )
             if done == config.steps or (config.eval_every and done % config.eval_every == 0):
-                loss, accuracy = evaluate(task, worker)
+                loss, accuracy = evaluate_task(task, worker)
                 count = len(task.validation.labels)
                 row = {"step": done, "samples": count, "loss": loss, "accuracy": accuracy}
                 evaluations.write([row] if worker.is_main else [])

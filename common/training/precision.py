@@ -9,7 +9,32 @@ import torch
 
 from common.errors import UserError
 
+PRECISION_NAMES = {
+    "auto": "",
+    "fp32": "float32",
+    "float32": "float32",
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
+    "fp64": "float64",
+    "float64": "float64",
+}
+"""Maps the names that the flags of text training accept to full names; ``auto`` depends on the
+device."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def resolved_precision(name: str, device: torch.device) -> str:
+    """Returns float32, bfloat16, float16 or float64 by one of PRECISION_NAMES.
+
+    ``auto`` is float32 on a CPU, bfloat16 on a GPU that supports it, and else float16.
+    """
+    if name != "auto":
+        return PRECISION_NAMES[name]
+    if device.type == "cpu":
+        return "float32"
+    return "bfloat16" if has_bfloat16(device) else "float16"
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager:
@@ -40,12 +65,15 @@ def set_tf32(enabled: bool) -> None:
 
 def check_precision(precision: str, device: torch.device) -> None:
     """Raises UserError for bfloat16 on a GPU that would only emulate it."""
-    if device.type == "cuda" and precision == "bfloat16":
-        with torch.cuda.device(device):
-            supported = torch.cuda.is_bf16_supported(including_emulation=False)
-        if not supported:
-            name = torch.cuda.get_device_name(device)
-            raise UserError(
-                f"precision bfloat16: {name} has no bfloat16 arithmetic; use --precision float16 "
-                "or float32"
-            )
+    if device.type == "cuda" and precision == "bfloat16" and not has_bfloat16(device):
+        name = torch.cuda.get_device_name(device)
+        raise UserError(
+            f"precision bfloat16: {name} has no bfloat16 arithmetic; use --precision float16 "
+            "or float32"
+        )
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Returns True if a GPU computes in bfloat16 and does not only emulate it."""
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)

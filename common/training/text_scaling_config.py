@@ -6,15 +6,13 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from common.data.hashed_words import check_sizes
 from common.data.text import DATASETS
 from common.data.text_lengths import recorded_lengths
 from common.errors import UserError, unknown_name
 from common.runtime.process_group import Worker
 from common.runtime.recorder import require_not_negative, require_positive
-from common.training.micro_batch_config import PRECISIONS
+from common.training.precision import PRECISION_NAMES, resolved_precision
 
 COMPRESSIONS = ("none", "fp16", "bf16")
 PADDINGS = ("longest", "max_length")
@@ -153,7 +151,7 @@ class TextScalingConfig:
         for name, legal in (
             ("dataset", DATASETS),
             ("synthetic_like", recorded_lengths()),
-            ("precision", PRECISIONS),
+            ("precision", PRECISION_NAMES),
             ("compression", COMPRESSIONS),
             ("pad", PADDINGS),
         ):
@@ -211,16 +209,3 @@ class TextScalingConfig:
                 f"lr {self.lr:g} is not reached: the run has {steps} steps, and the learning rate "
                 f"rises for {self.warmup_steps} (warmup_steps)"
             )
-
-
-def resolved_precision(precision: str, device: torch.device) -> str:
-    """Returns float32, bfloat16, float16 or float64: the named one, or that of ``auto``.
-
-    ``auto`` is float32 on a CPU, bfloat16 on a GPU that supports it, and else float16.
-    """
-    if precision != "auto":
-        return PRECISIONS[precision]
-    if device.type == "cpu":
-        return "float32"
-    supported = torch.cuda.is_bf16_supported(including_emulation=False)
-    return "bfloat16" if supported else "float16"

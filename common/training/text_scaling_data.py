@@ -16,53 +16,49 @@ import torch.utils.data.distributed
 from numpy.typing import NDArray
 
 from common.data.hashed_words import hash_texts
-from common.data.text import TokenizedTexts, load_texts, synthetic_texts
-from common.data.text_sources import PUBLISHED
+from common.data.text import TokenizedTexts, synthetic_texts
+from common.data.text_sources import PUBLISHED, LabelledTexts
+from common.data.text_splits import open_splits
 from common.errors import UserError
 from common.runtime.process_group import Worker
 from common.training.data_parallel_step import Batch
 from common.training.text_scaling_config import TextScalingConfig
 
-SYNTHETIC_SAMPLES = {"train": 10_000, "validation": 1_000}
-"""Number of synthetic texts of each split where none is given."""
-
 Sample = tuple[int, NDArray[np.int64], int]
 """Index, tokens and label of a text."""
 
 
-def open_splits(config: TextScalingConfig) -> tuple[TokenizedTexts, TokenizedTexts]:
-    """Loads or draws the training and the validation split, as tokens.
+def open_texts(config: TextScalingConfig) -> tuple[TokenizedTexts, TokenizedTexts]:
+    """Loads or draws the training and the validation split, as hashed words.
 
     Raises:
         UserError: the data set is not there, or cannot be read.
     """
-    counts = {"train": config.max_train_samples, "validation": config.eval_samples}
-    if config.dataset == "synthetic":
-        like = config.synthetic_like
-        classes = PUBLISHED[like].num_labels
+
+    def synthetic(count: int, seed: int) -> TokenizedTexts:
+        return synthetic_texts(
+            config.synthetic_like,
+            count,
+            vocab_size=config.vocab_size,
+            num_labels=PUBLISHED[config.synthetic_like].num_labels,
+            max_length=config.max_length,
+            seed=seed,
+        )
+
+    def tokenize(*splits: LabelledTexts) -> tuple[TokenizedTexts, TokenizedTexts]:
         train, validation = (
-            synthetic_texts(
-                like,
-                count or SYNTHETIC_SAMPLES[split],
-                vocab_size=config.vocab_size,
-                num_labels=classes,
-                max_length=config.max_length,
-                seed=seed,
-            )
-            for seed, (split, count) in enumerate(counts.items(), start=config.data_seed)
+            hash_texts(one, config.vocab_size, config.max_length) for one in splits
         )
         return train, validation
-    where = {"dataset_dir": config.dataset_dir, "seed": config.data_seed}
-    train, validation = (
-        hash_texts(
-            load_texts(config.dataset, split, max_samples=count, **where),
-            config.vocab_size,
-            config.max_length,
-        )
-        for split, count in counts.items()
+
+    return open_splits(
+        config.dataset,
+        {"train": config.max_train_samples, "validation": config.eval_samples},
+        dataset_dir=config.dataset_dir,
+        seed=config.data_seed,
+        synthetic=synthetic,
+        tokenize=tokenize,
     )
-    classes = max(train.num_labels, validation.num_labels)
-    return replace(train, num_labels=classes), replace(validation, num_labels=classes)
 
 
 class IndexedTexts(torch.utils.data.Dataset):

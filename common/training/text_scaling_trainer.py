@@ -10,12 +10,11 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from common.models.text_classifier import TextClassifier, TextClassifierConfig
@@ -25,7 +24,8 @@ from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import Recorder, record_run
 from common.runtime.seeding import seed_everything
 from common.training.data_parallel_step import Batch, DataParallelStep, StepOptions
-from common.training.precision import autocast, check_precision
+from common.training.evaluation import LabelledBatch, evaluate, own_share
+from common.training.precision import check_precision
 from common.training.scaling_log import ScalingLog, single_arm
 from common.training.scaling_probes import Probed, ProbePlan, probe
 from common.training.schedule import linear, set_learning_rate
@@ -36,7 +36,7 @@ from common.training.text_scaling_data import (
     collate_for,
     drawn_batch,
     open_loader,
-    open_splits,
+    open_texts,
 )
 from common.training.text_scaling_log import EpochLog, EpochSteps
 
@@ -86,7 +86,7 @@ def open_run(config: TextScalingConfig, worker: Worker) -> TextRun:
     Raises:
         UserError: settings or data that do not go together.
     """
-    train, validation = (IndexedTexts(split) for split in open_splits(config))
+    train, validation = (IndexedTexts(split) for split in open_texts(config))
     collate = collate_for(config, train.texts)
     loader = open_loader(train, config, worker)
     seed_everything(config.seed)
@@ -191,7 +191,8 @@ def run_epochs(config: TextScalingConfig, run: TextRun, worker: Worker, recorder
     for epoch in range(1, config.epochs + 1):
         done = run_steps(config, run, worker, log, epoch)
         began = time.perf_counter()
-        loss, accuracy = evaluate(run.step.model, run.validation, config, worker)
+        batches = validation_batches(config, run.validation, worker)
+        loss, accuracy = evaluate(run.step.model, batches, worker, config.precision)
         evaluation_s = time.perf_counter() - began
         # Written now, outside of what is timed, as writing makes the ranks communicate.
         log.write()
@@ -227,30 +228,15 @@ def run_steps(
     return EpochSteps(losses, rates, time.perf_counter() - began, samples)
 
 
-@torch.no_grad()
-def evaluate(
-    model: nn.Module, data: IndexedTexts, config: TextScalingConfig, worker: Worker
-) -> tuple[float, float]:
-    """Computes mean loss and accuracy on a split, whose texts are divided among the ranks."""
-    # Each rank sums loss, right answers and texts of its share in float64, and the all-reduce sums
-    # over ranks. So each text counts once, also where shares differ in size.
-    collate = collate_for(config, data.texts)
-    order = np.argsort(data.texts.lengths, kind="stable")  # little padding in each batch
-    own = order[worker.rank :: worker.world_size].tolist()
-    model.eval()
-    found = torch.zeros(3, dtype=torch.float64, device=worker.device)
+def validation_batches(
+    config: TextScalingConfig, data: IndexedTexts, worker: Worker
+) -> Iterator[LabelledBatch]:
+    """Yields this rank's part of a split."""
+    collate, own = collate_for(config, data.texts), own_share(data.texts.lengths, worker)
     for start in range(0, len(own), config.batch_size):
         batch = collate([data[index] for index in own[start : start + config.batch_size]])
         batch = batch.to(worker.device)
-        with autocast(config.precision, worker.device):
-            outputs = model(*batch.inputs)
-        loss = functional.cross_entropy(outputs.double(), batch.targets, reduction="sum")
-        right = (outputs.argmax(1) == batch.targets).sum()
-        found += torch.stack([loss, right, torch.tensor(len(batch.targets)).to(loss)])
-    model.train()
-    dist.all_reduce(found)
-    loss, right, count = found.tolist()
-    return loss / count, right / count
+        yield batch.inputs, batch.targets
 
 
 def write_facts(config: TextScalingConfig, run: TextRun, log: ScalingLog) -> None:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
-from torch.nn import functional
 
-from common.data.text import (
-    TokenizedTexts,
-    load_texts,
-    open_tokenizer,
-    synthetic_texts,
-    tokenize_texts,
-)
+from common.data.text import TokenizedTexts, open_tokenizer, synthetic_texts, tokenize_texts
+from common.data.text_sources import LabelledTexts
+from common.data.text_splits import open_splits
 from common.errors import UserError
 from common.models.text_classifier import build_text_classifier, model_limit
 from common.runtime.process_group import Worker
@@ -24,9 +19,10 @@ from common.runtime.seeding import seed_everything
 from common.scheduling.loader import MicroBatch, collate
 from common.scheduling.memory_probe import probe_largest_batches
 from common.scheduling.modes import Planner, StepPlan
+from common.training.evaluation import LabelledBatch, evaluate, own_share
 from common.training.micro_batch_config import TextSettings
 from common.training.micro_batch_step import MicroBatchStep
-from common.training.precision import autocast
+from common.training.precision import autocast, resolved_precision
 from common.training.timed_exchange import TimedExchange
 
 logger = logging.getLogger(__name__)
@@ -81,7 +77,7 @@ def open_task(
         pad_id=train.pad_id,
     )
     seed_everything(config.seed, worker.rank)  # each rank draws its own dropout
-    precision = config.resolved_precision(worker.device)
+    precision = resolved_precision(config.precision, worker.device)
     model = model.to(worker.device, torch.float64 if precision == "float64" else None)
     limits = find_limits(config, model, train, worker, precision)
     exchange = TimedExchange(
@@ -106,25 +102,31 @@ def open_task(
 
 def open_texts(config: TextSettings, eval_samples: int) -> tuple[TokenizedTexts, TokenizedTexts]:
     """Loads or draws the training and the validation split, as tokens."""
-    if config.dataset == "synthetic":
-        like, vocab = config.synthetic_like, config.vocab_size
-        counts = (config.max_train_samples or 10_000, eval_samples or 1_000)
-        train, validation = (
-            synthetic_texts(like, count, vocab_size=vocab, max_length=config.max_length, seed=seed)
-            for seed, count in enumerate(counts, start=config.seed)
+
+    def synthetic(count: int, seed: int) -> TokenizedTexts:
+        return synthetic_texts(
+            config.synthetic_like,
+            count,
+            vocab_size=config.vocab_size,
+            max_length=config.max_length,
+            seed=seed,
         )
+
+    def tokenize(*splits: LabelledTexts) -> tuple[TokenizedTexts, TokenizedTexts]:
+        tokenizer = open_tokenizer(
+            config.model_name, texts=splits[0].texts, vocab_size=config.vocab_size
+        )
+        train, validation = (tokenize_texts(one, tokenizer, config.max_length) for one in splits)
         return train, validation
-    where = {"dataset_dir": config.dataset_dir, "seed": config.seed}
-    train, validation = (
-        load_texts(config.dataset, split, max_samples=count, **where)
-        for split, count in (("train", config.max_train_samples), ("validation", eval_samples))
+
+    return open_splits(
+        config.dataset,
+        {"train": config.max_train_samples, "validation": eval_samples},
+        dataset_dir=config.dataset_dir,
+        seed=config.seed,
+        synthetic=synthetic,
+        tokenize=tokenize,
     )
-    tokenizer = open_tokenizer(config.model_name, texts=train.texts, vocab_size=config.vocab_size)
-    train, validation = (
-        tokenize_texts(split, tokenizer, config.max_length) for split in (train, validation)
-    )
-    classes = max(train.num_labels, validation.num_labels)
-    return replace(train, num_labels=classes), replace(validation, num_labels=classes)
 
 
 def find_limits(
@@ -188,30 +190,20 @@ def first_texts(data: TokenizedTexts, worker: Worker) -> MicroBatch:
     return collate(data, StepPlan(groups, data.lengths), worker.rank).first_tokens()
 
 
-@torch.no_grad()
-def evaluate(task: Task, worker: Worker) -> tuple[float, float]:
-    """Computes mean loss and accuracy on the validation split, divided among the ranks."""
-    # Each rank sums loss, right answers and texts of its share in float64, and the all-reduce sums
-    # over ranks. So each text counts once, also where shares differ in size.
-    data, model = task.validation, task.step.exchange.model
-    order = sorted(range(len(data.labels)), key=lambda index: len(data.tokens[index]))
-    own = order[worker.rank :: worker.world_size]
-    model.eval()
-    found = torch.zeros(3, dtype=torch.float64)
+def evaluate_task(task: Task, worker: Worker) -> tuple[float, float]:
+    """Computes mean loss and accuracy on the validation split; all ranks call it."""
+    batches = validation_batches(task, worker)
+    return evaluate(task.step.exchange.model, batches, worker, task.step.precision)
+
+
+def validation_batches(task: Task, worker: Worker) -> Iterator[LabelledBatch]:
+    """Yields this rank's part of the validation split."""
+    data, own = task.validation, own_share(task.validation.lengths, worker)
     batch_size = min(EVALUATION_BATCH, task.limits[worker.rank])
     for start in range(0, len(own), batch_size):
         group = tuple(own[start : start + batch_size])
         batch = collate(data, StepPlan((group,), data.lengths), 0).to(worker.device)
-        with autocast(task.step.precision, worker.device):
-            logits = model(batch.input_ids, batch.attention_mask)
-        loss = functional.cross_entropy(logits.double(), batch.labels, reduction="sum")
-        right = (logits.argmax(1) == batch.labels).sum()
-        found += torch.tensor([loss.item(), right.item(), len(group)], dtype=torch.float64)
-    model.train()
-    found = found.to(worker.device)
-    dist.all_reduce(found)
-    loss, right, count = found.tolist()
-    return loss / count, right / count
+        yield (batch.input_ids, batch.attention_mask), batch.labels
 
 
 def task_facts(task: Task, worker: Worker) -> dict[str, object]:

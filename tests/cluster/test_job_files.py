@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 from command_line import ddplab
-from expected_jobs import EXPECTED
-from job_files import CASES, ROOT, SBATCH, job_files
+from job_files import CASES, EXPECTED, ROOT, SBATCH, job_files
 from stub_slurm import sbatch_flags
 
 from common.cli.run import Run

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from expected_jobs import EXPECTED
-from job_files import SBATCH, job_files
+from job_files import EXPECTED, SBATCH, job_files
 from stub_slurm import JOB_ID, EndedJob, run_job_file
 
 pytestmark = pytest.mark.skipif(

@@ -16,8 +16,7 @@ import time
 import pandas as pd
 import psutil
 import pytest
-from expected_jobs import EXPECTED
-from job_files import CASES, ROOT, SBATCH, submit_job_file
+from job_files import CASES, EXPECTED, ROOT, SBATCH, submit_job_file
 from private_slurm import Job, PrivateSlurm, why_not
 
 from common.runtime.device import gpus_visible

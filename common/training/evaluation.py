@@ -1,0 +1,53 @@
+"""The evaluation of a text classifier: loss and accuracy on a split, divided among the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.runtime.process_group import Worker
+from common.training.precision import autocast
+
+LabelledBatch = tuple[tuple[Tensor, ...], Tensor]
+"""The model's inputs, and the labels: int64 [batch]."""
+
+
+def own_share(lengths: Sequence[int], worker: Worker) -> list[int]:
+    """Returns this rank's part of a split's texts, by index, from the shortest to the longest.
+
+    Neighbours are of similar length, so that batches of them have little padding.
+    """
+    order = np.argsort(lengths, kind="stable")
+    return order[worker.rank :: worker.world_size].tolist()
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, batches: Iterable[LabelledBatch], worker: Worker, precision: str
+) -> tuple[float, float]:
+    """Computes mean loss (nats) and accuracy over the batches of all ranks; all ranks call it.
+
+    Args:
+        model: called as ``model(*inputs)``, returns logits [batch, labels].
+        batches: this rank's, on its device.
+        precision: of the forward pass.
+    """
+    # Each rank sums loss, right answers and texts of its share in float64, and the all-reduce sums
+    # over ranks. So each text counts once, also where shares differ in size.
+    model.eval()
+    found = torch.zeros(3, dtype=torch.float64, device=worker.device)
+    for inputs, labels in batches:
+        with autocast(precision, worker.device):
+            logits = model(*inputs)
+        loss = functional.cross_entropy(logits.double(), labels, reduction="sum")
+        right = (logits.argmax(1) == labels).sum()
+        found += torch.stack([loss, right, torch.tensor(len(labels)).to(loss)])
+    model.train()
+    dist.all_reduce(found)
+    loss, right, count = found.tolist()
+    return loss / count, right / count
