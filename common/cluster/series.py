@@ -20,7 +20,7 @@ from pathlib import Path
 
 from common.runtime.orphans import die_with_parent
 
-ENDED = "\x1escript ended\x1e"
+ENDED = "\x1escript ended"
 """Line that each rank prints after a script that succeeded."""
 FIRST_USED = "torch._dynamo"
 """Module that PyTorch imports when an optimizer or DDP is first made."""

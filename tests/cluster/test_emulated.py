@@ -23,7 +23,7 @@ from quick_torchrun import write_quick_torchrun
 from common.analysis.buckets.measurements import check_comparable
 from common.cluster import emulated
 from common.cluster.emulated import EmulatedCluster, parse_rate
-from common.cluster.launch import LAUNCHER, launch
+from common.cluster.launch import LAUNCHER, launch, launch_series
 from common.cluster.switch import BURSTS_BYTES
 from common.errors import UserError
 from common.runtime.network import layout_name
@@ -49,6 +49,11 @@ FAIL = """
 import os, sys
 if os.environ["RANK"] == "1":
     sys.exit("rank 1 has had enough")
+"""
+SERIES = """
+import json, os, socket, sys
+said = {"rank": os.environ["RANK"], "host": socket.gethostname(), "arguments": sys.argv[1:]}
+print(json.dumps(said | {"network": json.loads(os.environ["DDPLAB_EMULATED_NETWORK"])}))
 """
 REFUSE = """
 from dataclasses import dataclass
@@ -379,3 +384,31 @@ def test_what_a_rank_refuses_comes_back_from_emulated_hosts(
     refuse = script(REFUSE)
     with pytest.raises(UserError, match="rounds is 1; it must be above 1"):
         launch(refuse, [], 1, tmp_path / "log", hosts=EmulatedCluster.of(1, ["1gbit"]))
+
+
+@needs_hosts
+def test_scripts_of_a_series_share_the_emulated_hosts(
+    script, quick_torchrun, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", quick_torchrun["PYTHONPATH"])
+    report, hosts = script(SERIES), EmulatedCluster.of(2, ["1gbit"])
+    logs = [tmp_path / "first", tmp_path / "second"]
+    with launch_series(
+        [[report, log.name] for log in logs], 2, tmp_path / "e", hosts=hosts
+    ) as wait:
+        for log in logs:
+            wait(log, lambda line: None)
+    said = [
+        [
+            json.loads(line[line.index("{") :])
+            for line in log.read_text().splitlines()
+            if "{" in line
+        ]
+        for log in logs
+    ]
+    for log, ranks in zip(logs, said, strict=True):
+        assert sorted(rank["rank"] for rank in ranks) == ["0", "1"]
+        assert {rank["host"] for rank in ranks} == {"host1", "host2"}
+        assert all(rank["arguments"] == [log.name] for rank in ranks)
+    networks = [rank["network"] for ranks in said for rank in ranks]
+    assert all(network == networks[0] for network in networks)  # probed once

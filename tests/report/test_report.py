@@ -20,7 +20,7 @@ from common.analysis.runs import recorded_assignment
 from common.errors import RunFailed, UserError
 from common.report.document import Document, write_report
 from common.report.notebooks import execute_notebooks
-from common.report.pipeline import known_assignments, load_preset
+from common.report.pipeline import Measured, Preset, Stage, known_assignments, load_preset
 from common.training.text_scaling_config import TextScalingConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,6 +195,37 @@ def test_emulated_stages_go_to_folders_apart_from_loopback() -> None:
     # both rates are measured alike, so that only the network differs
     flags = {stage.script.stem: stage.flags() for stage in emulated}
     assert all(stage.flags() == flags[stage.script.stem] for stage in emulated)
+
+
+def test_a_stage_that_another_assignment_has_measured_is_copied_and_says_so(tmp_path: Path) -> None:
+    first, second = (load_preset(name, "laptop") for name in ("assignment1", "assignment2"))
+
+    def at_1_gbit(preset: Preset) -> dict[str, Stage]:
+        stages = [stage for stage in preset.stages if stage.folder == "emulated-2x1gbit"]
+        return {stage.name: stage for stage in stages}
+
+    measured = Measured()
+    source = tmp_path / "first" / "emulated-2x1gbit" / "overlap_benchmark"
+    source.mkdir(parents=True)
+    (source / "overlap-times.csv").write_text("arm\nlocal\n")
+    (source / "environment.json").write_text('{"status": "complete"}')
+    stage = at_1_gbit(first)["overlap_benchmark"]
+    assert measured.copy(stage, first, tmp_path / "first") is None
+    measured.add(stage, first, tmp_path / "first")
+
+    again = at_1_gbit(second)["overlap_benchmark"]
+    assert measured.copy(again, second, tmp_path / "second") == source
+    copy = tmp_path / "second" / "emulated-2x1gbit" / "overlap_benchmark"
+    assert (copy / "overlap-times.csv").read_text() == "arm\nlocal\n"
+    record = json.loads((copy / "environment.json").read_text())
+    assert record["status"] == "complete"
+    assert record["copied_from"].endswith("first/emulated-2x1gbit/overlap_benchmark")
+    # other settings, another network or another script are no copy
+    others = {stage.name: stage for stage in second.stages if stage.folder != again.folder}
+    for other in (others["overlap_benchmark"], at_1_gbit(second)["ddp_benchmark"]):
+        assert measured.copy(other, second, tmp_path / "third") is None
+    changed = dataclasses.replace(again, settings=dict(again.settings) | {"rounds": 3})
+    assert measured.copy(changed, second, tmp_path / "third") is None
 
 
 def test_where_hosts_cannot_be_emulated_recorded_ones_are_shown_and_it_says_why(
