@@ -14,6 +14,7 @@ from common.runtime.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduce
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
+from common.runtime.run_options import RankOptions
 from common.training.precision import DTYPES
 
 # The course's list: one element, then 12,792 doubling up to 1,676,718,080 (in float32 6.7 GB).
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class AllReduceBenchmark:
+class AllReduceBenchmark(RankOptions):
     """Time all-reduces of a list of sizes; the slowest rank counts.
 
     Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment2/allreduce_benchmark.py
@@ -59,9 +60,6 @@ class AllReduceBenchmark:
     numel: tuple[int, ...] = COURSE_NUMEL
     """Elements per all-reduce, ascending."""
     dtype: str = "float32"
-    backend: str | None = None
-    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
-    device: str | None = None
     rounds: int = 4
     iterations: int = 10
     """Timed calls per size, mode and round."""
@@ -74,8 +72,6 @@ class AllReduceBenchmark:
     default the device is held back until everything is launched, as it is in training. On the CPU
     a launch is part of the call."""
     output_dir: str = "outputs/assignment2"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         require_not_negative(self, "warmup_steps")

@@ -18,11 +18,12 @@ from common.runtime.collective_timing import check_sum, time_in_flight, time_seq
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_positive
+from common.runtime.run_options import RankOptions
 from common.training.precision import DTYPES
 
 
 @dataclass(frozen=True)
-class ChunkBenchmark:
+class ChunkBenchmark(RankOptions):
     """Time one fixed total split into ever larger chunks (Figures 2a and 2b of Li et al. 2020).
 
     Chunks of 1,000, 10,000, … elements up to the total are reduced in two modes: sequential (the
@@ -35,14 +36,10 @@ class ChunkBenchmark:
     numel: int = 10_000_000
     """Elements in all."""
     dtype: str = "float32"
-    backend: str | None = None
-    device: str | None = None
     rounds: int = 4
     iterations: int = 2
     """Samples per chunk size, mode and round."""
     output_dir: str = "outputs/assignment2"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         require_positive(self, "numel", "rounds", "iterations")

@@ -25,6 +25,7 @@ from common.perfmodel.buckets import cap_label, parse_cap
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
+from common.runtime.run_options import RankOptions
 from common.runtime.timing import clock_for
 from common.training.ddp import make_ddp
 
@@ -62,7 +63,7 @@ LOCAL_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class DdpBenchmark:
+class DdpBenchmark(RankOptions):
     """Time DDP training steps of a GPT-2 over bucket caps; a step's time is its slowest rank's.
 
     Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment2/ddp_benchmark.py
@@ -114,13 +115,8 @@ class DdpBenchmark:
     """Divide the recording's times by this."""
     added_latency_ms: float = 0.0
     """Delay every bucket by this, with a comm hook that reduces one bucket after another."""
-    backend: str | None = None
-    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
-    device: str | None = None
     seed: int = 42
     output_dir: str = "outputs/assignment2"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         require_positive(self, "rounds", "num_steps", "lr")

@@ -24,11 +24,12 @@ from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
 from common.runtime.run_directory import RunDirectory, write_atomically
+from common.runtime.run_options import RankOptions
 from common.runtime.timing import clock_for
 
 
 @dataclass(frozen=True)
-class LayerBenchmark:
+class LayerBenchmark(RankOptions):
     """Time forward, each layer's gradient, and the optimizer step of a GPT-2 on one device.
 
     Writes layer-sizes.csv and layer-times.csv (seconds; the course's columns), and raw:
@@ -65,14 +66,8 @@ class LayerBenchmark:
     """Divide the recording's times by this."""
     layer_size_output: str = ""
     """Write layer-sizes.csv to this path too."""
-    backend: str | None = None
-    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
-    device: str | None = None
-    """cpu or cuda; by default CUDA where it is."""
     seed: int = 42
     output_dir: str = "outputs/assignment2"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         require_not_negative(self, "warmup_steps")

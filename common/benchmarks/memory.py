@@ -24,6 +24,7 @@ from common.perfmodel.one_device.memory_fit import largest_batch, what_would_fit
 from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.recorder import Recorder, record_run, single_device
+from common.runtime.run_options import DeviceOptions
 
 MIB = 2**20
 GB = 10**9
@@ -32,7 +33,7 @@ GPU_OVERHEAD_BYTES = 1 * GB
 
 
 @dataclass(frozen=True)
-class MemoryAnalysis(Workload):
+class MemoryAnalysis(DeviceOptions, Workload):
     """Account for the memory of a training step, component by component.
 
     Recipe: uv run python assignments/assignment0/memory_analysis.py --model gpt2-xl
@@ -52,11 +53,7 @@ class MemoryAnalysis(Workload):
     """On the CPU: run the step for real too, and read PyTorch's CPU allocator."""
     capacity_gb: tuple[float, ...] = (24, 40, 80, 141)
     """Memory sizes (in 10⁹ bytes) for which the largest batch is predicted."""
-    device: str | None = None
-    """cpu or cuda; by default CUDA where it is."""
     output_dir: str = "outputs/assignment0"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -37,6 +37,7 @@ from common.runtime.recorder import (
     single_device,
 )
 from common.runtime.run_directory import RunDirectory
+from common.runtime.run_options import DeviceOptions
 from common.runtime.seeding import seed_everything
 from common.training.loop import time_steps
 from common.training.step import TrainingStep
@@ -50,7 +51,7 @@ PREPARATION = -1
 
 
 @dataclass(frozen=True)
-class OptionsBenchmark(Workload):
+class OptionsBenchmark(DeviceOptions, Workload):
     """Measure what each option of the training step buys: alone, together, and all but one.
 
     The options given as flags are those of the baseline, on which the arms turn on others; by
@@ -69,12 +70,8 @@ class OptionsBenchmark(Workload):
     """Measured steps per visit."""
     warmup_steps: int = 1
     """Steps before them."""
-    device: str | None = None
-    """cpu or cuda; by default CUDA where it is."""
     seed: int = 42
     output_dir: str = "outputs/assignment0"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,10 +16,11 @@ from common.errors import UserError
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
+from common.runtime.run_options import RankOptions
 
 
 @dataclass(frozen=True)
-class OverlapBenchmark:
+class OverlapBenchmark(RankOptions):
     """Measure DDP's bookkeeping, and how backward pass and all-reduce slow each other down.
 
     Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment2/overlap_benchmark.py
@@ -47,13 +48,8 @@ class OverlapBenchmark:
     num_steps: int = 4
     """Measured backward passes per arm and round."""
     warmup_steps: int = 2
-    backend: str | None = None
-    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
-    device: str | None = None
     seed: int = 42
     output_dir: str = "outputs/assignment2"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         require_not_negative(self, "warmup_steps")

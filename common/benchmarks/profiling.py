@@ -32,6 +32,7 @@ from common.runtime.recorder import (
     require_positive,
     single_device,
 )
+from common.runtime.run_options import DeviceOptions
 from common.runtime.timing import clock_for
 from common.traces.attribution import attribute
 from common.traces.profiler_trace import Event, read_trace
@@ -44,7 +45,7 @@ TRACE = "trace.json.gz"
 
 
 @dataclass(frozen=True)
-class ProfileTraining(Workload):
+class ProfileTraining(DeviceOptions, Workload):
     """Profile a GPT-2's training step on one device: categories, phases, and a roofline.
 
     Writes trace.json.gz for https://ui.perfetto.dev, and per step profile-operators.csv,
@@ -61,12 +62,8 @@ class ProfileTraining(Workload):
     """Steps that are profiled; as many are timed without the profiler."""
     trace: bool = True
     """Keep the trace."""
-    device: str | None = None
-    """cpu or cuda; by default CUDA where it is."""
     seed: int = 42
     output_dir: str = "outputs/assignment0"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

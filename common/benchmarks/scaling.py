@@ -28,6 +28,7 @@ from common.runtime.kept_memory import kept_memory
 from common.runtime.paths import relative_to_project
 from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
+from common.runtime.run_options import RankOptions
 from common.training.data_parallel_step import DataParallelStep, StepOptions
 from common.training.precision import set_tf32
 from common.training.scaling_log import ScalingLog, single_arm
@@ -60,7 +61,7 @@ PRINTED = (
 
 
 @dataclass(frozen=True)
-class ScalingBenchmark:
+class ScalingBenchmark(RankOptions):
     """Measure how DDP scales, on a synthetic MLP.
 
     Recipe: uv run python assignments/assignment4/benchmark.py --epochs 1 --steps-per-epoch 10
@@ -81,10 +82,6 @@ class ScalingBenchmark:
     num_layers: int = 3
     """Hidden layers."""
     output_dim: int = 2048
-    backend: str | None = None
-    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
-    device: str | None = None
-    """cpu or cuda; by default CUDA where it is."""
     bucket_cap_mb: float | None = 50
     """DDP's, in MiB; None is DDP's own default."""
     broadcast_buffers: bool = False
@@ -132,8 +129,6 @@ class ScalingBenchmark:
     """Its times are divided by this."""
     seed: int = 42
     output_dir: str = "outputs/assignment4"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         require_positive(

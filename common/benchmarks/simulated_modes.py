@@ -28,6 +28,7 @@ from common.runtime.recorder import (
     single_device,
 )
 from common.runtime.run_directory import find_table
+from common.runtime.run_options import RunOptions
 from common.scheduling.cost import CalibratedCost, Cost, TokensCost, TokensSquaredCost
 from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
 from common.scheduling.packing import karmarkar_karp, largest_first
@@ -52,7 +53,7 @@ WARMUP_PLANS = 5
 
 
 @dataclass(frozen=True)
-class ModeSimulation:
+class ModeSimulation(RunOptions):
     """Simulate a step of every mode on many ranks, and time the planning of dynamic batches.
 
     Each draw takes the lengths of a data set from a recorded distribution. Modes that share their
@@ -92,8 +93,6 @@ class ModeSimulation:
     """Plans timed of each size and cost."""
     seed: int = 42
     output_dir: str = "outputs/assignment3"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         require_positive(self, "rank_batch", "draws", "samples", "planning_repeats")

@@ -31,6 +31,7 @@ from common.runtime.own_group import own_group
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
+from common.runtime.run_options import RankOptions
 from common.runtime.seeding import seed_everything
 from common.runtime.socket_bytes import sent_bytes
 from common.runtime.timing import clock_for
@@ -69,7 +70,7 @@ LOCAL_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class StrategyBenchmark:
+class StrategyBenchmark(RankOptions):
     """Time one training step under each strategy, in rounds whose order rotates.
 
     Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment1/compare_strategies.py
@@ -100,13 +101,8 @@ class StrategyBenchmark:
     """Measured steps per visit."""
     warmup_steps: int = 3
     """Steps before the measured ones; at least 3, as DDP forms its buckets in the first two."""
-    backend: str | None = None
-    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
-    device: str | None = None
     seed: int = 42
     output_dir: str = "outputs/assignment1"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         require_positive(self, "micro_batch_size", "seq_len", "rounds", "num_steps")

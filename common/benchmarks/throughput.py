@@ -36,6 +36,7 @@ from common.runtime.recorder import (
     single_device,
 )
 from common.runtime.run_directory import RunDirectory
+from common.runtime.run_options import DeviceOptions
 from common.training.precision import check_precision
 from common.training.step import check_compiler
 
@@ -61,7 +62,7 @@ BATCH_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class ThroughputBenchmark(Workload):
+class ThroughputBenchmark(DeviceOptions, Workload):
     """Measure tokens per second, MFU, and how both depend on the batch size.
 
     Every batch size runs in a process of its own and ends in a result, "out of memory" or a
@@ -80,12 +81,8 @@ class ThroughputBenchmark(Workload):
     """Keep freed memory mapped from step to step (CPUs with glibc; PyTorch always does on GPUs)."""
     memory_limit_gib: float = 0
     """Let the measured process take this much memory and no more; 0 is what the machine has."""
-    device: str | None = None
-    """cpu or cuda; by default CUDA where it is."""
     seed: int = 42
     output_dir: str = "outputs/assignment0"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,6 +26,7 @@ from common.runtime.paths import project_root, relative_to_project
 from common.runtime.process_group import process_group
 from common.runtime.recorder import record_run, require_positive
 from common.runtime.run_directory import read_environment
+from common.runtime.run_options import RankOptions
 from common.training.data_parallel_step import StepOptions
 
 SWEEP = "assignment4-sweep"
@@ -37,7 +38,7 @@ FACTORS = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
-class VerifyChanges:
+class VerifyChanges(RankOptions):
     """Run the changes proposed for a sweep's configuration, on one rank and on all of them.
 
     Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment4/benchmark.py --sweep, then
@@ -56,13 +57,7 @@ class VerifyChanges:
     """Of each of these kinds the best change is run."""
     rounds: int = 4
     steps_per_visit: int = 4
-    device: str | None = None
-    """cpu or cuda; by default CUDA where it is."""
-    backend: str | None = None
-    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
     output_dir: str = "outputs/assignment4"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         require_positive(self, "rounds", "steps_per_visit")

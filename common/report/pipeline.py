@@ -5,6 +5,9 @@ a number of ranks (and a name, where a script runs several times), the settings 
 section of its name, and the notebooks. A stage with ``hosts`` and ``rate`` runs on emulated hosts,
 one rank on each, with further settings of its own; its results go to a folder of that rate, apart
 from those over loopback.
+
+Neighbouring stages on the same ranks or hosts share them, and what one assignment has measured is
+not measured again for another.
 """
 
 from __future__ import annotations

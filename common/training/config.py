@@ -11,6 +11,7 @@ from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.process_group import Worker
 from common.runtime.recorder import require_not_negative, require_positive
+from common.runtime.run_options import RankOptions
 
 FSDP_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD")
 ASYNCHRONOUS = ("auto", "on", "off")
@@ -18,7 +19,7 @@ PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(RankOptions):
     """Train a GPT-2 on token shards with AdamW and a cosine schedule.
 
     A step consumes ``global_batch_size`` sequences whatever the number of ranks; each rank takes
@@ -93,15 +94,9 @@ class TrainingConfig:
     By default a folder of the strategy's (or of --run_id's) name below output_dir."""
     async_checkpoints: str = "auto"
     """Write checkpoints while training goes on: on, off, or auto (on a GPU)."""
-    backend: str | None = None
-    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
-    device: str | None = None
-    """cpu or cuda; by default CUDA where it is."""
     seed: int = 42
     """Of the weights; rank r draws with seed + r, and takes rank 0's weights."""
     output_dir: str = "outputs/assignment1"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         require_positive(

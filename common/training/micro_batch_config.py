@@ -9,6 +9,7 @@ from common.data.text import DATASETS
 from common.errors import UserError, unknown_name
 from common.runtime.process_group import Worker
 from common.runtime.recorder import require_not_negative, require_positive
+from common.runtime.run_options import RankOptions
 from common.scheduling.modes import LOSS_MEANS, MODES
 from common.training.precision import PRECISION_NAMES, resolved_precision
 
@@ -16,7 +17,7 @@ COST_TYPES = ("tokens", "tokens_sq", "calibrated")
 
 
 @dataclass(frozen=True)
-class TextSettings:
+class TextSettings(RankOptions):
     """What the scripts on texts of varying length have in common: data, model, batch."""
 
     dataset: str = "sst2"
@@ -59,15 +60,9 @@ class TextSettings:
     """Steps after which ranks exchange how long their steps took, under cost_type calibrated."""
     bucket_cap_mb: float | None = None
     """DDP's, in MiB; by default a first bucket of 1 MiB, then 25."""
-    backend: str | None = None
-    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
-    device: str | None = None
-    """cpu or cuda; by default CUDA where it is."""
     seed: int = 42
     """Of the samples' order and the weights."""
     output_dir: str = "outputs"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         require_positive(

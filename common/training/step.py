@@ -61,11 +61,14 @@ class TrainingStep:
     """Model, optimizer and loss scaler, and the step they make together.
 
     Args:
-        workload: what to compute and how. device: where. model: called as ``model(tokens,
-        targets)``, returns the loss; by default the workload's. lr: learning rate. weight_decay:
-        AdamW's. seed: of the weights. gradient_sync: makes the context of each micro-batch's
-        forward and backward pass, where ranks
-            exchange gradients; it is given True for the step's last.
+        workload: what to compute and how.
+        device: where.
+        model: called as ``model(tokens, targets)``, returns the loss; by default the workload's.
+        lr: learning rate.
+        weight_decay: AdamW's.
+        seed: of the weights.
+        gradient_sync: makes the context of each micro-batch's forward and backward pass, where
+            ranks exchange gradients; it is given True for the step's last.
         max_gradient_norm: upper bound of the gradients' joint norm; None leaves them, and does not
             measure it.
 

@@ -12,6 +12,7 @@ from common.data.text_lengths import recorded_lengths
 from common.errors import UserError, unknown_name
 from common.runtime.process_group import Worker
 from common.runtime.recorder import require_not_negative, require_positive
+from common.runtime.run_options import RankOptions
 from common.training.precision import PRECISION_NAMES, resolved_precision
 
 COMPRESSIONS = ("none", "fp16", "bf16")
@@ -19,7 +20,7 @@ PADDINGS = ("longest", "max_length")
 
 
 @dataclass(frozen=True)
-class TextScalingConfig:
+class TextScalingConfig(RankOptions):
     """Train a Transformer encoder that sorts texts into classes, on one rank or with DDP.
 
     A step takes ranks × accumulation × batch_size texts; what is left of an epoch then is dropped,
@@ -36,8 +37,6 @@ class TextScalingConfig:
     experiment_name: str = ""
     """What tables call the run; by default the data set and the number of ranks."""
     output_dir: str = "outputs/assignment4/text"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
     seed: int = 42
     """Of the weights and the samples' order; rank r drops out with seed + r."""
 
@@ -108,10 +107,6 @@ class TextScalingConfig:
     threads: int = 0
     """Threads that a rank computes with on a CPU; 0 for OMP_NUM_THREADS. One rank that computes
     with all cores is no base for several that have one each."""
-    device: str | None = None
-    """cpu or cuda; by default CUDA where it is."""
-    backend: str | None = None
-    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
 
     def __post_init__(self) -> None:
         require_positive(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.errors import UserError
+from common.runtime.run_options import RankOptions
 
 SWEEP_ROUNDS = 2
 """Visits that an exhaustive sweep makes to each bucketing; tuning takes a share of their time."""
 
 
 @dataclass(frozen=True)
-class TuneSettings:
+class TuneSettings(RankOptions):
     """Find the best DDP settings for a model on the ranks of this job.
 
     Recipe: uv run torchrun --nproc_per_node=2 common/tuning/job.py --function my_model:make
@@ -25,15 +26,9 @@ class TuneSettings:
     """Where MODULE is looked for, besides the installed packages."""
     share: float = 0.2
     """Time for tuning, as a share of an exhaustive sweep's; few bucketings may need more."""
-    device: str | None = None
-    """cpu or cuda; by default CUDA where it is."""
-    backend: str | None = None
-    """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
     seed: int = 42
     """Set before FUNCTION is called, the same on all ranks."""
     output_dir: str = "outputs/tune"
-    run_id: str = ""
-    """Name of the run directory below output_dir; made up by default."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share < float("inf"):
