@@ -9,10 +9,11 @@ torch/csrc/distributed/c10d/reducer.cpp; ``_ddp_init_helper`` and, for limits gi
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from common.errors import UserError
+from common.exercises.bucket_assignment import assign_buckets
 
 MIB = 2**20
 DEFAULT_FIRST_CAP_BYTES = 1 * MIB
@@ -38,69 +39,6 @@ def parse_cap(text: str | float) -> float | None:
 def cap_label(cap_mib: float | None) -> str:
     """Formats a cap as tables show it: ``0.25``, ``25``, ``None``."""
     return "None" if cap_mib is None else f"{cap_mib:.12g}"
-
-
-def assign_buckets(
-    sizes_bytes: Sequence[int],
-    cap_bytes: int | Sequence[int],
-    first_cap_bytes: int | None = None,
-    kinds: Sequence[Hashable] | None = None,
-) -> list[list[int]]:
-    """Groups tensors into buckets, as DDP does when it rebuilds them.
-
-    A tensor joins the open bucket of its kind, which closes once it holds at least the cap. No
-    tensor is split, so a bucket may be larger than the cap.
-
-    Args:
-        sizes_bytes: sizes in gradient-ready order, in bytes.
-        cap_bytes: when a bucket closes; at least 1. Several caps are those of the first, the
-            second, … bucket of each kind; the last one counts for all that follow.
-        first_cap_bytes: the cap of the first bucket of each kind, where it differs.
-        kinds: (dtype, device) of each tensor; only equal kinds share a bucket.
-
-    Returns:
-        For each bucket, in reduction order, the indices of its tensors. Buckets left open at the
-        end come last; of several, the kind seen last comes first (the order in which libstdc++
-        walks the hash map that PyTorch keeps them in).
-    """
-    caps = (cap_bytes,) if not isinstance(cap_bytes, Sequence) else tuple(cap_bytes)
-    if first_cap_bytes is not None:
-        caps = (first_cap_bytes, *caps)
-    if not caps:
-        raise UserError("no bucket cap: give at least one")
-    if min(caps) < 1:
-        raise UserError(f"bucket cap of {min(caps)} bytes: it must be at least 1 byte")
-    if kinds is None:
-        return _assign_one_kind(sizes_bytes, caps)
-    buckets: list[list[int]] = []
-    open_buckets: dict[Hashable, tuple[list[int], int, int]] = {}  # members, bytes, buckets closed
-    for index, (size, kind) in enumerate(zip(sizes_bytes, kinds, strict=True)):
-        members, total, closed = open_buckets.get(kind, ([], 0, 0))
-        members.append(index)
-        total += size
-        if total >= caps[min(closed, len(caps) - 1)]:
-            buckets.append(members)
-            members, total, closed = [], 0, closed + 1
-        open_buckets[kind] = (members, total, closed)
-    left_open = [members for members, _, _ in open_buckets.values() if members]
-    return buckets + left_open[::-1]
-
-
-def _assign_one_kind(sizes_bytes: Sequence[int], caps: Sequence[int]) -> list[list[int]]:
-    buckets: list[list[int]] = []
-    members: list[int] = []
-    total = 0
-    last = len(caps) - 1
-    limit = caps[0]
-    for index, size in enumerate(sizes_bytes):
-        members.append(index)
-        total += size
-        if total >= limit:
-            buckets.append(members)
-            members, total, limit = [], 0, caps[min(len(buckets), last)]
-    if members:
-        buckets.append(members)
-    return buckets
 
 
 @dataclass(frozen=True)
@@ -190,33 +128,3 @@ def ddp_buckets(
     ordered_sizes = [sizes_bytes[i] for i in ready_order]
     buckets = assign_buckets(ordered_sizes, limits, kinds=ordered_kinds)
     return [[ready_order[i] for i in bucket] for bucket in buckets]
-
-
-def cap_interval(sizes_bytes: Sequence[int], buckets: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Returns the smallest and the largest cap in bytes that give exactly these buckets.
-
-    For buckets of one kind and without a first cap of its own. A closed bucket bounds the cap
-    from above by its size and from below by its size without its last tensor. The last bucket
-    counts as closed if it is larger than all that the others allow.
-    """
-    smallest, largest = 1, 2**62
-    for bucket in buckets[:-1]:
-        size = sum(sizes_bytes[i] for i in bucket)
-        largest = min(largest, size)
-        smallest = max(smallest, size - sizes_bytes[bucket[-1]] + 1)
-    last = sum(sizes_bytes[i] for i in buckets[-1]) - sizes_bytes[buckets[-1][-1]]
-    return max(smallest, last + 1), largest
-
-
-def walk_bucketings(sizes_bytes: Sequence[int]) -> Iterator[tuple[int, int, list[list[int]]]]:
-    """Yields every distinct bucketing of gradients of one kind in ready order, by ascending cap.
-
-    Each is the smallest and the largest cap in bytes that give it, and its buckets.
-    """
-    total, cap = sum(sizes_bytes), 1
-    while cap <= total:
-        buckets = assign_buckets(sizes_bytes, cap)
-        low, high = cap_interval(sizes_bytes, buckets)
-        high = min(high, total)
-        yield low, high, buckets
-        cap = high + 1

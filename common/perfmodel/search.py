@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.errors import UserError
-from common.perfmodel.buckets import MIB, DdpOptions, walk_bucketings
+from common.exercises.cap_search import walk_bucketings
+from common.perfmodel.buckets import MIB, DdpOptions
 from common.perfmodel.collectives import AllReduceModel
 from common.perfmodel.ddp.comm_hooks import CommHook
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts

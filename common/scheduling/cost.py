@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from common.errors import UserError
+from common.exercises.cost_fit import fit_cost
 
 Cost = Callable[[Any, Any], Any]
 UNLIMITED = 2**31
@@ -95,22 +96,10 @@ class CalibratedCost:
         Args:
             batch_size, longest, time_s: [n] each; index i is one measured step.
 
-        Non-negative least squares of (predicted − measured) / measured (Lawson and Hanson, Solving
-        Least Squares Problems, 1974; scipy.optimize.nnls).
-
         Raises:
             UserError: less than one step, or a time that is not above 0.
         """
-        from scipy.optimize import nnls
-
-        batch, length, times = _steps(batch_size, longest, time_s)
-        terms = np.stack([np.ones_like(times), batch * length, batch * length**2], axis=1)
-        # Each row is divided by its measured time, so the target is 1 and residuals are relative:
-        # else the longest steps alone would decide. Each column is divided by its maximum, as the
-        # third is 10⁶ times the first, and the solution is scaled back.
-        scale = terms.max(axis=0)
-        solution, _ = nnls(terms / scale / times[:, None], np.ones_like(times))
-        c0_s, c1_s, c2_s = (solution / scale).tolist()
+        c0_s, c1_s, c2_s = fit_cost(*_steps(batch_size, longest, time_s))
         return cls(c0_s=c0_s, c1_s=c1_s, c2_s=c2_s)
 
     def relative_error(self, batch_size: ArrayLike, longest: ArrayLike, time_s: ArrayLike) -> float:

@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 MODES = ("static", "dynamic", "karmarkar_karp", "length_grouped", "token_budget")
 SAME_BATCH = ("static", "dynamic", "karmarkar_karp")
 """Modes that share their global batches; the others form each rank's batch by themselves."""
-LOSS_MEANS = ("samples", "tokens")
 Limits = int | Sequence[int] | None
 
 
@@ -265,18 +264,3 @@ class Planner:
                     f"{self.mode} gives rank {rank} {len(group)} samples, and its limit is "
                     f"{limit}; a smaller global batch, or the mode dynamic"
                 )
-
-
-def loss_scale(mean: str, world_size: int, local: int, total: int) -> float:
-    """Returns the factor of a rank's mean loss that makes DDP's mean one over the global batch.
-
-    Args:
-        mean: the units that the loss is a mean over, samples or tokens.
-        world_size: G ranks.
-        local, total: these samples (b_g, B), or tokens (n_g, N), of the rank and of all.
-
-    DDP averages the ranks' gradients: (1/G)·Σ G·(b_g/B)·mean_g = Σ (b_g/B)·mean_g.
-    """
-    if mean not in LOSS_MEANS:
-        raise UserError(unknown_name("mean of the loss", mean, LOSS_MEANS))
-    return world_size * local / total

@@ -31,7 +31,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from common.traces.intervals import difference, intersection, length, union
+from common.exercises.step_apart import difference, intersection, length, take_apart, union
 from common.traces.operator_categories import operator_category
 from common.traces.profiler_trace import Event, read_records, read_trace
 
@@ -300,20 +300,20 @@ def _computing(operators: Sequence[Event]) -> Iterator[NDArray]:
 
 def _row(seen: Activity, window: StepWindow) -> tuple[float, ...]:
     """Returns a step's row, in the order of ``COLUMNS``."""
-    start_us, end_us = window.start_us, window.end_us
-    whole = np.array([[start_us, end_us]])
+    step_us = (window.start_us, window.end_us)
+    whole = union([step_us])
     computation = intersection(seen.computation, whole)
     communication = intersection(seen.communication, whole)
+    apart = take_apart(step_us, computation, communication)
     busy = union([*computation, *communication])
     copies = difference(intersection(seen.copies, whole), busy)
-    overlap = intersection(computation, communication)
     times_us = (
-        end_us - start_us,
-        length(computation),
-        length(communication),
-        length(overlap),
-        length(communication) - length(overlap),
-        end_us - start_us - length(busy),
+        apart.total,
+        apart.computation,
+        apart.communication,
+        apart.overlap,
+        apart.exposed,
+        apart.idle,
         length(copies),
     )
     return (window.step, *(time / 1e3 for time in times_us))

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from common.data.text import DATASETS
 from common.errors import UserError, unknown_name
+from common.exercises.loss_scale import LOSS_MEANS
 from common.runtime.process_group import Worker
 from common.runtime.recorder import require_not_negative, require_positive
 from common.runtime.run_options import RankOptions
-from common.scheduling.modes import LOSS_MEANS, MODES
+from common.scheduling.modes import MODES
 from common.training.precision import PRECISION_NAMES, resolved_precision
 
 COST_TYPES = ("tokens", "tokens_sq", "calibrated")

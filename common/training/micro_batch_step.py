@@ -1,7 +1,7 @@
 """One training step in which every rank has a micro-batch of its own size.
 
 The loss is a mean over the global batch, over its samples or its tokens. DDP averages over ranks,
-so each rank's own mean is scaled first (``common.scheduling.modes.loss_scale``).
+so each rank's own mean is scaled first (``common.exercises.loss_scale``).
 
 Where a rank runs out of memory, all ranks drop what they have computed and repeat the step in
 halves: the gradients of a batch are those of its parts, added up.
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.errors import RunFailed
+from common.exercises.loss_scale import loss_scale
 from common.runtime.memory_limit import NO_PRIMITIVE, is_out_of_memory
 from common.runtime.process_group import Worker
 from common.scheduling.loader import MicroBatch
-from common.scheduling.modes import loss_scale
 from common.training.ddp import SETTLING_STEPS, exchanging
 from common.training.precision import autocast, grad_scaler
 from common.training.step import update

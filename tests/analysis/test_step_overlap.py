@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.traces.intervals import difference, intersection, length, union
+from common.exercises.step_apart import difference, intersection, length, union
 from common.traces.step_overlap import collectives_of, read_step_overlap
 
 HOST, STREAM, NCCL_STREAM = 100, 7, 20

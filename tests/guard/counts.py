@@ -57,7 +57,8 @@ def matching_lines(root: Path, pattern: str, below: str = "common") -> int:
 
 def recurrences(root: Path) -> int:
     """Returns the functions that push buckets through a link one after another."""
-    return sum(node.name in RECURRENCES for _, node in functions(root, "common/perfmodel"))
+    rooms = ("common/perfmodel", "common/exercises")
+    return sum(node.name in RECURRENCES for room in rooms for _, node in functions(root, room))
 
 
 def step_predictors(root: Path) -> int:

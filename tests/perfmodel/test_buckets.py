@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfmodel_support import MIB, gpt2_parameters, gpt2_ready_order, refused
 
+from common.exercises.cap_search import cap_interval
 from common.perfmodel.buckets import (
     DdpOptions,
     assign_buckets,
-    cap_interval,
     cap_label,
     ddp_buckets,
     parse_cap,

@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from common.exercises.loss_scale import loss_scale
 from common.scheduling.cost import CalibratedCost, TokensCost, TokensSquaredCost
 from common.scheduling.length_samplers import (
     budget_for,
@@ -28,7 +29,6 @@ from common.scheduling.modes import (
     StepPlan,
     epoch_order,
     global_batches,
-    loss_scale,
 )
 from common.scheduling.partition import bounded_plan
 

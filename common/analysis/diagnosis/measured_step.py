@@ -20,7 +20,8 @@ from common.analysis.diagnosis.evidence import (
 )
 from common.analysis.step_parts import flags
 from common.errors import UserError
-from common.perfmodel.buckets import MIB, DdpOptions, assign_buckets, cap_interval
+from common.exercises.cap_search import cap_interval
+from common.perfmodel.buckets import MIB, DdpOptions, assign_buckets
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.scaling.pass_times import LinearTime, PassTimes

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.errors import UserError
-from common.perfmodel.buckets import MIB, walk_bucketings
+from common.exercises.cap_search import walk_bucketings
+from common.perfmodel.buckets import MIB
 
 
 @dataclass(frozen=True)

@@ -22,29 +22,15 @@ collective at a time. The tests hold the forms against each other over random ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.exercises.bucket_time import one_after_another
+
 TINY_S = 1e-15
 """Lower bound on an all-reduce's time: one of no time would have infinite speed."""
-
-
-def one_after_another(ready_s: Sequence[float], alone_s: Sequence[float]) -> list[float]:
-    """Returns when each all-reduce ends, without contention: the plain recurrence.
-
-    >>> one_after_another([1.0, 2.0, 9.0], [3.0, 3.0, 3.0])
-    [4.0, 7.0, 12.0]
-    """
-    end = ready = 0.0
-    ends = []
-    for moment, duration in zip(ready_s, alone_s, strict=True):
-        ready = max(ready, moment)
-        end = max(end, ready) + duration
-        ends.append(end)
-    return ends
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, fields, replace
 import numpy as np
 import pandas as pd
 
-from common.perfmodel.buckets import MIB, assign_buckets, cap_interval
+from common.exercises.cap_search import cap_interval
+from common.perfmodel.buckets import MIB, assign_buckets
 from common.perfmodel.collectives import AlphaBeta, as_alpha_beta
 from common.perfmodel.scaling.step_model import (
     WIRE_TYPES,

@@ -1,0 +1,1 @@
+"""What students write: one file a task, with the reference solution between markers."""
