@@ -98,6 +98,8 @@ def test_no_argument_brings_the_projects_absolute_path_into_the_command(monkeypa
 def test_a_machine_without_git_is_described_too(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert describe_environment(device="cpu")["git"] == {"commit": None, "dirty": None}
+    monkeypatch.setenv("DDPLAB_COMMIT", "50dbdc0")  # a copy without its history
+    assert describe_environment(device="cpu")["git"] == {"commit": "50dbdc0", "dirty": None}
 
 
 def test_the_record_can_be_written_as_json():
