@@ -50,10 +50,16 @@ import os, sys
 if os.environ["RANK"] == "1":
     sys.exit("rank 1 has had enough")
 """
+# The ranks meet, as those of every benchmark do: none begins the next script before all are there.
 SERIES = """
-import json, os, socket, sys
+import json, os, pathlib, socket, sys, time
 said = {"rank": os.environ["RANK"], "host": socket.gethostname(), "arguments": sys.argv[1:]}
 print(json.dumps(said | {"network": json.loads(os.environ["DDPLAB_EMULATED_NETWORK"])}))
+met = pathlib.Path(sys.argv[1])
+met.mkdir(exist_ok=True)
+(met / said["rank"]).touch()
+while len(list(met.iterdir())) < 2:
+    time.sleep(0.01)
 """
 REFUSE = """
 from dataclasses import dataclass
@@ -394,7 +400,7 @@ def test_scripts_of_a_series_share_the_emulated_hosts(
     report, hosts = script(SERIES), EmulatedCluster.of(2, ["1gbit"])
     logs = [tmp_path / "first", tmp_path / "second"]
     with launch_series(
-        [[report, log.name] for log in logs], 2, tmp_path / "e", hosts=hosts
+        [[report, f"{log}-met"] for log in logs], 2, tmp_path / "e", hosts=hosts
     ) as wait:
         for log in logs:
             wait(log, lambda line: None)
@@ -409,6 +415,6 @@ def test_scripts_of_a_series_share_the_emulated_hosts(
     for log, ranks in zip(logs, said, strict=True):
         assert sorted(rank["rank"] for rank in ranks) == ["0", "1"]
         assert {rank["host"] for rank in ranks} == {"host1", "host2"}
-        assert all(rank["arguments"] == [log.name] for rank in ranks)
+        assert all(rank["arguments"] == [f"{log}-met"] for rank in ranks)
     networks = [rank["network"] for ranks in said for rank in ranks]
     assert all(network == networks[0] for network in networks)  # probed once
