@@ -50,16 +50,17 @@ import os, sys
 if os.environ["RANK"] == "1":
     sys.exit("rank 1 has had enough")
 """
-# The ranks meet, as those of every benchmark do: none begins the next script before all are there.
+# The ranks meet before they say anything, as those of every benchmark do: none is then in the next
+# script before all are through with the one before.
 SERIES = """
 import json, os, pathlib, socket, sys, time
-said = {"rank": os.environ["RANK"], "host": socket.gethostname(), "arguments": sys.argv[1:]}
-print(json.dumps(said | {"network": json.loads(os.environ["DDPLAB_EMULATED_NETWORK"])}))
-met = pathlib.Path(sys.argv[1])
+rank, met = os.environ["RANK"], pathlib.Path(sys.argv[1])
 met.mkdir(exist_ok=True)
-(met / said["rank"]).touch()
+(met / rank).touch()
 while len(list(met.iterdir())) < 2:
     time.sleep(0.01)
+said = {"rank": rank, "host": socket.gethostname(), "arguments": sys.argv[1:]}
+print(json.dumps(said | {"network": json.loads(os.environ["DDPLAB_EMULATED_NETWORK"])}))
 """
 REFUSE = """
 from dataclasses import dataclass
