@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -193,7 +194,10 @@ def test_ctrl_c_during_a_launch_leaves_no_process_not_even_a_ranks_child(tmp_pat
     ) as parent:
         said = [parent.stdout.readline() for _ in range(2)]
         assert said == ["waiting\n"] * 2
-        # torchrun, two ranks and a child of each
+        # torchrun, two ranks and a child of each, which has no environment until it runs its program
+        deadline = time.monotonic() + 10
+        while alive() < 5 and time.monotonic() < deadline:
+            time.sleep(0.05)
         assert alive() == 5
         parent.send_signal(signal.SIGINT)
         status = parent.wait(30)
