@@ -194,7 +194,7 @@ def test_ctrl_c_during_a_launch_leaves_no_process_not_even_a_ranks_child(tmp_pat
     ) as parent:
         said = [parent.stdout.readline() for _ in range(2)]
         assert said == ["waiting\n"] * 2
-        # torchrun, two ranks and a child of each, which has no environment until it runs its program
+        # torchrun, two ranks and a child of each, which has no environment before it runs
         deadline = time.monotonic() + 10
         while alive() < 5 and time.monotonic() < deadline:
             time.sleep(0.05)
