@@ -9,20 +9,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.exercises.bucket_assignment import assign_buckets
-from common.exercises.naive_ddp import broadcast_state
-from common.exercises.same_model import check_same_model
+from common.exercises.naive_ddp import NaiveDDP
 
 MIB = 2**20
 
 
-class BucketedDDP(nn.Module):
+class BucketedDDP(NaiveDDP):
     """A model whose gradients are averaged in buckets, during the backward pass.
 
     Buckets are those of A2.1 over the parameters in the reverse of their registration, and are
@@ -44,11 +42,7 @@ class BucketedDDP(nn.Module):
         bucket_cap_mb: float | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        super().__init__()
-        check_same_model(module, group)
-        self.module = module
-        self.group = group
-        broadcast_state(module, group)
+        super().__init__(module, group)
         self.exchanging = True
         self.buckets: list[list[nn.Parameter]] = []
         """The parameters of each bucket, in the order of their all-reduces."""
@@ -69,10 +63,6 @@ class BucketedDDP(nn.Module):
                 hook = functools.partial(self.note_ready, index)
                 parameter.register_post_accumulate_grad_hook(hook)
         # END SOLUTION
-
-    def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        """Calls the model."""
-        return self.module(*inputs, **keywords)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
