@@ -18,6 +18,14 @@ class UserError(Exception):
         self.this_rank_only = this_rank_only
 
 
+class NotYetWritten(UserError):
+    """A task of the course whose solution is not there; a student writes it."""
+
+    def __init__(self, task: str) -> None:
+        super().__init__(f"task {task} is not written yet")
+        self.task = task
+
+
 class RunFailed(Exception):
     """Work that was started correctly but broke off (a rank died). One line; exit status 1."""
 

@@ -32,6 +32,7 @@ ALLOWED = {
     },
     "benchmarks": {
         "errors",
+        "exercises",
         "tables",
         "traces",
         "runtime",
@@ -42,12 +43,15 @@ ALLOWED = {
         "scheduling",
         "training",
     },
+    "course": {"errors", "runtime"},
     "cluster": {"errors", "runtime"},
     "report": {"errors", "runtime", "cluster", "perfmodel", "analysis"},
     "tuning": {"errors", "runtime", "cluster", "perfmodel", "analysis", "training", "benchmarks"},
     "studies": {
+        "course",
         "tuning",
         "errors",
+        "exercises",
         "runtime",
         "cluster",
         "perfmodel",
@@ -60,6 +64,7 @@ ALLOWED = {
         "data",
     },
     "cli": {
+        "course",
         "tuning",
         "studies",
         "errors",

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 
 from common.errors import UserError
+from common.exercises.comparable_runs import Conditions, differing_conditions, differing_setting
 from common.runtime.network import layout_name
 
 logger = logging.getLogger(__name__)
@@ -64,12 +65,12 @@ def require_same_settings(
     known = list(settings)
     for key, title in titles.items():
         for (one, its), (other, theirs) in itertools.combinations(known, 2):
-            values = its.get(key), theirs.get(key)
-            if values[0] == values[1] or (unknown_agrees and None in values):
-                continue
-            raise UserError(
-                f"{title} differs between {one} ({values[0]}) and {other} ({values[1]}): {advice}"
-            )
+            if differing_setting(its, theirs, [key], unknown_agrees=unknown_agrees):
+                values = its.get(key), theirs.get(key)
+                raise UserError(
+                    f"{title} differs between {one} ({values[0]}) and {other} ({values[1]}): "
+                    f"{advice}"
+                )
 
 
 def difference(measured: Iterable[Measured], alone: Collection[str] = ()) -> str | None:
@@ -79,15 +80,12 @@ def difference(measured: Iterable[Measured], alone: Collection[str] = ()) -> str
     ranks. Of different numbers of ranks, as in a study of scaling, one job may lie on one host and
     another on several.
     """
-    measured = list(measured)
-    for (one, its), (other, record) in itertools.combinations(measured, 2):
-        devices = device_of(its), device_of(record)
-        if None not in devices and devices[0] != devices[1]:
-            return _sentence("device", one, devices[0], other, devices[1])
-    joined = [(name, record) for name, record in measured if _exchanged(name, record, alone)]
-    for (one, its), (other, record) in itertools.combinations(joined, 2):
-        if not _same_network(its, record):
-            return _sentence("network", one, network_of(its), other, network_of(record))
+    found = [(name, record, _conditions(name, record, alone)) for name, record in measured]
+    for what, shown in {"device": device_of, "network": network_of}.items():
+        for (one, its, mine), (other, record, theirs) in itertools.combinations(found, 2):
+            if differing_conditions(mine, theirs) == what:
+                values = [shown(each) or "not recorded" for each in (its, record)]
+                return f"{what} differs between {one} ({values[0]}) and {other} ({values[1]})"
     return None
 
 
@@ -112,27 +110,17 @@ def network_of(record: Mapping) -> str | None:
     return layout_name(record.get("backend"), (local,) * hosts + ((rest,) if rest else ()))
 
 
-def _sentence(what: str, one: str, value: str | None, other: str, its: str | None) -> str:
-    values = [shown or "not recorded" for shown in (value, its)]
-    return f"{what} differs between {one} ({values[0]}) and {other} ({values[1]})"
+def _conditions(name: str, record: Mapping, alone: Collection[str]) -> Conditions:
+    return Conditions(
+        device=device_of(record),
+        network=network_of(record),
+        is_emulated=bool((record.get("interconnect") or {}).get("emulated")),
+        exchanged=_exchanged(name, record, alone),
+        world_size=record.get("world_size"),
+        backend=record.get("backend"),
+        ranks_per_gpu=record.get("ranks_per_gpu", 1),
+    )
 
 
 def _exchanged(name: str, record: Mapping, alone: Collection[str]) -> bool:
     return name not in alone and record.get("world_size") != 1
-
-
-def _same_network(one: Mapping, other: Mapping) -> bool:
-    names = network_of(one), network_of(other)
-    emulated = [_is_emulated(record) for record in (one, other)]
-    if names[0] == names[1]:
-        return True
-    if any(emulated):  # what is emulated is always recorded
-        return False
-    if None in names:
-        return True
-    alike = [(record.get("backend"), record.get("ranks_per_gpu", 1)) for record in (one, other)]
-    return alike[0] == alike[1] and one.get("world_size") != other.get("world_size")
-
-
-def _is_emulated(record: Mapping) -> bool:
-    return bool((record.get("interconnect") or {}).get("emulated"))

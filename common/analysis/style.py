@@ -21,6 +21,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 # Okabe and Ito's palette, told apart by colour-blind readers.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, BLACK, GREY = "#CC79A7", "#56B4E9", "#000000", "#888888"
+YELLOW, BROWN = "#F0E442", "#8C564B"
 CYCLE = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY)
 
 PLAIN = FuncFormatter(lambda value, _: f"{value:,g}")

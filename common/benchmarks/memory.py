@@ -46,7 +46,7 @@ class MemoryAnalysis(DeviceOptions, Workload):
     optimizer_implementation: str = "fused"
     """for-loop, foreach or fused: PyTorch's three implementations of an optimizer."""
     sharding: str = "none"
-    """none, DDP, SHARD_GRAD_OP or FULL_SHARD: also predict what one of --ranks ranks holds."""
+    """none, DDP, ZERO1, SHARD_GRAD_OP or FULL_SHARD: also predict what one of --ranks ranks has."""
     ranks: int = 1
     """Ranks that share the work with --sharding."""
     run_step: bool = False

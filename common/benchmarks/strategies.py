@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,7 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from common.benchmarks.rounds import rotated
 from common.data.synthetic import random_tokens
 from common.errors import UserError, unknown_name
-from common.perfmodel.fsdp.communication import step_collectives
+from common.exercises.sharded_optimizer import ShardedOptimizer
+from common.perfmodel.fsdp.communication import all_broadcasts, step_collectives
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.collective_timing import time_one_by_one
 from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows, ready_seconds
@@ -36,16 +37,18 @@ from common.runtime.seeding import seed_everything
 from common.runtime.socket_bytes import sent_bytes
 from common.runtime.timing import clock_for
 from common.training.config import (
+    DDP_STRATEGIES,
     FSDP_STRATEGIES,
-    BaselineConfig,
-    DdpConfig,
-    FsdpConfig,
+    OWN_STRATEGIES,
     TrainingConfig,
+    config_of,
 )
 from common.training.parallel import gradient_sync, parallelise, refuse_unshardable
 from common.training.step import TrainingStep, build_model
 
 STRATEGIES = ("single", "local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP")
+"""Those that are compared unless others are asked for."""
+KNOWN = (*STRATEGIES, *OWN_STRATEGIES)
 ALONE = "alone"
 TIME_COLUMNS = (
     "strategy",
@@ -83,7 +86,8 @@ class StrategyBenchmark(RankOptions):
     """
 
     strategies: tuple[str, ...] = STRATEGIES
-    """single, local, DDP, FULL_SHARD, SHARD_GRAD_OP."""
+    """single, local, DDP, FULL_SHARD, SHARD_GRAD_OP; and the exercises' MY_DDP, MY_BUCKETS,
+    MY_ZERO1, MY_FSDP."""
     accumulations: tuple[int, ...] = (1,)
     """Micro-batches per step and rank; each is measured."""
     model: str = "gpt2-large"
@@ -93,7 +97,7 @@ class StrategyBenchmark(RankOptions):
     precision: str = "float32"
     """float32 or bfloat16."""
     bucket_cap_mb: float | None = None
-    """DDP's, in MiB; by default a first bucket of 1 MiB, then 25."""
+    """DDP's and MY_BUCKETS's, in MiB; by default a first bucket of 1 MiB, then 25."""
     parts: bool = False
     """Also measure, in the same rounds, what FSDP's steps are predicted from."""
     rounds: int = 3
@@ -112,8 +116,8 @@ class StrategyBenchmark(RankOptions):
         if not self.strategies or not self.accumulations:
             raise UserError("strategies and accumulations: give at least one of each")
         for name in self.strategies:
-            if name not in STRATEGIES:
-                raise UserError(unknown_name("strategy", name, STRATEGIES))
+            if name not in KNOWN:
+                raise UserError(unknown_name("strategy", name, KNOWN))
         if min(self.accumulations) < 1:
             raise UserError(f"accumulations {self.accumulations}: each is at least 1")
         self.workload(1)
@@ -140,11 +144,9 @@ class StrategyBenchmark(RankOptions):
     def strategy_config(self, strategy: str) -> TrainingConfig:
         """Returns the configuration by which a strategy wraps the model."""
         common = {"model": self.model, "precision": self.precision}
-        if strategy == "DDP":
-            return DdpConfig(**common, bucket_cap_mb=self.bucket_cap_mb)
-        if strategy in ("single", "local"):
-            return BaselineConfig(**common)
-        return FsdpConfig(**common, strategy=strategy)
+        if strategy in DDP_STRATEGIES and strategy != "MY_DDP":
+            common["bucket_cap_mb"] = self.bucket_cap_mb
+        return config_of("single" if strategy == "local" else strategy, **common)
 
 
 def main(settings: StrategyBenchmark) -> None:
@@ -208,6 +210,8 @@ def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> 
 def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:
     """Times each collective of the FSDP strategies' steps by itself, one call after another.
 
+    The broadcasts of MY_ZERO1 are under way together, and are timed as one.
+
     Returns this rank's rows of COLLECTIVE_COLUMNS, but for the round and the rank.
     """
     config, ranks = settings.workload(1).config, worker.world_size
@@ -216,7 +220,7 @@ def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:
         for strategy in settings.sharded
         for collective in step_collectives(config, strategy, ranks)
     }
-    rows = []
+    calls: dict[tuple[str, int], Callable[[], object]] = {}
     for operation, size_bytes in sorted(found):
         whole = torch.zeros(size_bytes // 4, device=worker.device)
         part = torch.zeros(size_bytes // 4 // ranks, device=worker.device)
@@ -224,6 +228,14 @@ def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:
             call = functools.partial(dist.all_gather_into_tensor, whole, part)
         else:
             call = functools.partial(dist.reduce_scatter_tensor, part, whole)
+        calls[operation, size_bytes] = call
+    if "MY_ZERO1" in settings.strategies:
+        sent = all_broadcasts(step_collectives(config, "MY_ZERO1", ranks))
+        model = build_model(settings.workload(1), worker.device)
+        updated = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.0)
+        calls[sent.operation, sent.size_bytes] = updated.send_parameters
+    rows = []
+    for (operation, size_bytes), call in calls.items():
         times_s = time_one_by_one([call] * (1 + settings.num_steps), worker)[1:]
         rows += [
             {"operation": operation, "size_bytes": size_bytes, "iteration": iteration}
@@ -258,6 +270,7 @@ class _Visit:
             model=self.model,
             gradient_sync=functools.partial(gradient_sync, self.model, strategy),
             max_gradient_norm=1.0,
+            shard_states=strategy == "MY_ZERO1",
         )
         seed_everything(settings.seed, worker.rank)
         self.batches = [

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import tyro
 
+from common.cli.course import Course
 from common.cli.data import Data
 from common.cli.doctor import Doctor
 from common.cli.emulate import Emulate
@@ -30,6 +31,7 @@ Command = (
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[Study, tyro.conf.subcommand("study")]
+    | Annotated[Course, tyro.conf.subcommand("course")]
     | Annotated[Handin, tyro.conf.subcommand("handin")]
 )
 

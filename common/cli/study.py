@@ -25,6 +25,7 @@ STUDIES = {
     "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 140),
     "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 15),
     "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 55),
+    "cs336": ("cs336", "Cs336Study", "the exercises under another course's tests", 2),
 }
 """Study → its module below common.studies, which has ``run_study``; what makes its settings; what
 it shows; and minutes on two cores."""
@@ -45,6 +46,8 @@ class Study:
     """Folder of the real texts, for micro-batches, text-scaling, remedies."""
     continues: str = ""
     """Run directory of an accuracy study that was cut: its complete cases are taken over."""
+    tests: str = ""
+    """Folder of a clone of Stanford CS336's assignment 2, for cs336."""
 
     def run(self) -> None:
         """Runs the study and says where the results are."""
@@ -53,7 +56,11 @@ class Study:
         name, settings_name, *_ = STUDIES[self.what]
         module = importlib.import_module(f"common.studies.{name}")
         settings = getattr(module, settings_name)()
-        given = {"dataset_dir": "reads no texts", "continues": "cannot be continued"}
+        given = {
+            "dataset_dir": "reads no texts",
+            "continues": "cannot be continued",
+            "tests": "has no tests of others",
+        }
         for option, why_not in given.items():
             if not (value := getattr(self, option)):
                 continue

@@ -58,6 +58,7 @@ class FSDP(nn.Module):
         self.group = group
         # BEGIN SOLUTION A1.5
         weights = weights_of(module, dist.get_rank(group), dist.get_world_size(group))
+        self.weight_of = {weight.kept: weight for weight in weights}
         self.root, *self.blocks = [
             Unit([weight for weight in weights if weight.unit is owner], group)
             for owner in (None, *blocks_of(module))
@@ -99,18 +100,62 @@ class FSDP(nn.Module):
         self.exchanged = 0
         # END SOLUTION
 
-    @torch.no_grad()
     def gather_full_params(self) -> dict[str, Tensor]:
         """Returns all parameters by name, whole, in their own dtype; all ranks call it."""
         # BEGIN SOLUTION A1.5
-        weights = {weight.kept: weight for unit in self.in_backward for weight in unit.weights}
-        whole = {}
-        for name, parameter in self.module.named_parameters(remove_duplicate=False):
-            parts, weight = parameter.detach(), weights[parameter]
-            if weight.is_sharded:
-                parts = torch.cat(all_parts(parts, self.group))
-            whole[name] = parts.flatten()[: weight.shape.numel()].view(weight.shape).clone()
-        return whole
+        named = self.module.named_parameters(remove_duplicate=False)
+        return {name: self.whole(parameter, parameter.detach()) for name, parameter in named}
+        # END SOLUTION
+
+    def is_sharded(self, parameter: nn.Parameter) -> bool:
+        """Returns True if this rank has a part of a parameter of ``module`` only."""
+        # BEGIN SOLUTION A1.5
+        return self.weight_of[parameter].is_sharded
+        # END SOLUTION
+
+    @torch.no_grad()
+    def whole(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
+        """Gathers a tensor that the ranks have in parts, as they have a parameter; a copy.
+
+        All ranks call it.
+
+        Args:
+            parameter: one of ``module``'s.
+            part: this rank's, such as of the parameter itself or of an optimizer's state for it.
+
+        Returns:
+            a tensor of the whole parameter's shape.
+        """
+        # BEGIN SOLUTION A1.5
+        weight, parts = self.weight_of[parameter], part.detach()
+        if weight.is_sharded:
+            parts = torch.cat(all_parts(parts, self.group))
+        return parts.flatten()[: weight.shape.numel()].view(weight.shape).clone()
+        # END SOLUTION
+
+    def part(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
+        """Returns this rank's part of a tensor of a parameter's whole shape: ``whole`` undone."""
+        # BEGIN SOLUTION A1.5
+        if not self.is_sharded(parameter):
+            return whole
+        return part_of(whole, dist.get_rank(self.group), dist.get_world_size(self.group))
+        # END SOLUTION
+
+    @torch.no_grad()
+    def gradient_norm(self) -> Tensor:
+        """Returns the joint L2 norm of all whole gradients, a scalar; all ranks call it."""
+        # BEGIN SOLUTION A1.5
+        # What is replicated counts once. In float64, as a sum of 10⁷ float32 squares is off.
+        device = next(iter(self.weight_of)).device
+        squares = {
+            is_sharded: torch.zeros((), dtype=torch.float64, device=device)
+            for is_sharded in (True, False)
+        }
+        for parameter, weight in self.weight_of.items():
+            if parameter.grad is not None:
+                squares[weight.is_sharded] += parameter.grad.double().square().sum()
+        dist.all_reduce(squares[True], group=self.group)
+        return (squares[True] + squares[False]).sqrt()
         # END SOLUTION
 
     # BEGIN SOLUTION A1.5
@@ -311,7 +356,10 @@ def weights_of(module: nn.Module, rank: int, world: int) -> list[Weight]:
         is_sharded = any(parameter.dim() >= 2 for parameter in own.values())
         for name, parameter in own.items():
             if parameter not in weights:
-                kept = part_of(parameter, rank, world) if is_sharded else parameter
+                kept = parameter
+                if is_sharded:
+                    part = part_of(parameter.detach(), rank, world)
+                    kept = nn.Parameter(part, requires_grad=parameter.requires_grad)
                 unit = unit_of.get(each)
                 weights[parameter] = Weight(kept, parameter.shape, unit, [], is_sharded)
             weight = weights[parameter]
@@ -334,13 +382,12 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     return blocks
 
 
-def part_of(parameter: nn.Parameter, rank: int, world: int) -> nn.Parameter:
-    """Returns a rank's part of a parameter, flat; the last ones end with zeros."""
-    size = -(-parameter.numel() // world)
-    padded = parameter.new_zeros(world * size)
-    padded[: parameter.numel()] = parameter.detach().flatten()
-    part = padded[rank * size : (rank + 1) * size].clone()
-    return nn.Parameter(part, requires_grad=parameter.requires_grad)
+def part_of(whole: Tensor, rank: int, world: int) -> Tensor:
+    """Returns a rank's part of a tensor, flat; the last ones end with zeros."""
+    size = -(-whole.numel() // world)
+    padded = whole.new_zeros(world * size)
+    padded[: whole.numel()] = whole.flatten()
+    return padded[rank * size : (rank + 1) * size].clone()
 
 
 def by_dtype(weights: Iterable[Weight]) -> list[list[Weight]]:

@@ -87,21 +87,34 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 own_group.update(changed)  # a schedule may have changed the learning rate
             self.own.step()
             self.state = self.own.state
-        with torch.no_grad():
-            works = [
-                dist.broadcast(
-                    parameter.detach(), self.rank_of(owner), group=self.group, async_op=True
-                )
-                for parameter, owner in self.owners.items()
-            ]
-            for work in works:
-                work.wait()
+        self.send_parameters()
         return loss
         # END SOLUTION
 
-    # BEGIN SOLUTION A1.4
-    def rank_of(self, owner: int) -> int:
-        """Returns the number among all ranks of a rank of the group."""
-        return owner if self.group is None else dist.get_global_rank(self.group, owner)
+    @torch.no_grad()
+    def send_parameters(self) -> None:
+        """Gives every rank each parameter as its owner has it; all ranks call it."""
+        # BEGIN SOLUTION A1.4
+        works = []
+        for parameter, owner in self.owners.items():
+            root = owner if self.group is None else dist.get_global_rank(self.group, owner)
+            own = parameter.detach()
+            works.append(dist.broadcast(own, root, group=self.group, async_op=True))
+        for work in works:
+            work.wait()
+        # END SOLUTION
 
-    # END SOLUTION
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over settings and the states of this rank's parameters, as ``state_dict`` has them.
+
+        States of other parameters may be missing.
+        """
+        super().load_state_dict(state_dict)
+        # BEGIN SOLUTION A1.4
+        if self.own is not None:
+            for group in self.own.param_groups:
+                for parameter in group["params"]:
+                    if parameter in self.state:
+                        self.own.state[parameter] = self.state[parameter]
+            self.state = self.own.state
+        # END SOLUTION

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from common.perfmodel.one_device.activations import FLOAT32, block_activations, compute_size
+from common.exercises.step_memory import FLOAT32, state_bytes
+from common.perfmodel.one_device.activations import block_activations, compute_size
 from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.one_device.workload import Workload
 
@@ -82,9 +83,7 @@ def predict_memory(workload: Workload, sharding: Sharding | None = None) -> Memo
 
 def estimated_states(workload: Workload) -> dict[str, int]:
     """Estimates as the course does: bytes of parameters, gradients and states, unsharded."""
-    parameters = FLOAT32 * workload.config.num_parameters()
-    states = 2 * parameters if workload.optimizer == "adamw" else 0
-    return dict(zip(STATE, (parameters, parameters, states), strict=True))
+    return state_bytes(workload.config.num_parameters(), workload.optimizer)
 
 
 class _Step:
@@ -126,7 +125,7 @@ class _Step:
         base = {
             "parameters": self.sharding.of_parameters(states["parameters"]),
             "gradients": self.held_gradients(named.pop("gradients", 0), phase, block),
-            "optimizer states": self.sharding.of_states(states["optimizer states"]),
+            "optimizer states": self.sharding.of_states(states["optimizer states"], self.config),
         }
         base["batch"] = 16 * self.tokens  # tokens and targets
         base["communication"] = self.sharding.communication_bytes(self.config, phase, block)
@@ -141,7 +140,7 @@ class _Step:
         when that last pass has gone through it.
         """
         accumulates = self.workload.gradient_accumulation > 1
-        if self.sharding.strategy == "DDP" and self.sharding.gradient_as_bucket_view:
+        if self.sharding.has_buckets and self.sharding.gradient_as_bucket_view:
             return gradients if accumulates and phase != "update" else 0
         if not self.sharding.shards or not accumulates:
             return self.sharding.of_gradients(gradients)
@@ -351,7 +350,7 @@ class _Step:
         if self.workload.optimizer == "adamw":
             temporary = {
                 "fused": 0,
-                "foreach": self.all_gradients,
+                "foreach": self.sharding.of_states(self.all_gradients, self.config),
                 "for-loop": 2 * FLOAT32 * self.head,
             }[self.workload.optimizer_implementation]
         return self.moment(

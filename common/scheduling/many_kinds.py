@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.scheduling.bottleneck import SortedBatch, fixed_order, in_order, lower_bound
+from common.exercises.min_max_partition import SortedBatch, lower_bound
 from common.scheduling.cost import CalibratedCost, Cost
+from common.scheduling.fixed_order import fixed_order, in_order
 from common.scheduling.unequal_ranks import (
     FastestOf,
     RankKind,

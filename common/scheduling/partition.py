@@ -8,7 +8,7 @@ the n + 1 longest samples was on a later rank, and the longest of those, on rank
 shorter than the (n + 1)-th, with which rank i + 1 begins now. No rank has more samples or a longer
 one than before.
 
-It remains to choose where to cut and, for unequal ranks, the order of the ranks. ``bottleneck``
+It remains to choose where to cut and, for unequal ranks, the order of the ranks. Exercise A3.1
 does it for identical ranks and ``unequal_ranks`` for up to three kinds or eight ranks, and for more
 that take no longer; both are exact. ``many_kinds`` does the rest, with a lower bound on the
 optimum.
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from common.errors import UserError
-from common.scheduling.bottleneck import SortedBatch, identical_ranks
+from common.exercises.min_max_partition import SortedBatch, min_max_partition
 from common.scheduling.cost import Cost
 from common.scheduling.many_kinds import heuristic_order
 from common.scheduling.unequal_ranks import kinds_of, optimal_order, trial_steps
@@ -103,7 +103,7 @@ def bounded_plan(
     batch = SortedBatch.of(checked)
     kinds = kinds_of(costs, limits)
     if len(kinds) == 1:
-        best, bounds = identical_ranks(batch, world_size, costs[0], limits[0])
+        best, bounds = min_max_partition(batch, world_size, costs[0], limits[0])
         return Plan(batch.groups(bounds), best, best, exact=True)
     few = len(kinds) <= EXACT_KINDS or world_size <= EXACT_RANKS
     if few or trial_steps(kinds) <= AFFORDABLE_STEPS:

@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.scheduling.bottleneck import (
+from common.exercises.min_max_partition import (
     SortedBatch,
-    fixed_order,
-    identical_ranks,
+    min_max_partition,
     most_samples,
     smallest_bottleneck,
 )
 from common.scheduling.cost import UNLIMITED, Cost
+from common.scheduling.fixed_order import fixed_order
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class _CountSearch:
     def range(self) -> tuple[float, float]:
         """Returns a lower bound on the bottleneck, and a bottleneck that some plan reaches."""
         fastest = FastestOf(tuple(dict.fromkeys(kind.cost for kind in self.kinds)))
-        low, _ = identical_ranks(self.batch, self.world_size, fastest, max(self.limits))
+        low, _ = min_max_partition(self.batch, self.world_size, fastest, max(self.limits))
         each = [kind for kind in self.kinds for _ in kind.ranks]
         costs, limits = [kind.cost for kind in each], [kind.limit for kind in each]
         high = min(

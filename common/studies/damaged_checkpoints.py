@@ -16,11 +16,11 @@ import pandas as pd
 import yaml
 
 from common.cluster.launch import launch
+from common.exercises.checkpoint_commit import MANIFEST, finished_checkpoints
 from common.runtime.process_group import process_group
 from common.runtime.script import parse_settings, run_script
 from common.studies.killed_runs import RANKS, Training, equal_losses, read_steps
-from common.training.checkpoint_files import MANIFEST, finished_checkpoints
-from common.training.config import DdpConfig, FsdpConfig
+from common.training.config import config_of
 from common.training.trainer import train
 
 FILES = ("__1_0.distcp", ".metadata", "random-0.pt", MANIFEST)
@@ -128,14 +128,13 @@ class ResumeCases:
 def resume_cases(cases: ResumeCases) -> None:
     """Runs a training from every folder of checkpoints; rank 0 prints which one comes."""
     folder = Path(cases.folder)
-    kind = DdpConfig if cases.strategy == "DDP" else FsdpConfig
-    strategy = [] if cases.strategy == "DDP" else ["--strategy", cases.strategy]
+    kind = type(config_of(cases.strategy))
     with process_group("cpu") as worker:
         for path in sorted((folder / "checkpoints").iterdir()):
             if worker.is_main:
                 print(f"case: {path.name}", flush=True)
             flags = ["--checkpoint_dir", str(path), "--run_id", path.name, "--no-profile"]
-            flags += ["--output_dir", str(folder / "runs"), *strategy]
+            flags += ["--output_dir", str(folder / "runs"), "--strategy", cases.strategy]
             settings = ["--config", str(folder / "settings.yaml"), *flags]
             train(parse_settings(kind, settings, "train"))
 

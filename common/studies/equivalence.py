@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from common.cluster.launch import launch
 from common.errors import RunFailed
+from common.exercises.checkpoint_commit import finished_checkpoints
 from common.report.progress import StageProgress
 from common.studies.study import study_run, with_verdicts
-from common.training.checkpoint_files import finished_checkpoints
 
 SCRIPT = Path(__file__).with_name("equivalence_ranks.py")
 CASE = ["precision", "strategy", "ranks", "accumulation"]

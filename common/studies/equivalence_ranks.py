@@ -13,11 +13,12 @@ from common.errors import UserError
 from common.runtime.process_group import process_group
 from common.runtime.script import run_script
 from common.training.config import (
+    DDP_STRATEGIES,
     FSDP_STRATEGIES,
-    BaselineConfig,
-    DdpConfig,
+    MY_FSDP,
     FsdpConfig,
     TrainingConfig,
+    config_of,
 )
 from common.training.trainer import train
 
@@ -38,10 +39,10 @@ class Cases:
         """Yields the runs on ``ranks`` ranks, named ``strategy-ranks-accumulation-precision``."""
         for precision in self.precisions:
             for accumulation in self.accumulations:
-                for kind, extra in strategies(ranks):
-                    strategy = extra.get("strategy", kind.strategy)
+                for strategy in strategies(ranks):
                     name = f"{strategy}-{ranks}-{accumulation}-{precision}"
-                    yield kind(
+                    yield config_of(
+                        strategy,
                         model=self.model,
                         global_batch_size=self.global_batch_size,
                         micro_batch_size=self.global_batch_size // (ranks * accumulation),
@@ -55,16 +56,15 @@ class Cases:
                         device="cpu",
                         output_dir=self.output_dir,
                         run_id=name,
-                        **extra,
                     )
 
 
-def strategies(ranks: int) -> list[tuple[type[TrainingConfig], dict]]:
+def strategies(ranks: int) -> tuple[str, ...]:
     """Returns the strategies that ``ranks`` ranks can run; HYBRID_SHARD needs 4."""
     if ranks == 1:
-        return [(BaselineConfig, {})]
+        return ("single",)
     sharded = FSDP_STRATEGIES if ranks >= 4 else FSDP_STRATEGIES[:2]
-    return [(DdpConfig, {}), *((FsdpConfig, {"strategy": name}) for name in sharded)]
+    return (*DDP_STRATEGIES, *sharded, MY_FSDP)
 
 
 def main(cases: Cases) -> None:

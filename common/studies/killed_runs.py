@@ -19,15 +19,15 @@ import yaml
 
 from common.cluster.launch import marked_processes, started
 from common.errors import RunFailed
-from common.runtime.paths import project_root, search_path
-from common.training.checkpoint_files import (
+from common.exercises.checkpoint_commit import (
     OLD,
     PARTIAL,
     Damaged,
-    check_file,
+    check_checkpoint,
     finished_checkpoints,
-    read_manifest,
 )
+from common.runtime.paths import project_root, search_path
+from common.training.config import DDP_STRATEGIES
 
 RANKS = 2
 TABLE = "training-steps.csv"
@@ -51,14 +51,13 @@ class Training:
 
     def command(self, max_restarts: int = 0) -> list[str]:
         """Returns the torchrun command, for two ranks of this machine and ``max_restarts``."""
-        script = "train_ddp" if self.strategy == "DDP" else "train_fsdp"
+        script = "train_ddp" if self.strategy in DDP_STRATEGIES else "train_fsdp"
         settings = dict(self.settings) | {
             "output_dir": self.folder,
             "checkpoint_dir": self.checkpoint_dir,
             "run_id": "run",
+            "strategy": self.strategy,
         }
-        if self.strategy != "DDP":
-            settings["strategy"] = self.strategy
         return [
             sys.executable,
             "-m",
@@ -241,9 +240,7 @@ def unreadable(folder: Path) -> list[str]:
     problems = []
     for path in finished_checkpoints(folder):
         try:
-            _, files = read_manifest(path)
-            for name, record in files.items():
-                check_file(path / name, record)
+            check_checkpoint(path)
         except Damaged as damage:
             problems.append(f"{path.name}: {damage}")
     return problems

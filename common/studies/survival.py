@@ -20,6 +20,7 @@ import pandas as pd
 
 from common.data.markov_text import synthetic_shards
 from common.errors import RunFailed, UserError, unknown_name
+from common.exercises.checkpoint_commit import OLD, PARTIAL, finished_checkpoints
 from common.report.progress import StageProgress
 from common.runtime.recorder import require_not_negative, require_positive
 from common.studies.damaged_checkpoints import resume_from_damaged
@@ -34,9 +35,9 @@ from common.studies.killed_runs import (
     unreadable,
 )
 from common.studies.study import study_run
-from common.training.checkpoint_files import OLD, PARTIAL, finished_checkpoints
+from common.training.config import DDP_STRATEGIES, MY_FSDP
 
-STRATEGIES = ("DDP", "FULL_SHARD", "SHARD_GRAD_OP")
+STRATEGIES = (*DDP_STRATEGIES, "FULL_SHARD", "SHARD_GRAD_OP", MY_FSDP)
 SAVING, DELETING, ANY_MOMENT = "saving", "deleting", ""
 AIMS = (SAVING, ANY_MOMENT, DELETING, ANY_MOMENT, SAVING)
 """Aims of the trials in turn: three of five at a checkpoint that is being written or deleted."""

@@ -20,26 +20,22 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from common.errors import UserError
-from common.runtime.paths import relative_to_project
-from common.runtime.process_group import Worker
-from common.training.checkpoint_files import (
+from common.exercises.checkpoint_commit import (
     Damaged,
     FileRecord,
-    SavedCheckpoint,
-    check_file,
+    check_checkpoint,
+    commit_checkpoint,
     describe_file,
-    finish_checkpoint,
     finished_checkpoints,
     flush,
-    prune,
-    read_manifest,
-    remove_leftovers,
     start_checkpoint,
 )
-from common.training.checkpoint_parts import own_part
+from common.runtime.paths import relative_to_project
+from common.runtime.process_group import Worker
+from common.training.checkpoint_files import SavedCheckpoint, prune, remove_leftovers
+from common.training.states import load_states, states_to_write
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +104,8 @@ class Checkpoints:
         """
         problem, saved = None, None
         try:
-            saved, files = read_manifest(path)
-            for name in sorted(files)[self.worker.rank :: self.worker.world_size]:
-                check_file(path / name, files[name])
+            facts = check_checkpoint(path, self.worker.rank, self.worker.world_size)
+            saved = SavedCheckpoint(path, facts)
         except Damaged as damage:
             problem = str(damage)
         problems = [found for found in self._gather(problem) if found]
@@ -123,14 +118,7 @@ class Checkpoints:
 
         Random states are restored only if the number of ranks is that of the checkpoint.
         """
-        states = _states(model, optimizer)
-        dcp.load(states, checkpoint_id=saved.path, process_group=self._group)
-        set_state_dict(
-            model,
-            optimizer,
-            model_state_dict=states["model"],
-            optim_state_dict=states["optimizer"],
-        )
+        load_states(saved.path, model, optimizer, self._group)
         if saved.facts["world_size"] == self.worker.world_size:
             _set_random_states(torch.load(saved.path / _random_file(self.worker), "cpu"))
 
@@ -147,7 +135,7 @@ class Checkpoints:
         """
         self.wait()
         facts = {**facts, "world_size": self.worker.world_size}
-        states = own_part(_states(model, optimizer), self.worker)
+        states = states_to_write(model, optimizer, self.worker)
         if self._thread is None:
             self._write(states, _random_states(), facts)
             return
@@ -191,7 +179,7 @@ class Checkpoints:
         return {path.name: describe_file(path) for path in own}
 
     def _finish(self, partial: Path, facts: Mapping, files: Mapping[str, FileRecord]) -> None:
-        finish_checkpoint(partial, facts, files)
+        commit_checkpoint(partial, facts, files)
         prune(self.folder, self.keep)
 
     def _explained(self, error: BaseException, step: int) -> UserError:
@@ -266,11 +254,6 @@ def reason_of(error: BaseException) -> str:
     """Returns the system's words for an error, or the first line of its message."""
     error = system_error(error)
     return getattr(error, "strerror", None) or (str(error).splitlines() or [repr(error)])[0]
-
-
-def _states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    return {"model": model_state, "optimizer": optimizer_state}
 
 
 def _random_file(worker: Worker) -> str:

@@ -16,13 +16,25 @@ from torch.distributed.tensor import DTensor
 
 from common.runtime.process_group import Worker
 
+Keys = tuple[str, ...]
+"""The way to a tensor in nested states."""
 
-def own_part(states: Mapping, worker: Worker) -> dict:
+
+def own_part(
+    states: Mapping,
+    worker: Worker,
+    prepare: Callable[[Keys, Tensor], Tensor] = lambda keys, tensor: tensor,
+) -> dict:
     """Returns the nested ``states`` without the tensors that other ranks write.
 
     Every rank calls this with states of the same names, shapes and order. Each part of a tensor is
     written by one rank, which is the one that has the fewest bytes so far. What is no tensor stays
     on all ranks.
+
+    Args:
+        states: nested, with tensors.
+        worker: this rank.
+        prepare: called on all ranks with each tensor; what it returns is written in its place.
     """
     # Bytes given to each replica so far, one list per number of replicas, so that tensors with as
     # many replicas are balanced among themselves. All ranks find the same without communication.
@@ -35,7 +47,7 @@ def own_part(states: Mapping, worker: Worker) -> dict:
         so_far[chosen] += tensor.numel() * tensor.element_size()  # a DTensor's is of the whole
         return chosen == replica
 
-    return _filtered(states, is_own)
+    return _filtered(states, is_own, prepare)
 
 
 def place_among_replicas(tensor: Tensor, worker: Worker) -> tuple[int, int]:
@@ -54,14 +66,20 @@ def place_among_replicas(tensor: Tensor, worker: Worker) -> tuple[int, int]:
     return replica, prod(mesh.size(dimension) for dimension in dimensions)
 
 
-def _filtered(states: Mapping, is_own: Callable[[Tensor], bool]) -> dict:
+def _filtered(
+    states: Mapping,
+    is_own: Callable[[Tensor], bool],
+    prepare: Callable[[Keys, Tensor], Tensor],
+    keys: Keys = (),
+) -> dict:
     kept = {}
     for name, value in states.items():
         if isinstance(value, Tensor):
-            if is_own(value):
-                kept[name] = value
+            prepared = prepare((*keys, name), value)
+            if is_own(prepared):
+                kept[name] = prepared
         elif isinstance(value, Mapping):
-            kept[name] = _filtered(value, is_own)
+            kept[name] = _filtered(value, is_own, prepare, (*keys, name))
         else:
             kept[name] = value
     return kept

@@ -13,7 +13,11 @@ from common.runtime.process_group import Worker
 from common.runtime.recorder import require_not_negative, require_positive
 from common.runtime.run_options import RankOptions
 
+DDP_STRATEGIES = ("DDP", "MY_DDP", "MY_BUCKETS", "MY_ZERO1")
 FSDP_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD")
+MY_FSDP = "MY_FSDP"
+OWN_STRATEGIES = (*DDP_STRATEGIES[1:], MY_FSDP)
+"""Those of the exercises: A1.3, A2.4, A1.4 (states sharded, gradients by DDP) and A1.5."""
 ASYNCHRONOUS = ("auto", "on", "off")
 PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 
@@ -124,6 +128,8 @@ class TrainingConfig(RankOptions):
             raise UserError(unknown_name("precision", self.precision, PRECISIONS))
         if self.async_checkpoints not in ASYNCHRONOUS:
             raise UserError(unknown_name("async_checkpoints", self.async_checkpoints, ASYNCHRONOUS))
+        if self.compile and self.strategy in OWN_STRATEGIES:
+            raise UserError(f"compile: not with strategy {self.strategy}")
         if self.min_lr > self.lr:
             raise UserError(f"min_lr {self.min_lr} is above lr {self.lr}")
         if self.warmup_steps >= self.num_steps:
@@ -134,6 +140,8 @@ class TrainingConfig(RankOptions):
     @property
     def title(self) -> str:
         """Returns the run's name in the line that says that it is completed."""
+        if self.strategy in OWN_STRATEGIES:
+            return f"Training with {self.strategy}"
         return {"single": "Baseline training", "DDP": "DDP training"}.get(
             self.strategy, f"FSDP training with {self.strategy}"
         )
@@ -141,6 +149,8 @@ class TrainingConfig(RankOptions):
     @property
     def folder(self) -> str:
         """Returns the name of its folder of traces and checkpoints, such as fsdp_full_shard."""
+        if self.strategy in OWN_STRATEGIES:
+            return self.strategy.lower()
         names = {"single": "baseline", "DDP": "ddp"}
         return names.get(self.strategy, f"fsdp_{self.strategy.lower()}")
 
@@ -221,17 +231,22 @@ class DdpConfig(TrainingConfig):
     assignments/assignment1/train_ddp.py
     """
 
-    strategy: ClassVar[str] = "DDP"
-
+    strategy: str = "DDP"
+    """DDP, or one of the exercises: MY_DDP (an all-reduce per gradient, A1.3), MY_BUCKETS (A2.4) or
+    MY_ZERO1 (DDP with optimizer states spread over the ranks, A1.4)."""
     bucket_cap_mb: float | None = None
-    """DDP's bucket cap in MiB; by default a first bucket of 1 MiB, then 25."""
+    """Bucket cap of DDP and MY_BUCKETS in MiB; by default a first bucket of 1 MiB, then 25."""
     gradient_as_bucket_view: bool = True
     """Let gradients be views of DDP's buckets: one copy and their memory less."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.strategy not in DDP_STRATEGIES:
+            raise UserError(unknown_name("strategy", self.strategy, DDP_STRATEGIES))
         if self.bucket_cap_mb is not None:
             require_positive(self, "bucket_cap_mb")
+            if self.strategy == "MY_DDP":
+                raise UserError("bucket_cap_mb: MY_DDP has no buckets")
 
 
 @dataclass(frozen=True)
@@ -242,16 +257,18 @@ class FsdpConfig(TrainingConfig):
     """
 
     strategy: str = "FULL_SHARD"
-    """FULL_SHARD (parameters are gathered for each use), SHARD_GRAD_OP (once a step) or
-    HYBRID_SHARD (FULL_SHARD within groups of shard_size ranks, DDP between them)."""
+    """FULL_SHARD (parameters are gathered for each use), SHARD_GRAD_OP (once a step),
+    HYBRID_SHARD (FULL_SHARD within groups of shard_size ranks, DDP between them) or MY_FSDP (as
+    FULL_SHARD, by exercise A1.5)."""
     shard_size: int = 0
     """Ranks that share one copy under HYBRID_SHARD; by default those of a node, or half of them
     where there is one node only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.strategy not in FSDP_STRATEGIES:
-            raise UserError(unknown_name("strategy", self.strategy, FSDP_STRATEGIES))
+        known = (*FSDP_STRATEGIES, MY_FSDP)
+        if self.strategy not in known:
+            raise UserError(unknown_name("strategy", self.strategy, known))
         if (self.optimizer, self.optimizer_implementation) == ("sgd", "fused"):
             raise UserError("optimizer_implementation fused: not for sgd under FSDP; use foreach")
         require_not_negative(self, "shard_size")
@@ -289,3 +306,15 @@ class FsdpConfig(TrainingConfig):
                 "it takes at least 4 ranks, in 2 or more groups of 2 or more"
             )
         return dataclasses.replace(complete, shard_size=size)
+
+
+def config_of(strategy: str, **settings: object) -> TrainingConfig:
+    """Returns the configuration of a strategy: single, or one of train_ddp's or train_fsdp's.
+
+    Raises:
+        UserError: a setting that is not legal, or an unknown strategy.
+    """
+    if strategy == BaselineConfig.strategy:
+        return BaselineConfig(**settings)
+    kind = DdpConfig if strategy in DDP_STRATEGIES else FsdpConfig
+    return kind(**settings, strategy=strategy)

@@ -16,6 +16,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from common.exercises.bucketed_ddp import BucketedDDP
+from common.exercises.overlapped_ddp import OverlappedDDP
+
 SETTLING_STEPS = 3
 """Backward passes after which DDP's buckets stay as they are."""
 COMPRESSIONS: Mapping[str, torch.dtype | None] = {
@@ -67,6 +70,6 @@ def compress_gradients(
 
 def exchanging(model: nn.Module, is_last: bool) -> AbstractContextManager:
     """Returns the context of a micro-batch: DDP exchanges gradients in the step's last one only."""
-    if is_last or not isinstance(model, DistributedDataParallel):
+    if is_last or not isinstance(model, DistributedDataParallel | OverlappedDDP | BucketedDDP):
         return nullcontext()
     return model.no_sync()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from common.errors import UserError
+from common.exercises.bucketed_ddp import BucketedDDP
+from common.exercises.fsdp import FSDP
+from common.exercises.naive_ddp import NaiveDDP
+from common.exercises.overlapped_ddp import OverlappedDDP
 from common.models.gpt2 import GPT2
 from common.runtime.process_group import Worker
 from common.training.ddp import exchanging, make_ddp
@@ -36,11 +41,18 @@ def parallelise(
     * ``HYBRID_SHARD``: as ``FULL_SHARD`` within groups of ranks; gradients are then all-reduced
       between the groups.
 
-    ``mesh`` are the ranks that FSDP spreads the model over, by default all.
+    ``MY_…`` are the exercises, whose descriptions say what they do. ``mesh`` are the ranks that
+    FSDP spreads the model over, by default all.
     """
     if config.strategy == "single":
         return model
-    if config.strategy == "DDP":
+    if config.strategy == "MY_DDP":
+        return OverlappedDDP(model)
+    if config.strategy == "MY_BUCKETS":
+        return BucketedDDP(model, config.bucket_cap_mb)
+    if config.strategy == "MY_FSDP":
+        return FSDP(model, block_precision(config).param_dtype)
+    if config.strategy in ("DDP", "MY_ZERO1"):
         return make_ddp(
             model,
             worker.device,
@@ -102,13 +114,26 @@ def block_precision(config: TrainingConfig) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
 
 
-def gradient_sync(model: nn.Module, strategy: str, is_last: bool) -> AbstractContextManager:
-    """Returns the context of a micro-batch's forward and backward pass.
+@contextmanager
+def gradient_sync(model: nn.Module, strategy: str, is_last: bool) -> Iterator[None]:
+    """Surrounds a micro-batch's forward and backward pass; gradients are averaged when it ends.
 
-    Gradients are exchanged in the step's last one only. Parameters that stay gathered between a
-    forward and a backward pass also stay until then: SHARD_GRAD_OP's, and the root's.
+    They are exchanged in the step's last one only, but for MY_FSDP's, which go with each pass.
+    Parameters that stay gathered between a forward and a backward pass also stay until then:
+    SHARD_GRAD_OP's, and the root's.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last)
         model.set_reshard_after_backward(is_last, recurse=strategy == "SHARD_GRAD_OP")
-    return exchanging(model, is_last)
+    with exchanging(model, is_last):
+        yield
+    if isinstance(model, FSDP) or (isinstance(model, NaiveDDP) and is_last):
+        model.finish_gradient_synchronization()
+
+
+def without_wrapper(model: nn.Module) -> nn.Module:
+    """Returns the model that an exercise has wrapped; any other as it is.
+
+    PyTorch's functions for state dicts see through its own wrappers only.
+    """
+    return model.module if isinstance(model, NaiveDDP | FSDP) else model

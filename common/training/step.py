@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from common.errors import UserError
+from common.exercises.fsdp import FSDP
+from common.exercises.sharded_optimizer import ShardedOptimizer
 from common.models.chunked_loss import chunked_cross_entropy
 from common.models.gpt2 import GPT2
 from common.perfmodel.one_device.workload import Workload
@@ -49,12 +51,27 @@ def build_optimizer(
     workload: Workload,
     lr: float = 6e-4,
     weight_decay: float = 0.1,
+    *,
+    shard_states: bool = False,
 ) -> torch.optim.Optimizer:
-    """Builds AdamW, or SGD without momentum, in the workload's implementation."""
-    how = {name: workload.optimizer_implementation == name for name in ("foreach", "fused")}
-    if workload.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, **how)
-    return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, **how)
+    """Builds AdamW, or SGD without momentum, in the workload's implementation.
+
+    Args:
+        parameters: what it updates.
+        workload: which one, and how it is implemented.
+        lr: learning rate.
+        weight_decay: AdamW's.
+        shard_states: each rank keeps the states of some parameters only (exercise A1.4).
+    """
+    settings: dict[str, object] = {"lr": lr}
+    settings |= {name: workload.optimizer_implementation == name for name in ("foreach", "fused")}
+    kind: type[torch.optim.Optimizer] = torch.optim.SGD
+    if workload.optimizer == "adamw":
+        kind = torch.optim.AdamW
+        settings["weight_decay"] = weight_decay
+    if shard_states:
+        return ShardedOptimizer(parameters, kind, **settings)
+    return kind(parameters, **settings)
 
 
 class TrainingStep:
@@ -71,6 +88,7 @@ class TrainingStep:
             ranks exchange gradients; it is given True for the step's last.
         max_gradient_norm: upper bound of the gradients' joint norm; None leaves them, and does not
             measure it.
+        shard_states: see ``build_optimizer``.
 
     Raises:
         UserError: a precision that the device lacks, or compilation without a compiler.
@@ -87,6 +105,7 @@ class TrainingStep:
         seed: int = 42,
         gradient_sync: Callable[[bool], AbstractContextManager] = lambda is_last: nullcontext(),
         max_gradient_norm: float | None = None,
+        shard_states: bool = False,
     ) -> None:
         check_precision(workload.precision, device)
         if workload.compile:
@@ -97,7 +116,9 @@ class TrainingStep:
         self.loss_of: Callable[[Tensor, Tensor], Tensor] = (
             compiled(self.model, device) if workload.compile else self.model
         )
-        self.optimizer = build_optimizer(self.model.parameters(), workload, lr, weight_decay)
+        self.optimizer = build_optimizer(
+            self.model.parameters(), workload, lr, weight_decay, shard_states=shard_states
+        )
         self.gradient_sync = gradient_sync
         self.max_gradient_norm = max_gradient_norm
         self.gradient_norm: Tensor | None = None
@@ -177,6 +198,11 @@ def limit_gradients(model: nn.Module, max_norm: float) -> Tensor:
     Returns:
         the norm before, a scalar.
     """
+    if isinstance(model, FSDP):
+        norm = model.gradient_norm()
+        if math.isfinite(max_norm):
+            nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
+        return norm
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     if gradients and gradients[0].device.type != "cpu":
         return limit_in_few_launches(gradients, max_norm)

@@ -91,6 +91,7 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
         weight_decay=config.weight_decay,
         gradient_sync=partial(gradient_sync, model, config.strategy),
         max_gradient_norm=config.grad_clip or math.inf,
+        shard_states=config.strategy == "MY_ZERO1",
     )
     if saved:
         checkpoints.load(saved, model, step.optimizer)

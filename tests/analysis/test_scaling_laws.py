@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from common.analysis.scaling.laws import AMDAHL, GUSTAFSON, USL, FittedLaw, Law, fit_law
+from common.analysis.scaling.laws import FittedLaw, fit_law
 from common.errors import UserError
+from common.exercises.scaling_fit import AMDAHL, GUSTAFSON, USL, Law
 
 RANKS = np.array([1.0, 2, 3, 4, 6, 8])
 

@@ -17,10 +17,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from common.exercises.sharded_optimizer import ShardedOptimizer
 from common.models.gpt2 import GPT2
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.runtime.process_group import process_group
 from common.runtime.socket_bytes import received_bytes, sent_bytes
+from common.training.config import OWN_STRATEGIES, config_of
+from common.training.parallel import gradient_sync, parallelise
 
 # No size here is a multiple of 3, the vocabulary not of 2 either: padding shows.
 CONFIG = GPT2Config.named(
@@ -32,6 +35,9 @@ BUCKET_CAP_MB = 0.2
 def parallel(strategy: str, ranks: int) -> torch.nn.Module:
     """The model under a strategy, in one unit per block and one for the rest."""
     model = GPT2(CONFIG)
+    if strategy in OWN_STRATEGIES:
+        cap = {} if strategy in ("MY_DDP", "MY_FSDP") else {"bucket_cap_mb": BUCKET_CAP_MB}
+        return parallelise(model, config_of(strategy, **cap), worker)
     if strategy == "DDP":
         return DistributedDataParallel(model, bucket_cap_mb=BUCKET_CAP_MB)
     reshard = strategy != "SHARD_GRAD_OP"
@@ -48,6 +54,10 @@ def train_step(model, strategy: str, accumulation: int, optimizer) -> None:
     tokens = torch.randint(CONFIG.vocab_size, (2, CONFIG.n_positions))
     for micro_batch in range(accumulation):
         last = micro_batch == accumulation - 1
+        if strategy in OWN_STRATEGIES:
+            with gradient_sync(model, strategy, last):
+                model(tokens, tokens).backward()
+            continue
         is_ddp = strategy == "DDP"
         if not is_ddp:  # what a backward pass needs stays gathered until the last one
             model.set_requires_gradient_sync(last)
@@ -64,6 +74,8 @@ with process_group("cpu") as worker:
         strategy, accumulation = case.split(":")
         model = parallel(strategy, worker.world_size)
         optimizer = torch.optim.AdamW(model.parameters())
+        if strategy == "MY_ZERO1":
+            optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW)
         arguments = (model, strategy, int(accumulation), optimizer)
         for _ in range(2):  # DDP has its final buckets from the second step on
             train_step(*arguments)

@@ -6,6 +6,7 @@ import itertools
 import json
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -28,7 +29,7 @@ def local_bytes(tensors) -> int:
 
 def parallel(strategy: str, model: torch.nn.Module) -> torch.nn.Module:
     """The model under a strategy, in one unit per block and one for the rest."""
-    if strategy == "DDP":
+    if strategy in ("DDP", "ZERO1"):
         return DistributedDataParallel(model)
     reshard = strategy == "FULL_SHARD"
     for block in model.blocks:
@@ -48,7 +49,7 @@ def highest_above(step: TrainingStep, tokens: torch.Tensor, targets: torch.Tenso
 with process_group("cpu") as worker:
     for strategy in STRATEGIES[1:]:
         model = parallel(strategy, build_model(WORKLOAD, worker.device))
-        step = TrainingStep(WORKLOAD, worker.device, model=model)
+        step = TrainingStep(WORKLOAD, worker.device, model=model, shard_states=strategy == "ZERO1")
         batches = itertools.repeat(empty_batch(WORKLOAD, worker.device))
         for _ in range(2):
             step.run(batches)
@@ -61,10 +62,14 @@ with process_group("cpu") as worker:
             step.update()
         parameters = local_bytes(model.parameters())
         states = [value for state in step.optimizer.state.values() for value in state.values()]
-        buckets = parameters if strategy == "DDP" else 0  # made with DDP, before the profile
+        buckets = (
+            parameters if strategy in ("DDP", "ZERO1") else 0
+        )  # made with DDP, before the profile
+        most = torch.tensor(local_bytes(states))
+        dist.all_reduce(most, dist.ReduceOp.MAX)
         found = {
             **{"strategy": strategy, "parameters": parameters, "gradients": gradients},
-            **{"states": local_bytes(states)},
+            **{"states": most.item()},
         }
         found["peak"] = parameters + found["states"] + buckets + min(above)
         if worker.is_main:

@@ -30,9 +30,11 @@ WORKER = Path(__file__).with_name("communication_worker.py")
 CONFIG = GPT2Config.named(  # the worker's
     "gpt2-nano", n_layer=2, vocab_size=1001, n_embd=64, n_positions=32, n_head=4
 )
+TWICE = ("DDP", "SHARD_GRAD_OP", "FULL_SHARD", "MY_FSDP")
 CASES = {
-    2: [f"{name}:{n}" for name in ("DDP", "SHARD_GRAD_OP", "FULL_SHARD") for n in (1, 2)],
-    3: ["DDP:1", "FULL_SHARD:2"],
+    2: [f"{name}:{n}" for name in TWICE for n in (1, 2)]
+    + ["MY_DDP:1", "MY_BUCKETS:2", "MY_ZERO1:1"],
+    3: ["DDP:1", "FULL_SHARD:2", "MY_FSDP:1", "MY_ZERO1:1"],
     4: ["HYBRID_SHARD:2"],
 }
 EVERY_CASE = [(ranks, case) for ranks, cases in CASES.items() for case in cases]

@@ -57,6 +57,7 @@ def test_sharding_saves_more_the_more_ranks_and_ddp_never_does():
         for strategy in STRATEGIES[1:]
     }
     assert len(set(peaks["DDP"])) == 1
+    assert peaks["DDP"][0] > peaks["ZERO1"][0] > peaks["ZERO1"][1]
     for strategy in ("SHARD_GRAD_OP", "FULL_SHARD"):
         assert peaks[strategy] == sorted(peaks[strategy], reverse=True)
         assert peaks[strategy][0] < peaks["DDP"][0]

@@ -7,7 +7,7 @@ import pytest
 from partition_support import Stairs
 
 from common.errors import UserError
-from common.scheduling.bottleneck import most_samples
+from common.exercises.min_max_partition import most_samples
 from common.scheduling.cost import UNLIMITED, CalibratedCost, TokensCost, TokensSquaredCost
 from common.scheduling.unequal_ranks import FastestOf, SlowestOf
 

@@ -13,7 +13,7 @@ import pytest
 from partition_support import LENGTHS, Stairs, bottleneck, optimum, problems
 
 from common.errors import UserError
-from common.scheduling.bottleneck import SortedBatch, lower_bound
+from common.exercises.min_max_partition import SortedBatch, lower_bound
 from common.scheduling.cost import CalibratedCost, TokensCost, TokensSquaredCost
 from common.scheduling.partition import bounded_plan, min_max_contiguous
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from partition_support import LENGTHS, bottleneck, optimum, problems
 
-from common.scheduling.bottleneck import SortedBatch
+from common.exercises.min_max_partition import SortedBatch
 from common.scheduling.cost import CalibratedCost, TokensCost
 from common.scheduling.many_kinds import heuristic_order
 from common.scheduling.partition import bounded_plan, min_max_contiguous

@@ -8,19 +8,19 @@ import pandas as pd
 import pytest
 
 from common.errors import UserError
+from common.exercises.checkpoint_commit import (
+    Damaged,
+    commit_checkpoint,
+    describe_file,
+    read_manifest,
+    start_checkpoint,
+)
 from common.report.progress import StageProgress
 from common.runtime.run_directory import read_environment
 from common.studies import survival
 from common.studies.damaged_checkpoints import DIGIT, FLIPPED, MISSING, TRUNCATED, damage
 from common.studies.killed_runs import Training, equal_losses, read_steps, unreadable
 from common.studies.survival import SurvivalStudy
-from common.training.checkpoint_files import (
-    Damaged,
-    describe_file,
-    finish_checkpoint,
-    read_manifest,
-    start_checkpoint,
-)
 
 TRIAL = {
     **{"trial": 0, "killed_rank": 1, "unreadable_checkpoints": 0, "newest_checkpoint": 6},
@@ -119,7 +119,7 @@ def test_each_kind_of_damage_makes_a_checkpoint_unreadable(tmp_path, way):
     partial = start_checkpoint(tmp_path, 3)
     (partial / "random-0.pt").write_bytes(bytes(range(99)))
     files = {"random-0.pt": describe_file(partial / "random-0.pt")}
-    path = finish_checkpoint(partial, {"step": 3}, files)
+    path = commit_checkpoint(partial, {"step": 3}, files)
     assert unreadable(tmp_path) == []
     if way == DIGIT:
         damage(path / "manifest.json", way)

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from common.runtime.process_group import process_group
-from common.training.config import BaselineConfig, DdpConfig, FsdpConfig, TrainingConfig
+from common.training.config import OWN_STRATEGIES, TrainingConfig, config_of
 from common.training.trainer import train
 
 STEPS, WARMUP_STEPS, GLOBAL_BATCH = 10, 2, 16
-STRATEGIES = ("DDP", "FULL_SHARD", "SHARD_GRAD_OP")
+STRATEGIES = ("DDP", "FULL_SHARD", "SHARD_GRAD_OP", *OWN_STRATEGIES)
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,7 @@ class Case:
             "output_dir": str(folder / "runs"),
             "run_id": self.name,
         }
-        if self.strategy == "single":
-            return BaselineConfig(**options)
-        if self.strategy == "DDP":
-            return DdpConfig(**options)
-        return FsdpConfig(**options, strategy=self.strategy)
+        return config_of(self.strategy, **options)
 
 
 EXACT = tuple(Case(strategy, micro_batch=m) for strategy in STRATEGIES for m in (8, 4))

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from common.runtime.process_group import process_group
-from common.training.config import DdpConfig, FsdpConfig
+from common.training.config import config_of
 from common.training.trainer import train
 
 folder, data = map(Path, sys.argv[1:])
@@ -19,10 +19,10 @@ COMMON = {
 }
 
 
-def run(kind: type, name: str, **settings: object) -> None:
+def run(strategy: str, name: str, **settings: object) -> None:
     """A run called ``name``, with checkpoints in a folder of its name unless told otherwise."""
     where = {"run_id": name, "checkpoint_dir": str(folder / "checkpoints" / name)}
-    train(kind(**COMMON | where | settings))
+    train(config_of(strategy, **(COMMON | where | settings)))
 
 
 with process_group("cpu") as worker:
@@ -35,16 +35,21 @@ with process_group("cpu") as worker:
                 shutil.copytree(*(folder / str(path).replace("NAME", one) for one in (name, copy)))
         worker.barrier()
 
-    for kind in (DdpConfig, FsdpConfig):
-        name = kind(**COMMON).strategy
-        run(kind, name)
+    for name in ("DDP", "FULL_SHARD", "MY_BUCKETS", "MY_ZERO1", "MY_FSDP"):
+        run(name, name)
         cut(name, f"{name}-resumed", 2)
-        run(kind, f"{name}-resumed")
-        run(kind, f"{name}-asynchronous", async_checkpoints="on", keep_checkpoints=2)
+        run(name, f"{name}-resumed")
+        run(name, f"{name}-asynchronous", async_checkpoints="on", keep_checkpoints=2)
     # From DDP to FULL_SHARD; the test takes the rest over on one device.
     exact = {"precision": "float64"}
-    run(DdpConfig, "exact", **exact)
+    run("DDP", "exact", **exact)
     cut("exact", "moved", 2)
-    run(FsdpConfig, "moved", **exact)
+    run("FULL_SHARD", "moved", **exact)
     # And from one device, where the test leaves a checkpoint, to DDP.
-    run(DdpConfig, "from-one-device", **exact)
+    run("DDP", "from-one-device", **exact)
+    # Through all of the exercises, a step each, at a learning rate that does not change.
+    chain = ("DDP", "MY_FSDP", "MY_ZERO1", "MY_BUCKETS", "MY_FSDP", "FULL_SHARD", "MY_ZERO1")
+    exact |= {"min_lr": COMMON["lr"], "save_every": 1}
+    run("DDP", "unchanged", **exact, num_steps=len(chain))
+    for done, strategy in enumerate(chain):
+        run(strategy, "chain", **exact, num_steps=done + 1)

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.xdist_group("checkpoint")
 
 WORKER = Path(__file__).with_name("resume_worker.py")
 STEPS = 6
+RESUMED = ["DDP", "FULL_SHARD", "MY_BUCKETS", "MY_ZERO1", "MY_FSDP"]
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +265,7 @@ def two_ranks(rank_server, start, tokens, tmp_path_factory) -> Path:
 
 
 @pytest.mark.two_ranks
-@pytest.mark.parametrize("strategy", ["DDP", "FULL_SHARD"])
+@pytest.mark.parametrize("strategy", RESUMED)
 def test_two_ranks_go_on_with_the_same_losses(two_ranks, strategy):
     expected = rows(two_ranks / "runs" / strategy)
     assert set(expected["rank"]) == {0, 1}
@@ -278,7 +279,7 @@ def test_two_ranks_go_on_with_the_same_losses(two_ranks, strategy):
 
 
 @pytest.mark.two_ranks
-@pytest.mark.parametrize("strategy", ["DDP", "FULL_SHARD"])
+@pytest.mark.parametrize("strategy", RESUMED)
 def test_asynchronous_checkpoints_of_two_ranks_hold_the_same(two_ranks, strategy, tmp_path):
     step = "step-00000006"
     saved = [two_ranks / "checkpoints" / f"{strategy}{end}" for end in ("", "-asynchronous")]
@@ -305,3 +306,15 @@ def test_any_strategy_and_number_of_ranks_goes_on_from_any_other(two_ranks):
         assert own.to_numpy() == pytest.approx(expected.loc[own.index].to_numpy(), abs=1e-10)
     # Weights that were not taken over would show: the losses have moved by far more than that.
     assert abs(expected.iloc[0] - expected.iloc[-1]) > 1e-3
+
+
+@pytest.mark.two_ranks
+def test_a_run_goes_from_exercise_to_exercise(two_ranks):
+    """Seven strategies, each of which takes up the checkpoint of another and makes a step."""
+    expected = rows(two_ranks / "runs" / "unchanged")
+    for step in range(7):
+        own = rows(two_ranks / "runs" / (f"chain-{step + 1}" if step else "chain"))
+        assert set(own["step"]) == {step}
+        of_step = expected[expected["step"] == step]
+        for what in ("loss", "gradient_norm"):
+            assert own[what].to_numpy() == pytest.approx(of_step[what].to_numpy(), abs=1e-10)

@@ -9,15 +9,16 @@ import pandas as pd
 
 from common.analysis import runs
 from common.analysis.comparable import require_same
-from common.analysis.data_parallel.strategy_times import EXCHANGING, StrategyTimes, read_strategies
+from common.analysis.data_parallel.strategy_times import StrategyTimes, read_strategies
 from common.analysis.data_parallel.training_runs import ASSIGNMENT, COMMAND, STEPS, TIMES
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import StepOptions, StepParts
-from common.perfmodel.fsdp.communication import Collective
+from common.perfmodel.fsdp.communication import Collective, all_broadcasts
 from common.perfmodel.fsdp.step import StepPrediction, predict_fsdp_step
+from common.perfmodel.one_device.sharding import whole_tensors
 from common.perfmodel.tables import (
     AllReduceTable,
     read_all_reduce,
@@ -33,6 +34,7 @@ OVERLAP = "overlap-times.csv"
 ALONE, COLLECTIVES = "alone-times.csv", "collective-times.csv"
 COLLECTIVE_COLUMNS = ("operation", "size_bytes", "round", "iteration", "rank", "time_ms")
 LOCAL_COLUMNS = ("accumulation", "round", "iteration", "rank", "before_time_ms", "update_time_ms")
+PREDICTED = ("DDP", "FULL_SHARD", "SHARD_GRAD_OP", "MY_ZERO1")
 DOCTOR = "`uv run ddplab doctor` says whether this machine can emulate hosts"
 
 
@@ -88,9 +90,10 @@ class EmulatedStrategies:
         return StepParts(forward_s=0.0, update_s=update_ms / 1e3, before_s=before_ms / 1e3)
 
     def predict(self, strategy: str, accumulation: int) -> StepPrediction:
-        """Predicts a step of DDP or FSDP."""
+        """Predicts a step of DDP, of it with sharded states (MY_ZERO1), or of FSDP2."""
         parts = self.local_parts(accumulation)
-        if strategy == "DDP":
+        collectives = self.measured.collectives(strategy, accumulation)
+        if strategy in ("DDP", "MY_ZERO1"):
             cap_mib = self.measured.settings.get("bucket_cap_mb")
             model = calibrated_model(
                 self.profile,
@@ -99,13 +102,21 @@ class EmulatedStrategies:
                 crowded=self.all_reduce.crowded,
                 backend=self.measured.backend,
             )
-            step = model.step(parts, StepOptions(DdpOptions(cap_mib)))
-            return StepPrediction("DDP", step.total_s, step.without_ddp_s)
+            ddp = StepOptions(DdpOptions(cap_mib))
+            if strategy == "DDP":
+                step = model.step(parts, ddp)
+                return StepPrediction(strategy, step.total_s, step.without_ddp_s)
+            # A rank updates its own parameters, and all of them are sent when all are updated.
+            shares = whole_tensors(self.measured.config.parameter_sizes(), self.measured.ranks)
+            share = max(shares) / sum(shares)
+            step = model.step(replace(parts, update_s=share * parts.update_s), ddp)
+            sent_s = self.collective_s(all_broadcasts(collectives))
+            return StepPrediction(strategy, step.total_s + sent_s, step.without_ddp_s)
         return predict_fsdp_step(
             strategy,
             self.alone_s(strategy, accumulation),
             parts.update_s,
-            self.measured.collectives(strategy, accumulation),
+            collectives,
             self.collective_s,
             self.measured.backend,
         )
@@ -144,9 +155,9 @@ class EmulatedStrategies:
         Raises UserError where no strategy that exchanges anything was measured.
         """
         summary = self.measured.summary().rename(columns={"step_ms": "measured_ms"})
-        rows = summary[summary["strategy"].isin(EXCHANGING)]
+        rows = summary[summary["strategy"].isin(PREDICTED)]
         if rows.empty:
-            raise UserError(f"{self.measured.folder.name}: no steps of {', '.join(EXCHANGING)}")
+            raise UserError(f"{self.measured.folder.name}: no steps of {', '.join(PREDICTED)}")
         found = [
             self.predict(row.strategy, row.accumulation) for row in rows.itertuples(index=False)
         ]

@@ -13,6 +13,7 @@ PARTS = (*STATE, "communication", "activations and the rest")
 SHARDINGS = {
     "single": "none",
     "DDP": "DDP",
+    "MY_ZERO1": "ZERO1",
     "FULL_SHARD": "FULL_SHARD",
     "SHARD_GRAD_OP": "SHARD_GRAD_OP",
 }

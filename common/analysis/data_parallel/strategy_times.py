@@ -19,6 +19,8 @@ from common.analysis.data_parallel.training_runs import (
 )
 from common.errors import UserError
 from common.perfmodel.fsdp.communication import (
+    SHARDED,
+    STRATEGIES,
     Collective,
     step_collectives,
     step_control_bytes,
@@ -38,7 +40,7 @@ COLUMNS = (
     "step_time_ms",
     "sent_bytes",
 )
-EXCHANGING = ("DDP", "FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD")
+EXCHANGING = STRATEGIES[1:]
 """Strategies under which ranks exchange anything."""
 SETTINGS = "{model}, micro-batch {micro_batch_size}, sequence {seq_len}, {precision}"
 """The settings that a reader is shown beside the caption."""
@@ -126,7 +128,7 @@ class StrategyTimes:
 
     def collectives(self, strategy: str, accumulation: int) -> list[Collective]:
         """Returns the collectives of a step; blocks in half precision where that was set."""
-        half = self.settings["precision"] == "bfloat16" and strategy not in ("DDP", "single")
+        half = self.settings["precision"] == "bfloat16" and strategy in SHARDED
         hybrid = strategy == "HYBRID_SHARD"
         return step_collectives(
             self.config,
@@ -143,9 +145,9 @@ class StrategyTimes:
         """Returns what a rank sends in a step: a row per accumulation and exchanging strategy.
 
         Columns: accumulation, strategy, collectives (a step), predicted_bytes (payload and
-        headers), measured_bytes (median step of the rank that sends most; NaN where the sockets do
-        not tell, or NCCL's data takes other ways), error, ratio_to_ddp (measured where it is
-        known, else predicted).
+        headers), measured_bytes (median step of the rank that sends most, or the mean over ranks
+        for MY_ZERO1; NaN where the sockets do not tell, or NCCL's data takes other ways), error,
+        ratio_to_ddp (measured where it is known, else predicted).
         """
         rows = []
         for (accumulation, strategy), own in self.times.groupby(["accumulation", "strategy"]):
@@ -156,7 +158,9 @@ class StrategyTimes:
             headers = step_control_bytes(found, self.backend)
             measured = float("nan")
             if self.backend == "gloo":
-                measured = own.groupby("rank")["sent_bytes"].median().max()
+                by_rank = own.groupby("rank")["sent_bytes"].median()
+                # Updated parameters go from the rank that owns them: predicted is the mean.
+                measured = by_rank.mean() if strategy == "MY_ZERO1" else by_rank.max()
             count = sum(collective.count for collective in found)
             rows.append((accumulation, strategy, count, payload + headers, measured))
         columns = ["accumulation", "strategy", "collectives", "predicted_bytes", "measured_bytes"]

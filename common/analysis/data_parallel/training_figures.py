@@ -10,7 +10,19 @@ from matplotlib.ticker import MaxNLocator
 from common.analysis.data_parallel.loss_curves import loss_differences, smoothed_loss
 from common.analysis.data_parallel.memory import PARTS
 from common.analysis.data_parallel.training_runs import Training
-from common.analysis.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, figure
+from common.analysis.style import (
+    BLACK,
+    BLUE,
+    BROWN,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    YELLOW,
+    figure,
+)
 
 PALE = "#d0d0d0"
 """The colour of the rest, whatever it is."""
@@ -21,6 +33,10 @@ COLOURS = {
     "FULL_SHARD": RED,
     "SHARD_GRAD_OP": ORANGE,
     "HYBRID_SHARD": PURPLE,
+    "MY_DDP": SKY,
+    "MY_BUCKETS": GREEN,
+    "MY_ZERO1": YELLOW,
+    "MY_FSDP": BROWN,
 }
 """One colour per strategy, in every figure."""
 DASHES = ("-", (0, (6, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)), (0, (1, 3)))

@@ -12,6 +12,7 @@ import pandas as pd
 from common.analysis import runs
 from common.analysis.comparable import require_same, require_same_settings
 from common.errors import UserError
+from common.perfmodel.fsdp.communication import EXERCISES
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.paths import relative_to_project
 
@@ -19,7 +20,7 @@ ASSIGNMENT = "assignment1"
 COMMAND = "uv run ddplab run assignment1"
 """Measures everything that this package reads."""
 STEPS, MEMORY, TIMES = "training-steps.csv", "memory.csv", "strategy-times.csv"
-ORDER = ("single", "local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD")
+ORDER = ("single", "local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", *EXERCISES)
 """The order of strategies in tables and figures."""
 NAMES = {"single": "one device", "local": "no communication"}
 """Names of strategies in figures, where these are not their own."""

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from common.analysis.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, figure
+from common.analysis.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure
 
 GIB = 2**30
 GB = 10**9
@@ -16,7 +16,7 @@ GROUPS = {
     "parameters": (BLUE, ("parameters",)),
     "gradients": (SKY, ("gradients",)),
     "optimizer states": (GREEN, ("optimizer states",)),
-    "residual stream, norms": ("#F0E442", ("residual stream", "norm outputs")),
+    "residual stream, norms": (YELLOW, ("residual stream", "norm outputs")),
     "attention": (ORANGE, ("attention", "attention scores")),
     "feed-forward": (PURPLE, ("feed-forward",)),
     "logits and loss": (RED, ("logits and loss",)),

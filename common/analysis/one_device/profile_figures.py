@@ -17,7 +17,7 @@ from matplotlib.transforms import Bbox
 
 from common.analysis.one_device.profile import ProfileRun
 from common.analysis.one_device.profile_text import short_name
-from common.analysis.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, figure
+from common.analysis.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure
 from common.perfmodel.one_device.roofline import Roof
 from common.traces.operator_categories import (
     ATTENTION,
@@ -35,7 +35,6 @@ from common.traces.operator_categories import (
     OTHER,
 )
 
-YELLOW = "#F0E442"  # Okabe and Ito's eighth
 COLOURS = {
     MATRIX: BLUE,
     ATTENTION: SKY,

@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
-from common.analysis.scaling.laws import USL
 from common.analysis.scaling.sweep_run import Series, SweepRun, arm_name
 from common.analysis.scaling.training_run import WEAK
 from common.analysis.step_parts import PARTS
@@ -28,6 +27,7 @@ from common.analysis.style import (
     SKY,
     figure,
 )
+from common.exercises.scaling_fit import USL
 from common.perfmodel.scaling.published_mlp import LARGEST_SLOWDOWN, MEAN_SLOWDOWN, Explanation
 
 PART_COLOURS = dict(zip(PARTS, (GREY, SKY, BLUE, PURPLE, ORANGE, GREEN), strict=True))

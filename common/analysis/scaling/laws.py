@@ -1,91 +1,27 @@
-"""Amdahl's law, Gustafson's law and the Universal Scalability Law, fitted with intervals.
+"""Laws of scaling, fitted to measured speedups, with intervals.
 
-N ranks, speedup S(N) = throughput on N over throughput on 1:
-
-- Amdahl (1967), a fixed problem (strong scaling): S = 1 / (s + (1 − s)/N).
-- Gustafson (1988), a problem that grows with N (weak scaling): S = N − s·(N − 1).
-- Universal Scalability Law (Gunther 1993, either): S = N / (1 + σ(N − 1) + κN(N − 1)). σ is
-  contention for what ranks share, κ the cost of agreement between every pair of ranks. With κ = 0
-  it is Amdahl's law.
-
-Each becomes linear in its parameters when it is solved for 1/S, S or N/S, so a fit has one optimum
-and needs no start: least squares of the relative error of S, within bounds, repeated once with the
-fitted S in the weights. S(1) = 1 holds under every law, whatever its parameters, so the point N = 1
-carries no information and does not count as one.
+The laws and their fit are exercise A4.3: least squares of the relative error of S, within bounds,
+repeated once with the fitted S in the weights. Here are the intervals of the parameters, and what
+follows from a fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import nnls
 from scipy.stats import norm, t
 
 from common.errors import UserError
+from common.exercises.scaling_fit import GUSTAFSON, USL, Law, check_points, fit_parameters
 
 LEVEL = 0.95
 DRAWS = 400
-MORE_POINTS = 2
-"""A fit needs so many points more than parameters; with fewer, any law fits."""
 LEAST_ROUNDS = 3
 FITS_WITHIN = 0.05
 """A law describes its points where its largest error is at most this."""
-
-
-@dataclass(frozen=True)
-class Law:
-    """A law and its linear form: ``columns(N) @ parameters = left_side(N, S)``.
-
-    Attributes:
-        predict: speedup from N and the parameters.
-        slope: |d left_side / d S|, by which an error of S becomes one of the left side.
-        largest: upper bounds of the parameters; the lower ones are 0.
-    """
-
-    name: str
-    parameters: tuple[str, ...]
-    predict: Callable[..., NDArray]
-    columns: Callable[[NDArray], NDArray]
-    left_side: Callable[[NDArray, NDArray], NDArray]
-    slope: Callable[[NDArray, NDArray], NDArray]
-    largest: tuple[float, ...]
-
-    @property
-    def least_points(self) -> int:
-        """Returns the numbers of ranks above 1 that a fit needs at least."""
-        return len(self.parameters) + MORE_POINTS
-
-
-AMDAHL = Law(
-    name="Amdahl",
-    parameters=("s",),
-    predict=lambda n, s: 1 / (s + (1 - s) / n),
-    columns=lambda n: np.stack([1 - 1 / n], axis=1),
-    left_side=lambda n, speedup: 1 / speedup - 1 / n,
-    slope=lambda n, speedup: 1 / speedup**2,
-    largest=(1.0,),
-)
-GUSTAFSON = Law(
-    name="Gustafson",
-    parameters=("s",),
-    predict=lambda n, s: n - s * (n - 1),
-    columns=lambda n: np.stack([n - 1], axis=1),
-    left_side=lambda n, speedup: n - speedup,
-    slope=lambda n, speedup: np.ones_like(speedup),
-    largest=(1.0,),
-)
-USL = Law(
-    name="Universal Scalability Law",
-    parameters=("σ", "κ"),
-    predict=lambda n, sigma, kappa: n / (1 + sigma * (n - 1) + kappa * n * (n - 1)),
-    columns=lambda n: np.stack([n - 1, n * (n - 1)], axis=1),
-    left_side=lambda n, speedup: n / speedup - 1,
-    slope=lambda n, speedup: n / speedup**2,
-    largest=(np.inf, np.inf),
-)
 
 
 @dataclass(frozen=True)
@@ -247,19 +183,8 @@ class _Points:
 def _checked(law: Law, ranks, speedup, low, high, rounds) -> _Points:
     """Returns the points with N > 1 as arrays. Raises UserError where there are too few."""
     n, s = np.asarray(ranks, dtype=float), np.asarray(speedup, dtype=float)
-    if n.shape != s.shape or n.ndim != 1:
-        raise UserError(f"{law.name}: {n.size} numbers of ranks and {s.size} speedups")
-    if not (np.isfinite(n).all() and (n >= 1).all() and (n == np.rint(n)).all()):
-        raise UserError(f"{law.name}: numbers of ranks must be whole and at least 1")
-    if not (np.isfinite(s).all() and (s > 0).all()):
-        raise UserError(f"{law.name}: every speedup must be a finite number above 0")
+    check_points(law, n, s)
     several = n > 1
-    found = len(np.unique(n[several]))
-    if found < law.least_points:
-        raise UserError(
-            f"{law.name} has {_count(len(law.parameters), 'parameter')}, so it needs "
-            f"{law.least_points} numbers of ranks above 1; here are {found}"
-        )
     errors = None
     if low is not None and high is not None:
         width = np.asarray(high, dtype=float) - np.asarray(low, dtype=float)
@@ -296,20 +221,8 @@ def _offsets_over_rounds(law: Law, points: _Points) -> NDArray:
 def _least_squares(
     law: Law, n: NDArray, speedup: NDArray, errors: NDArray | None
 ) -> tuple[NDArray, NDArray, float]:
-    """Returns parameters, their covariance for errors as given, and the scatter in units of these.
-
-    A row is divided by the error of its left side: the error of S (or S itself, so that relative
-    errors count) times the slope of the left side. The slope depends on S, which is measured in
-    the first pass and fitted in the second, so that noise in S does not choose the weights.
-    """
-    columns, left = law.columns(n), law.left_side(n, speedup)
-    at = speedup
-    for _ in range(2):
-        weights = 1 / (law.slope(n, at) * (at if errors is None else errors))
-        rows, target = columns * weights[:, None], left * weights
-        # Only laws of one parameter have an upper bound, and for these cutting off is the optimum.
-        values = np.minimum(nnls(rows, target)[0], law.largest)
-        at = np.maximum(law.predict(n, *values), 1e-9)
+    """Returns parameters, their covariance for errors as given, and the scatter in such units."""
+    values, rows, target = fit_parameters(law, n, speedup, errors)
     covariance = np.linalg.pinv(rows.T @ rows)
     freedom = len(n) - len(law.parameters)
     scatter = float(np.sqrt((((rows @ values) - target) ** 2).sum() / freedom))
@@ -330,7 +243,3 @@ def _student(freedom: float) -> float:
 
 def _percentiles() -> tuple[float, float]:
     return 50 * (1 - LEVEL), 50 * (1 + LEVEL)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -11,6 +11,7 @@ torch/csrc/distributed/c10d/ProcessGroupGloo.cpp and gloo/allreduce.cc for gloo.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -21,8 +22,12 @@ from common.errors import UserError, unknown_name
 from common.perfmodel.buckets import DdpOptions, ddp_buckets
 from common.perfmodel.one_device.architecture import GPT2Config
 
-STRATEGIES = ("single", "DDP", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
+PYTORCHS = ("single", "DDP", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
+EXERCISES = ("MY_DDP", "MY_BUCKETS", "MY_ZERO1", "MY_FSDP")
+STRATEGIES = (*PYTORCHS, *EXERCISES)
+SHARDED = (*PYTORCHS[2:], "MY_FSDP")
+"""Strategies that gather parameters."""
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 BACKENDS = ("nccl", "gloo")
 
 GLOO_MESSAGE_BYTES = 144
@@ -38,10 +43,10 @@ class Collective:
     """Equal collectives of one step.
 
     Attributes:
-        operation: ``all_reduce``, ``all_gather`` or ``reduce_scatter``.
-        unit: what it is for: ``bucket 0``, ``block`` (any of them), ``root``.
-        size_bytes: the whole message: the tensor that is reduced, gathered, or about to be
-            scattered, padding included.
+        operation: of ``OPERATIONS``.
+        unit: what it is for: ``bucket 0``, ``block`` (any of them), ``root``, ``parameter``.
+        size_bytes: the whole message: the tensor that is reduced, gathered, sent to all, or about
+            to be scattered, padding included.
         count: number of them in a step.
         group_size: ranks that take part.
     """
@@ -78,6 +83,10 @@ def step_collectives(
 
     Activation checkpointing changes nothing: blocks are there when they are computed again.
 
+    The exercises: MY_DDP reduces every gradient by itself, MY_BUCKETS in buckets over the reverse
+    of the registration. MY_ZERO1 is DDP, and sends every parameter from its owner. MY_FSDP
+    exchanges gradients in every micro-batch, and reduces those of the norms, which are replicated.
+
     Args:
         config: the model's sizes.
         strategy: one of ``STRATEGIES``.
@@ -97,15 +106,24 @@ def step_collectives(
     _check(strategy, ranks, accumulation, shard_size)
     if strategy == "single":
         return []
-    if strategy == "DDP":
-        return _ddp_collectives(config, ranks, gradient_bytes, bucket_cap_mb)
+    if strategy in ("DDP", "MY_ZERO1"):
+        found = _ddp_collectives(config, ranks, gradient_bytes, bucket_cap_mb)
+        return found + (_updated_parameters(config, ranks) if strategy == "MY_ZERO1" else [])
+    if strategy in ("MY_DDP", "MY_BUCKETS"):
+        sizes = [gradient_bytes * size for size in reversed(config.parameter_sizes())]
+        places = [[place] for place in range(len(sizes))]
+        if strategy == "MY_BUCKETS":
+            places = ddp_buckets(sizes, range(len(sizes)), DdpOptions(bucket_cap_mb))
+        return _all_reduces(sizes, places, ranks)
+    if strategy == "MY_FSDP":
+        return _own_fsdp_collectives(config, ranks, accumulation, parameter_bytes, gradient_bytes)
     shards = shard_size or ranks
     gathers = 1 if strategy == "SHARD_GRAD_OP" else 2 * accumulation
     root_bytes = parameter_bytes if root_parameter_bytes is None else root_parameter_bytes
     found = []
     for unit, shapes, units, item_bytes, times in (
-        ("block", block_shapes(config), config.n_layer, parameter_bytes, gathers),
-        ("root", root_shapes(config), 1, root_bytes, 1),
+        ("block", config.block_shapes(), config.n_layer, parameter_bytes, gathers),
+        ("root", config.root_shapes(), 1, root_bytes, 1),
     ):
         elements = padded_elements(shapes, shards)
         gathered, reduced = item_bytes * elements, gradient_bytes * elements
@@ -130,6 +148,8 @@ def wire_bytes(collective: Collective, backend: str) -> int:
     the ring with protocol Simple, which it does with large messages; its tree sends the same on
     average over the ranks, LL twice as much, and NVLS leaves the sum to the switch.
 
+    A broadcast is sent on from rank to rank, n − 1 times in all; this is the mean over the ranks.
+
     Raises UserError for an unknown operation or backend.
     """
     if collective.operation not in OPERATIONS:
@@ -137,7 +157,7 @@ def wire_bytes(collective: Collective, backend: str) -> int:
     if backend not in BACKENDS:
         raise UserError(unknown_name("backend", backend, BACKENDS))
     n = collective.group_size
-    once = collective.operation == "all_gather" or (
+    once = collective.operation in ("all_gather", "broadcast") or (
         collective.operation == "reduce_scatter" and backend == "nccl"
     )
     return round((1 if once else 2) * (n - 1) * collective.size_bytes / n)
@@ -152,6 +172,8 @@ def control_bytes(collective: Collective, backend: str) -> int:
     n = collective.group_size
     if backend != "gloo" or n == 1:
         return 0
+    if collective.operation == "broadcast":  # a message to each other rank, the mean over ranks
+        return round((n - 1) * GLOO_MESSAGE_BYTES / n)
     messages = 2 * (n - 1)
     if collective.operation != "all_gather":  # each rank's part goes in two pieces or more
         messages *= max(2, -(-collective.size_bytes // (GLOO_SEGMENT_BYTES * n)))
@@ -186,7 +208,7 @@ def strategy_table(
     rows = []
     for backend in backends:
         for accumulation in accumulations:
-            for strategy in STRATEGIES[1:]:
+            for strategy in PYTORCHS[1:]:
                 hybrid = strategy == "HYBRID_SHARD"
                 if hybrid and shard_size is None:
                     continue
@@ -207,21 +229,6 @@ def strategy_table(
     return table.assign(ratio_to_ddp=table["sent_bytes"] / of_ddp.where(of_ddp > 0))
 
 
-def block_shapes(config: GPT2Config) -> list[tuple[int, ...]]:
-    """Returns the shapes of a block's parameters as ``common.models.gpt2`` registers them."""
-    width = config.n_embd
-    attention = [(3 * width, width), (3 * width,), (width, width), (width,)]
-    mlp = [(4 * width, width), (4 * width,), (width, 4 * width), (width,)]
-    norm = [(width,), (width,)]
-    return [*norm, *attention, *norm, *mlp]
-
-
-def root_shapes(config: GPT2Config) -> list[tuple[int, ...]]:
-    """Returns the shapes outside of blocks: both embeddings (the head is the first), last norm."""
-    width = config.n_embd
-    return [(config.vocab_size, width), (config.n_positions, width), (width,), (width,)]
-
-
 def padded_elements(shapes: Sequence[tuple[int, ...]], shards: int) -> int:
     """Counts an FSDP2 unit's elements, every parameter padded to a multiple of ``shards`` rows.
 
@@ -233,14 +240,55 @@ def padded_elements(shapes: Sequence[tuple[int, ...]], shards: int) -> int:
 def _ddp_collectives(
     config: GPT2Config, ranks: int, gradient_bytes: int, bucket_cap_mb: float | None
 ) -> list[Collective]:
-    wte, wpe, *last_norm = (gradient_bytes * prod(shape) for shape in root_shapes(config))
-    block = [gradient_bytes * prod(shape) for shape in block_shapes(config)]
-    sizes = [wte, wpe, *config.n_layer * block, *last_norm]
+    sizes = [gradient_bytes * size for size in config.parameter_sizes()]
     buckets = ddp_buckets(sizes, _ready_order(config), DdpOptions(bucket_cap_mb))
+    return _all_reduces(sizes, buckets, ranks)
+
+
+def _all_reduces(
+    sizes: Sequence[int], buckets: Sequence[Sequence[int]], ranks: int
+) -> list[Collective]:
     return [
         Collective("all_reduce", f"bucket {index}", sum(sizes[i] for i in bucket), 1, ranks)
         for index, bucket in enumerate(buckets)
     ]
+
+
+def _updated_parameters(config: GPT2Config, ranks: int) -> list[Collective]:
+    counts = Counter(4 * size for size in config.parameter_sizes())
+    return [Collective("broadcast", "parameter", size, n, ranks) for size, n in counts.items()]
+
+
+def all_broadcasts(collectives: Sequence[Collective]) -> Collective:
+    """Returns the broadcasts of a step as one of their size: they are under way together."""
+    of_all = [each for each in collectives if each.operation == "broadcast"]
+    size_bytes = sum(each.count * each.size_bytes for each in of_all)
+    return Collective("broadcast", "all parameters", size_bytes, 1, of_all[0].group_size)
+
+
+def _own_fsdp_collectives(
+    config: GPT2Config, ranks: int, accumulation: int, parameter_bytes: int, gradient_bytes: int
+) -> list[Collective]:
+    """Returns MY_FSDP's: norms are replicated, all else is sharded, each tensor padded by itself.
+
+    A block is gathered for each of its passes. The root stays from the forward pass to the end of
+    the backward pass.
+    """
+    found = []
+    for unit, shapes, norms, units, passes in (
+        ("block", config.block_shapes(), 4, config.n_layer, 2),  # two norms have four tensors
+        ("root", config.root_shapes(), 2, 1, 1),
+    ):
+        in_parts = [-(-prod(shape) // ranks) * ranks for shape in shapes]
+        elements = sum(in_parts) - norms * (-(-config.n_embd // ranks) * ranks)
+        replicated = norms * config.n_embd
+        times = units * accumulation
+        found += [
+            Collective("all_gather", unit, parameter_bytes * elements, passes * times, ranks),
+            Collective("reduce_scatter", unit, gradient_bytes * elements, times, ranks),
+            Collective("all_reduce", unit, gradient_bytes * replicated, times, ranks),
+        ]
+    return found
 
 
 def _ready_order(config: GPT2Config) -> list[int]:
@@ -264,7 +312,7 @@ def _check(strategy: str, ranks: int, accumulation: int, shard_size: int | None)
         if count < 1:
             raise UserError(f"{name} is {count}; it must be at least 1")
     if strategy == "single" and ranks > 1:
-        several = ", ".join(STRATEGIES[1:])
+        several = ", ".join(PYTORCHS[1:])
         raise UserError(f"strategy single has one rank, not {ranks}; for several: {several}")
     if strategy != "HYBRID_SHARD":
         if shard_size is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from common.errors import UserError, unknown_name
 
@@ -45,6 +46,25 @@ class GPT2Config:
     def parameters_per_layer(self) -> int:
         """Counts a block's parameters: matrices, their biases (9 widths), two norms (4)."""
         return self.matrix_parameters_per_layer() + 13 * self.n_embd
+
+    def block_shapes(self) -> list[tuple[int, ...]]:
+        """Returns the shapes of a block's parameters as ``common.models.gpt2`` registers them."""
+        width = self.n_embd
+        attention = [(3 * width, width), (3 * width,), (width, width), (width,)]
+        mlp = [(4 * width, width), (4 * width,), (width, 4 * width), (width,)]
+        norm = [(width,), (width,)]
+        return [*norm, *attention, *norm, *mlp]
+
+    def root_shapes(self) -> list[tuple[int, ...]]:
+        """Returns the shapes outside of blocks: both embeddings (the head is the first), a norm."""
+        width = self.n_embd
+        return [(self.vocab_size, width), (self.n_positions, width), (width,), (width,)]
+
+    def parameter_sizes(self) -> list[int]:
+        """Returns the elements of each parameter, as ``common.models.gpt2`` registers them."""
+        tokens, positions, *last_norm = map(prod, self.root_shapes())
+        block = list(map(prod, self.block_shapes()))
+        return [tokens, positions, *self.n_layer * block, *last_norm]
 
     def num_parameters(self) -> int:
         """Counts all parameters, the tied embedding once."""

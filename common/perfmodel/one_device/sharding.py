@@ -1,19 +1,22 @@
 """The parameters, gradients and optimizer states that one of N ranks holds.
 
-DDP keeps all of them on every rank. ``SHARD_GRAD_OP`` and ``FULL_SHARD`` are stages 2 and 3 of
-ZeRO (Rajbhandari et al. 2019, arXiv 1910.02054) in PyTorch's words, as ``fully_shard`` does them
-with one unit per block and one for the rest (embeddings and last norm).
+DDP keeps all of them on every rank. ``ZERO1`` is DDP whose optimizer states are divided, each
+parameter's as a whole, as the sharded optimizer of exercise A1.4 does. ``SHARD_GRAD_OP`` and
+``FULL_SHARD`` are stages 2 and 3 of ZeRO (Rajbhandari et al. 2019, arXiv 1910.02054) in PyTorch's
+words, as ``fully_shard`` does them with one unit per block and one for the rest (embeddings and
+last norm).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import UserError, unknown_name
-from common.perfmodel.one_device.activations import FLOAT32
+from common.exercises.step_memory import FLOAT32
 from common.perfmodel.one_device.architecture import GPT2Config
 
-STRATEGIES = ("none", "DDP", "SHARD_GRAD_OP", "FULL_SHARD")
+STRATEGIES = ("none", "DDP", "ZERO1", "SHARD_GRAD_OP", "FULL_SHARD")
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,13 @@ class Sharding:
 
     @property
     def shards(self) -> bool:
-        """Returns True if gradients and states are spread over the ranks."""
+        """Returns True if parameters, gradients and states are spread over the ranks."""
         return self.strategy in ("SHARD_GRAD_OP", "FULL_SHARD")
+
+    @property
+    def has_buckets(self) -> bool:
+        """Returns True if gradients are exchanged in DDP's buckets."""
+        return self.strategy in ("DDP", "ZERO1")
 
     def of_parameters(self, size_bytes: int) -> int:
         """Returns the bytes of a rank's own parameters (those gathered for use count apart)."""
@@ -50,8 +58,11 @@ class Sharding:
         """Returns the bytes of a rank's own part of the gradients."""
         return -(-size_bytes // self.ranks) if self.shards else size_bytes
 
-    def of_states(self, size_bytes: int) -> int:
-        """Returns the bytes of a rank's own part of the optimizer's states."""
+    def of_states(self, size_bytes: int, config: GPT2Config) -> int:
+        """Returns the bytes of the optimizer's states on the rank that has most of them."""
+        if self.strategy == "ZERO1":
+            shares = whole_tensors(config.parameter_sizes(), self.ranks)
+            return size_bytes * max(shares) // sum(shares)
         return -(-size_bytes // self.ranks) if self.shards else size_bytes
 
     def communication_bytes(self, config: GPT2Config, phase: str, block: int = 1) -> int:
@@ -71,7 +82,7 @@ class Sharding:
             block: the block whose backward pass it is.
         """
         everything = FLOAT32 * config.num_parameters()
-        if self.strategy == "DDP":
+        if self.has_buckets:
             return everything
         if not self.shards or phase == "update":
             return 0
@@ -82,3 +93,11 @@ class Sharding:
             every = config.n_layer
             blocks = {"forward": every, "loss": every, "backward": block + 1, "embedding": 3}[phase]
         return everything + (blocks - config.n_layer) * per_block
+
+
+def whole_tensors(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Returns what each rank has if each tensor in turn goes to the rank that has least."""
+    shares = [0] * ranks
+    for size in sizes:
+        shares[shares.index(min(shares))] += size
+    return shares

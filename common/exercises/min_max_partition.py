@@ -1,10 +1,14 @@
-"""The smallest bottleneck of contiguous groups, for identical ranks or ranks in a given order.
+"""A3.1: the partition of a step's samples among identical ranks whose slowest rank is fastest.
 
-The bottleneck is the cost of the slowest rank. A bottleneck T is tried by letting each rank in turn
-take as many samples as it can within T. The result of a trial moves the bounds of the search: a
-plan that fits has a bottleneck of its own, at most T; if none fits, nothing changes until some rank
-can take one sample more. So the search ends at the exact optimum, for whole numbers and for floats,
-after about ten trials.
+A rank pads its samples to the longest of them and takes cost(batch size, longest), which falls in
+neither. The bottleneck of a partition is the cost of its slowest rank. Some best partition is made
+of contiguous groups of the samples sorted by length (``common/scheduling/partition.py`` shows why),
+so what remains is where to cut.
+
+A bottleneck T is tried by letting each rank in turn take as many samples as it can within T. A
+trial moves the bounds of the search: a plan that fits has a bottleneck of its own, at most T; if
+none fits, nothing changes until some rank can take one sample more. So a search ends at the exact
+optimum, for whole numbers and for floats, after about ten trials.
 """
 
 from __future__ import annotations
@@ -13,12 +17,13 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.scheduling.cost import Cost
-
+Cost = Callable[[Any, Any], Any]
+"""The cost of a batch size and a longest text, numbers or arrays; it falls in neither."""
 FALLING = "a cost must not fall as a batch or its longest text grows"
 
 
@@ -67,6 +72,7 @@ def most_samples(cost: Cost, longest: NDArray, time: float, limit: int) -> NDArr
     There is one for each longest text in ``longest`` [n]; 0 if a single sample costs more. It is
     found by the cost's own ``most`` if it has one, else by bisection over batch sizes.
     """
+    # BEGIN SOLUTION A3.1
     if hasattr(cost, "most"):
         return np.minimum(cost.most(longest, time), limit)
     low, high = np.zeros(len(longest), np.int64), np.full(len(longest), limit, np.int64)
@@ -76,6 +82,7 @@ def most_samples(cost: Cost, longest: NDArray, time: float, limit: int) -> NDArr
         low = np.where(fits, middle, low)
         high = np.where(fits, high, middle - 1)
     return low
+    # END SOLUTION
 
 
 Trial = Callable[[float], tuple[bool, float]]
@@ -94,6 +101,7 @@ def smallest_bottleneck(low: float, high: float, attempt: Trial) -> float:
     Raises:
         ValueError: a cost that falls somewhere, on which the search could go on for ever.
     """
+    # BEGIN SOLUTION A3.1
     trial, step = low, low // 32 + 1 if isinstance(low, int) else low / 32
     while low < high:
         fits, found = attempt(trial)
@@ -111,9 +119,10 @@ def smallest_bottleneck(low: float, high: float, attempt: Trial) -> float:
             trial = low
         step *= 2
     return high
+    # END SOLUTION
 
 
-def identical_ranks(
+def min_max_partition(
     batch: SortedBatch, world_size: int, cost: Cost, limit: int
 ) -> tuple[float, list[int]]:
     """Returns the smallest bottleneck for identical ranks, and the bounds of its groups [G + 1].
@@ -123,6 +132,7 @@ def identical_ranks(
     Raises:
         ValueError: a cost that falls somewhere.
     """
+    # BEGIN SOLUTION A3.1
     count, which = len(batch), batch.which.tolist()
     plan: list[int] = []
 
@@ -149,6 +159,7 @@ def identical_ranks(
     if not plan and not attempt(best)[0]:
         raise ValueError(FALLING)
     return best, one_each(plan, world_size)
+    # END SOLUTION
 
 
 def lower_bound(batch: SortedBatch, world_size: int, cost: Cost) -> float:
@@ -157,8 +168,10 @@ def lower_bound(batch: SortedBatch, world_size: int, cost: Cost) -> float:
     Of the j·G + 1 longest samples some rank has j + 1, and the first of those is among the
     j·(G − 1) + 1 longest: it costs at least cost(j + 1, length at position j·(G − 1)).
     """
+    # BEGIN SOLUTION A3.1
     more = np.arange((len(batch) - 1) // world_size + 1)
     return cost(more + 1, batch.lengths[more * (world_size - 1)]).max().item()
+    # END SOLUTION
 
 
 def one_each(bounds: list[int], world_size: int) -> list[int]:
@@ -166,78 +179,9 @@ def one_each(bounds: list[int], world_size: int) -> list[int]:
 
     An added group has one sample, taken from a larger group, so no group costs more.
     """
+    # BEGIN SOLUTION A3.1
     count = bounds[-1]
     ends = bounds[1:] + [count] * (world_size + 1 - len(bounds))
     last = range(count - world_size + 1, count + 1)
     return [0, *map(min, ends, last)]
-
-
-def fixed_order(
-    batch: SortedBatch, costs: Sequence[Cost], limits: Sequence[int]
-) -> tuple[float, list[int]]:
-    """Returns the smallest bottleneck if rank i takes group i, and the groups' bounds [G + 1].
-
-    Needs B ≥ G and sum of limits ≥ B.
-
-    Raises:
-        ValueError: a cost that falls somewhere.
-    """
-    plan: list[int] = []
-
-    def attempt(time: float) -> tuple[bool, float]:
-        fits, found, bounds = in_order(batch.lengths, costs, limits, time)
-        if fits:
-            plan[:] = bounds
-        return fits, found
-
-    longest = int(batch.lengths[0])
-    high = max(
-        cost(min(limit, len(batch)), longest) for cost, limit in zip(costs, limits, strict=True)
-    )
-    best = smallest_bottleneck(costs[0](1, longest), high, attempt)
-    if not plan and not attempt(best)[0]:
-        raise ValueError(FALLING)
-    return best, plan
-
-
-def in_order(
-    lengths: Sequence[int], costs: Sequence[Cost], limits: Sequence[int], time: float
-) -> tuple[bool, float, list[int]]:
-    """Tries the bottleneck ``time`` for ranks in a given order.
-
-    Args:
-        lengths: [B] descending.
-        costs, limits: [G] of each rank.
-        time: the bottleneck.
-
-    Returns:
-        as ``Trial``, and the bounds of the groups that the trial came to.
-    """
-    # Rank by rank in Python numbers, as each rank may have a cost of its own. ``reached`` is the
-    # largest cost so far. ``following`` is the smallest cost of a group with one sample more.
-    count, world_size = len(lengths), len(costs)
-    bounds, reached, following = [0], 0, inf
-    for index, (cost, limit) in enumerate(zip(costs, limits, strict=True)):
-        position = bounds[-1]
-        longest = int(lengths[position])
-        allowed = min(limit, count - position - (world_size - index - 1))
-        most = _most_of_one(cost, longest, time, allowed)
-        if most < allowed:
-            following = min(following, cost(most + 1, longest))
-        if not most:
-            return False, following, bounds
-        bounds.append(position + most)
-        reached = max(reached, cost(most, longest))
-    return bounds[-1] == count, reached if bounds[-1] == count else following, bounds
-
-
-def _most_of_one(cost: Cost, longest: int, time: float, limit: int) -> int:
-    """Returns what ``most_samples`` does, for one length."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if cost(middle, longest) <= time:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    # END SOLUTION

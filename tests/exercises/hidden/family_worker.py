@@ -24,6 +24,8 @@ from common.errors import UserError
 
 if "WRONG_SOLUTION" in os.environ:  # a file that takes the place of an exercise
     wrong = Path(os.environ["WRONG_SOLUTION"])
+    for name in [name for name in sys.modules if name.startswith("common.exercises.")]:
+        del sys.modules[name]  # they have taken the right one
     spec = importlib.util.spec_from_file_location(f"common.exercises.{wrong.stem}", wrong)
     sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[spec.name])
@@ -277,6 +279,17 @@ def sharded(worker: Worker) -> None:
     )
     assert kept == 2 * shares[worker.rank]
 
+    # A new one that takes over the states of this rank goes on in the same way.
+    saved = own.state_dict()
+    again = ShardedOptimizer(
+        [{**group, "params": group["params"]} for group in own.param_groups], torch.optim.AdamW
+    )
+    again.load_state_dict(saved)
+    for _ in range(2):
+        again.step(functools.partial(closure, model, again))
+        theirs.step(functools.partial(closure, twin, theirs))
+        check_equal(model, twin)
+
 
 def refused(worker: Worker) -> None:
     """Check that models that cannot be trained together are refused on all ranks alike."""
@@ -384,12 +397,22 @@ def fsdp(worker: Worker) -> None:
         for parameter in wrapped.parameters():
             if parameter.requires_grad:
                 assert parameter.grad.shape == parameter.shape
+        gradients = [p.grad.flatten() for p in twin.parameters() if p.grad is not None]
+        torch.testing.assert_close(wrapped.gradient_norm(), torch.cat(gradients).norm())
         for each in (twins, optimizer):
             each.step()
             each.zero_grad()
         whole = wrapped.gather_full_params()
         for name, expected in twin.named_parameters():
             torch.testing.assert_close(whole[name], expected.detach(), rtol=1e-11, atol=1e-12)
+    named = dict(wrapped.module.named_parameters())
+    for name, expected in twin.named_parameters():
+        for kind, of_twin in twins.state.get(expected, {}).items():
+            if kind != "step":
+                moments = optimizer.state[named[name]][kind]
+                gathered = wrapped.whole(named[name], moments)
+                torch.testing.assert_close(gathered, of_twin, rtol=1e-11, atol=1e-12)
+                assert torch.equal(wrapped.part(named[name], gathered), moments)
     assert max(most) <= at_most, (max(most), at_most)
     assert max(most) > block_bytes, "nothing was gathered ahead"
     kept = sum(parameter.numel() for parameter in wrapped.parameters())
@@ -421,7 +444,31 @@ def fsdp_in_16_bits(worker: Worker) -> None:
     assert abs(norm / expected.sum().sqrt() - 1) < 0.03
 
 
-CHECKS = {"fsdp": fsdp, "fsdp_in_16_bits": fsdp_in_16_bits}
+def fsdp_bits(worker: Worker) -> None:
+    """Check that two ranks are the mean of two halves in one process, to the last bit."""
+    if worker.world_size != 2:  # of more, the order of sums is the ring's
+        return
+    wrapped, twin = FSDP(stacked_model(7).float()), stacked_model(7).float()
+    optimizers = [sgd(model) for model in (wrapped, twin)]
+    for step in range(4):
+        wrapped(samples(step, worker.rank), True).backward()
+        wrapped.finish_gradient_synchronization()
+        trained = [p for p in twin.parameters() if p.requires_grad]
+        halves = [
+            torch.autograd.grad(twin(samples(step, rank), True), trained, materialize_grads=True)
+            for rank in range(2)
+        ]
+        for parameter, one, other in zip(trained, *halves, strict=True):
+            parameter.grad = (one + other) / 2
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        whole = wrapped.gather_full_params()
+        for name, expected in twin.named_parameters():
+            assert torch.equal(whole[name], expected.detach()), (step, name)
+
+
+CHECKS = {"fsdp": fsdp, "fsdp_in_16_bits": fsdp_in_16_bits, "fsdp_bits": fsdp_bits}
 CHECKS |= {
     "buckets": buckets,
     "all_reduces": all_reduces,

@@ -1,41 +1,10 @@
-"""Wrong solutions: the mistakes that students make, each with the check that must find it.
-
-A mutant is the reference with one piece of text replaced.
-"""
+"""Mistakes in the exercises that run on several ranks; checks are ``family_worker.py``'s."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from mutants.mutant import Mutant
 
-EXERCISES = Path(__file__).resolve().parents[2] / "common" / "exercises"
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A solution with a mistake.
-
-    Attributes:
-        name: the mistake, in words.
-        exercise: the module below ``common/exercises``.
-        right, wrong: the text that is replaced, which is there once, and what replaces it.
-        check: of ``family_worker.py``, which fails.
-    """
-
-    name: str
-    exercise: str
-    right: str
-    wrong: str
-    check: str
-
-    def source(self) -> str:
-        """Return the module with the mistake."""
-        text = (EXERCISES / f"{self.exercise}.py").read_text()
-        assert text.count(self.right) == 1, (self.name, text.count(self.right))
-        return text.replace(self.right, self.wrong)
-
-
-MUTANTS = (
+RANKS = (
     Mutant(
         "the ring copies where it should add",
         "ring_all_reduce",
@@ -224,6 +193,27 @@ MUTANTS = (
         "fsdp",
         "by_dtype(weight for weight in self.trained if not weight.is_sharded)",
         "by_dtype([])",
+        "fsdp",
+    ),
+    Mutant(
+        "states of other parameters are dropped when a checkpoint is taken up",
+        "sharded_optimizer",
+        "self.own.state[parameter] = self.state[parameter]",
+        "pass",
+        "sharded",
+    ),
+    Mutant(
+        "a norm of this rank's part only",
+        "fsdp",
+        "        dist.all_reduce(squares[True], group=self.group)\n",
+        "",
+        "fsdp",
+    ),
+    Mutant(
+        "replicated weights count on every rank",
+        "fsdp",
+        "squares[weight.is_sharded] += parameter.grad",
+        "squares[True] += parameter.grad",
         "fsdp",
     ),
 )

@@ -1,0 +1,1 @@
+"""The course: its tasks, a student's tree without their solutions, and what it may not show."""

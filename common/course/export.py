@@ -1,0 +1,114 @@
+"""A student's tree: the project at a commit, without an assignment's solutions and later ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from common.course.markers import student_source
+from common.course.tasks import Task, read_course
+from common.errors import UserError, unknown_name
+
+STAFF = "staff"
+"""Tag of notebook cells that only the staff sees."""
+
+
+def export(root: Path, out: Path, assignment: int, solved: Sequence[str] = ()) -> list[str]:
+    """Writes the student's tree of an assignment to ``out``, whole or not at all.
+
+    It has the files that git tracks at HEAD, but for those that ``course.yaml`` leaves out. The
+    same commit gives the same bytes.
+
+    Args:
+        root: the project; nothing may be changed there and not committed.
+        out: a folder that does not exist.
+        assignment: its tasks, and those of later ones, are stripped.
+        solved: names of tasks that are solved all the same.
+
+    Returns:
+        the names of the tasks that are solved.
+
+    Raises:
+        UserError: no such assignment or task, a task before its prerequisite, a folder that is
+            there, changes that are not committed, or markers that do not pair.
+    """
+    course = read_course(root)
+    names = solved_tasks(course.tasks, assignment, solved)
+    if out.exists():
+        raise UserError(f"{out} is there already; give a folder that is not")
+    files = tracked_files(root)
+    beside = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        for name in files:
+            if not course.leaves_out(name):
+                content = student_file(root / name, name, names)
+                target = beside / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+                target.chmod(0o755 if (root / name).stat().st_mode & 0o100 else 0o644)
+        beside.rename(out)
+    except OSError as error:
+        raise UserError(f"{out}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return names
+
+
+def solved_tasks(tasks: Mapping[str, Task], assignment: int, solved: Collection[str]) -> list[str]:
+    """Returns the tasks of earlier assignments and those in ``solved``, in the course's order.
+
+    Raises:
+        UserError: no such assignment or task, or a task whose prerequisite is not solved.
+    """
+    numbers = sorted({task.assignment for task in tasks.values()})
+    if assignment not in numbers:
+        known = ", ".join(map(str, numbers))
+        raise UserError(f"there is no assignment {assignment}; known: {known}")
+    for name in solved:
+        if name not in tasks:
+            raise UserError(unknown_name("task", name, tasks))
+    names = [n for n, task in tasks.items() if task.assignment < assignment or n in solved]
+    for name in names:
+        for needed in tasks[name].needs:
+            if needed not in names:
+                raise UserError(f"task {name} needs {needed}, which would not be solved")
+    return names
+
+
+def tracked_files(root: Path) -> list[str]:
+    """Returns the files that git tracks. Raises UserError where something is not committed."""
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no").splitlines()
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise UserError(f"not committed: {changed[0][3:]}{more}")
+    return sorted(filter(None, _git(root, "ls-files", "-z").split("\0")))
+
+
+def student_file(path: Path, name: str, solved: Collection[str]) -> bytes:
+    """Returns what a student gets of a file."""
+    content = path.read_bytes()
+    if path.suffix == ".py":
+        return student_source(content.decode(), name, solved).encode()
+    if path.suffix == ".ipynb":
+        return student_notebook(content.decode()).encode()
+    return content
+
+
+def student_notebook(text: str) -> str:
+    """Returns a notebook without the cells of the staff, which hold answers."""
+    notebook = json.loads(text)
+    notebook["cells"] = [
+        cell for cell in notebook["cells"] if STAFF not in cell["metadata"].get("tags", ())
+    ]
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"git {arguments[0]} in {root}: {done.stderr.strip() or 'failed'}")
+    return done.stdout

@@ -1,0 +1,153 @@
+"""Solutions that a student's tree still shows: in code, comments, notebooks or data.
+
+A text is a row of tokens: names, numbers, and every other character by itself. Two rows are alike
+if one becomes the other by renaming variables; attributes (behind a dot), Python's keywords and its
+built-in functions keep their names. A solution leaks where a file has ``WINDOW`` of its tokens in a
+row, or all of it if it is shorter.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import keyword
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+WINDOW = 25
+SHORTEST = 12
+"""A solution of fewer tokens is no secret: ``return a / b`` may stand anywhere."""
+TOKEN = re.compile(r"[^\W\d]\w*|\d+(?:\.\d+)?|[^\w\s]")
+COMMENT = re.compile(r"#[^\n]*")
+MARKER = re.compile(r"(BEGIN|END) SOLUTION")
+KEPT = frozenset(keyword.kwlist) | frozenset(dir(builtins))
+VARIABLE, UNKNOWN = "v", "?"
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What a file should not show.
+
+    Attributes:
+        path: from the tree's root.
+        line: where it begins, from 1.
+        what: the task whose solution it is part of, or what else it is.
+    """
+
+    path: str
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token, its line from 1, and whether it is an attribute."""
+
+    text: str
+    line: int
+    is_attribute: bool
+
+    @property
+    def is_variable(self) -> bool:
+        """Returns True if it is a name that anybody may change."""
+        is_name = self.text[0].isalpha() or self.text[0] == "_"
+        return is_name and not self.is_attribute and self.text not in KEPT
+
+
+class Solutions:
+    """The solutions of a course, by what is left of them when variables are renamed.
+
+    A token of a solution is a character: one for all variables, else its own. So a window is a
+    string, in which strings of a file are looked up; where one is found, it remains to compare
+    which of its variables are equal.
+    """
+
+    def __init__(self, solutions: Iterable[tuple[str, str]]) -> None:
+        """Takes pairs of a task and the text of one of its solutions."""
+        self.codes: dict[str, str] = {}
+        self.windows: dict[int, dict[str, dict[tuple[int, ...], str]]] = {}
+        for task, text in solutions:
+            tokens = list(tokens_of(COMMENT.sub("", text)))
+            for token in tokens:
+                if not token.is_variable:
+                    self.codes.setdefault(token.text, chr(0x100 + len(self.codes)))
+            size = min(WINDOW, len(tokens))
+            if size < SHORTEST:
+                continue
+            coded = self.coded(tokens)
+            for start in range(len(tokens) - size + 1):
+                known = self.windows.setdefault(size, {}).setdefault(
+                    coded[start : start + size], {}
+                )
+                known.setdefault(pattern(tokens[start : start + size]), task)
+
+    def coded(self, tokens: Sequence[Token]) -> str:
+        """Returns a character for each token."""
+        return "".join(
+            VARIABLE if token.is_variable else self.codes.get(token.text, UNKNOWN)
+            for token in tokens
+        )
+
+    def found_in(self, text: str) -> Iterator[tuple[int, str]]:
+        """Yields the line and the task of each piece of a solution in a text."""
+        tokens = list(tokens_of(text))
+        coded = self.coded(tokens)
+        for size, windows in self.windows.items():
+            for start in range(len(tokens) - size + 1):
+                known = windows.get(coded[start : start + size])
+                task = known and known.get(pattern(tokens[start : start + size]))
+                if task:
+                    yield tokens[start].line, task
+
+
+def pattern(tokens: Sequence[Token]) -> tuple[int, ...]:
+    """Returns for each variable which one it is, numbered as they come."""
+    numbers: dict[str, int] = {}
+    return tuple(
+        numbers.setdefault(token.text, len(numbers)) for token in tokens if token.is_variable
+    )
+
+
+def tokens_of(text: str) -> Iterator[Token]:
+    """Yields the tokens of any text."""
+    line, position, before = 1, 0, ""
+    for match in TOKEN.finditer(text):
+        line += text.count("\n", position, match.start())
+        position = match.start()
+        yield Token(match[0], line, before == ".")
+        before = match[0]
+
+
+def find_leaks(tree: Path, solutions: Solutions) -> list[Leak]:
+    """Looks through all files of a student's tree; returns one leak for each task and file."""
+    leaks = []
+    for path in sorted(tree.rglob("*")):
+        if not path.is_file():
+            continue
+        name = str(path.relative_to(tree))
+        if path.suffix in (".pyc", ".pyo"):
+            leaks.append(Leak(name, 1, "compiled code"))
+            continue
+        text = readable(path)
+        if marker := MARKER.search(text):
+            leaks.append(Leak(name, text.count("\n", 0, marker.start()) + 1, "a marker"))
+        # A copy may have comments of its own, or stand in one.
+        first: dict[str, int] = {}
+        for variant in (text.replace("#", " "), COMMENT.sub("", text)):
+            for line, task in solutions.found_in(variant):
+                first[task] = min(line, first.get(task, line))
+        leaks += [Leak(name, line, f"a piece of {task}") for task, line in sorted(first.items())]
+    return leaks
+
+
+def readable(path: Path) -> str:
+    """Returns the text of a file; of a notebook that of its cells."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if path.suffix == ".ipynb":
+        return "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+    return text.replace("\\n", " ").replace('\\"', '"').replace("\\t", " ")

@@ -1,0 +1,74 @@
+"""What became of tests: pytest runs in a process of its own, and its JUnit file is read."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree
+
+from common.errors import RunFailed, UserError
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+OUTCOMES = {"failure": FAILED, "error": FAILED, "skipped": SKIPPED}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A test's.
+
+    Attributes:
+        file: the test's file, without its folders and ``.py``.
+        name: the test's, with its parameters in brackets.
+        outcome: passed, failed or skipped.
+        message: of what it raised; empty where it passed.
+    """
+
+    file: str
+    name: str
+    outcome: str
+    message: str = ""
+
+
+def run_tests(folder: Path, arguments: Sequence[str]) -> list[Outcome]:
+    """Runs pytest in ``folder`` with these arguments.
+
+    Raises:
+        UserError: pytest is not installed.
+        RunFailed: it did not come to a result.
+    """
+    if importlib.util.find_spec("pytest") is None:
+        raise UserError("pytest is not installed; uv sync installs it")
+    with TemporaryDirectory() as scratch:
+        results = Path(scratch) / "results.xml"
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0"]
+        done = subprocess.run(
+            [*command, f"--junitxml={results}", *arguments],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(folder.absolute())},
+            capture_output=True,
+            text=True,
+        )
+        if not results.is_file():
+            said = (done.stderr or done.stdout).strip().splitlines() or ["no word"]
+            raise RunFailed(f"pytest in {folder}: {said[-1]}")
+        return read_outcomes(results)
+
+
+def read_outcomes(path: Path) -> list[Outcome]:
+    """Reads a JUnit file, in the order of the tests."""
+    found = []
+    for case in ElementTree.parse(path).iter("testcase"):
+        said = next((child for child in case if child.tag in OUTCOMES), None)
+        file = case.get("classname", "").rpartition(".")[2]
+        if said is None:
+            found.append(Outcome(file, case.get("name", ""), PASSED))
+        else:
+            text = f"{said.get('message') or ''}\n{said.text or ''}"
+            found.append(Outcome(file, case.get("name", ""), OUTCOMES[said.tag], text.strip()))
+    return found

@@ -1,0 +1,111 @@
+"""``ddplab course test``: how far a student has come, by the public tests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.course.outcomes import PASSED, Outcome, run_tests
+from common.course.tasks import Task, read_tasks
+from common.errors import UserError, unknown_name
+
+PUBLIC = Path("tests") / "exercises" / "public"
+TASK = re.compile(r"(?:test_a(\d)_(\d)_|\[A(\d)\.(\d))")
+"""A test says in its name, or as its parameter, which task it is of."""
+UNWRITTEN = "is not written yet"
+WORDS = 100
+"""Characters of a failure's reason."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A task, and the outcomes of its public tests."""
+
+    task: Task
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def passed(self) -> int:
+        """Returns the number of tests that pass."""
+        return sum(outcome.outcome == PASSED for outcome in self.outcomes)
+
+    @property
+    def is_written(self) -> bool:
+        """Returns False if its solution is missing."""
+        own = f"task {self.task.name} {UNWRITTEN}"
+        return not any(own in outcome.message for outcome in self.outcomes)
+
+    @property
+    def first_failure(self) -> str:
+        """Returns why its first failing test fails, in a line; empty if none does."""
+        for outcome in self.outcomes:
+            if outcome.outcome != PASSED:
+                return f"{outcome.name}: {reason_of(outcome.message)}"
+        return ""
+
+    @property
+    def points(self) -> float:
+        """Returns the points, if hidden tests passed as the public ones do."""
+        return self.task.points * self.passed / len(self.outcomes) if self.outcomes else 0.0
+
+
+def progress(root: Path, wanted: str = "") -> list[Progress]:
+    """Runs the public tests in the tree at ``root``.
+
+    Args:
+        root: a student's tree, or the project.
+        wanted: a task, or all.
+
+    Raises:
+        UserError: no such task, or a tree without public tests.
+    """
+    tasks = read_tasks(root)
+    if wanted and wanted not in tasks:
+        raise UserError(unknown_name("task", wanted, tasks))
+    if not (root / PUBLIC).is_dir():
+        raise UserError(f"{root}: there is no {PUBLIC} in it")
+    arguments = [str(PUBLIC)]
+    if wanted:
+        number = wanted[1:].replace(".", "_")
+        arguments += ["-k", f"test_a{number} or {wanted}"]
+    return by_task(tasks, run_tests(root, arguments), wanted)
+
+
+def by_task(
+    tasks: Mapping[str, Task], outcomes: Sequence[Outcome], wanted: str = ""
+) -> list[Progress]:
+    """Returns the tasks with their outcomes; those without any only if they are asked for."""
+    found: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        if match := TASK.search(outcome.name):
+            one, two = filter(None, match.groups())
+            found.setdefault(f"A{one}.{two}", []).append(outcome)
+    names = [wanted] if wanted else [name for name in tasks if name in found]
+    return [Progress(tasks[name], tuple(found.get(name, ()))) for name in names]
+
+
+def reason_of(message: str) -> str:
+    """Returns the line of a failure's message that says most: the last error, else the first."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"(E\s+)?(\w+\.)*\w*(Error|Written)\b", line)]
+    said = re.sub(r"^E\s+", "", (errors or lines or ["no reason"])[-1 if errors else 0])
+    return said if len(said) <= WORDS else f"{said[: WORDS - 1]}…"
+
+
+def lines_of(found: Sequence[Progress]) -> list[str]:
+    """Returns the table that a student reads, and below it the first failure."""
+    width = max(len(one.task.title) for one in found)
+    lines = [f"{'task':<5} {'':<{width}} {'tests':>8} {'points':>9}"]
+    for one in found:
+        tests = f"{one.passed} of {len(one.outcomes)}"
+        points = f"{one.points:g} of {one.task.points}"
+        state = "" if one.is_written else "  to be written"
+        lines.append(f"{one.task.name:<5} {one.task.title:<{width}} {tests:>8} {points:>9}{state}")
+    failing = next((one for one in found if one.is_written and one.first_failure), None)
+    if failing:
+        lines += ["", f"{failing.task.path}", f"  {failing.first_failure}"]
+    elif unwritten := [one for one in found if not one.is_written]:
+        lines += ["", f"Next: {unwritten[0].task.name}, in {unwritten[0].task.path}"]
+    return lines

@@ -1,0 +1,126 @@
+"""The tasks of the course, as ``assignments/course.yaml`` lists them."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import yaml
+
+from common.errors import UserError, unknown_name
+from common.runtime.paths import project_root
+
+COURSE = Path("assignments") / "course.yaml"
+EXERCISES = Path("common") / "exercises"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task.
+
+    Attributes:
+        name: such as A2.1.
+        title: in words.
+        file: below ``common/exercises``.
+        points: what its checks give together.
+        hours: a student's.
+        checks: its checks, each with its points.
+        needs: tasks whose files its own may import.
+        bonus: whether its points come on top.
+    """
+
+    name: str
+    title: str
+    file: str
+    points: int
+    hours: float
+    checks: Mapping[str, int]
+    needs: tuple[str, ...] = ()
+    bonus: bool = False
+
+    @property
+    def assignment(self) -> int:
+        """Returns the number of its assignment."""
+        return int(self.name[1])
+
+    @property
+    def path(self) -> Path:
+        """Returns its file, from the project's root."""
+        return EXERCISES / self.file
+
+
+@dataclass(frozen=True)
+class Course:
+    """The course.
+
+    Attributes:
+        tasks: by name, in their order.
+        left_out: patterns of files that students do not get.
+        kept: patterns of files among these that they do get.
+    """
+
+    tasks: Mapping[str, Task]
+    left_out: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+    def leaves_out(self, name: str) -> bool:
+        """Returns True if students do not get this file, a path from the root."""
+        return _matches(name, self.left_out) and not _matches(name, self.kept)
+
+
+def read_course(root: Path | None = None) -> Course:
+    """Reads the course of the project at ``root``, by default of this one.
+
+    Raises:
+        UserError: the list is missing, or says what cannot be.
+    """
+    path = (root or project_root()) / COURSE
+    try:
+        content = yaml.safe_load(path.read_text())
+        listed = content["tasks"].items()
+    except FileNotFoundError:
+        raise UserError(f"{COURSE}: no such file in {path.parents[1]}") from None
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"{COURSE}: no list of tasks: {error}") from None
+    tasks = {name: _task(name, entries) for name, entries in listed}
+    for task in tasks.values():
+        for needed in task.needs:
+            if needed not in tasks:
+                raise UserError(f"{COURSE}: {task.name} needs {needed}, which is no task")
+            if needed >= task.name:
+                raise UserError(f"{COURSE}: {task.name} needs {needed}, which comes after it")
+    patterns = {name: tuple(content.get(name, ())) for name in ("left_out", "kept")}
+    return Course(tasks, **patterns)
+
+
+def read_tasks(root: Path | None = None) -> Mapping[str, Task]:
+    """Reads the tasks; see ``read_course``."""
+    return read_course(root).tasks
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _task(name: str, entries: Mapping) -> Task:
+    if not re.fullmatch(r"A\d\.\d", str(name)):
+        raise UserError(f"{COURSE}: {name!r} is no name of a task; such as A2.1")
+    known = [field.name for field in fields(Task) if field.name != "name"]
+    for entry in entries:
+        if entry not in known:
+            raise UserError(f"{COURSE}: {name}: {unknown_name('entry', str(entry), known)}")
+    try:
+        task = Task(name, **{**entries, "needs": tuple(entries.get("needs", ()))})
+    except TypeError as error:
+        missing = [entry for entry in known[:5] if entry not in entries]
+        said = f"no {', '.join(missing)}" if missing else str(error)
+        raise UserError(f"{COURSE}: {name}: {said}") from None
+    if sum(task.checks.values()) != task.points:
+        raise UserError(
+            f"{COURSE}: {name}: {task.points} points, and its checks give "
+            f"{sum(task.checks.values())}"
+        )
+    return task

@@ -1,0 +1,75 @@
+"""A student's progress: which test is of which task, what is said, and a run of real tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.course.outcomes import Outcome, run_tests
+from common.course.progress import by_task, lines_of, progress, reason_of
+from common.course.tasks import read_tasks
+from common.errors import RunFailed, UserError
+from common.runtime.paths import project_root
+
+TASKS = read_tasks()
+
+
+def test_tests_belong_to_the_tasks_that_they_name() -> None:
+    outcomes = [
+        Outcome("test_public_assignment2", "test_a2_1_a_bucket_closes", "passed"),
+        Outcome(
+            "test_public_assignment1", "test_on_two_ranks[A1.2 flat]", "failed", "E   Error: x"
+        ),
+        Outcome("test_public_assignment1", "test_on_two_ranks[A1.2 naive]", "passed"),
+        Outcome("test_public_assignment1", "test_on_two_ranks[A1.3]", "failed", UNWRITTEN),
+    ]
+    found = by_task(TASKS, outcomes)
+    assert [(one.task.name, one.passed, len(one.outcomes)) for one in found] == [
+        ("A1.2", 1, 2),
+        ("A1.3", 0, 1),
+        ("A2.1", 1, 1),
+    ]
+    assert [one.points for one in found] == [5, 0, 10]
+    assert [one.is_written for one in found] == [True, False, True]
+    text = "\n".join(lines_of(found))
+    assert "to be written" in text
+    assert "common/exercises/naive_ddp.py\n  test_on_two_ranks[A1.2 flat]: Error: x" in text
+
+
+UNWRITTEN = "common.errors.NotYetWritten: task A1.3 is not written yet"
+
+
+def test_a_failure_is_told_in_a_line() -> None:
+    assert reason_of("E   assert 1 == 2\nE   AssertionError: wrong\n") == "AssertionError: wrong"
+    assert reason_of("assert 1 == 2\nmore") == "assert 1 == 2"
+    assert len(reason_of("ValueError: " + 300 * "x")) == 100
+    assert reason_of("") == "no reason"
+
+
+def test_real_tests_are_run_and_read(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n\n"
+        "def test_good():\n    pass\n\n"
+        "def test_bad():\n    assert 1 == 2\n\n"
+        "@pytest.mark.skip\ndef test_not():\n    pass\n"
+    )
+    found = run_tests(tmp_path, ["test_some.py"])
+    assert [(one.name, one.outcome) for one in found] == [
+        ("test_good", "passed"),
+        ("test_bad", "failed"),
+        ("test_not", "skipped"),
+    ]
+    assert "1 == 2" in found[1].message
+    with pytest.raises(RunFailed, match="pytest in"):
+        run_tests(tmp_path, ["--no-such-option"])
+
+
+def test_a_task_that_is_none_and_a_tree_without_tests_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"unknown task 'A2\.9'"):
+        progress(project_root(), "A2.9")
+    (tmp_path / "assignments").mkdir()
+    text = (project_root() / "assignments" / "course.yaml").read_text()
+    (tmp_path / "assignments" / "course.yaml").write_text(text)
+    with pytest.raises(UserError, match="there is no tests/exercises/public"):
+        progress(tmp_path)

@@ -1,0 +1,32 @@
+"""A wrong solution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+EXERCISES = Path(__file__).resolve().parents[3] / "common" / "exercises"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A solution with a mistake.
+
+    Attributes:
+        name: the mistake, in words.
+        exercise: the module below ``common/exercises``.
+        right, wrong: the text that is replaced, which is there once, and what replaces it.
+        check: what fails: a check of ``family_worker.py``, or ``test_….py::test_…``.
+    """
+
+    name: str
+    exercise: str
+    right: str
+    wrong: str
+    check: str
+
+    def source(self) -> str:
+        """Return the module with the mistake."""
+        text = (EXERCISES / f"{self.exercise}.py").read_text()
+        assert text.count(self.right) == 1, (self.name, text.count(self.right))
+        return text.replace(self.right, self.wrong)
