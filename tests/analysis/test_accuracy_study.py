@@ -368,9 +368,16 @@ def test_a_case_without_measurements_is_named(study, tmp_path):
         open_study(tmp_path / "cut")
 
 
-@pytest.mark.parametrize("name", ["study-accuracy", "study-accuracy-again"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "xeon-2-cores/study-accuracy",
+        "xeon-2-cores/study-accuracy-again",
+        "epyc-2-cores/study-accuracy",
+    ],
+)
 def test_what_users_are_told_to_expect_is_what_the_recorded_study_found(name):
-    folder = project_root() / "data" / "xeon-2-cores" / name
+    folder = project_root() / "data" / name
     recorded = pd.read_csv(folder / ERRORS).set_index("regime")
     errors = open_study(folder).errors
     size = errors[FULL].abs().groupby(grouped(errors))
