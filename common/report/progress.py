@@ -39,7 +39,7 @@ class StageProgress:
 
     def say(self, line: str) -> None:
         """Prints a line of its own."""
-        self.console.print(line, highlight=False, soft_wrap=True)
+        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     @property
     def elapsed_s(self) -> float:
