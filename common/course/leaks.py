@@ -1,9 +1,9 @@
 """Solutions that a student's tree still shows: in code, comments, notebooks or data.
 
 A text is a row of tokens: names, numbers, and every other character by itself. Two rows are alike
-if one becomes the other by renaming variables; attributes (behind a dot), Python's keywords and its
-built-in functions keep their names. A solution leaks where a file has ``WINDOW`` of its tokens in a
-row, or all of it if it is shorter.
+if one becomes the other by renaming variables; attributes (behind a dot), words in quotes, names of
+classes, Python's keywords and its built-in functions stay as they are. A solution leaks where a file
+has ``WINDOW`` of its tokens in a row, or all of it if it is shorter.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ SHORTEST = 12
 """A solution of fewer tokens is no secret: ``return a / b`` may stand anywhere."""
 TOKEN = re.compile(r"[^\W\d]\w*|\d+(?:\.\d+)?|[^\w\s]")
 COMMENT = re.compile(r"#[^\n]*")
+DOCSTRING = re.compile(r'""".*?"""', re.DOTALL)
 MARKER = re.compile(r"(BEGIN|END) SOLUTION")
 KEPT = frozenset(keyword.kwlist) | frozenset(dir(builtins))
 VARIABLE, UNKNOWN = "v", "?"
@@ -33,11 +34,13 @@ class Leak:
     Attributes:
         path: from the tree's root.
         line: where it begins, from 1.
-        what: the task whose solution it is part of, or what else it is.
+        task: whose solution it is part of; empty for what is none.
+        what: it is, in words.
     """
 
     path: str
     line: int
+    task: str
     what: str
 
     def __str__(self) -> str:
@@ -46,17 +49,11 @@ class Leak:
 
 @dataclass(frozen=True)
 class Token:
-    """A token, its line from 1, and whether it is an attribute."""
+    """A token, its line from 1, and whether it is a name that anybody may change."""
 
     text: str
     line: int
-    is_attribute: bool
-
-    @property
-    def is_variable(self) -> bool:
-        """Returns True if it is a name that anybody may change."""
-        is_name = self.text[0].isalpha() or self.text[0] == "_"
-        return is_name and not self.is_attribute and self.text not in KEPT
+    is_variable: bool
 
 
 class Solutions:
@@ -72,7 +69,7 @@ class Solutions:
         self.codes: dict[str, str] = {}
         self.windows: dict[int, dict[str, dict[tuple[int, ...], str]]] = {}
         for task, text in solutions:
-            tokens = list(tokens_of(COMMENT.sub("", text)))
+            tokens = list(tokens_of(COMMENT.sub("", DOCSTRING.sub("", text))))
             for token in tokens:
                 if not token.is_variable:
                     self.codes.setdefault(token.text, chr(0x100 + len(self.codes)))
@@ -118,9 +115,12 @@ def tokens_of(text: str) -> Iterator[Token]:
     line, position, before = 1, 0, ""
     for match in TOKEN.finditer(text):
         line += text.count("\n", position, match.start())
-        position = match.start()
-        yield Token(match[0], line, before == ".")
-        before = match[0]
+        position, word = match.start(), match[0]
+        is_name = word[0].islower() or word[0] == "_" or word.isupper()
+        # Behind a dot, or between quotes: an attribute, a column.
+        is_fixed = word in KEPT or before in (".", '"', "'")
+        yield Token(word, line, is_name and not is_fixed)
+        before = word
 
 
 def find_leaks(tree: Path, solutions: Solutions) -> list[Leak]:
@@ -131,17 +131,19 @@ def find_leaks(tree: Path, solutions: Solutions) -> list[Leak]:
             continue
         name = str(path.relative_to(tree))
         if path.suffix in (".pyc", ".pyo"):
-            leaks.append(Leak(name, 1, "compiled code"))
+            leaks.append(Leak(name, 1, "", "compiled code"))
             continue
         text = readable(path)
         if marker := MARKER.search(text):
-            leaks.append(Leak(name, text.count("\n", 0, marker.start()) + 1, "a marker"))
+            leaks.append(Leak(name, text.count("\n", 0, marker.start()) + 1, "", "a marker"))
         # A copy may have comments of its own, or stand in one.
         first: dict[str, int] = {}
         for variant in (text.replace("#", " "), COMMENT.sub("", text)):
             for line, task in solutions.found_in(variant):
                 first[task] = min(line, first.get(task, line))
-        leaks += [Leak(name, line, f"a piece of {task}") for task, line in sorted(first.items())]
+        leaks += [
+            Leak(name, line, task, f"a piece of {task}") for task, line in sorted(first.items())
+        ]
     return leaks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import yaml
@@ -30,6 +30,7 @@ class Task:
         checks: its checks, each with its points.
         needs: tasks whose files its own may import.
         bonus: whether its points come on top.
+        alike: files with pieces that are like its solution, each with the reason why they stay.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Task:
     checks: Mapping[str, int]
     needs: tuple[str, ...] = ()
     bonus: bool = False
+    alike: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def assignment(self) -> int:

@@ -82,7 +82,7 @@ def test_other_code_of_the_same_shape_is_no_leak(tmp_path: Path) -> None:
 
 def test_short_solutions_count_as_a_whole_and_tiny_ones_not(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("y = cat([each.flatten() for each in those]).sum()\n")
-    short = "return cat([part.flatten() for part in parts]).sum()"
+    short = '"""Says it."""\nreturn cat([part.flatten() for part in parts]).sum()  # said'
     solutions = Solutions([("A1.1", short), ("A1.2", "return a / b")])
     # ``return`` and ``y =`` differ, so it is not the whole.
     assert find_leaks(tmp_path, solutions) == []
