@@ -10,7 +10,6 @@ import tyro
 
 from common.errors import RunFailed, UserError
 
-
 STAFFS = "this is a student's tree; it is exported and checked where the staff works"
 
 

@@ -2,8 +2,8 @@
 
 A text is a row of tokens: names, numbers, and every other character by itself. Two rows are alike
 if one becomes the other by renaming variables; attributes (behind a dot), words in quotes, names of
-classes, Python's keywords and its built-in functions stay as they are. A solution leaks where a file
-has ``WINDOW`` of its tokens in a row, or all of it if it is shorter.
+classes, Python's keywords and its built-in functions stay as they are. A solution leaks where a
+file has ``WINDOW`` of its tokens in a row, or all of it if it is shorter.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from common.errors import UserError, unknown_name
 PUBLIC = Path("tests") / "exercises" / "public"
 TASK = re.compile(r"(?:test_a(\d)_(\d)_|\[A(\d)\.(\d))")
 """A test says in its name, or as its parameter, which task it is of."""
-UNWRITTEN = "is not written yet"
+UNWRITTEN = re.compile(r"task (A\d\.\d) is not written yet")
 WORDS = 100
 """Characters of a failure's reason."""
 
@@ -32,10 +32,10 @@ class Progress:
         return sum(outcome.outcome == PASSED for outcome in self.outcomes)
 
     @property
-    def is_written(self) -> bool:
-        """Returns False if its solution is missing."""
-        own = f"task {self.task.name} {UNWRITTEN}"
-        return not any(own in outcome.message for outcome in self.outcomes)
+    def unwritten(self) -> str:
+        """Returns the task whose solution is missing, its own or one it builds on; or nothing."""
+        found = (UNWRITTEN.search(outcome.message) for outcome in self.outcomes)
+        return next((match[1] for match in found if match), "")
 
     @property
     def first_failure(self) -> str:
@@ -101,11 +101,14 @@ def lines_of(found: Sequence[Progress]) -> list[str]:
     for one in found:
         tests = f"{one.passed} of {len(one.outcomes)}"
         points = f"{one.points:g} of {one.task.points}"
-        state = "" if one.is_written else "  to be written"
+        state = ""
+        if one.unwritten:
+            is_own = one.unwritten == one.task.name
+            state = "  to be written" if is_own else f"  needs {one.unwritten}"
         lines.append(f"{one.task.name:<5} {one.task.title:<{width}} {tests:>8} {points:>9}{state}")
-    failing = next((one for one in found if one.is_written and one.first_failure), None)
+    failing = next((one for one in found if not one.unwritten and one.first_failure), None)
     if failing:
         lines += ["", f"{failing.task.path}", f"  {failing.first_failure}"]
-    elif unwritten := [one for one in found if not one.is_written]:
+    elif unwritten := [one for one in found if one.unwritten == one.task.name]:
         lines += ["", f"Next: {unwritten[0].task.name}, in {unwritten[0].task.path}"]
     return lines

@@ -31,7 +31,7 @@ def test_tests_belong_to_the_tasks_that_they_name() -> None:
         ("A2.1", 1, 1),
     ]
     assert [one.points for one in found] == [5, 0, 10]
-    assert [one.is_written for one in found] == [True, False, True]
+    assert [one.unwritten for one in found] == ["", "A1.3", ""]
     text = "\n".join(lines_of(found))
     assert "to be written" in text
     assert "common/exercises/naive_ddp.py\n  test_on_two_ranks[A1.2 flat]: Error: x" in text
