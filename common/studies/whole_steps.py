@@ -3,7 +3,8 @@
 The emulated part of assignment 1's laptop preset, with more rounds, several times over, each run on
 a cluster of its own: a figure of one run says nothing of the next. ``steps.csv`` has each step
 predicted and measured, with n, the standard error of the measured median; ``ranges.csv`` the range
-over the runs.
+over the runs. The exercises' strategies take turns with PyTorch's: ``ratios.csv`` has their steps'
+ratio in each round, ``bytes.csv`` what a rank sent and what was predicted.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from common.studies.study import study_run
 ASSIGNMENTS = project_root() / "assignments"
 CONFIG = ASSIGNMENTS / "assignment1" / "configs" / "laptop.yaml"
 HOSTS = 2
+RATIOS = {"MY_BUCKETS": "DDP", "MY_ZERO1": "DDP", "MY_FSDP": "FULL_SHARD"}
+"""Strategies of the exercises → those of PyTorch that they are compared with."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def run_study(study: WholeStepsStudy, output_dir: str, progress: StageProgress) 
         raise UserError(reason)
     cluster = EmulatedCluster.of(HOSTS, [study.rate])
     with study_run("steps", study, output_dir, progress, backend="gloo", ranks=HOSTS) as run:
-        tables = []
+        tables, ratios, sent = [], [], []
         for number in range(study.runs):
             folder = (run.path / f"run-{number + 1}" / f"emulated-{HOSTS}x{study.rate}").absolute()
             folder.mkdir(parents=True)
@@ -70,6 +73,11 @@ def run_study(study: WholeStepsStudy, output_dir: str, progress: StageProgress) 
                     )
             found = read_emulated(folder, folder.parent)
             tables.append(steps_of(found).assign(run=number + 1))
+            ratios.append(ratios_of(found.measured.times).assign(run=number + 1))
+            sent.append(found.measured.sent().assign(run=number + 1))
+        run.write_table("ratios.csv", pd.concat(ratios))
+        run.write_table("bytes.csv", pd.concat(sent))
+        progress.say(summary_of(pd.concat(ratios)).to_string(float_format="%.3f"))
         steps = pd.concat(tables)
         ranges = ranges_of(steps)
         run.write_table("steps.csv", steps)
@@ -82,7 +90,7 @@ def measurements(study: WholeStepsStudy) -> list[tuple[str, Path, dict]]:
     """Returns name, script and flags of each measurement; other settings are the preset's."""
     assignment1, assignment2 = ASSIGNMENTS / "assignment1", ASSIGNMENTS / "assignment2"
     strategies = {
-        "strategies": ("local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP"),
+        "strategies": ("local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP", *RATIOS),
         "accumulations": (1,),
         "rounds": study.rounds,
         "parts": True,
@@ -92,6 +100,28 @@ def measurements(study: WholeStepsStudy) -> list[tuple[str, Path, dict]]:
         ("overlap_benchmark", assignment2 / "overlap_benchmark.py", {"rounds": 6}),
         ("compare_strategies", assignment1 / "compare_strategies.py", strategies),
     ]
+
+
+def ratios_of(times: pd.DataFrame) -> pd.DataFrame:
+    """Returns the ratios of steps in each round, of medians over its steps.
+
+    A step is as long as its slowest rank's. Columns: strategy, over (what it is compared with),
+    round, ratio.
+    """
+    steps = times.groupby(["strategy", "round", "iteration"])["step_time_ms"].max()
+    rounds = steps.groupby(["strategy", "round"]).median().unstack("strategy")
+    rows = [
+        (strategy, over, round_, ratio)
+        for strategy, over in RATIOS.items()
+        for round_, ratio in (rounds[strategy] / rounds[over]).items()
+    ]
+    return pd.DataFrame(rows, columns=["strategy", "over", "round", "ratio"])
+
+
+def summary_of(ratios: pd.DataFrame) -> pd.DataFrame:
+    """Returns median and quartiles of the ratios over all rounds of all runs, by strategy."""
+    found = ratios.groupby(["strategy", "over"])["ratio"].quantile([0.25, 0.5, 0.75]).unstack()
+    return found.set_axis(["q25", "median", "q75"], axis=1)
 
 
 def steps_of(found: EmulatedStrategies) -> pd.DataFrame:

@@ -16,10 +16,13 @@ from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
 from common.studies.whole_steps import (
     CONFIG,
+    RATIOS,
     WholeStepsStudy,
     measurements,
     ranges_of,
+    ratios_of,
     steps_of,
+    summary_of,
 )
 
 SETTINGS = {
@@ -63,6 +66,23 @@ def test_ranges_are_over_the_runs_that_are_known_well_enough():
     assert ranges.loc["DDP", ["lowest", "highest", "worst_n"]].tolist() == [-0.03, 0.01, 0.016]
     assert ranges.loc["FULL_SHARD", "judged"] == 0
     assert ranges.loc["FULL_SHARD", ["lowest", "highest"]].isna().all()
+
+
+def test_ratios_are_of_the_same_round_and_of_the_slowest_rank():
+    names = ("DDP", "FULL_SHARD", *RATIOS)
+    rows = [
+        {"strategy": name, "round": round_, "iteration": iteration, "rank": rank}
+        | {"step_time_ms": (10.0 + place) * (round_ + 1) + rank}
+        for place, name in enumerate(names)
+        for round_ in range(3)
+        for iteration in range(2)
+        for rank in range(2)
+    ]
+    ratios = ratios_of(pd.DataFrame(rows)).set_index(["strategy", "round"])["ratio"]
+    assert ratios["MY_BUCKETS", 0] == pytest.approx((12 + 1) / (10 + 1))
+    assert ratios["MY_FSDP", 2] == pytest.approx((14 * 3 + 1) / (11 * 3 + 1))
+    table = summary_of(ratios_of(pd.DataFrame(rows)))
+    assert table.loc[("MY_ZERO1", "DDP"), "median"] == pytest.approx((13 * 2 + 1) / (10 * 2 + 1))
 
 
 def test_settings_that_cannot_be_are_one_line():
