@@ -10,6 +10,8 @@ CI = {
     "uv run ddplab run assignment2 --preset smoke": "uv run ddplab run --preset smoke",
     "uv run papermill notebooks/assignment2_part1_model.ipynb outputs/part1.ipynb": "uv run "
     "papermill --no-progress-bar notebooks/assignment2_part1_model.ipynb outputs/part1.ipynb",
+    "uv run ddplab course export outputs/students --assignment 2": "uv run "
+    'ddplab course export outputs/students --assignment "$assignment"',
 }
 """The form in which CI runs a command, where it is another one than the README's."""
 TESTS = {

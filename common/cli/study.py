@@ -23,7 +23,7 @@ STUDIES = {
     "remedies": ("remedies", "RemedyStudy", "changes proposed to a slow network, made", 7),
     "diagnosis": ("diagnosis", "DiagnosisStudy", "planted faults and what is named", 15),
     "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 140),
-    "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 25),
+    "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 20),
     "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 55),
     "cs336": ("cs336", "Cs336Study", "the exercises under another course's tests", 2),
 }
