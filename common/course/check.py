@@ -22,7 +22,7 @@ for path in sorted(pathlib.Path("common").rglob("*.py")):
     name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     try:
         importlib.import_module(name)
-    except Exception as error:
+    except Exception as error:  # whatever it is, the module cannot be used
         print(f"{path}: {type(error).__name__}: {error}")
 print("done", len(sys.modules))
 """
@@ -89,14 +89,17 @@ def solutions(root: Path, tasks: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 def _run(tree: Path, *arguments: str) -> list[str]:
     """Runs Python in the tree; returns a line for each complaint."""
     variables = os.environ | {"PYTHONPATH": str(tree.absolute()), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=tree,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT_S,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tree,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return [f"python {arguments[0]} …: no end after {TIME_LIMIT_S:.0f} s"]
     lines = done.stdout.splitlines()
     if arguments[0] == "-c":
         complaints = [line for line in lines if not line.startswith("done")]

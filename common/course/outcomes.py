@@ -1,4 +1,4 @@
-"""What became of tests: pytest runs in a process of its own, and its JUnit file is read."""
+"""Outcomes of tests: pytest runs in a process of its own, and its JUnit file is read."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ CAUSES = (
     "batch-too-small",
     "network-too-slow",
 )
-"""What makes a comparison void comes first; of the others the one that takes most time."""
+"""In the order in which they are looked for: those that make a comparison void come first."""
 
 
 def main_cause(run: Tables, baseline: Tables | None = None) -> str:
