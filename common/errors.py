@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -24,6 +25,12 @@ class NotYetWritten(UserError):
     def __init__(self, task: str) -> None:
         super().__init__(f"task {task} is not written yet")
         self.task = task
+
+
+def unwritten_task(message: str) -> str:
+    """The task that a message says is not written yet, or nothing; other processes send text."""
+    match = re.search(r"task (A\d\.\d) is not written yet", message)
+    return match[1] if match else ""
 
 
 class RunFailed(Exception):

@@ -43,7 +43,7 @@ ALLOWED = {
         "scheduling",
         "training",
     },
-    "course": {"errors", "runtime"},
+    "course": {"errors", "exercises", "runtime", "perfmodel"},
     "cluster": {"errors", "runtime"},
     "report": {"errors", "runtime", "cluster", "perfmodel", "analysis"},
     "tuning": {"errors", "runtime", "cluster", "perfmodel", "analysis", "training", "benchmarks"},

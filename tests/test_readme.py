@@ -12,7 +12,32 @@ CI = {
     "papermill --no-progress-bar notebooks/assignment2_part1_model.ipynb outputs/part1.ipynb",
     "uv run ddplab course export outputs/students --assignment 2": "uv run "
     'ddplab course export outputs/students --assignment "$assignment"',
+    "uv run ddplab course grade submissions/*.tar.gz": "uv run ddplab course grade "
+    "outputs/class/*.tar.gz --output-dir outputs/class/grades --variant 2027",
 }
+TEACHING = {
+    "uv run ddplab course export ../students-2 --assignment 2": "uv run ddplab course export "
+    "outputs/class/tree --assignment 2 --solved A2.1 A2.2 A2.3",
+    "uv run ddplab course check ../students-2": "uv run ddplab course check outputs/students",
+    "git -C ../students-2 init --initial-branch main": "in_tree git init --quiet "
+    "--initial-branch main",
+    "git -C ../students-2 add --all": "in_tree git add --all",
+    'git -C ../students-2 commit --message "Assignment 2"': "in_tree git -c user.name=ci "
+    '-c user.email=ci@example.org commit --quiet --message "Assignment 2"',
+    "uv run ddplab course test": 'in_tree "$python" -m common.cli.main course test',
+    "uv run ddplab run assignment2 --preset smoke": 'in_tree "$python" -m common.cli.main '
+    "run assignment2 --preset smoke",
+    "uv run ddplab handin assignment2 --name doe-jane": 'in_tree "$python" -m common.cli.main '
+    "handin assignment2 --name doe-jane --output-dir ..",
+    "uv run ddplab course grade submissions/*.tar.gz --output-dir grades --variant 2027": "uv run "
+    "ddplab course grade outputs/class/*.tar.gz --output-dir outputs/class/grades --variant 2027",
+    "uv run ddplab course grade submissions/*.tar.gz --output-dir grades --levels "
+    "grades/levels.csv": "uv run ddplab course grade outputs/class/*.tar.gz --output-dir "
+    "outputs/class/grades --levels outputs/class/grades/levels.csv",
+    "uv run ddplab course autograder autograder.zip --variant 2027": "uv run ddplab course "
+    "autograder outputs/class/autograder.zip --variant 2027",
+}
+"""The commands of assignments/README.md in the form in which CI runs them."""
 """The form in which CI runs a command, where it is another one than the README's."""
 TESTS = {
     "uv run ddplab predict --model gpt2-large --cluster h100-ib --gpus 8..16384": "tests/cli/"
@@ -21,8 +46,8 @@ TESTS = {
 """The file of the test that runs a command which CI does not."""
 
 
-def readme_commands() -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+def readme_commands(page: str = "README.md") -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     return [re.sub(r"\s+", " ", line.strip()) for line in lines if line.strip()]
 
@@ -30,7 +55,7 @@ def readme_commands() -> list[str]:
 def is_run_by_ci(command: str) -> bool:
     """Whether .ci/run has the command with these arguments and no other ones."""
     ci = re.sub(r"\\\n\s*", "", (ROOT / ".ci" / "run").read_text())
-    whole = rf"(?<!\S){re.escape(CI.get(command, command))}\s*(?:$|[>|;])"
+    whole = rf"(?<!\S){re.escape((CI | TEACHING).get(command, command))}\s*(?:$|[>|;])"
     return re.search(whole, ci, flags=re.M) is not None
 
 
@@ -43,6 +68,12 @@ def test_every_command_is_run_somewhere() -> None:
     commands = readme_commands()
     assert len(commands) > 5
     assert [c for c in commands if not (is_run_by_ci(c) or is_run_by_its_test(c))] == []
+
+
+def test_every_command_for_teachers_is_run_by_ci() -> None:
+    commands = readme_commands("assignments/README.md")
+    assert set(commands) == TEACHING.keys()
+    assert [command for command in commands if not is_run_by_ci(command)] == []
 
 
 def test_no_command_is_listed_here_that_the_readme_does_not_have() -> None:

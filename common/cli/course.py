@@ -1,7 +1,9 @@
-"""``ddplab course``: a student's tree, its check, and a student's progress."""
+"""``ddplab course``: a student's tree, its check, a student's progress, and grades."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +12,7 @@ import tyro
 
 from common.errors import RunFailed, UserError
 
-STAFFS = "this is a student's tree; it is exported and checked where the staff works"
+STAFFS = "this is a student's tree; it is exported, checked and graded where the staff works"
 
 
 @dataclass(frozen=True)
@@ -27,16 +29,16 @@ class Export:
     """0 to 4."""
     solved: tuple[str, ...] = ()
     """Tasks that are solved all the same, such as A1.3."""
+    overlay: Path | None = None
+    """Folder with files of the staff that take the place of the project's."""
 
     def run(self) -> None:
         """Writes the tree and says what is solved in it."""
         from common.runtime.paths import project_root
 
-        try:
+        with staffs():
             from common.course.export import export
-        except ModuleNotFoundError:
-            raise UserError(STAFFS) from None
-        solved = export(project_root(), self.out, self.assignment, self.solved)
+        solved = export(project_root(), self.out, self.assignment, self.solved, self.overlay)
         print(f"{self.out}: solved are {', '.join(solved) or 'none'}")
 
 
@@ -51,10 +53,8 @@ class Check:
         """Prints what was looked at; raises RunFailed with what was found."""
         from common.runtime.paths import project_root
 
-        try:
+        with staffs():
             from common.course.check import check
-        except ModuleNotFoundError:
-            raise UserError(STAFFS) from None
         found = check(project_root(), self.out)
         for problem in found.problems:
             print(problem)
@@ -83,13 +83,115 @@ class Test:
 
 
 @dataclass(frozen=True)
+class Grade:
+    """Grade submissions of one assignment; student code runs in a sandbox.
+
+    For each submission it writes OUTPUT_DIR/NAME.json in Gradescope's format, for all of them
+    grades.csv, and reading.html with the texts that somebody has to read.
+    """
+
+    submissions: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Tarballs of ddplab handin."""
+    output_dir: Path = Path("grades")
+    """Where the results go."""
+    json: Path | None = None
+    """Where the result of a single submission goes as well."""
+    levels: Path | None = None
+    """levels.csv of an earlier grading, filled in by whoever read the texts."""
+    variant: int = 0
+    """What the numbers in checks are drawn from; another one each term."""
+    overlay: Path | None = None
+    """Folder with files of the staff that take the place of the project's."""
+
+    def run(self) -> None:
+        """Grades, and prints a line for each submission."""
+        from common.runtime.paths import project_root
+
+        with staffs():
+            from common.course.grading.classes import Class
+            from common.course.grading.grade import Grader, write_json
+            from common.course.grading.reading import read_levels
+            from common.course.overlay import with_overlay
+        if not self.submissions:
+            raise UserError("no submission was given")
+        if self.json and len(self.submissions) > 1:
+            raise UserError("--json is for one submission; of several see --output-dir")
+        levels = read_levels(self.levels) if self.levels else None
+        with with_overlay(project_root(), self.overlay) as root:
+            grades = Class(Grader(root, self.variant, levels), self.submissions).grade(
+                self.output_dir, print
+            )
+        if self.json:
+            write_json(grades[0], self.json)
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Plant fresh faults for A4.4, measure them on this machine, and write a set of runs.
+
+    It takes about 15 minutes. Put the set into an overlay, as data/fault-runs-graded.
+    """
+
+    out: Annotated[Path, tyro.conf.Positional]
+    """A folder that is not there yet."""
+    seed: int
+    """What sizes of faults and names of folders are drawn from."""
+    only: tuple[str, ...] = ()
+    """Causes, or cases of ddplab study diagnosis; by default all."""
+
+    def run(self) -> None:
+        """Runs the cases and says where the set is."""
+        with staffs():
+            from common.studies.fresh_faults import plant
+        from common.report.progress import StageProgress
+
+        plant(self.out, self.seed, StageProgress(), self.only)
+        print(f"{self.out}: runs with faults, and causes.csv")
+
+
+@dataclass(frozen=True)
+class Autograder:
+    """Write a bundle for Gradescope: setup.sh, run_autograder and what they need."""
+
+    out: Annotated[Path, tyro.conf.Positional]
+    """A zip file that is not there yet."""
+    variant: int = 0
+    """What the numbers in checks are drawn from; another one each term."""
+    overlay: Path | None = None
+    """Folder with files of the staff that take the place of the project's."""
+
+    def run(self) -> None:
+        """Writes the bundle and says what is in it."""
+        from common.runtime.paths import project_root
+
+        with staffs():
+            from common.course.autograder import bundle
+        count = bundle(project_root(), self.out, self.variant, self.overlay)
+        print(f"{self.out}: {count} files")
+
+
+@contextmanager
+def staffs() -> Iterator[None]:
+    """Says that a student's tree has not what is imported inside the block."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("common."):
+            raise UserError(STAFFS) from None
+        raise
+
+
+@dataclass(frozen=True)
 class Course:
-    """The course: a student's tree, the proof that it leaks nothing, and a student's progress."""
+    """The course: a student's tree, the proof that it leaks nothing, progress, and grades."""
 
     what: Annotated[
         Annotated[Export, tyro.conf.subcommand("export")]
         | Annotated[Check, tyro.conf.subcommand("check")]
-        | Annotated[Test, tyro.conf.subcommand("test")],
+        | Annotated[Test, tyro.conf.subcommand("test")]
+        | Annotated[Grade, tyro.conf.subcommand("grade")]
+        | Annotated[Faults, tyro.conf.subcommand("faults")]
+        | Annotated[Autograder, tyro.conf.subcommand("autograder")],
         tyro.conf.arg(name=""),
     ]
 

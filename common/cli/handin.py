@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from common.errors import UserError
 
+if TYPE_CHECKING:
+    from common.course.submission import HandedIn
+
+SMALL_BYTES = 1000
+"""A table of less may be like a recorded one by chance."""
+
 
 @dataclass(frozen=True)
 class Handin:
-    """Build and check lastname-firstname-assignN.tar.gz with the report of your newest run."""
+    """Build and check lastname-firstname-assignN.tar.gz: exercises, answers, report and tables."""
 
     assignment: Annotated[str, tyro.conf.Positional]
-    """Such as assignment1."""
+    """Such as assignment2."""
     name: str
     """lastname-firstname, in lower case."""
+    part: int = 0
+    """1 or 2 of assignment 1; the answers and the run go with part 2."""
     run_dir: str | None = None
     """The run to hand in; by default the newest complete one."""
     output_dir: str = "."
@@ -28,34 +37,95 @@ class Handin:
 
     def run(self) -> None:
         """Builds the tarball and says what is in it."""
-        path = build(self)
-        print(f"{path}: report.pdf, {pages(read_back(path))} pages")
+        path, files, open_questions = build(self)
+        exercises = sum(name.startswith("exercises/") for name in files)
+        said = [f"{exercises} exercises"]
+        if "report.pdf" in files:
+            tables = sum(name.endswith(".csv") for name in files)
+            said += [f"report.pdf, {pages(files['report.pdf'])} pages", f"{tables} tables"]
+        if open_questions:
+            said.append(f"without answers to {', '.join(open_questions)}")
+        print(f"{path}: {'; '.join(said)}")
 
 
-def build(asked: Handin) -> Path:
+def build(asked: Handin) -> tuple[Path, dict[str, bytes], list[str]]:
     """Writes the tarball, whole or not at all, and checks it by reading it back.
 
-    Raises UserError for a name or an assignment that is not one, and for a run without a report.
+    Returns:
+        its path, its files, and the questions that are not answered.
+
+    Raises:
+        UserError: a name, an assignment or a part that is not one, a run without a report or with
+            recorded tables, or answers that cannot be read.
     """
-    if not re.fullmatch(r"[a-z]+(-[a-z]+)+", asked.name):
-        raise UserError(f"name {asked.name!r}: expected lastname-firstname in lower-case letters")
+    from common.course.submission import ANSWERS, handed_in, pack
+    from common.runtime.paths import project_root
+
     number = re.fullmatch(r"assignment(\d)", asked.assignment)
-    if not number:
+    if not number or not (project_root() / "assignments" / asked.assignment).is_dir():
         raise UserError(f"unknown assignment {asked.assignment!r}; like assignment2")
-    report = find_report(asked.assignment, asked.run_dir)
-    stem = f"{asked.name}-assign{number[1]}"
-    path = Path(asked.output_dir) / f"{stem}.tar.gz"
-    beside = path.with_name(f".{path.name}.partial")
-    try:
-        with tarfile.open(beside, "w:gz") as tar:
-            tar.add(report, arcname=f"{stem}/report.pdf")
-        read_back(beside)
-        beside.replace(path)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    finally:
-        beside.unlink(missing_ok=True)
-    return path
+    of = handed_in(asked.name, int(number[1]), asked.part)
+    files = dict(exercises(of))
+    open_questions: list[str] = []
+    if of.has_answers:
+        report = find_report(asked.assignment, asked.run_dir)
+        files["report.pdf"] = check_report(report)
+        files |= tables(report.parent)
+        files[ANSWERS], open_questions = answers(of)
+    path = Path(asked.output_dir) / f"{of.stem}.tar.gz"
+    pack(path, of, files)
+    return path, files, open_questions
+
+
+def exercises(of: HandedIn) -> Iterator[tuple[str, bytes]]:
+    """Yields the files of the assignment's tasks."""
+    from common.course.tasks import read_tasks
+    from common.runtime.paths import project_root
+
+    for task in of.tasks(read_tasks()).values():
+        path = project_root() / task.path
+        if not path.is_file():
+            raise UserError(f"{task.path}: no such file; task {task.name} is written there")
+        yield f"exercises/{task.file}", path.read_bytes()
+
+
+def answers(of: HandedIn) -> tuple[bytes, list[str]]:
+    """Returns the file of answers, and the questions without one."""
+    from common.course.answers import questions_path, read_answers, read_questions
+    from common.runtime.paths import project_root
+
+    path = questions_path(project_root(), of.assignment)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; the answers are written there")
+    content = path.read_bytes()
+    found = read_answers(content, read_questions(project_root(), of.assignment), str(path))
+    return content, [name for name, answer in found.items() if answer is None]
+
+
+def tables(run: Path) -> dict[str, bytes]:
+    """Returns the tables, settings and environment of a run.
+
+    Raises:
+        UserError: a table was recorded by somebody else and came with the project.
+    """
+    from common.course.submission import KINDS_OF_TABLES, RUN
+    from common.runtime.paths import project_root
+
+    recorded = {
+        hashlib.sha256(path.read_bytes()).digest(): path
+        for path in (project_root() / "data").rglob("*.csv")
+        if path.stat().st_size > SMALL_BYTES
+    }
+    found = {}
+    for path in sorted(run.rglob("*")):
+        if path.is_file() and path.suffix in KINDS_OF_TABLES and "traces" not in path.parts:
+            content = path.read_bytes()
+            name = path.relative_to(run)
+            if source := recorded.get(hashlib.sha256(content).digest()):
+                where = source.relative_to(project_root())
+                raise UserError(f"{run}: {name} is recorded data, {where}; hand in a run of yours")
+            found[f"{RUN}/{name}"] = content
+    return found
 
 
 def find_report(assignment: str, run_dir: str | None) -> Path:
@@ -82,13 +152,9 @@ def find_report(assignment: str, run_dir: str | None) -> Path:
     return report
 
 
-def read_back(path: Path) -> bytes:
-    """Reads the report inside a tarball. Raises UserError unless it holds one PDF and no more."""
-    with tarfile.open(path) as tar:
-        members = tar.getmembers()
-        if len(members) != 1 or not members[0].name.endswith("/report.pdf"):
-            raise UserError(f"{path}: expected one report.pdf, found {[m.name for m in members]}")
-        content = tar.extractfile(members[0]).read()
+def check_report(path: Path) -> bytes:
+    """Returns a report. Raises UserError unless it is a PDF."""
+    content = path.read_bytes()
     if not content.startswith(b"%PDF-") or pages(content) < 1:
         raise UserError(f"{path}: report.pdf is not a PDF")
     return content

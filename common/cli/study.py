@@ -26,6 +26,7 @@ STUDIES = {
     "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 20),
     "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 55),
     "cs336": ("cs336", "Cs336Study", "the exercises under another course's tests", 2),
+    "grading": ("grading", "GradingStudy", "the same points ten times, mistakes found", 90),
 }
 """Study → its module below common.studies, which has ``run_study``; what makes its settings; what
 it shows; and minutes on two cores."""
@@ -45,7 +46,7 @@ class Study:
     dataset_dir: str = ""
     """Folder of the real texts, for micro-batches, text-scaling, remedies."""
     continues: str = ""
-    """Run directory of an accuracy study that was cut: its complete cases are taken over."""
+    """Run directory of an accuracy or grading study that was cut: what is complete stays."""
     tests: str = ""
     """Folder of a clone of Stanford CS336's assignment 2, for cs336."""
 

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from common.course.faults import STUDY, public_set
 from common.course.markers import student_source
 from common.course.tasks import Task, read_course
 from common.errors import UserError, unknown_name
@@ -16,7 +17,13 @@ STAFF = "staff"
 """Tag of notebook cells that only the staff sees."""
 
 
-def export(root: Path, out: Path, assignment: int, solved: Sequence[str] = ()) -> list[str]:
+def export(
+    root: Path,
+    out: Path,
+    assignment: int,
+    solved: Sequence[str] = (),
+    overlay: Path | None = None,
+) -> list[str]:
     """Writes the student's tree of an assignment to ``out``, whole or not at all.
 
     It has the files that git tracks at HEAD, but for those that ``course.yaml`` leaves out. The
@@ -27,6 +34,7 @@ def export(root: Path, out: Path, assignment: int, solved: Sequence[str] = ()) -
         out: a folder that does not exist.
         assignment: its tasks, and those of later ones, are stripped.
         solved: names of tasks that are solved all the same.
+        overlay: folder of the staff's, with files that take the place of the project's.
 
     Returns:
         the names of the tasks that are solved.
@@ -45,17 +53,26 @@ def export(root: Path, out: Path, assignment: int, solved: Sequence[str] = ()) -
     try:
         for name in files:
             if not course.leaves_out(name):
-                content = student_file(root / name, name, names)
+                own = overlay / name if overlay and (overlay / name).is_file() else root / name
+                content = student_file(own, name, names)
                 target = beside / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
                 target.chmod(0o755 if (root / name).stat().st_mode & 0o100 else 0o644)
+        for name, content in extras(root).items():
+            (beside / name).parent.mkdir(parents=True, exist_ok=True)
+            (beside / name).write_bytes(content)
         beside.rename(out)
     except OSError as error:
         raise UserError(f"{out}: {error.strerror}") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return names
+
+
+def extras(root: Path) -> dict[str, bytes]:
+    """Returns files that only students have: recorded runs under names that do not say a cause."""
+    return public_set(root) if (root / STUDY).is_dir() else {}
 
 
 def solved_tasks(tasks: Mapping[str, Task], assignment: int, solved: Collection[str]) -> list[str]:

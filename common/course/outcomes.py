@@ -6,7 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,8 +35,10 @@ class Outcome:
     message: str = ""
 
 
-def run_tests(folder: Path, arguments: Sequence[str]) -> list[Outcome]:
-    """Runs pytest in ``folder`` with these arguments.
+def run_tests(
+    folder: Path, arguments: Sequence[str], variables: Mapping[str, str] | None = None
+) -> list[Outcome]:
+    """Runs pytest in ``folder`` with these arguments, and variables of its environment.
 
     Raises:
         UserError: pytest is not installed.
@@ -50,7 +52,7 @@ def run_tests(folder: Path, arguments: Sequence[str]) -> list[Outcome]:
         done = subprocess.run(
             [*command, f"--junitxml={results}", *arguments],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(folder.absolute())},
+            env=os.environ | {"PYTHONPATH": str(folder.absolute())} | dict(variables or {}),
             capture_output=True,
             text=True,
         )

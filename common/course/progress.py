@@ -9,12 +9,11 @@ from pathlib import Path
 
 from common.course.outcomes import PASSED, Outcome, run_tests
 from common.course.tasks import Task, read_tasks
-from common.errors import UserError, unknown_name
+from common.errors import UserError, unknown_name, unwritten_task
 
 PUBLIC = Path("tests") / "exercises" / "public"
 TASK = re.compile(r"(?:test_a(\d)_(\d)_|\[A(\d)\.(\d))")
 """A test says in its name, or as its parameter, which task it is of."""
-UNWRITTEN = re.compile(r"task (A\d\.\d) is not written yet")
 WORDS = 100
 """Characters of a failure's reason."""
 
@@ -34,8 +33,7 @@ class Progress:
     @property
     def unwritten(self) -> str:
         """Returns the task whose solution is missing, its own or one it builds on; or nothing."""
-        found = (UNWRITTEN.search(outcome.message) for outcome in self.outcomes)
-        return next((match[1] for match in found if match), "")
+        return next(filter(None, (unwritten_task(each.message) for each in self.outcomes)), "")
 
     @property
     def first_failure(self) -> str:
@@ -89,8 +87,10 @@ def by_task(
 def reason_of(message: str) -> str:
     """Returns the line of a failure's message that says most: the last error, else the first."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"(E\s+)?(\w+\.)*\w*(Error|Written)\b", line)]
-    said = re.sub(r"^E\s+", "", (errors or lines or ["no reason"])[-1 if errors else 0])
+    kinds = "Error|Written|Raised|Ended"
+    errors = [line for line in lines if re.match(rf"(E\s+)?(\w+\.)*\w*({kinds})\b", line)]
+    said = (errors or lines or ["no reason"])[-1 if errors else 0]
+    said = re.sub(r"^(E\s+)?([a-z_]+\.)*", "", said)  # the class without its module
     return said if len(said) <= WORDS else f"{said[: WORDS - 1]}…"
 
 

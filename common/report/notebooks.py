@@ -17,11 +17,13 @@ def execute_notebooks(
     folder: Path,
     parameters: Mapping[str, object],
     on_progress: Callable[[str], None] = lambda line: None,
-) -> list[Path]:
+) -> tuple[list[Path], list[UserError]]:
     """Executes each notebook with the parameters; the results go to ``folder``.
 
+    Returns:
+        the notebooks that were executed, and the UserErrors of cells in the others.
+
     Raises:
-        UserError: a cell raised one; the message is its own.
         RunFailed: a cell failed in another way; the message names the notebook and its error.
     """
     with warnings.catch_warnings():
@@ -30,7 +32,7 @@ def execute_notebooks(
     logging.getLogger("papermill").setLevel(logging.ERROR)
     folder.mkdir(exist_ok=True)
 
-    def execute(notebook: Path) -> Path:
+    def execute(notebook: Path) -> Path | UserError:
         on_progress(notebook.stem)
         result = folder / notebook.name
         try:
@@ -46,11 +48,14 @@ def execute_notebooks(
                 log_output=False,
             )
         except papermill.PapermillExecutionError as error:
-            if error.ename == "UserError":
-                raise UserError(f"{notebook.stem}: {error.evalue}") from None
+            if error.ename in ("UserError", "NotYetWritten"):
+                result.unlink(missing_ok=True)
+                return UserError(f"{notebook.stem}: {error.evalue}")
             message = re.sub(r"\x1b\[[0-9;]*m", "", f"{error.ename}: {error.evalue}")
             raise RunFailed(f"{notebook.stem}, cell {error.exec_count}: {message}") from None
         return result
 
     with ThreadPoolExecutor(max_workers=2) as pool:  # a kernel mostly waits for imports
-        return list(pool.map(execute, notebooks))
+        done = list(pool.map(execute, notebooks))
+    executed = [result for result in done if isinstance(result, Path)]
+    return executed, [result for result in done if isinstance(result, UserError)]

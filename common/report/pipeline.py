@@ -21,7 +21,7 @@ from pathlib import Path
 
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch, launch_series
-from common.errors import UserError, unknown_name
+from common.errors import UserError, unknown_name, unwritten_task
 from common.report.document import Document, write_report
 from common.report.notebooks import execute_notebooks
 from common.report.progress import StageProgress
@@ -183,10 +183,12 @@ def run_assignment(
         for _, group in itertools.groupby(
             new, lambda s: next(alone) if name == "gpu" else (str(s.hosts), ranks[s])
         ):
-            _measure(list(group), ranks, preset, run.path, progress)
+            _measure_what_is_written(list(group), ranks, preset, run.path, progress)
+        unwritten = [stage for stage in new if not _is_complete(stage, run.path)]
         for stage in new:
-            measured.add(stage, preset, run.path)
-        return _write_up(preset, run.path, progress)
+            if stage not in unwritten:
+                measured.add(stage, preset, run.path)
+        return _write_up(preset, run.path, progress, is_partial=bool(unwritten))
 
 
 def report_measured(assignment: str, run_dir: str, progress: StageProgress) -> Path:
@@ -223,6 +225,35 @@ def _preset_of(folder: Path, assignment: str) -> Preset:
     record = folder / "environment.json"
     label = read_environment(folder).get("label") if record.is_file() else None
     return load_preset(assignment, label if label in PRESETS else "gpu")
+
+
+def _measure_what_is_written(
+    stages: list[Stage],
+    ranks: Mapping[Stage, int],
+    preset: Preset,
+    run_dir: Path,
+    progress: StageProgress,
+) -> None:
+    """Runs stages; leaves out those that need a task of the course which is not written yet."""
+    waiting = stages
+    while waiting:
+        try:
+            _measure(waiting, ranks, preset, run_dir, progress)
+            return
+        except UserError as error:
+            task = unwritten_task(str(error))
+            if not task:
+                raise
+            done = sum(_is_complete(stage, run_dir) for stage in waiting)
+            left_out = _where(waiting[done], ranks)
+            progress.say(f"- {left_out}: left out, because task {task} is not written yet")
+            waiting = waiting[done + 1 :]
+
+
+def _is_complete(stage: Stage, run_dir: Path) -> bool:
+    folder = run_dir / stage.folder / stage.name
+    is_there = (folder / "environment.json").is_file()
+    return is_there and read_environment(folder)["status"] == "complete"
 
 
 def _measure(
@@ -262,12 +293,24 @@ def _measure(
                 wait(log(stage), update)
 
 
-def _write_up(preset: Preset, folder: Path, progress: StageProgress) -> Document:
-    """Executes the notebooks on the measurements in ``folder`` and writes the report there."""
+def _write_up(
+    preset: Preset, folder: Path, progress: StageProgress, *, is_partial: bool = False
+) -> Document:
+    """Executes the notebooks on the measurements in ``folder`` and writes the report there.
+
+    Notebooks that need a task which is not written yet are left out; of measurements that are
+    ``is_partial``, those, too, that miss one.
+    """
     with progress.stage(_count(len(preset.notebooks), "notebook")) as update:
-        executed = execute_notebooks(
+        executed, errors = execute_notebooks(
             preset.notebooks, folder / "notebooks", {"run_dir": str(folder)}, update
         )
+    for error in errors:
+        if not (unwritten_task(str(error)) or is_partial):
+            raise error
+        progress.say(f"- left out: {error}")
+    if not executed:
+        raise errors[0]
     with progress.stage("report"):
         document = Document(preset.assignment, tuple(executed))
         write_report([document], folder)

@@ -29,7 +29,7 @@ NEEDED = ("einops", "einx", "jaxtyping")
 BEYOND = "test_fsdp_correctness[fp32]"
 """Wants equal bits of a batch of 20 and the mean of its halves; in one process, without any FSDP,
 these already differ. That ours is the mean of the halves to the bit is checked by
-tests/exercises/hidden/family_worker.py, ``fsdp_bits``."""
+tests/exercises/hidden/test_fsdp.py."""
 
 
 @dataclass(frozen=True)

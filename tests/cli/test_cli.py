@@ -136,7 +136,7 @@ def test_handin_builds_a_tarball_with_the_report(tmp_path: Path) -> None:
     arguments = ("handin", "assignment2", "--name", "doe-jane", "--run-dir", run)
     assert "2 pages" in answered(*arguments, "--output-dir", tmp_path)
     with tarfile.open(tmp_path / "doe-jane-assign2.tar.gz") as tar:
-        assert tar.getnames() == ["doe-jane-assign2/report.pdf"]
+        assert "doe-jane-assign2/report.pdf" in tar.getnames()
 
 
 def test_handin_refuses_what_is_no_report(tmp_path: Path) -> None:

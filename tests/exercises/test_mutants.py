@@ -3,69 +3,84 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
+import itertools
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
+import numpy as np
 import pytest
 from mutants.mutant import Mutant
 from mutants.numbers import NUMBERS
 from mutants.ranks import RANKS
 
+from common.course.grading.sandbox import Sandbox
+from common.course.grading.student import Student, lay_out_student
+from common.runtime.paths import project_root
+
 HIDDEN = Path(__file__).with_name("hidden")
-WORKER = HIDDEN / "family_worker.py"
+PROBES = HIDDEN / "probes"
+
+
+@pytest.fixture
+def below(sandbox: Sandbox, mutant: Mutant) -> str:
+    """A part of the sandbox's folder that has the mistake."""
+    part = f"mutant-{(*NUMBERS, *RANKS).index(mutant)}"
+
+    def text(path: Path) -> str:
+        return mutant.source() if path.stem == mutant.exercise else path.read_text()
+
+    lay_out_student(sandbox.folder, project_root(), part, PROBES, text)
+    return part
 
 
 @pytest.mark.two_ranks
-@pytest.mark.parametrize("mutant", RANKS, ids=lambda mutant: mutant.name)
-def test_a_mistake_is_found_on_ranks(rank_server, tmp_path: Path, mutant: Mutant) -> None:
-    wrong = tmp_path / f"{mutant.exercise}.py"
-    wrong.write_text(mutant.source())
-    done = rank_server.run(WORKER, mutant.check, ranks=2, variables={"WRONG_SOLUTION": str(wrong)})
-    assert 1 in done.exit_codes, done.exit_codes
-    assert "Error" in "".join(done.stderr)
-    for stderr in done.stderr:  # found by the check, not by Python
-        assert "SyntaxError" not in stderr
-        assert "NameError" not in stderr
-
-
-@pytest.mark.parametrize("mutant", NUMBERS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*NUMBERS, *RANKS], ids=lambda mutant: mutant.name)
 def test_a_mistake_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Mutant
+    mutant: Mutant, student: Student, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(HIDDEN)
-    right = importlib.import_module(f"common.exercises.{mutant.exercise}")
-    wrong = load(mutant, tmp_path)
+    monkeypatch.setattr(sys, "path", [str(HIDDEN), *sys.path])
     file, _, name = mutant.check.partition("::")
-    checks = importlib.import_module(file.removesuffix(".py"))
-    for own, value in list(vars(checks).items()):
-        if value is right:
-            monkeypatch.setattr(checks, own, wrong)
-        elif own in vars(right) and value is vars(right)[own]:
-            monkeypatch.setattr(checks, own, vars(wrong)[own])
-    if hasattr(checks, "EXERCISE"):  # the file itself
-        monkeypatch.setattr(checks, "EXERCISE", Path(wrong.__file__))
-    check = getattr(checks, name)
-    given = {"tmp_path": tmp_path / "check", "monkeypatch": monkeypatch}
-    given["tmp_path"].mkdir()
-    wanted = inspect.signature(check).parameters
-    with pytest.raises((Exception, pytest.fail.Exception)) as error:
-        check(**{key: value for key, value in given.items() if key in wanted})
-    assert not isinstance(error.value, NameError | SyntaxError), error.value
+    module = importlib.import_module(file.removesuffix(".py"))
+    check = getattr(module, name)
+    for case in cases_of(check):
+        student.afresh()
+        try:
+            check(**case, **fixtures(check, module, student, monkeypatch, case))
+        except (Exception, pytest.fail.Exception) as error:
+            found = str(error)
+            break
+    else:
+        raise AssertionError("it passes")
+    for not_found in ("SyntaxError", "NameError", "ImportError"):  # by Python, not by the check
+        assert not_found not in found
 
 
-def load(mutant: Mutant, folder: Path) -> ModuleType:
-    """Load the module with the mistake, beside the right one."""
-    path = folder / f"{mutant.exercise}.py"
-    path.write_text(mutant.source())
-    name = f"wrong_{mutant.exercise}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # which dataclasses look into
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules[name]
-    return module
+def cases_of(check: Callable) -> Iterator[dict]:
+    """Yield the arguments of each case of a parametrized check."""
+    axes = []
+    for mark in getattr(check, "pytestmark", []):
+        if mark.name == "parametrize":
+            names = [name.strip() for name in mark.args[0].split(",")]
+            axes.append([{names[0]: value} for value in mark.args[1]])
+    for chosen in itertools.product(*axes):
+        yield {name: value for one in chosen for name, value in one.items()}
+
+
+def fixtures(check: Callable, module, student: Student, monkeypatch, case: dict) -> dict:
+    """Return what the check asks for besides its case."""
+    scratch = f"{student.sandbox.scratch_inside}/checkpoints"
+    makers = {
+        "student": lambda: student,
+        "on_ranks": lambda: student.on_ranks,
+        "variant": lambda: 0,
+        "generator": lambda: np.random.default_rng(0),
+        "monkeypatch": lambda: monkeypatch,
+        "folder": lambda: scratch,
+        "theirs": lambda: student.probe("checkpoints"),
+        "ours": lambda: student.another_process().module("probe checkpoints"),
+    }
+    drawn = getattr(getattr(check, "hypothesis", None), "inner_test", check)
+    wanted = [name for name in inspect.signature(drawn).parameters if name in makers]
+    return {name: makers[name]() for name in wanted if name not in case}

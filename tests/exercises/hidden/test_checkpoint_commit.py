@@ -1,122 +1,148 @@
-"""A1.6: power cuts between any two file operations, and every kind of damage."""
+"""A1.6: power cuts between any two file operations, and every kind of damage.
+
+Files are looked at by a process that runs none of the student's code.
+"""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
-import commit_worker
 import pytest
 
-from common.exercises import checkpoint_commit as commit
+from common.course.grading.student import Student
+from common.course.grading.wire import Ended
 
-WORKER = Path(commit_worker.__file__)
-EXERCISE = Path(commit.__file__)
+FOLDER = "/checkpoints"
 CONTENTS = {1: [b"one" * 50], 2: [b"two" * 50], 3: [b"three" * 50, b"three again" * 50]}
 MOST_OPERATIONS = 200
+WHERE = "probe checkpoints"
 
 
-def check_power_cuts(exercise: Path, folder: Path) -> None:
-    """Check that whatever is found after a cut is whole, and never older than what was there."""
-    solution = commit_worker.exercise(str(exercise))
+@pytest.fixture
+def folder(student: Student) -> str:
+    """A folder in the student's scratch."""
+    return f"{student.sandbox.scratch_inside}{FOLDER}"
+
+
+@pytest.fixture
+def theirs(student: Student):
+    """The probe, in a process that runs the student's code."""
+    return student.probe("checkpoints")
+
+
+@pytest.fixture
+def ours(student: Student):
+    """The probe, in a process that does not."""
+    return student.another_process().module(WHERE)
+
+
+def test_a_power_cut_leaves_the_newest_whole_checkpoint(student: Student, folder: str) -> None:
     newest_before = 1
     for dies_at in range(1, MOST_OPERATIONS):
-        shutil.rmtree(folder, ignore_errors=True)
-        commit_worker.write(commit, folder, 1, *CONTENTS[1])
-        command = [sys.executable, str(WORKER), str(exercise), str(folder), str(dies_at)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.returncode in (0, 9), done.stderr
-        found = solution.newest_whole(folder)
+        student.afresh()
+        ours = student.another_process().module(WHERE)
+        student.probe("checkpoints").write(folder, 1, {"weights.bin": CONTENTS[1][0]})
+        try:
+            said = student.another_process().module(WHERE).write_until_death(folder, dies_at)
+        except Ended:
+            said = ""
+        found = student.probe("checkpoints").newest(folder)
+        files = ours.files_of(folder)
         assert found is not None, f"nothing is left after operation {dies_at}"
-        step = int(found.name.rpartition("-")[2])
+        step = int(found.rpartition("-")[2])
         assert step >= newest_before, f"step {step} after operation {dies_at}"
-        assert (found / "weights.bin").read_bytes() in CONTENTS[step]
-        for finished in commit.finished_checkpoints(folder):  # none looks whole and is not
-            assert commit.check_checkpoint(finished)["step"] > 0
+        assert files[f"{found}/weights.bin"] in CONTENTS[step]
+        finished = sorted({name.split("/")[0] for name in files if name.startswith("step-")})
+        for name in finished:  # none looks whole and is not
+            assert files.get(f"{name}/weights.bin") in CONTENTS[int(name.rpartition("-")[2])]
+            assert student.probe("checkpoints").complaints(f"{folder}/{name}") == [""]
         if step == 2:  # from here on only step 3 is newer; replacing it may take it away again
             newest_before = 2
-        if done.stdout == "done\n":
+        if said == "done":
             assert step == 3
-            assert [path.name for path in folder.iterdir()] == ["step-00000001", "step-00000003"]
+            assert finished == ["step-00000001", "step-00000003"]
+            assert not [name for name in files if not name.startswith("step-")]
             return
     raise AssertionError("it goes on and on")
 
 
-def test_a_power_cut_leaves_the_newest_whole_checkpoint(tmp_path: Path) -> None:
-    check_power_cuts(EXERCISE, tmp_path / "checkpoints")
+def flip(content: bytes) -> dict[str, bytes]:
+    changed = bytearray(content)
+    changed[len(changed) // 2] ^= 1
+    return {"": bytes(changed)}
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+def add(content: bytes) -> dict[str, bytes]:
+    return {"": content + b"x"}
 
 
-def add(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"x")
+def truncate(content: bytes) -> dict[str, bytes]:
+    return {"": content[:-1]}
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
+def swap(content: bytes) -> dict[str, bytes]:
+    return {"/": b""}
 
 
-def swap(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
+def remove(content: bytes) -> dict[str, bytes]:
+    return {}
+
+
+def damage(ours, path: str, harm: Callable[[bytes], dict[str, bytes]]) -> None:
+    """Changes a file, puts a folder in its place, or deletes it."""
+    parent, _, name = path.rpartition("/")
+    content = ours.files_of(parent)[name]
+    ours.remove(path)
+    ours.put(parent, {f"{name}{end}": changed for end, changed in harm(content).items()})
 
 
 @pytest.mark.parametrize("name", ["weights.bin", "manifest.json"])
-@pytest.mark.parametrize("harm", [flip, add, truncate, swap, Path.unlink])
+@pytest.mark.parametrize("harm", [flip, add, truncate, swap, remove])
 def test_damage_is_found_and_the_one_before_is_taken(
-    tmp_path: Path, name: str, harm: Callable[[Path], None]
+    folder: str, theirs, ours, name: str, harm: Callable
 ) -> None:
-    older, newer = (commit_worker.write(commit, tmp_path, step, b"abc" * 99) for step in (4, 12))
-    assert commit.newest_whole(tmp_path) == newer
-    harm(newer / name)
-    with pytest.raises(commit.Damaged, match=name):
-        commit.check_checkpoint(newer)
-    assert commit.newest_whole(tmp_path) == older
-    harm(older / name)
-    assert commit.newest_whole(tmp_path) is None
+    older, newer = (theirs.write(folder, step, {"weights.bin": b"abc" * 99}) for step in (4, 12))
+    assert theirs.newest(folder) == "step-00000012"
+    damage(ours, f"{newer}/{name}", harm)
+    [said] = theirs.complaints(newer)
+    assert said.startswith("Damaged: "), said
+    assert name in said
+    assert theirs.newest(folder) == "step-00000004"
+    damage(ours, f"{older}/{name}", harm)
+    assert theirs.newest(folder) is None
 
 
-def test_damage_is_found_in_files_of_the_same_size(tmp_path: Path) -> None:
-    older, newer = (commit_worker.write(commit, tmp_path, step, b"abc" * 99) for step in (4, 12))
-    flip(newer / "weights.bin")
-    assert commit.newest_whole(tmp_path) == older
+def test_damage_is_found_in_files_of_the_same_size(folder: str, theirs, ours) -> None:
+    newer = [theirs.write(folder, step, {"weights.bin": b"abc" * 99}) for step in (4, 12)][1]
+    damage(ours, f"{newer}/weights.bin", flip)
+    assert theirs.newest(folder) == "step-00000004"
 
 
-def test_a_digit_of_the_manifest_is_not_taken_for_another(tmp_path: Path) -> None:
-    path = commit_worker.write(commit, tmp_path, 7, b"abc") / "manifest.json"
-    path.write_text(path.read_text().replace("7", "8"))
-    with pytest.raises(commit.Damaged):
-        commit.read_manifest(path.parent)
+def test_a_digit_of_the_manifest_is_not_taken_for_another(folder: str, theirs, ours) -> None:
+    path = theirs.write(folder, 7, {"weights.bin": b"abc"})
+    damage(ours, f"{path}/manifest.json", lambda content: {"": content.replace(b"7", b"8")})
+    assert theirs.complaint_about_manifest(path).startswith("Damaged")
 
 
-def test_ranks_read_their_part_of_the_files(tmp_path: Path) -> None:
-    partial = commit.start_checkpoint(tmp_path, 5)
-    names = [f"part-{number}" for number in range(5)]
-    for name in names:
-        (partial / name).write_bytes(name.encode())
-    files = {name: commit.describe_file(partial / name) for name in names}
-    path = commit.commit_checkpoint(partial, {"step": 5}, files)
-    (path / "part-3").write_bytes(b"other!")
-    found = []
-    for rank in range(3):
-        try:
-            commit.check_checkpoint(path, rank, 3)
-        except commit.Damaged:
-            found.append(rank)
-    assert len(found) == 1
-    assert commit.newest_whole(tmp_path) is None
+def test_ranks_read_their_part_of_the_files(folder: str, theirs, ours) -> None:
+    contents = {f"part-{number}": f"part-{number}".encode() for number in range(5)}
+    path = theirs.write(folder, 5, contents)
+    damage(ours, f"{path}/part-3", lambda _: {"": b"other!"})
+    said = theirs.complaints(path, 3)
+    assert [one.startswith("Damaged") for one in said].count(True) == 1
+    assert theirs.newest(folder) is None
 
 
-def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
-    assert commit.newest_whole(tmp_path) is None
-    assert commit.newest_whole(tmp_path / "missing") is None
-    (tmp_path / "step-abc").mkdir()
-    commit.start_checkpoint(tmp_path, 3)
-    assert commit.newest_whole(tmp_path) is None
+def test_nothing_is_found_where_nothing_is(folder: str, student: Student, theirs, ours) -> None:
+    assert theirs.newest(f"{folder}/missing") is None
+    ours.put(folder, {"step-abc/": b""})
+    assert theirs.newest(folder) is None
+    student.exercise("checkpoint_commit").start_checkpoint(ours_path(folder), 3)
+    assert theirs.newest(folder) is None
+
+
+def ours_path(folder: str):
+    """Returns a path, which crosses as one."""
+    from pathlib import Path
+
+    return Path(folder)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from judging import DRAWN
+from numpy.typing import ArrayLike, NDArray
 
-from common.exercises.min_max_partition import (
-    Cost,
-    SortedBatch,
-    lower_bound,
-    min_max_partition,
-    most_samples,
-)
+from common.course.grading.student import Student
+from common.course.grading.wire import Raised
+
+Cost = Callable[[ArrayLike, ArrayLike], NDArray]
 
 COSTS = st.sampled_from(
     [
@@ -28,12 +28,19 @@ COSTS = st.sampled_from(
 )
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.data(), COSTS)
-def test_no_partition_of_any_kind_is_better(lengths: list[int], data, cost: Cost) -> None:
+@DRAWN
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    data=st.data(),
+    cost=COSTS,
+)
+def test_no_partition_of_any_kind_is_better(
+    student: Student, lengths: list[int], data, cost: Cost
+) -> None:
+    exercise = student.exercise("min_max_partition")
     ranks = data.draw(st.integers(1, min(4, len(lengths))))
-    batch = SortedBatch.of(np.array(lengths))
-    found, bounds = min_max_partition(batch, ranks, cost, len(lengths))
+    batch = exercise.SortedBatch.of(np.array(lengths))
+    found, bounds = exercise.min_max_partition(batch, ranks, cost, len(lengths))
     groups = batch.groups(bounds)
     assert len(groups) == ranks
     assert sorted(itertools.chain(*groups)) == list(range(len(lengths)))
@@ -44,7 +51,7 @@ def test_no_partition_of_any_kind_is_better(lengths: list[int], data, cost: Cost
             by_rank = [[i for i, rank in enumerate(ranks_of) if rank == r] for r in range(ranks)]
             best = min(best, max(cost(len(g), max(lengths[i] for i in g)) for g in by_rank))
     assert found == best
-    assert lower_bound(batch, ranks, cost) <= best
+    assert exercise.lower_bound(batch, ranks, cost) <= best
 
 
 def best_of_contiguous(lengths: np.ndarray, ranks: int, cost: Cost, limit: int) -> float:
@@ -62,20 +69,24 @@ def best_of_contiguous(lengths: np.ndarray, ranks: int, cost: Cost, limit: int) 
     return reached[count]
 
 
-def test_larger_batches_and_limits_are_what_dynamic_programming_finds() -> None:
-    generator = np.random.default_rng(3)
+def test_larger_batches_and_limits_are_what_dynamic_programming_finds(
+    student: Student, generator: np.random.Generator
+) -> None:
+    exercise = student.exercise("min_max_partition")
     for ranks, limit in ((2, 128), (5, 30), (16, 8), (16, 9), (127, 2), (128, 1)):
         lengths = generator.geometric(0.02, 128)
-        batch = SortedBatch.of(lengths)
+        batch, in_order = exercise.SortedBatch.of(lengths), np.sort(lengths)[::-1]
         for cost in (lambda b, m: b * m, lambda b, m: 1e-3 + 1e-6 * b * m + 1e-9 * b * m**2):
-            found, bounds = min_max_partition(batch, ranks, cost, limit)
-            assert found == pytest.approx(best_of_contiguous(batch.lengths, ranks, cost, limit))
+            found, bounds = exercise.min_max_partition(batch, ranks, cost, limit)
+            assert found == pytest.approx(best_of_contiguous(in_order, ranks, cost, limit))
             sizes = np.diff(bounds)
             assert sizes.min() >= 1
             assert sizes.max() <= limit
 
 
-def test_most_samples_is_what_counting_finds() -> None:
+def test_most_samples_is_what_counting_finds(student: Student) -> None:
+    most_samples = student.exercise("min_max_partition").most_samples
+
     def cost(batch, longest):
         return 5 + batch * longest
 
@@ -88,8 +99,9 @@ def test_most_samples_is_what_counting_finds() -> None:
         assert most_samples(cost, longest, time, 40).tolist() == expected
 
 
-def test_a_cost_that_falls_is_refused() -> None:
-    batch = SortedBatch.of(np.array([5, 4, 3, 3, 2, 1, 1]))
+def test_a_cost_that_falls_is_refused(student: Student) -> None:
+    exercise = student.exercise("min_max_partition")
+    batch = exercise.SortedBatch.of(np.array([5, 4, 3, 3, 2, 1, 1]))
     for falling in (lambda batch, longest: longest / (batch + 1), lambda batch, longest: -batch):
-        with pytest.raises(ValueError, match="must not fall"):
-            min_max_partition(batch, 2, falling, 6)
+        with pytest.raises(Raised, match=r"ValueError: .*must not fall"):
+            exercise.min_max_partition(batch, 2, falling, 6)

@@ -5,26 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from judging import DRAWN
 
-from common.exercises.accumulated_step import accumulated_step
-from common.exercises.bucket_assignment import assign_buckets
-from common.exercises.bucket_time import backward_time_s
-from common.exercises.cap_search import fastest_cap
-from common.exercises.cost_fit import fit_cost
-from common.exercises.loss_scale import loss_scale
-from common.exercises.step_apart import take_apart
-from common.perfmodel.collectives import AlphaBeta
-from common.perfmodel.ddp.profile import BackwardProfile
-from common.perfmodel.simulator import simulate_buckets
+from common.course.grading.student import Student
 
 SIZES = st.lists(st.integers(1, 10**6), min_size=1, max_size=30)
 
 
-@settings(deadline=None)
-@given(SIZES, st.integers(1, 2 * 10**6), st.data())
-def test_buckets_are_those_of_torch(sizes: list[int], cap: int, data: st.DataObject) -> None:
+@DRAWN
+@given(sizes=SIZES, cap=st.integers(1, 2 * 10**6), data=st.data())
+def test_buckets_are_those_of_torch(
+    student: Student, sizes: list[int], cap: int, data: st.DataObject
+) -> None:
+    assign_buckets = student.exercise("bucket_assignment").assign_buckets
     kinds = data.draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
     first = data.draw(st.integers(1, 10**6))
     tensors = [
@@ -37,31 +32,45 @@ def test_buckets_are_those_of_torch(sizes: list[int], cap: int, data: st.DataObj
     assert sorted(assign_buckets(sizes, (first, cap), kinds=kinds)) == sorted(expected)
 
 
-@given(SIZES, st.data())
+@DRAWN
+@given(sizes=SIZES, data=st.data())
 def test_the_time_of_a_pass_is_the_simulators_without_costs(
-    sizes: list[int], data: st.DataObject
+    student: Student, sizes: list[int], data: st.DataObject
 ) -> None:
+    backward_time_s = student.exercise("bucket_time").backward_time_s
     gaps = data.draw(
         st.lists(st.floats(0, 1e-2), min_size=len(sizes), max_size=len(sizes)), label="gaps"
     )
     ready = np.cumsum(gaps).tolist()
-    buckets = assign_buckets(sizes, data.draw(st.integers(1, 10**6)))
-    network = AlphaBeta(1e-4, 5e8)
-    found = backward_time_s(sizes, ready, buckets, network.time_s)
-    profile = BackwardProfile(
-        names=tuple(map(str, range(len(sizes)))),
-        sizes_bytes=np.array(sizes),
-        ready_s=np.array(ready),
-        backward_s=ready[-1],
-    )
-    assert found == pytest.approx(simulate_buckets(profile, network, buckets).total_s, rel=1e-12)
+    buckets = buckets_of(sizes, data.draw(st.integers(1, 10**6)))
+    found = backward_time_s(sizes, ready, buckets, lambda size: 1e-4 + size / 5e8)
+    end = 0.0
+    for bucket in buckets:  # an all-reduce at a time, once the bucket's last gradient is ready
+        end = max(end, max(ready[i] for i in bucket)) + time_s(sizes, bucket)
+    assert found == pytest.approx(max(end, ready[-1]), rel=1e-12)
     # It ends neither before the computation nor before all that is sent could be.
     assert found >= ready[-1]
-    assert found >= sum(network.time_s(sum(sizes[i] for i in bucket)) for bucket in buckets)
+    assert found >= sum(time_s(sizes, bucket) for bucket in buckets)
 
 
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.data())
-def test_no_cap_is_faster_than_the_one_that_is_found(sizes: list[int], data: st.DataObject) -> None:
+def time_s(sizes: list[int], bucket: list[int]) -> float:
+    """Return the time of a bucket's all-reduce."""
+    return 1e-4 + sum(sizes[i] for i in bucket) / 5e8
+
+
+def buckets_of(sizes: list[int], cap: int) -> list[list[int]]:
+    """Return the buckets of PyTorch's C++."""
+    tensors = [torch.empty(size, dtype=torch.uint8, device="meta") for size in sizes]
+    found, _ = torch._C._distributed_c10d._compute_bucket_assignment_by_size(tensors, [cap])
+    return sorted(found)
+
+
+@DRAWN
+@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=8), data=st.data())
+def test_no_cap_is_faster_than_the_one_that_is_found(
+    student: Student, sizes: list[int], data: st.DataObject
+) -> None:
+    fastest_cap = student.exercise("cap_search").fastest_cap
     gaps = data.draw(st.lists(st.integers(0, 9), min_size=len(sizes), max_size=len(sizes)))
     ready = np.cumsum(gaps).tolist()
     latency = data.draw(st.integers(0, 5))
@@ -72,26 +81,29 @@ def test_no_cap_is_faster_than_the_one_that_is_found(sizes: list[int], data: st.
         return latency + size
 
     cap, found = fastest_cap(sizes, ready, all_reduce_s)
-    found_in = [assign_buckets(sizes, cap) for cap in range(1, sum(sizes) + 1)]
+    found_in = [buckets_of(sizes, cap) for cap in range(1, sum(sizes) + 1)]
     distinct = {str(buckets): len(buckets) for buckets in found_in}
     assert len(asked) == sum(distinct.values())  # each bucketing once
-    every = {
-        cap: backward_time_s(sizes, ready, assign_buckets(sizes, cap), lambda size: latency + size)
-        for cap in range(1, sum(sizes) + 1)
-    }
+    every = {}
+    for number, buckets in enumerate(found_in, start=1):
+        end = 0
+        for bucket in buckets:  # one after another, each when its last gradient is ready
+            end = max(end, ready[max(bucket)]) + latency + sum(sizes[i] for i in bucket)
+        every[number] = max(end, ready[-1])
     assert found == every[cap] == min(every.values())
     assert cap == max(cap for cap, time_s in every.items() if time_s == found)
 
 
-def test_scaled_means_of_samples_have_the_gradient_of_the_whole_batch() -> None:
-    check_scaled_means("samples")
+def test_scaled_means_of_samples_have_the_gradient_of_the_whole_batch(student: Student) -> None:
+    check_scaled_means(student, "samples")
 
 
-def test_scaled_means_of_tokens_have_the_gradient_of_the_whole_batch() -> None:
-    check_scaled_means("tokens")
+def test_scaled_means_of_tokens_have_the_gradient_of_the_whole_batch(student: Student) -> None:
+    check_scaled_means(student, "tokens")
 
 
-def check_scaled_means(mean: str) -> None:
+def check_scaled_means(student: Student, mean: str) -> None:
+    loss_scale = student.exercise("loss_scale").loss_scale
     torch.manual_seed(0)
     model = torch.nn.Linear(5, 1).double()
     lengths = [[3, 1], [2], [4, 4, 1]]
@@ -114,8 +126,10 @@ def check_scaled_means(mean: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
 
 
-def test_a_planted_cost_is_found_and_noise_makes_none_negative() -> None:
-    generator = np.random.default_rng(0)
+def test_a_planted_cost_is_found_and_noise_makes_none_negative(
+    student: Student, generator: np.random.Generator
+) -> None:
+    fit_cost = student.exercise("cost_fit").fit_cost
     batch, longest = generator.integers(1, 64, 200) * 1.0, generator.integers(4, 256, 200) * 1.0
     planted = (3e-3, 2e-6, 5e-9)
     exact = planted[0] + planted[1] * batch * longest + planted[2] * batch * longest**2
@@ -130,40 +144,38 @@ def test_a_planted_cost_is_found_and_noise_makes_none_negative() -> None:
         assert found[missing] == pytest.approx(0, abs=1e-3 * planted[missing])
 
 
-@settings(deadline=None)  # the first call imports
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.booleans())
-def test_any_split_of_a_batch_makes_the_update_of_the_whole(sizes: list[int], clip: bool) -> None:
+@DRAWN
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5), clip=st.booleans())
+def test_any_split_of_a_batch_makes_the_update_of_the_whole(
+    student: Student, sizes: list[int], clip: bool
+) -> None:
     torch.manual_seed(1)
     samples = torch.randn(sum(sizes), 4, dtype=torch.float64)
-    models = [torch.nn.Linear(4, 3).double() for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    models[0].weight.grad = torch.ones_like(models[0].weight)  # of somebody else
-
-    def loss_of(model: torch.nn.Module, piece: torch.Tensor) -> torch.Tensor:
-        return model(piece).square().sum(dim=1).mean()
-
-    loss = loss_of(models[1], samples)
+    twin = torch.nn.Linear(4, 3).double()
+    weight, bias = (parameter.detach().clone() for parameter in twin.parameters())
+    loss = twin(samples).square().sum(dim=1).mean()
     loss.backward()
     largest = 0.1 if clip else float("inf")
-    norm = torch.nn.utils.clip_grad_norm_(models[1].parameters(), largest)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-    optimizers[1].step()
-    found = accumulated_step(
-        models[0], optimizers[0], samples.split(sizes), loss_of, 0.1 if clip else None
-    )
-    assert found == pytest.approx((loss.item(), norm.item()), rel=1e-12)
-    for one, other in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4 if clip else 1e-12, atol=1e-12)
-        assert one.grad is None
+    norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), largest)
+    torch.optim.SGD(twin.parameters(), lr=0.1).step()
+    pieces = [piece.clone() for piece in samples.split(sizes)]
+    found = student.probe("one_process").accumulated(weight, bias, pieces, 0.1 if clip else None)
+    assert (found["loss"], found["norm"]) == pytest.approx((loss.item(), norm.item()), rel=1e-12)
+    for name, expected in twin.state_dict().items():
+        tolerance = 1e-4 if clip else 1e-12
+        torch.testing.assert_close(found["state"][name], expected, rtol=tolerance, atol=1e-12)
+    assert not found["left"], "gradients are left"
 
 
 SPANS = st.lists(st.tuples(st.integers(-5, 25), st.integers(0, 8)), max_size=6)
 
 
-@given(SPANS, SPANS)
+@DRAWN
+@given(computing=SPANS, communicating=SPANS)
 def test_every_moment_of_a_step_is_one_of_its_parts(
-    computing: list[tuple[int, int]], communicating: list[tuple[int, int]]
+    student: Student, computing: list[tuple[int, int]], communicating: list[tuple[int, int]]
 ) -> None:
+    take_apart = student.exercise("step_apart").take_apart
     computation, communication = (
         [(start, start + span) for start, span in spans] for spans in (computing, communicating)
     )

@@ -16,7 +16,7 @@ class Mutant:
         name: the mistake, in words.
         exercise: the module below ``common/exercises``.
         right, wrong: the text that is replaced, which is there once, and what replaces it.
-        check: what fails: a check of ``family_worker.py``, or ``test_….py::test_…``.
+        check: what fails, ``test_….py::test_…`` of the hidden tests.
     """
 
     name: str

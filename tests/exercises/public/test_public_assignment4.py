@@ -13,6 +13,9 @@ from common.exercises.comparable_runs import Conditions, differing_conditions, d
 from common.exercises.main_cause import HEALTHY, main_cause
 from common.exercises.scaling_fit import AMDAHL, check_points, fit_parameters
 from common.exercises.step_apart import take_apart
+from common.runtime.paths import project_root
+
+FAULTS = project_root() / "data" / "fault-runs"
 
 
 def test_a4_1_what_differs_is_named() -> None:
@@ -41,6 +44,22 @@ def test_a4_4_causes_of_a_step_that_waits_and_of_one_that_does_not() -> None:
     assert main_cause(made_up(data_ms=0.1)) == HEALTHY
     assert main_cause(made_up(data_ms=40.0)) == "data-loading"
     assert main_cause(made_up(samples_shared=True)) == "wrong-sampler"
+
+
+@pytest.mark.skipif(not FAULTS.is_dir(), reason="students have them")
+def test_a4_4_causes_of_recorded_runs() -> None:
+    listed = pd.read_csv(FAULTS / "causes.csv", keep_default_na=False)
+
+    def tables_of(name: str) -> dict[str, pd.DataFrame] | None:
+        paths = (FAULTS / name).glob("*.csv")
+        return {path.stem: pd.read_csv(path) for path in paths} if name else None
+
+    named = {
+        case.run: main_cause(tables_of(case.run), tables_of(case.baseline))
+        for case in listed.itertuples()
+    }
+    wrong = {c.run: (named[c.run], c.cause) for c in listed.itertuples() if named[c.run] != c.cause}
+    assert not wrong, "run: (named, planted)"
 
 
 def made_up(*, data_ms: float = 0.1, samples_shared: bool = False) -> dict[str, pd.DataFrame]:

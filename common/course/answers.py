@@ -1,0 +1,134 @@
+"""Answers to a handout's questions: ``assignments/assignmentN/answers.yaml``.
+
+The same file asks and is filled in. What a student changed besides the answers does not count: the
+questions are read from the project.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from common.errors import UserError, unknown_name
+
+NUMBER, CHOICE, TEXT = "number", "choice", "text"
+LEVELS = ("none", "half", "full")
+"""Of a text: what it takes for no, half and all of its points."""
+LARGEST_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question.
+
+    Attributes:
+        name: such as Q2.1.
+        about: the question in short.
+        kind: number, choice or text.
+        points: of a right answer.
+        unit: of a number.
+        choices: letter → what may be chosen.
+        levels: what a text must have, by ``LEVELS``.
+    """
+
+    name: str
+    about: str
+    kind: str
+    points: int
+    unit: str = ""
+    choices: Mapping[str, str] = field(default_factory=dict)
+    levels: Mapping[str, str] = field(default_factory=dict)
+
+
+def questions_path(root: Path, assignment: int) -> Path:
+    """Returns where the questions of an assignment stand."""
+    return root / "assignments" / f"assignment{assignment}" / "answers.yaml"
+
+
+def read_questions(root: Path, assignment: int) -> dict[str, Question]:
+    """Reads an assignment's questions, in order. Raises UserError where the file is not right."""
+    path = questions_path(root, assignment)
+    questions = {}
+    for name, entries in load(path.read_bytes(), str(path)).items():
+        known = {key: value for key, value in entries.items() if key != "answer"}
+        try:
+            question = Question(name, **known)
+        except TypeError as error:
+            raise UserError(f"{path}: {name}: {error}") from None
+        is_right = {
+            NUMBER: bool(question.unit),
+            CHOICE: len(question.choices) > 1,
+            TEXT: tuple(question.levels) == LEVELS,
+        }
+        if not is_right.get(question.kind):
+            raise UserError(f"{path}: {name}: no whole question of kind {question.kind!r}")
+        questions[name] = question
+    return questions
+
+
+def read_answers(
+    content: bytes, questions: Mapping[str, Question], where: str = "answers.yaml"
+) -> dict[str, float | str | None]:
+    """Reads a student's answers.
+
+    Returns:
+        for each question a number, a letter or a text; None where there is no answer.
+
+    Raises:
+        UserError: no YAML, an unknown question, or an answer of another kind.
+    """
+    given = load(content, where)
+    for name in given:
+        if name not in questions:
+            raise UserError(f"{where}: {unknown_name('question', str(name), questions)}")
+    answers = {}
+    for name, question in questions.items():
+        answer = given.get(name, {}).get("answer")
+        answers[name] = None if answer in (None, "") else checked(answer, question, where)
+    return answers
+
+
+def checked(answer: object, question: Question, where: str) -> float | str:
+    """Returns an answer as its question wants it. Raises UserError for one of another kind."""
+    place = f"{where}: {question.name}: "
+    if question.kind == NUMBER:
+        if isinstance(answer, bool) or not isinstance(answer, int | float):
+            raise UserError(f"{place}expected a number, in {question.unit}; got {shown(answer)}")
+        if not math.isfinite(answer):
+            raise UserError(f"{place}the number is not finite")
+        return float(answer)
+    if not isinstance(answer, str):
+        raise UserError(
+            f"{place}expected {'a letter' if question.choices else 'text'}; got {shown(answer)}"
+        )
+    if question.kind == CHOICE and answer.strip() not in question.choices:
+        known = ", ".join(question.choices)
+        raise UserError(f"{place}expected one of {known}; got {shown(answer)}")
+    return answer.strip()
+
+
+def load(content: bytes, where: str) -> dict[str, dict]:
+    """Reads YAML of questions with entries; nothing in it is executed."""
+    if len(content) > LARGEST_BYTES:
+        raise UserError(f"{where}: more than {LARGEST_BYTES / 2**20:.0f} MB")
+    try:
+        found = yaml.safe_load(content)
+    except yaml.YAMLError as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        place = f"{where}:{line + 1}" if line is not None else where
+        raise UserError(f"{place}: {getattr(error, 'problem', None) or 'no YAML'}") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{where}: no YAML") from None
+    if not isinstance(found, dict) or not all(isinstance(e, dict) for e in found.values()):
+        raise UserError(f"{where}: expected questions, each with an answer below it")
+    return {str(name): entries for name, entries in found.items()}
+
+
+def shown(answer: object) -> str:
+    """Returns an answer for a message, short."""
+    kinds = {list: "a list", dict: "a mapping", bool: "yes or no"}
+    return kinds.get(type(answer)) or repr(answer)[:40]

@@ -1,0 +1,36 @@
+"""Gradescope's grader: ``python -m common.course.grading.autograde SUBMISSION RESULTS``.
+
+SUBMISSION is the folder of what a student uploaded, which is one tarball, and RESULTS the file that
+Gradescope reads. Whatever happens, that file is there afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from common.course.grading.grade import Grader, write_json
+from common.errors import RunFailed, UserError
+from common.runtime.paths import project_root
+
+
+def main() -> None:
+    """Grades, or says why not."""
+    folder, results = Path(sys.argv[1]), Path(sys.argv[2])
+    variant = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    try:
+        found = sorted(folder.glob("*.tar.gz"))
+        if len(found) != 1:
+            raise UserError(
+                f"{len(found)} tarballs were uploaded; expected one, of `ddplab handin`"
+            )
+        write_json(Grader(project_root(), variant).grade(found[0]), results)
+    except (UserError, RunFailed) as error:
+        results.parent.mkdir(parents=True, exist_ok=True)
+        results.write_text(json.dumps({"score": 0.0, "output": str(error), "tests": []}) + "\n")
+        print(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The sandbox's first process: ``python -m common.course.grading.callee CONTROL ISOLATION``.
+
+It imports what takes long, takes away what is not for exercises, and forks a process for each
+connection that comes through its control socket. There a student's functions are called. It reads
+nothing that a student's code writes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+from common.course.grading import confinement
+from common.course.grading.wire import Peer
+
+PRELOADED = ("numpy", "pandas", "torch.distributed", "torch._dynamo", "torch.testing")
+PACKAGES = {"exercise": "common.exercises", "probe": "probes"}
+SCRATCH = Path("/tmp")
+NAMESPACES = ("namespaces", "user namespaces")
+REAPED_EVERY_S = 0.2
+
+
+def main() -> None:
+    """Serves the control socket until it is closed."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    isolation = sys.argv[2]
+    for name in PRELOADED:
+        importlib.import_module(name)
+    confinement.withhold()
+    if isolation in NAMESPACES:
+        confinement.hide_files()
+    confinement.protect_this_process()
+    control.send(b"ready")
+    control.settimeout(REAPED_EVERY_S)
+    while True:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(control, 2**16, 1)
+        except TimeoutError:
+            reap()
+            continue
+        if not message:
+            sweep(isolation)
+            return
+        wanted = json.loads(message)
+        if "folder" in wanted:
+            if os.fork() == 0:
+                control.close()
+                be_called(socket.socket(fileno=descriptors[0]), isolation, **wanted)
+            os.close(descriptors[0])
+        else:
+            sweep(isolation)
+            control.send(b"swept")
+
+
+def reap() -> None:
+    """Lets go of processes that have ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def sweep(isolation: str) -> None:
+    """Ends all processes of students, and deletes what they wrote."""
+    if isolation in NAMESPACES:
+        with suppress(ProcessLookupError):  # all of this namespace but its first, which this is
+            os.kill(-1, signal.SIGKILL)
+    elif isolation == "other user":
+        if (killer := os.fork()) == 0:
+            try:
+                os.setresuid(confinement.STUDENT_UID, confinement.STUDENT_UID, 0)
+                os.kill(-1, signal.SIGKILL)
+            finally:
+                os._exit(0)
+        os.waitpid(killer, 0)
+    else:
+        for child in children():
+            os.kill(child, signal.SIGKILL)
+    reap()
+    if isolation in NAMESPACES:
+        for path in SCRATCH.iterdir():
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+
+
+def children() -> list[int]:
+    """Returns the processes that this one has forked and that have not been let go."""
+    own = Path(f"/proc/self/task/{os.getpid()}/children")
+    return [int(word) for word in own.read_text().split()] if own.exists() else []
+
+
+def be_called(
+    connection: socket.socket, isolation: str, folder: str, scratch: str, variables: dict
+) -> None:
+    """Serves one connection with the exercises and probes below ``folder``, then ends."""
+    status = 1
+    try:
+        os.setsid()
+        if isolation != "none":
+            confinement.confine(to_other_user=isolation != "user namespaces")
+        os.environ.update(variables)
+        os.chdir(scratch)
+        sys.path.insert(0, folder)
+        sys.modules["common"].__path__[:] = [f"{folder}/common"]  # not this program's own
+        sys.dont_write_bytecode = True
+        Peer(connection, modules).serve()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def modules(name: str) -> ModuleType:
+    """Returns ``exercise NAME`` or ``probe NAME``."""
+    kind, _, module = name.partition(" ")
+    return importlib.import_module(f"{PACKAGES[kind]}.{module}")
+
+
+if __name__ == "__main__":
+    main()

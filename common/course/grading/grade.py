@@ -1,0 +1,210 @@
+"""Grades a submission: its exercises in a sandbox, its answers against its own tables.
+
+Student code never shares a process with a check. The hidden tests run here, beside the expected
+values, and call the student's functions in a sandbox, which has neither.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.course.answers import read_answers, read_questions
+from common.course.grading.imports import violations
+from common.course.grading.judged_answers import judge_answers, read_key
+from common.course.grading.marks import Grade, Mark
+from common.course.grading.sandbox import strongest_isolation
+from common.course.grading.student import lay_out, lay_out_student
+from common.course.markers import student_source
+from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome, run_tests
+from common.course.progress import reason_of
+from common.course.submission import ANSWERS, HandedIn, Submission, read_submission
+from common.course.tasks import Task, read_tasks
+from common.errors import UserError
+
+HIDDEN = Path("tests") / "exercises" / "hidden"
+TIME_S = 330
+"""For the checks of a submission; what has not begun by then fails."""
+PART = "own"
+
+
+@dataclass(frozen=True)
+class Grader:
+    """How submissions are graded.
+
+    Attributes:
+        root: the project, with references, hidden tests and keys.
+        variant: what numbers in checks are drawn from.
+        levels: submission → question → level of its text, as somebody found.
+    """
+
+    root: Path
+    variant: int = 0
+    levels: Mapping[str, Mapping[str, str]] | None = None
+
+    def grade(self, path: Path) -> Grade:
+        """Grades one tarball; whatever is wrong with it, every check is in the result.
+
+        Raises:
+            UserError: its name does not say what it is of, or this machine cannot grade.
+        """
+        began = time.monotonic()
+        isolation = strongest_isolation()
+        of = read_name(path)
+        try:
+            submission = read_submission(path)
+            remark = ""
+        except UserError as error:
+            submission, remark = Submission(of, {}), str(error)
+        marks = [*self.checks(submission, isolation), *self.answers(submission)]
+        if remark:
+            marks = [Mark(mark.of, mark.name, mark.points, 0.0, remark) for mark in marks]
+            isolation = ""
+        seconds = time.monotonic() - began
+        return Grade(of.stem, marks, isolation, self.variant, remark, seconds)
+
+    def checks(self, submission: Submission, isolation: str) -> list[Mark]:
+        """Runs the hidden tests of a submission's tasks; returns a mark for each check."""
+        tasks = submission.of.tasks(read_tasks(self.root))
+        if not submission.files:
+            return marks_of(tasks, [], {})
+        exercises = {
+            name: text.decode(errors="replace") for name, text in submission.exercises().items()
+        }
+        refused = self.refused(tasks, exercises)
+        # A refused file is left out: the others are judged without it.
+        taken = {
+            task.file: exercises[task.file]
+            for name, task in tasks.items()
+            if task.file in exercises and name not in refused
+        }
+        with tempfile.TemporaryDirectory(prefix="ddplab-grading-") as scratch:
+            folder = Path(scratch)
+            folder.chmod(0o755)
+            lay_out(folder, self.root)
+            lay_out_student(
+                folder, self.root, PART, self.root / HIDDEN / "probes", self.text_of(tasks, taken)
+            )
+            graded = {
+                "folder": str(folder),
+                "isolation": isolation,
+                "variant": self.variant,
+                "until": time.time() + TIME_S,
+            }
+            arguments = [f"{HIDDEN}/{check}" for task in tasks.values() for check in task.checks]
+            arguments += [f"--hypothesis-seed={self.variant}", "-p", "no:randomly", "-q"]
+            variables = {"DDPLAB_GRADED": json.dumps(graded), "OMP_NUM_THREADS": "1"}
+            outcomes = run_tests(self.root, arguments, variables)
+        return marks_of(tasks, outcomes, refused)
+
+    def refused(self, tasks: Mapping[str, Task], exercises: Mapping[str, str]) -> dict[str, str]:
+        """Returns why tasks get nothing whose file is missing, or uses what it may not."""
+        known = read_tasks(self.root)
+        given = [path.stem for path in (self.root / "common" / "exercises").glob("*.py")]
+        given = [name for name in given if f"{name}.py" not in {t.file for t in known.values()}]
+        found = {}
+        for name, task in tasks.items():
+            if task.file not in exercises:
+                found[name] = f"{task.file} was not handed in"
+                continue
+            others = given + [known[needed].file.removesuffix(".py") for needed in task.needs]
+            reference = (self.root / task.path).read_text()
+            if wrong := violations(exercises[task.file], reference, others):
+                found[name] = f"{task.file}, {wrong[0]}"
+        return found
+
+    def text_of(self, tasks: Mapping[str, Task], taken: Mapping[str, str]):
+        """Returns the function that gives each exercise's text: theirs, solved, or stripped."""
+        known = read_tasks(self.root)
+        first = min(tasks)
+        solved = [name for name in known if name < first]
+
+        def text(path: Path) -> str:
+            if path.name in taken:
+                return taken[path.name]
+            return student_source(path.read_text(), path.name, solved)
+
+        return text
+
+    def answers(self, submission: Submission) -> list[Mark]:
+        """Returns a mark for each question; none for a part without questions."""
+        of = submission.of
+        if not of.has_answers:
+            return []
+        questions, key = (
+            read_questions(self.root, of.assignment),
+            read_key(self.root, of.assignment),
+        )
+        missing = sorted(set(questions) ^ set(key))
+        if missing:
+            raise UserError(f"key of assignment {of.assignment}: {missing[0]} is not in both files")
+        levels = (self.levels or {}).get(of.stem, {})
+        why = ""
+        try:
+            answers = read_answers(submission.files.get(ANSWERS, b"{}"), questions)
+        except UserError as error:
+            answers, why = {}, str(error)
+        with tempfile.TemporaryDirectory() as scratch:
+            run = Path(scratch)
+            submission.write_run(run)
+            marks = judge_answers(questions, answers, key, run, of.assignment, levels)
+        return [Mark(m.of, m.name, m.points, 0.0, why) for m in marks] if why else marks
+
+
+def read_name(path: Path) -> HandedIn:
+    """Returns what a tarball is of, by its name alone."""
+    from common.course.submission import STEM, handed_in
+
+    match = STEM.fullmatch(path.name.removesuffix(".tar.gz"))
+    if not match or not path.name.endswith(".tar.gz"):
+        raise UserError(f"{path.name}: expected lastname-firstname-assignN.tar.gz")
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    return handed_in(match["name"], int(match["number"]), int(match["part"] or 0))
+
+
+def marks_of(
+    tasks: Mapping[str, Task], outcomes: Sequence[Outcome], refused: Mapping[str, str]
+) -> list[Mark]:
+    """Returns a mark for each check of these tasks: full points if all of its cases pass."""
+    by_check: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_check.setdefault(f"{outcome.file}.py::{outcome.name.partition('[')[0]}", []).append(
+            outcome
+        )
+    marks = []
+    for name, task in tasks.items():
+        for check, points in task.checks.items():
+            cases = by_check.get(check, [])
+            failed = next((case for case in cases if case.outcome == FAILED), None)
+            title = check.partition("::test_")[2].replace("_", " ")
+            if name in refused:
+                score, why = 0.0, refused[name]
+            elif failed or not cases:
+                score = 0.0
+                why = reason_of(failed.message) if failed else "it was not reached"
+            elif all(case.outcome == PASSED for case in cases):
+                score, why = float(points), ""
+            else:
+                skipped = next(case for case in cases if case.outcome == SKIPPED)
+                score, why = None, reason_of(skipped.message)
+            marks.append(Mark(name, title, points, score, why))
+    return marks
+
+
+def write_json(grade: Grade, path: Path) -> None:
+    """Writes Gradescope's file, whole or not at all."""
+    beside = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(grade.results(), indent=1, ensure_ascii=False) + "\n")
+        os.replace(beside, path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,91 @@
+"""Marks of one submission: what was judged, and Gradescope's file of results.
+
+The format is that of https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A check's or an answer's.
+
+    Attributes:
+        of: task or question.
+        name: what was judged.
+        points: of a right one.
+        score: what this one gets; None where it was not judged.
+        why: it gets no more, or was not judged.
+    """
+
+    of: str
+    name: str
+    points: float
+    score: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Grade:
+    """The marks of a submission.
+
+    Attributes:
+        stem: whose and of what.
+        marks: one for each check and question, whatever happened.
+        isolation: how the student's code was kept apart; empty if it was not run.
+        variant: what numbers were drawn from.
+        remark: about the whole, such as why it could not be read.
+        seconds: that it took.
+    """
+
+    stem: str
+    marks: Sequence[Mark]
+    isolation: str
+    variant: int
+    remark: str = ""
+    seconds: float = 0.0
+
+    @property
+    def score(self) -> float:
+        """Returns the points that it gets."""
+        return sum(mark.score or 0.0 for mark in self.marks)
+
+    @property
+    def maximum(self) -> float:
+        """Returns the points that could be had; what was not judged is not among them."""
+        return sum(mark.points for mark in self.marks if mark.score is not None)
+
+    def results(self) -> dict:
+        """Returns Gradescope's results."""
+        isolation = f"Student code ran in: {self.isolation}." if self.isolation else ""
+        return {
+            "score": self.score,
+            "execution_time": round(self.seconds, 1),
+            "output": " ".join(filter(None, (self.remark, isolation))),
+            "tests": [entry(mark, number) for number, mark in enumerate(self.marks, start=1)],
+            "extra_data": {
+                "submission": self.stem,
+                "maximum": self.maximum,
+                "isolation": self.isolation,
+                "variant": self.variant,
+                "not_judged": [mark.name for mark in self.marks if mark.score is None],
+            },
+        }
+
+
+def entry(mark: Mark, number: int) -> dict:
+    """Returns one of Gradescope's tests."""
+    judged = mark.score is not None
+    full = judged and mark.score >= mark.points
+    return {
+        "number": str(number),
+        "name": f"{mark.of}: {mark.name}" + ("" if judged else " (not judged)"),
+        "score": mark.score if judged else 0.0,
+        "max_score": float(mark.points) if judged else 0.0,
+        "status": "passed" if full or not judged else "failed",
+        "output": mark.why,
+        "tags": [mark.of],
+    }

@@ -1,0 +1,1 @@
+"""Numbers that questions ask for, recomputed from a student's own tables."""

@@ -1,0 +1,181 @@
+"""``ddplab study grading``: a grader gives the same points ten times, and mistakes lose their own.
+
+For each assignment the references are handed in and graded ten times, an untouched tree once, and
+each wrong solution (``tests/exercises/mutants``) once. A cut study is continued:
+``ddplab study grading --continues RUN_DIR`` takes over the gradings that are there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pandas as pd
+
+from common.course.grading.grade import Grader
+from common.course.markers import student_source
+from common.course.submission import PARTS, HandedIn, pack
+from common.course.tasks import Task, read_tasks
+from common.errors import UserError
+from common.report.progress import StageProgress
+from common.runtime.paths import project_root
+from common.studies.study import study_run
+
+RESULTS = "gradings"
+KEYS = ["assignment", "part", "kind", "name", "round"]
+REFERENCE, UNTOUCHED, MISTAKE = "reference", "untouched", "mistake"
+ASSIGNMENTS = (0, 1, 2, 3, 4)
+
+
+@dataclass(frozen=True)
+class GradingStudy:
+    """Settings of the study."""
+
+    assignments: tuple[int, ...] = ASSIGNMENTS
+    rounds: int = 10
+    variant: int = 2027
+    continues: str = ""
+    """Run directory of a study that was cut."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One grading.
+
+    Attributes:
+        of: what is handed in.
+        kind: reference, untouched or mistake.
+        name: of the mistake.
+        round: from 0.
+        changed: exercises whose text is not the reference's.
+        check: that a mistake is meant to lose.
+    """
+
+    of: HandedIn
+    kind: str
+    name: str
+    round: int
+    changed: Mapping[str, str]
+    check: str = ""
+
+    @property
+    def key(self) -> tuple:
+        """Returns what tells it from the others."""
+        return (self.of.assignment, self.of.part, self.kind, self.name, self.round)
+
+
+def run_study(study: GradingStudy, output_dir: str, progress: StageProgress) -> Path:
+    """Grades all cases; returns the run directory."""
+    done = earlier(study)
+    known = set(done[KEYS].itertuples(index=False, name=None)) if len(done) else set()
+    cases = [case for case in all_cases(study) if case.key not in known]
+    rows = done.to_dict("records")
+    with study_run("grading", study, output_dir, progress, backend="gloo", ranks=4) as run:
+        for case in cases:
+            what = f"assignment {case.of.assignment}"
+            what += f", part {case.of.part}" if case.of.part else ""
+            with progress.stage(f"{what}: {case.kind} {case.name or case.round + 1}"):
+                rows.append(graded(case, study.variant))
+            run.write_table(f"{RESULTS}.csv", pd.DataFrame(rows))  # whole after each
+        table = summary(pd.DataFrame(rows))
+        run.write_table("summary.csv", table)
+    progress.say(table.to_string(index=False, float_format="%.3g"))
+    return run.path
+
+
+def earlier(study: GradingStudy) -> pd.DataFrame:
+    """Returns the gradings of the study that this one continues."""
+    if not study.continues:
+        return pd.DataFrame(columns=KEYS)
+    path = Path(study.continues) / f"{RESULTS}.csv"
+    if not path.is_file():
+        raise UserError(f"--continues {study.continues}: there is no {RESULTS}.csv in it")
+    found = pd.read_csv(path, keep_default_na=False)
+    if missing := set(KEYS) - set(found):
+        raise UserError(f"--continues {study.continues}: {path.name} has no column {min(missing)}")
+    return found
+
+
+def all_cases(study: GradingStudy) -> Iterator[Case]:
+    """Yields the gradings, assignment by assignment."""
+    tasks = read_tasks()
+    for assignment in study.assignments:
+        for part in range(1, len(PARTS[assignment]) + 1) if assignment in PARTS else (0,):
+            of = HandedIn("study-grading", assignment, part)
+            own = of.tasks(tasks)
+            for number in range(study.rounds):
+                yield Case(of, REFERENCE, "", number, {})
+            stripped = {t.file: student_source(text_of(t), t.file, ()) for t in own.values()}
+            yield Case(of, UNTOUCHED, "", 0, stripped)
+            for mutant in mutants():
+                file = f"{mutant.exercise}.py"
+                checks = [check for task in own.values() for check in task.checks]
+                if mutant.check in checks and file in {task.file for task in own.values()}:
+                    changed = {file: mutant.source()}
+                    yield Case(of, MISTAKE, mutant.name, 0, changed, mutant.check)
+
+
+def mutants() -> list:
+    """Returns the wrong solutions of the tests."""
+    folder = str(project_root() / "tests" / "exercises")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    numbers = importlib.import_module("mutants.numbers").NUMBERS
+    return [*numbers, *importlib.import_module("mutants.ranks").RANKS]
+
+
+def text_of(task: Task) -> str:
+    """Returns a task's reference."""
+    return (project_root() / task.path).read_text()
+
+
+def graded(case: Case, variant: int) -> dict[str, object]:
+    """Grades a case; returns a row. Answers are left out: their marks are arithmetic."""
+    tasks = case.of.tasks(read_tasks())
+    with TemporaryDirectory() as scratch:
+        path = Path(scratch) / f"{case.of.stem}.tar.gz"
+        texts = {task.file: case.changed.get(task.file, text_of(task)) for task in tasks.values()}
+        pack(path, case.of, {f"exercises/{name}": text.encode() for name, text in texts.items()})
+        grade = Grader(project_root(), variant).grade(path)
+    marks = [mark for mark in grade.marks if mark.of in tasks]
+    lost = [f"{mark.of}: {mark.name}" for mark in marks if mark.score != mark.points]
+    meant = case.check.partition("::test_")[2].replace("_", " ")
+    return {
+        **dict(zip(KEYS, case.key, strict=True)),
+        "score": sum(mark.score or 0.0 for mark in marks),
+        "maximum": sum(mark.points for mark in marks),
+        "checks": len(marks),
+        "lost": "; ".join(lost),
+        "lost_its_own": any(entry.endswith(f": {meant}") for entry in lost) if meant else "",
+        "others_lost": max(len(lost) - 1, 0) if meant else "",
+        "isolation": grade.isolation,
+        "grading_time_s": grade.seconds,
+    }
+
+
+def summary(rows: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row for each assignment: scores, whether they are the same, and the time."""
+    found = []
+    for (assignment, part), own in rows.groupby(["assignment", "part"]):
+        best = own[own["kind"] == REFERENCE]
+        wrong = own[own["kind"] == MISTAKE]
+        found.append(
+            {
+                "assignment": assignment,
+                "part": part,
+                "gradings": len(best),
+                "lowest_score": best["score"].min(),
+                "highest_score": best["score"].max(),
+                "maximum": own["maximum"].max(),
+                "untouched_score": own.loc[own["kind"] == UNTOUCHED, "score"].max(),
+                "mistakes": len(wrong),
+                "mistakes_found": int((wrong["lost_its_own"].astype(str) == "True").sum()),
+                "others_lost": int(pd.to_numeric(wrong["others_lost"]).sum()),
+                "median_time_s": own["grading_time_s"].median(),
+            }
+        )
+    return pd.DataFrame(found)

@@ -1,0 +1,181 @@
+"""Whole gradings of assignment 3, the shortest: reference, untouched tree, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from common.course.answers import CHOICE, NUMBER, questions_path, read_questions
+from common.course.grading.classes import Class
+from common.course.grading.grade import Grader, marks_of
+from common.course.grading.imports import violations
+from common.course.grading.judged_answers import read_key
+from common.course.grading.sandbox import strongest_isolation
+from common.course.markers import student_source
+from common.course.numbers import assignment3
+from common.course.outcomes import Outcome
+from common.course.overlay import with_overlay
+from common.course.submission import handed_in, pack
+from common.course.tasks import read_tasks
+from common.errors import UserError
+from common.runtime.paths import project_root
+
+ROOT = project_root()
+RECORDED = ROOT / "data" / "epyc-2-cores" / "assignment3"
+TASKS = {name: task for name, task in read_tasks().items() if task.assignment == 3}
+
+try:
+    ISOLATION = strongest_isolation()
+except UserError as refusal:
+    pytest.skip(str(refusal), allow_module_level=True)
+
+
+def answered() -> bytes:
+    """Return right numbers and choices, and a text for the rest."""
+    content = yaml.safe_load(questions_path(ROOT, 3).read_text())
+    key = read_key(ROOT, 3)
+    for name, question in read_questions(ROOT, 3).items():
+        if question.kind == NUMBER:
+            answer = getattr(assignment3, key[name]["number"])(RECORDED)
+        else:
+            answer = key[name]["right"] if question.kind == CHOICE else "Because."
+        content[name]["answer"] = answer
+    return yaml.safe_dump(content).encode()
+
+
+def submission(folder: Path, name: str, exercises: dict[str, str], answers: bytes) -> Path:
+    of = handed_in(name, 3)
+    files = {f"exercises/{file}": text.encode() for file, text in exercises.items()}
+    for path in RECORDED.rglob("*.csv"):
+        files[f"run/{path.relative_to(RECORDED)}"] = path.read_bytes()
+    files["answers.yaml"] = answers
+    path = folder / f"{of.stem}.tar.gz"
+    pack(path, of, files)
+    return path
+
+
+def reference() -> dict[str, str]:
+    return {task.file: (ROOT / task.path).read_text() for task in TASKS.values()}
+
+
+def untouched() -> dict[str, str]:
+    return {file: student_source(text, file, ()) for file, text in reference().items()}
+
+
+def test_the_reference_gets_all_and_an_untouched_tree_nothing(tmp_path: Path) -> None:
+    blank = questions_path(ROOT, 3).read_bytes()
+    paths = [
+        submission(tmp_path, "right-all", reference(), answered()),
+        submission(tmp_path, "left-untouched", untouched(), blank),
+    ]
+    best, none = Class(Grader(ROOT, variant=7), paths).grade(tmp_path / "grades", lambda _: None)
+    assert best.score == best.maximum, [mark for mark in best.marks if mark.score == 0]
+    assert none.score == 0
+    assert len(best.marks) == len(none.marks)
+    assert none.maximum >= best.maximum  # a text without an answer is judged
+    assert {mark.score for mark in none.marks} == {0}
+    assert any("task A3.1 is not written yet" in mark.why for mark in none.marks)
+    results = json.loads((tmp_path / "grades" / "right-all-assign3.json").read_text())
+    assert results["score"] == best.score
+    assert results["extra_data"]["isolation"] == ISOLATION
+    assert all(test["status"] == "passed" for test in results["tests"])
+    table = (tmp_path / "grades" / "grades.csv").read_text().splitlines()
+    assert table[0].startswith("submission,score,maximum,not_judged,A3.1,A3.2,A3.3,Q3.1")
+    assert len(table) == 3
+    assert "Because." in (tmp_path / "grades" / "reading.html").read_text()
+
+
+def test_a_mistake_costs_its_check_and_a_crash_what_it_breaks(tmp_path: Path) -> None:
+    files = reference()
+    begin = "    # BEGIN SOLUTION A3.2\n"
+    files["loss_scale.py"] = files["loss_scale.py"].replace(begin, "    import os; os._exit(0)\n")
+    files["cost_fit.py"] = "import subprocess\n" + files["cost_fit.py"]
+    grade = Grader(ROOT).grade(submission(tmp_path, "wrong-twice", files, answered()))
+    marks = {name: [mark for mark in grade.marks if mark.of == name] for name in TASKS}
+    assert all(mark.score == mark.points for mark in marks["A3.1"])
+    assert {(mark.score, mark.why) for mark in marks["A3.2"]} == {
+        (0.0, "Ended: its process has ended")
+    }
+    [fit] = marks["A3.3"]
+    assert fit.score == 0
+    assert "line 1: it imports subprocess" in fit.why
+
+
+def test_a_tarball_that_cannot_be_read_has_every_check(tmp_path: Path) -> None:
+    path = submission(tmp_path, "cut-off", reference(), answered())
+    path.write_bytes(path.read_bytes()[:5000])
+    grade = Grader(ROOT).grade(path)
+    assert grade.score == 0
+    assert "cut off" in grade.remark
+    checks = sum(len(task.checks) for task in TASKS.values())
+    assert len(grade.marks) == checks + len(read_questions(ROOT, 3))
+
+
+def test_two_of_one_name_and_several_assignments(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    paths = [submission(tmp_path / folder, "a-b", reference(), b"{}") for folder in ("one", "two")]
+    with pytest.raises(UserError, match="2 submissions are called a-b-assign3"):
+        Class(Grader(ROOT), paths)
+    other = tmp_path / "a-b-assign2.tar.gz"
+    other.touch()
+    with pytest.raises(UserError, match="several assignments"):
+        Class(Grader(ROOT), [paths[0], other])
+    with pytest.raises(UserError, match="no such file"):
+        Class(Grader(ROOT), [tmp_path / "c-d-assign3.tar.gz"])
+
+
+def test_a_check_needs_all_of_its_cases_and_one_that_was_skipped_is_not_judged() -> None:
+    task = read_tasks()["A3.2"]
+    one, other = (check.partition("::") for check in task.checks)
+
+    def outcomes(*pairs: tuple[str, str]) -> list[Outcome]:
+        return [Outcome(one[0].removesuffix(".py"), name, what) for name, what in pairs]
+
+    cases = outcomes((f"{one[2]}[1]", "passed"), (f"{one[2]}[2]", "failed"), (other[2], "skipped"))
+    scores = [mark.score for mark in marks_of({"A3.2": task}, cases, {})]
+    assert scores == [0, None]
+    assert [mark.score for mark in marks_of({"A3.2": task}, [], {})] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import subprocess", "imports subprocess"),
+        ("import common.perfmodel.simulator", "imports common.perfmodel.simulator"),
+        ("from common.exercises.cap_search import fastest_cap", "imports common.exercises.cap"),
+        ("from torch.nn.parallel import DistributedDataParallel", "not for exercises"),
+        ("import torch\ntorch.nn.parallel.DistributedDataParallel", "not for exercises"),
+        ("exec('1')", "exec is not for exercises"),
+        ("().__class__.__base__.__subclasses__()", "__subclasses__ is not"),
+        ("def f(:", "line 1: "),
+    ],
+)
+def test_what_an_exercise_may_not_use(source: str, words: str) -> None:
+    [found, *_] = violations(source, "import torch", ["bucket_assignment"])
+    assert words in found
+
+
+def test_references_use_only_what_exercises_may() -> None:
+    tasks = read_tasks()
+    given = ["same_model"]
+    for task in tasks.values():
+        text = (ROOT / task.path).read_text()
+        others = given + [tasks[needed].file.removesuffix(".py") for needed in task.needs]
+        assert violations(text, text, others) == [], task.name
+
+
+def test_an_overlay_takes_the_projects_place(tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay"
+    (overlay / "assignments" / "assignment3").mkdir(parents=True)
+    (overlay / "assignments" / "assignment3" / "key.yaml").write_text("Q3.1: {number: x}\n")
+    with with_overlay(ROOT, overlay) as merged:
+        assert read_key(merged, 3) == {"Q3.1": {"number": "x"}}
+        assert read_key(merged, 2) == read_key(ROOT, 2)
+        assert read_tasks(merged) == read_tasks(ROOT)
+    assert not merged.exists()
+    with pytest.raises(UserError, match="expected a folder"), with_overlay(ROOT, tmp_path / "no"):
+        pass

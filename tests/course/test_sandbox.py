@@ -1,0 +1,241 @@
+"""Attacks on the grader: each ends in an error, gains nothing, and leaves no process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.course.grading.sandbox import Sandbox, strongest_isolation, why_not
+from common.course.grading.student import lay_out, lay_out_student
+from common.course.grading.wire import Ended, Raised, Remote
+from common.errors import UserError
+from common.runtime.paths import project_root
+
+ROOT = project_root()
+ANSWER_S = 4.0
+GIB = 2**30
+KINDS = [kind for kind in ("namespaces", "user namespaces") if not why_not(kind)]
+TARGET = "loss_scale.py"
+
+# What a student may write in place of ``loss_scale``; the words that an honest end has.
+ATTACKS = {
+    "ends at import": ("import os\nos._exit(0)", "process has ended"),
+    "never ends": ("while True: pass", "no answer in time"),
+    "forks without end": (
+        "import os\n\ndef attack():\n    while True:\n        os.fork()",
+        "process has ended|no answer|BlockingIOError|talks|message",
+    ),
+    "takes 20 GB": ("def attack():\n    return len(bytearray(20 * 2**30))", "MemoryError"),
+    "writes 100 GB": (
+        "def attack():\n    for number in range(1000):\n"
+        "        with open(f'/tmp/{number}', 'wb') as file:\n"
+        "            for _ in range(100):\n                file.write(bytes(2**20))",
+        "OSError|process has ended",
+    ),
+    "writes to every descriptor": (
+        "import os\n\ndef attack():\n    for number in range(3, 200):\n"
+        "        try:\n            os.write(number, b'[\"value\", 1]' * 99)\n"
+        "        except OSError:\n            pass\n    return 1",
+        "message|process has ended|no answer",
+    ),
+    "reads the hidden tests": (
+        f"def attack():\n    return open('{ROOT}/tests/exercises/hidden/test_models.py').read()",
+        "FileNotFoundError|PermissionError",
+    ),
+    "reads the references": (
+        f"def attack():\n    return open('{ROOT}/common/exercises/loss_scale.py').read()",
+        "FileNotFoundError|PermissionError",
+    ),
+    "looks for files of the grader": (
+        "import os\n\ndef attack():\n"
+        "    found = [r for r, _, names in os.walk('/') if 'test_one_device.py' in names]\n"
+        "    raise LookupError(found)",
+        r"LookupError: \[\]",
+    ),
+    "calls a socket outside": (
+        "import socket\n\ndef attack():\n"
+        "    socket.create_connection(('192.0.2.1', 80), timeout=2)",
+        "OSError|unreachable|TimeoutError",
+    ),
+    "kills the first process": (
+        "import os\n\ndef attack():\n    os.kill(1, 9)\n    os.kill(os.getppid(), 9)\n"
+        "    raise LookupError('it is still there')",
+        "PermissionError|still there",
+    ),
+    "looks into the first process": (
+        "def attack():\n    return open('/proc/1/mem', 'rb').read(1)",
+        "PermissionError",
+    ),
+    "mounts": (
+        "import ctypes, os\n\ndef attack():\n    libc = ctypes.CDLL(None, use_errno=True)\n"
+        "    done = libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)\n"
+        "    raise OSError(ctypes.get_errno(), f'mount: {done}')",
+        "PermissionError: .*mount: -1",
+    ),
+    "writes to Python's own files": (
+        "import os\n\ndef attack():\n    open(os.__file__, 'a').write('x')",
+        "PermissionError|OSError: .*Read-only",
+    ),
+    "calls torch's DDP": (
+        "import torch\n\ndef attack():\n"
+        "    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))",
+        "PermissionError: .*not for exercises",
+    ),
+    "finds torch's DDP among classes": (
+        "import torch\n\ndef attack():\n    found = [c for c in torch.nn.Module.__subclasses__() "
+        "if c.__name__ == 'DistributedDataParallel']\n    found[0](torch.nn.Linear(1, 1))",
+        "PermissionError: .*not for exercises|IndexError",
+    ),
+    "imports torch's FSDP anew": (
+        "import sys\n\ndef attack():\n    for name in list(sys.modules):\n"
+        "        if name.startswith('torch.distributed.fsdp'):\n            del sys.modules[name]\n"
+        "    from torch.distributed.fsdp import fully_shard\n    fully_shard(None)",
+        "ImportError|ModuleNotFoundError",
+    ),
+    "assigns buckets by torch's C++": (
+        "import torch.distributed as dist\n\ndef attack():\n"
+        "    return dist._compute_bucket_assignment_by_size([], [1])",
+        "PermissionError: .*not for exercises",
+    ),
+    "calls this project's simulator": (
+        "def attack():\n    import common.perfmodel.simulator",
+        "ModuleNotFoundError",
+    ),
+    "returns what cannot be held": (
+        "import numpy as np\n\ndef attack():\n    return [np.zeros(2**27)] * 9",
+        "message|process has ended|MemoryError",
+    ),
+    "nests without end": (
+        "def attack():\n    found = []\n    for _ in range(10**5):\n        found = [found]\n"
+        "    return found",
+        "RecursionError|message|process has ended",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def sandbox(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    folder = tmp_path_factory.mktemp("attacked")
+    for parent in (folder, *folder.parents[:2]):
+        parent.chmod(0o755)
+    lay_out(folder, ROOT)
+    with Sandbox(folder, request.param) as started:
+        yield started
+
+
+@pytest.fixture
+def part(sandbox: Sandbox, tmp_path: Path) -> Callable[[str], str]:
+    """``part(source)``: a part of the sandbox's folder in which loss_scale.py is this."""
+
+    def lay(source: str) -> str:
+        below = f"part-{len(list(sandbox.folder.iterdir()))}"
+        probes = tmp_path / "probes"
+        probes.mkdir()
+        exercise = ROOT / "common" / "exercises" / TARGET
+        lay_out_student(sandbox.folder, ROOT, below, probes, lambda _: source, [exercise])
+        return below
+
+    sandbox.ensure()
+    sandbox.sweep()
+    return lay
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_ends_in_an_error(sandbox: Sandbox, part: Callable, name: str) -> None:
+    source, expected = ATTACKS[name]
+    files = sorted(str(path) for path in ROOT.glob("*"))
+    peer = sandbox.start(part(source), timeout_s=ANSWER_S)
+    with pytest.raises((Raised, Ended), match=expected):
+        peer.module("exercise loss_scale").attack()
+    sandbox.ensure()
+    sandbox.sweep()
+    wait_until(lambda: len(sandbox.processes()) <= 1)
+    assert sorted(str(path) for path in ROOT.glob("*")) == files
+    again = sandbox.start(part_again(sandbox, "def attack():\n    return 7"))
+    assert again.module("exercise loss_scale").attack() == 7
+
+
+def part_again(sandbox: Sandbox, source: str) -> str:
+    """Lay out an honest part, once."""
+    below = "honest"
+    if not (sandbox.folder / below).exists():
+        exercise = ROOT / "common" / "exercises" / TARGET
+        empty = sandbox.folder / "no-probes"
+        empty.mkdir()
+        lay_out_student(sandbox.folder, ROOT, below, empty, lambda _: source, [exercise])
+    return below
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < deadline, "processes are left"
+        time.sleep(0.1)
+
+
+def test_what_crosses_is_data(sandbox: Sandbox, part: Callable) -> None:
+    source = (
+        "import os\n\nclass Trick:\n    def __reduce__(self):\n"
+        "        return os.system, ('true',)\n\n"
+        "class Equal(float):\n    def __eq__(self, other):\n        return True\n\n"
+        "    __hash__ = float.__hash__\n\n"
+        "def pickled():\n    return Trick()\n\ndef equal():\n    return Equal(3.0)\n"
+    )
+    module = sandbox.start(part(source)).module("exercise loss_scale")
+    assert isinstance(module.pickled(), Remote)
+    assert module.equal() != 4.0
+    assert type(module.equal()) is float
+
+
+def test_only_the_functions_that_were_handed_over_can_be_called(
+    sandbox: Sandbox, part: Callable
+) -> None:
+    source = (
+        "def attack(function):\n    peer = function.__dict__['_peer']\n"
+        "    return peer.request(['module', 'exercise os'])\n\n"
+        "def twice(function):\n    return function(2) + function(3)\n"
+    )
+    module = sandbox.start(part(source)).module("exercise loss_scale")
+    assert module.twice(lambda number: number * 10) == 50
+    with pytest.raises(Raised, match="PermissionError"):
+        module.attack(lambda: None)
+
+
+def test_a_sandbox_ends_with_its_owner(tmp_path: Path) -> None:
+    before = {process.pid for process in psutil.process_iter()}
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for parent in (folder, *folder.parents[:3]):
+        parent.chmod(0o755)
+    lay_out(folder, ROOT)
+    with Sandbox(folder, "none") as sandbox:
+        assert sandbox.processes() == []
+        assert sandbox.process.poll() is None
+    assert sandbox.process.poll() is not None
+    assert not sandbox.scratch.exists()
+    left = [p for p in psutil.process_iter(["cmdline"]) if p.pid not in before]
+    assert not [p for p in left if "callee" in " ".join(p.info["cmdline"] or [])]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_another_user_cannot_read_what_root_keeps(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("expected: 4")
+    secret.chmod(0o600)
+    done = subprocess.run(
+        ["setpriv", "--reuid=64201", "--regid=64201", "--clear-groups", "cat", str(secret)],
+        capture_output=True,
+    )
+    assert done.returncode != 0
+
+
+def test_without_any_isolation_nothing_is_graded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.course.grading.sandbox.why_not", lambda kind: f"no {kind}")
+    with pytest.raises(UserError, match="nothing can be graded on this machine"):
+        strongest_isolation()

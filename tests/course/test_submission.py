@@ -1,0 +1,148 @@
+"""Tarballs that are handed in: honest ones, and those that are not what they should be."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from common.course.submission import HandedIn, handed_in, pack, read_submission
+from common.errors import UserError
+
+DOE = HandedIn("doe-jane", 2)
+FILES = {"exercises/cap_search.py": b"def f(): pass\n", "run/a/steps.csv": b"a,b\n1,2\n"}
+
+
+def tarball(folder: Path, *members: tuple[tarfile.TarInfo, bytes], listed: bool = True) -> Path:
+    """Write a tarball with a manifest of these members."""
+    path = folder / f"{DOE.stem}.tar.gz"
+    hashes = {
+        info.name.partition("/")[2]: hashlib.sha256(content).hexdigest()
+        for info, content in members
+        if info.isreg()
+    }
+    if listed:
+        text = json.dumps(hashes).encode()
+        members = (*members, (member("manifest.json", text)[0], text))
+    with tarfile.open(path, "w:gz") as tar:
+        for info, content in members:
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def member(name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = ""):
+    """Return a member below the tarball's folder; a name that begins with a slash stays."""
+    info = tarfile.TarInfo(name if name.startswith(("/", "..")) else f"{DOE.stem}/{name}")
+    info.size, info.type, info.linkname = len(content), kind, link
+    return info, content
+
+
+def test_what_is_packed_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / f"{DOE.stem}.tar.gz"
+    pack(path, DOE, FILES)
+    found = read_submission(path)
+    assert found.of == DOE
+    assert found.files == FILES
+    assert found.exercises() == {"cap_search.py": FILES["exercises/cap_search.py"]}
+    found.write_run(tmp_path / "run")
+    assert (tmp_path / "run" / "a" / "steps.csv").read_bytes() == b"a,b\n1,2\n"
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["doe-jane", "müller-jörg", "иванова-анна", "王-小明", "सिंह-अमित", "o-brien-mary"]
+)
+def test_names_of_any_script(tmp_path: Path, name: str) -> None:
+    of = handed_in(name, 2)
+    path = tmp_path / f"{of.stem}.tar.gz"
+    pack(path, of, FILES)
+    assert read_submission(path).of.name == of.name
+
+
+@pytest.mark.parametrize("name", ["Doe-Jane", "doe", "doe-", "doe jane", "../doe-jane", "doe-j4ne"])
+def test_names_that_are_none(name: str) -> None:
+    with pytest.raises(UserError, match="lastname-firstname"):
+        handed_in(name, 2)
+
+
+def test_parts() -> None:
+    assert handed_in("a-b", 1, 2).stem == "a-b-assign1-part2"
+    with pytest.raises(UserError, match="two parts: --part 1 or 2"):
+        handed_in("a-b", 1)
+    with pytest.raises(UserError, match="has no part 1"):
+        handed_in("a-b", 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (member("../../etc/passwd", b"x"), "does not belong"),
+        (member("/etc/passwd", b"x"), "does not belong"),
+        (member("exercises/../../x.py", b"x"), "does not belong"),
+        (member("exercises/deep/x.py", b"x"), "does not belong"),
+        (member("conftest.py", b"x"), "does not belong"),
+        (member("exercises/x.pth", b"x"), "does not belong"),
+        (member("run/x.pkl", b"x"), "does not belong"),
+        (member("answers.yaml", kind=tarfile.SYMTYPE, link="/etc/passwd"), "is no file"),
+        (member("answers.yaml", kind=tarfile.LNKTYPE, link="/etc/passwd"), "is no file"),
+        (member("run/x.csv", kind=tarfile.CHRTYPE), "is no file"),
+        (member("run/x.csv", kind=tarfile.FIFOTYPE), "is no file"),
+    ],
+)
+def test_members_that_may_not_be_there(tmp_path: Path, bad, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read_submission(tarball(tmp_path, bad))
+
+
+def test_a_member_twice_and_one_too_many(tmp_path: Path) -> None:
+    twice = member("run/x.csv", b"x")
+    with pytest.raises(UserError, match="is in it twice"):
+        read_submission(tarball(tmp_path, twice, twice))
+    many = [member(f"run/{number}.csv") for number in range(1001)]
+    with pytest.raises(UserError, match="more than 1000 members"):
+        read_submission(tarball(tmp_path, *many))
+
+
+def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / f"{DOE.stem}.tar.gz"
+    with gzip.open(path, "wb", compresslevel=9) as file:
+        for _ in range(300):
+            file.write(bytes(2**20))
+    assert path.stat().st_size < 2**20
+    with pytest.raises(UserError, match="unpacks to more than 200 MB"):
+        read_submission(path)
+
+
+def test_cut_off_changed_and_without_manifest(tmp_path: Path) -> None:
+    whole = tarball(tmp_path, member("run/x.csv", b"x" * 5000))
+    content = whole.read_bytes()
+    whole.write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match="no whole tarball"):
+        read_submission(whole)
+    whole.write_bytes(b"not a tarball")
+    with pytest.raises(UserError, match="no whole tarball"):
+        read_submission(whole)
+    with pytest.raises(UserError, match=r"manifest\.json is missing"):
+        read_submission(tarball(tmp_path, member("run/x.csv", b"x"), listed=False))
+    other = json.dumps({"run/x.csv": "0" * 64}).encode()
+    changed = tarball(
+        tmp_path, member("run/x.csv", b"x"), member("manifest.json", other), listed=False
+    )
+    with pytest.raises(UserError, match=r"run/x\.csv is not what manifest\.json says"):
+        read_submission(changed)
+    with pytest.raises(UserError, match=r"lastname-firstname-assignN\.tar\.gz"):
+        read_submission(tmp_path / "homework.zip")
+
+
+def test_too_large_is_not_packed(tmp_path: Path) -> None:
+    import random
+
+    noise = random.Random(0).randbytes(21 * 2**20)
+    with pytest.raises(UserError, match=r"the largest file is run/noise\.csv"):
+        pack(tmp_path / f"{DOE.stem}.tar.gz", DOE, {"run/noise.csv": noise})
+    assert list(tmp_path.iterdir()) == []

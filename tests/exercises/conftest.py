@@ -1,0 +1,83 @@
+"""The student whose exercises are checked: the one being graded, or this project itself.
+
+Grading (``common.course.grading.grade``) names a folder, an isolation and a variant of the numbers
+drawn. Without it the reference solutions are checked, in the strongest sandbox of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.course.grading.sandbox import Sandbox, strongest_isolation
+from common.course.grading.student import Ranks, Student, lay_out, lay_out_student
+from common.errors import UserError
+from common.runtime.paths import project_root
+
+GRADED = json.loads(os.environ.get("DDPLAB_GRADED", "{}"))
+PROBES = Path(__file__).parent / "hidden" / "probes"
+OWN = "own"
+
+
+def isolation() -> str:
+    """The strongest of this machine; none at all is enough for one's own code."""
+    try:
+        return strongest_isolation()
+    except UserError:
+        return "none"
+
+
+@pytest.fixture(scope="session")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """The sandbox of all checks; its folder has the part ``own``, and tests may add others."""
+    if GRADED:
+        folder, kind = Path(GRADED["folder"]), GRADED["isolation"]
+    else:
+        folder, kind = tmp_path_factory.mktemp("sandbox"), isolation()
+        for parent in (folder, *folder.parents[:2]):
+            parent.chmod(0o755)
+        lay_out(folder, project_root())
+        lay_out_student(folder, project_root(), OWN, PROBES, Path.read_text)
+    with Sandbox(folder, kind) as started:
+        yield started
+
+
+@pytest.fixture
+def below() -> str:
+    """The part of the sandbox's folder that is checked."""
+    return OWN
+
+
+@pytest.fixture
+def student(sandbox: Sandbox, below: str) -> Student:
+    """The student, in processes of this check's own."""
+    if time.time() > GRADED.get("until", inf):
+        pytest.fail("no time is left")
+    found = Student(sandbox, below)
+    found.afresh()
+    return found
+
+
+@pytest.fixture
+def on_ranks(student: Student) -> Callable[[int], Ranks]:
+    """``on_ranks(3)``: ranks with the student's code."""
+    return student.on_ranks
+
+
+@pytest.fixture(scope="session")
+def variant() -> int:
+    """What random numbers are drawn from."""
+    return int(GRADED.get("variant", 0))
+
+
+@pytest.fixture
+def generator(variant: int) -> np.random.Generator:
+    """Random numbers of this variant."""
+    return np.random.default_rng(variant)

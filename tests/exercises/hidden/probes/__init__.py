@@ -1,0 +1,1 @@
+"""What checks run in a student's process: scenes and looks, no expected value."""

@@ -1,0 +1,297 @@
+"""Scenes on ranks: each trains or exchanges with a student's code and returns what came of it."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import functools
+import operator
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from common.exercises.bucketed_ddp import BucketedDDP
+from common.exercises.fsdp import FSDP
+from common.exercises.naive_ddp import FlatDDP, NaiveDDP
+from common.exercises.overlapped_ddp import OverlappedDDP
+from common.exercises.ring_all_reduce import ring_all_reduce
+from common.exercises.sharded_optimizer import ShardedOptimizer
+from probes.models import (
+    adamw,
+    groups,
+    layers,
+    odd_model,
+    sgd,
+    stacked_model,
+    tokens,
+    trained,
+)
+
+WRAPPERS = {
+    "naive": NaiveDDP,
+    "flat": FlatDDP,
+    "overlapped": OverlappedDDP,
+    "bucketed": functools.partial(BucketedDDP, bucket_cap_mb=0.0005),
+    "bucketed by default": BucketedDDP,
+}
+GROUP_TIMEOUT = datetime.timedelta(seconds=20)
+
+torch.set_num_threads(1)
+
+
+def begin() -> None:
+    """Joins the group of all ranks."""
+    dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Returns a copy of parameters and buffers."""
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+class counted:
+    """Counts the calls of one of torch.distributed's functions inside the block."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.calls = name, []
+
+    def __enter__(self) -> list:
+        self.original = getattr(dist, self.name)
+
+        def call(*arguments, **keywords):
+            self.calls.append(arguments)
+            return self.original(*arguments, **keywords)
+
+        setattr(dist, self.name, call)
+        return self.calls
+
+    def __exit__(self, *_: object) -> None:
+        setattr(dist, self.name, self.original)
+
+
+def train(name: str, seed: int, steps: int) -> dict:
+    """Trains with a wrapper; in each step another rank is the only one that uses the branch."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    model = odd_model(seed + rank)
+    parameters = list(model.parameters())
+    wrapped = WRAPPERS[name](model)
+    kept = all(map(operator.is_, wrapped.module.parameters(), parameters))
+    first, optimizer = state_of(wrapped.module), sgd(wrapped)
+    for step in range(steps):
+        wrapped(tokens(seed, step, rank), rank == step % ranks).backward()
+        wrapped.finish_gradient_synchronization()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"kept": kept, "first": first, "last": state_of(wrapped.module)}
+
+
+def accumulate(name: str, seed: int, steps: int) -> dict:
+    """Trains with two micro-batches a step, of which only the second may exchange anything."""
+    rank = dist.get_rank()
+    wrapped = WRAPPERS[name](odd_model(seed + rank))
+    optimizer, early = sgd(wrapped), 0
+    for step in range(steps):
+        with wrapped.no_sync(), counted("all_reduce") as calls:
+            (wrapped(tokens(seed, step, rank), True) / 2).backward()
+        early += len(calls)
+        (wrapped(tokens(seed, step + 10, rank), True) / 2).backward()
+        wrapped.finish_gradient_synchronization()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"calls": early, "last": state_of(wrapped.module)}
+
+
+def overlap(name: str, sent: Callable[[], int]) -> dict:
+    """Returns what was launched, and sent, when the last gradient was final, and in the end."""
+    model, launched, before_last = layers(20, 128, 1).float(), [], []
+    with counted("all_reduce") as calls:
+
+        def look(_: nn.Parameter) -> None:
+            launched.append(len(calls))
+            if len(launched) == len(list(model.parameters())):
+                before_last.append(sent())
+
+        for parameter in model.parameters():  # before the wrapper's own hooks
+            parameter.register_post_accumulate_grad_hook(look)
+        wrapped = WRAPPERS[name](model)
+        loss = wrapped(torch.randn(3, 128)).sum()
+        dist.barrier()
+        start = sent()
+        loss.backward()
+        wrapped.finish_gradient_synchronization()
+    counts = {"launched": launched[-1], "calls": len(calls)}
+    return counts | {"start": start, "before_last": before_last[0], "end": sent()}
+
+
+def all_reduces(name: str, seed: int) -> int:
+    """Returns the number of all-reduces of a step."""
+    rank = dist.get_rank()
+    wrapped = WRAPPERS[name](odd_model(seed + rank))
+    with counted("all_reduce") as calls:
+        wrapped(tokens(seed, 0, rank), True).backward()
+        wrapped.finish_gradient_synchronization()
+    return len(calls)
+
+
+def buckets(cap_mb: float | None) -> list[list[int]]:
+    """Returns the buckets of twenty layers; parameters are numbered in reverse."""
+    wrapped = BucketedDDP(layers(20, 16, 1).float(), bucket_cap_mb=cap_mb)
+    place = {id(p): index for index, p in enumerate(reversed(list(wrapped.module.parameters())))}
+    return [[place[id(parameter)] for parameter in bucket] for bucket in wrapped.buckets]
+
+
+def ring(tensors: list[list[Tensor]]) -> dict:
+    """Sums this rank's tensors; one of them is not contiguous."""
+    own = tensors[dist.get_rank()]
+    own[-1] = own[-1].T
+    with counted("all_reduce") as calls:
+        for tensor in own:
+            ring_all_reduce(tensor)
+    return {"calls": len(calls), "sums": [tensor.contiguous() for tensor in own]}
+
+
+def ring_once(count: int) -> None:
+    """Sums so many elements, and waits for all ranks."""
+    ring_all_reduce(torch.ones(count))
+
+
+def sharded(seed: int, steps: int, inputs: Tensor) -> dict:
+    """Trains with ZeRO-1: groups, a late one, a schedule, a closure; then with its saved states."""
+    rank = dist.get_rank()
+    model = layers(5, 9, seed)
+    own = ShardedOptimizer(groups(model), torch.optim.AdamW, lr=0.02)
+
+    def closure(optimizer: torch.optim.Optimizer) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        return loss
+
+    losses, states = [], []
+    for step in range(steps):
+        if step == 2:
+            own.add_param_group({"params": model[4].parameters(), "lr": 0.03})
+        if step == 4:
+            own.param_groups[0]["lr"] = 0.1
+        losses.append(own.step(functools.partial(closure, own)).item())
+        states.append(state_of(model))
+    owners = [[parameter.nbytes, owner] for parameter, owner in own.owners.items()]
+    kept = sum(
+        value.nbytes
+        for state in (own.own.state.values() if own.own else ())
+        for name, value in state.items()
+        if name.startswith("exp_avg")
+    )
+    # A new one that takes over the states of this rank goes on in the same way.
+    saved = own.state_dict()
+    again = ShardedOptimizer(
+        [{**group, "params": group["params"]} for group in own.param_groups], torch.optim.AdamW
+    )
+    again.load_state_dict(saved)
+    for _ in range(2):
+        again.step(functools.partial(closure, again))
+        states.append(state_of(model))
+    return {"rank": rank, "losses": losses, "states": states, "owners": owners, "kept": kept}
+
+
+def refused(case: str, name: str) -> str:
+    """Returns what a wrapper says of a model that cannot be trained together with the others'."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    whole = nn.Linear(4, 4)
+    if rank == 0:
+        whole.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.int64), requires_grad=False)
+    models = {
+        "other shape": nn.Linear(4, 3 if rank == last else 4),
+        "integers": whole,
+        "fewer": nn.Linear(4, 4, bias=rank != 1),
+        "none": nn.ReLU(),
+    }
+    try:
+        WRAPPERS[name](models[case])
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def whole_bytes(wrapped: FSDP) -> int:
+    """Returns the bytes of the blocks' whole weights that are in memory, or on their way."""
+    found = 0
+    for unit in wrapped.blocks:
+        found += sum(w.full.untyped_storage().nbytes() for w in unit.weights if w.is_sharded)
+        found += sum(parts.nbytes for _, parts, _ in unit.coming)
+    return found
+
+
+def fsdp(seed: int, steps: int) -> dict:
+    """Trains with two backward passes a step; looks at what is whole in between."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    wrapped = FSDP(stacked_model(seed + rank))
+    names = list(wrapped.module.state_dict())
+    optimizer, most, between, found = adamw(wrapped), [], [], []
+
+    def look(*_: object) -> None:
+        most.append(whole_bytes(wrapped))
+
+    for block in wrapped.module.blocks:
+        block.linear.register_forward_hook(look)
+        block.linear.register_full_backward_hook(look)
+    for step in range(steps):
+        for part in range(2):
+            batch = tokens(seed, step + 10 * part, rank)
+            loss = wrapped(batch, rank == step % ranks) / 2
+            between.append(whole_bytes(wrapped))
+            loss.backward()
+            wrapped.finish_gradient_synchronization()
+            between.append(whole_bytes(wrapped))
+        shapes = all(p.grad.shape == p.shape for p in trained(wrapped))
+        norm = wrapped.gradient_norm()
+        optimizer.step()
+        optimizer.zero_grad()
+        whole = {name: value.clone() for name, value in wrapped.gather_full_params().items()}
+        found.append({"shapes": shapes, "norm": norm, "whole": whole})
+    moments, round_trip = {}, True
+    for name, parameter in wrapped.module.named_parameters():
+        for kind in ("exp_avg", "exp_avg_sq") if parameter in optimizer.state else ():
+            own = optimizer.state[parameter][kind]
+            gathered = wrapped.whole(parameter, own)
+            round_trip &= torch.equal(wrapped.part(parameter, gathered), own)
+            moments[f"{name} {kind}"] = gathered.clone()
+    kept = sum(parameter.numel() for parameter in wrapped.parameters())
+    with torch.no_grad():
+        wrapped(tokens(seed, 0, rank), False)
+    between.append(whole_bytes(wrapped))
+    facts = {"names": names, "most": max(most), "between": max(between), "kept": kept}
+    return facts | {"steps": found, "moments": moments, "round_trip": round_trip}
+
+
+def fsdp_in_16_bits(seed: int) -> dict:
+    """Returns the dtype of whole weights, and the norm of the gradients, which are in float32."""
+    wrapped = FSDP(copy.deepcopy(stacked_model(seed).float()), compute_dtype=torch.bfloat16)
+    wrapped(tokens(seed, 0, 0), True).backward()
+    wrapped.finish_gradient_synchronization()
+    sharded = [w for unit in wrapped.blocks for w in unit.weights if w.is_sharded]
+    own = torch.cat([parameter.grad.flatten() for parameter in trained(wrapped)])
+    replicated = [p.grad.flatten() for n, p in wrapped.named_parameters() if "norm" in n]
+    return {
+        "whole": sorted({str(weight.full.dtype) for weight in sharded}),
+        "gradients": str(own.dtype),
+        "squares": own.square().sum().item(),
+        "replicated": torch.cat(replicated).square().sum().item(),
+    }
+
+
+def fsdp_bits(seed: int, steps: int) -> list[dict[str, Tensor]]:
+    """Trains in float32; returns the whole parameters after each step."""
+    rank = dist.get_rank()
+    wrapped = FSDP(stacked_model(seed).float())
+    optimizer, found = sgd(wrapped), []
+    for step in range(steps):
+        wrapped(tokens(seed, step, rank), True).backward()
+        wrapped.finish_gradient_synchronization()
+        optimizer.step()
+        optimizer.zero_grad()
+        whole = wrapped.gather_full_params()
+        found.append({name: value.clone() for name, value in whole.items()})
+    return found
