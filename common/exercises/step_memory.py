@@ -59,8 +59,9 @@ def block_saves(
     """Returns the bytes that one block of a GPT-2 saves, without dropout.
 
     A block is a norm, attention (queries, keys and values from one matrix, then a projection), a
-    norm, and two layers with a GELU between them, four times as wide. Of a single sequence whose
-    attention is not fused PyTorch keeps a little more, as a view becomes a copy.
+    norm, and two layers with a GELU between them, four times as wide. With a single sequence, or a
+    single head, and attention that is not fused, PyTorch keeps something else, as views become
+    copies and copies views.
 
     Args:
         tokens: of all sequences of the batch.
@@ -93,7 +94,10 @@ def block_saves(
 
 
 def loss_saves(tokens: int, vocabulary: int) -> int:
-    """Returns the bytes that the cross-entropy saves: float32 log-probabilities, and targets."""
+    """Returns the bytes that the cross-entropy saves, log-probabilities in float32.
+
+    Besides the targets there is the number that the mean divides by.
+    """
     # BEGIN SOLUTION A0.1
     return FLOAT32 * tokens * vocabulary + INT64 * tokens + FLOAT32  # and the sum of the weights
     # END SOLUTION

@@ -31,10 +31,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from common.exercises.step_apart import difference, intersection, length, take_apart, union
+from common.traces.coarse_intervals import arithmetic
 from common.traces.operator_categories import operator_category
 from common.traces.profiler_trace import Event, read_records, read_trace
 
+INTERVALS = arithmetic()
 STEP = "ProfilerStep#"
 GLOO = "gloo:"
 COLUMNS = (
@@ -265,9 +266,9 @@ def _device_activity(events: Sequence[Event]) -> Activity:
         if event.kind == "kernel":
             kinds[kernel_kind(event.name)].append(event)
     return Activity(
-        computation=union(_spans(kinds["computation"])),
-        communication=union(_spans(kinds["communication"])),
-        copies=union(_spans(kinds["copy"])),
+        computation=INTERVALS.union(_spans(kinds["computation"])),
+        communication=INTERVALS.union(_spans(kinds["communication"])),
+        copies=INTERVALS.union(_spans(kinds["copy"])),
     )
 
 
@@ -282,9 +283,9 @@ def _host_activity(events: Sequence[Event]) -> Activity:
             threads[event.thread].append(event)
     computing = [pair for thread in threads.values() for pair in _computing(thread)]
     return Activity(
-        computation=union(computing),
-        communication=union(_spans(communicating)),
-        copies=union([]),
+        computation=INTERVALS.union(computing),
+        communication=INTERVALS.union(_spans(communicating)),
+        copies=INTERVALS.union([]),
     )
 
 
@@ -293,20 +294,20 @@ def _computing(operators: Sequence[Event]) -> Iterator[NDArray]:
 
     The norm of sharded tensors is such an operator.
     """
-    computing = union(_spans(e for e in operators if computes(e.name)))
-    waiting = union(_spans(e for e in operators if e.name.startswith(COLLECTIVES)))
-    yield from difference(computing, waiting)
+    computing = INTERVALS.union(_spans(e for e in operators if computes(e.name)))
+    waiting = INTERVALS.union(_spans(e for e in operators if e.name.startswith(COLLECTIVES)))
+    yield from INTERVALS.difference(computing, waiting)
 
 
 def _row(seen: Activity, window: StepWindow) -> tuple[float, ...]:
     """Returns a step's row, in the order of ``COLUMNS``."""
     step_us = (window.start_us, window.end_us)
-    whole = union([step_us])
-    computation = intersection(seen.computation, whole)
-    communication = intersection(seen.communication, whole)
-    apart = take_apart(step_us, computation, communication)
-    busy = union([*computation, *communication])
-    copies = difference(intersection(seen.copies, whole), busy)
+    whole = INTERVALS.union([step_us])
+    computation = INTERVALS.intersection(seen.computation, whole)
+    communication = INTERVALS.intersection(seen.communication, whole)
+    apart = INTERVALS.take_apart(step_us, computation, communication)
+    busy = INTERVALS.union([*computation, *communication])
+    copies = INTERVALS.difference(INTERVALS.intersection(seen.copies, whole), busy)
     times_us = (
         apart.total,
         apart.computation,
@@ -314,7 +315,7 @@ def _row(seen: Activity, window: StepWindow) -> tuple[float, ...]:
         apart.overlap,
         apart.exposed,
         apart.idle,
-        length(copies),
+        INTERVALS.length(copies),
     )
     return (window.step, *(time / 1e3 for time in times_us))
 

@@ -179,3 +179,18 @@ def test_a_recorded_latency_that_is_none_gets_one_line(latency):
         added_latency_s({"added_latency_ms": latency})
     assert added_latency_s({"added_latency_ms": 8}) == 0.008
     assert added_latency_s({}) == 0.0
+
+
+def test_a_tree_in_which_the_rule_is_not_written_compares_unchecked(monkeypatch, caplog) -> None:
+    from common.analysis import comparable
+    from common.errors import NotYetWritten
+
+    def unwritten(*_, **__):
+        raise NotYetWritten("A4.1")
+
+    for name in ("differing_conditions", "differing_setting"):
+        monkeypatch.setattr(comparable, name, unwritten)
+    runs = [("one", {"device_name": "A100"}), ("other", {"device_name": "H100"})]
+    comparable.require_same(runs)
+    comparable.require_same_settings([("one", {"a": 1}), ("other", {"a": 2})], {"a": "batch"})
+    assert "task A4.1 is not written yet: what may be compared is not checked" in caplog.text

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import UserError
-from common.exercises.step_apart import difference, intersection, length, union
+from common.errors import NotYetWritten, UserError
+from common.exercises import step_apart
+from common.traces import coarse_intervals
 from common.traces.step_overlap import collectives_of, read_step_overlap
 
 HOST, STREAM, NCCL_STREAM = 100, 7, 20
@@ -54,18 +55,32 @@ def timeline(intervals, moments: int = 60) -> np.ndarray:
     return active
 
 
+@pytest.mark.parametrize("module", [step_apart, coarse_intervals])
 @given(spans, spans)
-def test_sets_of_moments_are_those_of_a_boolean_timeline(left, right):
-    a, b, a_slow, b_slow = union(left), union(right), timeline(left), timeline(right)
+def test_sets_of_moments_are_those_of_a_boolean_timeline(module, left, right):
+    a, b = module.union(left), module.union(right)
+    a_slow, b_slow = timeline(left), timeline(right)
     for fast, slow in [
         (a, a_slow),
-        (intersection(a, b), a_slow & b_slow),
-        (difference(a, b), a_slow & ~b_slow),
-        (union([*a, *b]), a_slow | b_slow),
+        (module.intersection(a, b), a_slow & b_slow),
+        (module.difference(a, b), a_slow & ~b_slow),
+        (module.union([*a, *b]), a_slow | b_slow),
     ]:
-        assert length(fast) == slow.sum()
+        assert module.length(fast) == slow.sum()
         assert (timeline(fast) == slow).all()
     assert (np.diff(a.ravel()) > 0).all()  # ascending, disjoint, not even touching
+    apart, coarse = (each.take_apart((3, 40), left, right) for each in (step_apart, module))
+    assert apart == coarse
+
+
+def test_intervals_are_the_students_unless_they_are_not_written(monkeypatch) -> None:
+    assert coarse_intervals.arithmetic() is step_apart
+
+    def unwritten(_):
+        raise NotYetWritten("A4.2")
+
+    monkeypatch.setattr(step_apart, "union", unwritten)
+    assert coarse_intervals.arithmetic() is coarse_intervals
 
 
 # GPU

@@ -66,7 +66,8 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     def execute(name: str) -> Path:
         run_dir = recorded_assignment(name.split("_")[0])
         notebook = ROOT / "notebooks" / f"{name}.ipynb"
-        return execute_notebooks([notebook], folder, {"run_dir": str(run_dir)})[0]
+        [[done], _] = execute_notebooks([notebook], folder, {"run_dir": str(run_dir)})
+        return done
 
     before = Path.cwd()
     with ThreadPoolExecutor(2) as pool:
@@ -102,6 +103,17 @@ def test_a_notebook_that_fails_is_named(tmp_path: Path) -> None:
     nbformat.write(notebook, tmp_path / "broken.ipynb")
     with pytest.raises(RunFailed, match="broken, cell 1: ZeroDivisionError"):
         execute_notebooks([tmp_path / "broken.ipynb"], tmp_path / "out", {})
+
+
+def test_a_notebook_that_needs_an_unwritten_task_is_left_out(tmp_path: Path) -> None:
+    notebook = nbformat.v4.new_notebook()
+    raises = "from common.errors import NotYetWritten\nraise NotYetWritten('A2.2')"
+    notebook.cells = [nbformat.v4.new_code_cell(raises)]
+    nbformat.write(notebook, tmp_path / "open.ipynb")
+    done, [error] = execute_notebooks([tmp_path / "open.ipynb"], tmp_path / "out", {})
+    assert done == []
+    assert str(error) == "open: task A2.2 is not written yet"
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_run_directory_that_is_none_is_the_users_mistake(tmp_path: Path) -> None:

@@ -29,7 +29,10 @@ def test_buckets_are_those_of_torch(
     expected, _ = torch._C._distributed_c10d._compute_bucket_assignment_by_size(
         tensors, [first, cap]
     )
-    assert sorted(assign_buckets(sizes, (first, cap), kinds=kinds)) == sorted(expected)
+    found = assign_buckets(sizes, (first, cap), kinds=kinds)
+    assert sorted(found) == sorted(expected)
+    if len(set(kinds)) == 1:  # of one kind, they close in order
+        assert found == sorted(expected)
 
 
 @DRAWN
@@ -48,6 +51,8 @@ def test_the_time_of_a_pass_is_the_simulators_without_costs(
     for bucket in buckets:  # an all-reduce at a time, once the bucket's last gradient is ready
         end = max(end, max(ready[i] for i in bucket)) + time_s(sizes, bucket)
     assert found == pytest.approx(max(end, ready[-1]), rel=1e-12)
+    ends = student.exercise("bucket_time").one_after_another([2.0, 1.0, 5.0], [1.0, 1.0, 2.0])
+    assert list(ends) == [3.0, 4.0, 7.0]  # in their order, also where a later one is ready first
     # It ends neither before the computation nor before all that is sent could be.
     assert found >= ready[-1]
     assert found >= sum(time_s(sizes, bucket) for bucket in buckets)
@@ -92,6 +97,24 @@ def test_no_cap_is_faster_than_the_one_that_is_found(
         every[number] = max(end, ready[-1])
     assert found == every[cap] == min(every.values())
     assert cap == max(cap for cap, time_s in every.items() if time_s == found)
+
+
+@DRAWN
+@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=8))
+def test_every_bucketing_is_walked_once_with_its_caps(student: Student, sizes: list[int]) -> None:
+    total = sum(sizes)
+    caps_of: dict[str, list[int]] = {}
+    for cap in range(1, total + 1):
+        caps_of.setdefault(str(buckets_of(sizes, cap)), []).append(cap)
+    walked = student.probe("searches").bucketings(sizes)
+    assert [(str(buckets), [low, high]) for low, high, buckets in walked] == [
+        (buckets, [caps[0], caps[-1]]) for buckets, caps in caps_of.items()
+    ]
+    cap_interval = student.exercise("cap_search").cap_interval
+    for low, high, buckets in walked:
+        found = cap_interval(sizes, buckets)
+        assert found[0] == low
+        assert found[1] == high if high < total else found[1] >= total
 
 
 def test_scaled_means_of_samples_have_the_gradient_of_the_whole_batch(student: Student) -> None:
@@ -167,7 +190,7 @@ def test_any_split_of_a_batch_makes_the_update_of_the_whole(
     assert not found["left"], "gradients are left"
 
 
-SPANS = st.lists(st.tuples(st.integers(-5, 25), st.integers(0, 8)), max_size=6)
+SPANS = st.lists(st.tuples(st.integers(-50, 250), st.integers(0, 80)), max_size=6)
 
 
 @DRAWN
@@ -177,16 +200,18 @@ def test_every_moment_of_a_step_is_one_of_its_parts(
 ) -> None:
     take_apart = student.exercise("step_apart").take_apart
     computation, communication = (
-        [(start, start + span) for start, span in spans] for spans in (computing, communicating)
+        [(start / 64, (start + span) / 64) for start, span in spans]
+        for spans in (computing, communicating)
     )
-    moments = np.arange(20) + 0.5
+    moments = (np.arange(200) + 0.5) / 64
 
-    def within(intervals: list[tuple[int, int]]) -> np.ndarray:
+    def within(intervals: list[tuple[float, float]]) -> np.ndarray:
         return np.array([any(a < at < b for a, b in intervals) for at in moments])
 
     first, second = within(computation), within(communication)
-    apart = take_apart((0, 20), computation, communication)
-    assert (apart.total, apart.computation, apart.communication) == (20, first.sum(), second.sum())
-    assert apart.overlap == (first & second).sum()
-    assert apart.exposed == (second & ~first).sum()
-    assert apart.idle == (~first & ~second).sum()
+    apart = take_apart((0, 200 / 64), computation, communication)
+    assert (apart.total, apart.computation) == (200 / 64, first.sum() / 64)
+    assert apart.communication == second.sum() / 64
+    assert apart.overlap == (first & second).sum() / 64
+    assert apart.exposed == (second & ~first).sum() / 64
+    assert apart.idle == (~first & ~second).sum() / 64
