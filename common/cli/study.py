@@ -55,7 +55,12 @@ class Study:
         from common.report.progress import StageProgress
 
         name, settings_name, *_ = STUDIES[self.what]
-        module = importlib.import_module(f"common.studies.{name}")
+        try:
+            module = importlib.import_module(f"common.studies.{name}")
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("common."):
+                raise
+            raise UserError(f"study {self.what} is not in a student's tree") from None
         settings = getattr(module, settings_name)()
         given = {
             "dataset_dir": "reads no texts",

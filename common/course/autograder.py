@@ -27,9 +27,9 @@ fi
 here=$(cd "$(dirname "$0")" && pwd)
 python3 -m venv "$here/venv"
 "$here/venv/bin/pip" install --quiet uv
-"$here/venv/bin/uv" pip install --quiet --python "$here/venv/bin/python" --torch-backend=cpu torch
-"$here/venv/bin/uv" pip install --quiet --python "$here/venv/bin/python" \\
-    numpy pandas pyyaml scipy psutil pytest pytest-timeout pytest-xdist hypothesis
+install() { "$here/venv/bin/uv" pip install --quiet --python "$here/venv/bin/python" "$@"; }
+install --torch-backend=cpu torch || install torch
+install numpy pandas pyyaml scipy psutil pytest pytest-timeout pytest-xdist hypothesis
 # Another user may run Python here, and may not read what grades.
 chmod 755 "$here" "$here/venv"
 chmod -R go-rwx "$here/source/project" 2>/dev/null || chmod -R go-rwx "$here/project"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.course.outcomes import PASSED, Outcome, run_tests
+from common.course.outcomes import PASSED, SKIPPED, Outcome, run_tests
 from common.course.tasks import Task, read_tasks
 from common.errors import UserError, unknown_name, unwritten_task
 
@@ -77,7 +77,8 @@ def by_task(
     """Returns the tasks with their outcomes; those without any only if they are asked for."""
     found: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        if match := TASK.search(outcome.name):
+        match = TASK.search(outcome.name)
+        if match and outcome.outcome != SKIPPED:
             one, two = filter(None, match.groups())
             found.setdefault(f"A{one}.{two}", []).append(outcome)
     names = [wanted] if wanted else [name for name in tasks if name in found]

@@ -68,9 +68,10 @@ def check_points(law: Law, ranks: NDArray, speedup: NDArray) -> None:
         ranks, speedup: float64, of any shape.
 
     Raises:
-        UserError: sizes that do not match; numbers of ranks that are not whole or below 1; a
-            speedup that is not a finite number above 0; fewer different numbers of ranks above 1
-            than the law's parameters and ``MORE_POINTS``.
+        UserError: sizes that do not match ("speedups"); numbers of ranks that are not "whole" or
+            below 1; a speedup that is not a "finite" number above 0; fewer different numbers of
+            ranks above 1 than the law's parameters and ``MORE_POINTS`` ("needs 4 numbers of ranks
+            above 1; here are 3"). It begins with the law's name, and has the words in quotes.
     """
     # BEGIN SOLUTION A4.3
     if ranks.shape != speedup.shape or ranks.ndim != 1:

@@ -30,7 +30,7 @@ def take_apart(
     window: tuple[float, float], computation: ArrayLike, communication: ArrayLike
 ) -> StepApart:
     """Takes a step apart, as ``step_apart.take_apart`` does."""
-    first, inside, computing, communicating = cells([window], computation, communication)
+    _, inside, computing, communicating = cells([window], computation, communication)
     computing, communicating = computing & inside, communicating & inside
     both = float((computing & communicating).sum())
     return StepApart(

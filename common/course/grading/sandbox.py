@@ -48,6 +48,7 @@ VARIABLES = {
     "TP_SOCKET_IFNAME": "lo",
     "MASTER_ADDR": "127.0.0.1",
     "HOME": "/tmp",
+    "MALLOC_MMAP_THRESHOLD_": "65536",  # what is freed is the system's again: memory can be seen
     "PYTHONHASHSEED": "0",
 }
 

@@ -16,16 +16,18 @@ def ddp_speedup(run: Path) -> float:
 def ddp_hidden_percent(run: Path) -> float:
     """Returns the share of DDP's communication that computation hides, in percent.
 
-    It is that of all traced steps of all ranks together.
+    It is that of the rank with the longest median step, of all its traced steps together.
 
     Raises:
         UserError: no step was traced, or none communicated.
     """
     traced = table(run, "step-overlap", "train_ddp")
-    communication_ms = traced["communication_ms"].sum()
+    medians_ms = traced.groupby("rank")["step_ms"].median()
+    steps = traced[traced["rank"] == medians_ms.idxmax()] if len(medians_ms) else traced
+    communication_ms = steps["communication_ms"].sum()
     if not communication_ms > 0:
         raise UserError("train_ddp/step-overlap.csv: no traced step with communication")
-    return float(100 * traced["overlap_ms"].sum() / communication_ms)
+    return float(100 * steps["overlap_ms"].sum() / communication_ms)
 
 
 def full_shard_over_ddp(run: Path) -> float:

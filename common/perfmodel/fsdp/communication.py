@@ -18,7 +18,7 @@ from math import prod
 
 import pandas as pd
 
-from common.errors import UserError, unknown_name
+from common.errors import NotYetWritten, UserError, unknown_name
 from common.perfmodel.buckets import DdpOptions, ddp_buckets
 from common.perfmodel.one_device.architecture import GPT2Config
 
@@ -113,7 +113,7 @@ def step_collectives(
         sizes = [gradient_bytes * size for size in reversed(config.parameter_sizes())]
         places = [[place] for place in range(len(sizes))]
         if strategy == "MY_BUCKETS":
-            places = ddp_buckets(sizes, range(len(sizes)), DdpOptions(bucket_cap_mb))
+            places = _buckets(sizes, range(len(sizes)), bucket_cap_mb)
         return _all_reduces(sizes, places, ranks)
     if strategy == "MY_FSDP":
         return _own_fsdp_collectives(config, ranks, accumulation, parameter_bytes, gradient_bytes)
@@ -241,7 +241,7 @@ def _ddp_collectives(
     config: GPT2Config, ranks: int, gradient_bytes: int, bucket_cap_mb: float | None
 ) -> list[Collective]:
     sizes = [gradient_bytes * size for size in config.parameter_sizes()]
-    buckets = ddp_buckets(sizes, _ready_order(config), DdpOptions(bucket_cap_mb))
+    buckets = _buckets(sizes, _ready_order(config), bucket_cap_mb)
     return _all_reduces(sizes, buckets, ranks)
 
 
@@ -319,3 +319,16 @@ def _check(strategy: str, ranks: int, accumulation: int, shard_size: int | None)
             raise UserError(f"shard_size {shard_size} has no effect on {strategy}")
     elif shard_size is None or shard_size < 1 or ranks % shard_size:
         raise UserError(f"shard_size {shard_size} for HYBRID_SHARD: it must divide {ranks} ranks")
+
+
+def _buckets(
+    sizes: Sequence[int], ready_order: Sequence[int], bucket_cap_mb: float | None
+) -> list[list[int]]:
+    """Returns DDP's buckets; one for all in a student's tree in which task A2.1 is open.
+
+    Together they have the same bytes.
+    """
+    try:
+        return ddp_buckets(sizes, ready_order, DdpOptions(bucket_cap_mb))
+    except NotYetWritten:
+        return [list(ready_order)]

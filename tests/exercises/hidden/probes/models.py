@@ -68,6 +68,23 @@ class Stacked(nn.Module):
         return functional.cross_entropy(x.to(self.norm.weight.dtype), tokens)
 
 
+class Wide(nn.Module):
+    """A stack of wide layers, whose weights can be told in a process's memory."""
+
+    WIDTH, COUNT = 1024, 10
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = (nn.Linear(self.WIDTH, self.WIDTH, bias=False) for _ in range(self.COUNT))
+        self.blocks = nn.ModuleList(nn.Sequential(each) for each in layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns a mean square."""
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
 def odd_model(seed: int) -> Odd:
     """Returns a model in float64 but for one parameter."""
     torch.manual_seed(seed)

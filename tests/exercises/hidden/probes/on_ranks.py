@@ -6,7 +6,10 @@ import copy
 import datetime
 import functools
 import operator
+import resource
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,6 +22,7 @@ from common.exercises.overlapped_ddp import OverlappedDDP
 from common.exercises.ring_all_reduce import ring_all_reduce
 from common.exercises.sharded_optimizer import ShardedOptimizer
 from probes.models import (
+    Wide,
     adamw,
     groups,
     layers,
@@ -36,6 +40,7 @@ WRAPPERS = {
     "bucketed": functools.partial(BucketedDDP, bucket_cap_mb=0.0005),
     "bucketed by default": BucketedDDP,
 }
+LOOK_S = 0.05
 GROUP_TIMEOUT = datetime.timedelta(seconds=20)
 
 torch.set_num_threads(1)
@@ -215,36 +220,17 @@ def refused(case: str, name: str) -> str:
     return "nothing"
 
 
-def whole_bytes(wrapped: FSDP) -> int:
-    """Returns the bytes of the blocks' whole weights that are in memory, or on their way."""
-    found = 0
-    for unit in wrapped.blocks:
-        found += sum(w.full.untyped_storage().nbytes() for w in unit.weights if w.is_sharded)
-        found += sum(parts.nbytes for _, parts, _ in unit.coming)
-    return found
-
-
 def fsdp(seed: int, steps: int) -> dict:
-    """Trains with two backward passes a step; looks at what is whole in between."""
+    """Trains with two backward passes a step."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     wrapped = FSDP(stacked_model(seed + rank))
     names = list(wrapped.module.state_dict())
-    optimizer, most, between, found = adamw(wrapped), [], [], []
-
-    def look(*_: object) -> None:
-        most.append(whole_bytes(wrapped))
-
-    for block in wrapped.module.blocks:
-        block.linear.register_forward_hook(look)
-        block.linear.register_full_backward_hook(look)
+    optimizer, found = adamw(wrapped), []
     for step in range(steps):
         for part in range(2):
             batch = tokens(seed, step + 10 * part, rank)
-            loss = wrapped(batch, rank == step % ranks) / 2
-            between.append(whole_bytes(wrapped))
-            loss.backward()
+            (wrapped(batch, rank == step % ranks) / 2).backward()
             wrapped.finish_gradient_synchronization()
-            between.append(whole_bytes(wrapped))
         shapes = all(p.grad.shape == p.shape for p in trained(wrapped))
         norm = wrapped.gradient_norm()
         optimizer.step()
@@ -259,23 +245,61 @@ def fsdp(seed: int, steps: int) -> dict:
             round_trip &= torch.equal(wrapped.part(parameter, gathered), own)
             moments[f"{name} {kind}"] = gathered.clone()
     kept = sum(parameter.numel() for parameter in wrapped.parameters())
-    with torch.no_grad():
-        wrapped(tokens(seed, 0, rank), False)
-    between.append(whole_bytes(wrapped))
-    facts = {"names": names, "most": max(most), "between": max(between), "kept": kept}
-    return facts | {"steps": found, "moments": moments, "round_trip": round_trip}
+    facts = {"names": names, "steps": found, "moments": moments}
+    return facts | {"kept": kept, "round_trip": round_trip}
+
+
+def resident_bytes() -> int:
+    """Returns the memory of this process that is not shared with others."""
+    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(resident) - int(shared)) * resource.getpagesize()
+
+
+def fsdp_memory(with_gradients: bool) -> dict:
+    """Returns the memory beyond the shards inside of blocks and between passes, in bytes."""
+    torch.manual_seed(0)
+    wrapped = FSDP(Wide())
+    inputs = torch.randn(2, Wide.WIDTH)
+    inside, between = [], []
+
+    def look(*_: object) -> None:
+        time.sleep(LOOK_S)  # for what was begun to arrive
+        inside.append(resident_bytes() - start)
+
+    for _ in range(2):  # the first time, PyTorch makes its own things
+        start = resident_bytes()
+        inside, between = [], []
+        hooks = [block[0].register_forward_hook(look) for block in wrapped.module.blocks]
+        with torch.set_grad_enabled(with_gradients):
+            loss = wrapped(inputs)
+        for hook in hooks:
+            hook.remove()
+        between.append(resident_bytes() - start)
+        if with_gradients:
+            loss.backward()
+            wrapped.finish_gradient_synchronization()
+            own = sum(parameter.grad.nbytes for parameter in trained(wrapped))
+            between.append(resident_bytes() - start - own)
+            for parameter in trained(wrapped):
+                parameter.grad = None
+        del loss
+    return {"inside": inside, "between": between}
 
 
 def fsdp_in_16_bits(seed: int) -> dict:
     """Returns the dtype of whole weights, and the norm of the gradients, which are in float32."""
     wrapped = FSDP(copy.deepcopy(stacked_model(seed).float()), compute_dtype=torch.bfloat16)
+    dtypes = set()
+    for block in wrapped.module.blocks:
+        block.linear.register_forward_hook(
+            lambda module, *_: dtypes.add(str(module.weight.dtype)), prepend=True
+        )
     wrapped(tokens(seed, 0, 0), True).backward()
     wrapped.finish_gradient_synchronization()
-    sharded = [w for unit in wrapped.blocks for w in unit.weights if w.is_sharded]
     own = torch.cat([parameter.grad.flatten() for parameter in trained(wrapped)])
     replicated = [p.grad.flatten() for n, p in wrapped.named_parameters() if "norm" in n]
     return {
-        "whole": sorted({str(weight.full.dtype) for weight in sharded}),
+        "whole": sorted(dtypes),
         "gradients": str(own.dtype),
         "squares": own.square().sum().item(),
         "replicated": torch.cat(replicated).square().sum().item(),
