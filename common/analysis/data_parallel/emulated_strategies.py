@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from common.analysis import runs
 from common.analysis.comparable import require_same
 from common.analysis.data_parallel.strategy_times import StrategyTimes, read_strategies
 from common.analysis.data_parallel.training_runs import ASSIGNMENT, COMMAND, STEPS, TIMES
-from common.errors import UserError
+from common.errors import NotYetWritten, UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
@@ -158,13 +159,15 @@ class EmulatedStrategies:
         rows = summary[summary["strategy"].isin(PREDICTED)]
         if rows.empty:
             raise UserError(f"{self.measured.folder.name}: no steps of {', '.join(PREDICTED)}")
-        found = [
-            self.predict(row.strategy, row.accumulation) for row in rows.itertuples(index=False)
-        ]
-        rows = rows.assign(
-            computation_ms=[step.computation_s * 1e3 for step in found],
-            exposed_ms=[step.exposed_communication_s * 1e3 for step in found],
-            predicted_ms=[step.total_s * 1e3 for step in found],
+        found = {}
+        for row in rows.itertuples():
+            # In a student's tree DDP's buckets may not be written yet, which FSDP has none of.
+            with suppress(NotYetWritten):
+                found[row.Index] = self.predict(row.strategy, row.accumulation)
+        rows = rows.loc[list(found)].assign(
+            computation_ms=[step.computation_s * 1e3 for step in found.values()],
+            exposed_ms=[step.exposed_communication_s * 1e3 for step in found.values()],
+            predicted_ms=[step.total_s * 1e3 for step in found.values()],
         )
         rows["error"] = rows["predicted_ms"] / rows["measured_ms"] - 1
         columns = [
