@@ -1,15 +1,16 @@
 """``ddplab study grading``: a grader gives the same points ten times, and mistakes lose their own.
 
-For each assignment the references are handed in and graded ten times, an untouched tree once, and
-each wrong solution (``tests/exercises/mutants``) once. A cut study is continued:
-``ddplab study grading --continues RUN_DIR`` takes over the gradings that are there.
+For each assignment the references are handed in and graded ten times, an untouched tree once, the
+references without one task's for each task, and each wrong solution (``tests/exercises/mutants``).
+A cut study is continued: ``ddplab study grading --continues RUN_DIR`` takes over the gradings that
+are there.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,17 +18,19 @@ from tempfile import TemporaryDirectory
 import pandas as pd
 
 from common.course.grading.grade import Grader
+from common.course.grading.marks import Mark
 from common.course.markers import student_source
 from common.course.submission import PARTS, HandedIn, pack
 from common.course.tasks import Task, read_tasks
 from common.errors import UserError
 from common.report.progress import StageProgress
+from common.runtime.bytecode import shared_bytecode
 from common.runtime.paths import project_root
 from common.studies.study import study_run
 
 RESULTS = "gradings"
 KEYS = ["assignment", "part", "kind", "name", "round"]
-REFERENCE, UNTOUCHED, MISTAKE = "reference", "untouched", "mistake"
+REFERENCE, UNTOUCHED, WITHOUT, MISTAKE = "reference", "untouched", "without", "mistake"
 ASSIGNMENTS = (0, 1, 2, 3, 4)
 
 
@@ -48,8 +51,8 @@ class Case:
 
     Attributes:
         of: what is handed in.
-        kind: reference, untouched or mistake.
-        name: of the mistake.
+        kind: reference, untouched, without or mistake.
+        name: of the mistake, or of the task that is left out.
         round: from 0.
         changed: exercises whose text is not the reference's.
         check: that a mistake is meant to lose.
@@ -74,7 +77,10 @@ def run_study(study: GradingStudy, output_dir: str, progress: StageProgress) -> 
     known = set(done[KEYS].itertuples(index=False, name=None)) if len(done) else set()
     cases = [case for case in all_cases(study) if case.key not in known]
     rows = done.to_dict("records")
-    with study_run("grading", study, output_dir, progress, backend="gloo", ranks=4) as run:
+    with (
+        study_run("grading", study, output_dir, progress, backend="gloo", ranks=4) as run,
+        shared_bytecode(),
+    ):
         for case in cases:
             what = f"assignment {case.of.assignment}"
             what += f", part {case.of.part}" if case.of.part else ""
@@ -111,6 +117,8 @@ def all_cases(study: GradingStudy) -> Iterator[Case]:
                 yield Case(of, REFERENCE, "", number, {})
             stripped = {t.file: student_source(text_of(t), t.file, ()) for t in own.values()}
             yield Case(of, UNTOUCHED, "", 0, stripped)
+            for name, task in own.items():
+                yield Case(of, WITHOUT, name, 0, {task.file: stripped[task.file]})
             for mutant in mutants():
                 file = f"{mutant.exercise}.py"
                 checks = [check for task in own.values() for check in task.checks]
@@ -152,9 +160,23 @@ def graded(case: Case, variant: int) -> dict[str, object]:
         "lost": "; ".join(lost),
         "lost_its_own": any(entry.endswith(f": {meant}") for entry in lost) if meant else "",
         "others_lost": max(len(lost) - 1, 0) if meant else "",
+        "lost_what_it_should": is_isolated(case.name, marks) if case.kind == WITHOUT else "",
         "isolation": grade.isolation,
         "grading_time_s": grade.seconds,
     }
+
+
+def is_isolated(left_out: str, marks: Sequence[Mark]) -> bool:
+    """Returns True if all of a task's checks say that it is not written, and others pass.
+
+    Tasks that build on it may fail, too, and say the same.
+    """
+    reason = f"task {left_out} is not written yet"
+    own = [mark for mark in marks if mark.of == left_out]
+    others = [mark for mark in marks if mark.of != left_out and mark.score != mark.points]
+    return all(mark.score == 0 and reason in mark.why for mark in own) and all(
+        reason in mark.why for mark in others
+    )
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
@@ -172,6 +194,8 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
                 "highest_score": best["score"].max(),
                 "maximum": own["maximum"].max(),
                 "untouched_score": own.loc[own["kind"] == UNTOUCHED, "score"].max(),
+                "without_a_task": int((own["kind"] == WITHOUT).sum()),
+                "isolated": int((own["lost_what_it_should"].astype(str) == "True").sum()),
                 "mistakes": len(wrong),
                 "mistakes_found": int((wrong["lost_its_own"].astype(str) == "True").sum()),
                 "others_lost": int(pd.to_numeric(wrong["others_lost"]).sum()),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from common.course.grading.grade import Grader
 from common.course.grading.sandbox import Sandbox, strongest_isolation, why_not
 from common.course.grading.student import lay_out, lay_out_student
 from common.course.grading.wire import Ended, Raised, Remote
-from common.errors import UserError
+from common.course.outcomes import Outcome
+from common.course.submission import HandedIn, Submission
+from common.errors import RunFailed, UserError
 from common.runtime.paths import project_root
 
 ROOT = project_root()
@@ -231,6 +236,33 @@ def test_another_user_cannot_read_what_root_keeps(tmp_path: Path) -> None:
         capture_output=True,
     )
     assert done.returncode != 0
+
+
+@pytest.mark.parametrize("kind", KINDS[:1])
+def test_bytecode_of_this_process_is_used_wherever_it_lies(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as compiled:
+        monkeypatch.setattr(sys, "pycache_prefix", compiled)
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        for parent in (folder, *folder.parents[:3]):
+            parent.chmod(0o755)
+        lay_out(folder, ROOT)
+        with Sandbox(folder, kind) as sandbox:
+            sandbox.sweep()
+
+
+def test_a_sandbox_that_does_not_start_is_nobodys_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = 'failed on setup with "common.errors.RunFailed: the sandbox does not start: no mount"'
+    outcome = Outcome("test_models", "test_a", "failed", said)
+    monkeypatch.setattr("common.course.grading.grade.run_tests", lambda *_: [outcome])
+    of = HandedIn("doe-jane", 3)
+    submission = Submission(of, {"exercises/loss_scale.py": b""})
+    with pytest.raises(RunFailed, match="the sandbox does not start"):
+        Grader(ROOT).checks(submission, "namespaces")
 
 
 def test_without_any_isolation_nothing_is_graded(monkeypatch: pytest.MonkeyPatch) -> None:

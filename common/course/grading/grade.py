@@ -18,14 +18,14 @@ from common.course.answers import read_answers, read_questions
 from common.course.grading.imports import violations
 from common.course.grading.judged_answers import judge_answers, read_key
 from common.course.grading.marks import Grade, Mark
-from common.course.grading.sandbox import strongest_isolation
+from common.course.grading.sandbox import NOT_STARTED, strongest_isolation
 from common.course.grading.student import lay_out, lay_out_student
 from common.course.markers import student_source
 from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome, run_tests
 from common.course.progress import reason_of
 from common.course.submission import ANSWERS, HandedIn, Submission, read_submission
 from common.course.tasks import Task, read_tasks
-from common.errors import UserError
+from common.errors import RunFailed, UserError
 
 HIDDEN = Path("tests") / "exercises" / "hidden"
 TIME_S = 330
@@ -52,6 +52,7 @@ class Grader:
 
         Raises:
             UserError: its name does not say what it is of, or this machine cannot grade.
+            RunFailed: the sandbox does not start.
         """
         began = time.monotonic()
         isolation = strongest_isolation()
@@ -100,6 +101,9 @@ class Grader:
             arguments += [f"--hypothesis-seed={self.variant}", "-p", "no:randomly", "-q"]
             variables = {"DDPLAB_GRADED": json.dumps(graded), "OMP_NUM_THREADS": "1"}
             outcomes = run_tests(self.root, arguments, variables)
+        for outcome in outcomes:  # the grader's fault is no student's
+            if NOT_STARTED in outcome.message:
+                raise RunFailed(reason_of(outcome.message))
         return marks_of(tasks, outcomes, refused)
 
     def refused(self, tasks: Mapping[str, Task], exercises: Mapping[str, str]) -> dict[str, str]:

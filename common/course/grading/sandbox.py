@@ -37,11 +37,12 @@ ISOLATIONS = ("namespaces", "user namespaces", "other user", "none")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache")
 DEVICES = ("null", "zero", "random", "urandom")
 KINDS = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=SIGKILL")
-INSIDE = Path("/run/work")
-"""Where the sandbox has the folder that it is given."""
+INSIDE, BYTECODE = Path("/run/work"), Path("/run/bytecode")
+"""Where the sandbox has the folder that it is given, and what this process has compiled."""
 START_S, SWEEP_S, ANSWER_S = 120.0, 20.0, 20.0
 MEMORY_BYTES, PROCESSES, SCRATCH_BYTES = 6 * 2**30, 400, 2**29
 LOOKED_EVERY_S = 0.05
+NOT_STARTED = "the sandbox does not start"
 VARIABLES = {
     "OMP_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": "lo",
@@ -91,7 +92,7 @@ class Sandbox:
             self.process.kill()
             words = self.process.stderr.read().decode(errors="replace").strip().splitlines()
             self.__exit__()
-            raise RunFailed(f"the sandbox does not start: {(words or ['no reason'])[-1]}") from None
+            raise RunFailed(f"{NOT_STARTED}: {(words or ['no reason'])[-1]}") from None
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
         self.guard = threading.Thread(target=self.watch, daemon=True)
         self.guard.start()
@@ -124,7 +125,8 @@ class Sandbox:
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         found = {"PATH": path, "PYTHONPATH": ours, "PYTHONDONTWRITEBYTECODE": "1"}
         if sys.pycache_prefix:  # what this process has compiled need not be compiled again
-            found[bytecode.FOLDER] = sys.pycache_prefix
+            inside = self.isolation in ("namespaces", "user namespaces")
+            found[bytecode.FOLDER] = str(BYTECODE) if inside else sys.pycache_prefix
         return VARIABLES | found
 
     def start(
@@ -280,8 +282,11 @@ def root_of_its_own(folder: Path) -> list[str]:
         elif os.path.exists(path):
             steps.append(f"mkdir -p {new}{os.path.dirname(path)}; touch {new}{path}")
             steps += read_only(path, f"{new}{path}")
-    inside = f"{new}{INSIDE}"
-    steps += [f"mkdir -p {inside}", *read_only(str(folder), inside)]
+    shown = {INSIDE: str(folder)}
+    if sys.pycache_prefix:
+        shown[BYTECODE] = os.path.abspath(sys.pycache_prefix)
+    for inside, path in shown.items():
+        steps += [f"mkdir -p {new}{inside}", *read_only(path, f"{new}{inside}")]
     steps.append(f"mkdir {new}/dev {new}/proc {new}/tmp {new}/old")
     for device in DEVICES:
         steps += [f"touch {new}/dev/{device}", f"mount --bind /dev/{device} {new}/dev/{device}"]
@@ -319,8 +324,6 @@ def python_paths() -> list[str]:
     paths = [sys.base_prefix, sys.prefix, sysconfig.get_paths()["purelib"], sys.executable]
     for path in (sys.executable, sys.prefix):
         paths.append(str(Path(path).resolve()))
-    if sys.pycache_prefix:
-        paths.append(os.path.abspath(sys.pycache_prefix))
     folders = [path if os.path.isdir(path) else os.path.dirname(path) for path in paths]
     found: list[str] = []
     for path in sorted(set(folders), key=len):
