@@ -52,7 +52,7 @@ def run_tests(
         done = subprocess.run(
             [*command, f"--junitxml={results}", *arguments],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(folder.absolute())} | dict(variables or {}),
+            env=own_variables() | {"PYTHONPATH": str(folder.absolute())} | dict(variables or {}),
             capture_output=True,
             text=True,
         )
@@ -60,6 +60,12 @@ def run_tests(
             said = (done.stderr or done.stdout).strip().splitlines() or ["no word"]
             raise RunFailed(f"pytest in {folder}: {said[-1]}")
         return read_outcomes(results)
+
+
+def own_variables() -> dict[str, str]:
+    """Returns this process's variables without those of a pytest that it may be running in."""
+    others = ("PYTEST_", "GUARD_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(others)}
 
 
 def read_outcomes(path: Path) -> list[Outcome]:
