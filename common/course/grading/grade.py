@@ -25,7 +25,7 @@ from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome, run_tests
 from common.course.progress import reason_of
 from common.course.submission import ANSWERS, HandedIn, Submission, read_submission
 from common.course.tasks import Task, read_tasks
-from common.errors import RunFailed, UserError
+from common.errors import NotYetWritten, RunFailed, UserError, unwritten_task
 
 HIDDEN = Path("tests") / "exercises" / "hidden"
 TIME_S = 330
@@ -191,7 +191,9 @@ def marks_of(
                 score, why = 0.0, refused[name]
             elif failed or not cases:
                 score = 0.0
+                open_task = unwritten_task(failed.message) if failed else ""
                 why = reason_of(failed.message) if failed else "it was not reached"
+                why = str(NotYetWritten(open_task)) if open_task else why
             elif all(case.outcome == PASSED for case in cases):
                 score, why = float(points), ""
             else:
