@@ -47,6 +47,8 @@ class Study:
     """Folder of the real texts, for micro-batches, text-scaling, remedies."""
     continues: str = ""
     """Run directory of an accuracy or grading study that was cut: what is complete stays."""
+    assignments: tuple[int, ...] = ()
+    """Those that grading grades; by default all."""
     tests: str = ""
     """Folder of a clone of Stanford CS336's assignment 2, for cs336."""
 
@@ -66,6 +68,7 @@ class Study:
             "dataset_dir": "reads no texts",
             "continues": "cannot be continued",
             "tests": "has no tests of others",
+            "assignments": "is not of assignments",
         }
         for option, why_not in given.items():
             if not (value := getattr(self, option)):

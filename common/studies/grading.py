@@ -44,6 +44,11 @@ class GradingStudy:
     continues: str = ""
     """Run directory of a study that was cut."""
 
+    def __post_init__(self) -> None:
+        for number in self.assignments:
+            if number not in ASSIGNMENTS:
+                raise UserError(f"--assignments {number}: 0 to {ASSIGNMENTS[-1]}")
+
 
 @dataclass(frozen=True)
 class Case:

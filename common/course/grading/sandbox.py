@@ -162,9 +162,11 @@ class Sandbox:
         """Returns the folder that student code may write to, as it is called inside."""
         return "/tmp" if self.isolation in ("namespaces", "user namespaces") else str(self.scratch)
 
-    def ensure(self) -> None:
-        """Starts it again if it was ended before its time."""
-        if self.process.poll() is not None:
+    def afresh(self) -> None:
+        """Ends what runs in it and deletes what was written; starts it again if it has ended."""
+        try:
+            self.sweep()
+        except Ended:
             self.__exit__()
             self.broken = ""
             self.__enter__()

@@ -33,8 +33,7 @@ class Student:
     def afresh(self) -> None:
         """Ends all processes and deletes all that they wrote."""
         self.peer = None
-        self.sandbox.ensure()
-        self.sandbox.sweep()
+        self.sandbox.afresh()
 
     def exercise(self, name: str) -> Remote:
         """Returns a module of ``common/exercises`` in the student's process."""
