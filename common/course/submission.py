@@ -162,15 +162,22 @@ def read_submission(path: Path) -> Submission:
     Raises:
         UserError: it is not one that ``pack`` wrote, or was changed afterwards.
     """
+    of = read_name(path)
+    return Submission(of, read_files(path, of))
+
+
+def read_name(path: Path) -> HandedIn:
+    """Returns what a tarball is of, by its name alone. Raises UserError if it does not say so."""
     stem = unicodedata.normalize("NFC", path.name.removesuffix(".tar.gz"))
     match = STEM.fullmatch(stem) if path.name.endswith(".tar.gz") else None
     if not match:
         raise UserError(f"{path.name}: expected lastname-firstname-assignN.tar.gz")
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
     try:
-        of = handed_in(match["name"], int(match["number"]), int(match["part"] or 0))
+        return handed_in(match["name"], int(match["number"]), int(match["part"] or 0))
     except UserError as error:
         raise UserError(f"{path.name}: {error}") from None
-    return Submission(of, read_files(path, of))
 
 
 def read_files(path: Path, of: HandedIn) -> dict[str, bytes]:

@@ -12,8 +12,8 @@ from common.course.answers import CHOICE, NUMBER, questions_path, read_questions
 from common.course.grading.classes import Class
 from common.course.grading.grade import Grader, marks_of
 from common.course.grading.imports import violations
+from common.course.grading.isolation import strongest_isolation
 from common.course.grading.judged_answers import read_key
-from common.course.grading.sandbox import strongest_isolation
 from common.course.markers import student_source
 from common.course.numbers import assignment3
 from common.course.outcomes import Outcome

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from common.course.grading.grade import Grader
-from common.course.grading.sandbox import Sandbox, strongest_isolation, why_not
+from common.course.grading.isolation import strongest_isolation, why_not
+from common.course.grading.sandbox import Sandbox
 from common.course.grading.student import lay_out, lay_out_student
 from common.course.grading.wire import Ended, Raised, Remote
 from common.course.outcomes import Outcome
@@ -126,16 +127,15 @@ ATTACKS = {
 
 
 @pytest.fixture(scope="module")
-def sandboxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Sandbox]]:
+def sandboxes() -> Iterator[Callable[[str], Sandbox]]:
     """``sandboxes(kind)``: one of each kind, started when it is first asked for."""
     started: dict[str, Sandbox] = {}
     with ExitStack() as stack:
 
         def of(kind: str) -> Sandbox:
             if kind not in started:
-                folder = tmp_path_factory.mktemp("attacked")
-                for parent in (folder, *folder.parents[:2]):
-                    parent.chmod(0o755)
+                # Below a folder that everybody may enter, which pytest's are not.
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 lay_out(folder, ROOT)
                 started[kind] = stack.enter_context(Sandbox(folder, kind))
             return started[kind]
@@ -245,8 +245,6 @@ def test_only_the_functions_that_were_handed_over_can_be_called(
 def test_a_sandbox_ends_with_its_owner(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    for parent in (folder, *folder.parents[:3]):
-        parent.chmod(0o755)
     lay_out(folder, ROOT)
     with Sandbox(folder, "none") as sandbox:
         assert sandbox.processes() == []
@@ -275,8 +273,6 @@ def test_bytecode_of_this_process_is_used_wherever_it_lies(
         monkeypatch.setattr(sys, "pycache_prefix", compiled)
         folder = tmp_path / "folder"
         folder.mkdir()
-        for parent in (folder, *folder.parents[:3]):
-            parent.chmod(0o755)
         lay_out(folder, ROOT)
         with Sandbox(folder, kind) as sandbox:
             sandbox.sweep()
@@ -295,6 +291,6 @@ def test_a_sandbox_that_does_not_start_is_nobodys_zero(
 
 
 def test_without_any_isolation_nothing_is_graded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.course.grading.sandbox.why_not", lambda kind: f"no {kind}")
+    monkeypatch.setattr("common.course.grading.isolation.why_not", lambda kind: f"no {kind}")
     with pytest.raises(UserError, match="nothing can be graded on this machine"):
         strongest_isolation()

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.course.grading.sandbox import Sandbox, strongest_isolation
+from common.course.grading.isolation import strongest_isolation
+from common.course.grading.sandbox import Sandbox
 from common.course.grading.student import Ranks, Student, lay_out, lay_out_student
 from common.errors import UserError
 from common.runtime.paths import project_root
@@ -41,8 +42,6 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         folder, kind = Path(GRADED["folder"]), GRADED["isolation"]
     else:
         folder, kind = tmp_path_factory.mktemp("sandbox"), isolation()
-        for parent in (folder, *folder.parents[:2]):
-            parent.chmod(0o755)
         lay_out(folder, project_root())
         lay_out_student(folder, project_root(), OWN, PROBES, Path.read_text)
     with Sandbox(folder, kind) as started:

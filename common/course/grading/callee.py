@@ -1,4 +1,4 @@
-"""The sandbox's first process: ``python -m common.course.grading.callee CONTROL ISOLATION``.
+"""The sandbox's first process: ``python -m common.course.grading.callee CONTROL ISOLATION USER``.
 
 It imports what takes long, takes away what is not for exercises, and forks a process for each
 connection that comes through its control socket. There a student's functions are called. It reads
@@ -32,7 +32,7 @@ REAPED_EVERY_S = 0.2
 def main() -> None:
     """Serves the control socket until it is closed."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    isolation = sys.argv[2]
+    isolation, uid = sys.argv[2], int(sys.argv[3])
     for name in PRELOADED:
         importlib.import_module(name)
     confinement.withhold()
@@ -48,16 +48,16 @@ def main() -> None:
             reap()
             continue
         if not message:
-            sweep(isolation)
+            sweep(isolation, uid)
             return
         wanted = json.loads(message)
         if "folder" in wanted:
             if os.fork() == 0:
                 control.close()
-                be_called(socket.socket(fileno=descriptors[0]), isolation, **wanted)
+                be_called(socket.socket(fileno=descriptors[0]), isolation, uid, **wanted)
             os.close(descriptors[0])
         else:
-            sweep(isolation)
+            sweep(isolation, uid)
             control.send(b"swept")
 
 
@@ -70,7 +70,7 @@ def reap() -> None:
         pass
 
 
-def sweep(isolation: str) -> None:
+def sweep(isolation: str, uid: int) -> None:
     """Ends all processes of students, and deletes what they wrote."""
     if isolation in NAMESPACES:
         with suppress(ProcessLookupError):  # all of this namespace but its first, which this is
@@ -78,7 +78,7 @@ def sweep(isolation: str) -> None:
     elif isolation == "other user":
         if (killer := os.fork()) == 0:
             try:
-                os.setresuid(confinement.STUDENT_UID, confinement.STUDENT_UID, 0)
+                os.setresuid(uid, uid, 0)
                 os.kill(-1, signal.SIGKILL)
             finally:
                 os._exit(0)
@@ -99,14 +99,19 @@ def children() -> list[int]:
 
 
 def be_called(
-    connection: socket.socket, isolation: str, folder: str, scratch: str, variables: dict
+    connection: socket.socket,
+    isolation: str,
+    uid: int,
+    folder: str,
+    scratch: str,
+    variables: dict,
 ) -> None:
     """Serves one connection with the exercises and probes below ``folder``, then ends."""
     status = 1
     try:
         os.setsid()
         if isolation != "none":
-            confinement.confine(to_other_user=isolation != "user namespaces")
+            confinement.confine(None if isolation == "user namespaces" else uid)
         os.environ.update(variables)
         os.chdir(scratch)
         sys.path.insert(0, folder)

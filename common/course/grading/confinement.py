@@ -13,8 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-STUDENT_UID = 64_201
-"""A user that nobody else is."""
 GIB = 2**30
 LIMITS = {
     "RLIMIT_DATA": 3 * GIB,
@@ -92,23 +90,23 @@ def protect_this_process() -> None:
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def confine(*, to_other_user: bool) -> None:
+def confine(uid: int | None) -> None:
     """Gives up all rights of this process, for good, and limits what it takes.
 
     Args:
-        to_other_user: become ``STUDENT_UID``, which needs root; else only capabilities are given
-            up, where root is nobody outside of a user namespace.
+        uid: become this user, which needs root; if None only capabilities are given up, where root
+            is nobody outside of a user namespace.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if not to_other_user:
+    if uid is None:
         for capability in range(CAPABILITIES):
             libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     for name, value in LIMITS.items():
         resource.setrlimit(getattr(resource, name), (value, value))
-    if to_other_user:
+    if uid is not None:
         os.setgroups([])
-        os.setresgid(STUDENT_UID, STUDENT_UID, STUDENT_UID)
-        os.setresuid(STUDENT_UID, STUDENT_UID, STUDENT_UID)
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
     else:
         version_3 = (ctypes.c_uint32 * 2)(0x20080522, 0)
         none = (ctypes.c_uint32 * 6)()

@@ -16,14 +16,15 @@ from pathlib import Path
 
 from common.course.answers import read_answers, read_questions
 from common.course.grading.imports import violations
+from common.course.grading.isolation import strongest_isolation
 from common.course.grading.judged_answers import judge_answers, read_key
 from common.course.grading.marks import Grade, Mark
-from common.course.grading.sandbox import NOT_STARTED, strongest_isolation
+from common.course.grading.sandbox import NOT_STARTED
 from common.course.grading.student import lay_out, lay_out_student
 from common.course.markers import student_source
 from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome, run_tests
 from common.course.progress import reason_of
-from common.course.submission import ANSWERS, HandedIn, Submission, read_submission
+from common.course.submission import ANSWERS, Submission, read_name, read_submission
 from common.course.tasks import Task, read_tasks
 from common.errors import NotYetWritten, RunFailed, UserError, unwritten_task
 
@@ -158,18 +159,6 @@ class Grader:
             submission.write_run(run)
             marks = judge_answers(questions, answers, key, run, of.assignment, levels)
         return [Mark(m.of, m.name, m.points, 0.0, why) for m in marks] if why else marks
-
-
-def read_name(path: Path) -> HandedIn:
-    """Returns what a tarball is of, by its name alone."""
-    from common.course.submission import STEM, handed_in
-
-    match = STEM.fullmatch(path.name.removesuffix(".tar.gz"))
-    if not match or not path.name.endswith(".tar.gz"):
-        raise UserError(f"{path.name}: expected lastname-firstname-assignN.tar.gz")
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    return handed_in(match["name"], int(match["number"]), int(match["part"] or 0))
 
 
 def marks_of(

@@ -16,7 +16,7 @@ from common.course.grading.wire import Ended, Peer, Remote
 from common.course.tasks import EXERCISES
 
 CALLEE = ("wire", "callee", "confinement", "__init__")
-SETTLED_S = 0.3
+SETTLED_S, LONGEST_S = 0.3, 10.0
 
 
 class Student:
@@ -108,9 +108,13 @@ class Ranks:
         return self.sandbox.sent_bytes()
 
     def sent_when_quiet(self) -> int:
-        """Returns the same when what is under way has arrived."""
-        time.sleep(SETTLED_S)
-        return self.sent_bytes()
+        """Returns the same when nothing has been sent for a while, or after ``LONGEST_S``."""
+        until = time.monotonic() + LONGEST_S
+        before, sent = -1, self.sent_bytes()
+        while sent != before and time.monotonic() < until:
+            time.sleep(SETTLED_S)
+            before, sent = sent, self.sent_bytes()
+        return sent
 
 
 def shut(peer: Peer) -> None:

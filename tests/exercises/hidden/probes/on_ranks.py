@@ -255,6 +255,13 @@ def resident_bytes() -> int:
     return (int(resident) - int(shared)) * resource.getpagesize()
 
 
+def settled_bytes() -> int:
+    """Returns it once all ranks are here, and what they sent each other has arrived."""
+    dist.barrier()
+    time.sleep(4 * LOOK_S)
+    return resident_bytes()
+
+
 def fsdp_memory(with_gradients: bool) -> dict:
     """Returns the memory beyond the shards inside of blocks and between passes, in bytes."""
     torch.manual_seed(0)
@@ -274,12 +281,12 @@ def fsdp_memory(with_gradients: bool) -> dict:
             loss = wrapped(inputs)
         for hook in hooks:
             hook.remove()
-        between.append(resident_bytes() - start)
+        between.append(settled_bytes() - start)
         if with_gradients:
             loss.backward()
             wrapped.finish_gradient_synchronization()
             own = sum(parameter.grad.nbytes for parameter in trained(wrapped))
-            between.append(resident_bytes() - start - own)
+            between.append(settled_bytes() - start - own)
             for parameter in trained(wrapped):
                 parameter.grad = None
         del loss
