@@ -47,6 +47,8 @@ def export(
     names = solved_tasks(course.tasks, assignment, solved)
     if out.exists():
         raise UserError(f"{out} is there already; give a folder that is not")
+    if overlay and not overlay.is_dir():
+        raise UserError(f"--overlay {overlay}: no such folder")
     files = tracked_files(root)
     beside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)

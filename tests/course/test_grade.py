@@ -124,6 +124,10 @@ def test_two_of_one_name_and_several_assignments(tmp_path: Path) -> None:
     other.touch()
     with pytest.raises(UserError, match="several assignments"):
         Class(Grader(ROOT), [paths[0], other])
+    unknown = tmp_path / "a-b-assign9.tar.gz"
+    unknown.touch()
+    with pytest.raises(UserError, match="there is no assignment 9"):
+        Grader(ROOT).grade(unknown)
     with pytest.raises(UserError, match="no such file"):
         Class(Grader(ROOT), [tmp_path / "c-d-assign3.tar.gz"])
 

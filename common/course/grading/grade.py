@@ -58,6 +58,8 @@ class Grader:
         began = time.monotonic()
         isolation = strongest_isolation()
         of = read_name(path)
+        if not of.tasks(read_tasks(self.root)):
+            raise UserError(f"{path.name}: there is no assignment {of.assignment}")
         try:
             submission = read_submission(path)
             remark = ""
