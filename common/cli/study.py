@@ -24,7 +24,7 @@ STUDIES = {
     "diagnosis": ("diagnosis", "DiagnosisStudy", "planted faults and what is named", 15),
     "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 140),
     "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 20),
-    "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 55),
+    "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 90),
     "cs336": ("cs336", "Cs336Study", "the exercises under another course's tests", 2),
     "grading": ("grading", "GradingStudy", "the same points ten times, mistakes found", 90),
 }
@@ -46,7 +46,7 @@ class Study:
     dataset_dir: str = ""
     """Folder of the real texts, for micro-batches, text-scaling, remedies."""
     continues: str = ""
-    """Run directory of an accuracy or grading study that was cut: what is complete stays."""
+    """Run directory of an accuracy, grading or tune study that was cut: what is complete stays."""
     assignments: tuple[int, ...] = ()
     """Those that grading grades; by default all."""
     tests: str = ""

@@ -26,9 +26,9 @@ from common.errors import UserError
 from common.report.progress import StageProgress
 from common.runtime.bytecode import shared_bytecode
 from common.runtime.paths import project_root
-from common.studies.study import study_run
+from common.studies.study import earlier_table, study_run
 
-RESULTS = "gradings"
+RESULTS = "gradings.csv"
 KEYS = ["assignment", "part", "kind", "name", "round"]
 REFERENCE, UNTOUCHED, WITHOUT, MISTAKE = "reference", "untouched", "without", "mistake"
 ASSIGNMENTS = (0, 1, 2, 3, 4)
@@ -78,7 +78,7 @@ class Case:
 
 def run_study(study: GradingStudy, output_dir: str, progress: StageProgress) -> Path:
     """Grades all cases; returns the run directory."""
-    done = earlier(study)
+    done = earlier_table(study.continues, RESULTS, KEYS)
     known = set(done[KEYS].itertuples(index=False, name=None)) if len(done) else set()
     cases = [case for case in all_cases(study) if case.key not in known]
     rows = done.to_dict("records")
@@ -91,24 +91,11 @@ def run_study(study: GradingStudy, output_dir: str, progress: StageProgress) -> 
             what += f", part {case.of.part}" if case.of.part else ""
             with progress.stage(f"{what}: {case.kind} {case.name or case.round + 1}"):
                 rows.append(graded(case, study.variant))
-            run.write_table(f"{RESULTS}.csv", pd.DataFrame(rows))  # whole after each
+            run.write_table(RESULTS, pd.DataFrame(rows))  # whole after each
         table = summary(pd.DataFrame(rows))
         run.write_table("summary.csv", table)
     progress.say(table.to_string(index=False, float_format="%.3g"))
     return run.path
-
-
-def earlier(study: GradingStudy) -> pd.DataFrame:
-    """Returns the gradings of the study that this one continues."""
-    if not study.continues:
-        return pd.DataFrame(columns=KEYS)
-    path = Path(study.continues) / f"{RESULTS}.csv"
-    if not path.is_file():
-        raise UserError(f"--continues {study.continues}: there is no {RESULTS}.csv in it")
-    found = pd.read_csv(path, keep_default_na=False)
-    if missing := set(KEYS) - set(found):
-        raise UserError(f"--continues {study.continues}: {path.name} has no column {min(missing)}")
-    return found
 
 
 def all_cases(study: GradingStudy) -> Iterator[Case]:

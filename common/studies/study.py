@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from common.errors import UserError
 from common.report.progress import StageProgress
 from common.runtime.environment import describe_environment
 from common.runtime.run_directory import RunDirectory
@@ -41,6 +43,31 @@ def study_run(
     progress.say(f"{name} study: {run.path}")
     with run:
         yield run
+
+
+def earlier_table(continues: str, name: str, columns: Collection[str]) -> pd.DataFrame:
+    """Reads a table of the study that another one continues: what need not be done again.
+
+    Args:
+        continues: its run directory; empty for a study that begins.
+        name: of the table, which is written anew after each of its cases.
+        columns: that it must have.
+
+    Returns:
+        The table, with text where a cell is empty; without rows for a study that begins.
+
+    Raises:
+        UserError: there is no such table, or it lacks a column.
+    """
+    if not continues:
+        return pd.DataFrame(columns=list(columns))
+    path = Path(continues) / name
+    if not path.is_file():
+        raise UserError(f"--continues {continues}: there is no {name} in it")
+    table = pd.read_csv(path, keep_default_na=False)
+    if missing := set(columns) - set(table):
+        raise UserError(f"--continues {continues}: its {name} has no column {min(missing)}")
+    return table
 
 
 def with_verdicts(table: pd.DataFrame) -> pd.DataFrame:

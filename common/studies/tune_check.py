@@ -5,11 +5,13 @@ tuned, as a user would, and then swept: every distinct bucketing, visited as oft
 how much slower the recommendation is than the best of the sweep's few fastest, in rounds of their
 own: neither the recommendation nor those few were chosen by them. Where even so many rounds leave
 an interval wider than ``HALF_WIDTH`` to either side, the case is not judged.
-``cases.csv`` holds what was found, ``verdicts.csv`` what was promised and whether it held.
+``cases.csv`` holds what was found, ``verdicts.csv`` what was promised and whether it held. A cut
+study is continued: ``ddplab study tune --continues RUN_DIR`` takes over complete cases.
 """
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from common.report.progress import StageProgress
 from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
 from common.runtime.recorder import require_positive
-from common.studies.study import study_run, with_verdicts
+from common.studies.study import earlier_table, study_run, with_verdicts
 from common.tuning.exhaustive import runoff_regret
 from common.tuning.launched import tune_on_ranks
 from common.tuning.recommendation import Recommendation
@@ -30,6 +32,8 @@ from common.tuning.setting import DEFAULT
 from common.tuning.settings import SWEEP_ROUNDS
 from common.tuning.step_times import instance_times
 
+CASES = "cases.csv"
+NEEDED = ("model", "network", "half_width", "regret", "regret_low", "share")
 EXHAUSTIVE = project_root() / "common" / "tuning" / "exhaustive.py"
 EXAMPLES = "common.tuning.examples"
 RANKS = 2
@@ -58,6 +62,8 @@ class TuneStudy:
     runoff_rounds: int = 12
     """Rounds at a time, until a regret is known to ``HALF_WIDTH``."""
     most_runoff_rounds: int = 60
+    continues: str = ""
+    """Run directory of a study that was cut."""
 
     def __post_init__(self) -> None:
         require_positive(self, "rounds", "runoff_rounds", "most_runoff_rounds")
@@ -72,16 +78,22 @@ def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Pat
         UserError: this machine cannot emulate hosts.
     """
     networks = networks_of(study)
+    earlier = earlier_table(study.continues, CASES, NEEDED)
+    known = {(row["model"], row["network"]): row for row in earlier.to_dict("records")}
     with study_run("tune", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:
         rows = []
-        for name, hosts in networks.items():
+        for network, hosts in networks.items():
             for model in study.models:
-                case = run.path.absolute() / f"{model}-{name}"  # ranks start in another folder
-                rows.append(
-                    {"model": model, "network": name} | check(study, model, hosts, case, progress)
-                )
-        cases = pd.DataFrame(rows)
-        run.write_table("cases.csv", cases)
+                name = f"{model}-{network}"
+                case = run.path.absolute() / name  # ranks start in another folder
+                if row := known.get((model, network)):
+                    shutil.copytree(Path(study.continues) / name, case)
+                else:
+                    found = check(study, model, hosts, case, progress)
+                    row = {"model": model, "network": network} | found
+                rows.append(row)
+                cases = pd.DataFrame(rows)
+                run.write_table(CASES, cases)  # whole after each
         verdicts = judge(cases)
         run.write_table("verdicts.csv", verdicts)
     progress.say(cases.to_string(index=False, float_format="%.4g"))
