@@ -18,8 +18,7 @@ HEIGHT, TOP, THICK, THIN = 30, 3, 15, 7
 
 def bounds(verdict: Verdict) -> tuple[float, float] | None:
     """Returns the interval of the predicted speedup; None where there is none."""
-    low = getattr(verdict, "speedup_low", None)
-    high = getattr(verdict, "speedup_high", None)
+    low, high = verdict.speedup_low, verdict.speedup_high
     return None if low is None or high is None else (low, high)
 
 
