@@ -20,19 +20,27 @@ from common.analysis.diagnosis.causes_communication import (
     communication_bound,
     needless_synchronisation,
 )
+from common.analysis.diagnosis.causes_machine import cpu_quota, too_few_threads, wrong_interface
 from common.analysis.diagnosis.causes_ranks import (
     oversubscribed_cores,
     shared_device,
     slow_rank,
     unequal_lengths,
 )
+from common.analysis.diagnosis.causes_settings import gpu_surroundings, nccl_settings
 from common.analysis.diagnosis.causes_surroundings import data_loading, evaluation_or_logging
 from common.analysis.diagnosis.causes_validity import (
     mixed_configurations,
     warm_up_counted,
     wrong_sampler,
 )
-from common.analysis.diagnosis.evidence import Evidence, NotJudged, baseline_arm, open_evidence
+from common.analysis.diagnosis.evidence import (
+    SURROUNDINGS,
+    Evidence,
+    NotJudged,
+    baseline_arm,
+    open_evidence,
+)
 from common.analysis.style import Table
 from common.errors import UserError
 
@@ -53,6 +61,14 @@ CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
     "bucket-cap": bucket_cap,
     ", ".join(LIMITS): communication_bound,
 }
+MACHINE_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
+    "cpu-quota": cpu_quota,
+    "too-few-threads": too_few_threads,
+    "wrong-interface": wrong_interface,
+    "nccl-settings": nccl_settings,
+    "gpu-surroundings": gpu_surroundings,
+}
+"""Judged where the watcher has read the ranks' surroundings; assignment 4's programs do not."""
 WIDTH = 96
 """Characters of a line in a report."""
 
@@ -93,7 +109,8 @@ def examine(run: Evidence, baseline: Evidence | None = None) -> Diagnosis:
     """
     case = Case(run, baseline)
     verdicts, not_judged = [], []
-    for cause, judge in CAUSES.items():
+    causes = CAUSES | MACHINE_CAUSES if SURROUNDINGS in run.tables else CAUSES
+    for cause, judge in causes.items():
         try:
             verdict = judge(case)
         except NotJudged as missing:

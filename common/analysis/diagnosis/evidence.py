@@ -26,6 +26,7 @@ ASSIGNMENT = "assignment4"
 ARMS, STEPS, BUCKETS = "arms.csv", "steps.csv", "buckets.csv"
 SAMPLES, PLACEMENT, FACTS = "samples.csv", "placement.csv", "facts.csv"
 PROBES, COSTS, EPOCHS = "probes.csv", "costs.csv", "epochs.csv"
+SURROUNDINGS = "surroundings.csv"
 READY_TIMES, ALL_REDUCE = "gradient-ready-times.csv", "allreduce-samples.csv"
 COLUMNS = {
     ARMS: tables.ARM_COLUMNS,
@@ -37,6 +38,7 @@ COLUMNS = {
     PROBES: tables.PROBE_COLUMNS,
     COSTS: tables.COST_COLUMNS,
     EPOCHS: tables.EPOCH_COLUMNS,
+    SURROUNDINGS: tables.SURROUNDING_COLUMNS,
 }
 NEEDED = (ARMS, STEPS)
 
