@@ -14,6 +14,7 @@ ALLOWED = {
     "models": {"errors", "runtime", "perfmodel"},
     "data": {"errors", "runtime"},
     "tables": set(),
+    "watch": set(),
     "exercises": {"errors"},
     "perfmodel": {"errors", "exercises"},
     "traces": {"errors", "exercises"},
@@ -100,6 +101,18 @@ def test_imports_go_one_way(room: str) -> None:
 def test_every_room_has_a_rule() -> None:
     rooms = {path.parent.name for path in (ROOT / "common").glob("*/__init__.py")}
     assert rooms <= set(ALLOWED)
+
+
+def test_the_watcher_needs_nothing_but_torch() -> None:
+    # It is installed beside anybody's torch; psutil and pynvml are used where they are.
+    usable = {*sys.stdlib_module_names, "torch", "psutil", "pynvml", "ddplab_watch"}
+    for path in (ROOT / "common" / "watch").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""] if not node.level else []
+            else:
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert {name.partition(".")[0] for name in names} <= usable, path
 
 
 ENGINE = {

@@ -44,7 +44,7 @@ def shared_device(case: Case) -> Verdict | None:
     ]
     most = max(map(len, shared.values()))
     ratio, sentence = _together(case) or (float(most), "")
-    lost = (1 - 1 / ratio) * _compute_share(case)
+    lost = (1 - 1 / ratio) * compute_share(case)
     return Verdict(
         cause="shared-device",
         title="ranks share a device",
@@ -69,7 +69,7 @@ def oversubscribed_cores(case: Case) -> Verdict | None:
         if crowds:
             raise NotJudged(f"no {PROBES} to see whether ranks hinder each other: {crowds[0]}")
         raise NotJudged(f"no {PROBES} with ranks alone and together in {case.run.name}")
-    if any(case.run.need(PLACEMENT)[0]["device"].astype(str).str.startswith("cuda")):
+    if on_gpu(case):
         return None
     ratio, sentence = measured
     threshold = CROWDED_RATIO if crowds else TOGETHER_RATIO
@@ -77,12 +77,12 @@ def oversubscribed_cores(case: Case) -> Verdict | None:
     doubt = 0.0 if crowds else LIKELY * _together_error(case)
     if ratio < threshold + doubt:
         return None
-    lost = (1 - 1 / ratio) * _compute_share(case)
+    lost = (1 - 1 / ratio) * compute_share(case)
     level, reason = confidence(ratio, threshold, _together_error(case))
     return Verdict(
         cause="oversubscribed-cores",
         title="ranks share cores",
-        evidence=(sentence, *crowds, *_starved(case)),
+        evidence=(sentence, *crowds, *starved(case)),
         lost_share=lost,
         confidence=level,
         reason=f"together over alone: {reason}",
@@ -95,7 +95,14 @@ def oversubscribed_cores(case: Case) -> Verdict | None:
     )
 
 
-def _compute_share(case: Case) -> float:
+def on_gpu(case: Case) -> bool:
+    """Returns True if a rank computes on a GPU; raises NotJudged without placement.csv."""
+    [placement] = case.run.need(PLACEMENT)
+    return bool(placement["device"].astype(str).str.startswith("cuda").any())
+
+
+def compute_share(case: Case) -> float:
+    """Returns the share of the step that forward and backward pass take."""
     parts = case.run.parts
     return min(1.0, parts.compute_ms / parts.step_ms)
 
@@ -158,13 +165,17 @@ def _crowded(case: Case) -> list[str]:
     return found
 
 
-def _starved(case: Case) -> list[str]:
-    """Returns a sentence with the processor time that ranks got; none where it is not known."""
+def cores_got(case: Case) -> float | None:
+    """Returns the processor time that a rank got, in cores, the median; None where unknown."""
     timed = case.run.timed
     got = pd.to_numeric(timed["cpu_time_ms"], errors="coerce") / timed["step_time_ms"]
-    if not np.isfinite(got).any():
-        return []
-    return [f"Each rank got {percent(float(got.median()))} of a core {case.file(STEPS)}."]
+    return float(got.median()) if np.isfinite(got).any() else None
+
+
+def starved(case: Case) -> list[str]:
+    """Returns a sentence with the processor time that ranks got; none where it is not known."""
+    got = cores_got(case)
+    return [] if got is None else [f"Each rank got {percent(got)} of a core {case.file(STEPS)}."]
 
 
 def slow_rank(case: Case) -> Verdict | None:

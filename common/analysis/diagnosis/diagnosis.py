@@ -20,6 +20,7 @@ from common.analysis.diagnosis.causes_communication import (
     communication_bound,
     needless_synchronisation,
 )
+from common.analysis.diagnosis.causes_machine import cpu_quota, too_few_threads, wrong_interface
 from common.analysis.diagnosis.causes_ranks import (
     oversubscribed_cores,
     shared_device,
@@ -36,13 +37,20 @@ from common.analysis.diagnosis.causes_script import (
     needless_search,
     recompiling,
 )
+from common.analysis.diagnosis.causes_settings import gpu_surroundings, nccl_settings
 from common.analysis.diagnosis.causes_surroundings import data_loading, evaluation_or_logging
 from common.analysis.diagnosis.causes_validity import (
     mixed_configurations,
     warm_up_counted,
     wrong_sampler,
 )
-from common.analysis.diagnosis.evidence import Evidence, NotJudged, baseline_arm, open_evidence
+from common.analysis.diagnosis.evidence import (
+    SURROUNDINGS,
+    Evidence,
+    NotJudged,
+    baseline_arm,
+    open_evidence,
+)
 from common.analysis.style import Table
 from common.errors import UserError
 
@@ -74,6 +82,14 @@ OF_SCRIPTS: dict[str, Callable[[Case], Verdict | None]] = {
     "wide-gradients": narrow_gradients,
 }
 """Looked for in watched scripts only: this project's programs have no table of them."""
+MACHINE_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
+    "cpu-quota": cpu_quota,
+    "too-few-threads": too_few_threads,
+    "wrong-interface": wrong_interface,
+    "nccl-settings": nccl_settings,
+    "gpu-surroundings": gpu_surroundings,
+}
+"""Judged where the watcher has read the ranks' surroundings; assignment 4's programs do not."""
 WIDTH = 96
 """Characters of a line in a report."""
 
@@ -118,7 +134,9 @@ def examine(run: Evidence, baseline: Evidence | None = None) -> Diagnosis:
 def examine_case(case: Case) -> Diagnosis:
     """Judges every cause of a case; see ``examine``."""
     verdicts, not_judged = [], []
-    causes = CAUSES | OF_SCRIPTS if case.run.watched else CAUSES
+    causes = CAUSES | (OF_SCRIPTS if case.run.watched else {})
+    if SURROUNDINGS in case.run.tables:
+        causes |= MACHINE_CAUSES
     for cause, judge in causes.items():
         try:
             verdict = judge(case)

@@ -1,0 +1,188 @@
+"""The state of this rank's GPU, from the driver by NVML where pynvml can be imported.
+
+NVML makes no CUDA context and needs none. What a GPU or a driver does not give is None. Bits and
+functions are those of NVIDIA's NVML API reference.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ddplab_watch.files import ROOT, read_integer
+
+REASONS = {
+    0x001: "GpuIdle",
+    0x002: "ApplicationsClocksSetting",
+    0x004: "SwPowerCap",
+    0x008: "HwSlowdown",
+    0x010: "SyncBoost",
+    0x020: "SwThermalSlowdown",
+    0x040: "HwThermalSlowdown",
+    0x080: "HwPowerBrakeSlowdown",
+    0x100: "DisplayClockSetting",
+}
+"""Why clocks are not higher, by bit (nvmlClocksEventReasons)."""
+COMPUTE_MODES = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}
+
+
+def gpu_facts(
+    device_index: int,
+    env: Mapping[str, str] = os.environ,
+    nvml: ModuleType | None = None,
+    uuid: str | None = None,
+    root: Path = ROOT,
+) -> dict[str, object]:
+    """Returns the facts of a GPU by the columns ``gpu_…``; none where there is no driver or GPU.
+
+    Args:
+        device_index: the GPU as CUDA numbers it in this process.
+        env: the variables, of which CUDA_VISIBLE_DEVICES is read where CUDA was not asked.
+        nvml: the module that speaks to the driver; by default pynvml, if it can be imported.
+        uuid: the GPU's, by default as torch says where it has begun to use CUDA.
+        root: the root of the file system.
+    """
+    if nvml is None:
+        try:
+            import pynvml as nvml
+        except ImportError:
+            return {}
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return {}
+    try:
+        return _Device(nvml, device_index, uuid or cuda_uuid(device_index), env).facts(root)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def uses_cuda() -> bool:
+    """Returns True if this process has begun to use CUDA. It is not made to begin."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
+def cuda_uuid(device_index: int) -> str | None:
+    """Returns a GPU's UUID as torch says it; None where CUDA is not in use, or torch too old."""
+    if not uses_cuda():
+        return None
+    properties = sys.modules["torch"].cuda.get_device_properties(device_index)
+    found = getattr(properties, "uuid", None)
+    return None if found is None else str(found)
+
+
+def pci_numa_node(bus_id: str, root: Path = ROOT) -> int | None:
+    """Returns the NUMA node of a PCI device, which NVML names ``00000000:17:00.0``."""
+    domain, _, rest = bus_id.lower().partition(":")
+    folder = root / "sys/bus/pci/devices" / f"{int(domain, 16):04x}:{rest}"
+    node = read_integer(folder / "numa_node")
+    return node if node is not None and node >= 0 else None  # -1: the firmware does not say
+
+
+class _Device:
+    """A GPU as the open driver knows it."""
+
+    def __init__(
+        self, nvml: ModuleType, device_index: int, uuid: str | None, env: Mapping[str, str]
+    ) -> None:
+        self.nvml = nvml
+        self.handle = self._handle(device_index, uuid, env)
+        self.whole = self.handle  # most questions are answered for the whole GPU only
+        found = self.ask("nvmlDeviceIsMigDeviceHandle", self.handle)
+        self.is_slice = bool(getattr(found, "value", found))  # some versions return a c_uint
+        if self.is_slice:
+            self.whole = self.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", self.handle)
+
+    def ask(self, query: str, *arguments: Any) -> Any:
+        """Returns the answer to a question; None where it is not supported or nobody to ask."""
+        if None in arguments or not hasattr(self.nvml, query):
+            return None
+        try:
+            return getattr(self.nvml, query)(*arguments)
+        except self.nvml.NVMLError:
+            return None
+
+    def _handle(self, device_index: int, uuid: str | None, env: Mapping[str, str]) -> Any:
+        """Returns the GPU's handle. CUDA's order may differ from NVML's; UUIDs are the same."""
+        if uuid is None:
+            visible = env.get("CUDA_VISIBLE_DEVICES")
+            entries = [] if visible is None else [one.strip() for one in visible.split(",")]
+            if visible is not None and device_index >= len(entries):
+                return None
+            entry = entries[device_index] if entries else str(device_index)
+            if entry.isdigit():
+                return self.ask("nvmlDeviceGetHandleByIndex", int(entry))
+            uuid = entry
+        bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
+        for kind in ("GPU", "MIG"):
+            handle = self.ask("nvmlDeviceGetHandleByUUID", f"{kind}-{bare}")
+            if handle is not None:
+                return handle
+        return None
+
+    def facts(self, root: Path) -> dict[str, object]:
+        """Returns the row's columns of this GPU."""
+        if self.handle is None:
+            return {}
+        whole = self.whole
+        bus_id = _text(getattr(self.ask("nvmlDeviceGetPciInfo", whole), "busId", None))
+        clock = self.nvml.NVML_CLOCK_SM
+        mode = self.ask("nvmlDeviceGetMigMode", whole)
+        utilisation = self.ask("nvmlDeviceGetUtilizationRates", whole)
+        return {
+            "gpu_uuid": _text(self.ask("nvmlDeviceGetUUID", self.handle)),
+            "gpu_name": _text(self.ask("nvmlDeviceGetName", whole)),
+            "gpu_bus_id": bus_id,
+            "gpu_numa_node": pci_numa_node(bus_id, root) if bus_id else None,
+            "gpu_pcie_width": self.ask("nvmlDeviceGetCurrPcieLinkWidth", whole),
+            "gpu_pcie_width_max": self.ask("nvmlDeviceGetMaxPcieLinkWidth", whole),
+            "gpu_pcie_generation": self.ask("nvmlDeviceGetCurrPcieLinkGeneration", whole),
+            "gpu_pcie_generation_max": self.ask("nvmlDeviceGetMaxPcieLinkGeneration", whole),
+            "gpu_sm_clock_mhz": self.ask("nvmlDeviceGetClockInfo", whole, clock),
+            "gpu_sm_clock_max_mhz": self.ask("nvmlDeviceGetMaxClockInfo", whole, clock),
+            "gpu_throttle_reasons": self.throttle_reasons(),
+            "gpu_power_limit_w": _watts(self.ask("nvmlDeviceGetPowerManagementLimit", whole)),
+            "gpu_power_default_w": _watts(
+                self.ask("nvmlDeviceGetPowerManagementDefaultLimit", whole)
+            ),
+            "gpu_utilisation_share": None if utilisation is None else utilisation.gpu / 100,
+            "gpu_mig": self.is_slice or (None if mode is None else bool(mode[0])),
+            "gpu_compute_mode": COMPUTE_MODES.get(self.ask("nvmlDeviceGetComputeMode", whole)),
+            "gpu_other_processes": self.other_processes(),
+        }
+
+    def throttle_reasons(self) -> str | None:
+        """Returns the names of the reasons, ``none`` where clocks are free; None where unknown."""
+        bits = self.ask("nvmlDeviceGetCurrentClocksEventReasons", self.whole)
+        if bits is None:  # the name before driver 535
+            bits = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons", self.whole)
+        if bits is None:
+            return None
+        return " ".join(name for bit, name in REASONS.items() if bits & bit) or "none"
+
+    def other_processes(self) -> int | None:
+        """Returns the number of other processes that compute on the GPU.
+
+        In a container this process is listed under a number that it does not know, so one of the
+        list is taken to be it where it uses CUDA; and a list that lacks it is no list.
+        """
+        listed = self.ask("nvmlDeviceGetComputeRunningProcesses", self.handle)
+        if listed is None:
+            return None
+        own = uses_cuda() or any(process.pid == os.getpid() for process in listed)
+        if own and not listed:
+            return None
+        return len(listed) - own
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1e3
