@@ -90,6 +90,8 @@ MACHINE_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
     "gpu-surroundings": gpu_surroundings,
 }
 """Judged where the watcher has read the ranks' surroundings; assignment 4's programs do not."""
+MANY_UNJUDGED = 6
+"""With so many causes not judged, it means little that none of the others was found."""
 WIDTH = 96
 """Characters of a line in a report."""
 
@@ -218,8 +220,10 @@ def diagnosis_lines(
 def lines_of(found: Diagnosis) -> list[str]:
     """Returns a diagnosis as text."""
     lines = _wrapped(found.summary)
-    if found.healthy:
+    if found.healthy and len(found.not_judged) < MANY_UNJUDGED:
         lines.append("No limiting cause found.")
+    elif found.healthy:
+        lines.append("No limiting cause found among the few that can be judged here.")
     for place, verdict in enumerate(found.verdicts, 1):
         lost = "" if verdict.lost_share is None else f"; takes {percent(verdict.lost_share)}"
         lines += ["", f"{place}. {verdict.title} ({verdict.cause}{lost})"]

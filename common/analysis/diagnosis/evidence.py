@@ -181,6 +181,8 @@ def standard_error(values: Sequence[float] | pd.Series) -> float:
     """
     array = np.asarray(values, dtype=float)
     array = array[np.isfinite(array)]
+    if not len(array):
+        return float("nan")
     deviation = np.median(np.abs(array - np.median(array)))
     return float(1.2533 * 1.4826 * deviation / np.sqrt(len(array)))
 

@@ -32,6 +32,8 @@ from common.perfmodel.tables import read_all_reduce, read_ready_times
 
 MOST_DRIFT = 1.5
 """A machine's speed has not been seen to change by more between a run and its probes."""
+ALIKE = 1.2
+"""Batches whose sizes differ by less take equally long, within a machine's noise."""
 WIRES = {
     "float32": ALL_REDUCE,
     "float16": "allreduce-samples-float16.csv",
@@ -69,7 +71,8 @@ def step_model(evidence: Evidence) -> StepModel:
     several = probes[together] if together.any() else probes
     drift, uneven = _in_the_step(evidence, several)
     besides_s = 0.0
-    if drift > MOST_DRIFT:  # no machine: the script does something that its model does not
+    if drift > MOST_DRIFT and evidence.watched and _alike(evidence):
+        # No machine does that: the script's forward pass does something that its model does not.
         forward_ms = evidence.by_step("forward_time_ms").median().min() / evidence.accumulation
         besides_s, drift = forward_ms * (1 - 1 / drift) / 1e3, 1.0
     samples = evidence.timed.groupby("rank")["samples"].median().max()
@@ -170,6 +173,12 @@ def _in_the_step(evidence: Evidence, several: pd.DataFrame) -> tuple[float, floa
     if parts.compute_ms > 0:
         uneven = 1 + max(0.0, parts.parts_ms["waiting"]) / parts.compute_ms
     return drift, uneven
+
+
+def _alike(evidence: Evidence) -> bool:
+    """Returns True if all steps have about as many padded tokens: then any batch stands for all."""
+    tokens = evidence.by_step("padded_tokens").mean(axis=1)
+    return bool(tokens.quantile(0.95) <= ALIKE * tokens.quantile(0.05))
 
 
 def _scaled(passes: PassTimes, factor: float, besides_s: float) -> PassTimes:
