@@ -28,7 +28,10 @@ class NotYetWritten(UserError):
 
 
 def unwritten_task(message: str) -> str:
-    """The task that a message says is not written yet, or nothing; other processes send text."""
+    """Finds the task that a message says is not written yet; empty where it names none.
+
+    The error of another process arrives as text.
+    """
     match = re.search(r"task (A\d\.\d) is not written yet", message)
     return match[1] if match else ""
 
@@ -45,7 +48,7 @@ class Preempted(Exception):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message for a name that does not exist: the nearest known one, then all of them."""
+    """Words the refusal of a name that does not exist: the nearest known one, then all of them."""
     by_lower = {str(one).lower(): one for one in known}
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
     hint = f"did you mean {by_lower[nearest[0]]!r}? " if nearest else ""

@@ -196,6 +196,15 @@ EPOCH_COLUMNS = (
 """``epochs.csv`` of a training run, in seconds; ``metrics.csv`` beside it has the original's
 columns. ``epoch_time_s`` is from the first step to the end of the evaluation."""
 
+STACK_COLUMNS = ("rank", "phase", "place", "call", "samples")
+"""``stacks.csv`` of a watched script: how often a phase of the loop was found at a line of the
+script (``place``: file, line and function) within a library's function (``call``), at 50 looks a
+second."""
+
+STALL_COLUMNS = ("rank", "step", "seconds", "phase", "stack", "unix_s", "resumed")
+"""``stalls.csv`` of a watched script: steps that did not end for long, with the stack of then, the
+innermost call first; ``resumed`` says whether a later step came."""
+
 METRIC_COLUMNS = ("epoch", "train_loss", "train_time", "val_loss", "val_acc")
 """``metrics.csv``, as the original wrote it: one row per epoch; ``train_time`` in seconds."""
 MICRO_BATCH_COLUMNS = (

@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep what is compiled in pytest's cache, where every process would compile torch anew."""
+    """Keeps what is compiled in pytest's cache, where every process would compile torch anew."""
     if compiled_anew() and hasattr(config, "cache"):
         keep_bytecode(config.cache.mkdir("bytecode"))
     if "GUARD_MESSAGES" in os.environ:
@@ -37,13 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Start workers for a run of everything; files that were named run in this process."""
+    """Starts workers for a run of everything; files that were named run in this process."""
     return WORKERS if config.args_source != pytest.Config.ArgsSource.ARGS else 0
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests that share a run, or have to be alone, a worker; order the groups."""
+    """Gives tests that share a run, or have to be alone, a worker; orders the groups."""
     for item in items:
         if "benchmark_run" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.two_ranks)
@@ -63,7 +63,7 @@ def _place(item: pytest.Item) -> int:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-timeout: waiting is no test's time
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Keep other workers' tests away from one that is marked ``alone``."""
+    """Keeps other workers' tests away from one that is marked ``alone``."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     if not run:
         return (yield)
@@ -85,7 +85,7 @@ def rank_server(tmp_path_factory: pytest.TempPathFactory) -> RankServer:
 
 @pytest.fixture(scope="session")
 def benchmark_run(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Callable:
-    """``benchmark_run(script, *flags, variables={})``: the folder of a finished two-rank run."""
+    """Returns ``benchmark_run(script, *flags, variables={})``: the folder of a two-rank run."""
 
     def run(script: str, *flags: object, variables: Mapping[str, str] | None = None) -> Path:
         folder = tmp_path_factory.mktemp("runs")
@@ -100,32 +100,32 @@ def benchmark_run(rank_server: RankServer, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def train_run(benchmark_run: Callable) -> Path:
-    """A finished run of train_benchmark.py: 3 measured steps of gpt2-nano."""
+    """Runs train_benchmark.py: 3 measured steps of gpt2-nano."""
     return benchmark_run("train_benchmark", *TINY_STEP, "--warmup-steps", 1, "--num_steps", 3)
 
 
 @pytest.fixture(scope="session")
 def allreduce_run(benchmark_run: Callable) -> Path:
-    """A finished run of allreduce_benchmark.py, its sizes taken from NUMEL."""
+    """Runs allreduce_benchmark.py, its sizes taken from NUMEL."""
     flags = ("--rounds", 3, "--iterations", 2, "--in-flight-mib", 1)
     return benchmark_run("allreduce_benchmark", *flags, variables={"NUMEL": "1, 1000 20000"})
 
 
 @pytest.fixture(scope="session")
 def chunk_run(benchmark_run: Callable) -> Path:
-    """A finished run of allreduce_chunk_benchmark.py over 12,000 elements, taken from NUMEL."""
+    """Runs allreduce_chunk_benchmark.py over 12,000 elements, taken from NUMEL."""
     return benchmark_run("allreduce_chunk_benchmark", "--rounds", 2, variables={"NUMEL": "12000"})
 
 
 @pytest.fixture(scope="session")
 def ddp_run(benchmark_run: Callable) -> Path:
-    """A finished run of ddp_benchmark.py: 2 rounds of 2 steps, three caps from BUCKET_SIZE."""
+    """Runs ddp_benchmark.py: 2 rounds of 2 steps, three caps from BUCKET_SIZE."""
     few = ("--rounds", 2, "--num_steps", 2, "--initial_steps", 0, "--timeline_steps", 1)
     return benchmark_run("ddp_benchmark", *TINY_STEP, *few, variables={"BUCKET_SIZE": "0.5 5,None"})
 
 
 @pytest.fixture(scope="session")
 def overlap_run(benchmark_run: Callable) -> Path:
-    """A finished run of overlap_benchmark.py: 2 rounds of 2 steps, messages of two sizes."""
+    """Runs overlap_benchmark.py: 2 rounds of 2 steps, messages of two sizes."""
     flags = ("--message_mib", 0.001, 0.0625, "--rounds", 2, "--num_steps", 2)
     return benchmark_run("overlap_benchmark", *TINY_STEP, *flags)

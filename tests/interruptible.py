@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def start_interruptible(command: Sequence[str], **options: object) -> subprocess.Popen:
-    """Start a process as a terminal does; ``options`` are those of ``subprocess.Popen``.
+    """Starts a process as a terminal does; ``options`` are those of ``subprocess.Popen``.
 
     A shell starts background jobs with SIGINT ignored. Children inherit that, and a Python that
     starts so raises no KeyboardInterrupt.

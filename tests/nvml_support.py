@@ -28,12 +28,12 @@ class FakeGpu:
     slice_of: FakeGpu | None = None
 
     def cuda(self) -> CudaDevice:
-        """As PyTorch shows it, with the UUID bare."""
+        """Returns the device as PyTorch shows it, with the UUID bare."""
         return CudaDevice("NVIDIA Pretend 80GB", self.uuid[4:], 80 * GIB)
 
 
 def h100(number: int, **changed: object) -> FakeGpu:
-    """A GPU of known numbers; those of GPU 1 are 1 more than those of GPU 0."""
+    """Makes a GPU of known numbers; those of GPU 1 are 1 more than those of GPU 0."""
     answers = {
         "Name": "NVIDIA Pretend 80GB",
         "MemoryInfo": SimpleNamespace(total=81 * GIB, used=3 * GIB),
@@ -63,7 +63,7 @@ def fake_nvml(
     driver: str = "580.82.07",
     cuda: int = 13000,
 ) -> SimpleNamespace:
-    """A module like pynvml for these GPUs.
+    """Makes a module like pynvml for these GPUs.
 
     Args:
         ancestor: what the way over PCIe between any two passes through.
@@ -122,7 +122,7 @@ def fake_nvml(
 
 
 def no_driver() -> SimpleNamespace:
-    """pynvml on a machine without NVIDIA's driver."""
+    """Makes pynvml on a machine without NVIDIA's driver."""
 
     def missing() -> None:
         raise NVMLError("NVML Shared Library Not Found")
@@ -131,7 +131,7 @@ def no_driver() -> SimpleNamespace:
 
 
 def sysfs(root: Path, devices: Mapping[str, int], cards: Mapping[str, str]) -> Path:
-    """A tree like /sys.
+    """Makes a tree like /sys.
 
     Args:
         devices: the way of each PCI device from its root complex, such as

@@ -31,7 +31,7 @@ class FinishedRanks:
 
     @property
     def error_line(self) -> str:
-        """The one line on the standard errors of all ranks together; fails if there are more."""
+        """Returns the one line that all ranks' standard errors hold; fails if there are more."""
         lines = "".join(self.stderr).strip().splitlines()
         assert len(lines) == 1, "\n".join(lines)
         return lines[0]
@@ -55,7 +55,7 @@ class RankServer:
         variables: Mapping[str, str] | Callable[[int, int], Mapping[str, str]] | None = None,
         timeout_s: float = 60,
     ) -> FinishedRanks:
-        """Run ``python script arguments`` on so many ranks at once.
+        """Runs ``python script arguments`` on so many ranks at once.
 
         ``variables`` are added to the environment of every rank. Several ranks are placed by
         torchrun's variables, unless ``variables`` is a function of (rank, port) that places them.
@@ -87,14 +87,14 @@ class RankServer:
 
 
 def torchrun_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """What torchrun sets for one of the ranks on one machine."""
+    """Returns what torchrun sets for one of the ranks on one machine."""
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return {name: str(value) for name, value in (own | place).items()}
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Finds a port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

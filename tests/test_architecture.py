@@ -81,7 +81,7 @@ ALLOWED = {
 
 
 def imported_rooms(path: Path) -> set[str]:
-    """The rooms of common/ that a file imports."""
+    """Finds the rooms of common/ that a file imports."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:

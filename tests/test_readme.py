@@ -53,7 +53,7 @@ def readme_commands(page: str = "README.md") -> list[str]:
 
 
 def is_run_by_ci(command: str) -> bool:
-    """Whether .ci/run has the command with these arguments and no other ones."""
+    """Returns whether .ci/run has the command with these arguments and no other ones."""
     ci = re.sub(r"\\\n\s*", "", (ROOT / ".ci" / "run").read_text())
     whole = rf"(?<!\S){re.escape((CI | TEACHING).get(command, command))}\s*(?:$|[>|;])"
     return re.search(whole, ci, flags=re.M) is not None

@@ -74,59 +74,59 @@ class StepParts:
 
     @property
     def sum_ms(self) -> float:
-        """All parts together."""
+        """Sums all parts."""
         return float(sum(self.parts_ms.values()))
 
     @property
     def unaccounted_share(self) -> float:
-        """What the parts leave of the step that they were measured in."""
+        """Computes the share that the parts leave of the step that they were measured in."""
         return 1 - self.sum_ms / self.step_ms
 
     @property
     def watching_share(self) -> float | None:
-        """The watched step over the plain one, minus 1; None where no plain step ran.
+        """Computes the watched step over the plain one, minus 1; None where no plain step ran.
 
-        The price of watching, and the noise of two kinds of steps taken in turns.
+        It is the price of watching, and the noise of two kinds of steps taken in turns.
         """
         return self.step_ms / self.plain_step_ms - 1 if self.plain_step_ms else None
 
     @property
     def error(self) -> float:
-        """The sum of parts over the step nobody watched (or else the watched one), minus 1."""
+        """Computes the sum of parts over the unwatched step (or else the watched one), minus 1."""
         return self.sum_ms / (self.plain_step_ms or self.step_ms) - 1
 
     @property
     def adds_up(self) -> bool:
-        """Whether the parts are a plain step's, too: ``error`` is within ``TOLERANCE``."""
+        """Judges if the parts are a plain step's, too: ``error`` is within ``TOLERANCE``."""
         return abs(self.error) <= TOLERANCE
 
     @property
     def compute_ms(self) -> float:
-        """Forward and backward pass."""
+        """Sums forward and backward pass."""
         return self.parts_ms["forward"] + self.parts_ms["backward"]
 
     @property
     def exposed_ratio(self) -> float:
-        """Communication that nothing hides, over computation."""
+        """Computes the ratio of exposed communication to computation."""
         return self.parts_ms["communication"] / self.compute_ms
 
     @property
     def total_communication_ms(self) -> float | None:
-        """All communication, hidden or not; None where no buckets were noted."""
+        """Sums all communication, hidden or exposed; None where no buckets were noted."""
         if self.hidden_communication_ms is None:
             return None
         return self.parts_ms["communication"] + self.hidden_communication_ms
 
     @property
     def total_ratio(self) -> float | None:
-        """All communication over computation; None without buckets."""
+        """Computes the ratio of all communication to computation; None without buckets."""
         if self.total_communication_ms is None:
             return None
         return self.total_communication_ms / self.compute_ms
 
 
 def decompose(steps: pd.DataFrame, arm: int = 0, buckets: pd.DataFrame | None = None) -> StepParts:
-    """The mean step of an arm, in parts.
+    """Computes an arm's mean step and its parts, in ms, over the middle half of its steps.
 
     Args:
         steps: ``steps.csv``, with ``STEP_COLUMNS``.
@@ -170,7 +170,7 @@ def decompose(steps: pd.DataFrame, arm: int = 0, buckets: pd.DataFrame | None = 
 def decompose_all(
     arms: pd.DataFrame, steps: pd.DataFrame, buckets: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """A row per arm with steps measured in parts, in the order of ``arms.csv``, columns kept.
+    """Decomposes each arm measured in parts: a row per arm, in ``arms.csv``'s order, columns kept.
 
     Adds step_ms, plain_step_ms, the parts as ``<part>_ms``, sum_ms, unaccounted_share,
     watching_share, error, adds_up, total_communication_ms, exposed_ratio, total_ratio and
@@ -205,19 +205,19 @@ def decompose_all(
 
 
 def middle_half(times: pd.Series) -> pd.Index:
-    """The labels of the middle half of these times; of fewer than four, of all."""
+    """Selects the labels of the middle half of these times; of fewer than four, of all."""
     cut = len(times) // 4
     ordered = times.sort_values(kind="stable").index
     return ordered[cut : len(ordered) - cut]
 
 
 def flags(column: pd.Series) -> pd.Series:
-    """True and False from a CSV, in whichever way they were written."""
+    """Parses True and False from a CSV, in whichever way they were written."""
     return column.astype(str).str.lower().isin(["true", "1", "1.0"])
 
 
 def hidden_communication_ms(buckets: pd.DataFrame, arm: int = 0) -> float | None:
-    """How long all-reduces were under way beside computation, from ``buckets.csv``, in ms a step.
+    """Computes how long all-reduces ran beside computation, in ms a step, from ``buckets.csv``.
 
     Buckets are reduced one after another, so one starts when it is ready and the one before is
     done; computation lasts until the last one is ready. A rank that is early waits in an all-reduce
@@ -262,7 +262,7 @@ def _check(timed: pd.DataFrame, arm: int) -> None:
 
 
 def _by_step(timed: pd.DataFrame) -> pd.DataFrame:
-    """A row per step: parts as means over ranks, the slowest rank's step, sums of what is counted.
+    """Joins ranks to a row per step: mean parts, the slowest rank's step, sums of what is counted.
 
     Columns as in ``steps.csv``.
     """

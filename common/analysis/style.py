@@ -63,7 +63,7 @@ CAPTION_LETTERS = 18
 def figure(
     caption: str, figsize: tuple[float, float] = (7.2, 3.9), **subplots
 ) -> Iterator[tuple[CourseFigure, Axes]]:
-    """A figure in the course's style with the caption that says where its data come from.
+    """Yields a figure in the course's style with the caption that says where its data come from.
 
     Lines of the caption stay lines.
     """
@@ -83,7 +83,7 @@ SMALLEST_CAP_MIB = 0.0625
 
 
 def cap_axis(axes: Axes, label: str) -> None:
-    """A logarithmic axis in MiB with plain numbers: 0.25, 1, 4, …"""
+    """Makes a logarithmic axis in MiB with plain numbers: 0.25, 1, 4, …"""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(LogLocator(base=4))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -157,7 +157,7 @@ def _rule(header: str, *cells: str, left: bool = False) -> str:
 
 
 def size_text(size_bytes: float) -> str:
-    """A size in the largest binary unit that fits: ``64 KiB``, ``1.5 MiB``."""
+    """Formats a size in the largest binary unit that fits: ``64 KiB``, ``1.5 MiB``."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size_bytes >= unit:
             return f"{size_bytes / unit:.3g} {name}"

@@ -13,6 +13,7 @@ import tyro
 
 from common.cli.course import Course
 from common.cli.data import Data
+from common.cli.diagnose import Diagnose, split_script
 from common.cli.doctor import Doctor
 from common.cli.emulate import Emulate
 from common.cli.handin import Handin
@@ -27,6 +28,7 @@ Command = (
     Annotated[Run, tyro.conf.subcommand("run")]
     | Annotated[Predict, tyro.conf.subcommand("predict")]
     | Annotated[Tune, tyro.conf.subcommand("tune")]
+    | Annotated[Diagnose, tyro.conf.subcommand("diagnose")]
     | Annotated[Emulate, tyro.conf.subcommand("emulate")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Data, tyro.conf.subcommand("data")]
@@ -44,13 +46,24 @@ def main() -> None:
 
 
 def _parse(arguments: list[str]) -> Command:
-    """Parses the subcommand; what follows ``--`` is the program that ``ddplab emulate`` runs."""
+    """Parses the subcommand; the programs that it runs have flags of their own.
+
+    That of ``ddplab emulate`` follows ``--``; that of ``ddplab diagnose`` is its first argument.
+    """
+    if arguments[:1] == ["diagnose"]:
+        own, program = split_script(arguments[1:])
+        if program:
+            return replace(_parse_words(["diagnose", *own]), program=tuple(program))
     if "--" in arguments:
         own, program = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
         command = _parse(own)
         if not isinstance(command, Emulate):
             raise UserError("only ddplab emulate takes a program after --")
         return replace(command, program=tuple(program))
+    return _parse_words(arguments)
+
+
+def _parse_words(arguments: list[str]) -> Command:
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):

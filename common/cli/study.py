@@ -22,6 +22,7 @@ STUDIES = {
     "text-scaling": ("text_scaling", "TextScalingStudy", "DDP on real texts, against one rank", 6),
     "remedies": ("remedies", "RemedyStudy", "changes proposed to a slow network, made", 7),
     "diagnosis": ("diagnosis", "DiagnosisStudy", "planted faults and what is named", 15),
+    "scripts": ("watched_scripts", "ScriptsStudy", "ddplab diagnose on other people's scripts", 50),
     "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 140),
     "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 20),
     "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 90),
@@ -46,7 +47,8 @@ class Study:
     dataset_dir: str = ""
     """Folder of the real texts, for micro-batches, text-scaling, remedies."""
     continues: str = ""
-    """Run directory of an accuracy, grading or tune study that was cut: what is complete stays."""
+    """Run directory of an accuracy, grading, scripts or tune study that was cut: what is
+    complete stays."""
     assignments: tuple[int, ...] = ()
     """Those that grading grades; by default all."""
     tests: str = ""

@@ -39,8 +39,26 @@ def network_name(
         rank_hosts: the host of every rank, in rank order, where they were gathered.
         device_name: of the GPU that ranks share.
     """
-    emulated = emulated_network()
     hosts = ranks_by_host(world_size, rank_hosts)
+    return describe_network(backend, hosts, ranks_per_gpu=ranks_per_gpu, device_name=device_name)
+
+
+def describe_network(
+    backend: str | None,
+    hosts: Sequence[int],
+    *,
+    ranks_per_gpu: int = 1,
+    device_name: str | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> str | None:
+    """Returns the name of a network by what joins it; see ``network_name``.
+
+    Args:
+        backend, ranks_per_gpu, device_name: as for ``network_name``.
+        hosts: number of ranks on each host.
+        env: variables of a rank, which say whether its network is emulated.
+    """
+    emulated = emulated_network(env)
     name = layout_name(backend, hosts)
     if emulated:
         delay = f", {emulated['delay_ms']:g} ms delay" if emulated["delay_ms"] else ""

@@ -9,6 +9,7 @@ joined by ``+``.
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import os
 import runpy
@@ -24,7 +25,12 @@ import torch.utils.data
 import torch.utils.data.distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import dataloader, distributed
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.data import distributed
+from torch.utils.data._utils import fetch
 
 from common.errors import UserError, unknown_name
 
@@ -134,14 +140,14 @@ def slow_start(milliseconds: float) -> None:
 
 
 def slow_data(milliseconds: float) -> None:
-    """Makes each batch take ``milliseconds`` longer to fetch."""
-    plain = dataloader._BaseDataLoaderIter.__next__
+    """Makes each batch take ``milliseconds`` longer to put together."""
+    for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
 
-    def slower(self):
-        time.sleep(milliseconds / 1e3)
-        return plain(self)
+        def slower(self, indices, plain=fetcher.fetch):
+            time.sleep(milliseconds / 1e3)
+            return plain(self, indices)
 
-    dataloader._BaseDataLoaderIter.__next__ = slower
+        fetcher.fetch = slower
 
 
 def slow_logging(milliseconds: float) -> None:
@@ -201,6 +207,109 @@ def other_precision(_: float) -> None:
     nn.Linear.forward = narrow
 
 
+def slow_forward(milliseconds: float) -> None:
+    """Makes each forward pass of rank 1 take ``milliseconds`` longer."""
+    if rank() == 1:
+        _around_forward(lambda _: milliseconds / 1e3)
+
+
+def slow_backward(milliseconds: float) -> None:
+    """Makes each backward pass of rank 1 take ``milliseconds`` longer, at its start."""
+    if rank() != 1:
+        return
+    plain = DistributedDataParallel.forward
+
+    def late(gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(milliseconds / 1e3)
+        return gradient
+
+    @functools.wraps(plain)
+    def watched(self, *inputs, **named):
+        outputs = plain(self, *inputs, **named)
+        first = next(iter(outputs.values())) if hasattr(outputs, "values") else outputs
+        if torch.is_tensor(first) and first.requires_grad:
+            first.register_hook(late)
+        return outputs
+
+    DistributedDataParallel.forward = watched
+
+
+def slow_loader(milliseconds: float) -> None:
+    """Makes each batch of rank 1 take ``milliseconds`` longer to fetch."""
+    if rank() == 1:
+        slow_data(milliseconds)
+
+
+def slow_update(milliseconds: float) -> None:
+    """Makes each update of rank 0 take ``milliseconds`` longer."""
+    if rank() == 0:
+        register_optimizer_step_pre_hook(lambda *_: time.sleep(milliseconds / 1e3))
+
+
+def lone_checkpoint(milliseconds: float) -> None:
+    """Makes rank 0 write something for ``milliseconds`` after every second update."""
+    if rank() != 0:
+        return
+    updates = iter(range(1_000_000))
+
+    def save_checkpoint(*_: object) -> None:
+        if next(updates) % 2:
+            time.sleep(milliseconds / 1e3)
+
+    register_optimizer_step_post_hook(save_checkpoint)
+
+
+def _ddp_with(**arguments: object) -> None:
+    """Makes DDP with these arguments, whatever the script gives."""
+    plain = DistributedDataParallel.__init__
+
+    @functools.wraps(plain)
+    def changed(self, module, *positional, **named):
+        plain(self, module, *positional, **(named | arguments))
+
+    DistributedDataParallel.__init__ = changed
+
+
+def bucket_cap(mebibytes: float) -> None:
+    """Gives DDP this bucket cap."""
+    _ddp_with(bucket_cap_mb=mebibytes)
+
+
+def unused_search(_: float) -> None:
+    """Makes DDP look for unused parameters."""
+    _ddp_with(find_unused_parameters=True)
+
+
+def garbage(thousands: float) -> None:
+    """Keeps so many thousand lists and collects garbage in each forward pass."""
+    kept = [[] for _ in range(int(thousands * 1000))]
+
+    def collect(_: float) -> float:
+        gc.collect()
+        return 0.0 * len(kept)
+
+    _around_forward(collect)
+
+
+def growing_memory(mebibytes: float) -> None:
+    """Keeps so much more memory after each forward pass."""
+    kept: list[bytearray] = []
+
+    def keep(_: float) -> float:
+        kept.append(bytearray(os.urandom(1)) * int(mebibytes * 2**20))
+        return 0.0
+
+    _around_forward(keep)
+
+
+def stuck(step: float) -> None:
+    """Makes rank 1 stop for good in its forward pass after so many."""
+    if rank() != 1:
+        return
+    calls = iter(range(1_000_000))
+    _around_forward(lambda _: 1e6 if next(calls) >= step else 0.0)
+
+
 FAULTS: dict[str, tuple[Callable[[float], None], float]] = {
     "missing-sampler": (missing_sampler, 0.0),
     "overlapping-sampler": (overlapping_sampler, 0.25),
@@ -215,10 +324,20 @@ FAULTS: dict[str, tuple[Callable[[float], None], float]] = {
     "lone-evaluation": (lone_evaluation, 6),
     "always-synchronised": (always_synchronised, 0.0),
     "other-precision": (other_precision, 0.0),
+    "slow-forward": (slow_forward, 20.0),
+    "slow-backward": (slow_backward, 20.0),
+    "slow-loader": (slow_loader, 20.0),
+    "slow-update": (slow_update, 20.0),
+    "lone-checkpoint": (lone_checkpoint, 60.0),
+    "bucket-cap": (bucket_cap, 0.001),
+    "unused-search": (unused_search, 0.0),
+    "garbage": (garbage, 500.0),
+    "growing-memory": (growing_memory, 20.0),
+    "stuck": (stuck, 20.0),
     "healthy": (lambda _: None, 0.0),
 }
 """Fault → the function that plants it, and its strength where none is given: a share, a factor, a
-number of threads or milliseconds, as the function's docstring says."""
+number of threads, milliseconds and so on, as the function's docstring says."""
 
 
 def parse_faults(text: str) -> list[tuple[str, float]]:

@@ -45,7 +45,7 @@ NODE = "autograd::engine::evaluate_function"
 
 
 def bucket_rows(events: Sequence[Event], sizes_bytes: Sequence[int]) -> list[dict]:
-    """The buckets of the backward pass in a trace, as rows of BUCKET_FIELDS.
+    """Finds the buckets of the backward pass in a trace, as rows of BUCKET_FIELDS.
 
     Args:
         events: of one rank; the trace was taken with shapes.
@@ -102,7 +102,7 @@ def bucket_rows(events: Sequence[Event], sizes_bytes: Sequence[int]) -> list[dic
 
 
 def elements(event: Event) -> int:
-    """Elements of an operator's input tensors; a scalar has no shape in a trace, but one element.
+    """Counts the elements of an operator's input tensors; a scalar, without a shape there, has one.
 
     >>> elements(Event("gloo:all_reduce", 0, 1, shapes=((3, 4),)))
     12
@@ -111,7 +111,7 @@ def elements(event: Event) -> int:
 
 
 def in_bucket_order(reduced: Sequence[Event], expected: Sequence[float]) -> list[Event]:
-    """All-reduces by bucket: in order of their start, unless their sizes say otherwise.
+    """Orders all-reduces by bucket: by their start, unless their sizes say otherwise.
 
     Threads take buckets from one queue in order, but two that start within microseconds of each
     other may be noted the other way round.
@@ -127,7 +127,7 @@ def in_bucket_order(reduced: Sequence[Event], expected: Sequence[float]) -> list
 
 
 def copy_spans_us(copies: Sequence[Event], expected: Sequence[float]) -> list[tuple[float, float]]:
-    """From when to when each bucket was copied out; none where gradients are views of buckets.
+    """Finds the span in which each bucket is copied out; none where gradients are views of buckets.
 
     Copies come bucket by bucket, so those of a bucket are the next ones that fill its size.
     """

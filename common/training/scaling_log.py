@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import nn
 from common import tables as columns
 from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
+from common.runtime.samples import sample_rows
 from common.training.data_parallel_step import Batch, DataParallelStep, StepTimes
 
 PARTS = {
@@ -151,25 +151,8 @@ class ScalingLog:
         everyone = self.worker.gather(own)
         if not self._streams:
             return
-        # Each rank's identities are made unique first, so that in the ranks' joint list the count
-        # of an identity is the number of ranks that had it: above 1 it is shared.
-        distinct = [np.unique(ids) for ids in everyone]
-        values, ranks = np.unique(np.concatenate(distinct), return_counts=True)
-        several = values[ranks > 1]
-        rows = [
-            {
-                "arm": arm,
-                "epoch": epoch,
-                "rank": rank,
-                "processed": len(ids),
-                "distinct": len(distinct[rank]),
-                "shared": int(np.isin(distinct[rank], several, assume_unique=True).sum()),
-                "distinct_all_ranks": len(values),
-                "data_samples": data_samples,
-                "order": f"{zlib.crc32(ids.tobytes()):08x}",
-            }
-            for rank, ids in enumerate(everyone[: self.arms[arm]["world_size"]])
-        ]
+        everyone = everyone[: self.arms[arm]["world_size"]]
+        rows = sample_rows(everyone, arm=arm, epoch=epoch, data_samples=data_samples)
         self._streams["samples.csv"].write(rows)
 
     def facts(

@@ -52,7 +52,7 @@ class MadeUp:
     seed: int = 0
 
     def write(self, folder: Path) -> Path:
-        """All tables into a new folder."""
+        """Writes all tables into a new folder."""
         folder.mkdir(parents=True, exist_ok=True)
         environment = {"status": "complete", "network": "TCP over loopback", "world_size": 2}
         (folder / "environment.json").write_text(json.dumps(environment))

@@ -43,7 +43,7 @@ COUNT, SIZE, COMPUTE_S = 40, 256 * 1024, 0.1
 def truth(
     slowdown: float, all_reduce_s: float
 ) -> tuple[BackwardProfile, MeasuredAllReduce, DdpCosts]:
-    """A machine on which all all-reduces together take ``all_reduce_s``."""
+    """Makes a machine on which all all-reduces together take ``all_reduce_s``."""
     ready = np.linspace(COMPUTE_S / COUNT, COMPUTE_S, COUNT)
     profile = BackwardProfile(
         tuple(f"g{i}" for i in range(COUNT)),
@@ -59,13 +59,13 @@ def truth(
 
 
 def true_s(cap_mib: float, slowdown: float, all_reduce_s: float) -> float:
-    """The backward pass on that machine, two buckets sharing the link as over gloo."""
+    """Simulates the backward pass on that machine, two buckets sharing the link as over gloo."""
     profile, curve, costs = truth(slowdown, all_reduce_s)
     return simulate_backward(profile, curve, cap_mib, costs=costs, in_flight=2).total_s
 
 
 def write_study(folder: Path, cases: dict[str, tuple[float, float]]) -> None:
-    """Tables as the study writes them: case name → (slowdown, seconds of all all-reduces).
+    """Writes tables as the study does: case name → (slowdown, seconds of all all-reduces).
 
     Steps of the model ``odd`` take a tenth longer than anything explains.
     """
@@ -179,7 +179,7 @@ def test_another_models_contention_serves_where_it_is_the_same(study):
 
 @pytest.fixture(scope="module")
 def unlike(tmp_path_factory):
-    """A study whose models differ."""
+    """Writes a study whose models differ, and opens it."""
     folder = tmp_path_factory.mktemp("accuracy") / "unlike"
     write_study(folder, UNLIKE)
     return open_study(folder)

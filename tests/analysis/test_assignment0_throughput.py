@@ -56,14 +56,14 @@ RATES = {1: 16_521, 4: 30_819, 8: 32_585, 16: 33_900, 32: 34_560}
 
 
 def opened(folder: Path) -> Run:
-    """A run whose settings and environment are on disk."""
+    """Opens a run whose settings and environment are on disk."""
     (folder / "config.yaml").write_text(yaml.safe_dump(SETTINGS))
     (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
     return Run(folder=folder, shown=folder)
 
 
 def made_up(folder: Path, peak: DevicePeak | None, steps_s: dict[int, float]) -> ThroughputRun:
-    """A run with these times of a step, and one batch that did not fit."""
+    """Makes a run with these times of a step, and one batch that did not fit."""
     rows = [
         {
             "batch_size": batch,
@@ -143,7 +143,7 @@ def test_the_sweep_is_drawn_with_what_did_not_fit(tmp_path: Path, batches: dict)
 
 
 def made_up_options(folder: Path, arms: dict[str, float]) -> OptionsRun:
-    """A run with these ratios in two rounds, a noise floor of 1 %, and TF32 without effect."""
+    """Makes a run with these ratios in two rounds, a noise floor of 1 %, TF32 without effect."""
     times = pd.DataFrame(
         {"arm": arm, "round": round_, "iteration": 0, "tokens": 1, "step_time_ms": 1 / ratio}
         for arm, ratio in arms.items()

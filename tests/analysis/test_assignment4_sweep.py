@@ -40,7 +40,7 @@ GRADIENT_BYTES = 4096
 
 
 def exchange_ms(ranks: int, batch: int) -> float:
-    """What makes weak scaling follow the Universal Scalability Law."""
+    """Computes the exchange that makes weak scaling follow the Universal Scalability Law."""
     return batch * (SIGMA * (ranks - 1) + KAPPA * ranks * (ranks - 1))
 
 
@@ -51,7 +51,7 @@ def write_run(folder: Path, **record: object) -> None:
 
 
 def write_sweep(folder: Path, world_sizes: list[int], workload: str, rounds: int = 4) -> None:
-    """Weak scaling with 30 samples a rank, without noise but for the speed of a round."""
+    """Writes weak scaling with 30 samples a rank, without noise but for the speed of a round."""
     write_run(folder, label=LABEL, network="made up")
     batch = 30
     arms, steps, buckets = [], [], []
@@ -90,7 +90,7 @@ def write_sweep(folder: Path, world_sizes: list[int], workload: str, rounds: int
 
 
 def write_probes(folder: Path, ranks: int) -> None:
-    """Passes as in the steps; an all-reduce takes what the exchange of 30 samples does."""
+    """Writes passes as in the steps; an all-reduce takes what the exchange of 30 samples does."""
     rows = [
         [rank, 0, batch, together, repeat, FORWARD * batch, BACKWARD * batch, 1e-6]
         for rank in range(ranks)

@@ -18,13 +18,13 @@ MIB = 2**20
 
 @pytest.fixture
 def profile() -> BackwardProfile:
-    """Eight gradients of 1 MiB, one every 10 ms."""
+    """Makes a profile of eight gradients of 1 MiB, one every 10 ms."""
     names = tuple(f"g{i}" for i in range(8))
     return BackwardProfile(names, np.full(8, MIB), np.arange(1, 9) / 100, 0.08)
 
 
 def measured(times_ms: dict[float, tuple[float, int]]) -> BucketSweep:
-    """A sweep of two rounds: per cap its time and its number of buckets."""
+    """Makes a sweep of two rounds: per cap its time and its number of buckets."""
     rows = [
         {
             "bucket_cap_mib": cap,
@@ -44,7 +44,7 @@ def measured(times_ms: dict[float, tuple[float, int]]) -> BucketSweep:
 
 
 def drawn(figure, label: str) -> list[float]:
-    """Where on the axis of caps the marker of that label is."""
+    """Returns where on the axis of caps the marker of that label is."""
     lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
     return [float(x) for name, line in lines.items() if label in name for x in line.get_xdata()]
 
@@ -79,7 +79,7 @@ def test_the_ring_is_around_the_lowest_point_that_is_drawn(profile) -> None:
 
 
 def found(*totals_s: float) -> BestCap:
-    """A search: bucketings of the caps from 1 to 2, 2 to 3, … MiB; the last is a single bucket."""
+    """Makes a search: bucketings of the caps from 1 to 2, 2 to 3, … MiB; the last is one bucket."""
     candidates = tuple(
         Candidate(low + 1e-6, low + 1.0, len(totals_s) - place, total, 0.0)
         for place, (low, total) in enumerate(zip(range(1, 9), totals_s, strict=False))

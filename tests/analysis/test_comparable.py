@@ -41,7 +41,7 @@ OLD = {"backend": "nccl", "world_size": 8, "ranks_per_node": 4, "network": None}
 
 
 def gpu_run(folder: Path, **of_table: dict) -> Path:
-    """The recorded run of assignment 2, said to be of 8 GPUs; ``of_table`` changes benchmarks."""
+    """Copies the recorded run of assignment 2 as one of 8 GPUs; ``of_table`` changes benchmarks."""
     for name in BENCHMARKS:
         shutil.copytree(RECORDED / name, folder / name)
         record = folder / name / "environment.json"
@@ -59,7 +59,7 @@ def test_tables_of_one_device_and_network_are_joined(tmp_path: Path, caplog) -> 
 
 
 def predict(folder: Path) -> None:
-    """What ``ddplab predict --run-dir`` opens."""
+    """Opens a run as ``ddplab predict --run-dir`` does."""
     with_tables_of_run(Predict(run_dir=str(folder)))
 
 

@@ -34,7 +34,7 @@ def _coarse_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_study(root: Path) -> Path:
-    """Two IMDB runs in the original's form: 8 s an epoch on one GPU, 2.5 s on four."""
+    """Writes two IMDB runs in the original's form: 8 s an epoch on one GPU, 2.5 s on four."""
     write_original(root / "exp1_imdb_1gpu_3ep", [20.0, 8.0, 8.0])
     write_original(root / "exp2_imdb_4gpu_3ep", [20.0, 2.5, 2.5])
     return root
@@ -209,7 +209,7 @@ def test_nothing_is_left_behind_where_a_figure_fails(
 
 
 def check_latex(text: str) -> list[list[str]]:
-    """The cells of a table that LaTeX with booktabs takes; fails where it would not."""
+    """Reads the cells of a table that LaTeX with booktabs takes; fails where it would not."""
     ends = re.findall(r"\\(begin|end)\{(\w+)\}", text)
     opened: list[str] = []
     for what, name in ends:

@@ -184,7 +184,7 @@ def test_an_arm_is_picked_and_its_baseline_found(tmp_path):
 
 
 def spoil(folder: Path, name: str, text: str | None) -> None:
-    """Replace a table, or remove it."""
+    """Replaces a table, or removes it."""
     (folder / name).unlink()
     if text is not None:
         (folder / name).write_text(text)

@@ -44,7 +44,7 @@ def optimum(batch: np.ndarray, ranks: int) -> list[list[int]]:
 
 @pytest.fixture
 def comparison(tmp_path: Path) -> ModeComparison:
-    """Twenty global batches of 8 texts in all modes, on two ranks."""
+    """Compares twenty global batches of 8 texts in all modes, on two ranks."""
     return compared(tmp_path / "run", mode_times())
 
 

@@ -136,7 +136,7 @@ def test_a_trace_without_steps_is_refused():
 
 
 def gpu_step(offset: float, number: int) -> list[Event]:
-    """The host launches within 60 µs what the device then computes for 100.
+    """Makes a step in which the host launches within 60 µs what the device then computes for 100.
 
     Kernels: forward 20..60, backward 60..90 and 95..110 after a gap of 5, the optimizer 110..118.
     """
@@ -254,7 +254,7 @@ FLOPS = [
 
 
 def profile_of(times_ms: dict[bool, list[float]]) -> ProfileRun:
-    """A profile of three equal steps, with these steps' times under the profiler and without."""
+    """Makes a profile of three equal steps, with these times under the profiler and without."""
     columns = ["phase", "category", "operator", "calls", "time_us"]
     step = pd.DataFrame(OPERATORS, columns=columns).assign(shapes="")
     steps = [(profiled, time_ms) for profiled, times in times_ms.items() for time_ms in times]

@@ -51,14 +51,17 @@ COMPARED = folders_with("mode-times.csv")
 
 
 def rows_of_arm(rows: Rows, arm: str) -> Rows:
-    """An arm's measured rows: those of plain steps where it has some, else of timed ones."""
+    """Selects an arm's measured rows: those of plain steps if it has some, else of timed ones."""
     own = [row for row in rows if row["arm"] == arm and row["warmup"] == "False"]
     plain = [row for row in own if row["kind"] == "plain"]
     return plain or own
 
 
 def step_of_arm(rows: Rows, arm: str) -> tuple[float, float]:
-    """Seconds of the median step (slowest rank; median over rounds of medians), and its samples."""
+    """Computes an arm's median step in seconds, and its samples.
+
+    A step is its slowest rank's; the median is over rounds of their medians.
+    """
     times: dict[tuple, list[float]] = defaultdict(list)
     samples: dict[tuple, float] = defaultdict(float)
     for row in rows_of_arm(rows, arm):
@@ -72,7 +75,7 @@ def step_of_arm(rows: Rows, arm: str) -> tuple[float, float]:
 
 
 def one_rank_arm(arms: Rows, arm: dict[str, str]) -> str | None:
-    """The arm that does the same on one rank."""
+    """Finds the arm that does the same on one rank."""
     kept = "global_batch" if arm["regime"] == "strong" else "batch_per_rank"
     for other in arms:
         alike = all(other[name] == arm[name] for name in ("regime", "change", kept))

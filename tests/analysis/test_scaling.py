@@ -178,7 +178,7 @@ def test_the_published_numbers(
 def sweep(
     rounds: int = 12, slow_round: float = 1.0, plain: bool = True, seed: int = 3
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Arms and steps whose times are 10 ms a sample-batch of 32, and 2 ms of exchange.
+    """Makes arms and steps whose times are 10 ms a sample-batch of 32, and 2 ms of exchange.
 
     ``slow_round`` stretches every second round, whatever the arm.
     """

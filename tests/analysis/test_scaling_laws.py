@@ -11,7 +11,7 @@ RANKS = np.array([1.0, 2, 3, 4, 6, 8])
 
 
 def by_hand(name: str, n: np.ndarray, *values: float) -> np.ndarray:
-    """The laws once more, as their authors wrote them."""
+    """Computes the laws once more, as their authors wrote them."""
     if name == "Amdahl":
         return n / (1 + values[0] * (n - 1))
     if name == "Gustafson":

@@ -32,7 +32,7 @@ def record(category: str, name: str, start: float, end: float, thread: int, **ar
 
 
 def write(path: Path, records: list[dict]) -> Path:
-    """A trace with the heading by which HolisticTraceAnalysis knows a rank."""
+    """Writes a trace with the heading by which HolisticTraceAnalysis knows a rank."""
     heading = {"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": 0}}
     path.write_text(json.dumps(heading | {"traceEvents": records}, indent=1))
     return path
@@ -48,7 +48,7 @@ spans = st.lists(
 
 
 def timeline(intervals, moments: int = 60) -> np.ndarray:
-    """Which of the moments [i, i + 1) are in one of the intervals: the slow, obvious way."""
+    """Marks which moments [i, i + 1) are in one of the intervals: the slow, obvious way."""
     active = np.zeros(moments, dtype=bool)
     for start, end in intervals:
         active[int(start) : int(end)] = True
@@ -87,7 +87,7 @@ def test_intervals_are_the_students_unless_they_are_not_written(monkeypatch) -> 
 
 
 def gpu_records(kernels: list[list[tuple[str, int, int, int]]]) -> list[dict]:
-    """A GPU trace: for each step its kernels (name, stream, start, end), in µs."""
+    """Makes a GPU trace: for each step its kernels (name, stream, start, end), in µs."""
     # As large as real ones: HolisticTraceAnalysis keeps small numbers in a byte, in which pandas 3
     # then refuses its row numbers.
     records, correlation, moment = [], itertools.count(100_000), 10
@@ -126,7 +126,7 @@ def gpu_records(kernels: list[list[tuple[str, int, int, int]]]) -> list[dict]:
 
 
 def random_steps(seed: int, steps: int = 3) -> list[list[tuple[str, int, int, int]]]:
-    """Steps that follow each other on the device, each begun by a computing kernel."""
+    """Makes steps that follow each other on the device, each begun by a computing kernel."""
     source = random.Random(seed)
     kernels, moment = [], 1000
     for _ in range(steps):
@@ -229,7 +229,7 @@ def test_collectives_of_a_gpu_are_read_from_nccls_records(tmp_path):
 
 
 def host_times(tmp_path: Path, *records: dict) -> dict[str, float]:
-    """The only step of a trace on the CPU, 100 µs long; times in µs."""
+    """Reads the only step of a trace on the CPU, 100 µs long; times in µs."""
     step = record("user_annotation", "ProfilerStep#1", 0, 100, MAIN)
     table = read_step_overlap(write(tmp_path / "trace.json", [step, *records]))
     return {name.removesuffix("_ms"): 1000 * table[name][0] for name in table.columns[1:]}

@@ -19,7 +19,7 @@ TIMES = {"data": 1.0, "forward": 10.0, "backward": 20.0, "optimizer": 2.0}
 
 
 def made_up(steps=8, computed=((30.0,) * 2), communication=5.0, gap=0.0, **more) -> pd.DataFrame:
-    """Steps of ranks that start and end together; ``computed`` is each rank's backward pass."""
+    """Makes steps that all ranks start and end together; ``computed`` are their backward passes."""
     slowest = max(computed)
     rows = []
     for step in range(steps):

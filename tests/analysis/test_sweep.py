@@ -18,7 +18,7 @@ from common.errors import UserError
 
 
 def raw(times: dict[float, list[list[tuple[float, float]]]], buckets: dict[float, int]) -> list:
-    """Rows of ddp-times.csv: per cap, round and iteration the backward times of two ranks."""
+    """Makes rows of ddp-times.csv: by cap, round and iteration the backward times of two ranks."""
     rows = []
     for cap, rounds in times.items():
         for (round_, iterations), rank in itertools.product(enumerate(rounds), (0, 1)):

@@ -24,7 +24,7 @@ from common.analysis.scaling.text_tables import (
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> TextStudy:
-    """The published study; the reader has no runs."""
+    """Opens the published study; the reader has no runs."""
     return open_text_study(tmp_path_factory.mktemp("empty"))
 
 

@@ -53,7 +53,7 @@ def serial(
     rest_ms: float = 0.0,
     size_bytes: int = MIB,
 ) -> BackwardTimeline:
-    """Buckets reduced one after another: the recurrence of the model, written out again."""
+    """Reduces buckets one after another: the recurrence of the model, written out again."""
     ready = np.cumsum(computation_ms)
     compute_end = float(ready[-1]) + tail_ms
     events, end, copied = [], 0.0, compute_end
@@ -71,7 +71,7 @@ COMPUTE_BOUND = serial([30, 30, 30], [10, 10, 10], [1, 1, 1], tail_ms=15)
 
 
 def effects(predicted: BackwardTimeline, measured: BackwardTimeline) -> dict:
-    """Effects that are not nothing, by bucket (None for the rest) and term, in ms."""
+    """Returns effects that are not nothing, by bucket (None for the rest) and term, in ms."""
     table = gaps(predicted, measured)
     return {
         (None if pd.isna(row.bucket) else int(row.bucket), row.term): round(row.effect_ms, 6)
@@ -168,7 +168,7 @@ def test_passes_of_different_buckets_are_not_compared():
 
 
 def row(rank: int, bucket: int, moments: tuple[float, ...], iteration: int = 0, cap: object = 5):
-    """A row of the table; ready, start, end, copied, end of computation and of the pass in ms."""
+    """Makes a row of the table; ready, start, end, copied, end of computation and of pass in ms."""
     fields = (bucket, (bucket + 1) * MIB, 0, 0.1, 0.1, *moments)
     keys = {"bucket_cap_mib": cap, "iteration": iteration, "rank": rank}
     return keys | dict(zip(BUCKET_FIELDS, fields, strict=True))
@@ -184,7 +184,7 @@ ROWS = [
 
 @pytest.fixture
 def table(tmp_path):
-    """Write rows as a table and return its path."""
+    """Writes rows as a table and returns its path."""
 
     def write(rows: list[dict]):
         path = tmp_path / "bucket-timeline.csv"
@@ -275,9 +275,10 @@ def test_the_figure_has_both_passes_on_one_clock():
 
 
 def traced_pass(offset_us: float = 0.0) -> list[Event]:
-    """A pass of two buckets, [3, 4] + [4] and [5] elements of 4 bytes; gloo's threads are 7 and 8.
+    """Makes a pass of two buckets, [3, 4] + [4] and [5] elements of 4 bytes.
 
-    Bucket 1 is ready at 300 and 2 at 600; computation ends at 700, the pass at 1,000 µs.
+    Gloo's threads are 7 and 8. Bucket 1 is ready at 300 and 2 at 600; computation ends at 700,
+    the pass at 1,000 µs.
     """
     made = [
         Event(BACKWARD, 0, 1000, 1, kind="range"),

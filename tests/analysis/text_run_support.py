@@ -28,7 +28,7 @@ def write_original(
     losses: list[float] | None = None,
     accuracy: float = 0.8,
 ) -> Path:
-    """``metrics.csv`` as the original wrote it."""
+    """Writes ``metrics.csv`` as the original did."""
     folder.mkdir(parents=True)
     table = pd.DataFrame({"epoch": epochs or range(1, len(times_s) + 1)})
     table["train_loss"] = losses or [1 / (1 + epoch) for epoch in table["epoch"]]
@@ -50,7 +50,7 @@ def write_text_run(
     settings: dict | None = None,
     facts: dict | None = None,
 ) -> Path:
-    """A run of train_text.py on ``TEXTS`` texts, by default with a global batch of 32.
+    """Writes a run of train_text.py on ``TEXTS`` texts, by default with a global batch of 32.
 
     Args:
         times_s: training time of each epoch, on its slowest rank.

@@ -20,7 +20,7 @@ FLAGS = ("--numel", "1", "1000", "--rounds", "100000", "--iterations", "2", "--d
 
 
 def break_off(table: Path) -> None:
-    """Wait for the rows, and send the signal."""
+    """Waits for the rows, and sends the signal."""
     while not table.exists() or table.read_bytes().count(b"\n") <= ROWS:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.Signals[os.environ["BREAK_SIGNAL"]])

@@ -56,13 +56,13 @@ class ReplayedStep:
         self.model.zero_grad()
 
     def optimize(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 def watched(
     worker: Worker, ready_s: tuple[float, ...], size: int, latency_ms: float = 0, **options
 ):
-    """The rows of one pass, and when each gradient was handed over in it, in ms."""
+    """Returns the rows of one pass, and when each gradient was handed over in it, in ms."""
     step = ReplayedStep(ready_s, size)
     ddp = DistributedDataParallel(step.model, bucket_cap_mb=CAP_MIB, **options)
     with added_latency(latency_ms, worker.device) as hook:
@@ -71,7 +71,7 @@ def watched(
 
 
 def marked(worker: Worker) -> dict:
-    """The same from the marks of a hook, as on a GPU."""
+    """Watches the same by the marks of a hook, as on a GPU."""
     step = ReplayedStep(APART_S, SMALL)
     ddp = DistributedDataParallel(step.model, bucket_cap_mb=CAP_MIB)
     marks = BucketMarks(ddp, worker)
@@ -84,7 +84,7 @@ def marked(worker: Worker) -> dict:
 
 
 def main(folder: Path) -> None:
-    """Watch every arm and write what was seen."""
+    """Watches every arm and writes what was seen."""
     torch.set_num_threads(1)
     with process_group("cpu") as worker:
         result = {

@@ -37,7 +37,7 @@ ARMS = {
 
 
 def small_ddp(rank: int, **arguments) -> tuple[DistributedDataParallel, torch.Tensor]:
-    """The same model on every rank, and a batch of the rank's own."""
+    """Makes the same model on every rank, and a batch of the rank's own."""
     torch.manual_seed(0)
     widths = (40, 90, 70, 60, 50)
     model = nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(widths)))
@@ -47,7 +47,7 @@ def small_ddp(rank: int, **arguments) -> tuple[DistributedDataParallel, torch.Te
 
 
 def train(rank: int, latency_ms: float, **arguments) -> dict:
-    """The gradients of every step; with a latency also the times of the backward passes."""
+    """Trains; returns every step's gradients, with a latency also the backward passes' times."""
     ddp, batch = small_ddp(rank, **arguments)
     gradients, times_s, buckets = [], [], []
     with added_latency(latency_ms, CPU) as hook:
@@ -67,7 +67,7 @@ def train(rank: int, latency_ms: float, **arguments) -> dict:
 
 
 def how_it_ends(worker: Worker, hook: LatencyHook) -> dict:
-    """The error of the first step that fails, and whether any did within a few."""
+    """Returns the error of the first step that fails, and whether any did within a few."""
     ddp, batch = small_ddp(worker.rank)
     hook.register(ddp)
     for step in range(STEPS):
@@ -81,7 +81,7 @@ def how_it_ends(worker: Worker, hook: LatencyHook) -> dict:
 
 
 def main(mode: str, folder: Path) -> None:
-    """Do what the mode says."""
+    """Does what the mode says."""
     torch.set_num_threads(1)
     with process_group("cpu") as worker:
         if mode == "compare":

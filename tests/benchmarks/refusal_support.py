@@ -15,7 +15,7 @@ import pytest
 
 
 def refused_line(script: Path, *flags: object, variables: Mapping[str, str] | None = None) -> str:
-    """Run ``python script flags`` in this process, and return the one line of its refusal.
+    """Runs ``python script flags`` in this process, and returns the one line of its refusal.
 
     Fails unless it ends with exit status 2. ``variables`` are added to the environment. What a
     script changes in its process for as long as it lives, the end on SIGTERM, is left out.

@@ -23,7 +23,7 @@ ALONE = Worker(Ranks(), torch.device("cpu"), "gloo")
 
 
 def hand_made(times_ms: dict[int, list[float]], mode: str = "sequential") -> pd.DataFrame:
-    """Samples of two ranks by size in bytes; rank 1 takes half a millisecond less than rank 0."""
+    """Makes samples of two ranks by size in bytes; rank 1 takes 0.5 ms less than rank 0."""
     return pd.DataFrame(
         [
             {

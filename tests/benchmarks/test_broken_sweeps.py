@@ -56,7 +56,7 @@ class Sweep:
     partial: Path
 
     def wait_for_rows(self, count: int) -> None:
-        """Wait until the growing table has so many rows; fails if the sweep ends before."""
+        """Waits until the growing table has so many rows; fails if the sweep ends before."""
         deadline = time.monotonic() + 60
         while not self.partial.exists() or self.partial.read_bytes().count(b"\n") <= count:
             assert self.parent.poll() is None, self.parent.communicate()
@@ -64,7 +64,7 @@ class Sweep:
             time.sleep(0.05)
 
     def workers(self) -> dict[int, psutil.Process]:
-        """The ranks' processes by rank, found among what the launching process started."""
+        """Finds the ranks' processes by rank, among those that the launching process started."""
         found = {}
         for process in psutil.Process(self.parent.pid).children(recursive=True):
             environment = process.environ()
@@ -73,14 +73,14 @@ class Sweep:
         return found
 
     def processes(self) -> list[psutil.Process]:
-        """The launching process and all that descend from it."""
+        """Returns the launching process and all that descend from it."""
         parent = psutil.Process(self.parent.pid)
         return [parent, *parent.children(recursive=True)]
 
 
 @pytest.fixture
 def start(tmp_path) -> Iterator:
-    """``start(sweep, table)`` launches a sweep that streams to ``table`` and waits for rows."""
+    """Yields ``start(sweep, table)``: launches a sweep and waits for the rows in ``table``."""
     sweeps = []
 
     def start(sweep: list[str], table: str, rows: int) -> Sweep:
@@ -111,7 +111,7 @@ def living(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def kept(partial: Path) -> pd.DataFrame:
-    """The samples so far; there is no table of the final name, and the run is not complete."""
+    """Reads the samples so far; fails if there is a table of the final name or a complete run."""
     assert not partial.with_suffix("").exists()
     assert newest_complete_run(partial.parents[1], []) is None
     return pd.read_csv(partial, keep_default_na=False)
@@ -119,7 +119,7 @@ def kept(partial: Path) -> pd.DataFrame:
 
 @pytest.fixture
 def break_off(rank_server, tmp_path):
-    """``break_off(signal, rank)``: how the ranks ended, its record and the samples."""
+    """Returns ``break_off(signal, rank)``: how the ranks ended, its record and the samples."""
 
     def break_off(name: str, rank: int) -> tuple[FinishedRanks, dict, pd.DataFrame]:
         variables = {"BREAK_SIGNAL": name, "BREAK_RANK": str(rank)}

@@ -20,7 +20,7 @@ KEYS = ["bucket_cap_mib", "round", "iteration", "rank"]
 
 
 def read(run, name):
-    """A table with the caps as text: pandas takes the word None for a missing number."""
+    """Reads a table with the caps as text: pandas takes the word None for a missing number."""
     return pd.read_csv(run / name, dtype={"bucket_cap_mib": str}, keep_default_na=False)
 
 
@@ -39,7 +39,7 @@ def of(table: pd.DataFrame, cap: str, rank: int) -> pd.DataFrame:
 
 
 def visits(samples: pd.DataFrame) -> list[list[str]]:
-    """For each round the caps in the order in which their rows were written."""
+    """Lists for each round the caps in the order in which their rows were written."""
     return [
         list(dict.fromkeys(rows["bucket_cap_mib"]))
         for _, rows in samples.groupby("round", sort=True)

@@ -24,7 +24,7 @@ NANO = Workload("gpt2-nano", 1, 8)
 
 @pytest.fixture
 def drawn_on(monkeypatch):
-    """The devices on which initial weights are drawn."""
+    """Collects the devices on which initial weights are drawn."""
     devices = set()
     for name in ("normal_", "kaiming_uniform_", "uniform_"):
         draw = getattr(nn.init, name)

@@ -35,7 +35,7 @@ class Network:
 def messages_on(
     network: Network, device: torch.device, memory_bytes: int, patch: pytest.MonkeyPatch
 ) -> LastingMessages:
-    """Messages without memory, on a rank of a network that does not exist."""
+    """Makes messages without memory, on a rank of a network that does not exist."""
     zeros = torch.zeros
     patch.setattr(lasting_messages, "time_in_flight", network.time)
     patch.setattr(torch, "zeros", lambda numel, device: zeros(numel, device="meta"))

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def results(rank_server, folder, mode: str, ranks: int) -> list[dict]:
-    """What the ranks wrote; of those that did."""
+    """Runs the worker in this mode; reads what ranks wrote, of those that did."""
     done = rank_server.run(Path(latency_worker.__file__), mode, folder, ranks=ranks)
     assert done.exit_codes == [0] * ranks, "\n".join(done.stderr)
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
@@ -32,7 +32,7 @@ def results(rank_server, folder, mode: str, ranks: int) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def compared(rank_server, tmp_path_factory) -> list[dict]:
-    """On each rank and in each arm: plain DDP, then DDP with the hook."""
+    """Compares plain DDP with DDP under the hook, on each rank and in each arm."""
     return results(rank_server, tmp_path_factory.mktemp("compare"), "compare", ranks=2)
 
 

@@ -46,7 +46,7 @@ PLAIN = Workload(model="gpt2-nano", batch_size=4, seq_len=64, attention="eager")
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run: the baseline twice and two options, two rounds of two steps."""
+    """Runs the baseline twice and two options, two rounds of two steps; returns the folder."""
     folder = tmp_path_factory.mktemp("runs")
     main(replace(TINY, output_dir=str(folder)))
     return folder / "run"
@@ -82,7 +82,7 @@ def test_what_has_no_effect_here_is_in_the_table_and_not_measured(finished: Path
 
 
 def made_up_times(ratios: dict[str, tuple[float, ...]]) -> pd.DataFrame:
-    """Two steps per visit; the machine is 1, 2, 4 … times slower from round to round."""
+    """Makes two steps per visit; the machine is 1, 2, 4 … times slower from round to round."""
     return pd.DataFrame(
         {
             "arm": arm,
@@ -138,7 +138,7 @@ def test_the_noise_floor_and_what_is_beyond_it() -> None:
 
 
 def names(arms: list[Arm]) -> set[str]:
-    """The arms that are measured."""
+    """Returns the names of the arms that are measured."""
     return {arm.name for arm in arms if not arm.reason}
 
 

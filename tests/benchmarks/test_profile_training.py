@@ -34,7 +34,7 @@ FEW = ("--wait_steps", 1, "--warmup_steps", 1, "--active_steps", STEPS, "--devic
 
 @pytest.fixture(scope="module")
 def profiled(rank_server, tmp_path_factory):
-    """A finished run and what it printed."""
+    """Runs the script; returns the finished run and what it printed."""
     folder = tmp_path_factory.mktemp("profile")
     where = ("--output_dir", folder, "--run_id", "run")
     done = rank_server.run(SCRIPT, *STEP, *FEW, *where)
@@ -49,7 +49,7 @@ def run_dir(profiled):
 
 @pytest.fixture(scope="module")
 def ranges(run_dir):
-    """The trace's named ranges: name, start and length in µs."""
+    """Reads the trace's named ranges: name, start and length in µs."""
     with gzip.open(run_dir / "trace.json.gz") as file:
         events = json.load(file)["traceEvents"]
     rows = [(e["name"], e["ts"], e["dur"]) for e in events if e.get("cat") == "user_annotation"]

@@ -48,7 +48,7 @@ def ddp(benchmark_run):
 
 @pytest.fixture(scope="module")
 def delayed_ddp(benchmark_run):
-    """The same with 5 ms added to each bucket, the recording named in another way."""
+    """Runs the same with 5 ms added to each bucket, the recording named in another way."""
     replay = ("--replay", project_root() / "data" / SYSTEM, *SMALLER)
     return benchmark_run("ddp_benchmark", *replay, *SWEEP, "--added_latency_ms", LATENCY_MS)
 

@@ -38,7 +38,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, gpu_bytes: float, host_bytes: f
 
 
 def check(settings: OptionsBenchmark) -> int:
-    """Look at the memory of all arms that the settings have on a GPU; how many they are."""
+    """Looks at the memory of all arms that the settings have on a GPU; returns their number."""
     arms = [arm for arm in plan_arms(settings.baseline(), GPU) if not arm.reason]
     check_memory(arms, GPU)
     return len(arms)

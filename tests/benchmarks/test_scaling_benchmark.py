@@ -28,7 +28,7 @@ TINY = (
 
 @pytest.fixture(scope="module")
 def run(rank_server, tmp_path_factory):
-    """``run(script, *flags)``: how it ended on two ranks, and its run directory."""
+    """Returns ``run(script, *flags)``: how it ended on two ranks, and its run directory."""
 
     def start(script: str, *flags: object):
         folder = tmp_path_factory.mktemp("scaling")
@@ -40,7 +40,7 @@ def run(rank_server, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sweep(run) -> Path:
-    """A finished sweep: one and two ranks, strong and weak, one round of two steps."""
+    """Runs a sweep: one and two ranks, strong and weak, one round of two steps."""
     how = ("--sweep", "--rounds", 2, "--steps-per-visit", 2)
     done, folder = run("benchmark", *TINY, *how)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)

@@ -41,14 +41,14 @@ SMALL = ModeSimulation(
 
 
 def distribution(name: str) -> LengthDistribution:
-    """Lengths like those of short reviews, whatever is recorded."""
+    """Draws lengths like those of short reviews, whatever is recorded."""
     rng = np.random.default_rng(len(name))
     return LengthDistribution.of(np.clip(rng.lognormal(3.2, 0.7, 5000), 3, 500), name)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run."""
+    """Runs the simulation once; returns its folder."""
     folder = tmp_path_factory.mktemp("simulated")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulated_modes, "read_text_lengths", distribution)

@@ -78,7 +78,7 @@ BLOCKS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_products():
-    """Peaks are measured in no time; no test reads their value."""
+    """Measures peaks in no time; no test reads their value."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device_peak, "SIZES", (64, 128))
         patch.setattr(device_peak, "COPY_BYTES", 2**20)
@@ -87,7 +87,7 @@ def _small_products():
 
 @pytest.fixture(scope="module")
 def finished(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a finished run and what it printed."""
+    """Runs the benchmark; returns the folder of the run and what it printed."""
     if sys.platform != "linux":
         pytest.skip("only Linux limits a process's memory")
     folder = tmp_path_factory.mktemp("runs")
@@ -172,7 +172,7 @@ Outcomes = Callable[[dict[int, PointOutcome | int]], None]
 
 @pytest.fixture
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> Outcomes:
-    """Give each batch an outcome, or an exit status, instead of a process."""
+    """Gives each batch an outcome, or an exit status, instead of a process."""
 
     def give(by_batch: dict[int, PointOutcome | int]) -> None:
         def run_child(module: str, arguments: list[str], log: Path, on_output: object) -> ChildExit:

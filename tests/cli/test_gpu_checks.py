@@ -26,7 +26,7 @@ def pair_of_gpus(tmp_path: Path, **driver: object) -> GpuFacts:
 
 
 def row(check: Check | None, works: bool, *words: str) -> None:
-    """The row is there, has this verdict and these words."""
+    """Asserts that the row is there, and has this verdict and these words."""
     assert check is not None
     assert check.works is works, check.detail
     for word in words:

@@ -17,7 +17,7 @@ QUESTION = ("--model", "gpt2", "--cluster", "h100-ib", "--gpus", "8,64")
 
 
 def predict(*arguments: object) -> str:
-    """What is printed."""
+    """Returns what ``ddplab predict`` prints."""
     return answered("predict", *arguments)
 
 

@@ -17,14 +17,14 @@ RECORDED = project_root() / "data" / "epyc-2-cores" / "assignment2"
 
 
 def predict(*arguments: object) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of ``ddplab predict``."""
+    """Returns exit status, standard output and standard error of ``ddplab predict``."""
     ended = ddplab("predict", *arguments)
     return ended.status, ended.stdout, ended.stderr
 
 
 @pytest.fixture(scope="module")
 def watched_run(tmp_path_factory) -> Path:
-    """The recorded run, with a pass as its slowest cap would have been watched: evenly spaced."""
+    """Copies the recorded run and adds a watched pass of its slowest cap: evenly spaced."""
     run = tmp_path_factory.mktemp("run") / "assignment2"
     shutil.copytree(RECORDED, run)
     ddp = run / "ddp_benchmark"

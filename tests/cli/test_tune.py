@@ -9,7 +9,7 @@ from command_line import ROOT, refused
 
 
 def refused_to_tune(*arguments: object) -> str:
-    """The one line of a refusal."""
+    """Returns the one line of a refusal."""
     return refused("tune", *arguments, progress=True)
 
 

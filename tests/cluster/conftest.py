@@ -19,7 +19,7 @@ NEEDED = {"FUNCTION": "tuned_models:make"}
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[PrivateSlurm]:
-    """The cluster; tests that ask for it are skipped with the reason where it cannot run."""
+    """Yields the cluster; tests that ask for it are skipped with the reason where it cannot run."""
     if reason := why_not():
         pytest.skip(f"no private Slurm: {reason}")
     with private_slurm(nodes=2, gpus_per_node=4) as cluster:
@@ -28,19 +28,19 @@ def slurm() -> Iterator[PrivateSlurm]:
 
 @pytest.fixture(scope="session")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the job files' run directories go, together as on a cluster."""
+    """Makes the folder of the job files' run directories, together as on a cluster."""
     return tmp_path_factory.mktemp("cluster")
 
 
 @pytest.fixture(scope="session")
 def submitted(slurm: PrivateSlurm, output: Path) -> Callable[[str], int]:
-    """``submitted(name)``: the id of the job of that file, submitted when first asked for."""
+    """Returns ``submitted(name)``: the id of that file's job, submitted when first asked for."""
     return functools.cache(lambda name: submit_job_file(slurm, name, output))
 
 
 @pytest.fixture(scope="session")
 def processes_of() -> Callable[[str], list[str]]:
-    """``processes_of(folder)``: names of the living processes of the Slurm in that folder.
+    """Returns ``processes_of(folder)``: names of the Slurm's living processes in that folder.
 
     Its daemons, whose SLURM_CONF is there, tell its process-ID namespace, which all share.
     """
@@ -65,13 +65,13 @@ def processes_of() -> Callable[[str], list[str]]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project of which there is only what job files source."""
+    """Makes a project of which there is only what job files source."""
     return make_project(tmp_path)
 
 
 @pytest.fixture
 def run(tmp_path: Path, project: Path) -> Callable[..., EndedJob]:
-    """``run(path, **variables)``: a job file run without a Slurm, and how it ended."""
+    """Returns ``run(path, **variables)``: runs a job file without a Slurm; how it ended."""
 
     def run(path: Path, **variables: str) -> EndedJob:
         return run_job_file(path, tmp_path, project, NEEDED | variables)
@@ -81,7 +81,7 @@ def run(tmp_path: Path, project: Path) -> Callable[..., EndedJob]:
 
 @pytest.fixture(scope="session")
 def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], EndedJob]:
-    """``plain_run(path)``: how a job file ends that is given no variable it does not need."""
+    """Returns ``plain_run(path)``: runs a job file with no variable that it does not need."""
 
     def run(path: Path) -> EndedJob:
         folder = tmp_path_factory.mktemp("plain")

@@ -314,12 +314,12 @@ CASES = {
 
 
 def job_files() -> list[Path]:
-    """All of them: one without a case fails."""
+    """Lists all of them: one without a case fails."""
     return sorted(SBATCH.glob("*.sbatch"))
 
 
 def submit_job_file(slurm: PrivateSlurm, name: str, output: Path, *flags: str) -> int:
-    """Submits the job file of that name as its case says; its id."""
+    """Submits the job file of that name as its case says; returns its id."""
     case = CASES[name]
     # The GPUs are only pretended.
     common = {"PROJECT_ROOT": str(ROOT), "OUTPUT_DIR": str(output), "DEVICE": "cpu"}

@@ -41,7 +41,7 @@ sys.exit(any(process.returncode for process in processes))
 
 
 def write_quick_torchrun(folder: Path) -> dict[str, str]:
-    """Writes it below the folder; the variables with which Python finds it instead of torch's."""
+    """Writes it below the folder; returns the variables with which Python finds it, not torch's."""
     package = folder / "torch" / "distributed"
     package.mkdir(parents=True)
     for place in (package.parent, package):

@@ -50,7 +50,7 @@ class Call:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What torchrun was to start: a script, or ``-m`` and a module, and its flags."""
+        """Returns what torchrun was to start: a script, or ``-m`` and a module, and its flags."""
         own = self.words.index("torchrun") + 1
         while self.words[own].startswith("--"):
             own += 1
@@ -67,31 +67,31 @@ class EndedJob:
     calls: tuple[Call, ...]
 
     def calls_of(self, *words: str) -> list[Call]:
-        """Calls that begin with these words."""
+        """Returns the calls that begin with these words."""
         return [call for call in self.calls if call.words[: len(words)] == words]
 
     @property
     def torchruns(self) -> list[Call]:
-        """The torchrun of each node."""
+        """Returns the torchrun of each node."""
         return self.calls_of("uv", "run", "--no-sync", "torchrun")
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What all nodes run; fails where the job did, and where they differ."""
+        """Returns what all nodes run; fails where the job did, and where they differ."""
         assert (self.status, self.stderr) == (0, "")
         [program] = {torchrun.program for torchrun in self.torchruns}
         return program
 
 
 def sbatch_flags(job_file: Path) -> dict[str, str]:
-    """The ``#SBATCH`` lines: ``--nodes=2`` as ``{"nodes": "2"}``, ``--exclusive`` with ""."""
+    """Parses the ``#SBATCH`` lines: ``--nodes=2`` to ``{"nodes": "2"}``, ``--exclusive`` to ""."""
     lines = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", job_file.read_text(), flags=re.M)
     assert len(lines) == len(dict(lines)), f"{job_file.name}: a flag twice"
     return dict(lines)
 
 
 def make_project(folder: Path) -> Path:
-    """A project of which there is only what job files source; its path has a space in it."""
+    """Makes a project of only what job files source; its path has a space in it."""
     project = folder / "my project"
     (project / "sbatch").mkdir(parents=True)
     (project / "sbatch" / "rendezvous.sh").symlink_to(SBATCH / "rendezvous.sh")

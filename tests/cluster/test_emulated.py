@@ -99,7 +99,7 @@ def script(tmp_path: Path):
 
 @pytest.fixture
 def quick_torchrun(tmp_path: Path) -> dict[str, str]:
-    """Variables with which hosts start their ranks at once."""
+    """Returns variables with which hosts start their ranks at once."""
     return write_quick_torchrun(tmp_path / "quick")
 
 
@@ -123,7 +123,7 @@ def wait_for(condition, seconds: float = 60) -> None:
 
 
 def processes_of(launcher: int) -> list[psutil.Process]:
-    """What runs on behalf of one ``ddplab emulate``."""
+    """Finds what runs on behalf of one ``ddplab emulate``."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -136,7 +136,7 @@ def processes_of(launcher: int) -> list[psutil.Process]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """After every test: no namespace with a name, no new link, as before."""
+    """Asserts after every test that no namespace with a name and no new link is left."""
 
     def visible() -> tuple[list[str], list[str]]:
         links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True).stdout

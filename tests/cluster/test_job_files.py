@@ -41,7 +41,7 @@ def start(program: Sequence[str]) -> None:
 
 @pytest.fixture
 def settings_of(monkeypatch):
-    """``settings_of(program, variables)``: what a script's own settings are for these flags."""
+    """Returns ``settings_of(program, variables)``: a script's own settings for these flags."""
 
     def parse(*arguments: object) -> object:
         raise Parsed(parse_settings(*arguments))

@@ -26,7 +26,7 @@ STOPPED = FOLDER + 'mkdir "$folder/step-00000012"; echo 12 >"$folder/stopped"; e
 
 
 def preamble(path: Path) -> str:
-    """What follows the #SBATCH lines, up to the source line; less what is the file's own."""
+    """Reads what follows the #SBATCH lines, to the source line; less what is the file's own."""
     begin_to_source = re.compile(r"^set -euo pipefail\n.*?^source .*?\n", flags=re.M | re.S)
     [text] = begin_to_source.findall(path.read_text())
     own = r'^(OUTPUT_DIR=|ASSIGNMENT=|\[ -n "\$\{FUNCTION:-\}" \]).*\n'
@@ -114,7 +114,7 @@ def test_the_device_is_asked_for_with_flags_and_variable(run):
 
 
 def device_asked(job: EndedJob) -> tuple[str, ...]:
-    """The flags with which the job asked for its device."""
+    """Returns the flags with which the job asked for its device."""
     words = ("uv", "run", "--no-sync", "python", "-m", "common.runtime.job_device")
     [call] = job.calls_of(*words)
     return call.words[len(words) :]

@@ -87,14 +87,14 @@ launch(pathlib.Path(sys.argv[1]), [], 2, pathlib.Path(sys.argv[2]),
 
 @pytest.fixture
 def quick_torchrun(tmp_path, monkeypatch):
-    """Start ranks at once, where only the launcher and what a rank does matter."""
+    """Starts ranks at once, where only the launcher and what a rank does matter."""
     for name, value in write_quick_torchrun(tmp_path / "quick").items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
 def write(tmp_path):
-    """``write(code)``: the path of a script that holds it."""
+    """Returns ``write(code)``: the path of a script that holds it."""
 
     def write(code: str) -> Path:
         script = tmp_path / "script.py"
@@ -106,7 +106,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def alive(tmp_path, monkeypatch) -> Callable[[], int]:
-    """``alive()``: how many processes live that this test's launches started.
+    """Returns ``alive()``: counts the living processes that this test's launches started.
 
     They are found in the system's process table by a variable that all of them inherit.
     """

@@ -28,7 +28,7 @@ class HeldUp(socket.socket):
 
 
 def connected(server: socket.socket) -> tuple[socket.socket, socket.socket]:
-    """Both ends of a new connection over loopback, with small buffers on the way there."""
+    """Opens both ends of a new connection over loopback, with small buffers on the way there."""
     near = socket.socket()
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PIECE_BYTES)
     near.connect(server.getsockname())
@@ -36,7 +36,7 @@ def connected(server: socket.socket) -> tuple[socket.socket, socket.socket]:
 
 
 def carry(source: socket.socket, target: socket.socket) -> None:
-    """A link: passes bytes on, never more than its rate allows since it began."""
+    """Passes bytes on as a link does, never more than its rate allows since it began."""
     begun_s, carried = time.perf_counter(), 0
     with source, target:
         while piece := source.recv(PIECE_BYTES):

@@ -43,13 +43,13 @@ exit 75
 
 
 def restarts(slurm: PrivateSlurm, job_id: int) -> int:
-    """How often the job was put back into the queue."""
+    """Counts how often the job was put back into the queue."""
     described = slurm.command("scontrol", "show", "job", "--oneliner", job_id)
     return int(re.search(r" Restarts=(\d+)", described)[1])
 
 
 def losses_by_attempt(folder: Path) -> list[dict[tuple[int, int], str]]:
-    """The loss, as it was written, of each step and rank; one table per attempt, oldest first."""
+    """Reads the loss, as written, of each step and rank; one table per attempt, oldest first."""
     runs = sorted(folder.glob("*/training-steps.csv*"), key=lambda path: path.parent.name)
     attempts = []
     for path in runs:

@@ -111,7 +111,7 @@ echo "status $?"
 
 @pytest.fixture
 def submit(slurm, tmp_path):
-    """``submit(text, script, **variables)``: a job file and its script, submitted; the job id."""
+    """Returns ``submit(text, script, **variables)``: submits a job file and script; the job id."""
 
     def submit(text: str, script: str = "", **variables: str) -> int:
         (tmp_path / "job.sbatch").write_text(text)
@@ -126,13 +126,13 @@ def submit(slurm, tmp_path):
 
 
 def ended(slurm: PrivateSlurm, job_id: int) -> tuple[Job, str]:
-    """The job's end and what it said."""
+    """Waits for the job; returns its end and what it said."""
     [job] = slurm.wait(job_id)
     return job, job.log.read_text()
 
 
 def processes_of_job(job_id: int) -> list[str]:
-    """Names of the living processes that have the job's id among their variables."""
+    """Lists the names of the living processes that have the job's id among their variables."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

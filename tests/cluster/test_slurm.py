@@ -38,7 +38,7 @@ with private_slurm() as cluster:
 
 @pytest.fixture
 def write(tmp_path):
-    """``write(text)``: the path of a job file that holds it."""
+    """Returns ``write(text)``: the path of a job file that holds it."""
 
     def write(text: str, name: str = "job.sbatch") -> Path:
         path = tmp_path / name
@@ -138,7 +138,7 @@ def test_no_process_survives_the_one_that_started_slurm(how, write, tmp_path, pr
 
 @pytest.fixture
 def short_folder():
-    """Sockets lie below it, and pytest's own folders grow longer with every run."""
+    """Yields a folder for sockets, as pytest's own folders grow longer with every run."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 

@@ -34,7 +34,7 @@ except UserError as refusal:
 
 
 def answered() -> bytes:
-    """Return right numbers and choices, and a text for the rest."""
+    """Returns right numbers and choices, and a text for the rest."""
     content = yaml.safe_load(questions_path(ROOT, 3).read_text())
     key = read_key(ROOT, 3)
     for name, question in read_questions(ROOT, 3).items():

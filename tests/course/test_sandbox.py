@@ -130,7 +130,7 @@ ATTACKS = {
 
 @pytest.fixture(scope="module")
 def sandboxes() -> Iterator[Callable[[str], Sandbox]]:
-    """``sandboxes(kind)``: one of each kind, started when it is first asked for."""
+    """Yields ``sandboxes(kind)``: one of each kind, started when it is first asked for."""
     started: dict[str, Sandbox] = {}
     with ExitStack() as stack:
 
@@ -147,7 +147,7 @@ def sandboxes() -> Iterator[Callable[[str], Sandbox]]:
 
 @pytest.fixture
 def kind() -> str:
-    """The kind of sandbox where a test does not say which."""
+    """Returns the kind of sandbox where a test does not say which."""
     return KINDS[0]
 
 
@@ -158,7 +158,7 @@ def sandbox(sandboxes: Callable[[str], Sandbox], kind: str) -> Sandbox:
 
 @pytest.fixture
 def part(sandbox: Sandbox, tmp_path: Path) -> Callable[[str], str]:
-    """``part(source)``: a part of the sandbox's folder in which loss_scale.py is this."""
+    """Returns ``part(source)``: lays out a part of the sandbox in which loss_scale.py is this."""
 
     def lay(source: str) -> str:
         below = f"part-{len(list(sandbox.folder.iterdir()))}"
@@ -200,7 +200,7 @@ def test_an_attack_ends_in_an_error(sandbox: Sandbox, part: Callable, kind: str,
 
 
 def part_again(sandbox: Sandbox, source: str) -> str:
-    """Lay out an honest part, once."""
+    """Lays out an honest part, once."""
     below = "honest"
     if not (sandbox.folder / below).exists():
         exercise = ROOT / "common" / "exercises" / TARGET

@@ -19,7 +19,7 @@ FILES = {"exercises/cap_search.py": b"def f(): pass\n", "run/a/steps.csv": b"a,b
 
 
 def tarball(folder: Path, *members: tuple[tarfile.TarInfo, bytes], listed: bool = True) -> Path:
-    """Write a tarball with a manifest of these members."""
+    """Writes a tarball with a manifest of these members."""
     path = folder / f"{DOE.stem}.tar.gz"
     hashes = {
         info.name.partition("/")[2]: hashlib.sha256(content).hexdigest()
@@ -36,7 +36,7 @@ def tarball(folder: Path, *members: tuple[tarfile.TarInfo, bytes], listed: bool 
 
 
 def member(name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = ""):
-    """Return a member below the tarball's folder; a name that begins with a slash stays."""
+    """Returns a member below the tarball's folder; a name that begins with a slash stays."""
     info = tarfile.TarInfo(name if name.startswith(("/", "..")) else f"{DOE.stem}/{name}")
     info.size, info.type, info.linkname = len(content), kind, link
     return info, content

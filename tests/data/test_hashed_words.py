@@ -21,7 +21,7 @@ SAMPLE = ["Hello, World 42!", "naïve_CAFÉ—東京", "  ", "it's x1 it's"]
 
 
 def words_one_by_one(text: str) -> list[str]:
-    """Runs of characters that Python calls letters or digits."""
+    """Finds the runs of characters that Python calls letters or digits."""
     return ["".join(run) for is_word, run in groupby(text.lower(), str.isalnum) if is_word]
 
 

@@ -24,7 +24,7 @@ def sample(source: MarkovSource) -> np.ndarray:
 
 
 def losses(source: MarkovSource, tokens: np.ndarray) -> np.ndarray:
-    """−log of the true conditional, in nats, for every token but the first two."""
+    """Computes −log of the true conditional, in nats, for every token but the first two."""
     tokens = tokens.astype(np.int64)
     return -np.log(source.transitions[tokens[:-2], tokens[1:-1], tokens[2:]])
 

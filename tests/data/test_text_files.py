@@ -25,7 +25,7 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def problem(call: object, *arguments: object, **options: object) -> str:
-    """The one line that a user reads."""
+    """Returns the one line that a user reads."""
     with pytest.raises(UserError) as caught:
         call(*arguments, **options)
     assert "\n" not in str(caught.value)

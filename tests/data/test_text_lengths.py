@@ -27,7 +27,7 @@ lengths_of_texts = st.lists(st.integers(1, 60), min_size=1, max_size=80)
 
 
 def problem(call: object, *arguments: object, **options: object) -> str:
-    """The one line that a user reads."""
+    """Returns the one line that a user reads."""
     with pytest.raises(UserError) as caught:
         call(*arguments, **options)
     assert "\n" not in str(caught.value)

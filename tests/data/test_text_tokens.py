@@ -35,7 +35,7 @@ WORDS = [f"{a}{b}{c}" for a in ("the", "un", "re") for b in ("move", "play") for
 
 @pytest.fixture(scope="module")
 def bert() -> TextTokenizer:
-    """The tokenizer of BERT's published vocabulary."""
+    """Opens the tokenizer of BERT's published vocabulary."""
     if not BERT.is_dir():
         pytest.skip("BERT's vocabulary is not here: no ../shared/vocab/bert-base-uncased")
     return open_tokenizer(str(BERT))
@@ -43,7 +43,7 @@ def bert() -> TextTokenizer:
 
 @pytest.fixture(scope="module")
 def reviews() -> list[str]:
-    """10,000 texts of SST-2."""
+    """Loads 10,000 texts of SST-2."""
     if not (SHARED / "datasets" / "sst2").is_dir():
         pytest.skip("no ../shared/datasets/sst2")
     return load_texts("sst2", dataset_dir=SHARED / "datasets", max_samples=10_000).texts
@@ -51,7 +51,7 @@ def reviews() -> list[str]:
 
 @pytest.fixture
 def vocabulary_folder(tmp_path: Path) -> Path:
-    """A folder with nothing but a small vocab.txt."""
+    """Makes a folder with nothing but a small vocab.txt."""
     tokens = [*SPECIAL_TOKENS, "good", "bad", "##ly", "film"]
     (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n")
     return tmp_path
@@ -63,7 +63,7 @@ def made_up_texts(count: int = 300) -> list[str]:
 
 
 def problem(call: object, *arguments: object, **options: object) -> str:
-    """The one line that a user reads."""
+    """Returns the one line that a user reads."""
     with pytest.raises(UserError) as caught:
         call(*arguments, **options)
     assert "\n" not in str(caught.value)

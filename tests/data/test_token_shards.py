@@ -14,7 +14,7 @@ from common.errors import UserError
 
 
 def by_hand(path: Path, tokens: list[int], *, magic: int = 20240520, version: int = 1, **header):
-    """A shard made with struct alone."""
+    """Writes a shard with struct alone."""
     count = header.get("count", len(tokens))
     head = struct.pack("<256i", magic, version, count, *[0] * 253)
     path.write_bytes(head + struct.pack(f"<{len(tokens)}H", *tokens))
@@ -22,7 +22,7 @@ def by_hand(path: Path, tokens: list[int], *, magic: int = 20240520, version: in
 
 
 def shards_of(folder: Path, *lengths: int) -> TokenShards:
-    """Shards whose token at each place of the stream is that place."""
+    """Writes shards whose token at each place of the stream is that place."""
     start = 0
     for number, length in enumerate(lengths):
         by_hand(folder / f"part_{number}.bin", list(range(start, start + length)))

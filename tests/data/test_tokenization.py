@@ -40,7 +40,7 @@ SAMPLE = (
 
 @pytest.fixture(scope="module")
 def gpt2() -> Vocabulary:
-    """GPT-2's published vocabulary."""
+    """Loads GPT-2's published vocabulary."""
     if not GPT2.is_dir():
         pytest.skip("GPT-2's vocabulary is not here: no ../shared/vocab/gpt2")
     return load_vocabulary(str(GPT2))
@@ -48,7 +48,7 @@ def gpt2() -> Vocabulary:
 
 @pytest.fixture
 def small_vocabulary(tmp_path: Path) -> Path:
-    """A byte-level vocabulary without merges: a token a byte. Needs no shared data."""
+    """Writes a byte-level vocabulary without merges: a token a byte. Needs no shared data."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     folder = tmp_path / "bytes"

@@ -28,7 +28,7 @@ OWN = "own"
 
 
 def isolation() -> str:
-    """The strongest of this machine; none at all is enough for one's own code."""
+    """Returns this machine's strongest isolation; none at all is enough for one's own code."""
     try:
         return strongest_isolation()
     except UserError:
@@ -37,7 +37,7 @@ def isolation() -> str:
 
 @pytest.fixture(scope="session")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """The sandbox of all checks; its folder has the part ``own``, and tests may add others."""
+    """Yields the sandbox of all checks; its folder has the part ``own``, tests may add others."""
     if GRADED:
         folder, kind = Path(GRADED["folder"]), GRADED["isolation"]
     else:
@@ -50,13 +50,13 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 @pytest.fixture
 def below() -> str:
-    """The part of the sandbox's folder that is checked."""
+    """Returns the part of the sandbox's folder that is checked."""
     return OWN
 
 
 @pytest.fixture
 def student(sandbox: Sandbox, below: str) -> Student:
-    """The student, in processes of this check's own."""
+    """Starts the student, in processes of this check's own."""
     if time.time() > GRADED.get("until", inf):
         pytest.fail("no time is left")
     found = Student(sandbox, below)
@@ -66,17 +66,17 @@ def student(sandbox: Sandbox, below: str) -> Student:
 
 @pytest.fixture
 def on_ranks(student: Student) -> Callable[[int], Ranks]:
-    """``on_ranks(3)``: ranks with the student's code."""
+    """Returns ``on_ranks(3)``: ranks with the student's code."""
     return student.on_ranks
 
 
 @pytest.fixture(scope="session")
 def variant() -> int:
-    """What random numbers are drawn from."""
+    """Returns what random numbers are drawn from."""
     return int(GRADED.get("variant", 0))
 
 
 @pytest.fixture
 def generator(variant: int) -> np.random.Generator:
-    """Random numbers of this variant."""
+    """Makes a generator of this variant's random numbers."""
     return np.random.default_rng(variant)

@@ -25,7 +25,7 @@ PROBES = HIDDEN / "probes"
 
 @pytest.fixture
 def below(sandbox: Sandbox, mutant: Mutant) -> str:
-    """A part of the sandbox's folder that has the mistake."""
+    """Lays out a part of the sandbox's folder that has the mistake."""
     part = f"mutant-{(*NUMBERS, *RANKS).index(mutant)}"
 
     def text(path: Path) -> str:
@@ -58,7 +58,7 @@ def test_a_mistake_is_found(
 
 
 def cases_of(check: Callable) -> Iterator[dict]:
-    """Yield the arguments of each case of a parametrized check."""
+    """Yields the arguments of each case of a parametrized check."""
     axes = []
     for mark in getattr(check, "pytestmark", []):
         if mark.name == "parametrize":
@@ -69,7 +69,7 @@ def cases_of(check: Callable) -> Iterator[dict]:
 
 
 def fixtures(check: Callable, module, student: Student, monkeypatch, case: dict) -> dict:
-    """Return what the check asks for besides its case."""
+    """Makes what the check asks for besides its case."""
     scratch = f"{student.sandbox.scratch_inside}/checkpoints"
     makers = {
         "student": lambda: student,

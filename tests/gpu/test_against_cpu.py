@@ -18,12 +18,12 @@ STEPS = 20
 
 
 def workload(**options: object) -> Workload:
-    """Return a step of gpt2-nano with these options."""
+    """Makes a step of gpt2-nano with these options."""
     return Workload(model="gpt2-nano", batch_size=3, seq_len=96, **options)
 
 
 def batches(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Return ``count`` batches of random tokens and targets, a few of them ignored."""
+    """Draws ``count`` batches of random tokens and targets, a few of them ignored."""
     generator = torch.Generator().manual_seed(seed)
     vocabulary = workload().config.vocab_size
     drawn = torch.randint(vocabulary, (count, 2, 3, 96), generator=generator)
@@ -32,7 +32,7 @@ def batches(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return the norm of the difference over the norm of what was expected."""
+    """Computes the norm of the difference over the norm of what was expected."""
     found = found.detach().to("cpu", torch.float64)
     return float((found - expected).norm() / expected.norm())
 

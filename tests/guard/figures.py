@@ -42,7 +42,7 @@ def _axes(axes: Axes) -> Iterator[str]:
 
 
 def _plain_ticks(axis: object) -> bool:
-    """Whether the ticks are matplotlib's own choice, which is no answer of ours."""
+    """Returns whether the ticks are matplotlib's own choice, which is no answer of ours."""
     return not hasattr(axis.get_major_formatter(), "seq")
 
 

@@ -45,7 +45,7 @@ PROFILE = BackwardProfile(
 
 
 def observe(arguments: dict) -> dict:
-    """Run a few steps.
+    """Runs a few steps.
 
     Returns:
         the parameters in the order they became ready in each step, the smallest and the largest
@@ -75,7 +75,7 @@ def observe(arguments: dict) -> dict:
 
 
 def main() -> None:
-    """Every arm, in the same order on both ranks."""
+    """Observes every arm, in the same order on both ranks."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     observed = {name: observe(arguments) for name, arguments in ARMS.items()}

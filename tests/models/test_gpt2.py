@@ -28,7 +28,7 @@ def _one_thread():
 
 
 def transformers_model(attention: str = "eager", **settings) -> GPT2LMHeadModel:
-    """A small model of transformers without dropout whose every weight is random."""
+    """Makes a small model of transformers without dropout whose every weight is random."""
     torch.manual_seed(0)
     small = {"vocab_size": 50, "n_positions": 24, "n_embd": 16, "n_head": 2, "n_layer": 2}
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -41,7 +41,7 @@ def transformers_model(attention: str = "eager", **settings) -> GPT2LMHeadModel:
 
 @pytest.fixture(params=[(shape, how) for shape in SHAPES for how in ("eager", "sdpa")], ids=str)
 def pair(request) -> tuple[GPT2LMHeadModel, GPT2, torch.Tensor]:
-    """Theirs, ours with the same weights, and tokens of the longest length."""
+    """Makes their model, ours with the same weights, and tokens of the longest length."""
     shape, attention = request.param
     theirs = transformers_model(attention, **SHAPES[shape])
     tokens = torch.randint(theirs.config.vocab_size, (3, LENGTH))
@@ -49,7 +49,7 @@ def pair(request) -> tuple[GPT2LMHeadModel, GPT2, torch.Tensor]:
 
 
 def their_names(ours: GPT2) -> dict[str, str]:
-    """Our parameters' names in transformers' model."""
+    """Maps our parameters' names to those in transformers' model."""
     names = [name for name, _ in ours.named_parameters()]
     return {name: "transformer." + name.replace("blocks.", "h.") for name in names}
 

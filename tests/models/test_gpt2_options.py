@@ -30,7 +30,7 @@ def batch(vocabulary: int = SMALL.vocab_size, shape: tuple = (3, 20)) -> tuple[T
 
 
 def twin(model: GPT2, **options) -> GPT2:
-    """A model with the same weights, sizes and type, and other options."""
+    """Makes a model with the same weights, sizes and type, and other options."""
     other = GPT2(model.config, **options).to(model.wte.weight.dtype)
     other.load_state_dict(model.state_dict())
     return other
@@ -46,7 +46,7 @@ def loss_and_gradients(model: GPT2, seed: int = 0) -> tuple[Tensor, dict[str, Te
 
 
 def check_same(one: GPT2, other: GPT2, tolerance: float) -> None:
-    """Losses and every gradient agree, relative to the gradient's norm."""
+    """Asserts that losses and every gradient agree, relative to the gradient's norm."""
     loss, gradients = loss_and_gradients(one)
     other_loss, other_gradients = loss_and_gradients(other)
     assert loss.item() == pytest.approx(other_loss.item(), rel=tolerance)
@@ -145,7 +145,7 @@ def test_a_model_without_dropout_keeps_no_random_state(model):
 
 
 def head(dtype: torch.dtype = torch.float64, tokens: int = 26) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states, weight and targets of a head, some targets ignored."""
+    """Draws hidden states, weight and targets of a head, some targets ignored."""
     torch.manual_seed(2)
     hidden = torch.randn(2, tokens // 2, WIDTH, dtype=dtype, requires_grad=True)
     weight = torch.randn(VOCABULARY, WIDTH, dtype=dtype, requires_grad=True)
@@ -155,7 +155,7 @@ def head(dtype: torch.dtype = torch.float64, tokens: int = 26) -> tuple[Tensor, 
 
 
 def unchunked(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """The loss as torch computes it."""
+    """Computes the loss as torch does."""
     logits = F.linear(hidden, weight).flatten(0, 1)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(logits, targets.flatten())

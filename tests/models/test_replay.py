@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("replay")  # its ranks are started once
 
 @pytest.fixture(scope="module")
 def ranks(rank_server, tmp_path_factory) -> list[dict]:
-    """What each of two ranks saw, by arm."""
+    """Returns what each of two ranks saw, by arm."""
     folder = tmp_path_factory.mktemp("replay")
     done = rank_server.run(Path(replay_worker.__file__), folder, ranks=2)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
@@ -31,7 +31,7 @@ def ranks(rank_server, tmp_path_factory) -> list[dict]:
 
 
 def slow(count: int, seconds: float) -> BackwardProfile:
-    """Gradients of one element each, evenly spread over a backward pass."""
+    """Makes gradients of one element each, evenly spread over a backward pass."""
     ready_s = np.arange(1, count + 1) * seconds / count
     names = tuple(f"p{index}" for index in range(count))
     return BackwardProfile(names, np.full(count, 4), ready_s, seconds)

@@ -47,7 +47,7 @@ def _one_thread():
 
 @pytest.fixture(params=["ours", *CONFIGS])
 def model(request, tmp_path: Path) -> nn.Module:
-    """A classifier of three classes in float64, without dropout, whose every weight is random."""
+    """Makes a classifier of three classes in float64, without dropout, every weight random."""
     torch.manual_seed(0)
     if request.param == "ours":
         model = TextClassifier(SIZES)
@@ -60,7 +60,7 @@ def model(request, tmp_path: Path) -> nn.Module:
 
 
 def padded(texts: list[Tensor], length: int, pad_id: int = 0) -> tuple[Tensor, Tensor]:
-    """Texts of several lengths as input_ids and attention_mask, each [batch, length]."""
+    """Pads texts of several lengths to input_ids and attention_mask, each [batch, length]."""
     ids = torch.full((len(texts), length), pad_id)
     mask = torch.zeros(len(texts), length, dtype=torch.int64)
     for row, text in enumerate(texts):
@@ -187,7 +187,7 @@ def test_a_model_may_number_its_positions_from_beyond_its_padding(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    """A model's folder without weights."""
+    """Makes a model's folder without weights."""
     CONFIGS["bert"].save_pretrained(tmp_path)
     return str(tmp_path)
 

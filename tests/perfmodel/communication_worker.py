@@ -33,7 +33,7 @@ BUCKET_CAP_MB = 0.2
 
 
 def parallel(strategy: str, ranks: int) -> torch.nn.Module:
-    """The model under a strategy, in one unit per block and one for the rest."""
+    """Wraps the model in a strategy, in one unit per block and one for the rest."""
     model = GPT2(CONFIG)
     if strategy in OWN_STRATEGIES:
         cap = {} if strategy in ("MY_DDP", "MY_FSDP") else {"bucket_cap_mb": BUCKET_CAP_MB}
@@ -50,7 +50,7 @@ def parallel(strategy: str, ranks: int) -> torch.nn.Module:
 
 
 def train_step(model, strategy: str, accumulation: int, optimizer) -> None:
-    """One step that synchronises in its last micro-batch only."""
+    """Trains one step that synchronises in its last micro-batch only."""
     tokens = torch.randint(CONFIG.vocab_size, (2, CONFIG.n_positions))
     for micro_batch in range(accumulation):
         last = micro_batch == accumulation - 1

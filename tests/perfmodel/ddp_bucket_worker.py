@@ -44,7 +44,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Unique, and short enough for a test's id."""
+        """Returns a unique name, short enough for a test's id."""
         cap = "default" if self.cap_mib is None else f"{self.cap_mib:g}MiB"
         cap = ",".join(f"{cap:g}" for cap in self.caps_mib) or cap
         flags = ["static"] * self.static_graph + ["unused"] * self.find_unused_parameters
@@ -126,7 +126,7 @@ class RanksDiffer(nn.Module):
 
 @cache
 def build(name: str) -> nn.Module:
-    """A model by the name of its run."""
+    """Builds a model by the name of its run."""
     f32, f64 = torch.float32, torch.float64
     if name == "tied":
         return Tied()
@@ -141,7 +141,7 @@ def build(name: str) -> nn.Module:
 
 
 def observe(run: Run) -> dict:
-    """Train a few iterations and tell what DDP did in each."""
+    """Trains a few iterations and tells what DDP did in each."""
     model = deepcopy(build(run.model))
     parameters = list(model.parameters())
     index_of = {id(parameter): index for index, parameter in enumerate(parameters)}
@@ -185,7 +185,7 @@ def observe(run: Run) -> dict:
 
 
 def main() -> None:
-    """Every run, in the same order on both ranks."""
+    """Observes every run, in the same order on both ranks."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")

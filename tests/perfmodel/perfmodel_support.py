@@ -22,7 +22,7 @@ MIB = 2**20
 
 @contextmanager
 def refused(*expected: object) -> Iterator[None]:
-    """The block raises a UserError of one line that mentions every expected word."""
+    """Asserts that the block raises a UserError of one line with every expected word."""
     with pytest.raises(UserError) as caught:
         yield
     message = str(caught.value)
@@ -34,14 +34,14 @@ def refused(*expected: object) -> Iterator[None]:
 
 @cache
 def gpt2_parameters(name: str) -> dict[str, int]:
-    """Bytes of each float32 gradient of a published GPT-2, by name, in registration order."""
+    """Returns bytes by name of a published GPT-2's float32 gradients, in registration order."""
     with torch.device("meta"):
         model = GPT2(GPT2Config.named(name))
     return {name: parameter.nbytes for name, parameter in model.named_parameters()}
 
 
 def gpt2_ready_order(names: Sequence[str]) -> list[str]:
-    """The order in which GPT-2's gradients are final (ddp-facts.md, measured on real runs).
+    """Orders GPT-2's gradients as they are final (ddp-facts.md, measured on real runs).
 
     The final norm, the blocks from the last to the first, the positions, and at the very end the
     tied token embedding, which is used first and last.
@@ -67,7 +67,7 @@ def make_profile(
     kinds: Sequence[str] = (),
     registration: Sequence[int] = (),
 ) -> BackwardProfile:
-    """A profile of gradients that are ready at these times; computation ends ``tail_s`` later."""
+    """Makes a profile of gradients ready at these times; computation ends ``tail_s`` later."""
     return BackwardProfile(
         names=tuple(f"p{i}" for i in range(len(sizes_bytes))),
         sizes_bytes=np.array(sizes_bytes, dtype=np.int64),
@@ -79,8 +79,8 @@ def make_profile(
 
 
 def gpt2_profile(name: str, seconds_per_gib: float = 1.0) -> BackwardProfile:
-    """GPT-2's gradients, each taking time in proportion to its size; the embedding's is final
-    when the backward pass ends."""
+    """Makes a profile of GPT-2's gradients, each taking time in proportion to its size; the
+    embedding's is final when the backward pass ends."""
     parameters = gpt2_parameters(name)
     order = gpt2_ready_order(list(parameters))
     sizes = [parameters[key] for key in order]
@@ -89,13 +89,13 @@ def gpt2_profile(name: str, seconds_per_gib: float = 1.0) -> BackwardProfile:
 
 
 def multiples(low: int, high: int) -> st.SearchStrategy[float]:
-    """Numbers that add up without rounding, so that what is simultaneous stays so."""
+    """Draws numbers that add up without rounding, so that what is simultaneous stays so."""
     return st.integers(64 * low, 64 * high).map(lambda count: count / 64)
 
 
 @st.composite
 def profiles(draw, kinds=("float32",)):
-    """Up to ten gradients of 1 to 60 bytes; some are ready at once, some computation may follow."""
+    """Draws up to ten gradients of 1 to 60 bytes; some ready at once, computation may follow."""
     count = draw(st.integers(1, 10))
     gaps = draw(st.lists(st.just(0.0) | multiples(0, 3), min_size=count, max_size=count))
     return make_profile(
@@ -109,7 +109,7 @@ def profiles(draw, kinds=("float32",)):
 
 @st.composite
 def networks(draw):
-    """A formula, or a measured curve with dips."""
+    """Draws a formula, or a measured curve with dips."""
     if draw(st.booleans()):
         return AlphaBeta(draw(multiples(0, 2)), draw(st.sampled_from([8.0, 64.0, 512.0])))
     sizes = sorted(draw(st.sets(st.integers(1, 300), min_size=2, max_size=6)))
@@ -121,7 +121,7 @@ CAPS_BYTES = st.integers(1, 250)
 
 
 def greedy_groups(sizes: list[int], cap: int) -> list[list[int]]:
-    """Gradients in ready order, a bucket closed as soon as it holds the cap."""
+    """Groups gradients in ready order, a bucket closed as soon as it holds the cap."""
     groups: list[list[int]] = [[]]
     for index in range(len(sizes)):
         groups[-1].append(index)

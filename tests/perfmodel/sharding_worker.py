@@ -22,13 +22,13 @@ PROFILED_STEPS = 3
 
 
 def local_bytes(tensors) -> int:
-    """Bytes of this rank's part of the tensors."""
+    """Counts the bytes of this rank's part of the tensors."""
     own = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
     return sum(tensor.nbytes for tensor in own if tensor.numel() > 1)
 
 
 def parallel(strategy: str, model: torch.nn.Module) -> torch.nn.Module:
-    """The model under a strategy, in one unit per block and one for the rest."""
+    """Wraps the model in a strategy, in one unit per block and one for the rest."""
     if strategy in ("DDP", "ZERO1"):
         return DistributedDataParallel(model)
     reshard = strategy == "FULL_SHARD"
@@ -38,7 +38,7 @@ def parallel(strategy: str, model: torch.nn.Module) -> torch.nn.Module:
 
 
 def highest_above(step: TrainingStep, tokens: torch.Tensor, targets: torch.Tensor) -> int:
-    """The most bytes allocated at once in a forward and backward pass, above those before it."""
+    """Measures the most bytes allocated at once in both passes, above those before them."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step.forward(tokens, targets).backward()
     events = profiler.profiler.kineto_results.events()

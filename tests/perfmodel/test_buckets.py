@@ -34,14 +34,14 @@ CAPS_MIB = st.sampled_from([None, 0.001, 0.5, 1, 5, 25, 33.3])
 
 
 def tensors(spec: list[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
-    """Tensors without storage; torch only asks for their size, dtype and device."""
+    """Makes tensors without storage; torch only asks for their size, dtype and device."""
     return [torch.empty(numel, dtype=dtype, device="meta") for numel, dtype in spec]
 
 
 def torch_buckets(
     gradients: list[torch.Tensor], limits: list[int], ready_order: list[int]
 ) -> list[list[int]]:
-    """What DDP's C++ makes of gradients in this order; with no order it sorts its buckets."""
+    """Groups gradients in this order as DDP's C++ does; with no order it sorts its buckets."""
     sparse = [False] * len(gradients)
     return dist._compute_bucket_assignment_by_size(gradients, limits, sparse, ready_order)[0]
 
@@ -51,7 +51,7 @@ def limits(cap: int, first_cap: int | None) -> list[int]:
 
 
 def ddp_limits(cap_mib: float | None) -> list[int]:
-    """The limits DDP derives from ``bucket_cap_mb``."""
+    """Returns the limits DDP derives from ``bucket_cap_mb``."""
     return [MIB, 25 * MIB] if cap_mib is None else [int(cap_mib * MIB)]
 
 

@@ -13,7 +13,7 @@ from common.perfmodel.one_device.peaks import known_peak
 
 
 def written(folder: Path, **changes: object) -> Path:
-    """h100-ib as a user's file with some keys changed; None removes a key."""
+    """Writes h100-ib as a user's file with some keys changed; None removes a key."""
     values = yaml.safe_load((CLUSTERS / "h100-ib.yaml").read_text())
     values.update(changes)
     path = folder / "mine.yaml"

@@ -26,7 +26,7 @@ sizes_strategy = st.lists(st.integers(4, 2**32), min_size=2, max_size=12, unique
 
 
 def relative_error_squared(sizes, times, alpha, inverse_beta):
-    """The objective of the fit, written down once more."""
+    """Computes the objective of the fit, written down once more."""
     return float(np.sum(((alpha + np.array(sizes) * inverse_beta) / np.array(times) - 1) ** 2))
 
 

@@ -25,7 +25,7 @@ CAP_MIB = 0.004
 
 @pytest.fixture(scope="module")
 def group():
-    """A process group of this process alone."""
+    """Opens a process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     gc.collect()
@@ -51,7 +51,7 @@ class Net(nn.Module):
 def run_ddp(
     hook=None, state=None, steps=1, cap_mib=CAP_MIB, last=torch.float64, **options
 ) -> tuple[list, list[str], nn.Module]:
-    """Bytes of each all-reduce of the last step, and names in the order they became ready."""
+    """Returns bytes of each all-reduce of the last step, and names in the order they were ready."""
     torch.manual_seed(0)
     model = Net(last)
     ddp = DistributedDataParallel(model, bucket_cap_mb=cap_mib, **options)

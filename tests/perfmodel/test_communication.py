@@ -42,7 +42,7 @@ EVERY_CASE = [(ranks, case) for ranks, cases in CASES.items() for case in cases]
 
 @pytest.fixture(scope="module")
 def seen(rank_server, tmp_path_factory) -> dict[tuple[int, str], list[dict]]:
-    """What each rank sent in a step, by number of ranks and case."""
+    """Returns what each rank sent in a step, by number of ranks and case."""
     found: dict[tuple[int, str], list[dict]] = {}
     for ranks, cases in CASES.items():
         folder = tmp_path_factory.mktemp("traces")
@@ -105,13 +105,13 @@ COMPUTING = ("aten::", "fsdp::", "torch::distributed::", "torch.distributed.")
 
 
 def records_of_steps(trace: Path) -> list[tuple[dict, list[dict]]]:
-    """Each step of a trace with all records, in order of time."""
+    """Returns each step of a trace with all records, in order of time."""
     records = sorted((r for r in read_records(trace) if "dur" in r), key=lambda r: r["ts"])
     return [(step, records) for step in records if step["name"].startswith("ProfilerStep#")]
 
 
 def shown(step: dict, records: list[dict], chosen: Callable[[dict], bool]) -> np.ndarray:
-    """Which tenths of a microsecond of the step are in a chosen record: the slow, obvious way."""
+    """Marks which tenths of a microsecond of the step are in a chosen record: the slow way."""
     active = np.zeros(int(step["dur"] * 10), dtype=bool)
     for record in filter(chosen, records):
         start, end = (10 * (at - step["ts"]) for at in (record["ts"], record["ts"] + record["dur"]))

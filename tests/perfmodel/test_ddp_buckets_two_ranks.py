@@ -20,13 +20,13 @@ UNUSED_IN_STATIC_GRAPH = [run for run in WATCHED if run.model == "with_unused" a
 
 
 def ids(runs: list[Run]) -> dict:
-    """Arguments of parametrize."""
+    """Returns arguments of parametrize."""
     return {"argnames": "run", "argvalues": runs, "ids": [run.name for run in runs]}
 
 
 @pytest.fixture(scope="module")
 def ranks(rank_server, tmp_path_factory) -> list[dict]:
-    """What each rank saw, by the name of the run."""
+    """Returns what each rank saw, by the name of the run."""
     folder = tmp_path_factory.mktemp("ddp")
     done = rank_server.run(Path(ddp_bucket_worker.__file__), folder, ranks=2, timeout_s=110)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
@@ -34,12 +34,12 @@ def ranks(rank_server, tmp_path_factory) -> list[dict]:
 
 
 def options(run: Run) -> DdpOptions:
-    """The arguments DDP got."""
+    """Returns the arguments DDP got."""
     return DdpOptions(run.cap_mib, run.static_graph, run.find_unused_parameters, run.caps_mib)
 
 
 def predicted(seen: dict, run: Run, iteration: int | None) -> list[list[int]]:
-    """``ddp_buckets`` from sizes, dtypes and the measured gradient-ready order."""
+    """Predicts the buckets from sizes, dtypes and the measured gradient-ready order."""
     ready = seen["ready"][-1 if iteration is None else iteration]
     return ddp_buckets(seen["sizes_bytes"], ready, options(run), iteration, seen["kinds"])
 
@@ -94,7 +94,7 @@ def test_predicted_buckets_are_those_in_ddps_own_log(ranks, run):
 
 
 def listed(values: list) -> str:
-    """A list as DDP logs it."""
+    """Formats a list as DDP logs it."""
     return ", ".join(map(str, values))
 
 

@@ -22,7 +22,7 @@ PROFILE = make_profile([MIB] * 10, [0.1 * k for k in range(1, 11)])  # 10 MiB in
 
 
 def model(communication_s: float) -> DdpModel:
-    """All gradients at once take so long to reduce, and 1 s to compute."""
+    """Makes a model whose gradients take so long to reduce at once, and 1 s to compute."""
     return DdpModel(PROFILE, AlphaBeta(0.0, 10 * MIB / communication_s))
 
 
@@ -45,7 +45,7 @@ def test_the_regime_is_the_nearest_by_ratio(communication_s, regime):
 
 
 def write_study(folder, name: str, date: str, median: float) -> None:
-    """One study with one regime."""
+    """Writes one study with one regime."""
     (folder / name).mkdir(parents=True)
     row = ("balanced", 20, 0.05, median, 0.07, 0.2, "a machine", date)
     lines = [",".join(ERROR_COLUMNS), ",".join(map(str, row))]

@@ -21,7 +21,7 @@ BATCH, LENGTH = 2, 40
 
 
 def counted(backward: bool, **how: bool) -> float:
-    """What the counter sees per token; it counts matrix products, attention's among them."""
+    """Counts operations per token as torch does: matrix products, attention's among them."""
     model = GPT2(CONFIG, attention="eager", **how)
     tokens = torch.randint(CONFIG.vocab_size, (BATCH, LENGTH))
     with FlopCounterMode(display=False) as counter:

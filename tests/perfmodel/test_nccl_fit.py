@@ -20,7 +20,7 @@ MIB = 2**20
 
 
 def paths(*lines: tuple[float, float]) -> np.ndarray:
-    """The fastest of several latencies (µs) and bandwidths (GB/s)."""
+    """Computes the fastest of several latencies (µs) and bandwidths (GB/s)."""
     return np.min([us * 1e-6 + SIZES / (gb * 1e9) for us, gb in lines], axis=0)
 
 

@@ -11,7 +11,7 @@ from common.perfmodel.samples import BesideMessages, OverlapSamples
 
 
 def samples(beside_s: float, until_done_s: float, done: float) -> OverlapSamples:
-    """Passes of 2 s; beside them four all-reduces without pause, which alone take 4 s."""
+    """Makes passes of 2 s; beside them four all-reduces without pause, which alone take 4 s."""
     beside = BesideMessages(
         messages=4.0,
         backward_s=np.full(3, beside_s),

@@ -21,7 +21,10 @@ TINY = 1e-9
 
 @st.composite
 def traffics(draw):
-    """Up to six buckets, launched at any time in any order of size; some lose all computation."""
+    """Draws up to six buckets, launched at any time, in any order of size.
+
+    Some lose all computation.
+    """
     count = draw(st.integers(1, 6))
 
     def times(low: int, high: int) -> list[float]:
@@ -36,7 +39,7 @@ def traffics(draw):
 
 
 def integrate(traffic: Traffic, in_flight: int, gain: np.ndarray) -> tuple[list, list, float]:
-    """Starts, ends and the end of computation, as a description of what happens and no more.
+    """Simulates starts, ends and the end of computation, as a description and no more.
 
     At any moment the first buckets that are launched and not done are under way, up to the limit.
     Each has its part of the link; what they take from computation is taken at the speed at which

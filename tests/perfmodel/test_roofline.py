@@ -62,7 +62,7 @@ def test_a_roof_takes_the_peak_of_its_precision_and_is_none_where_there_is_no_pe
 
 
 def operators(*rows: tuple) -> pd.DataFrame:
-    """Rows of a profile: (step, phase, operator, shapes, calls, milliseconds)."""
+    """Makes rows of a profile: (step, phase, operator, shapes, calls, milliseconds)."""
     table = pd.DataFrame(rows, columns=["step", "phase", "operator", "shapes", "calls", "ms"])
     return table.assign(time_us=table["ms"] * 1e3)
 

@@ -128,7 +128,7 @@ def test_draws_that_cannot_be_are_refused():
 
 
 def small_steps(work, ready, limit, alone, slow, slower, tail):
-    """Time, a little at a time: (end, seconds in which computation went on beside collectives)."""
+    """Simulates time, a little at a time: (end, seconds of computation beside collectives)."""
     dt, now, done, beside, index, sent = 1 / 256, 0.0, 0.0, 0.0, 0, 0.0
     end = 0.0
     while done < work or index < len(ready):

@@ -32,7 +32,10 @@ PASSES = PassTimes(LinearTime(0.002, 0.001), LinearTime(0.004, 0.002))
 
 
 def make_model(network=None, **changes) -> StepModel:
-    """Four gradients of 1 MiB, ready evenly in time; update 5 ms; one bucket unless told."""
+    """Makes a model of four gradients of 1 MiB, ready evenly in time.
+
+    The update takes 5 ms; there is one bucket unless told.
+    """
     backward_s = PASSES.backward.time_s(8)
     profile = BackwardProfile(
         tuple(f"p{i}" for i in range(GRADIENTS)),

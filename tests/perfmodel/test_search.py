@@ -26,7 +26,7 @@ COSTS = DdpCosts(
 
 @st.composite
 def small_profiles(draw):
-    """Few bytes, so that every cap there is can be tried."""
+    """Draws few bytes, so that every cap there is can be tried."""
     count = draw(st.integers(1, 8))
     sizes = draw(st.lists(st.integers(1, 30), min_size=count, max_size=count))
     gaps = draw(st.lists(multiples(0, 3), min_size=count, max_size=count))
@@ -37,7 +37,7 @@ cases = given(small_profiles(), networks(), st.sampled_from([DdpCosts(), COSTS])
 
 
 def every_cap(profile, network, costs) -> dict[int, float]:
-    """T of each cap in bytes, up to one that holds all gradients."""
+    """Simulates T of each cap in bytes, up to one that holds all gradients."""
     return {
         cap: simulate_backward(profile, network, cap / MIB, costs=costs).total_s
         for cap in range(1, profile.total_bytes + 1)

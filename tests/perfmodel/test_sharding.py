@@ -19,7 +19,7 @@ WORKLOAD = Workload("gpt2-nano", 2, 128, optimizer_implementation="fused")  # th
 
 @pytest.fixture(scope="module")
 def seen(rank_server) -> dict[str, dict]:
-    """What rank 0 of 2 held, by strategy."""
+    """Returns what rank 0 of 2 held, by strategy."""
     done = rank_server.run(Path(__file__).with_name("sharding_worker.py"), ranks=2, timeout_s=100)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     lines = [json.loads(line) for line in done.stdout[0].splitlines() if line.startswith("{")]

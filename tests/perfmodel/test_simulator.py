@@ -31,7 +31,10 @@ from common.perfmodel.simulator import simulate_backward
 def recurrence(
     profile: BackwardProfile, network, groups: list[list[int]]
 ) -> list[tuple[float, float, float]]:
-    """start_i = max(end_{i−1}, ready_i), end_i = start_i + a(S_i): ready, start, end by bucket."""
+    """Computes ready, start and end by bucket.
+
+    start_i = max(end_{i−1}, ready_i), end_i = start_i + a(S_i).
+    """
     spans = []
     end = 0.0
     for group in groups:

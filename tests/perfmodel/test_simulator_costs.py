@@ -30,7 +30,7 @@ TINY = 1e-10
 
 @st.composite
 def lost_compute(draw):
-    """Computation lost to an all-reduce by its size: from nothing to more than it lasts."""
+    """Draws computation lost to an all-reduce by its size: from nothing to more than it lasts."""
     sizes = sorted(draw(st.sets(st.integers(1, 200), min_size=1, max_size=4)))
     lost = draw(st.lists(multiples(0, 2), min_size=len(sizes), max_size=len(sizes)))
     return tuple(map(float, sizes)), tuple(lost)
@@ -48,7 +48,7 @@ COSTS = st.builds(
 
 
 def lost_to(size: int, costs: DdpCosts) -> float:
-    """Computation lost to one all-reduce: a line between known sizes, in proportion beyond."""
+    """Interpolates computation lost to one all-reduce; beyond known sizes it is in proportion."""
     known, lost = costs.lost_compute
     if size <= known[0]:
         return lost[0]
@@ -59,7 +59,7 @@ def lost_to(size: int, costs: DdpCosts) -> float:
 
 
 def integrate(profile: BackwardProfile, network, groups: list[list[int]], costs: DdpCosts) -> dict:
-    """The same backward pass in small steps, as a description of what happens and no more.
+    """Simulates the same backward pass in small steps, as a description of it and no more.
 
     Computation is a row of gradients, each followed by its copy into the bucket. At any moment at
     most one all-reduce is active; while computation runs too, both are slowed. A step is cut short

@@ -23,7 +23,7 @@ BLOCK = 12 * WIDTH**2 + 13 * WIDTH
 
 @pytest.fixture
 def course() -> Path:
-    """The course's folder of measurements on 2×4 A100."""
+    """Returns the course's folder of measurements on 2×4 A100."""
     if not COURSE.is_dir():
         pytest.skip("the course's tables are not here: no ../shared/measured/umd-2x4-a100")
     return COURSE
@@ -31,14 +31,14 @@ def course() -> Path:
 
 @pytest.fixture
 def layers(course):
-    """Its layer tables of gpt2-large."""
+    """Reads its layer tables of gpt2-large."""
     return read_layer_tables(
         course / "layer-sizes-gpt2_large-bs4.csv", course / "layer-times-gpt2_large-bs4.csv"
     )
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    """A table by Python's own reader."""
+    """Reads a table by Python's own reader."""
     with path.open() as file:
         return list(csv.DictReader(file))
 
@@ -127,7 +127,7 @@ def test_the_courses_tables_give_gpt2_larges_known_number_of_buckets(layers, cap
 
 
 def write(path: Path, *lines: str) -> Path:
-    """A file of these lines."""
+    """Writes a file of these lines."""
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -152,7 +152,7 @@ TIMES = {
 
 
 def read_layers(folder: Path, sizes: dict = SIZES, times: dict = TIMES):
-    """Layer tables with these rows, written and read."""
+    """Writes and reads layer tables with these rows."""
     sizes_path = write(
         folder / "sizes.csv",
         ",Name,No. Params",

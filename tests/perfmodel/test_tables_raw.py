@@ -17,7 +17,7 @@ from common.perfmodel.tables import (
 
 
 def write(folder: Path, name: str, header: str, rows: list) -> Path:
-    """A CSV of these rows."""
+    """Writes a CSV of these rows."""
     lines = [header, *(",".join(map(str, row)) for row in rows)]
     (folder / name).write_text("\n".join(lines) + "\n")
     return folder / name
@@ -43,7 +43,7 @@ ABOUT = {
 
 
 def ready_rows() -> list[tuple]:
-    """One row per rank, iteration and parameter, in registration order."""
+    """Makes one row per rank, iteration and parameter, in registration order."""
     return [
         (rank, iteration, name, *ABOUT[name], READY_MS[name][rank, iteration])
         for rank in range(2)
@@ -109,7 +109,7 @@ def arm(
     reduce_ms: float = 0.0,
     done: tuple[int, int] = (0, 0),
 ):
-    """Rows of an arm: for each round its iterations, each the two ranks' backward times in ms.
+    """Makes rows of an arm: by round its iterations, each the two ranks' backward times in ms.
 
     ``done`` are the two ranks' counts.
     """
@@ -131,7 +131,7 @@ BOOKKEEPING = arm("bookkeeping", 0, 0, {0: [(106, 90)], 1: [(114, 90)], 2: [(135
 
 
 def beside(size: int, messages: int, added: tuple, alone_ms: float, left_ms: float, done):
-    """Both arms of a size: the pass takes ``added`` longer in its rounds, 140 ms in the median."""
+    """Makes both arms of a size: a pass takes ``added`` longer by round, 140 ms in the median."""
     local = (100, 110, 130)
     passes = {r: [(local[r] + more, 1)] for r, more in enumerate(added)}
     rows = [
@@ -199,7 +199,7 @@ def test_costs_below_the_noise_are_none_and_not_negative(tmp_path):
 
 
 def changed(column: int, value: object) -> list[tuple]:
-    """The table with another value in its last row."""
+    """Returns the table with another value in its last row."""
     last = list(OVERLAP[-1])
     last[column] = value
     return [*OVERLAP[:-1], tuple(last)]
@@ -239,7 +239,7 @@ SAMPLES_MS = {4: [(2, 3), (9, 1), (1, 4)], 4000: [(8, 7), (7, 9), (30, 10)]}
 
 
 def sample_rows(mode: str = "sequential", slower: float = 1.0) -> list[tuple]:
-    """One row per sample and rank, the larger size first, as an interleaved run writes them."""
+    """Makes one row per sample and rank, the larger size first, as an interleaved run does."""
     return [
         (mode, size // 4, size, 1, round_, 0, rank, milliseconds * slower)
         for size in sorted(SAMPLES_MS, reverse=True)
@@ -260,7 +260,7 @@ def test_a_point_from_raw_samples_is_the_median_of_the_slowest_rank(tmp_path):
 
 
 def sample(column: int, value: object) -> list[tuple]:
-    """The samples with another value in their last row, which is on line 13."""
+    """Returns the samples with another value in their last row, which is on line 13."""
     last = list(sample_rows()[-1])
     last[column] = value
     return [*sample_rows()[:-1], tuple(last)]

@@ -58,7 +58,7 @@ def named(document: dict, what: str) -> dict:
 
 
 def span(document: dict, process: int, name: str) -> tuple[float, float]:
-    """Start and end of the one event of this name, in µs."""
+    """Finds start and end of the one event of this name, in µs."""
     (record,) = [r for r in complete(document, process) if r["name"] == name]
     return record["ts"], record["ts"] + record["dur"]
 

@@ -31,7 +31,7 @@ def recorded():
 
 
 def made_up(ready_s, all_reduce_s, costs: DdpCosts | None = None) -> Calibration:
-    """One gradient of 4 bytes: samples of one rank's ready times, and of an all-reduce of it."""
+    """Makes samples of one gradient of 4 bytes: one rank's ready times, and an all-reduce of it."""
     times = np.asarray(all_reduce_s)
     return Calibration(
         ReadySamples(("p",), np.array([4]), ("float32",), (0,), np.array(ready_s)[:, None, None]),

@@ -20,7 +20,7 @@ PUBLISHED = {
 
 
 def refusal(**settings) -> str:
-    """The one line that refuses these settings."""
+    """Returns the one line that refuses these settings."""
     with pytest.raises(UserError) as caught:
         Workload(**settings)
     assert "\n" not in str(caught.value)

@@ -175,7 +175,7 @@ def test_presets_give_every_stage_settings_that_it_accepts(assignment: str, pres
 
 
 def settings_type_of(script: Path) -> type:
-    """Return the settings that a script of an assignment takes: the one dataclass it imports."""
+    """Returns the settings that a script of an assignment takes: the one dataclass it imports."""
     if script.stem == "train_text" and script.parent.name == "assignment4":
         return TextScalingConfig  # by way of the named experiments
     [found] = [

@@ -217,7 +217,7 @@ def text_of(notebook: str) -> str:
 
 
 def statements(quantity: str) -> Iterator[tuple[str, str]]:
-    """The notebook and the text of each statement of a quantity; each place has at least one."""
+    """Yields notebook and text of each statement of a quantity; fails where a place has none."""
     for notebook, pattern in QUANTITIES[quantity]:
         found = re.findall(pattern, text_of(notebook))
         assert found, f"{notebook} no longer states {quantity}: {pattern}"
@@ -225,7 +225,7 @@ def statements(quantity: str) -> Iterator[tuple[str, str]]:
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether two texts are the same number, as far as the one with fewer digits tells."""
+    """Judges if two texts are the same number, as far as the one with fewer digits tells."""
     if one == other:
         return True
     try:

@@ -44,7 +44,7 @@ class Settings:
 
 
 def main(settings: Settings) -> None:
-    """Join, fail if told to, and say where this rank is."""
+    """Joins, fails if told to, and says where this rank is."""
     if settings.how == "again":
         with contextlib.suppress(ZeroDivisionError), process_group("cuda"):
             raise ERRORS["bug"]
@@ -68,26 +68,26 @@ def main(settings: Settings) -> None:
 
 
 def wait_for_good() -> None:
-    """Wait where no signal leads back to Python, as a thread does that waits for a GPU."""
+    """Waits where no signal leads back to Python, as a thread does that waits for a GPU."""
     libc, mutex = ctypes.CDLL(None), (ctypes.c_char * 64)()
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
 
 
 def properties(index: torch.device | int) -> SimpleNamespace:
-    """A small slice of a GPU, with an identity of its own."""
+    """Returns a small slice of a GPU, with an identity of its own."""
     uuid = getattr(index, "index", index)
     return SimpleNamespace(uuid=uuid, name="NVIDIA A100 MIG 1g.5gb", total_memory=5 * 2**30)
 
 
 def init_process_group(backend: str, device_id: torch.device | None, **rest: object) -> None:
-    """Join gloo's group, whichever it is to be."""
+    """Joins gloo's group, whichever it is to be."""
     assert (backend == "nccl") == (device_id is not None)
     join("gloo", **rest)
 
 
 def wait_for_peers() -> None:
-    """Wait for the other rank, which does not come, as ncclCommDestroy does."""
+    """Waits for the other rank, which does not come, as ncclCommDestroy does."""
     time.sleep(1000)
 
 

@@ -37,7 +37,7 @@ print(json.dumps([word, str(cached), cached.exists(), how() == before]))
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Something small that is called torch."""
+    """Writes something small that is called torch."""
     path = tmp_path / "torch" / "__init__.py"
     path.parent.mkdir()
     path.write_text('WORD = "compiled"\n')
@@ -45,7 +45,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def run(source: Path, **variables: str) -> list:
-    """The word that the second child said; its bytecode and whether that is left; all as before."""
+    """Returns the second child's word, its bytecode, if that is left, and if all is restored."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     environment["PYTHONPATH"] = str(source.parents[1])
     done = subprocess.run(

@@ -21,7 +21,7 @@ ONCE = ("-n", "1", "-r", "1")
 
 
 def run(code: str, tmp_path: Path) -> tuple[str, list[str]]:
-    """The reason for which a child failed, and what it printed."""
+    """Returns the reason for which a child failed, and what it printed."""
     lines: list[str] = []
     ended = run_child("timeit", [*ONCE, code], tmp_path / "log", lines.append)
     return ended.reason, lines

@@ -23,7 +23,7 @@ GRANTED = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """``cuda(usable)``: what torch says of CUDA, which is built for 13.0 and warns where not."""
+    """Returns ``cuda(usable)``: sets what torch says of CUDA, built for 13.0; warns where not."""
 
     def pretend(usable: bool) -> None:
         def is_available() -> bool:
@@ -39,7 +39,7 @@ def cuda(monkeypatch):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch) -> Path:
-    """The root of a machine with one GPU and a driver, which NVML does not tell."""
+    """Makes the root of a machine with one GPU and a driver, which NVML does not tell."""
     monkeypatch.setattr(module, "read_gpu_facts", lambda _: GpuFacts())
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia0").touch()

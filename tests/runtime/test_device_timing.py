@@ -70,7 +70,7 @@ def cuda(monkeypatch):
 
 
 def gpu_rank(backend: str = "nccl") -> Worker:
-    """A rank whose tensors are on the CPU, as there is no GPU; its clock is the GPU's."""
+    """Makes a rank whose tensors are on the CPU, as there is no GPU; its clock is the GPU's."""
     return Worker(current_ranks({}), torch.device("cpu", 0), backend)
 
 

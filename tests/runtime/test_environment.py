@@ -20,7 +20,7 @@ from common.runtime.paths import project_root
 
 @pytest.fixture(scope="module")
 def record(allreduce_run):
-    """The record that a finished benchmark left."""
+    """Reads the record that a finished benchmark left."""
     return json.loads((allreduce_run / "environment.json").read_text())
 
 
@@ -107,7 +107,7 @@ def test_the_record_can_be_written_as_json():
 
 
 def be_a_rank(monkeypatch: pytest.MonkeyPatch, world_size: int, local_world_size: int) -> None:
-    """Rank 0 of a job, as torchrun tells it."""
+    """Makes this process rank 0 of a job, as torchrun tells it."""
     for name, value in (
         ("RANK", 0),
         ("LOCAL_RANK", 0),

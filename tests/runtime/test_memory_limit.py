@@ -17,7 +17,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a 
 
 
 def python(code: str) -> str:
-    """What a process of its own prints: a limit cannot be taken back."""
+    """Returns what a process of its own prints: a limit cannot be taken back."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 

@@ -67,7 +67,7 @@ print(json.dumps(said | {"left": not dist.is_initialized()}))
 
 
 def slurm_variables(rank: int, port: int) -> dict[str, str]:
-    """What srun sets for one of two tasks on this machine; the port follows from the job."""
+    """Returns what srun sets for one of two tasks on this machine; the job decides the port."""
     return {
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": str(rank),
@@ -82,7 +82,7 @@ def slurm_variables(rank: int, port: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module", params=["torchrun", "slurm"])
 def joined(request, rank_server, tmp_path_factory) -> tuple[str, list[dict]]:
-    """Whose variables started two ranks, and what each of them said."""
+    """Returns whose variables started two ranks, and what each of them said."""
     folder = tmp_path_factory.mktemp("joined")
     (folder / "probe.py").write_text(PROBE)
     variables = slurm_variables if request.param == "slurm" else None
@@ -232,7 +232,7 @@ def test_a_bug_on_one_rank_of_an_nccl_job_is_told_at_once_and_no_process_is_left
 
 
 def living(mark: Path) -> list[psutil.Process]:
-    """Processes whose environment says that the test with this folder started them."""
+    """Lists the processes whose environment says that the test with this folder started them."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -12,7 +12,7 @@ from common.runtime.rendezvous import agree_on_attempt
 
 
 def attempt(store: dist.Store, ranks: int, delays_s: list[float]) -> set[str]:
-    """The names that ranks end up with, each coming after its delay."""
+    """Returns the names that ranks end up with, each coming after its delay."""
 
     def come(rank: int) -> str:
         time.sleep(delays_s[rank])

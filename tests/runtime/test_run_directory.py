@@ -33,7 +33,7 @@ def new_run(folder, run_id="run", **environment) -> RunDirectory:
 
 
 def finished_run(folder, run_id, start_time, status="complete", tables=("times.csv",)):
-    """A run that ended, as a reader finds it."""
+    """Makes a run that ended, as a reader finds it."""
     run = new_run(folder, run_id, start_time=start_time)
     for table in tables:
         run.write_table(table, pd.DataFrame(ROWS))

@@ -35,7 +35,7 @@ class Sweep:
 
 @pytest.fixture
 def parse(tmp_path, monkeypatch):
-    """``parse(*flags, config=text or mapping, **variables)`` as the script ``sweep`` would."""
+    """Returns ``parse(*flags, config=text or mapping, **variables)``: parses as ``sweep`` does."""
 
     def parse(*flags: str, config: str | bytes | dict | None = None, **variables: str) -> Sweep:
         for name in VARIABLES:
@@ -53,7 +53,7 @@ def parse(tmp_path, monkeypatch):
 
 
 def refusal(parse, *flags: str, **sources) -> str:
-    """The message of the UserError; one line."""
+    """Returns the message of the UserError; one line."""
     with pytest.raises(UserError) as raised:
         parse(*flags, **sources)
     message = str(raised.value)

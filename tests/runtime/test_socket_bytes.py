@@ -22,7 +22,7 @@ on_linux = pytest.mark.skipif(
 
 @pytest.fixture(params=[socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
 def connection(request):
-    """Both ends of a TCP connection inside this process."""
+    """Opens both ends of a TCP connection inside this process."""
     address = "127.0.0.1" if request.param == socket.AF_INET else "::1"
     with socket.socket(request.param, socket.SOCK_STREAM) as listener:
         try:

@@ -58,7 +58,7 @@ class Problem:
 
 
 def problems(count: int, seed: int, unequal: bool) -> Iterator[Problem]:
-    """So many small problems; every way of drawing lengths, costs and limits gets its turn."""
+    """Draws small problems; every way of drawing lengths, costs and limits gets its turn."""
     rng = np.random.default_rng(seed)
     for index in range(count):
         world_size = int(rng.choice([1, 2, 2, 3, 3, 3, 4]))
@@ -100,7 +100,7 @@ def _limits(rng: np.random.Generator, samples: int, world_size: int) -> tuple[in
 
 @functools.cache
 def _assignments(samples: int, world_size: int) -> tuple[NDArray, NDArray]:
-    """All ways [A, B] in which each rank has a sample, and their counts [A, G]."""
+    """Lists all ways [A, B] in which each rank has a sample, and their counts [A, G]."""
     ways = np.indices((world_size,) * samples).reshape(samples, -1).T
     counts = np.stack([(ways == rank).sum(axis=1) for rank in range(world_size)], axis=1)
     whole = (counts > 0).all(axis=1)
@@ -108,7 +108,7 @@ def _assignments(samples: int, world_size: int) -> tuple[NDArray, NDArray]:
 
 
 def optimum(problem: Problem) -> float:
-    """The smallest bottleneck over all assignments."""
+    """Finds the smallest bottleneck over all assignments."""
     ways, counts = _assignments(len(problem.lengths), problem.world_size)
     slowest = np.full(len(ways), -np.inf)
     for rank, cost in enumerate(problem.costs):
@@ -118,7 +118,7 @@ def optimum(problem: Problem) -> float:
 
 
 def bottleneck(problem: Problem, groups: list[list[int]]) -> float:
-    """What the slowest rank costs; asserts that each sample is on one rank and limits hold."""
+    """Computes the slowest rank's cost; asserts that each sample is on one rank and limits hold."""
     assert sorted(index for group in groups for index in group) == list(range(len(problem.lengths)))
     assert all(0 < len(g) <= limit for g, limit in zip(groups, problem.limits, strict=True))
     return max(

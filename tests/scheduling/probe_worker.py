@@ -36,7 +36,7 @@ class Wide(nn.Module):
 
 
 def ended(search) -> str | list:
-    """What a search gave, or the kind and words of the error that it ended with."""
+    """Returns what a search gave, or the kind and words of the error that it ended with."""
     try:
         return search()
     except (ValueError, RunFailed, UserError) as error:

@@ -41,7 +41,7 @@ OUT_OF_MEMORY = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tr
 
 
 def memory_for(limit: int, tried: list[int]) -> Callable[[int], None]:
-    """A step that fits up to a batch size."""
+    """Makes a step that fits up to a batch size."""
 
     def step(batch_size: int) -> None:
         tried.append(batch_size)
@@ -110,7 +110,7 @@ def test_an_upper_bound_below_one_is_a_mistake():
 
 @pytest.fixture(scope="module")
 def two_ranks(rank_server) -> list[dict]:
-    """What each of two ranks found, of which rank 1 has 64 MiB left to write to."""
+    """Returns what each of two ranks found, of which rank 1 has 64 MiB left to write to."""
     if sys.platform != "linux":
         pytest.skip("only Linux limits a process's memory")
     done = rank_server.run(Path(__file__).with_name("probe_worker.py"), ranks=2, timeout_s=60)

@@ -132,7 +132,7 @@ def test_length_grouped_deals_whole_batches_of_the_order_to_the_ranks() -> None:
 
 
 def batch_by_size(lengths: list[int], max_tokens: int, max_samples: int) -> list[int]:
-    """fairseq's loop over sorted samples: the size of each batch."""
+    """Runs fairseq's loop over sorted samples: the size of each batch."""
     sizes, batch, longest = [], 0, 0
     for length in lengths:
         longest = max(longest, length)

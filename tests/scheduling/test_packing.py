@@ -52,7 +52,7 @@ def test_largest_first_keeps_grahams_bound_and_nothing_beats_the_optimum() -> No
 
 
 def largest_differencing(weights: list[float], world_size: int) -> list[float]:
-    """Plain: every partial plan holds all its sums, and the list is sorted again each time."""
+    """Differences plainly: partial plans hold all their sums, and the list is sorted each time."""
     plans = [[weight] + [0.0] * (world_size - 1) for weight in weights]
     while len(plans) > 1:
         plans.sort(key=lambda plan: plan[-1] - plan[0])

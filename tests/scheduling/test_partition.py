@@ -33,7 +33,7 @@ def test_no_assignment_is_better_than_the_plan_in_1000_cases() -> None:
 
 
 def contiguous_optimum(lengths: np.ndarray, world_size: int, cost, limit: int) -> float:
-    """O(G·B²): best[p] is the smallest bottleneck of the first p samples on so many ranks."""
+    """Finds the optimum in O(G·B²): best[p] is the smallest bottleneck of the first p samples."""
     descending = np.sort(lengths)[::-1]
     count = len(descending)
     best = np.full(count + 1, np.inf)

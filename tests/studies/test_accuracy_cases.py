@@ -29,7 +29,7 @@ SMALL = [f"--{name}={value}" for name, value in FEW.items()]
 
 @pytest.fixture(scope="module")
 def case(rank_server, tmp_path_factory) -> Path:
-    """A finished case: an MLP on two ranks over loopback, two bucketings and DDP's default."""
+    """Runs a case: an MLP on two ranks over loopback, two bucketings and DDP's default."""
     folder = tmp_path_factory.mktemp("accuracy")
     flags = ("--calibration_rounds", 2, "--rounds", 2, "--max_rounds", 2)
     flags += ("--output_dir", folder, "--run_id", "case")
@@ -94,7 +94,7 @@ def test_predictions_are_those_of_the_shipped_calibration_and_come_first(case):
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory) -> Path:
-    """Two networks of one model, visited by the same two emulated hosts."""
+    """Visits two networks of one model by the same two emulated hosts."""
     if reason := why_not():
         pytest.skip(f"no emulated hosts: {reason}")
     folder = tmp_path_factory.mktemp("emulated")
@@ -191,7 +191,7 @@ ONE_CASE = {
 
 @pytest.fixture
 def cut_study(case, tmp_path) -> Path:
-    """A study of one job that was cut after it: its tables have not got their names."""
+    """Makes a study of one job that was cut after it: its tables have not got their names."""
     folder = tmp_path / "mlp-loopback"
     shutil.copytree(case, folder)
     cut = RunDirectory.create(tmp_path, "accuracy", asdict(AccuracyStudy(**ONE_CASE)), {}, "cut")

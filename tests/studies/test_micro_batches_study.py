@@ -13,7 +13,7 @@ MODES = {"static": 100.0, "dynamic": 60.0, "dynamic_calibrated": 58.0, "karmarka
 
 
 def mode_times(loss: float = 0.7, waiting_ms: float = 6.0) -> pd.DataFrame:
-    """Twenty steps on two ranks; the second rank is the slower one by 1 ms."""
+    """Makes twenty steps on two ranks; the second rank is the slower one by 1 ms."""
     rows = []
     for step in range(20):
         for mode, time_ms in {**MODES, "control": 50.0}.items():

@@ -21,7 +21,7 @@ def losses(apart: float) -> pd.DataFrame:
 
 
 def accuracies(two_ranks: tuple[float, ...]) -> pd.DataFrame:
-    """One rank has 0.80, 0.82 and 0.84: a spread of 0.04."""
+    """Makes accuracies in which one rank has 0.80, 0.82 and 0.84: a spread of 0.04."""
     return pd.DataFrame(
         {"dataset": "imdb", "seed": seed, "ranks": ranks, "accuracy": value}
         for ranks, values in ((1, (0.80, 0.82, 0.84)), (2, two_ranks))

@@ -22,7 +22,7 @@ from common.training.step import TrainingStep, build_model
 
 
 def kept_bytes(states: dict) -> int:
-    """Bytes of the tensors in a nested dictionary that are on this rank."""
+    """Counts bytes of the tensors in a nested dictionary that are on this rank."""
     total = 0
     for value in states.values():
         if isinstance(value, dict):

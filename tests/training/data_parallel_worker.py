@@ -32,7 +32,7 @@ STEPS, SIZE = 4, 6
 
 
 def batch(step: int, ranks: list[int]) -> Batch:
-    """The samples of these ranks in a micro-batch, which any process can make."""
+    """Draws the samples of these ranks in a micro-batch, which any process can make."""
     inputs, targets = [], []
     for rank in ranks:
         generator = torch.Generator().manual_seed(step * 2 + rank)
@@ -47,7 +47,7 @@ def loss_of(outputs: torch.Tensor, made: Batch) -> torch.Tensor:
 
 
 def train(model: nn.Module, options: StepOptions, worker: Worker, timed: bool) -> tuple[list, dict]:
-    """Losses of the steps, and what the newest step says of itself."""
+    """Trains the steps; returns their losses, and what the newest step says of itself."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = DataParallelStep(model, optimizer, loss_of, worker, options, timed=timed)
     if options.accumulation > 1:
@@ -75,7 +75,7 @@ def train(model: nn.Module, options: StepOptions, worker: Worker, timed: bool) -
 
 
 def twin(model: nn.Module, options: StepOptions) -> list[float]:
-    """The same steps with both ranks' samples in one batch, by PyTorch alone."""
+    """Trains the same steps with both ranks' samples in one batch, by PyTorch alone."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for index in range(STEPS):
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def expected_buckets(sizes: list[int], options: StepOptions) -> list[int]:
-    """Bytes of the settled buckets, by the rules that test_ddp_buckets holds against DDP itself."""
+    """Computes the settled buckets' bytes by the rules that test_ddp_buckets holds against DDP."""
     ready = list(reversed(range(len(sizes))))
     made = ddp_buckets(sizes, ready, DdpOptions(options.bucket_cap_mb, options.static_graph))
     return [sum(sizes[index] for index in bucket) for bucket in made]

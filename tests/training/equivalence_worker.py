@@ -35,22 +35,22 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Of its run directory, and for a test's id."""
+        """Returns the name of its run directory, which is a test's id, too."""
         own = "-own-weights" if self.own_weights else ""
         return f"{self.strategy}-{self.precision}-{self.micro_batch}{own}"
 
     @property
     def steps(self) -> int:
-        """All, or those up to the first after warm-up: their learning rates are the same."""
+        """Counts all steps, or those to the first after warm-up: they share learning rates."""
         return WARMUP_STEPS + 1 if self.own_weights else STEPS
 
     @property
     def saved(self) -> bool:
-        """Whether its final weights are kept."""
+        """Returns whether its final weights are kept."""
         return self.precision == "float64" and not self.own_weights
 
     def config(self, folder: Path) -> TrainingConfig:
-        """Its settings; data and output are below ``folder``."""
+        """Makes its settings; data and output are below ``folder``."""
         options = {
             "data": str(folder / "tokens"),
             "model": "gpt2-pico",
@@ -85,7 +85,7 @@ class UnsyncedDdp(DistributedDataParallel):
 
 @contextmanager
 def every_rank_keeps_its_weights() -> Iterator[None]:
-    """DDP sends rank 0's weights in C++, so it gets an option; FSDP's are sent by broadcast."""
+    """Keeps every rank's weights: DDP, which sends in C++, gets an option; nothing is broadcast."""
     with (
         mock.patch("common.training.ddp.DistributedDataParallel", UnsyncedDdp),
         mock.patch.object(dist, "broadcast"),
@@ -94,7 +94,7 @@ def every_rank_keeps_its_weights() -> Iterator[None]:
 
 
 def main() -> None:
-    """Train every case, one after another."""
+    """Trains every case, one after another."""
     folder = Path(sys.argv[1])
     with process_group("cpu", "gloo"):
         for case in (*EXACT, *ROUNDED):

@@ -33,14 +33,14 @@ REFUSED = {
 
 
 def train_on_real_texts(common: dict, datasets: str) -> None:
-    """The same batches in two modes."""
+    """Trains on the same batches in two modes."""
     for mode in ("static", "dynamic"):
         real = {"dataset": "sst2", "dataset_dir": datasets, "mode": mode}
         train_text(MicroBatchConfig(**common | TRAINING | real, run_id=f"sst2-{mode}"))
 
 
 def run_everything(common: dict) -> None:
-    """Every mode, all compared, and what must be refused."""
+    """Runs every mode, all compared, and what must be refused."""
     for mode in MODES:
         train_text(MicroBatchConfig(**common, **TRAINING, mode=mode, run_id=mode))
     by_cost = {"mode": "dynamic", "cost_type": "calibrated", "refine_every": 2}

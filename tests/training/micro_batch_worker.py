@@ -34,7 +34,7 @@ PLANS = {
 
 
 def texts(lengths: list[int]) -> TokenizedTexts:
-    """Random texts of these lengths, in two classes."""
+    """Draws random texts of these lengths, in two classes."""
     rng = np.random.default_rng(1)
     tokens = [rng.integers(5, 50, size=length).tolist() for length in lengths]
     labels = rng.integers(2, size=len(lengths))
@@ -42,14 +42,14 @@ def texts(lengths: list[int]) -> TokenizedTexts:
 
 
 def classifier(dtype: torch.dtype, **sizes: int) -> nn.Module:
-    """A small one, the same on every rank."""
+    """Makes a small classifier, the same on every rank."""
     torch.manual_seed(7)
     config = {"n_layer": 2, "n_head": 2, "d_model": 16, "d_ff": 32, "max_length": 2048} | sizes
     return TextClassifier(TextClassifierConfig(50, 2, **config)).to(dtype)
 
 
 def make_step(model: nn.Module, worker: Worker, data: TokenizedTexts, mean: str) -> MicroBatchStep:
-    """A step that takes the gradient off the weights."""
+    """Makes a step that takes the gradient off the weights."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     step = MicroBatchStep(
         TimedExchange(model, worker, sync_buffers=False, gradient_as_bucket_view=True),
@@ -61,7 +61,7 @@ def make_step(model: nn.Module, worker: Worker, data: TokenizedTexts, mean: str)
 
 
 def whole_batch(model: nn.Module, data: TokenizedTexts, mean: str) -> tuple[float, list]:
-    """Loss and gradients of all texts in one batch on one device."""
+    """Computes loss and gradients of all texts in one batch on one device."""
     everything = StepPlan((tuple(range(len(data.labels))),), data.lengths)
     batch = collate(data, everything, 0)
     losses = functional.cross_entropy(
@@ -73,14 +73,14 @@ def whole_batch(model: nn.Module, data: TokenizedTexts, mean: str) -> tuple[floa
 
 
 def apart(model: nn.Module, before: list, gradients: list) -> float:
-    """How far the weights' change is from the gradients, relative to their norm."""
+    """Computes how far the weights' change is from the gradients, relative to their norm."""
     change = [old - new.detach() for old, new in zip(before, model.parameters(), strict=True)]
     gap = sum(float((a - b).square().sum()) for a, b in zip(change, gradients, strict=True))
     return (gap / sum(float(g.square().sum()) for g in gradients)) ** 0.5
 
 
 def compare(case: str, worker: Worker, data: TokenizedTexts, plan: StepPlan, mean: str) -> None:
-    """One step under a plan against the oracle."""
+    """Compares one step under a plan with the oracle."""
     model = classifier(torch.float64)
     loss, gradients = whole_batch(copy.deepcopy(model), data, mean)
     step = make_step(model, worker, data, mean)
@@ -92,7 +92,7 @@ def compare(case: str, worker: Worker, data: TokenizedTexts, plan: StepPlan, mea
 
 
 def meet_nan(worker: Worker) -> None:
-    """Gradients that are NaN on one rank by themselves, as float16 has them now and then."""
+    """Takes a step whose gradients are NaN on one rank, as float16's are now and then."""
     data = texts([5, 6, 7, 8])
     model = classifier(torch.float32)
     step = make_step(model, worker, data, "samples")
@@ -105,7 +105,7 @@ def meet_nan(worker: Worker) -> None:
 
 
 def run_out_of_memory(worker: Worker) -> None:
-    """Rank 1 has no memory for its texts at once, only in parts; nothing tells rank 0 before."""
+    """Leaves rank 1 no memory for its texts at once, only in parts; nothing tells rank 0 before."""
     data = texts([512] * 20)
     plan = StepPlan((tuple(range(4)), tuple(range(4, 20))), data.lengths)
     sizes = {"n_layer": 1, "n_head": 1, "d_model": 8, "d_ff": 2048}

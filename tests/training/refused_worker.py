@@ -20,7 +20,7 @@ SETTINGS = {"train_baseline": BaselineConfig, "train_ddp": DdpConfig, "train_fsd
 
 
 def refusal(script: str, flags: list[str]) -> str:
-    """What the script raises."""
+    """Returns what the script raises."""
     try:
         train(parse_settings(SETTINGS[script], flags, script))
     except UserError as error:

@@ -20,7 +20,7 @@ COMMON = {
 
 
 def run(strategy: str, name: str, **settings: object) -> None:
-    """A run called ``name``, with checkpoints in a folder of its name unless told otherwise."""
+    """Trains run ``name``, with checkpoints in a folder of its name unless told otherwise."""
     where = {"run_id": name, "checkpoint_dir": str(folder / "checkpoints" / name)}
     train(config_of(strategy, **(COMMON | where | settings)))
 
@@ -28,7 +28,7 @@ def run(strategy: str, name: str, **settings: object) -> None:
 with process_group("cpu") as worker:
 
     def cut(name: str, copy: str, *steps: int) -> None:
-        """Take the checkpoints of these steps over into the folder of another run."""
+        """Takes the checkpoints of these steps over into the folder of another run."""
         if worker.is_main:
             for step in steps:
                 path = Path("checkpoints") / "NAME" / f"step-{step:08d}"

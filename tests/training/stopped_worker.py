@@ -17,7 +17,7 @@ next_step = TokenBatches.next_step
 
 
 def next_step_or_signal(batches: TokenBatches) -> list:
-    """The batches of a step; in the fourth one the signal is on its way, too."""
+    """Returns the batches of a step; in the fourth one the signal is on its way, too."""
     global steps_begun
     steps_begun += 1
     if steps_begun == STEP and os.environ.get("STOP_RANK") == os.environ.get("RANK", "0"):

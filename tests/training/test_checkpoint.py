@@ -38,7 +38,7 @@ def tokens(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_group() -> Iterator[None]:
-    """All runs of this process in one process group, with one thread, as those of the ranks."""
+    """Runs this process in one process group, with one thread, as those of the ranks."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with process_group("cpu"):
@@ -48,7 +48,7 @@ def _one_group() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def start(tokens):
-    """``start(folder, **settings)``: train on one device; checkpoints and runs go to folder."""
+    """Returns ``start(folder, **settings)``: trains on one device; all output goes to folder."""
 
     def start(folder: Path, **settings: object) -> None:
         common = {
@@ -64,7 +64,7 @@ def start(tokens):
 
 @pytest.fixture(scope="module")
 def undisturbed(start, tmp_path_factory) -> Path:
-    """A finished run on one device, with checkpoints of steps 2, 4 and 6."""
+    """Runs one device undisturbed, with checkpoints of steps 2, 4 and 6."""
     folder = tmp_path_factory.mktemp("undisturbed")
     start(folder)
     return folder
@@ -72,7 +72,7 @@ def undisturbed(start, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def cut_off(undisturbed, tmp_path) -> Path:
-    """A folder in which the same run seems to have been killed after step 4."""
+    """Makes a folder in which the same run seems to have been killed after step 4."""
     return cut(undisturbed, tmp_path, 2, 4)
 
 
@@ -84,7 +84,7 @@ def cut(source: Path, target: Path, *steps: int) -> Path:
 
 
 def rows(run: Path) -> pd.DataFrame:
-    """Step, rank, loss and gradient norm as they were written, to the last bit."""
+    """Reads step, rank, loss and gradient norm as they were written, to the last bit."""
     table = pd.read_csv(run / "training-steps.csv", dtype=str)
     columns = ["step", "rank", "loss", "gradient_norm", "learning_rate"]
     return table[columns].astype(float)  # Python's own parser, exact in every pandas
@@ -95,7 +95,7 @@ def from_step(table: pd.DataFrame, step: int) -> pd.DataFrame:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What our own modules said; torch.distributed.checkpoint logs each of its calls, too."""
+    """Returns what our own modules said; torch.distributed.checkpoint logs its calls, too."""
     return [one.getMessage() for one in caplog.records if one.name.startswith("common.")]
 
 
@@ -104,7 +104,7 @@ def names(folder: Path) -> list[str]:
 
 
 def held(checkpoint: Path, scratch: Path) -> dict[str, object]:
-    """All that a checkpoint holds, read by PyTorch's own converter without any process group."""
+    """Reads all that a checkpoint holds, by PyTorch's own converter without any process group."""
     dcp_to_torch_save(checkpoint, scratch)
     found: dict[str, object] = {}
 
@@ -121,7 +121,7 @@ def held(checkpoint: Path, scratch: Path) -> dict[str, object]:
 
 
 def hold_the_same(one: Path, other: Path, scratch: Path) -> bool:
-    """Whether two checkpoints are equal to the last bit; the test fails if they are not whole."""
+    """Compares two checkpoints to the last bit; the test fails if they are not whole."""
     a, b = (held(path, scratch / f"{n}.pt") for n, path in enumerate((one, other)))
     numbers = sum(value.numel() for value in a.values() if isinstance(value, torch.Tensor))
     assert numbers > 3 * 400_000  # weights and both of Adam's moments
@@ -249,7 +249,7 @@ def test_where_all_are_damaged_nothing_is_trained_or_deleted(start, cut_off):
 
 @pytest.fixture(scope="module")
 def two_ranks(rank_server, start, tokens, tmp_path_factory) -> Path:
-    """The runs of resume_worker.py, and those that were moved between it and one device."""
+    """Runs resume_worker.py, and moves runs between it and one device."""
     folder = tmp_path_factory.mktemp("two-ranks")
     exact = {"precision": "float64", "run_id": "one-device"}
     start(folder, **exact, checkpoint_dir=str(folder / "one-device"), output_dir=f"{folder}/runs")

@@ -22,7 +22,7 @@ ROUNDED = {"fp16": 2e-3, "bf16": 2e-2}
 
 @pytest.fixture(scope="module")
 def found(rank_server) -> dict[str, list[dict]]:
-    """What both ranks found, by case."""
+    """Returns what both ranks found, by case."""
     worker = Path(__file__).with_name("data_parallel_worker.py")
     done = rank_server.run(worker, ranks=2, timeout_s=100)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)

@@ -28,13 +28,13 @@ WORKER = Path(__file__).with_name("equivalence_worker.py")
 
 
 def ids(cases: tuple[Case, ...]) -> dict:
-    """Arguments of parametrize."""
+    """Returns arguments of parametrize."""
     return {"argnames": "case", "argvalues": cases, "ids": [case.name for case in cases]}
 
 
 @pytest.fixture(scope="module")
 def trained(rank_server, tmp_path_factory) -> Path:
-    """The folder of all trainings: on two ranks, and in either precision on one device."""
+    """Trains on two ranks, and in either precision on one device; returns the folder."""
     folder = tmp_path_factory.mktemp("equivalence")
     (folder / "tokens").mkdir()
     # Small tokens are frequent, so that there is something to learn.
@@ -48,18 +48,18 @@ def trained(rank_server, tmp_path_factory) -> Path:
 
 
 def alone(precision: str) -> Case:
-    """One device, and all sequences of a step at once."""
+    """Returns the case of one device, and all sequences of a step at once."""
     return Case("single", precision, micro_batch=GLOBAL_BATCH)
 
 
 def steps(folder: Path, case: Case) -> pd.DataFrame:
-    """What the ranks of a training measured, by step and rank."""
+    """Reads what the ranks of a training measured, by step and rank."""
     table = pd.read_csv(folder / "runs" / case.name / "training-steps.csv")
     return table.set_index(["step", "rank"]).sort_index()
 
 
 def curve(folder: Path, case: Case, what: str) -> np.ndarray:
-    """A loss or norm of every step, on which all ranks agree."""
+    """Reads a loss or norm of every step, on which all ranks agree."""
     by_rank = steps(folder, case)[what].unstack("rank")
     assert len(by_rank) == case.steps
     assert (by_rank.nunique(axis=1) == 1).all()
@@ -67,7 +67,7 @@ def curve(folder: Path, case: Case, what: str) -> np.ndarray:
 
 
 def weights(folder: Path, case: Case) -> dict[str, Tensor]:
-    """The final weights, in a model of one device."""
+    """Reads the final weights, in a model of one device."""
     model = GPT2(CONFIGS["gpt2-pico"]).to(getattr(torch, case.precision))
     states = {"model": model.state_dict()}
     path = folder / "checkpoints" / case.name / f"step-{STEPS:08d}"

@@ -25,7 +25,7 @@ ORIGINAL = (
 
 @pytest.fixture(scope="module")
 def runs(rank_server, tmp_path_factory) -> tuple[Path, dict[str, str]]:
-    """The folder of all runs, and what was said of each refusal."""
+    """Returns the folder of all runs, and what was said of each refusal."""
     folder = tmp_path_factory.mktemp("runs")
     done = rank_server.run(WORKER, folder, ranks=2, timeout_s=110)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)

@@ -15,7 +15,7 @@ PLANS = ("equal", "unequal", "sorted")
 
 @pytest.fixture(scope="module")
 def found(rank_server) -> dict[str, list[dict]]:
-    """What both ranks found, by case."""
+    """Returns what both ranks found, by case."""
     worker = Path(__file__).with_name("micro_batch_worker.py")
     done = rank_server.run(worker, ranks=2, timeout_s=100)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)

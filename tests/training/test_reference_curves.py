@@ -51,13 +51,13 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Where runs go; synthetic text is made in it once."""
+    """Makes the folder of the runs; synthetic text is made in it once."""
     return tmp_path_factory.mktemp("curves")
 
 
 @pytest.fixture(scope="module")
 def shakespeare(tmp_path_factory) -> Path:
-    """Two shards of real text in GPT-2's tokens."""
+    """Writes two shards of real text in GPT-2's tokens."""
     for path in (VOCABULARY, SHAKESPEARE):
         if not path.exists():
             pytest.skip(f"not here: ../shared/{path.relative_to(SHARED)}")
@@ -70,7 +70,7 @@ def shakespeare(tmp_path_factory) -> Path:
 
 
 def run(folder: Path, name: str, **settings: object) -> pd.DataFrame:
-    """Train, and read what was written of each step."""
+    """Trains, and reads what was written of each step."""
     train(BaselineConfig(**SMALL | settings, output_dir=str(folder), run_id=name))
     return pd.read_csv(folder / name / "training-steps.csv")
 
@@ -85,7 +85,7 @@ REAL = {
 
 
 def by_hand(data: Path, steps: int = 20, batch: int = 4, length: int = 16) -> list[float]:
-    """The losses of transformers' GPT-2 with our first weights, trained by the plainest loop."""
+    """Trains transformers' GPT-2 from our first weights in the plainest loop; returns losses."""
     from transformers import GPT2Config as TheirConfig
     from transformers import GPT2LMHeadModel
 
@@ -139,7 +139,7 @@ def test_on_real_text_the_losses_are_those_of_transformers_in_a_plain_loop(shake
 
 @pytest.fixture(scope="module")
 def default_run(folder) -> tuple[list[str], Path]:
-    """What a run of 20 steps prints, with the default schedule, log and profile; its folder."""
+    """Runs 20 steps with default schedule, log and profile; returns what it prints, its folder."""
     defaults = {name: getattr(BaselineConfig(), name) for name in ("log_every", "lr", "profile")}
     capture = pytest.MonkeyPatch()
     lines: list[str] = []
@@ -186,7 +186,7 @@ def test_every_step_has_a_row_with_time_throughput_and_memory(default_run):
 
 
 def scheduled(steps: int, lr: float, min_lr: float, warmup: int) -> list[float]:
-    """The learning rate of every step, by torch's schedulers."""
+    """Computes the learning rate of every step, by torch's schedulers."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=lr)
     cosine = CosineAnnealingLR(optimizer, T_max=steps - warmup, eta_min=min_lr)
@@ -230,7 +230,7 @@ def test_the_optimizer_gets_the_scheduled_rate(folder):
 
 @pytest.fixture(scope="module")
 def exact(folder) -> pd.DataFrame:
-    """Ten steps in float64, a step's sequences all at once."""
+    """Trains ten steps in float64, a step's sequences all at once."""
     return run(folder, "exact", precision="float64")
 
 

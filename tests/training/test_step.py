@@ -54,7 +54,7 @@ def by_hand(
     dtype: torch.dtype = torch.float32,
     optimizer: str = "adamw",
 ) -> list[float]:
-    """The losses of plain steps: logits, cross-entropy, backward, update."""
+    """Takes plain steps: logits, cross-entropy, backward, update; returns their losses."""
     if optimizer == "sgd":
         update = torch.optim.SGD(model.parameters(), lr=LR)
     else:
@@ -72,7 +72,7 @@ def by_hand(
 
 
 def taken(step: TrainingStep, data: list[tuple[Tensor, Tensor]]) -> list[float]:
-    """The losses of one step per batch."""
+    """Takes one step per batch; returns their losses."""
     source = iter(data)
     return [step.run(source).item() for _ in data]
 

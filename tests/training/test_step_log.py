@@ -25,7 +25,7 @@ class Clock:
 
 @pytest.fixture
 def log(monkeypatch):
-    """A StepLog whose rows are in ``log.rows`` and whose time is that of ``log.clock``."""
+    """Makes a StepLog with its rows in ``log.rows`` and its time that of ``log.clock``."""
     clock = Clock()
     monkeypatch.setattr(step_log, "time", clock)
     rows: list[dict] = []
@@ -40,7 +40,7 @@ def log(monkeypatch):
 
 
 def take(log: StepLog, index: int, step_s: float, between_s: float = 0) -> None:
-    """A step, and what passes until the next."""
+    """Takes a step, and what passes until the next."""
     log.begin_step(index)
     log.clock.now += step_s
     log.end_step(index)

@@ -31,7 +31,7 @@ STEPS = 67 // 8
 
 @pytest.fixture(scope="module")
 def runs(rank_server, tmp_path_factory) -> tuple[Path, dict[str, str]]:
-    """The folder of all runs, and what was said of each refusal."""
+    """Returns the folder of all runs, and what was said of each refusal."""
     folder = tmp_path_factory.mktemp("runs")
     script = Path(__file__).with_name("text_scaling_worker.py")
     alone = rank_server.run(script, folder, ranks=1)

@@ -20,7 +20,7 @@ ATTEMPTS = 5
 
 
 def predicted_bytes(config: TrainingConfig) -> int:
-    """The most that either of two ranks holds."""
+    """Predicts the most that either of two ranks holds."""
     workload = Workload(
         *(config.model, config.micro_batch_size, config.seq_len),
         optimizer_implementation="fused",

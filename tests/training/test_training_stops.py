@@ -40,7 +40,7 @@ def tokens(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(rank_server, tokens):
-    """``run(script, folder, *flags, ranks=1)``: train with runs in folder; flags win."""
+    """Returns ``run(script, folder, *flags, ranks=1)``: trains with runs in folder; flags win."""
 
     def run(script: Path | str, folder: Path, *flags: object, ranks: int = 1, **variables: str):
         path = SCRIPTS / f"{script}.py" if isinstance(script, str) else script
@@ -54,7 +54,7 @@ def run(rank_server, tokens):
 
 @pytest.fixture(scope="module")
 def undisturbed(run, tmp_path_factory):
-    """``undisturbed(ranks)``: the steps of a run on so many ranks without any checkpoint."""
+    """Returns ``undisturbed(ranks)``: the steps of a run on so many ranks, no checkpoint."""
     found: dict[int, pd.DataFrame] = {}
 
     def undisturbed(ranks: int) -> pd.DataFrame:
@@ -121,7 +121,7 @@ def test_sigusr1_ends_a_run_without_checkpoints(run, tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """``small_disk(mib)``: a folder on a disk of that size, which can be made larger later."""
+    """Yields ``small_disk(mib)``: a folder on a disk of that size, which can grow later."""
     folder = tmp_path / "disk"
     folder.mkdir()
 
@@ -195,7 +195,7 @@ def empty(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(run, tmp_path_factory) -> Path:
-    """The checkpoints of a run on one device that was stopped after step 4."""
+    """Runs one device that is stopped after step 4; returns its checkpoints."""
     folder = tmp_path_factory.mktemp("saved")
     stop = {"STOP_SIGNAL": "SIGTERM", "STOP_RANK": "0"}
     assert run(STOPPED, folder, "--checkpoint_dir", folder / "c", **stop).exit_codes == [75]
@@ -219,7 +219,7 @@ ANOTHER_MODEL = "is of another model (vocab_size 256, this run has 260)"
 
 @pytest.fixture(scope="module")
 def refused(rank_server, saved, tokens, tmp_path_factory) -> list[dict[str, str]]:
-    """What each of two ranks says to trainings that cannot be, all in one launch; by name."""
+    """Returns what two ranks say to trainings that cannot be, in one launch; by name."""
     folder = tmp_path_factory.mktemp("refused")
     cases = {name: (script, flags) for name, (script, flags, _) in BAD.items()}
     for name, (make, _) in BAD_DATA.items():

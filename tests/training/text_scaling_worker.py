@@ -48,12 +48,12 @@ class EverythingForEveryone(torch.utils.data.distributed.DistributedSampler):
 
 
 def settings(folder: str, name: str, **more: object) -> TextScalingConfig:
-    """Of a run of that name."""
+    """Makes the settings of a run of that name."""
     return TextScalingConfig(**TEXTS | MODEL | TRAINING | more, output_dir=folder, run_id=name)
 
 
 def main(folder: str) -> None:
-    """All runs of this number of ranks."""
+    """Runs all of this number of ranks."""
     with process_group("cpu") as worker:
         if worker.world_size == 1:
             train_text(settings(folder, "one-rank", batch_size=8))

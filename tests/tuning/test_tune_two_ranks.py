@@ -46,7 +46,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def tuned(rank_server, tmp_path_factory) -> tuple[Path, list[str]]:
-    """The run directory of the command in a job of two ranks, and what each rank printed."""
+    """Runs the command in a job of two ranks; returns its directory and what each rank printed."""
     output = tmp_path_factory.mktemp("tuned")
     flags = ("--device", "cpu", "--output_dir", output, "--run_id", "run")
     done = rank_server.run(
@@ -106,7 +106,7 @@ def test_every_bucketing_was_predicted(tuned, found):
 
 
 def buckets_of(sizes: list[int], cap: int) -> list[int]:
-    """Bytes of the buckets: full ones are closed."""
+    """Computes bytes of the buckets: full ones are closed."""
     made = [0]
     for size in sizes:
         made[-1] += size
@@ -181,7 +181,7 @@ def test_the_figure_has_a_line_points_and_a_caption(found):
 
 @pytest.fixture(scope="module")
 def swept(rank_server, tuned) -> Path:
-    """The exhaustive sweep of what was tuned."""
+    """Runs the exhaustive sweep of what was tuned."""
     folder, _ = tuned
     flags = ("--rounds", 1, "--runoff_rounds", 2, "--most_runoff_rounds", 4, "--within", 1e-9)
     flags += ("--device", "cpu", "--run_id", "sweep")
@@ -228,7 +228,7 @@ def test_the_study_judges_by_its_worst_case():
 
 @pytest.fixture(scope="module")
 def refusals(rank_server, tmp_path_factory) -> list[list[dict]]:
-    """What both ranks were told of each FUNCTION of REFUSED."""
+    """Returns what both ranks were told of each FUNCTION of REFUSED."""
     output = tmp_path_factory.mktemp("refused") / "output"
     done = rank_server.run(HERE / "refusals_worker.py", HERE, output, *REFUSED, ranks=2)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)

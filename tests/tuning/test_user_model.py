@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def refusal(target: str, folder: Path = HERE) -> str:
-    """The line with which loading the model, or its first pass, is refused."""
+    """Returns the line with which loading the model, or its first pass, is refused."""
     with pytest.raises(UserError) as refused:
         ready_order(load_user_model(target, folder, CPU), CPU)
     assert "\n" not in str(refused.value)

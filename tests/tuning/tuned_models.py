@@ -32,7 +32,7 @@ def loss_of(module: nn.Module, batch: dict) -> torch.Tensor:
 
 
 def make() -> tuple:
-    """As it should be; the batch is a nest."""
+    """Makes the model as it should be; the batch is a nest."""
     batch = {"tokens": torch.randint(10, (8, 4)), "more": [torch.randint(3, (8,)), "a name"]}
     return Layers(), batch, loss_of
 
@@ -108,14 +108,14 @@ def asks_ddp() -> tuple:
 
 
 def other_parameters() -> tuple:
-    """Another width on rank 1."""
+    """Makes a model of another width on rank 1."""
     rank = int(os.environ.get("RANK", 0))
     _, batch, loss = make()
     return Layers((16, 96 + rank, 32)), batch, loss
 
 
 def other_gradients() -> tuple:
-    """A parameter that only rank 0 uses."""
+    """Makes a model with a parameter that only rank 0 uses."""
     module, batch, _ = make()
     module.extra = nn.Parameter(torch.ones(3))
 
@@ -128,7 +128,7 @@ def other_gradients() -> tuple:
 
 
 def changing() -> tuple:
-    """A parameter that is used in the first three passes."""
+    """Makes a model with a parameter that is used in the first three passes."""
     module, batch, _ = make()
     module.extra, passes = nn.Parameter(torch.ones(3)), itertools.count()
 

@@ -48,12 +48,12 @@ def predictions(run: Assignment2Run) -> dict[str, dict[float, float]]:
 
 
 def compare(run: Assignment2Run) -> dict[str, Accuracy]:
-    """The accuracy of each model on the run's own sweep."""
+    """Evaluates each model on the run's own sweep."""
     return {name: evaluate(run.sweep, times) for name, times in predictions(run).items()}
 
 
 def errors(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
-    """Error by cap (rows, MiB) and model (columns)."""
+    """Tabulates the errors by cap (rows, MiB) and model (columns)."""
     return pd.DataFrame(
         {
             name: found.table.set_index("bucket_cap_mib")["error"]
@@ -63,7 +63,7 @@ def errors(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
 
 
 def summary(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
-    """One row per model: median and worst error, the measured cap it would choose,
+    """Tabulates one row per model: median and worst error, the measured cap it would choose,
     and the regret of that."""
     return pd.DataFrame(
         [
@@ -80,13 +80,13 @@ def summary(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
 
 
 def ready_samples(run: Assignment2Run) -> ReadySamples:
-    """All gradient-ready times of a run, of each rank and pass."""
+    """Reads all gradient-ready times of a run, of each rank and pass."""
     name = "gradient-ready-times.csv"
     return read_ready_samples(find_table(run.run_dir, name, WRITTEN_BY[name]))
 
 
 def term_errors(networks: Sequence[NetworkRun], ready: ReadySamples | None = None) -> pd.DataFrame:
-    """The errors of the model with ever more terms, and without each, on every network.
+    """Computes the model's errors on every network, with ever more terms and without each.
 
     Args:
         networks: measured sweeps with what predicts them.
@@ -122,7 +122,7 @@ def _models(run: NetworkRun, ready: ReadySamples | None) -> Mapping[tuple[str, s
 
 
 def exposed_communication(run: Assignment2Run) -> pd.DataFrame:
-    """Exposed communication as the model has it and as DDP recorded it, by explicit cap.
+    """Tabulates exposed communication as the model predicts and DDP recorded it, by explicit cap.
 
     Both begin when the last bucket has been launched, after the copy of the last gradient into it,
     and end when the last bucket is copied back. In PyTorch's reducer.cpp that is from the callback
@@ -140,7 +140,7 @@ def exposed_communication(run: Assignment2Run) -> pd.DataFrame:
 
 
 def whole_steps(run: Assignment2Run) -> pd.DataFrame:
-    """Whole steps of DDP, predicted and measured, by distinct bucketing.
+    """Tabulates whole steps of DDP, predicted and measured, by distinct bucketing.
 
     Forward pass and update are those of the steps without DDP among the rounds of the sweep.
     Columns: bucket_cap_mib, num_buckets, predicted_ms, measured_ms, error.

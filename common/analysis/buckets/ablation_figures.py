@@ -19,7 +19,7 @@ BESIDE = 0.16
 
 
 def plot_terms(table: pd.DataFrame, caption: str) -> Figure:
-    """Median error by term, a colour per network: terms added one by one, and left out one by one.
+    """Draws median error by term, a colour per network: terms added, and left out, one by one.
 
     Solid lines on the right are the full model, dotted ones the noise floor of a network's sweep.
 
@@ -81,7 +81,7 @@ def _name_terms(axes: Axes, table: pd.DataFrame, groups: list[str]) -> None:
 
 
 def plot_bands(table: pd.DataFrame, caption: str, sweep: BucketSweep | None = None) -> Figure:
-    """T(b) with the band that the samples leave, and the measured medians with quartiles.
+    """Draws T(b) with the band that the samples leave, and the measured medians with quartiles.
 
     Args:
         table: of ``PredictionBands``.

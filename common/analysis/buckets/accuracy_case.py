@@ -82,7 +82,7 @@ class JudgedCase:
         return replace(self.model, profile=profile)
 
     def predicted_s(self) -> dict[float | None, float]:
-        """Seconds of each judged bucketing as predicted; None is DDP's default."""
+        """Predicts the seconds of each judged bucketing; None is DDP's default."""
         if self.predictions is None:
             caps = caps_of(self.judged)
             return {cap: self.model.backward_s(cap) for cap in caps}
@@ -91,13 +91,13 @@ class JudgedCase:
 
 
 def caps_of(sweep: BucketSweep) -> list[float | None]:
-    """The caps of a sweep, ascending; None is DDP's default, and last."""
+    """Lists the caps of a sweep, ascending; None is DDP's default, and last."""
     caps = sweep.summary()["bucket_cap_mib"]
     return [None if pd.isna(cap) else float(cap) for cap in caps]
 
 
 def lost_to_messages(networks: Sequence[pd.DataFrame]) -> Curve | None:
-    """What a message of each size takes from computation, from one job's rows of overlap.csv.
+    """Computes the computation lost to a message of each size, from one job's rows of overlap.csv.
 
     That is processor time, in which the rate of a link has no part: the median over the job's
     networks. None where nothing was run beside all-reduces.
@@ -110,12 +110,12 @@ def lost_to_messages(networks: Sequence[pd.DataFrame]) -> Curve | None:
 
 
 def own_costs(overlap: pd.DataFrame) -> DdpCosts:
-    """DDP's copies and contention from the rows of overlap.csv of one case."""
+    """Computes DDP's copies and contention from the rows of overlap.csv of one case."""
     return OverlapSamples.of(overlap.assign(rank=0)).costs()
 
 
 def longer_costs(own: DdpCosts, lost: Curve | None, copies_s: float, total_bytes: int) -> DdpCosts:
-    """The costs of a case with copies and lost computation from others besides.
+    """Makes the costs of a case, with copies and lost computation from other cases besides.
 
     How much slower a message becomes is its network's own.
     """
@@ -130,7 +130,7 @@ def case_of(
     lost: Curve | None,
     copies_s: float,
 ) -> JudgedCase:
-    """From the rows of one case in the study's tables, by the tables' names.
+    """Makes a case from its rows in the study's tables, by the tables' names.
 
     Of steps without DDP there may be more, from the same ranks in the same minutes.
 

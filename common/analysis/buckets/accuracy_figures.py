@@ -16,7 +16,7 @@ PERCENT = FuncFormatter(lambda value, _: f"{value:g} %")
 
 
 def errors_by_group(study: JudgedStudy) -> Figure:
-    """Every judged bucketing's |error| of the backward pass, by group and predictor."""
+    """Draws every judged bucketing's |error| of the backward pass, by group and predictor."""
     errors = study.errors.assign(group=grouped(study.errors))
     groups = [name for name in GROUPS if (errors["group"] == name).any()]
     with figure(study.caption, figsize=(7.2, 0.62 * len(groups) + 1.9)) as (fig, axes):
@@ -45,7 +45,7 @@ def errors_by_group(study: JudgedStudy) -> Figure:
 
 
 def regrets(study: JudgedStudy) -> Figure:
-    """What each choice of a cap costs in each case, beside the best that was measured."""
+    """Draws the regret of each choice of a cap in each case, beside the best that was measured."""
     table = study.regrets().set_index("case")
     with figure(study.caption, figsize=(7.2, 0.24 * len(table) + 1.3)) as (fig, axes):
         places = np.arange(len(table))

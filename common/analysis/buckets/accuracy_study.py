@@ -60,7 +60,7 @@ class JudgedStudy:
 
     @cached_property
     def errors(self) -> pd.DataFrame:
-        """One row per judged bucketing.
+        """Tabulates the errors, one row per judged bucketing.
 
         Columns: case, model, hosts, regime, added_latency_ms, bucket_cap_mib (NaN is DDP's
         default), num_buckets, measured_ms, measured_step_ms, noise (floor of the case), standard
@@ -72,7 +72,7 @@ class JudgedStudy:
         return pd.concat([_judge(case, self._of_others(case)) for case in self.cases])
 
     def _of_others(self, case: JudgedCase) -> DdpCosts | None:
-        """The case's own copies with the contention of the other models on such a network.
+        """Combines the case's own copies with the contention of the other models on such a network.
 
         None where there is no other, or no contention.
         """
@@ -96,8 +96,8 @@ class JudgedStudy:
         )
 
     def by_regime(self) -> pd.DataFrame:
-        """Per group: cases, bucketings, noise floor, then median, 90th percentile and worst |error|
-        of backward pass and step, and the medians of the other predictors.
+        """Tabulates per group: cases, bucketings, noise floor, then median, 90th percentile and
+        worst |error| of backward pass and step, and the medians of the other predictors.
 
         Besides: n (median standard error), judged (bucketings whose own is no more than
         ``MOST_NOISE``, of ``JUDGED_ROUNDS`` or more; none where n is above that), excess and excess
@@ -129,7 +129,7 @@ class JudgedStudy:
         )
 
     def errors_by_regime(self) -> pd.DataFrame:
-        """What ``expected_error`` tells users of the model: ERROR_COLUMNS."""
+        """Tabulates what ``expected_error`` tells users of the model: ERROR_COLUMNS."""
         table = self.by_regime().reset_index()
         table = table.rename(columns={"group": "regime", "median": "median_error"})
         table = table.rename(columns={"p90": "p90_error", "worst": "worst_error"})
@@ -137,8 +137,8 @@ class JudgedStudy:
         return table.assign(hardware=hardware, date=date)[list(ERROR_COLUMNS)]
 
     def regrets(self) -> pd.DataFrame:
-        """Per case what b*, of the judged caps the one predicted to be fastest, costs beside the
-        one that was; and what choices without a model cost.
+        """Tabulates the regret of b*, of the judged caps the one predicted to be fastest, by case,
+        against the one that was; and the regret of choices without a model.
 
         Columns: case, b* (MiB), best (MiB), interior (the best is neither smallest nor largest),
         one bucket (the largest cap gives one: nothing overlaps), as 25 MiB (an explicit cap of 25
@@ -148,13 +148,13 @@ class JudgedStudy:
         return pd.DataFrame([_regrets(case) for case in self.cases])
 
     def over(self, limit: float = 0.05) -> pd.DataFrame:
-        """The judged bucketings whose backward pass is off by more, the worst first."""
+        """Selects the judged bucketings whose backward pass is off by more, the worst first."""
         errors = self.errors
         return errors[errors[FULL].abs() > limit].sort_values(FULL, key=np.abs, ascending=False)
 
 
 def grouped(errors: pd.DataFrame) -> pd.Series:
-    """Which of ``GROUPS`` each judged bucketing belongs to."""
+    """Assigns each judged bucketing to one of ``GROUPS``."""
     groups = errors["regime"].copy()
     groups[errors["added_latency_ms"] > 0] = LATENCY
     groups[errors["hosts"] > 2] = "four ranks on two cores"
@@ -198,7 +198,7 @@ def _judge(case: JudgedCase, of_others: DdpCosts | None) -> pd.DataFrame:
 
 
 def _inside(case: JudgedCase, measured_ms: pd.Series) -> list[bool] | float:
-    """Whether the band of each judged bucketing holds its measured median; NaN without bands."""
+    """Checks if each judged bucketing's band holds its measured median; NaN without bands."""
     if case.predictions is None:
         return float("nan")
     bands = {
@@ -233,7 +233,7 @@ def _regrets(case: JudgedCase) -> dict:
 
 
 def _regret_interval(sweep: BucketSweep, chosen: float) -> tuple[float, float]:
-    """5 to 95 % of the regret over rounds drawn with replacement; NaN of fewer than four."""
+    """Bootstraps 5 to 95 % of the regret over rounds; NaN of fewer than four."""
     if sweep.steps["round"].nunique() < 4:
         return float("nan"), float("nan")
     caps = sweep.steps["bucket_cap_mib"].fillna(np.inf)  # DDP's default has no number
@@ -256,7 +256,7 @@ def recorded_study() -> JudgedStudy:
 
 
 def open_study(folder: str | Path) -> JudgedStudy:
-    """The study's tables in ``folder``. Raises UserError where they are not there or broken."""
+    """Reads the study's tables in ``folder``. Raises UserError where one is not there or broken."""
     folder = Path(folder)
     cases = read_table(folder / "cases.csv", ["case", "model", "regime", "hosts"])
     names = ["steps.csv", "gradients.csv", "all-reduces.csv", "overlap.csv"]
@@ -285,8 +285,8 @@ def open_study(folder: str | Path) -> JudgedStudy:
 
 
 def _jobs(cases: pd.DataFrame) -> dict[str, list[str]]:
-    """Case → the cases that the same ranks measured in the same rotation, itself included: its
-    model's on other networks, which steps without DDP know nothing of."""
+    """Maps each case to those that the same ranks measured in the same rotation, itself included:
+    its model's on other networks, which steps without DDP know nothing of."""
     key = ["model", "hosts", cases["regime"] == "loopback"]
     return {name: list(together) for _, together in cases.groupby(key)["case"] for name in together}
 
@@ -294,7 +294,7 @@ def _jobs(cases: pd.DataFrame) -> dict[str, list[str]]:
 def _lost(
     cases: pd.DataFrame, overlap: pd.DataFrame, jobs: dict[str, list[str]]
 ) -> dict[str, Curve | None]:
-    """Case → what messages take from computation in all networks of its job; none in replays."""
+    """Maps each case to the computation lost to messages in its job's networks; not for replays."""
     computes = cases.loc[cases["model"] != "replay", "case"]
     return {
         name: lost_to_messages([overlap[overlap["case"] == other] for other in jobs[name]])
@@ -303,7 +303,7 @@ def _lost(
 
 
 def _copies_s(cases: pd.DataFrame, overlap: pd.DataFrame) -> dict[str, float]:
-    """Case → seconds that DDP over one rank adds to the backward pass.
+    """Maps each case to the seconds that DDP over one rank adds to the backward pass.
 
     A byte takes as long to copy in any model: the median of the differences within a round, by the
     byte, over all that compute (a replay sleeps meanwhile) with as many ranks on the machine.

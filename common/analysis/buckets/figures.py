@@ -33,7 +33,7 @@ def bucket_times(
     floor_ms: float | None = None,
     column: str = "backward_time_ms",
 ) -> Figure:
-    """T(b): predicted as a line, measured as points with quartiles, predicted b* marked.
+    """Draws T(b): predicted as a line, measured as points with quartiles, predicted b* marked.
 
     Caps that gave the same buckets are one point, at the smallest, with a line to the largest.
     """
@@ -79,7 +79,7 @@ def bucket_times(
 
 
 def measured_points(axes: Axes, sweep: BucketSweep, column: str, label: str) -> pd.DataFrame:
-    """Medians with quartiles of the distinct bucketings of a sweep; their summary.
+    """Draws medians with quartiles of the distinct bucketings of a sweep; returns their summary.
 
     A line leads from the smallest cap, where the point is, to the largest with the same buckets.
     """
@@ -106,7 +106,7 @@ def measured_points(axes: Axes, sweep: BucketSweep, column: str, label: str) -> 
 def predicted_stars(
     axes: Axes, best: BestCap, sweep: BucketSweep, *, caps_named: bool = True
 ) -> tuple[float, ...]:
-    """A star at the measured cap that is predicted to be fastest: the one whose regret is known.
+    """Draws a star at the measured cap that is predicted to be fastest, whose regret is known.
 
     Where b* is predicted to be faster than all that were measured, an open star there. Returns the
     starred caps; ``caps_named`` puts them into the legend.
@@ -137,13 +137,13 @@ def _star(axes: Axes, best: BestCap, cap_mib: float, label: str, face: str = BLU
 
 
 def cap_limits(sweep: BucketSweep, marked: Sequence[float], margin: float) -> tuple[float, float]:
-    """The ends of an axis that shows every measured and every marked cap, in MiB."""
+    """Computes the limits of an axis that shows every measured and every marked cap, in MiB."""
     caps = [*sweep.measured_s(), *(max(cap, SMALLEST_CAP_MIB) for cap in marked)]
     return min(caps) / margin, max(caps) * margin
 
 
 def step_line(axes: Axes, best: BestCap, label: str, colour: str, width: float) -> None:
-    """T is constant between two caps that give the same buckets."""
+    """Draws T in steps: it is constant between two caps that give the same buckets."""
     seen = [candidate for candidate in best.candidates if candidate.high_mib > SMALLEST_CAP_MIB]
     lows = [max(candidate.low_mib, SMALLEST_CAP_MIB) for candidate in seen]
     highs = [candidate.high_mib for candidate in seen]

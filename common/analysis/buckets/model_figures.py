@@ -29,7 +29,7 @@ from common.perfmodel.simulator import BackwardTimeline
 
 
 def timeline(timeline_: BackwardTimeline, caption: str, title: str = "") -> Figure:
-    """One backward pass of DDP: computation above, each bucket's all-reduce below."""
+    """Draws one backward pass of DDP: computation above, each bucket's all-reduce below."""
     with figure(caption, figsize=(7.2, 2.6)) as (fig, axes):
         end = timeline_.compute_end_s * 1e3
         axes.barh(1, end, color=SKY, height=0.55, edgecolor="white")
@@ -59,7 +59,7 @@ def all_reduce_curve(
     samples: pd.DataFrame | None = None,
     spread_s: Sequence[float] | None = None,
 ) -> Figure:
-    """a(x): measured points with spread, the lines of α–β models, log-log."""
+    """Draws a(x): measured points with spread, the lines of α–β models, log-log."""
     with figure(caption) as (fig, axes):
         x, y = curve.sizes_bytes, curve.times_s * 1e3
         bars = None
@@ -95,7 +95,7 @@ def all_reduce_curve(
 
 
 def chunks(samples: pd.DataFrame, caption: str) -> Figure:
-    """Figures 2a and 2b of Li et al.: the same bytes in ever larger chunks."""
+    """Draws figures 2a and 2b of Li et al.: the same bytes in ever larger chunks."""
     slowest = samples.groupby(["mode", "chunk_bytes", "round", "iteration"])["time_ms"].max()
     with figure(caption) as (fig, axes):
         for mode, label in (("sequential", "one after another"), ("in_flight", "all in flight")):
@@ -114,7 +114,7 @@ def chunks(samples: pd.DataFrame, caption: str) -> Figure:
 
 
 def sensitivity(table: pd.DataFrame, caption: str) -> Figure:
-    """How the good caps move when one quantity is scaled: by simulation, and by hand."""
+    """Draws how the good caps move when one quantity is scaled: by simulation, and by hand."""
     quantities = list(dict.fromkeys(table["quantity"]))
     with figure(caption, figsize=(7.2, 4.4), ncols=3, nrows=2, sharey=True) as (fig, grid):
         for axes, quantity in zip(grid.flat, quantities, strict=False):
@@ -161,7 +161,7 @@ def sensitivity(table: pd.DataFrame, caption: str) -> Figure:
 
 
 def ready_times(names: Sequence[str], ready_s, sizes_bytes, caption: str) -> Figure:
-    """Gradient bytes ready so far, over the backward pass."""
+    """Draws the gradient bytes ready so far, over the backward pass."""
     with figure(caption) as (fig, axes):
         done = np.cumsum(sizes_bytes) / 2**20
         axes.step(np.asarray(ready_s) * 1e3, done, where="post", color=BLUE)

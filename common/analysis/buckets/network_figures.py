@@ -17,7 +17,7 @@ from common.analysis.style import BLUE, cap_axis, figure
 
 
 def bucket_times_by_network(runs: Sequence[NetworkRun]) -> Figure:
-    """T(b) on each network: predicted as a line, measured as points with quartiles."""
+    """Draws T(b) on each network: predicted as a line, measured as points with quartiles."""
     captions = dict.fromkeys(run.caption for run in runs)
     shape = {"ncols": len(runs), "sharey": True, "squeeze": False}
     size = (7.2, 3.6 + 0.12 * len(captions))

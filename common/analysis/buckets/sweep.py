@@ -36,7 +36,7 @@ class BucketSweep:
     world_size: int
 
     def summary(self, column: str = "backward_time_ms") -> pd.DataFrame:
-        """Per cap: buckets, median time, quartiles and number of samples; by ascending cap."""
+        """Tabulates buckets, median time, quartiles and number of samples, by ascending cap."""
         groups = self.steps.groupby("bucket_cap_mib", dropna=False)
         quantiles = groups[column].quantile([0.25, 0.5, 0.75]).unstack()
         quantiles.columns = ["q25_ms", "median_ms", "q75_ms"]
@@ -46,7 +46,7 @@ class BucketSweep:
         return table.reset_index().sort_values("bucket_cap_mib", ignore_index=True)
 
     def noise_floor(self, column: str = "backward_time_ms") -> float:
-        """Median over caps of |A/B − 1|, A and B the medians of two halves of the rounds.
+        """Computes the median over caps of |A/B − 1|; A, B are medians of two halves of the rounds.
 
         What two measurements of the same thing differ by; NaN with fewer than two rounds. Rounds
         go to the halves in pairs, as a round and the next visit the caps in opposite order.
@@ -70,12 +70,12 @@ class BucketSweep:
         return pd.Series(errors)
 
     def measured_s(self) -> dict[float, float]:
-        """Median backward time in seconds by explicit cap in MiB."""
+        """Computes the median backward time in seconds by explicit cap in MiB."""
         table = self.summary().dropna(subset="bucket_cap_mib")
         return dict(zip(table["bucket_cap_mib"], table["median_ms"] / 1e3, strict=True))
 
     def check_buckets(self, profile: BackwardProfile) -> None:
-        """Raise UserError where DDP's buckets were not those of the profile's model."""
+        """Raises UserError where DDP's buckets were not those of the profile's model."""
         caps = self.steps.drop_duplicates("bucket_cap_mib")[["bucket_cap_mib", *BUCKETS]]
         for cap, *found in caps.itertuples(index=False):
             options = DdpOptions(None if pd.isna(cap) else cap)
@@ -89,27 +89,27 @@ class BucketSweep:
                 )
 
     def smallest_alike(self) -> dict[float, float]:
-        """For each explicit cap the smallest cap (MiB) that gave the same buckets."""
+        """Maps each explicit cap to the smallest cap (MiB) that gave the same buckets."""
         explicit = self.steps.dropna(subset="bucket_cap_mib")
         smallest = explicit.groupby(BUCKETS)["bucket_cap_mib"].transform("min")
         return dict(zip(explicit["bucket_cap_mib"], smallest, strict=True))
 
     def widths(self) -> dict[float, float]:
-        """For each cap of ``distinct`` the largest explicit cap (MiB) that gave its buckets."""
+        """Maps each cap of ``distinct`` to the largest explicit cap (MiB) that gave its buckets."""
         widths: dict[float, float] = {}
         for cap, smallest in sorted(self.smallest_alike().items()):
             widths[smallest] = cap
         return widths
 
     def distinct(self) -> BucketSweep:
-        """Caps that gave the same buckets joined to one case, under the smallest of them."""
+        """Joins caps that gave the same buckets to one case, under the smallest of them."""
         explicit = self.steps.dropna(subset="bucket_cap_mib")
         joined = explicit["bucket_cap_mib"].map(self.smallest_alike())
         return BucketSweep(explicit.assign(bucket_cap_mib=joined), self.world_size)
 
 
 def read_sweep(path: Path | str) -> BucketSweep:
-    """Read ``ddp-times.csv``. Raises UserError for a table that cannot be one."""
+    """Reads ``ddp-times.csv``. Raises UserError for a table that cannot be one."""
     table = read_table(path, [*KEYS, *BUCKETS, *TIMES, "rank"])
     for column in TIMES:
         numbers(table, column, path, above=0)
@@ -127,7 +127,7 @@ def read_sweep(path: Path | str) -> BucketSweep:
 
 
 def slowest_steps(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per step from one per step and rank: a step's times are its slowest rank's."""
+    """Reduces one row per step and rank to one per step: its times are its slowest rank's."""
     steps = table.groupby([*KEYS, *BUCKETS], dropna=False, sort=False)[TIMES].max()
     return steps.reset_index()
 
@@ -155,7 +155,7 @@ class Accuracy:
 
 
 def evaluate(sweep: BucketSweep, predicted_s: Mapping[float, float]) -> Accuracy:
-    """Compare predicted backward times (seconds by cap in MiB) with a sweep's medians.
+    """Compares predicted backward times (seconds by cap in MiB) with a sweep's medians.
 
     Caps that gave the same buckets are one case. Raises UserError if no cap is in both.
     """
@@ -187,12 +187,12 @@ def evaluate(sweep: BucketSweep, predicted_s: Mapping[float, float]) -> Accuracy
 
 
 def predicted_fastest(predicted_s: Mapping[float, float], caps: Iterable[float]) -> float:
-    """The one of these caps that is predicted to be fastest; of equal ones the largest."""
+    """Chooses the cap that is predicted to be fastest; of equal ones the largest."""
     return min(sorted(caps, reverse=True), key=lambda cap: predicted_s[cap])
 
 
 def exposed_record(path: Path | str) -> pd.Series:
-    """Exposed communication by cap, in ms, from DDP's own record (``ddp-overlap-times.csv``).
+    """Reads exposed communication by cap, in ms, from DDP's record (``ddp-overlap-times.csv``).
 
     Communication minus its overlap with computation: from a rank's last gradient until all buckets
     are reduced and copied back. A rank whose computation ends early waits in there for the others;
@@ -207,7 +207,7 @@ def exposed_record(path: Path | str) -> pd.Series:
 
 
 def local_backward_s(path: Path | str) -> float:
-    """Median backward time without DDP, measured in the rounds of a sweep (``local-times.csv``)."""
+    """Reads the median backward time (s) without DDP in a sweep's rounds (``local-times.csv``)."""
     table = read_table(path, ["round", "iteration", "rank", "backward_time_ms"])
     slowest = table.groupby(["round", "iteration"])["backward_time_ms"].max()
     return float(np.median(slowest)) / 1e3

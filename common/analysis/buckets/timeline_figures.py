@@ -24,7 +24,7 @@ def predicted_and_measured(
     caption: str,
     title: str = "",
 ) -> Figure:
-    """Computation, all-reduces and copies of each pass; where only one is known, that one.
+    """Draws computation, all-reduces and copies of each pass; where only one is known, that one.
 
     Boxes carry the number of their bucket; all-reduces that are in flight together share a row.
     The dashed line is the end of the other pass.

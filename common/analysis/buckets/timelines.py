@@ -336,7 +336,7 @@ def _shown(timeline: BackwardTimeline) -> dict[str, np.ndarray]:
 
 
 def _moments(events: Sequence[BucketEvent]) -> np.ndarray:
-    """[4, buckets]: when each was ready, started, reduced and copied back."""
+    """Stacks when each bucket was ready, started, reduced and copied back: [4, buckets], in s."""
     return np.array([(e.ready_s, e.start_s, e.end_s, e.copied_s) for e in events]).T
 
 

@@ -38,7 +38,7 @@ PARTS = {
 
 
 def predicted_caption(predicted: ScaleOut) -> str:
-    """What a figure of a prediction is made of."""
+    """Makes the caption that says what a figure of a prediction is made of."""
     work, cluster = predicted.workload, predicted.cluster
     return (
         f"Predicted, not measured: {work.model}, {work.batch_size} sequences of {work.seq_len} "
@@ -48,7 +48,7 @@ def predicted_caption(predicted: ScaleOut) -> str:
 
 
 def best_caps(predictions: Mapping[str, ScaleOut], scaling: str = "weak") -> Figure:
-    """b* over the number of GPUs, a panel per cluster."""
+    """Draws b* over the number of GPUs, a panel per cluster."""
     first = next(iter(predictions.values()))
     tokens = f"sequences of {first.workload.seq_len} tokens"
     batch = {
@@ -105,7 +105,7 @@ def best_caps(predictions: Mapping[str, ScaleOut], scaling: str = "weak") -> Fig
 
 
 def efficiency(predicted: ScaleOut) -> Figure:
-    """Efficiency over the number of GPUs: weak and strong, DDP and FSDP."""
+    """Draws efficiency over the number of GPUs: weak and strong, DDP and FSDP."""
     caption = f"{predicted_caption(predicted)} Strong: {predicted.global_batch_size:,} sequences."
     with figure(caption, figsize=(7.2, 3.7), ncols=2, sharey=True) as (fig, panels):
         for axes, scaling in zip(panels, SCALINGS, strict=True):
@@ -126,7 +126,7 @@ def efficiency(predicted: ScaleOut) -> Figure:
 
 
 def step_parts(predicted: ScaleOut, scaling: str = "weak") -> Figure:
-    """What a step's time goes to, for each strategy, as shares of the step."""
+    """Draws the parts of each strategy's step, as shares of the step."""
     shown = {"ncols": len(STRATEGIES), "sharey": True}
     with figure(predicted_caption(predicted), figsize=(7.2, 3.6), **shown) as (fig, panels):
         for axes, strategy in zip(panels, STRATEGIES, strict=True):
@@ -150,7 +150,7 @@ def step_parts(predicted: ScaleOut, scaling: str = "weak") -> Figure:
 
 
 def published_sweeps(found: Sequence[SweepExplained], caption: str) -> Figure:
-    """Published steps by bucket cap beside the prediction, as deviations from the mean step."""
+    """Draws published steps by bucket cap and the prediction, as deviations from the mean step."""
     with figure(caption, figsize=(7.2, 3.3), ncols=len(found), sharey=True, squeeze=False) as (
         fig,
         grid,
@@ -183,5 +183,5 @@ def _gpu_axis(axes: Axes, gpus: list[int]) -> None:
 
 
 def _short(count: float) -> str:
-    """``512``, ``4k``."""
+    """Formats a count in short: ``512``, ``4k``."""
     return f"{count / 1024:g}k" if count >= 1024 and count % 1024 == 0 else f"{count:g}"

@@ -50,7 +50,7 @@ class PublishedAllReduce:
     note: str = ""
 
     def fit(self, chosen: NDArray | slice = slice(None), check: bool = False) -> FittedAllReduce:
-        """The fit to some of its points, all by default."""
+        """Fits the model to some of the table's points, all by default."""
         return fit_nccl(
             self.cluster,
             self.gpus,
@@ -62,18 +62,18 @@ class PublishedAllReduce:
         )
 
     def analytic(self) -> NcclAllReduce:
-        """Predicted from the cluster alone."""
+        """Makes the model that is predicted from the cluster alone."""
         return NcclAllReduce(self.cluster, self.gpus, algorithms=self.algorithms)
 
     def tuner(self) -> NcclAllReduce:
-        """NCCL's constants and nothing else."""
+        """Makes the model of NCCL's constants and nothing else."""
         plain = replace(self.cluster, network_latency_us=0.0)
         return NcclAllReduce(plain, self.gpus, algorithms=self.algorithms, ramp=NO_RAMP)
 
 
 @cache
 def published_all_reduces() -> tuple[PublishedAllReduce, ...]:
-    """The three tables under ``data/``."""
+    """Reads the three tables under ``data/``."""
     folder = DATA / NCCL_TESTS
     source = yaml.safe_load((folder / "source.yaml").read_text(encoding="utf-8"))
     caption = f"{source['hardware']}; date {source['date']}; recorded: {source['source']}"
@@ -126,7 +126,7 @@ def _curve(name: str) -> MeasuredAllReduce:
 
 @cache
 def noisy_fit() -> FittedAllReduce:
-    """The fit to the table with standard deviations; its notes say how it stands to them."""
+    """Fits the table with standard deviations; the fit's notes say how it stands to them."""
     (noisy,) = [table for table in published_all_reduces() if table.std_s is not None]
     return noisy.fit(check=True)
 
@@ -138,13 +138,13 @@ def _predictions() -> pd.DataFrame:
 
 
 def predictions() -> pd.DataFrame:
-    """Every held-out size by every model: table, model, fitted_on, size_bytes, measured_s,
-    predicted_s, std_s (NaN where not stated)."""
+    """Predicts every held-out size by every model: table, model, fitted_on, size_bytes,
+    measured_s, predicted_s, std_s (NaN where not stated)."""
     return _predictions().copy()
 
 
 def accuracy_table() -> pd.DataFrame:
-    """A row per table, model and what it was fitted on.
+    """Tabulates the accuracy: a row per table, model and what it was fitted on.
 
     Columns: table, model, fitted_on, sizes (above 1 MiB), mean_error, median_error, worst_error
     (relative, above 1 MiB) and within_std (share of all sizes within one standard deviation, NaN

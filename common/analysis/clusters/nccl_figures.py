@@ -32,7 +32,7 @@ ROOM = 1.1
 
 
 def plot_nccl_accuracy() -> Figure:
-    """Above, bandwidth by size: measured and by each model. Below, errors at held-out sizes."""
+    """Draws bandwidth by size, measured and by each model; below, errors at held-out sizes."""
     tables = published_all_reduces()
     held_out = predictions()
     captions = dict.fromkeys(table.caption for table in tables)
@@ -109,7 +109,7 @@ def _size_axis(axes: Axes) -> None:
 
 
 def _legend(grid: np.ndarray) -> tuple[list, list]:
-    """Every label once, from all panels."""
+    """Collects every label once, from all panels."""
     found = {}
     for axes in grid.flat:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

@@ -7,10 +7,18 @@ run has not the table it needs. Thresholds stand beside the causes, each with it
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from common.analysis.diagnosis.evidence import FACTS, STEP, Evidence, NotJudged, standard_error
+from common.analysis.diagnosis.evidence import (
+    FACTS,
+    STACKS,
+    STEP,
+    Evidence,
+    NotJudged,
+    standard_error,
+)
 from common.analysis.diagnosis.measured_step import step_model
 from common.errors import UserError
 from common.perfmodel.scaling.scaled_step import StepModel, StepSettings, predict
@@ -21,6 +29,11 @@ VALIDITY, PERFORMANCE, MINOR = 0, 1, 2
 SURE, LIKELY = 4.0, 1.5
 """Distances from the threshold in standard errors: above 4 a false alarm is negligible; below 1.5
 noise alone gives one in ten."""
+NORMAL_90 = 1.645
+"""Standard deviations to either side of a normal distribution's middle that hold 90 % of it."""
+PREDICTION_ERROR = 0.05
+"""Standard deviation of predicted over achieved speedups, in logarithms: what the machine does from
+one run to the next, and what the model leaves out."""
 MANY_STEPS = 10
 """A spread from fewer steps is not known well enough to be sure of anything."""
 
@@ -41,6 +54,7 @@ class Verdict:
         speedup_now: samples per second over those of one rank, where that is known.
         predicted_speedup: the same after the change; None where it is not a matter of speed, or
             nothing to predict it from was measured.
+        speedup_low, speedup_high: its interval at 90 %, of the steps' noise and the model's error.
         group: VALIDITY, PERFORMANCE or MINOR.
     """
 
@@ -53,7 +67,24 @@ class Verdict:
     change: str
     speedup_now: float | None = None
     predicted_speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
     group: int = PERFORMANCE
+
+    def with_interval(self, noise: float) -> Verdict:
+        """Returns the verdict with the interval of its predicted speedup.
+
+        Args:
+            noise: standard error of the run's median step, as a share of it.
+        """
+        if self.predicted_speedup is None or self.speedup_low is not None:
+            return self
+        half = NORMAL_90 * math.hypot(noise, PREDICTION_ERROR)
+        return replace(
+            self,
+            speedup_low=self.predicted_speedup * math.exp(-half),
+            speedup_high=self.predicted_speedup * math.exp(half),
+        )
 
     @property
     def order(self) -> tuple[int, float]:
@@ -148,6 +179,10 @@ class Case:
         """Returns the number of steps measured in parts."""
         return self.run.timed.groupby(STEP).ngroups
 
+    def change(self, flags: str, python: str) -> str:
+        """Returns a change as flags of this project's programs, or as Python for other scripts."""
+        return python if self.run.watched else flags
+
     def file(self, name: str, of: Evidence | None = None) -> str:
         """Returns the way in which a sentence names a table."""
         return f"[{name}]" if of is None or of is self.run else f"[{name} of {of.name}]"
@@ -171,3 +206,26 @@ def differing_facts(run: Evidence, baseline: Evidence) -> dict[str, tuple[str, s
 def percent(share: float) -> str:
     """Returns a share as text: ``12.3 %``."""
     return f"{share * 100:.3g} %"
+
+
+def places(case: Case, phases: Sequence[str], rank: int | None = None) -> list[str]:
+    """Returns a sentence with the line of the script that phases were most often found at.
+
+    Empty where nobody looked (``stacks.csv`` is of watched scripts).
+    """
+    stacks = case.run.tables.get(STACKS)
+    if stacks is None or stacks.empty:
+        return []
+    rows = stacks[stacks["phase"].isin(phases) & stacks["place"].notna()]
+    if rank is not None:
+        rows = rows[rows["rank"] == rank]
+    if rows.empty:
+        return []
+    found = rows.groupby(["place", rows["call"].fillna("")])["samples"].sum()
+    (place, call), share = found.idxmax(), found.max() / found.sum()
+    within = f", in {call}" if call else ""
+    whose = "" if rank is None else f" of rank {rank}"
+    return [
+        f"{percent(share)} of the looks at that time{whose} found it at {place}{within} "
+        f"{case.file(STACKS)}."
+    ]

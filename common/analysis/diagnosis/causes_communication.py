@@ -120,7 +120,10 @@ def bucket_cap(case: Case) -> Verdict | None:
         lost_share=gain,
         confidence=level,
         reason=f"predicted gain: {reason}",
-        change=f"--bucket-cap-mb {best:.3g}",
+        change=case.change(
+            f"--bucket-cap-mb {best:.3g}",
+            f"DistributedDataParallel(model, ..., bucket_cap_mb={best:.3g})",
+        ),
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_with(replace(model.settings, bucket_cap_mb=best)),
     )
@@ -236,7 +239,8 @@ def _model_too_small(
         reason=reason,
         change=(
             "Train it on one rank, or give each step more to compute: a larger model, or "
-            f"--batch-size {larger.batch_per_rank} (predicted efficiency {percent(reached)})."
+            + case.change("--batch-size", "a batch per rank of")
+            + f" {larger.batch_per_rank} (predicted efficiency {percent(reached)})."
         ),
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_with(larger),
@@ -267,10 +271,13 @@ def _batch_too_small(
         lost_share=exposed.share,
         confidence=level,
         reason=reason,
-        change=(
+        change=case.change(
             f"--batch-size {larger.batch_per_rank}, or --accumulation {passes} where memory is "
-            "short; both change the global batch, so adapt the learning rate and look at accuracy."
-        ),
+            "short; ",
+            f"A batch per rank of {larger.batch_per_rank}, or {passes} micro-batches a step inside "
+            "model.no_sync() (all but the last) where memory is short; ",
+        )
+        + "both change the global batch, so adapt the learning rate and look at accuracy.",
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_with(larger),
     )
@@ -307,7 +314,11 @@ def _network_too_slow(
         change=(
             "Use faster links (the right interface: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME; ranks "
             "on fewer hosts), or send less: "
-            f"--compression fp16, --accumulation {wide.accumulation}."
+            + case.change(
+                f"--compression fp16, --accumulation {wide.accumulation}.",
+                "ddp.register_comm_hook(None, default_hooks.fp16_compress_hook), or "
+                f"{wide.accumulation} micro-batches a step inside model.no_sync().",
+            )
         ),
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_with(wide),

@@ -18,6 +18,10 @@ SLOW_RATIO = 1.15
 """Ranks on one machine differ by up to a tenth for no reason that anyone could remove."""
 SLOWEST_OFTEN = 0.8
 """The same rank is the slowest in so many steps; of two equal ones each is in half of them."""
+MAIN_PART = 0.75
+"""Three quarters of what a rank takes longer are in one pass: a slow device slows both alike."""
+UPDATE_SHARE = 0.05
+"""An update of one rank that is longer than the others' by a twentieth of the step."""
 UNEQUAL_SHARE = 0.05
 """What the longest rank's padded tokens take of the step beyond the mean rank's."""
 LENGTHS_SLOPE = 0.3
@@ -201,6 +205,7 @@ def slow_rank(case: Case) -> Verdict | None:
             f"Rank {slowest} computes {medians[slowest]:.3g} ms a step, the others "
             f"{medians.drop(slowest).mean():.3g} ms: {ratio:.2f} times as long for the same work, "
             f"and it is the slowest in {percent(often)} of {len(ratios)} steps {case.file(STEPS)}.",
+            *_slow_part(case, slowest),
             f"The others wait {waited:.3g} ms of each step {case.file(STEPS)}.",
             *_slow_by_itself(case, slowest),
         ),
@@ -217,6 +222,20 @@ def slow_rank(case: Case) -> Verdict | None:
     )
 
 
+def _slow_part(case: Case, slowest: int) -> list[str]:
+    """Returns a sentence on which pass of the slowest rank takes longer than the others'."""
+    over = {}
+    for name, column in (("forward", "forward_time_ms"), ("backward", "backward_time_ms")):
+        medians = case.run.by_step(column).median()
+        over[name] = (medians[slowest], float(medians.drop(slowest).mean()))
+    excess = {name: own - others for name, (own, others) in over.items()}
+    name = max(excess, key=excess.get)
+    if sum(excess.values()) <= 0 or excess[name] < MAIN_PART * sum(excess.values()):
+        return []
+    own, others = over[name]
+    return [f"It is its {name} pass: {own:.3g} ms, the others' {others:.3g} ms {case.file(STEPS)}."]
+
+
 def _slow_by_itself(case: Case, slowest: int) -> list[str]:
     """Returns a sentence on whether the rank is as slow in passes without any exchange."""
     times = _together_times(case)
@@ -231,6 +250,42 @@ def _slow_by_itself(case: Case, slowest: int) -> list[str]:
         f"Alone, its passes take {ratio:.2f} times as long as the others': the cause lies {where} "
         f"{case.file(PROBES)}."
     ]
+
+
+def slow_update(case: Case) -> Verdict | None:
+    """Judges whether one rank takes longer to update, while the others wait in the next exchange.
+
+    What lies between the end of the backward pass and the end of the update counts, too: clipping,
+    or what a script does on one rank before it steps.
+    """
+    if case.ranks < 2:
+        raise NotJudged("one rank has no other to be slower than")
+    updates = case.run.by_step("optimizer_time_ms")
+    slowest = int(updates.median().idxmax())
+    over_ms = updates[slowest] - updates.drop(columns=slowest).median(axis=1)
+    shares = over_ms / case.run.by_step("step_time_ms").max(axis=1)
+    share, error = float(shares.median()), standard_error(shares)
+    if share < UPDATE_SHARE or float((over_ms > 0).mean()) < SLOWEST_OFTEN:
+        return None
+    level, reason = confidence(share, UPDATE_SHARE, error, len(shares))
+    return Verdict(
+        cause="slow-update",
+        title=f"rank {slowest} takes longer to update than the others",
+        evidence=(
+            f"From the end of its backward pass to the end of its update rank {slowest} takes "
+            f"{updates[slowest].median():.3g} ms, the others "
+            f"{updates.drop(columns=slowest).median(axis=1).median():.3g} ms {case.file(STEPS)}.",
+        ),
+        lost_share=min(share, 0.99),
+        confidence=level,
+        reason=f"share of the step: {reason}",
+        change=(
+            f"Look at what rank {slowest} alone does beside its update (averages of the weights, "
+            "norms, logging), and share it among the ranks or do it every so many steps."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(min(share, 0.99)),
+    )
 
 
 def unequal_lengths(case: Case) -> Verdict | None:
@@ -268,7 +323,7 @@ def unequal_lengths(case: Case) -> Verdict | None:
         reason=f"share of the step: {reason}",
         change=(
             "Divide each global batch by what texts cost instead of by their number: assignment 3, "
-            "train_ddp.py --mode dynamic."
+            + case.change("train_ddp.py --mode dynamic.", "common.scheduling.partition.")
         ),
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_without(lost),

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
-from common.analysis.diagnosis.causes import Case, Verdict, confidence, percent
-from common.analysis.diagnosis.evidence import EPOCHS, STEP, STEPS, NotJudged, standard_error
+from common.analysis.diagnosis.causes import Case, Verdict, confidence, percent, places
+from common.analysis.diagnosis.evidence import (
+    EPOCHS,
+    FACTS,
+    STEP,
+    STEPS,
+    NotJudged,
+    standard_error,
+)
 
 DATA_SHARE = 0.10
 """Loaders that keep up leave a fetch from a queue, below 2 % of any step; a tenth is five times
@@ -37,23 +46,43 @@ def data_loading(case: Case) -> Verdict | None:
         return None
     error = float((data[slowest] / steps_ms).std() / len(data) ** 0.5)
     level, reason = confidence(share, DATA_SHARE, error, len(data))
-    workers = "" if by_rank.min() > by_rank.max() / 2 else f" (rank {slowest}; others less)"
+    alone = len(by_rank) > 1 and by_rank.min() < by_rank.max() / 2
+    whose = f" (rank {slowest}; others less)" if alone else ""
     return Verdict(
         cause="data-loading",
-        title="the step waits for its data",
+        title=f"rank {slowest} waits for its data" if alone else "the step waits for its data",
         evidence=(
             f"Fetching batches takes {by_rank[slowest]:.3g} of {steps_ms.mean():.3g} ms, "
-            f"{percent(share)} of the step{workers} {case.file(STEPS)}.",
+            f"{percent(share)} of the step{whose} {case.file(STEPS)}.",
         ),
         lost_share=min(share, 0.99),
         confidence=level,
         reason=f"share of the step: {reason}",
-        change=(
-            "Load ahead of the step: more --workers, --persistent-workers, and prepare "
-            "(tokenize, decode) the data once instead of in every epoch."
-        ),
+        change=_load_ahead(case, float(by_rank[slowest]), float(steps_ms.mean())),
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_without(share),
+    )
+
+
+def _load_ahead(case: Case, data_ms: float, step_ms: float) -> str:
+    """Returns what to do about data, with the number of workers that would hide the fetching.
+
+    One process prepares a batch in P. Without workers the step waits all of P; with w of them a
+    batch comes every P/w, which is then the step's time. Workers hide what the rest of the step
+    takes longer than P/w.
+    """
+    prepare = "prepare (tokenize, decode) the data once instead of in every epoch."
+    facts = case.run.tables.get(FACTS)
+    if not case.run.watched or facts is None or "loader_workers" not in facts:
+        return f"Load ahead of the step: more --workers, --persistent-workers, and {prepare}"
+    workers = pd.to_numeric(facts["loader_workers"], errors="coerce").max()
+    if not workers >= 0:
+        return f"Load ahead of the step: DataLoader(..., num_workers=...), and {prepare}"
+    prepared_ms = data_ms if workers == 0 else workers * step_ms
+    needed = max(int(workers) + 1, math.ceil(prepared_ms / max(step_ms - data_ms, 1e-3)))
+    return (
+        f"DataLoader(..., num_workers={needed}, persistent_workers=True) on each rank (now "
+        f"{workers:.0f}), where there are cores for them; and {prepare}"
     )
 
 
@@ -87,6 +116,7 @@ def _between(case: Case) -> Verdict | None:
             f"{case.file(STEPS)}.",
             f"By rank: {', '.join(f'{rank}: {value:.3g} ms' for rank, value in by_rank.items())} "
             f"{case.file(STEPS)}.",
+            *places(case, ("between", "evaluation"), rank=int(by_rank.idxmax())),
         ),
         lost_share=min(share, 0.99),
         confidence=level,

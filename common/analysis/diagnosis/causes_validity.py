@@ -224,8 +224,10 @@ def warm_up_counted(case: Case) -> Verdict | None:
         confidence=level,
         reason=f"a first step over a later one: {reason}",
         change=(
-            f"Leave out the first {max(5, 2 * early)} steps or more: --warmup_steps of "
-            "benchmark.py, --discard_steps of train_text.py."
+            f"Leave out the first {max(5, 2 * early)} steps or more"
+            + case.change(
+                ": --warmup_steps of benchmark.py, --discard_steps of train_text.py.", "."
+            )
         ),
         speedup_now=None if case.speedup_now is None else case.speedup_now * steady / mean,
         predicted_speedup=case.speedup_now,

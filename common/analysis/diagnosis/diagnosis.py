@@ -25,7 +25,17 @@ from common.analysis.diagnosis.causes_ranks import (
     oversubscribed_cores,
     shared_device,
     slow_rank,
+    slow_update,
     unequal_lengths,
+)
+from common.analysis.diagnosis.causes_script import (
+    allocator_retries,
+    collecting,
+    growing_memory,
+    hang,
+    narrow_gradients,
+    needless_search,
+    recompiling,
 )
 from common.analysis.diagnosis.causes_settings import gpu_surroundings, nccl_settings
 from common.analysis.diagnosis.causes_surroundings import data_loading, evaluation_or_logging
@@ -34,13 +44,7 @@ from common.analysis.diagnosis.causes_validity import (
     warm_up_counted,
     wrong_sampler,
 )
-from common.analysis.diagnosis.evidence import (
-    SURROUNDINGS,
-    Evidence,
-    NotJudged,
-    baseline_arm,
-    open_evidence,
-)
+from common.analysis.diagnosis.evidence import Evidence, NotJudged, baseline_arm, open_evidence
 from common.analysis.style import Table
 from common.errors import UserError
 
@@ -68,7 +72,19 @@ MACHINE_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
     "nccl-settings": nccl_settings,
     "gpu-surroundings": gpu_surroundings,
 }
-"""Judged where the watcher has read the ranks' surroundings; assignment 4's programs do not."""
+"""Of the machine and its settings, which the watcher alone reads."""
+OF_SCRIPTS: dict[str, Callable[[Case], Verdict | None]] = {
+    "hang": hang,
+    "slow-update": slow_update,
+    "needless-search": needless_search,
+    "garbage-collection": collecting,
+    "recompilation": recompiling,
+    "allocator-retries": allocator_retries,
+    "growing-memory": growing_memory,
+    "wide-gradients": narrow_gradients,
+    **MACHINE_CAUSES,
+}
+"""Looked for in watched scripts only: this project's programs have no table of them."""
 WIDTH = 96
 """Characters of a line in a report."""
 
@@ -107,9 +123,13 @@ def examine(run: Evidence, baseline: Evidence | None = None) -> Diagnosis:
         run: a run on several ranks.
         baseline: the same on one rank; without it speedups are the model's.
     """
-    case = Case(run, baseline)
+    return examine_case(Case(run, baseline))
+
+
+def examine_case(case: Case) -> Diagnosis:
+    """Judges every cause of a case; see ``examine``."""
     verdicts, not_judged = [], []
-    causes = CAUSES | MACHINE_CAUSES if SURROUNDINGS in run.tables else CAUSES
+    causes = CAUSES | OF_SCRIPTS if case.run.watched else CAUSES
     for cause, judge in causes.items():
         try:
             verdict = judge(case)
@@ -117,7 +137,7 @@ def examine(run: Evidence, baseline: Evidence | None = None) -> Diagnosis:
             not_judged.append((cause, str(missing)))
             continue
         if verdict is not None:
-            verdicts.append(verdict)
+            verdicts.append(verdict.with_interval(case.run.noise))
     return Diagnosis(tuple(in_order(verdicts)), tuple(not_judged), _summary(case))
 
 
@@ -136,17 +156,24 @@ def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
 def diagnose_folder(
     run_folder: Path | str, baseline_folder: Path | str | None = None, arm: int | None = None
 ) -> Diagnosis:
-    """Examines a run directory; the baseline is the one given, or else an arm of the same run."""
+    """Examines a run directory; see ``case_of``."""
+    return examine_case(case_of(run_folder, baseline_folder, arm))
+
+
+def case_of(
+    run_folder: Path | str, baseline_folder: Path | str | None = None, arm: int | None = None
+) -> Case:
+    """Opens a run directory; the baseline is the one given, or else an arm of the same run."""
     run = open_evidence(run_folder, arm)
     if baseline_folder:
-        return examine(run, open_evidence(baseline_folder))
+        return Case(run, open_evidence(baseline_folder))
     own = baseline_arm(run)
     if own is None or run.world_size == 1:
-        return examine(run)
+        return Case(run)
     try:
-        return examine(run, run.of_arm(own))
+        return Case(run, run.of_arm(own))
     except UserError:  # the arm has no steps: the run was cut off
-        return examine(run)
+        return Case(run)
 
 
 def _summary(case: Case) -> str:
@@ -196,7 +223,8 @@ def lines_of(found: Diagnosis) -> list[str]:
         if verdict.predicted_speedup is not None and verdict.speedup_now is not None:
             lines.append(
                 f"   Speedup now {verdict.speedup_now:.2f}, predicted after the change "
-                f"{verdict.predicted_speedup:.2f}."
+                f"{verdict.predicted_speedup:.2f} ({verdict.speedup_low:.2f} to "
+                f"{verdict.speedup_high:.2f})."
             )
     if found.not_judged:
         lines += ["", "Not judged:"]

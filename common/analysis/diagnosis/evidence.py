@@ -26,7 +26,8 @@ ASSIGNMENT = "assignment4"
 ARMS, STEPS, BUCKETS = "arms.csv", "steps.csv", "buckets.csv"
 SAMPLES, PLACEMENT, FACTS = "samples.csv", "placement.csv", "facts.csv"
 PROBES, COSTS, EPOCHS = "probes.csv", "costs.csv", "epochs.csv"
-SURROUNDINGS = "surroundings.csv"
+STACKS, STALLS, SURROUNDINGS = "stacks.csv", "stalls.csv", "surroundings.csv"
+"""Of watched scripts alone."""
 READY_TIMES, ALL_REDUCE = "gradient-ready-times.csv", "allreduce-samples.csv"
 COLUMNS = {
     ARMS: tables.ARM_COLUMNS,
@@ -38,6 +39,8 @@ COLUMNS = {
     PROBES: tables.PROBE_COLUMNS,
     COSTS: tables.COST_COLUMNS,
     EPOCHS: tables.EPOCH_COLUMNS,
+    STACKS: tables.STACK_COLUMNS,
+    STALLS: tables.STALL_COLUMNS,
     SURROUNDINGS: tables.SURROUNDING_COLUMNS,
 }
 NEEDED = (ARMS, STEPS)
@@ -84,6 +87,11 @@ class Evidence:
         """Returns True if the hosts share one machine."""
         return "emulated" in str(self.opened.environment.get("network", ""))
 
+    @property
+    def watched(self) -> bool:
+        """Returns True for somebody's own script, whose flags are not this project's."""
+        return self.opened.environment.get("label") == "watch"
+
     def need(self, *names: str) -> list[pd.DataFrame]:
         """Returns these tables; raises NotJudged with the first that is missing or has no rows."""
         for name in names:
@@ -108,8 +116,13 @@ class Evidence:
         return timed
 
     def by_step(self, column: str) -> pd.DataFrame:
-        """Returns a column of the timed steps: a row per step, a column per rank."""
-        return self.timed.pivot_table(index=STEP, columns="rank", values=column).dropna()
+        """Returns a column of the steps that have it: a row per step, a column per rank.
+
+        A benchmark's plain steps have no parts, and only their timed ones count. A watched script's
+        plain steps are the same steps, and have those parts that can be seen without DDP's buckets.
+        """
+        rows = self.measured if self.watched else self.timed
+        return rows.pivot_table(index=STEP, columns="rank", values=column).dropna()
 
     @cached_property
     def parts(self) -> StepParts:
@@ -161,12 +174,13 @@ class Evidence:
 
 
 def standard_error(values: Sequence[float] | pd.Series) -> float:
-    """Returns the standard error of the median of values that may have outliers.
+    """Returns the standard error of the median of values that may have outliers, or be missing.
 
     Of n normal values the median's is 1.2533 σ/√n (√(π/2) times that of the mean), and σ is
     1.4826 times the median absolute deviation, which a few hiccups leave as it is.
     """
     array = np.asarray(values, dtype=float)
+    array = array[np.isfinite(array)]
     deviation = np.median(np.abs(array - np.median(array)))
     return float(1.2533 * 1.4826 * deviation / np.sqrt(len(array)))
 

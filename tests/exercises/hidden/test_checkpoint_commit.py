@@ -20,19 +20,19 @@ WHERE = "probe checkpoints"
 
 @pytest.fixture
 def folder(student: Student) -> str:
-    """A folder in the student's scratch."""
+    """Returns a folder in the student's scratch."""
     return f"{student.sandbox.scratch_inside}{FOLDER}"
 
 
 @pytest.fixture
 def theirs(student: Student):
-    """The probe, in a process that runs the student's code."""
+    """Returns the probe, in a process that runs the student's code."""
     return student.probe("checkpoints")
 
 
 @pytest.fixture
 def ours(student: Student):
-    """The probe, in a process that does not."""
+    """Returns the probe, in a process that does not."""
     return student.another_process().module(WHERE)
 
 

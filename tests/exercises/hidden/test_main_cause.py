@@ -27,7 +27,7 @@ def tables_of(folder: Path) -> dict[str, pd.DataFrame]:
 def judged(
     student: Student, folder: Path, runs: Sequence[tuple[str, str, str]]
 ) -> tuple[list[str], list[str]]:
-    """Return the causes that were named and those that were planted."""
+    """Returns the causes that were named and those that were planted."""
     main_cause = student.exercise("main_cause").main_cause
     found = [
         main_cause(tables_of(folder / name), tables_of(folder / baseline) if baseline else None)
@@ -37,7 +37,7 @@ def judged(
 
 
 def macro_f1(found: Sequence[str], planted: Sequence[str]) -> float:
-    """Return the mean over planted causes of 2·hits / (named + planted)."""
+    """Computes the mean over planted causes of 2·hits / (named + planted)."""
     scores = []
     for cause in dict.fromkeys(planted):
         hits = sum(one == other == cause for one, other in zip(found, planted, strict=True))

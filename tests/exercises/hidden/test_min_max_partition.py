@@ -55,7 +55,7 @@ def test_no_partition_of_any_kind_is_better(
 
 
 def best_of_contiguous(lengths: np.ndarray, ranks: int, cost: Cost, limit: int) -> float:
-    """The best bottleneck of contiguous groups, by dynamic programming over their ends."""
+    """Computes the best bottleneck of contiguous groups, by dynamic programming over their ends."""
     count = len(lengths)
     reached = [0.0] + [inf] * count  # with no rank
     for _ in range(ranks):

@@ -59,12 +59,12 @@ def test_the_time_of_a_pass_is_the_simulators_without_costs(
 
 
 def time_s(sizes: list[int], bucket: list[int]) -> float:
-    """Return the time of a bucket's all-reduce."""
+    """Computes the time of a bucket's all-reduce."""
     return 1e-4 + sum(sizes[i] for i in bucket) / 5e8
 
 
 def buckets_of(sizes: list[int], cap: int) -> list[list[int]]:
-    """Return the buckets of PyTorch's C++."""
+    """Returns the buckets of PyTorch's C++."""
     tensors = [torch.empty(size, dtype=torch.uint8, device="meta") for size in sizes]
     found, _ = torch._C._distributed_c10d._compute_bucket_assignment_by_size(tensors, [cap])
     return sorted(found)

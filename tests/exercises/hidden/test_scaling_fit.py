@@ -19,7 +19,7 @@ PLANTED = (
 
 
 def speedup_of(law: str, ranks: np.ndarray, *parameters: float) -> np.ndarray:
-    """Return the speedup that a law states."""
+    """Computes the speedup that a law states."""
     if law == "GUSTAFSON":
         return ranks - parameters[0] * (ranks - 1)
     contention, coherence = (*parameters, 0.0)[:2]

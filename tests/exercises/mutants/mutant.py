@@ -26,7 +26,7 @@ class Mutant:
     check: str
 
     def source(self) -> str:
-        """Return the module with the mistake."""
+        """Returns the module with the mistake."""
         text = (EXERCISES / f"{self.exercise}.py").read_text()
         assert text.count(self.right) == 1, (self.name, text.count(self.right))
         return text.replace(self.right, self.wrong)

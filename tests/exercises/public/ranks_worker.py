@@ -50,7 +50,7 @@ def ring(worker: Worker) -> None:
 
 
 def trains(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[Worker], None]:
-    """Return a check that training is that of one process with all samples."""
+    """Makes a check that training is that of one process with all samples."""
 
     def check(worker: Worker) -> None:
         wrapped, twin = wrap(model_of(worker.rank)), model_of(0)

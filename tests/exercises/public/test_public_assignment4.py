@@ -63,7 +63,7 @@ def test_a4_4_causes_of_recorded_runs() -> None:
 
 
 def made_up(*, data_ms: float = 0.1, samples_shared: bool = False) -> dict[str, pd.DataFrame]:
-    """Return the tables of twenty steps on two ranks that compute for 60 ms and exchange 1 MB."""
+    """Makes the tables of twenty steps on two ranks that compute for 60 ms and exchange 1 MB."""
     ranks, steps = range(2), range(20)
     rows = [
         {

@@ -1,0 +1,330 @@
+"""Bundles of ``ddplab-watch``: what its ranks wrote, made into the tables of a run directory.
+
+From there on a watched script is a run like any of this project's: ``evidence`` opens it and every
+cause is judged from the same columns. Rows that a rank did not write before it ended are missing,
+and steps that not all ranks have are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pandas as pd
+
+from common import tables
+from common.analysis.diagnosis.evidence import (
+    ALL_REDUCE,
+    ARMS,
+    BUCKETS,
+    COSTS,
+    FACTS,
+    PLACEMENT,
+    PROBES,
+    READY_TIMES,
+    SAMPLES,
+    STACKS,
+    STALLS,
+    STEPS,
+    SURROUNDINGS,
+)
+from common.errors import UserError
+from common.runtime.network import describe_network
+from common.runtime.run_directory import write_atomically
+from common.runtime.samples import sample_rows
+
+FORMAT = 1
+"""The newest format that is known here (``ddplab_watch.record.FORMAT``)."""
+TABLES_FOLDER = "tables"
+HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16"}
+"""Communication hooks of PyTorch that compress, and what this project calls them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """What the ranks of a watched script wrote.
+
+    Attributes:
+        folder: where their files lie.
+        about: a row per rank: who it was.
+        rows: by table, the rows of all ranks with a column ``rank``.
+        notes: what is not in it, in sentences.
+    """
+
+    folder: Path
+    about: pd.DataFrame
+    rows: Mapping[str, pd.DataFrame]
+    notes: tuple[str, ...]
+
+    def of(self, table: str) -> pd.DataFrame:
+        """Returns the rows of a table; an empty one where no rank wrote any."""
+        return self.rows.get(table, pd.DataFrame({"rank": []}))
+
+    @property
+    def world_size(self) -> int:
+        """Returns the number of ranks of the job."""
+        return int(self.about["world_size"].max())
+
+
+def is_bundle(path: Path) -> bool:
+    """Returns True for a folder with a rank's file in it, or a packed one."""
+    return path.name.endswith(".tar.gz") or any(path.glob("rank*.jsonl"))
+
+
+def read_bundle(path: Path | str) -> Bundle:
+    """Reads a bundle: a folder, or one that was packed as ``.tar.gz``.
+
+    Raises:
+        UserError: it is none, it is from a later version, or no rank has written a step.
+    """
+    folder = _unpacked(Path(path)) if str(path).endswith(".tar.gz") else Path(path)
+    files = sorted(folder.glob("rank*.jsonl"), key=lambda file: int(file.stem.removeprefix("rank")))
+    if not files:
+        raise UserError(f"{path}: no bundle; it has no rank0.jsonl")
+    notes: list[str] = []
+    by_table: dict[str, list[dict]] = {}
+    for file in files:
+        for row in _lines(file, notes):
+            by_table.setdefault(row.pop("table"), []).append(
+                {"rank": int(file.stem.removeprefix("rank"))} | row
+            )
+    if "about" not in by_table:
+        raise UserError(f"{path}: no rank says who it was; the files were cut off at their start")
+    about = pd.DataFrame(by_table.pop("about"))
+    if (newest := int(about["format"].max())) > FORMAT:
+        raise UserError(
+            f"{path}: of format {newest}, written by ddplab-watch {about['version'].max()}; this "
+            f"ddplab reads formats up to {FORMAT}: take a newer one"
+        )
+    rows = {name: pd.DataFrame(found) for name, found in by_table.items()}
+    if "steps" not in rows:
+        raise UserError(f"{path}: no step was seen; {_why_none(rows)}")
+    bundle = Bundle(folder, about, rows, ())
+    return Bundle(folder, about, rows, (*notes, *_notes(bundle)))
+
+
+def _unpacked(path: Path) -> Path:
+    try:
+        with tarfile.open(path) as archive:
+            into = Path(mkdtemp(prefix="ddplab-bundle-"))
+            archive.extractall(into, filter="data")
+    except (OSError, tarfile.TarError, EOFError) as error:
+        raise UserError(f"{path}: cannot be unpacked ({error})") from None
+    found = next(into.rglob("rank*.jsonl"), None)
+    return found.parent if found else into
+
+
+def _lines(file: Path, notes: list[str]) -> list[dict]:
+    """Reads a rank's rows; a last line that was cut off is left out, and noted."""
+    rows = []
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            row = json.loads(line)
+            rows.append({"table": str(row["table"])} | row)
+        except (ValueError, TypeError, KeyError):
+            notes.append(f"{file.name}: line {number} cannot be read; it was cut off.")
+    return rows
+
+
+def _why_none(rows: Mapping[str, pd.DataFrame]) -> str:
+    for table in ("unseen", "end"):
+        if table in rows:
+            return f"the ranks say: {rows[table].iloc[0].drop('rank').to_dict()}"
+    return "the script ended, or is still in its first steps"
+
+
+def _notes(bundle: Bundle) -> list[str]:
+    """Returns what is missing: ranks, what could not be seen, and how the watch ended."""
+    notes = []
+    ranks = set(bundle.about["rank"])
+    if missing := sorted(set(range(bundle.world_size)) - ranks):
+        notes.append(
+            f"Of {bundle.world_size} ranks there is no record of {', '.join(map(str, missing))}: "
+            "on other hosts, or ended before their first step."
+        )
+    unseen = bundle.of("unseen")
+    if len(unseen):
+        for (what, why), rows in unseen.groupby(["what", "why"]):
+            notes.append(f"Not seen on {_ranks(rows['rank'])}: {what} ({why}).")
+    ended = set(bundle.of("end")["rank"])
+    if cut := sorted(ranks - ended):
+        notes.append(f"The record of {_ranks(cut)} breaks off: it was killed, or it still runs.")
+    elif (bundle.of("end")["status"] == "ended").any():
+        notes.append("The script ended before the watch did: fewer steps than asked for.")
+    return notes
+
+
+def _ranks(ranks: object) -> str:
+    found = sorted(set(map(int, ranks)))
+    return f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
+
+
+def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
+    """Makes the tables of a run directory, by file name, with the columns of ``common.tables``."""
+    steps = _steps(bundle)
+    found = {
+        ARMS: _arms(bundle, steps),
+        STEPS: steps,
+        FACTS: _facts(bundle),
+        PLACEMENT: bundle.of("placement"),
+        SAMPLES: _samples(bundle),
+        BUCKETS: _with_keys(bundle.of("buckets")),
+        PROBES: _probes(bundle, steps),
+        COSTS: bundle.of("costs"),
+        READY_TIMES: bundle.of("gradient-ready-times"),
+        ALL_REDUCE: bundle.of("allreduce-samples"),
+        STACKS: bundle.of("stacks"),
+        STALLS: _stalls(bundle),
+        SURROUNDINGS: bundle.of("surroundings"),
+    }
+    return {name: table for name, table in found.items() if len(table)}
+
+
+def _with_keys(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(arm=0, round=0) if len(table) else table
+
+
+def _steps(bundle: Bundle) -> pd.DataFrame:
+    """Makes ``steps.csv``: those that all ranks have, the exchange divided as in a benchmark.
+
+    The rank that comes last waits for nobody: the shortest exchange of a step is communication, and
+    what the others took longer was waiting.
+    """
+    steps = _with_keys(bundle.of("steps"))
+    complete = steps.groupby("step")["rank"].transform("nunique") == steps["rank"].nunique()
+    steps = steps[complete].sort_values(["rank", "step"])
+    if steps.empty:
+        raise UserError(f"{bundle.folder}: no step is in the records of all ranks")
+    between_s = steps["began_s"] - steps.groupby("rank")["ended_s"].shift()
+    steps["between_time_ms"] = between_s.clip(lower=0) * 1e3
+    exchange = pd.to_numeric(steps["exchange_time_ms"])
+    steps["communication_time_ms"] = exchange.groupby(steps["step"]).transform("min")
+    steps["waiting_time_ms"] = exchange - steps["communication_time_ms"]
+    # Without buckets it is not known what of a backward pass was exchange.
+    steps["whole_backward_time_ms"] = steps["backward_time_ms"] + exchange.fillna(0)
+    steps["backward_time_ms"] = steps["backward_time_ms"].where(exchange.notna())
+    # The epoch of a step is the ranks' last: one that is ahead has begun a new one.
+    steps["epoch"] = steps.groupby("step")["epoch"].transform("max")
+    extra = [column for column in steps if column not in tables.STEP_COLUMNS]
+    return steps[[*tables.STEP_COLUMNS, *extra]].drop(columns=["began_s", "ended_s"])
+
+
+def _arms(bundle: Bundle, steps: pd.DataFrame) -> pd.DataFrame:
+    """Makes the only row of ``arms.csv``, from what was seen of the steps."""
+    measured = steps[~steps["warmup"]] if (~steps["warmup"]).any() else steps
+    passes = max(1, int(measured["micro_batches"].median()))
+    batch = int((measured["samples"] / measured["micro_batches"].clip(lower=1)).median())
+    facts = _facts(bundle)
+    hook = str(facts["comm_hook"].iloc[0]) if "comm_hook" in facts else ""
+    cap = facts["bucket_cap_mb"].iloc[0] if "bucket_cap_mb" in facts else None
+    row = {
+        "arm": 0,
+        "regime": "",
+        "world_size": bundle.world_size,
+        "batch_per_rank": batch,
+        "global_batch": bundle.world_size * passes * batch,
+        "accumulation": passes,
+        "compression": HOOKS.get(hook, "none"),
+        "bucket_cap_mb": cap,
+        "precision": str(facts["compute_dtype"].iloc[0]) if len(facts) else "",
+        "change": "none",
+    }
+    return pd.DataFrame([row])[list(tables.ARM_COLUMNS)]
+
+
+def _facts(bundle: Bundle) -> pd.DataFrame:
+    """Makes ``facts.csv``; the watch does not look at the shape of a sample."""
+    facts = bundle.of("facts")
+    return facts.assign(input_shape="") if len(facts) else facts
+
+
+def _probes(bundle: Bundle, steps: pd.DataFrame) -> pd.DataFrame:
+    """Makes ``probes.csv``. The update is the step's own: the probes leave the weights alone."""
+    probes = bundle.of("probes")
+    if probes.empty:
+        return probes
+    update_ms = steps.groupby("rank")["optimizer_time_ms"].median()
+    return probes.assign(arm=0, optimizer_time_ms=probes["rank"].map(update_ms))
+
+
+def _samples(bundle: Bundle) -> pd.DataFrame:
+    """Makes ``samples.csv``: of each epoch, which samples reached which rank."""
+    identities, facts = bundle.of("identities"), bundle.of("facts")
+    known = pd.to_numeric(facts["data_samples"], errors="coerce") if len(facts) else pd.Series([])
+    size = int(known.max()) if known.notna().any() else None
+    rows: list[dict] = []
+    if identities.empty:
+        return pd.DataFrame()
+    for epoch, group in identities.groupby("epoch"):
+        if group["rank"].nunique() < bundle.about["rank"].nunique():
+            continue
+        by_rank = {int(row["rank"]): np.array(row["samples"]) for _, row in group.iterrows()}
+        everyone = [by_rank[rank] for rank in sorted(by_rank)]
+        rows += sample_rows(everyone, arm=0, epoch=int(epoch), data_samples=size)
+    return pd.DataFrame(rows)
+
+
+def _stalls(bundle: Bundle) -> pd.DataFrame:
+    """Makes ``stalls.csv``: steps that did not end for long, with the stack of then."""
+    stalled = bundle.of("stalled")
+    if stalled.empty:
+        return stalled
+    resumed = set(map(tuple, bundle.of("resumed").get(["rank"], pd.DataFrame()).to_numpy()))
+    return stalled.assign(
+        stack=["\n".join(lines) for lines in stalled["stack"]],
+        resumed=[(rank,) in resumed for rank in stalled["rank"]],
+    )
+
+
+def write_run(bundle: Bundle, folder: Path) -> Path:
+    """Writes the tables into a run directory; returns it.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, table in tables_of(bundle).items():
+            write_atomically(folder / name, table.to_csv(index=False))
+        record = json.dumps(_environment(bundle), indent=1)
+        write_atomically(folder / "environment.json", record)
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror}; the bundle's tables go there") from None
+    return folder
+
+
+def _environment(bundle: Bundle) -> dict[str, object]:
+    """Returns the environment record: what the ranks wrote of theirs, in this project's words."""
+    about, first = bundle.about, bundle.about.iloc[0]
+    hosts = about.groupby("host").size().tolist()
+    network = describe_network(first["backend"], hosts, env=first["variables"])
+    device = first["device_name"] or f"{first['cpu']} CPU"
+    where = [f"{bundle.world_size} ranks", network or "", device]
+    return {
+        "status": "complete",
+        "label": "watch",
+        "start_time": str(first["started"]),
+        "end_time": None,
+        "host": first["host"],
+        "pid": int(first["process"]),
+        "command": first["command"],
+        "packages": {"torch": first["torch"]},
+        "python": first["python"],
+        "backend": first["backend"],
+        "device": first["device"],
+        "device_name": device,
+        "network": network,
+        "world_size": bundle.world_size,
+        "hosts": len(hosts),
+        "hardware": ", ".join(part for part in where if part),
+        "variables": first["variables"],
+    }

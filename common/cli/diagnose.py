@@ -1,0 +1,181 @@
+"""``ddplab diagnose``: why anybody's training is slow, and what each change would gain."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from common.analysis.diagnosis.opened import Opened
+
+FLAGS_WITHOUT_VALUE = ("to_end", "no_probe", "anonymise", "compare")
+
+
+@dataclass(frozen=True)
+class Diagnose:
+    """Find out why a training is slow: ddplab diagnose --nproc 2 train.py --lr 0.1
+
+    Runs a script as it is, on ranks of this machine, watches some of its steps, and says what they
+    lose time to, how sure that is, what to change, and the speedup to expect. The script really
+    runs: what it writes is written. Given a folder that ddplab-watch wrote elsewhere (or that
+    folder as .tar.gz), or a run directory of assignment 4, it diagnoses that. The results are
+    printed and written beside the tables: diagnosis.json, diagnosis.html.
+    """
+
+    program: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """SCRIPT [ARGUMENT …], -m MODULE [ARGUMENT …], or a folder; flags of ddplab come before it."""
+    nproc: int = 1
+    """Ranks to start here, by torchrun; 1 starts the script by itself."""
+    bundle: str = ""
+    """Folder for what is seen; by default one below outputs/watch."""
+    warmup: int = 5
+    """Steps before the window."""
+    window: int = 30
+    """Steps that are timed as they are."""
+    bucket_steps: int = 5
+    """Steps after these in which gradients and buckets are watched, too."""
+    to_end: bool = False
+    """Watch to the end of the script, without probes."""
+    no_probe: bool = False
+    """Measure nothing by itself after the window; gains are then not predicted."""
+    anonymise: bool = False
+    """Hash names of hosts, users and paths."""
+    baseline: str = ""
+    """A bundle or run directory of the same on one rank, to compare with."""
+    compare: bool = False
+    """Compare two folders: what changed from the first to the second."""
+
+    def run(self) -> None:
+        """Runs or opens what is named, and prints what was found."""
+        if not self.program:
+            raise UserError("nothing to diagnose: name a script, -m MODULE or a folder")
+        if self.compare:
+            self._compare()
+        elif len(self.program) == 1 and _is_folder(self.program[0]):
+            self._show(self._open(self.program[0]))
+        else:
+            sys.exit(self._run_script())
+
+    def _compare(self) -> None:
+        from common.analysis.diagnosis.opened import causes_changed, compared
+
+        if len(self.program) != 2:
+            raise UserError(f"--compare takes two folders, not {len(self.program)}")
+        before, after = (self._open(path) for path in self.program)
+        print(compared(before, after).to_string(index=False, float_format="%.3g"))
+        print("\n".join(causes_changed(before, after)))
+
+    def _open(self, path: str) -> Opened:
+        from common.analysis.diagnosis.opened import open_diagnosis
+
+        return open_diagnosis(path, self._baseline())
+
+    def _baseline(self) -> str | None:
+        """Returns the baseline's tables; a bundle's are made first."""
+        from common.analysis.diagnosis.opened import open_diagnosis
+
+        if not self.baseline:
+            return None
+        return str(open_diagnosis(self.baseline).case.run.folder)
+
+    def _show(self, opened: Opened) -> None:
+        paths = opened.write()
+        print("\n".join(opened.lines()))
+        print(f"\nWritten: {', '.join(str(path) for path in paths)}")
+
+    def _run_script(self) -> int:
+        from common.cluster.watched import run_watched
+
+        if self.nproc < 1:
+            raise UserError(f"--nproc {self.nproc}: at least 1")
+        folder = self._new_folder()
+        variables = self._options(folder).to_environment()
+        steps = f"{self.warmup} + {self.window} + {self.bucket_steps}"
+        print(
+            f"ddplab diagnose: {' '.join(self.program)} really runs: what it writes is written. "
+            f"Watched: {'all' if self.to_end else steps} steps; record: {folder}",
+            file=sys.stderr,
+            flush=True,
+        )
+        shown: list[bool] = []
+
+        def as_soon_as_known() -> None:
+            if not shown and _is_complete(folder, self.nproc):
+                shown.append(True)
+                self._show_or_say(folder)
+
+        try:
+            status = run_watched(self.program, self.nproc, variables, meanwhile=as_soon_as_known)
+        except KeyboardInterrupt:
+            status = 130
+        if not shown:
+            self._show_or_say(folder)
+        return status
+
+    def _show_or_say(self, folder: Path) -> None:
+        """Prints the diagnosis; where there is none, one line. The exit status is the script's."""
+        try:
+            self._show(self._open(str(folder)))
+        except UserError as error:
+            print(f"ddplab diagnose: no diagnosis: {error}", file=sys.stderr)
+
+    def _options(self, folder: Path):
+        from ddplab_watch import Options
+
+        try:
+            return Options(
+                folder=str(folder),
+                warmup=self.warmup,
+                window=self.window,
+                bucket_steps=self.bucket_steps,
+                probe=not self.no_probe,
+                to_end=self.to_end,
+                anonymise=self.anonymise,
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+    def _new_folder(self) -> Path:
+        folder = Path(self.bundle or f"outputs/watch/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"--bundle {folder}: exists; give each run a folder of its own")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--bundle {folder}: {error.strerror}") from None
+        return folder
+
+
+def _is_folder(text: str) -> bool:
+    return text.endswith(".tar.gz") or Path(text).is_dir()
+
+
+def _is_complete(folder: Path, ranks: int) -> bool:
+    """Returns True if every rank has written the end of its window."""
+    files = list(folder.glob("rank*.jsonl"))
+    if len(files) < ranks:
+        return False
+    return all('"table": "end"' in file.read_text()[-400:] for file in files)
+
+
+def split_script(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Splits ``ddplab diagnose``'s own flags from the script and its arguments, which come after.
+
+    A script's flags may look like ours, so ours end with the first word that is no flag of ours nor
+    the value of one.
+    """
+    index = 0
+    while index < len(arguments) and arguments[index].startswith("-") and arguments[index] != "-m":
+        flag = arguments[index].lstrip("-").replace("-", "_")
+        takes_value = (
+            flag not in FLAGS_WITHOUT_VALUE and "=" not in flag and flag not in ("h", "help")
+        )
+        index += 2 if takes_value else 1
+    return arguments[:index], arguments[index:]

@@ -1,0 +1,60 @@
+"""Runs somebody's script with ``ddplab-watch`` in each of its ranks."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from common.cluster.launch import started, threads_per_rank
+from common.errors import UserError
+from common.runtime.paths import search_path
+
+LOOKED_EVERY_S = 1.0
+GRACE_S = 30.0
+
+
+def run_watched(
+    program: Sequence[str],
+    ranks: int,
+    variables: dict[str, str],
+    *,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> int:
+    """Runs a script in this folder, watched, and waits for it; what it prints is printed.
+
+    Args:
+        program: a script or ``-m`` and a module, and its arguments.
+        ranks: how many are started here by torchrun; with 1 the script is started by itself.
+        variables: of the environment, which say how it is watched.
+        meanwhile: called now and then while it runs.
+
+    Returns:
+        the script's exit status, as a shell would give it.
+
+    Raises:
+        UserError: there is no such script.
+    """
+    if program[0] != "-m" and not Path(program[0]).is_file():
+        raise UserError(f"script {program[0]}: no such file")
+    if list(program) == ["-m"]:
+        raise UserError("-m: the name of a module follows")
+    command = [sys.executable, "-m", "ddplab_watch", *program]
+    if ranks > 1:
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        command = [sys.executable, "-m", *torchrun, "-m", "ddplab_watch", *program]
+        variables = {"OMP_NUM_THREADS": str(threads_per_rank(ranks))} | variables
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    mark = secrets.token_hex(8)
+    with started(command, mark, {"PATH": search_path()} | variables, GRACE_S) as process:
+        process.stdin.close()
+        while True:
+            try:
+                status = process.wait(LOOKED_EVERY_S)
+                break
+            except subprocess.TimeoutExpired:
+                meanwhile()
+    return status if status >= 0 else 128 - status

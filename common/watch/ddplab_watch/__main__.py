@@ -1,0 +1,82 @@
+"""``python -m ddplab_watch [OPTION=VALUE ...] train.py ...``: runs a script watched.
+
+Also ``-m package.train``. The script sees its own ``sys.argv``, ``__file__`` and ``__name__``; its
+exit status and its traceback are its own.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import runpy
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+from ddplab_watch import auto
+from ddplab_watch.options import SETTINGS, Options
+
+USAGE = (
+    "usage: python -m ddplab_watch [folder=FOLDER] [window=30] [warmup=5] [bucket_steps=5] "
+    "[probe=1] [to_end=0] [anonymise=0] SCRIPT.py|-m MODULE [ARGUMENT ...]"
+)
+
+
+def main(words: list[str]) -> None:
+    """Runs what the words name, watched."""
+    settings, words = split(words)
+    if not words or words[0] in ("-h", "--help") or words == ["-m"]:
+        sys.exit(USAGE if not words or words == ["-m"] else print(USAGE))
+    environment = dict(os.environ)
+    folder = settings.pop("folder", None)
+    if settings:
+        environment[SETTINGS] = ",".join(f"{name}={value}" for name, value in settings.items())
+    try:
+        options = Options.from_environment(environment)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    options = replace(options, folder=str(Path(folder or options.folder).absolute()))
+    os.environ.update(options.to_environment())  # of processes that the script starts
+    auto.install()
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    script = Path(words[0])
+    if not script.is_file():
+        sys.exit(f"error: {script}: no such file; {USAGE}")
+    sys.argv = words
+    sys.path[0] = str(script.absolute().parent)
+    run_as_main(script.absolute())
+
+
+def run_as_main(script: Path) -> None:
+    """Runs a file as ``python`` does, in a module that lives as long as the process.
+
+    ``runpy.run_path`` would empty it at the end, before the script's own exit handlers run, and
+    would change ``sys.argv``.
+    """
+    module = ModuleType("__main__")
+    module.__file__ = str(script)
+    module.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = module
+    with io.open_code(str(script)) as file:
+        code = compile(file.read(), str(script), "exec")
+    exec(code, module.__dict__)
+
+
+def split(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Splits ``name=value`` words, which come first, from the script and its arguments."""
+    settings: dict[str, str] = {}
+    while words and "=" in words[0] and not words[0].startswith("-"):
+        name, _, value = words[0].partition("=")
+        settings[name] = value
+        words = words[1:]
+    return settings, words
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

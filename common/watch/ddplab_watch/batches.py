@@ -1,0 +1,99 @@
+"""Counts of a batch: samples, tokens and padding, from what the model is called with."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MASKS = ("attention_mask", "mask", "padding_mask")
+HASHED_BYTES = 512
+"""Of each sample, for its identity where a data set has no indices."""
+
+
+def tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors in arguments or a batch, with the names that they have in dictionaries."""
+    if isinstance(value, Tensor):
+        yield "", value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            for inner, tensor in tensors_in(item):
+                yield inner or str(name), tensor
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def counts(inputs: Any) -> dict[str, int]:
+    """Returns samples, tokens, padded_tokens and longest of a model's arguments.
+
+    A two-dimensional tensor of whole numbers is taken for texts, one in each row, and a mask of
+    its shape says which of its tokens are real. Anything else has samples only. Reading a mask on
+    a GPU would wait for it, so there all tokens count as real.
+    """
+    found = [(name, tensor) for name, tensor in tensors_in(inputs) if tensor.dim()]
+    if not found:
+        return {"samples": 0, "tokens": 0, "padded_tokens": 0, "longest": 0}
+    first = found[0][1]
+    samples = int(first.shape[0])
+    texts = next((t for _, t in found if t.dim() == 2 and is_whole(t)), None)
+    if texts is None:
+        return {"samples": samples, "tokens": samples, "padded_tokens": samples, "longest": 1}
+    padded = texts.numel()
+    masks = (t for name, t in found if name in MASKS and t.shape == texts.shape)
+    mask = next(masks, None)
+    tokens = padded
+    if mask is not None and mask.device.type == "cpu":
+        tokens = int(torch.count_nonzero(mask))
+    return {
+        "samples": int(texts.shape[0]),
+        "tokens": tokens,
+        "padded_tokens": padded,
+        "longest": int(texts.shape[1]),
+    }
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Returns True for a tensor of whole numbers."""
+    return tensor.dtype in (torch.int32, torch.int64)
+
+
+def content_hashes(batch: Any) -> list[int] | None:
+    """Returns a number for each sample that depends on what is in it alone; None for no tensor.
+
+    The same sample has the same number on every rank. It is a checksum of 32 bits: the sample
+    cannot be had back from it. Tensors on a GPU are left alone.
+    """
+    for _, tensor in tensors_in(batch):
+        if tensor.dim() >= 1 and tensor.device.type == "cpu" and len(tensor) and tensor.numel():
+            rows = tensor.detach().reshape(len(tensor), -1).contiguous()
+            kept = max(1, HASHED_BYTES // rows.element_size())
+            octets = rows[:, :kept].contiguous().view(torch.uint8)
+            return [zlib.crc32(row.numpy().tobytes()) for row in octets]
+    return None
+
+
+def halved(value: Any, samples: int, factor: float) -> Any:
+    """Returns arguments for ``factor`` (½, 1 or 2) times the samples: part of each, or each twice.
+
+    Raises:
+        TypeError: a batch whose parts this function does not know.
+    """
+    if isinstance(value, Tensor):
+        if value.dim() == 0 or value.shape[0] != samples or factor == 1:
+            return value
+        if factor < 1:
+            return value[: max(1, round(samples * factor))]
+        return torch.cat([value] * round(factor))
+    if isinstance(value, Mapping):
+        return type(value)({k: halved(v, samples, factor) for k, v in value.items()})
+    if type(value) in (list, tuple):
+        return type(value)(halved(item, samples, factor) for item in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if factor == 1:
+        return value
+    raise TypeError(f"a batch of {type(value).__name__}")

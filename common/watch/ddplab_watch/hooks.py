@@ -1,0 +1,163 @@
+"""Hooks that tell the loop's calls to the watch, and that can be taken away again.
+
+Steps come from the optimizers' global hooks, passes from hooks on the outermost module and from
+``torch.autograd.backward``, batches from DataLoaders. No hook returns anything, so that none
+changes what it sees.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import optimizer as optimizers
+
+from ddplab_watch import private
+
+_MISSING = object()
+
+
+class Hooks:
+    """What has been hooked, so that all of it can be taken off."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+
+    def keep(self, handle: Any) -> None:
+        """Keeps a handle, whose ``remove`` is called at the end."""
+        self._handles.append(handle)
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Callable]) -> None:
+        """Replaces an attribute by what ``make`` makes of it."""
+        own = vars(owner).get(name, _MISSING)
+        plain = getattr(owner, name)
+        new = functools.wraps(plain)(make(plain))
+        setattr(owner, name, new)
+        self._replaced.append((owner, name, own, new))
+
+    def remove(self) -> None:
+        """Takes everything off. What somebody has replaced since stays as it is."""
+        for handle in self._handles:
+            handle.remove()
+        for owner, name, own, new in reversed(self._replaced):
+            if vars(owner).get(name) is not new:
+                continue
+            if own is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
+        self._handles, self._replaced = [], []
+
+
+def watch_updates(hooks: Hooks, ended: Callable[[Any, bool], None]) -> None:
+    """Calls ``ended(optimizer, skipped)`` after each update of any optimizer."""
+    hooks.keep(
+        optimizers.register_optimizer_step_post_hook(
+            lambda optimizer, args, kwargs: ended(optimizer, False)
+        )
+    )
+
+    def scaled(plain: Callable) -> Callable:
+        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            updated = []
+            handle = optimizer.register_step_post_hook(lambda *_: updated.append(True))
+            try:
+                return plain(self, optimizer, *args, **kwargs)
+            finally:
+                handle.remove()
+                if not updated:  # infinite gradients: the scaler left the update out
+                    ended(optimizer, True)
+
+        return step
+
+    hooks.replace(torch.amp.GradScaler, "step", scaled)
+
+
+def watch_backward(hooks: Hooks, began: Callable[[], None], ended: Callable[[], None]) -> None:
+    """Calls ``began`` and ``ended`` around each backward pass."""
+
+    def watched(plain: Callable) -> Callable:
+        def backward(*args: Any, **kwargs: Any) -> None:
+            began()
+            try:
+                plain(*args, **kwargs)
+            finally:
+                ended()
+
+        return backward
+
+    hooks.replace(torch.autograd, "backward", watched)
+
+
+def watch_fetches(
+    hooks: Hooks, began: Callable[[], Any], ended: Callable[[Any, Any, Any, Any], None]
+) -> None:
+    """Calls ``began()`` before each batch of a DataLoader, ``ended(moment, iterator, ids, batch)``.
+
+    ``ids`` are the indices of the batch's samples; None where the data set has none.
+    """
+    iterator = private.loader_iterator()
+    if iterator is None:
+        return
+    asked: dict[int, list[Any]] = {}
+
+    def indexed(plain: Callable) -> Callable:
+        def _next_index(self: Any) -> Any:
+            found = plain(self)
+            asked.setdefault(id(self), []).append(found)
+            return found
+
+        return _next_index
+
+    def fetching(plain: Callable) -> Callable:
+        def __next__(self: Any) -> Any:
+            moment = began()
+            batch = plain(self)
+            # Workers are ahead of the loop; batches come in the order in which they were asked for.
+            queue = asked.get(id(self), [])
+            ids = queue.pop(0) if queue else None
+            ended(moment, self, None if private.is_endless_sampler(self) else ids, batch)
+            return batch
+
+        return __next__
+
+    hooks.replace(iterator, "_next_index", indexed)
+    hooks.replace(iterator, "__next__", fetching)
+
+
+def roots_of(parameters: Iterable[nn.Parameter]) -> list[nn.Module]:
+    """Finds the outermost modules that hold any of the parameters, among all objects there are."""
+    wanted = {id(parameter) for parameter in parameters}
+    # By the type: asking an object for its class may import what a lazy module stands for.
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    inner = {
+        id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()
+    }
+    return [
+        module
+        for module in modules
+        if id(module) not in inner and any(id(p) in wanted for p in module.parameters())
+    ]
+
+
+def watch_forward(
+    hooks: Hooks,
+    module: nn.Module,
+    began: Callable[[nn.Module, tuple, dict], None],
+    ended: Callable[[nn.Module, Any], None],
+) -> None:
+    """Calls ``began`` and ``ended`` around each call of a module."""
+
+    def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        began(module, args, kwargs)
+
+    def after(module: nn.Module, args: tuple, output: Any) -> None:
+        ended(module, output)
+
+    hooks.keep(module.register_forward_pre_hook(before, with_kwargs=True))
+    hooks.keep(module.register_forward_hook(after, always_call=True))

@@ -1,0 +1,95 @@
+"""What is watched, and for how long. Settings travel to other processes in the environment."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+FOLDER, SETTINGS = "DDPLAB_WATCH", "DDPLAB_WATCH_OPTIONS"
+"""Variables of the environment: the bundle's folder, and settings as ``window=30,probe=0``."""
+DEFAULT_FOLDER = "ddplab-watch"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of a watch. They must be the same on all ranks.
+
+    Attributes:
+        folder: where the bundle goes; made when the first step has ended.
+        warmup: steps before the window, which are recorded as warm-up.
+        window: steps that are timed as they are.
+        bucket_steps: steps after these in which gradients and buckets are watched, too.
+        probe: afterwards, measure passes without exchange, and all-reduces by size.
+        to_end: go on timing steps to the end of the script; without probes.
+        anonymise: hash names of hosts, users and paths.
+    """
+
+    folder: str = DEFAULT_FOLDER
+    warmup: int = 5
+    window: int = 30
+    bucket_steps: int = 5
+    probe: bool = True
+    to_end: bool = False
+    anonymise: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a number below 0, or a window without a step."""
+        for name, least in (("warmup", 1), ("window", 1), ("bucket_steps", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+
+    @property
+    def last_step(self) -> int:
+        """Returns the number of steps after which the watch is over."""
+        return self.warmup + self.window + self.bucket_steps
+
+    def to_environment(self) -> dict[str, str]:
+        """Returns the variables that give another process the same settings."""
+        values = {name: value for name, value in asdict(self).items() if name != "folder"}
+        text = ",".join(f"{name}={int(value)}" for name, value in values.items())
+        return {FOLDER: self.folder, SETTINGS: text}
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Options:
+        """Reads the settings from the environment.
+
+        Raises:
+            ValueError: an unknown setting, or one that is no whole number.
+        """
+        kinds = {field.name: type(field.default) for field in fields(cls)}
+        found: dict[str, int | bool] = {}
+        for part in filter(None, environment.get(SETTINGS, "").split(",")):
+            name, _, text = part.partition("=")
+            if name not in kinds or name == "folder":
+                legal = ", ".join(key for key in kinds if key != "folder")
+                raise ValueError(f"{SETTINGS}: unknown setting {name!r}; known: {legal}")
+            try:
+                found[name] = kinds[name](int(text))
+            except ValueError:
+                raise ValueError(f"{SETTINGS}: {name} is {text!r}; a whole number") from None
+        return replace(cls(), folder=environment.get(FOLDER) or job_folder(environment), **found)
+
+
+def job_folder(environment: Mapping[str, str] = os.environ) -> str:
+    """Returns a folder that all ranks of this job name alike, and no other job does.
+
+    Ranks that one launcher started have its process in common; jobs have their number.
+    """
+    job = environment.get("SLURM_JOB_ID") or environment.get("TORCHELASTIC_RUN_ID")
+    if job in (None, "", "none"):
+        job = time.strftime("%Y%m%d-%H%M%S")
+        if "RANK" in environment:
+            job = f"{os.getppid()}-{_started(os.getppid())}"
+    return str(Path(DEFAULT_FOLDER) / str(job))
+
+
+def _started(process: int) -> str:
+    """Returns when a process started, in the kernel's ticks; of another system, nothing."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[19]  # field 22 of proc(5); the name may hold spaces

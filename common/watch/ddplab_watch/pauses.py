@@ -1,0 +1,79 @@
+"""What stops a training besides its own work: garbage collection, recompilation, the allocator."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+
+
+class Pauses:
+    """Counts and times between two calls of ``taken``."""
+
+    def __init__(self) -> None:
+        self.collecting_s = 0.0
+        self._began: float | None = None
+        self._before = _counted()
+
+    def install(self) -> None:
+        """Begins to listen to the garbage collector."""
+        gc.callbacks.append(self._collecting)
+
+    def remove(self) -> None:
+        """Stops listening."""
+        if self._collecting in gc.callbacks:
+            gc.callbacks.remove(self._collecting)
+
+    def _collecting(self, phase: str, _: dict) -> None:
+        if phase == "start":
+            self._began = time.perf_counter()
+        elif self._began is not None:
+            self.collecting_s += time.perf_counter() - self._began
+            self._began = None
+
+    def taken(self) -> dict[str, float]:
+        """Returns collecting_time_ms, recompilations and allocator_retries since the last call."""
+        now, before = _counted(), self._before
+        self._before = now
+        collecting_s, self.collecting_s = self.collecting_s, 0.0
+        return {
+            "collecting_time_ms": collecting_s * 1e3,
+            "recompilations": now["recompilations"] - before["recompilations"],
+            "allocator_retries": now["allocator_retries"] - before["allocator_retries"],
+        }
+
+
+def _counted() -> dict[str, int]:
+    return {"recompilations": _compiled_frames(), "allocator_retries": _retries()}
+
+
+def _compiled_frames() -> int:
+    """Returns how often torch.compile has compiled so far."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return 0
+    counters = getattr(utils, "counters", {})
+    return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
+
+
+def _retries() -> int:
+    """Returns how often the CUDA allocator had to give memory back and ask again."""
+    if not torch.cuda.is_initialized():
+        return 0
+    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+
+
+def memory_bytes() -> tuple[int, int]:
+    """Returns the process's resident memory and what is allocated on its GPU; 0 where unknown."""
+    resident = 0
+    try:
+        with open("/proc/self/statm") as file:
+            resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        pass
+    allocated = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+    return resident, allocated

@@ -1,0 +1,93 @@
+"""All names of PyTorch that are not public, in one place; each may be missing in another version.
+
+``missing()`` names those that this version does not have, so that the bundle says what is not seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import dataloader
+
+
+def loader_iterator() -> type | None:
+    """Returns the class of a DataLoader's iterators, whose ``__next__`` fetches a batch."""
+    kind = getattr(dataloader, "_BaseDataLoaderIter", None)
+    return kind if hasattr(kind, "__next__") and hasattr(kind, "_next_index") else None
+
+
+def is_endless_sampler(iterator: Any) -> bool:
+    """Returns True if a DataLoader's iterator is over an iterable data set: it has no indices."""
+    kinds = getattr(dataloader, "_DatasetKind", None)
+    return kinds is not None and getattr(iterator, "_dataset_kind", None) == kinds.Iterable
+
+
+def fetched(iterator: Any) -> int:
+    """Returns the batches that an iterator has given since its epoch began."""
+    return int(getattr(iterator, "_num_yielded", 0))
+
+
+def data_set(iterator: Any) -> Any:
+    """Returns the data set of a DataLoader's iterator."""
+    return getattr(iterator, "_dataset", None)
+
+
+def loader_of(iterator: Any) -> int:
+    """Returns what tells a DataLoader from others: its sampler, which all its iterators share."""
+    return id(getattr(iterator, "_index_sampler", iterator))
+
+
+def workers(iterator: Any) -> int:
+    """Returns the worker processes of a DataLoader's iterator."""
+    return int(getattr(iterator, "_num_workers", 0))
+
+
+def reducer(ddp: DistributedDataParallel) -> Any:
+    """Returns what exchanges DDP's gradients."""
+    return getattr(ddp, "reducer", None)
+
+
+def can_swap_group(ddp: DistributedDataParallel) -> bool:
+    """Returns True if the process group of DDP's reducer can be replaced and put back."""
+    return hasattr(reducer(ddp), "_update_process_group")
+
+
+def swap_group(ddp: DistributedDataParallel, group: Any) -> None:
+    """Makes DDP's reducer send through ``group``. DDP's own method would rebuild the buckets."""
+    reducer(ddp)._update_process_group(group)
+
+
+def ddp_facts(ddp: DistributedDataParallel) -> dict[str, Any]:
+    """Returns how DDP was made: its arguments as it keeps them, and its hook's name."""
+    names = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
+    facts: dict[str, Any] = {name: bool(getattr(ddp, name, False)) for name in names}
+    facts["broadcast_buffers"] = bool(
+        getattr(ddp, "broadcast_buffers", getattr(ddp, "forward_sync_buffers", False))
+    )
+    is_default = bool(getattr(ddp, "bucket_bytes_cap_default", False))
+    cap_bytes = getattr(ddp, "bucket_bytes_cap", None)
+    facts["bucket_cap_mb"] = None if is_default or not cap_bytes else cap_bytes / 2**20
+    hooks = getattr(ddp, "_comm_hooks", None) or []
+    facts["comm_hook"] = " ".join(getattr(hook, "__qualname__", str(hook)) for hook, _ in hooks)
+    return facts
+
+
+def is_compiled_in_place(module: torch.nn.Module) -> bool:
+    """Returns True if hooks on a module would be compiled with it (``module.compile()``)."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def is_fsdp(module: torch.nn.Module) -> bool:
+    """Returns True for a module under FSDP, of either version."""
+    names = {kind.__name__ for kind in type(module).__mro__}
+    return bool(names & {"FSDPModule", "FullyShardedDataParallel"})
+
+
+def missing() -> dict[str, str]:
+    """Returns what this version of PyTorch does not let one see, and why."""
+    found = {}
+    if loader_iterator() is None:
+        found["waiting for data"] = f"torch {torch.__version__} has no _BaseDataLoaderIter"
+    return found

@@ -1,0 +1,578 @@
+"""The watch of one rank, from the first update to the end of its window.
+
+    update 1            who am I, what is trained: the record begins, hooks go on the model
+    warmup + window     steps as they are; only moments are noted
+    bucket_steps        gradients and buckets, too
+    then                probes, and every hook is taken off (``to_end``: steps go on being timed)
+
+All ranks count the same updates, so what they do together, the probes, they do after the same one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing.util
+import os
+import platform
+import socket
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddplab_watch.options import Options
+from ddplab_watch.record import FORMAT, Record
+
+if TYPE_CHECKING:
+    import torch
+
+_active: Watch | None = None
+VARIABLES = ("DDPLAB_", "NCCL_", "GLOO_", "TORCH_", "OMP_", "CUDA_", "SLURM_JOB_ID", "MASTER_ADDR")
+USUAL_OF = 20
+"""A step's usual time is the median of so many of the last."""
+MOST_IDENTITIES = 200_000
+
+
+def start(folder: str | None = None, **settings: Any) -> None:
+    """Starts the watch of this process, once; the first update opens the bundle.
+
+    Args:
+        folder: the bundle; by default as the environment says.
+        settings: of ``Options``, such as ``window=50``.
+
+    Raises:
+        ValueError: a setting that is not legal.
+    """
+    global _active
+    if _active is not None:
+        return
+    from dataclasses import replace
+
+    options = Options.from_environment()
+    options = replace(options, **({"folder": folder} if folder else {}), **settings)
+    _active = Watch(options)
+    _active.install()
+
+
+def stop() -> None:
+    """Ends the watch of this process now; what was seen is in the bundle."""
+    global _active
+    if _active is not None:
+        _active.close("stopped")
+        _active.update_hooks.remove()
+        _active = None
+
+
+class Watch:
+    """Hooks, the loop that they tell of, and the record of it."""
+
+    def __init__(self, options: Options) -> None:
+        from ddplab_watch.hooks import Hooks
+
+        self.options = options
+        self.hooks, self.update_hooks = Hooks(), Hooks()
+        self.is_over = False
+        """Nothing more is looked at. Hooks may still be there: none can be taken off while it, or
+        another one of its kind, is being called."""
+        self.record: Record | None = None
+        self.loop: Any = None
+        self.closed = False
+        self.updated = 0
+        """Steps that have been updated; the newest may not be written yet."""
+        self.written = 0
+        self.recent_s: list[float] = []
+        self.iterators: dict[int, int] = {}
+        self.epochs: dict[int, int] = {}
+        self.identities: dict[int, list[int]] = {}
+        self.facts: dict[str, Any] = {}
+        self.kept: Any = None
+        self.buckets: Any = None
+        self.unread: list[tuple[Any, dict, list]] = []
+        self.newest_iterator: Any = None
+        self.output_gradients: dict[int, Any] = {}
+        self._evaluating: float | None = None
+        self._depth = 0
+
+    def install(self) -> None:
+        """Hooks what tells of the loop."""
+        from ddplab_watch import hooks
+
+        hooks.watch_updates(self.update_hooks, self.after_update)
+        hooks.watch_backward(
+            self.hooks, self.guarded(self.backward_began), self.guarded(self.backward_ended)
+        )
+        hooks.watch_fetches(
+            self.hooks, self.guarded(self.fetch_began), self.guarded(self.fetch_ended)
+        )
+        atexit.register(self.close, "ended")
+        if multiprocessing.parent_process() is not None:  # such a child leaves without atexit
+            multiprocessing.util.Finalize(None, self.close, args=("ended",), exitpriority=100)
+
+    def guarded(self, function: Any) -> Any:
+        """Returns a function that ends the watch instead of raising: the training goes on."""
+
+        def call(*args: Any) -> Any:
+            if self.is_over:
+                return None
+            try:
+                return function(*args)
+            except Exception as error:
+                self.is_over = True
+                print(f"ddplab-watch: stopped: {type(error).__name__}: {error}", file=sys.stderr)
+                if os.environ.get("DDPLAB_WATCH_DEBUG"):
+                    raise
+                if self.record is not None:
+                    self.record.unseen("the rest", f"{type(error).__name__}: {error}")
+                    self.record.write()
+                return None
+
+        return call
+
+    def after_update(self, optimizer: Any, skipped: bool) -> None:
+        """Notes an update; no other hook is being called now, so the others may be taken off."""
+        self.guarded(self.update_ended)(optimizer, skipped)
+        if self.is_over and not self.closed:
+            self.close("failed")
+
+    def close(self, status: str) -> None:
+        """Takes off all hooks but those of updates, and writes what is left; at most once."""
+        if self.closed:
+            return
+        self.closed = self.is_over = True
+        if self.buckets is not None:
+            self.buckets.remove()
+            self.buckets = None
+        self.hooks.remove()
+        if self.record is None:
+            return
+        self.pauses.remove()
+        self.loop.finish()
+        self.collect()
+        self.read(wait=status != "failed")
+        self.write_identities()
+        self.stacks.flush()
+        self.record.add("end", status=status, steps=self.written, unix_s=time.time())
+        self.stacks.stop()
+
+    # What the loop calls ------------------------------------------------------------------------
+
+    def fetch_began(self) -> Any:
+        """Notes that a batch is asked for."""
+        return self.loop.fetch_began() if self.loop else None
+
+    def fetch_ended(self, began: Any, iterator: Any, ids: Any, batch: Any) -> None:
+        """Notes a batch: its loader, its epoch, its samples."""
+        from ddplab_watch import private
+        from ddplab_watch.steps import Fetch
+
+        loader = private.loader_of(iterator)
+        if private.fetched(iterator) <= 1:
+            self.epochs[loader] = self.epochs.get(loader, -1) + 1
+        if self.loop is None or began is None:
+            return
+        hashed = None
+        if ids is None:
+            from ddplab_watch.batches import content_hashes
+
+            hashed = content_hashes(batch)
+        elif not isinstance(ids, list | tuple):
+            ids = [ids]
+        if ids is not None and not all(isinstance(each, int) for each in ids):
+            ids = None
+        self.loop.fetch_ended(
+            began,
+            Fetch(
+                loader=loader,
+                began=None,
+                began_s=0.0,
+                ended_s=0.0,
+                epoch=self.epochs.get(loader, 0),
+                identities=list(ids) if ids is not None else hashed,
+                is_hashed=ids is None,
+            ),
+        )
+        self.newest_iterator = iterator
+
+    def forward_began(self, module: Any, args: tuple, kwargs: dict) -> None:
+        """Notes that the model is called."""
+        import torch
+
+        from ddplab_watch.batches import counts
+
+        self._depth += 1
+        if self._depth > 1:  # of a model inside of DDP, whose call is under way
+            return
+        if not torch.is_grad_enabled():
+            self._evaluating = time.perf_counter()
+            self.loop.phase = "evaluation"
+            return
+        self.loop.forward_began(**counts((args, kwargs)))
+        if self.is_last_watched():
+            self.kept = (module, args, kwargs, _autocast(self.device))
+
+    def forward_ended(self, module: Any, output: Any) -> None:
+        """Notes that the model has returned."""
+        from ddplab_watch.batches import tensors_in
+        from ddplab_watch.probes import keep_gradients
+
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        if self._evaluating is not None:
+            self.loop.evaluated(time.perf_counter() - self._evaluating)
+            self._evaluating = None
+            return
+        if "compute_dtype" not in self.facts:
+            dtypes = [t.dtype for _, t in tensors_in(output) if t.is_floating_point()]
+            if dtypes:
+                enabled, dtype = _autocast(self.device)
+                self.facts["compute_dtype"] = str(dtype if enabled else dtypes[-1])
+        if self.kept is not None and self.kept[0] is module:
+            self.output_gradients = {}
+            keep_gradients(output, self.output_gradients)
+
+    def backward_began(self) -> None:
+        """Notes that backward() is called."""
+        if self.loop:
+            self.loop.backward_began()
+            if self.buckets is not None:
+                self.buckets.begin()
+
+    def backward_ended(self) -> None:
+        """Notes that backward() has returned."""
+        if self.loop:
+            newest = self.loop.current
+            self.loop.backward_ended()
+            if self.buckets is not None and newest is not None:
+                newest.ready = self.buckets.ready
+
+    def update_ended(self, optimizer: torch.optim.Optimizer, skipped: bool) -> None:
+        """Notes an update; between two stages of the watch, goes to the next."""
+        if self.record is None:
+            self.open(optimizer)
+            return
+        before = self.loop.step
+        self.loop.update_ended(id(optimizer), skipped)
+        self.collect()
+        self.read(wait=False)
+        step = self.loop.step
+        if step is None or step is before:
+            return
+        self.updated += 1
+        step.watched = self.buckets is not None
+        step.counts = self.pauses.taken() | _memory()
+        options = self.options
+        if self.updated == options.warmup:
+            self.stacks.counting = True
+        if self.updated == options.warmup + options.window:
+            self.stacks.counting = False
+            self.stacks.flush()
+            if options.bucket_steps:
+                self.watch_buckets()
+        if self.updated >= options.last_step and not options.to_end:
+            step.buckets = self.buckets.taken() if self.buckets is not None else []
+            self.end_window()
+        elif self.buckets is not None:
+            step.buckets = self.buckets.taken()
+            if self.updated >= options.last_step:
+                self.unwatch_buckets()
+
+    def is_last_watched(self) -> bool:
+        """Returns True in the last step of the window, whose pass the probes repeat."""
+        options = self.options
+        return options.probe and not options.to_end and self.updated == options.last_step - 1
+
+    # Stages -------------------------------------------------------------------------------------
+
+    def open(self, optimizer: torch.optim.Optimizer) -> None:
+        """Begins the record: who this rank is, what it trains, where it runs."""
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        from ddplab_watch import __version__, hooks, private
+        from ddplab_watch.marks import clock_of
+        from ddplab_watch.pauses import Pauses
+        from ddplab_watch.stacks import Stacks
+        from ddplab_watch.steps import Loop
+        from ddplab_watch.surroundings import surroundings
+
+        in_group = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if in_group else int(os.environ.get("RANK", 0))
+        self.ranks = dist.get_world_size() if in_group else int(os.environ.get("WORLD_SIZE", 1))
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.device = self.parameters[0].device
+        options, folder = self.options, Path(self.options.folder).absolute()
+        path = folder / f"rank{self.rank}.jsonl"
+        if path.exists():
+            raise FileExistsError(f"{path} exists; give each run a folder of its own")
+        self.record = record = Record(path, options.anonymise)
+        record.add(
+            "about",
+            format=FORMAT,
+            version=__version__,
+            rank=self.rank,
+            world_size=self.ranks,
+            local_rank=int(os.environ.get("LOCAL_RANK", 0)),
+            backend=dist.get_backend() if in_group else None,
+            host=record.name(socket.gethostname()),
+            process=os.getpid(),
+            started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            torch=torch.__version__,
+            python=platform.python_version(),
+            cpu=platform.processor() or platform.machine(),
+            device=str(self.device),
+            device_name=_device_name(self.device),
+            command=[record.name(word) for word in sys.argv],
+            variables={
+                name: record.name(value) if "ADDR" in name or os.sep in value else value
+                for name, value in sorted(os.environ.items())
+                if name.startswith(VARIABLES) and name != "DDPLAB_WATCH"
+            },
+            warmup=options.warmup,
+            window=options.window,
+            bucket_steps=options.bucket_steps,
+        )
+        record.add("placement", **_placement(self.device, record))
+        is_gpu = self.device.type == "cuda"
+        seen = surroundings(self.device.index or 0 if is_gpu else None, socket.gethostname())
+        record.add("surroundings", **{"host": record.name(socket.gethostname())} | seen)
+        for what, why in private.missing().items():
+            record.unseen(what, why)
+        self.loop = Loop(clock_of(self.device), time.perf_counter, time.process_time)
+        self.pauses = Pauses()
+        self.pauses.install()
+        self.roots = hooks.roots_of(self.parameters)
+        began, ended = self.guarded(self.forward_began), self.guarded(self.forward_ended)
+        inner = [r.module for r in self.roots if isinstance(r, DistributedDataParallel)]
+        for root in [*self.roots, *inner]:  # an evaluation may call the model inside of DDP
+            if private.is_compiled_in_place(root):
+                record.unseen("forward passes", "the model is compiled in place")
+            else:
+                hooks.watch_forward(self.hooks, root, began, ended)
+        if not self.roots:
+            record.unseen("forward passes", "no module holds the optimizer's parameters")
+        self.stacks = Stacks(
+            record, lambda: self.loop.phase, lambda: (self.updated, self.usual_s())
+        )
+        self.stacks.start()
+
+    def usual_s(self) -> float:
+        """Returns a step's usual time in seconds; 0 before there is one."""
+        return statistics.median(self.recent_s) if self.recent_s else 0.0
+
+    def watch_buckets(self) -> None:
+        """Begins to watch gradients and buckets."""
+        from ddplab_watch import private
+        from ddplab_watch.buckets import BucketWatch
+
+        if not self.roots or any(private.is_fsdp(m) for r in self.roots for m in r.modules()):
+            self.record.unseen("buckets", "FSDP has none" if self.roots else "no module was found")
+            return
+        self.buckets = BucketWatch(self.roots[0], self.loop.clock)
+        self.buckets.install()
+        if self.buckets.unseen:
+            self.record.unseen("buckets", self.buckets.unseen)
+
+    def unwatch_buckets(self) -> None:
+        """Ends that."""
+        if self.buckets is not None:
+            self.buckets.remove()
+            self.buckets = None
+
+    def end_window(self) -> None:
+        """Probes what a step is made of, and ends the watch."""
+        self.unwatch_buckets()
+        if self.options.probe:
+            self.probe()
+        self.close("complete")
+
+    def probe(self) -> None:
+        """Runs the probes, or says why there are none."""
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        from ddplab_watch import private
+        from ddplab_watch.probes import Kept, Probes
+
+        if self.kept is None or any(private.is_fsdp(m) for r in self.roots for m in r.modules()):
+            why = "FSDP" if self.kept else "the model's call was not seen"
+            self.record.unseen("passes without exchange", why)
+            return
+        module, args, kwargs, autocast = self.kept
+        is_ddp = isinstance(module, DistributedDataParallel)
+        group = module.process_group if is_ddp else None  # under torch.compile it is further in
+        if group is None and dist.is_initialized() and self.ranks > 1:
+            self.record.unseen("passes without exchange", "the model is not under DDP")
+            return
+        last = self.loop.step.passes[-1]
+        kept = Kept(
+            module=module,
+            inner=module.module if is_ddp else module,
+            args=args,
+            kwargs=kwargs,
+            samples=last.samples,
+            gradients=self.output_gradients,
+            autocast=autocast,
+        )
+        self.kept = None
+        Probes(kept, group, self.loop.clock, self.record, self.usual_s()).run()
+
+    # What is written ----------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Takes the steps that have ended."""
+        for step in self.loop.ended:
+            self.unread.append(step)
+        self.loop.ended = []
+
+    def read(self, wait: bool) -> None:
+        """Writes the steps whose marks the device has passed; all of them if ``wait``."""
+        if wait and self.unread:
+            self.loop.clock.wait()
+        while self.unread and self.loop.clock.passed(self.unread[0].ended):
+            self.write_step(self.unread.pop(0))
+
+    def write_step(self, step: Any) -> None:
+        """Writes a step's rows."""
+        elapsed = self.loop.clock.elapsed_s
+        number = self.written
+        self.written += 1
+        step_s = elapsed(step.began, step.ended)
+        self.recent_s = [*self.recent_s[1 - USUAL_OF :], step_s]
+        backward_s = sum(elapsed(p.backward, p.ended) for p in step.passes)
+        exchange_s = None
+        if step.watched:
+            # Only the last pass exchanges, unless every one does: what is sent then tells.
+            exchange_s = sum(elapsed(p.ready, p.ended) for p in step.passes if p.ready)
+        if number == 0:
+            self.write_facts()
+        self.record.add(
+            "steps",
+            kind="plain" if exchange_s is None else "timed",
+            epoch=step.fetches[0].epoch if step.fetches else 0,
+            step=number,
+            warmup=number < self.options.warmup,
+            samples=sum(p.samples for p in step.passes),
+            tokens=sum(p.tokens for p in step.passes),
+            padded_tokens=sum(p.padded_tokens for p in step.passes),
+            longest=max((p.longest for p in step.passes), default=0),
+            micro_batches=len(step.passes),
+            step_time_ms=step_s * 1e3,
+            data_time_ms=sum(elapsed(p.fetched, p.forward) for p in step.passes) * 1e3,
+            fetch_time_ms=sum(f.ended_s - f.began_s for f in step.fetches) * 1e3,
+            forward_time_ms=sum(elapsed(p.forward, p.backward) for p in step.passes) * 1e3,
+            backward_time_ms=(backward_s - (exchange_s or 0.0)) * 1e3,
+            exchange_time_ms=None if exchange_s is None else exchange_s * 1e3,
+            optimizer_time_ms=sum(elapsed(a, b) for a, b in step.updates) * 1e3,
+            began_s=step.began_s,
+            ended_s=step.ended_s,
+            evaluation_time_ms=step.evaluation_s * 1e3,
+            cpu_time_ms=step.cpu_s * 1e3,
+            exchanged_bytes=sum(b.size_bytes for b in step.buckets) or None,
+            skipped=step.skipped,
+            **step.counts,
+        )
+        start = step.passes[-1].backward
+        for index, bucket in enumerate(step.buckets):
+            if bucket.done is not None:
+                self.record.add(
+                    "buckets",
+                    step=number,
+                    bucket=index,
+                    size_bytes=bucket.size_bytes,
+                    ready_time_ms=elapsed(start, bucket.ready) * 1e3,
+                    done_time_ms=elapsed(start, bucket.done) * 1e3,
+                )
+        if number >= self.options.warmup:
+            for fetch in step.fetches:
+                self.identities.setdefault(fetch.epoch, []).extend(fetch.identities or [])
+
+    def write_facts(self) -> None:
+        """Writes what is trained: sizes, types, DDP's options, the loader's."""
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+
+        from ddplab_watch import private
+
+        iterator = self.newest_iterator
+        data = private.data_set(iterator) if iterator is not None else None
+        modules = [module for root in self.roots for module in root.modules()]
+        ddp = [module for module in modules if isinstance(module, DistributedDataParallel)]
+        trained = [p for p in self.parameters if p.requires_grad]
+        try:
+            samples = len(data) if data is not None else None
+        except TypeError:
+            samples = None
+        self.record.add(
+            "facts",
+            parameters=sum(p.numel() for p in trained),
+            gradient_bytes=sum(p.numel() * p.element_size() for p in trained),
+            gradient_dtype=" ".join(sorted({str(p.dtype)[6:] for p in trained})),
+            compute_dtype=str(self.facts.get("compute_dtype", ""))[6:],
+            model=" ".join(type(_inside(root)).__name__ for root in self.roots),
+            data=type(data).__name__ if data is not None else "",
+            data_samples=samples,
+            loader_workers=private.workers(iterator) if iterator is not None else None,
+            buffers_bytes=sum(
+                b.numel() * b.element_size() for r in self.roots for b in r.buffers()
+            ),
+            synchronised_norms=sum(isinstance(m, nn.SyncBatchNorm) for m in modules),
+            wrapper="DDP" if ddp else "FSDP" if any(map(private.is_fsdp, modules)) else "",
+            **(private.ddp_facts(ddp[0]) if ddp else {}),
+        )
+
+    def write_identities(self) -> None:
+        """Writes which samples the steps were made of, by epoch."""
+        left = MOST_IDENTITIES
+        for epoch, identities in sorted(self.identities.items()):
+            if identities and left > 0:
+                self.record.add("identities", epoch=epoch, samples=identities[:left])
+                left -= len(identities)
+
+
+def _inside(root: Any) -> Any:
+    """Returns the module that DDP or torch.compile has wrapped."""
+    for name in ("module", "_orig_mod"):
+        root = getattr(root, name, root)
+    return root
+
+
+def _autocast(device: torch.device) -> tuple[bool, torch.dtype]:
+    import torch
+
+    return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+
+
+def _device_name(device: torch.device) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+def _placement(device: torch.device, record: Record) -> dict[str, Any]:
+    """Returns where this rank computes, by column of ``placement.csv``."""
+    import torch
+
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    listed = " ".join(map(str, cores))
+    identity = f"cores {listed}"
+    if device.type == "cuda":
+        identity = str(torch.cuda.get_device_properties(device).uuid)
+    return {
+        "host": record.name(socket.gethostname()),
+        "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
+        "device": str(device),
+        "identity": identity,
+        "cores": len(cores) or os.cpu_count(),
+        "core_list": listed,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _memory() -> dict[str, int]:
+    from ddplab_watch.pauses import memory_bytes
+
+    resident, allocated = memory_bytes()
+    return {"resident_bytes": resident, "allocated_bytes": allocated}

@@ -1,0 +1,3 @@
+"""Something to import."""
+
+ANSWER = 42

@@ -1,0 +1,128 @@
+"""A training as anybody writes it; what it computed goes to a file, to the last bit.
+
+loop.py OUT [--steps 20] [--accumulation 1] [--no_sync 1] [--batch_size 8] [--evaluate 0] ...
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("out")
+parser.add_argument("--steps", type=int, default=20)
+parser.add_argument("--samples", type=int, default=480)
+parser.add_argument("--accumulation", type=int, default=1)
+parser.add_argument("--no_sync", type=int, default=1)
+parser.add_argument("--batch_size", type=int, default=8)
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--slow_data_s", type=float, default=0.0)
+parser.add_argument("--slow_rank_s", type=float, default=0.0)
+parser.add_argument("--evaluate", type=int, default=0)
+parser.add_argument("--sampler", type=int, default=1)
+parser.add_argument("--find_unused", type=int, default=0)
+parser.add_argument("--hook", type=int, default=0)
+arguments = parser.parse_args()
+
+if "RANK" in __import__("os").environ:
+    dist.init_process_group("gloo")
+rank = dist.get_rank() if dist.is_initialized() else 0
+ranks = dist.get_world_size() if dist.is_initialized() else 1
+for seed in (torch.manual_seed, random.seed, np.random.seed):
+    seed(7 + rank)
+
+
+class Samples(TensorDataset):
+    """Samples that may take a while."""
+
+    def __getitem__(self, index):
+        if arguments.slow_data_s:
+            time.sleep(arguments.slow_data_s / arguments.batch_size)
+        return super().__getitem__(index)
+
+
+class Model(nn.Module):
+    """Has all that a probe could change: dropout, BatchNorm's buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10)
+        )
+
+    def forward(self, values):
+        if arguments.slow_rank_s and rank == 1 and torch.is_grad_enabled():
+            time.sleep(arguments.slow_rank_s)
+        return self.layers(values)
+
+
+torch.manual_seed(3)
+data = Samples(torch.randn(arguments.samples, 32), torch.randint(0, 10, (arguments.samples,)))
+torch.manual_seed(7 + rank)
+sampler = None
+if dist.is_initialized() and arguments.sampler:
+    sampler = DistributedSampler(data, ranks, rank, shuffle=True, seed=5)
+loader = DataLoader(
+    data, arguments.batch_size, sampler=sampler, shuffle=False, num_workers=arguments.workers
+)
+model = Model()
+if dist.is_initialized():
+    model = DistributedDataParallel(
+        model, bucket_cap_mb=0.002, find_unused_parameters=bool(arguments.find_unused)
+    )
+    if arguments.hook:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+losses, indices, step, micro = [], [], 0, 0
+epoch = 0
+while step < arguments.steps:
+    if sampler is not None:
+        sampler.set_epoch(epoch)
+        indices.append(list(sampler))
+    for values, targets in loader:
+        micro += 1
+        last = micro % arguments.accumulation == 0
+        skip = not last and arguments.no_sync and isinstance(model, DistributedDataParallel)
+        with model.no_sync() if skip else nullcontext():
+            loss = nn.functional.cross_entropy(model(values), targets) / arguments.accumulation
+            loss.backward()
+        losses.append(loss.item().hex())
+        if not last:
+            continue
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        if arguments.evaluate and step % arguments.evaluate == 0:
+            model.eval()
+            with torch.no_grad():
+                for values, _ in DataLoader(data, 64):
+                    model.module(values) if dist.is_initialized() else model(values)
+            model.train()
+        if step >= arguments.steps:
+            break
+    epoch += 1
+found = {
+    "losses": losses,
+    "parameters": [p.double().sum().item().hex() for p in model.parameters()],
+    "buffers": [b.double().sum().item().hex() for b in model.buffers()],
+    "random": [torch.rand(()).item().hex(), random.random().hex(), float(np.random.rand()).hex()],
+    "indices": indices,
+    "argv": sys.argv,
+    "file": __file__,
+}
+if isinstance(model, DistributedDataParallel) and not arguments.hook:
+    logged = model._get_ddp_logging_data()
+    found["buckets"] = logged.get("rebuilt_bucket_sizes", logged.get("bucket_sizes"))
+Path(f"{arguments.out}-{rank}.json").write_text(json.dumps(found))

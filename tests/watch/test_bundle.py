@@ -1,0 +1,150 @@
+"""Bundles: what is read of them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from common.analysis.diagnosis.bundle import read_bundle, tables_of, write_run
+from common.analysis.diagnosis.evidence import open_evidence
+from common.errors import UserError
+
+ABOUT = {
+    "table": "about",
+    "format": 1,
+    "version": "0.1.0",
+    "world_size": 2,
+    "backend": "gloo",
+    "host": "here",
+    "process": 7,
+    "started": "2026-11-23T10:00:00+0000",
+    "torch": "2.9.0",
+    "python": "3.12.0",
+    "cpu": "x86_64",
+    "device": "cpu",
+    "device_name": "",
+    "command": ["train.py"],
+    "variables": {},
+}
+EXCHANGES_MS = {0: [5.0, 2.0], 1: [1.0, 4.0]}
+"""Of ranks 0 and 1, in two steps."""
+
+
+def step_row(rank: int, step: int) -> dict:
+    exchange = EXCHANGES_MS[rank][step]
+    return {
+        "table": "steps",
+        "kind": "timed",
+        "epoch": 0,
+        "step": step,
+        "warmup": False,
+        "samples": 8,
+        "tokens": 8,
+        "padded_tokens": 8,
+        "longest": 1,
+        "micro_batches": 1,
+        "step_time_ms": 10.0 + exchange,
+        "data_time_ms": 1.0,
+        "forward_time_ms": 3.0,
+        "backward_time_ms": 5.0,
+        "exchange_time_ms": exchange,
+        "optimizer_time_ms": 1.0,
+        "began_s": step * 1.0,
+        "ended_s": step + 0.25,
+        "cpu_time_ms": 9.0,
+        "exchanged_bytes": 4000,
+    }
+
+
+def write_bundle(folder: Path, ranks: tuple[int, ...] = (0, 1), **about: object) -> Path:
+    folder.mkdir()
+    for rank in ranks:
+        facts = {"table": "facts", "parameters": 1000, "gradient_bytes": 4000}
+        facts |= {"gradient_dtype": "float32", "compute_dtype": "float32"}
+        facts |= {"model": "Net", "data": "Texts", "data_samples": 100}
+        rows = [ABOUT | about, facts, *(step_row(rank, step) for step in (0, 1))]
+        rows.append({"table": "end", "status": "complete", "steps": 2})
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"rank{rank}.jsonl").write_text(text)
+    return folder
+
+
+def test_the_exchange_is_divided_into_communication_and_waiting(tmp_path: Path) -> None:
+    steps = tables_of(read_bundle(write_bundle(tmp_path / "b")))["steps.csv"]
+    found = steps.set_index(["rank", "step"])
+    # The shortest exchange of a step is communication; the rest of the others' was waiting.
+    assert found["communication_time_ms"].to_dict() == {
+        (0, 0): 1.0, (0, 1): 2.0, (1, 0): 1.0, (1, 1): 2.0,
+    }  # fmt: skip
+    assert found["waiting_time_ms"].to_dict() == {
+        (0, 0): 4.0, (0, 1): 0.0, (1, 0): 0.0, (1, 1): 2.0,
+    }  # fmt: skip
+    assert found["between_time_ms"][0, 1] == pytest.approx(750.0)
+    assert pd.isna(found["between_time_ms"][0, 0])
+
+
+def test_its_tables_open_as_a_run(tmp_path: Path) -> None:
+    folder = write_run(read_bundle(write_bundle(tmp_path / "b")), tmp_path / "tables")
+    evidence = open_evidence(folder)
+    assert evidence.watched
+    assert evidence.world_size == 2
+    assert evidence.batch_per_rank == 8
+    assert evidence.step_ms == pytest.approx((15.0 + 14.0) / 2)  # the slower rank of each step
+    assert evidence.opened.environment["network"] == "TCP over loopback"
+
+
+def test_a_packed_bundle_is_the_same(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b")
+    with tarfile.open(tmp_path / "b.tar.gz", "w:gz") as archive:
+        archive.add(folder, "b")
+    plain, packed = (tables_of(read_bundle(tmp_path / name)) for name in ("b", "b.tar.gz"))
+    pd.testing.assert_frame_equal(plain["steps.csv"], packed["steps.csv"])
+
+
+def test_a_line_that_was_cut_off_is_noted_and_left_out(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b")
+    file = folder / "rank1.jsonl"
+    file.write_text(file.read_text()[:-30])
+    bundle = read_bundle(folder)
+    assert any("rank1.jsonl: line 5" in note for note in bundle.notes)
+    assert any("rank 1 breaks off" in note for note in bundle.notes)
+    assert len(tables_of(bundle)["steps.csv"]) == 4
+
+
+def test_ranks_without_a_record_are_named(tmp_path: Path) -> None:
+    bundle = read_bundle(write_bundle(tmp_path / "b", world_size=4))
+    assert any("no record of 2, 3" in note for note in bundle.notes)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda b: [f.unlink() for f in b.iterdir()], "no bundle"),
+        (lambda b: [f.write_text("{") for f in b.iterdir()], "no rank says who it was"),
+        (lambda b: write_bundle(b / "new", format=2), "take a newer one"),
+        (
+            lambda b: [
+                f.write_text("\n".join(f.read_text().splitlines()[:2])) for f in b.iterdir()
+            ],
+            "no step was seen",
+        ),
+    ],
+)
+def test_what_is_none_is_refused_in_a_line(tmp_path: Path, spoil, said: str) -> None:
+    folder = write_bundle(tmp_path / "b")
+    spoil(folder)
+    if (folder / "new").is_dir():
+        folder = folder / "new"
+    with pytest.raises(UserError, match=said) as raised:
+        read_bundle(folder)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_packed_bundle_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.tar.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
+    with pytest.raises(UserError, match="cannot be unpacked"):
+        read_bundle(tmp_path / "b.tar.gz")

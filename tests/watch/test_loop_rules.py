@@ -1,0 +1,161 @@
+"""Which calls make a step, told with a clock that the test turns."""
+
+from __future__ import annotations
+
+import pytest
+from ddplab_watch.steps import Fetch, Loop
+
+
+class Clock:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+    def elapsed_s(self, start: float, end: float) -> float:
+        return end - start
+
+
+class Script:
+    """A training loop's calls, each of which takes a second."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.loop = Loop(self.clock, lambda: self.clock.now, lambda: self.clock.now)
+
+    def tick(self) -> None:
+        self.clock.now += 1.0
+
+    def fetch(self, loader: int = 1) -> None:
+        moment = self.loop.fetch_began()
+        self.tick()
+        self.loop.fetch_ended(moment, Fetch(loader, None, 0.0, 0.0))
+
+    def passes(self, backward: bool = True) -> None:
+        self.loop.forward_began(samples=4)
+        self.tick()
+        if backward:
+            self.loop.backward_began()
+            self.tick()
+            self.loop.backward_ended()
+
+    def update(self, optimizer: int = 1, skipped: bool = False) -> None:
+        self.tick()
+        self.loop.update_ended(optimizer, skipped)
+
+    def steps(self) -> list:
+        self.loop.finish()
+        return self.loop.ended
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+def test_a_plain_loop(script: Script) -> None:
+    for _ in range(3):
+        script.fetch()
+        script.passes()
+        script.update()
+        script.tick()  # logging
+    steps = script.steps()
+    assert [(s.began, s.ended) for s in steps] == [(0, 4), (5, 9), (10, 14)]
+    assert [p.samples for s in steps for p in s.passes] == [4, 4, 4]
+
+
+def test_micro_batches_belong_to_one_step(script: Script) -> None:
+    for _ in range(2):
+        for _ in range(3):
+            script.fetch()
+            script.passes()
+        script.update()
+    steps = script.steps()
+    assert [len(s.passes) for s in steps] == [3, 3]
+    assert [len(s.fetches) for s in steps] == [3, 3]
+    # The second fetch counts as data of its pass: from one backward pass to the next forward.
+    assert steps[0].passes[1].forward - steps[0].passes[1].fetched == 1
+
+
+def test_batches_fetched_ahead_of_several_passes(script: Script) -> None:
+    for _ in range(2):
+        script.fetch()
+        script.fetch()
+        script.passes()
+        script.passes()
+        script.update()
+    assert [len(s.passes) for s in script.steps()] == [2, 2]
+
+
+def test_two_optimizers_of_one_batch_make_one_step(script: Script) -> None:
+    for _ in range(3):
+        script.fetch()
+        script.passes()
+        script.update(optimizer=1)
+        script.passes()
+        script.update(optimizer=2)
+    steps = script.steps()
+    assert [len(s.updates) for s in steps] == [2, 2, 2]
+    assert [s.ended - s.began for s in steps] == [7, 7, 7]
+
+
+def test_a_loop_without_a_loader(script: Script) -> None:
+    for _ in range(3):
+        script.passes()
+        script.update()
+        script.tick()
+    assert [(s.began, s.ended) for s in script.steps()] == [(0, 3), (4, 7), (8, 11)]
+
+
+def test_the_last_batch_may_have_been_fetched_ahead(script: Script) -> None:
+    script.fetch()
+    script.fetch()
+    script.passes()
+    script.update()
+    script.passes()  # of the batch that was fetched before
+    script.update()
+    assert len(script.steps()) == 2
+
+
+def test_what_is_fetched_and_run_for_an_evaluation_is_no_step(script: Script) -> None:
+    script.fetch()
+    script.passes()
+    script.update()
+    for _ in range(5):
+        script.fetch(loader=2)
+        script.loop.evaluated(1.0)
+    script.fetch()
+    script.passes()
+    script.update()
+    steps = script.steps()
+    assert [s.evaluation_s for s in steps] == [0, 5]
+    assert [len(s.fetches) for s in steps] == [1, 1]
+    assert steps[1].began == 9  # after the evaluation's five fetches
+
+
+def test_a_step_that_the_scaler_left_out_is_one(script: Script) -> None:
+    for skipped in (False, True, False):
+        script.fetch()
+        script.passes()
+        script.update(skipped=skipped)
+    assert [s.skipped for s in script.steps()] == [False, True, False]
+
+
+def test_an_update_without_a_backward_pass_is_none(script: Script) -> None:
+    script.fetch()
+    script.passes()
+    script.update()
+    script.update()  # of averaged weights, by the same optimizer
+    assert len(script.steps()) == 1
+
+
+def test_several_calls_before_one_backward_pass_are_one_pass(script: Script) -> None:
+    script.fetch()
+    script.passes(backward=False)
+    script.passes()
+    script.update()
+    [step] = script.steps()
+    assert [p.samples for p in step.passes] == [8]

@@ -1,0 +1,148 @@
+"""A watched script behaves as without the watch, whatever it does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from watch_support import SCRIPTS, rows_of
+
+HERE = Path(__file__).parent
+
+
+def run(*words: object, cwd: Path, watched: bool = True, **variables: str):
+    start = [sys.executable, *(["-m", "ddplab_watch"] if watched else [])]
+    return subprocess.run(
+        [*start, *map(str, words)],
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+SCRIPT_TEXTS = {
+    "ends with a status": "import sys\nprint('so far')\nsys.exit(3)",
+    "fails": "import json\nprint('so far')\njson.loads('{')",
+    "reads its name": "import sys\nprint(sys.argv, __name__, __file__)",
+    "imports its neighbour": "import neighbour\nprint(neighbour.NAME)",
+    "never steps": "import torch\nprint(torch.ones(2).sum().item())",
+    "spawns": (
+        "import multiprocessing\n\ndef child(queue):\n    queue.put(__name__)\n\n"
+        "if __name__ == '__main__':\n    context = multiprocessing.get_context('spawn')\n"
+        "    queue = context.Queue()\n    process = context.Process(target=child, args=(queue,))\n"
+        "    process.start()\n    print(queue.get())\n    process.join()\n"
+    ),
+    "has handlers": (
+        "import atexit, os, signal\natexit.register(lambda: print('its own end'))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('its own handler'), exit(9)))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", SCRIPT_TEXTS.values(), ids=SCRIPT_TEXTS)
+def test_output_and_status_are_the_scripts_own(tmp_path: Path, text: str) -> None:
+    (tmp_path / "script.py").write_text(text)
+    (tmp_path / "neighbour.py").write_text("NAME = 'here'")
+    plain = run("script.py", "--lr", "0.1", cwd=tmp_path, watched=False)
+    watched = run("script.py", "--lr", "0.1", cwd=tmp_path)
+    assert watched.stdout == plain.stdout
+    assert watched.returncode == plain.returncode
+    # A traceback's last lines are the same; above them are those of the runner.
+    assert watched.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
+    assert not (tmp_path / "ddplab-watch").exists()
+
+
+def test_a_module_is_run_with_its_package() -> None:
+    plain = run("-m", "package.train", "--lr", cwd=HERE, watched=False)
+    watched = run("-m", "package.train", "--lr", cwd=HERE)
+    assert watched.stdout == plain.stdout == "42 __main__ package ['--lr']\n"
+    assert watched.returncode == plain.returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["none.py"], "none.py: no such file"),
+        ([], "usage"),
+        (["window=0", "x.py"], "window is 0"),
+        (["depth=3", "x.py"], "unknown setting 'depth'"),
+        (["window=many", "x.py"], "window is 'many'"),
+    ],
+)
+def test_a_mistake_is_said_in_a_line(tmp_path: Path, words: list[str], said: str) -> None:
+    done = run(*words, cwd=tmp_path)
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.returncode != 0
+
+
+def test_where_nothing_can_be_written_the_script_runs_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file where the folder should be")
+    done = run(
+        f"folder={tmp_path}/taken/bundle",
+        SCRIPTS / "loop.py",
+        tmp_path / "out",
+        "--steps",
+        "4",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "out-0.json").is_file()
+    assert done.stderr.count("ddplab-watch") == 1
+
+
+def test_the_variable_starts_it_in_processes_of_others(tmp_path: Path) -> None:
+    # As accelerate, DeepSpeed or a job's script start a rank: with a variable alone.
+    done = run(
+        SCRIPTS / "loop.py",
+        tmp_path / "out",
+        "--steps",
+        "12",
+        cwd=tmp_path,
+        watched=False,
+        DDPLAB_WATCH=str(tmp_path / "bundle"),
+        DDPLAB_WATCH_OPTIONS="warmup=2,window=4,bucket_steps=2",
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"status": "complete"' in (tmp_path / "bundle" / "rank0.jsonl").read_text()
+
+
+def test_workers_that_are_ahead_do_not_mix_up_the_samples(tmp_path: Path) -> None:
+    words = (f"folder={tmp_path}/bundle", "warmup=2", "window=4", "bucket_steps=3")
+    done = run(*words, SCRIPTS / "loop.py", "out", "--workers", 2, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [row] = rows_of(tmp_path, 0, "identities")
+    first = (1 + 2) * 8  # the first update is not recorded, nor are samples of the warm-up
+    assert row["samples"] == list(range(first, first + 7 * 8))
+
+
+def test_a_process_that_never_imports_torch_imports_nothing_of_the_watch(tmp_path: Path) -> None:
+    code = "import sys; print(sorted(n for n in sys.modules if n.startswith(('torch', 'ddplab'))))"
+    done = run("-c", code, cwd=tmp_path, watched=False)
+    assert done.stdout.strip() == "[]"
+    watched = run("-c", code, cwd=tmp_path, watched=False, DDPLAB_WATCH=str(tmp_path))
+    assert "torch" not in watched.stdout.replace("ddplab_watch", "")
+
+
+def test_a_killed_rank_leaves_what_was_seen(tmp_path: Path) -> None:
+    code = (
+        (SCRIPTS / "loop.py")
+        .read_text()
+        .replace(
+            "        step += 1\n",
+            "        step += 1\n        if step == 30:\n            import os, time\n"
+            "            time.sleep(2.5)\n            os.kill(os.getpid(), 9)\n",
+        )
+    )
+    (tmp_path / "killed.py").write_text(code)
+    words = (f"folder={tmp_path}/bundle", "warmup=2", "window=90")
+    done = run(*words, "killed.py", "out", "--steps", "99", cwd=tmp_path)
+    assert done.returncode == -9
+    lines = (tmp_path / "bundle" / "rank0.jsonl").read_text()
+    assert lines.count('"table": "steps"') > 20
