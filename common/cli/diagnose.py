@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,7 +40,7 @@ class Diagnose:
     """Steps before the window."""
     window: int = 30
     """Steps that are timed as they are."""
-    bucket_steps: int = 5
+    bucket_steps: int = 10
     """Steps after these in which gradients and buckets are watched, too."""
     to_end: bool = False
     """Watch to the end of the script, without probes."""
@@ -91,10 +92,12 @@ class Diagnose:
         print(f"\nWritten: {', '.join(str(path) for path in paths)}")
 
     def _run_script(self) -> int:
-        from common.cluster.watched import run_watched
+        from common.cluster.watched import check_program, run_watched
 
         if self.nproc < 1:
             raise UserError(f"--nproc {self.nproc}: at least 1")
+        check_program(self.program)
+        self._options(Path())
         folder = self._new_folder()
         variables = self._options(folder).to_environment()
         steps = f"{self.warmup} + {self.window} + {self.bucket_steps}"
@@ -122,9 +125,13 @@ class Diagnose:
     def _show_or_say(self, folder: Path) -> None:
         """Prints the diagnosis; where there is none, one line. The exit status is the script's."""
         try:
+            if not any(folder.glob("rank*.jsonl")):
+                raise UserError("no update of a torch optimizer was seen")
             self._show(self._open(str(folder)))
         except UserError as error:
             print(f"ddplab diagnose: no diagnosis: {error}", file=sys.stderr)
+        except Exception:  # a bug of ours must not end somebody's training
+            traceback.print_exc()
 
     def _options(self, folder: Path):
         from ddplab_watch import Options

@@ -17,6 +17,14 @@ LOOKED_EVERY_S = 1.0
 GRACE_S = 30.0
 
 
+def check_program(program: Sequence[str]) -> None:
+    """Raises UserError where there is no such script, or no module is named."""
+    if program[0] != "-m" and not Path(program[0]).is_file():
+        raise UserError(f"script {program[0]}: no such file")
+    if list(program) == ["-m"]:
+        raise UserError("-m: the name of a module follows")
+
+
 def run_watched(
     program: Sequence[str],
     ranks: int,
@@ -34,27 +42,23 @@ def run_watched(
 
     Returns:
         the script's exit status, as a shell would give it.
-
-    Raises:
-        UserError: there is no such script.
     """
-    if program[0] != "-m" and not Path(program[0]).is_file():
-        raise UserError(f"script {program[0]}: no such file")
-    if list(program) == ["-m"]:
-        raise UserError("-m: the name of a module follows")
     command = [sys.executable, "-m", "ddplab_watch", *program]
     if ranks > 1:
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         command = [sys.executable, "-m", *torchrun, "-m", "ddplab_watch", *program]
         variables = {"OMP_NUM_THREADS": str(threads_per_rank(ranks))} | variables
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     mark = secrets.token_hex(8)
-    with started(command, mark, {"PATH": search_path()} | variables, GRACE_S) as process:
-        process.stdin.close()
-        while True:
-            try:
-                status = process.wait(LOOKED_EVERY_S)
-                break
-            except subprocess.TimeoutExpired:
-                meanwhile()
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with started(command, mark, {"PATH": search_path()} | variables, GRACE_S) as process:
+            process.stdin.close()
+            while True:
+                try:
+                    status = process.wait(LOOKED_EVERY_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    meanwhile()
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return status if status >= 0 else 128 - status

@@ -183,8 +183,6 @@ def slow_rank(case: Case) -> Verdict | None:
     if case.ranks < 2:
         raise NotJudged("one rank has no other to be slower than")
     compute, tokens = _compute(case), _tokens(case)
-    if compute.empty:
-        raise NotJudged(f"{STEPS} has no step of all ranks")
     rate = compute / tokens.loc[compute.index]
     slowest = int(rate.median().idxmax())
     others = rate.drop(columns=slowest).median(axis=1)
@@ -353,6 +351,8 @@ def _slope(compute: pd.DataFrame, tokens: pd.DataFrame) -> tuple[float, float]:
 def _compute(case: Case) -> pd.DataFrame:
     """Returns forward and backward pass in ms: a row per step, a column per rank."""
     both = case.run.by_step("forward_time_ms") + case.run.by_step("backward_time_ms")
+    if both.dropna().empty:
+        raise NotJudged(f"{STEPS} has no step of all ranks with both passes")
     return both.dropna()
 
 

@@ -47,7 +47,7 @@ def train(options: argparse.Namespace) -> None:
                 batch = next(batches)
             last = micro == options.accumulation - 1
             with nullcontext() if last else model.no_sync():
-                with torch.autocast("cpu", torch.bfloat16, enabled=options.bfloat16):
+                with torch.autocast("cpu", torch.bfloat16, enabled=bool(options.bfloat16)):
                     outputs = model(batch["image"])
                 loss = nn.functional.cross_entropy(outputs.float(), batch["label"])
                 (loss / options.accumulation).backward()

@@ -30,7 +30,7 @@ class Options:
     folder: str = DEFAULT_FOLDER
     warmup: int = 5
     window: int = 30
-    bucket_steps: int = 5
+    bucket_steps: int = 10
     probe: bool = True
     to_end: bool = False
     anonymise: bool = False
