@@ -441,7 +441,7 @@ def test_a_system_that_tells_nothing_gives_none_and_never_zero(tmp_path: Path) -
 
 
 def gpu(**asked: object) -> dict[str, object]:
-    """Reads the facts of GPU 0, from a driver that answers these questions besides its usual ones."""
+    """Reads the facts of GPU 0 from a driver that answers these questions, too."""
     driver = fake_nvml([h100(0), h100(1)])
     for name, answer in asked.items():
         setattr(driver, f"nvmlDeviceGet{name}", lambda handle, answer=answer: answer)
