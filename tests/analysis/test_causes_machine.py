@@ -77,8 +77,8 @@ def write(
     by_rank: Sequence[Mapping[str, object]] = (),
     **changed: object,
 ) -> Path:
-    """A made-up run with surroundings: ``changed`` on all ranks, ``by_rank`` on each."""
-    run.write(folder)
+    """Writes a made-up run with surroundings: ``changed`` on all ranks, ``by_rank`` on each."""
+    network(run.write(folder), "TCP over loopback")
     rows = [
         HEALTHY | changed | {"rank": rank} | dict(by_rank[rank] if by_rank else {})
         for rank in range(run.ranks)
@@ -94,7 +94,7 @@ def judge(cause: str, folder: Path) -> Verdict | None:
 
 
 def named(cause: str, folder: Path) -> Verdict:
-    """The verdict, after what holds for each was checked."""
+    """Returns the verdict, after checking what holds for each."""
     verdict = judge(cause, folder)
     assert verdict is not None
     assert verdict.cause == cause
@@ -107,9 +107,10 @@ def named(cause: str, folder: Path) -> Verdict:
 
 
 def network(folder: Path, name: str) -> Path:
-    """The folder, whose record says that it ran over this network."""
+    """Returns the folder, its record now of a watched script that ran over this network."""
     record = json.loads((folder / "environment.json").read_text())
-    (folder / "environment.json").write_text(json.dumps(record | {"network": name}))
+    record |= {"label": "watch", "network": name}
+    (folder / "environment.json").write_text(json.dumps(record))
     return folder
 
 
@@ -239,6 +240,9 @@ def test_one_thread_beside_idle_cores_is_named_with_an_upper_bound(tmp_path):
     idle = {"interval_own_cores": 1.0, "interval_busy_cores": 2.1}
     seen = named("too-few-threads", write(tmp_path / "seen", MadeUp(noise=0.0), **SIX, **idle))
     assert seen.confidence == "medium"
+    # It may bring all of that or nothing.
+    interval = (seen.speedup_low, seen.predicted_speedup)
+    assert interval == (seen.speedup_now, seen.speedup_high)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc 
 
 
 def tree(root: Path, files: Mapping[str, str]) -> Path:
-    """A root with these files, and folders where a path ends with a slash."""
+    """Makes these files below a root, and folders where a path ends with a slash; returns it."""
     for path, content in files.items():
         target = root / path
         if path.endswith("/"):
@@ -195,7 +195,7 @@ def test_hyper_threads_and_numa_nodes_of_cores(tmp_path: Path) -> None:
 
 
 def stat_of(user: int, system: int, waited_user: int = 0, waited_system: int = 0) -> str:
-    """A process's stat, whose name has a blank and a parenthesis."""
+    """Returns a process's stat, whose name has a blank and a parenthesis."""
     return f"7 (py) thon) S {' '.join('0' * 10)} {user} {system} {waited_user} {waited_system} 20"
 
 
@@ -239,7 +239,7 @@ def test_waiting_and_stolen_time_are_not_computing(tmp_path: Path) -> None:
 
 
 def card(name: str, speed: int | None, up: bool = True) -> dict[str, str]:
-    """A network card's files. A driver that does not tell a speed has no number in its file."""
+    """Returns a network card's files; a driver that does not tell a speed writes no number."""
     folder = f"sys/class/net/{name}"
     return {
         f"{folder}/flags": "0x1003" if up else "0x1002",
@@ -250,7 +250,7 @@ def card(name: str, speed: int | None, up: bool = True) -> dict[str, str]:
 
 
 def virtual(name: str, speed: int = 10000, below: tuple[str, ...] = ()) -> dict[str, str]:
-    """A virtual interface's files: whatever speed its driver likes to tell, and no card."""
+    """Returns a virtual interface's files: the speed that its driver likes to tell, and no card."""
     folder = f"sys/class/net/{name}"
     files = {
         f"{folder}/flags": "0x1003",
@@ -301,7 +301,7 @@ def test_speeds_are_those_of_cards_and_of_what_stands_on_them(tmp_path: Path) ->
 
 
 def route_line(interface: str, network: str, prefix: int, metric: int = 0, flags: int = 1) -> str:
-    """A line of /proc/net/route: addresses as numbers of this machine's byte order."""
+    """Makes a line of /proc/net/route: addresses as numbers of this machine's byte order."""
 
     def shown(address: bytes) -> str:
         return f"{int.from_bytes(address, sys.byteorder):08X}"
@@ -441,7 +441,7 @@ def test_a_system_that_tells_nothing_gives_none_and_never_zero(tmp_path: Path) -
 
 
 def gpu(**asked: object) -> dict[str, object]:
-    """The facts of GPU 0, from a driver that answers these questions besides its usual ones."""
+    """Reads the facts of GPU 0 from a driver that answers these questions, too."""
     driver = fake_nvml([h100(0), h100(1)])
     for name, answer in asked.items():
         setattr(driver, f"nvmlDeviceGet{name}", lambda handle, answer=answer: answer)

@@ -189,6 +189,8 @@ def too_few_threads(case: Case) -> Verdict | None:
         ),
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_without(lost),
+        speedup_low=case.speedup_now,  # an upper bound may bring nothing
+        speedup_high=case.speedup_without(lost),
     )
 
 
@@ -288,6 +290,8 @@ def _interface_verdict(
         ),
         speedup_now=case.speedup_now if lost else None,
         predicted_speedup=case.speedup_without(lost) if lost else None,
+        speedup_low=case.speedup_now if lost else None,
+        speedup_high=case.speedup_without(lost) if lost else None,
         group=PERFORMANCE if lost else MINOR,
     )
 

@@ -44,13 +44,7 @@ from common.analysis.diagnosis.causes_validity import (
     warm_up_counted,
     wrong_sampler,
 )
-from common.analysis.diagnosis.evidence import (
-    SURROUNDINGS,
-    Evidence,
-    NotJudged,
-    baseline_arm,
-    open_evidence,
-)
+from common.analysis.diagnosis.evidence import Evidence, NotJudged, baseline_arm, open_evidence
 from common.analysis.style import Table
 from common.errors import UserError
 
@@ -71,6 +65,14 @@ CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
     "bucket-cap": bucket_cap,
     ", ".join(LIMITS): communication_bound,
 }
+MACHINE_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
+    "cpu-quota": cpu_quota,
+    "too-few-threads": too_few_threads,
+    "wrong-interface": wrong_interface,
+    "nccl-settings": nccl_settings,
+    "gpu-surroundings": gpu_surroundings,
+}
+"""Of the machine and its settings, which the watcher alone reads."""
 OF_SCRIPTS: dict[str, Callable[[Case], Verdict | None]] = {
     "hang": hang,
     "slow-update": slow_update,
@@ -80,16 +82,9 @@ OF_SCRIPTS: dict[str, Callable[[Case], Verdict | None]] = {
     "allocator-retries": allocator_retries,
     "growing-memory": growing_memory,
     "wide-gradients": narrow_gradients,
+    **MACHINE_CAUSES,
 }
 """Looked for in watched scripts only: this project's programs have no table of them."""
-MACHINE_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
-    "cpu-quota": cpu_quota,
-    "too-few-threads": too_few_threads,
-    "wrong-interface": wrong_interface,
-    "nccl-settings": nccl_settings,
-    "gpu-surroundings": gpu_surroundings,
-}
-"""Judged where the watcher has read the ranks' surroundings; assignment 4's programs do not."""
 MANY_UNJUDGED = 6
 """With so many causes not judged, it means little that none of the others was found."""
 WIDTH = 96
@@ -136,9 +131,7 @@ def examine(run: Evidence, baseline: Evidence | None = None) -> Diagnosis:
 def examine_case(case: Case) -> Diagnosis:
     """Judges every cause of a case; see ``examine``."""
     verdicts, not_judged = [], []
-    causes = CAUSES | (OF_SCRIPTS if case.run.watched else {})
-    if SURROUNDINGS in case.run.tables:
-        causes |= MACHINE_CAUSES
+    causes = CAUSES | OF_SCRIPTS if case.run.watched else CAUSES
     for cause, judge in causes.items():
         try:
             verdict = judge(case)
@@ -225,7 +218,7 @@ def lines_of(found: Diagnosis) -> list[str]:
     elif found.healthy:
         lines.append("No limiting cause found among the few that can be judged here.")
     for place, verdict in enumerate(found.verdicts, 1):
-        lost = "" if verdict.lost_share is None else f"; takes {percent(verdict.lost_share)}"
+        lost = f"; takes {percent(verdict.lost_share)}" if verdict.lost_share else ""
         lines += ["", f"{place}. {verdict.title} ({verdict.cause}{lost})"]
         for sentence in verdict.evidence:
             lines += _wrapped(sentence, "   - ")
