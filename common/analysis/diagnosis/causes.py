@@ -31,9 +31,9 @@ SURE, LIKELY = 4.0, 1.5
 noise alone gives one in ten."""
 NORMAL_90 = 1.645
 """Standard deviations to either side of a normal distribution's middle that hold 90 % of it."""
-PREDICTION_ERROR = 0.05
-"""Standard deviation of predicted over achieved speedups, in logarithms: what the machine does from
-one run to the next, and what the model leaves out."""
+PREDICTION_ERROR = 0.13
+"""Root mean square of ln(predicted over achieved speedup) of the eight changes in the two recorded
+runs of ``ddplab study remedies``: what the model leaves out, and what the machine does meanwhile."""
 MANY_STEPS = 10
 """A spread from fewer steps is not known well enough to be sure of anything."""
 

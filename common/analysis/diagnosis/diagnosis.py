@@ -85,7 +85,7 @@ OF_SCRIPTS: dict[str, Callable[[Case], Verdict | None]] = {
     **MACHINE_CAUSES,
 }
 """Looked for in watched scripts only: this project's programs have no table of them."""
-MANY_UNJUDGED = 6
+MANY_UNJUDGED = 9
 """With so many causes not judged, it means little that none of the others was found."""
 WIDTH = 96
 """Characters of a line in a report."""

@@ -268,6 +268,7 @@ class Watch:
         if self.updated == options.warmup + options.window:
             self.stacks.counting = False
             self.stacks.flush()
+            self.look_around(self.cpu_times)
             if options.bucket_steps:
                 self.watch_buckets()
         if self.updated >= options.last_step and not options.to_end:
@@ -292,11 +293,11 @@ class Watch:
         from torch.nn.parallel import DistributedDataParallel
 
         from ddplab_watch import __version__, hooks, private
+        from ddplab_watch.machine_cores import read_cpu_times
         from ddplab_watch.marks import clock_of
         from ddplab_watch.pauses import Pauses
         from ddplab_watch.stacks import Stacks
         from ddplab_watch.steps import Loop
-        from ddplab_watch.surroundings import surroundings
 
         in_group = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if in_group else int(os.environ.get("RANK", 0))
@@ -335,9 +336,8 @@ class Watch:
             bucket_steps=options.bucket_steps,
         )
         record.add("placement", **_placement(self.device, record))
-        is_gpu = self.device.type == "cuda"
-        seen = surroundings(self.device.index or 0 if is_gpu else None, socket.gethostname())
-        record.add("surroundings", **{"host": record.name(socket.gethostname())} | seen)
+        self.look_around(None)
+        self.cpu_times = read_cpu_times()
         for what, why in private.missing().items():
             record.unseen(what, why)
         self.loop = Loop(clock_of(self.device), time.perf_counter, time.process_time)
@@ -357,6 +357,14 @@ class Watch:
             record, lambda: self.loop.phase, lambda: (self.updated, self.usual_s())
         )
         self.stacks.start()
+
+    def look_around(self, earlier: Any) -> None:
+        """Records this rank's surroundings, and the processors' time since an earlier reading."""
+        from ddplab_watch.surroundings import surroundings
+
+        index = (self.device.index or 0) if self.device.type == "cuda" else None
+        seen = surroundings(index, socket.gethostname(), earlier)
+        self.record.add("surroundings", **{"host": self.record.name(socket.gethostname())} | seen)
 
     def usual_s(self) -> float:
         """Returns a step's usual time in seconds; 0 before there is one."""
