@@ -1,0 +1,116 @@
+"""``ddplab study watching``: what ``ddplab-watch`` adds to a step.
+
+Two ranks train the same model without a watch, twice, in its plain window and in its bucket window,
+in rotated rounds, each visit with a new model under DDP. A step is the slowest rank's. The visits
+without a watch beside each other show the noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common.cluster.launch import launch
+from common.report.progress import StageProgress
+from common.runtime.flags import as_flags
+from common.runtime.paths import project_root
+from common.runtime.recorder import require_positive
+from common.studies.study import study_run, with_verdicts
+
+RANKS = 2
+SCRIPT = project_root() / "common" / "studies" / "watching_ranks.py"
+BARE, AGAIN = "bare", "bare again"
+PROMISED = {"plain window": 0.01}
+"""Largest share of a step that a window may add; what the bucket window adds is only stated."""
+LONG_MS = 50.0
+"""The promise is made for steps at least so long."""
+DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class WatchingStudy:
+    """Settings of the study."""
+
+    widths: tuple[int, ...] = (320, 448)
+    rounds: int = 40
+    steps: int = 10
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rounds", "steps")
+
+
+def run_study(study: WatchingStudy, output_dir: str, progress: StageProgress) -> Path:
+    """Measures and judges; returns the run directory."""
+    with study_run("watching", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:
+        folder = run.path.absolute()  # ranks start in another folder
+        settings = {
+            "widths": study.widths,
+            "rounds": study.rounds,
+            "steps": study.steps,
+            "device": "cpu",
+            "output_dir": folder,
+            "run_id": "ranks",
+        }
+        with progress.stage("steps with and without a watch") as update:
+            launch(SCRIPT, as_flags(settings), RANKS, folder / "ranks.log", on_output=update)
+        found = added(pd.read_csv(folder / "ranks" / "step-samples.csv"))
+        run.write_table("added.csv", found)
+        verdicts = judge(found)
+        run.write_table("verdicts.csv", verdicts)
+    progress.say(found.to_string(index=False, float_format="%.4f"))
+    progress.say(verdicts.to_string(index=False, float_format="%.4f"))
+    return run.path
+
+
+def added(samples: pd.DataFrame) -> pd.DataFrame:
+    """Computes what each arm adds to a step, as a share of it, with its 95 % interval.
+
+    A visit's time is the median of its steps; a round's bare time is the mean of its two bare
+    visits. The share is the median over rounds of an arm's time over the bare one, minus 1; its
+    interval comes from drawing the rounds anew.
+
+    Args:
+        samples: rows of rank, width, arm, round, step and step_time_ms.
+
+    Returns:
+        A row per width and arm: width, arm, bare_ms, added, low, high.
+    """
+    slowest = samples.groupby(["width", "arm", "round", "step"])["step_time_ms"].max()
+    visits = slowest.groupby(["width", "arm", "round"]).median()
+    draw = np.random.default_rng(0)
+    rows = []
+    for width, own in visits.groupby("width"):
+        wide = own.droplevel("width").unstack("arm")
+        bare = (wide[BARE] + wide[AGAIN]) / 2
+        for arm in wide.columns.drop(BARE):
+            beside = wide[BARE] if arm == AGAIN else bare
+            shares = (wide[arm] / beside - 1).to_numpy()
+            chosen = draw.integers(0, len(shares), (DRAWS, len(shares)))
+            low, high = np.quantile(np.median(shares[chosen], axis=1), [0.025, 0.975])
+            rows.append(
+                {
+                    "width": width,
+                    "arm": arm,
+                    "bare_ms": float(bare.median()),
+                    "added": float(np.median(shares)),
+                    "low": float(low),
+                    "high": float(high),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def judge(found: pd.DataFrame) -> pd.DataFrame:
+    """Compares what the windows add with what is promised; returns a row per width and arm."""
+    rows = [
+        {
+            "promise": f"{row.arm}, steps of {row.bare_ms:.0f} ms",
+            "at_most": PROMISED.get(row.arm) if row.bare_ms >= LONG_MS else None,
+            "found": row.added,
+        }
+        for row in found.itertuples()
+    ]
+    return with_verdicts(pd.DataFrame(rows))
