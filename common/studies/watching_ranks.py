@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from common.benchmarks.rounds import rotated_rounds
+from common.benchmarks.rounds import rotated
 from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import record_run
 from common.runtime.run_options import RankOptions
@@ -22,7 +22,7 @@ from common.training.ddp import make_ddp
 
 BARE, AGAIN, PLAIN, BUCKETS = "bare", "bare again", "plain window", "bucket window"
 SETTLING_STEPS = 4
-"""Steps before those that are timed: DDP's buckets settle, and the watch opens its record."""
+"""Steps before those that are timed: DDP's buckets settle, or the watch opens its record."""
 COLUMNS = ("rank", "width", "arm", "round", "step", "step_time_ms")
 WINDOWS = {
     PLAIN: {"window": 10**6, "bucket_steps": 0},
@@ -35,8 +35,8 @@ WINDOWS = {
 class Watching(RankOptions):
     """Times steps with and without a watch."""
 
-    widths: tuple[int, ...] = (320, 448)
-    """Of the model's layers: a step takes about 30 and 60 ms on two cores."""
+    widths: tuple[int, ...] = (16, 448)
+    """Of the model's layers: a step takes about 5 and 65 ms on two cores."""
     layers: int = 24
     batch_size: int = 64
     rounds: int = 40
@@ -53,46 +53,64 @@ def main(settings: Watching) -> None:
     ):
         stream = recorder.stream("step-samples.csv", COLUMNS)
         for width in settings.widths:
-            for round_, arm in rotated_rounds((BARE, PLAIN, BUCKETS, AGAIN), settings.rounds):
-                times_ms = visit(settings, width, arm, worker)
-                keys = {"width": width, "arm": arm, "round": round_}
-                stream.write(
-                    [keys | {"step": step, "step_time_ms": ms} for step, ms in enumerate(times_ms)]
-                )
+            for round_ in range(settings.rounds):
+                training = Training(settings, width, worker)  # one for all arms of a round
+                for arm in rotated((BARE, PLAIN, BUCKETS, AGAIN), round_):
+                    times_ms = training.visit(arm)
+                    keys = {"width": width, "arm": arm, "round": round_}
+                    stream.write(
+                        [keys | {"step": n, "step_time_ms": ms} for n, ms in enumerate(times_ms)]
+                    )
+                training.close()
                 if worker.is_main:
                     print(f"width {width}, round {round_ + 1} of {settings.rounds}", flush=True)
 
 
-def visit(settings: Watching, width: int, arm: str, worker: Worker) -> list[float]:
-    """Trains a new model for a visit's steps; returns the times in ms of those after settling."""
-    torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(settings.layers)]
-    model = make_ddp(nn.Sequential(*layers), worker.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    count = SETTLING_STEPS + settings.steps
-    samples = torch.randn(settings.batch_size * count, width)
-    loader = DataLoader(TensorDataset(samples), settings.batch_size)
-    times_ms = []
-    with tempfile.TemporaryDirectory() as folder:
-        if arm in WINDOWS:
-            path = str(Path(folder) / "bundle")
-            ddplab_watch.start(path, warmup=1, probe=False, **WINDOWS[arm])
-        batches = iter(loader)
-        for _ in range(count):
-            worker.barrier()
-            began = time.perf_counter()
-            [values] = next(batches)
-            loss = model(values).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            times_ms.append((time.perf_counter() - began) * 1e3)
-        ddplab_watch.stop()
-        worker.barrier()  # a folder that is gone must not be written to
-    model._remove_autograd_hooks()
-    del model, optimizer, loss
-    gc.collect()
-    return times_ms[SETTLING_STEPS:]
+class Training:
+    """A model under DDP, its optimizer and its loader, which the arms of a round share."""
+
+    def __init__(self, settings: Watching, width: int, worker: Worker) -> None:
+        torch.manual_seed(0)
+        layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(settings.layers)]
+        self.settings, self.worker = settings, worker
+        self.model = make_ddp(nn.Sequential(*layers), worker.device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        samples = torch.randn(settings.batch_size * 16, width)
+        self.loader = DataLoader(TensorDataset(samples), settings.batch_size)
+        self.batches = iter(self.loader)
+        for _ in range(SETTLING_STEPS):
+            self.step()
+
+    def visit(self, arm: str) -> list[float]:
+        """Makes a visit's steps; returns the times in ms of those after settling."""
+        with tempfile.TemporaryDirectory() as folder:
+            if arm in WINDOWS:
+                path = str(Path(folder) / "bundle")
+                ddplab_watch.start(path, warmup=1, probe=False, **WINDOWS[arm])
+            times_ms = [self.step() for _ in range(SETTLING_STEPS + self.settings.steps)]
+            ddplab_watch.stop()
+            self.worker.barrier()  # a folder that is gone must not be written to
+        return times_ms[SETTLING_STEPS:]
+
+    def step(self) -> float:
+        """Makes a step that all ranks begin together; returns its time in ms."""
+        self.worker.barrier()
+        began = time.perf_counter()
+        batch = next(self.batches, None)
+        if batch is None:
+            self.batches = iter(self.loader)
+            batch = next(self.batches)
+        loss = self.model(batch[0]).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return (time.perf_counter() - began) * 1e3
+
+    def close(self) -> None:
+        """Takes DDP off, and frees its buckets before there are new ones."""
+        self.model._remove_autograd_hooks()
+        del self.model, self.optimizer
+        gc.collect()
 
 
 if __name__ == "__main__":

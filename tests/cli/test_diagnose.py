@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from command_line import ddplab, refused
 
@@ -128,3 +131,36 @@ def test_a_planted_fault_is_named_first_with_what_it_would_bring(tmp_path: Path)
     assert first["confidence"] == "high"
     assert "num_workers=" in first["change"]
     assert first["predicted_speedup"] > 1.5 * first["speedup_now"]
+
+
+@pytest.mark.two_ranks
+def test_ctrl_c_leaves_what_was_seen_and_no_process(tmp_path: Path) -> None:
+    script = ROOT / "common" / "studies" / "scripts" / "plain.py"
+    bundle = tmp_path / "bundle"
+    words = ["--nproc", "2", "--bundle", bundle, "--window", "100000", script]
+    words += ["--steps", "100000", "--width", "64"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "common.cli.main", "diagnose", *map(str, words)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(bundle.glob("rank*.jsonl"))) < 2 or not all(
+            file.read_text().count('"steps"') > 20 for file in bundle.glob("rank*.jsonl")
+        ):
+            assert time.monotonic() < deadline, "no step was seen"
+            time.sleep(0.2)
+        ranks = psutil.Process(process.pid).children(recursive=True)
+        assert len(ranks) >= 3
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=50)
+    finally:
+        process.kill()
+    assert process.returncode == 130, stderr
+    assert not [each for each in ranks if each.is_running()]
+    assert "2 ranks, " in stdout  # the steps that were seen are diagnosed
+    assert (bundle / "diagnosis.html").is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -114,12 +115,17 @@ def test_the_variable_starts_it_in_processes_of_others(tmp_path: Path) -> None:
 
 
 def test_workers_that_are_ahead_do_not_mix_up_the_samples(tmp_path: Path) -> None:
-    words = (f"folder={tmp_path}/bundle", "warmup=2", "window=4", "bucket_steps=3")
+    words = (f"folder={tmp_path}/bundle", "warmup=2", "window=4", "bucket_steps=3", "anonymise=1")
     done = run(*words, SCRIPTS / "loop.py", "out", "--workers", 2, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     [row] = rows_of(tmp_path, 0, "identities")
     first = (1 + 2) * 8  # the first update is not recorded, nor are samples of the warm-up
     assert row["samples"] == list(range(first, first + 7 * 8))
+    # Names were to be hashed: neither the host nor a folder is in the bundle.
+    text = (tmp_path / "bundle" / "rank0.jsonl").read_text()
+    assert f'"{socket.gethostname()}"' not in text
+    assert str(tmp_path) not in text
+    assert "loop.py" not in text
 
 
 def test_a_process_that_never_imports_torch_imports_nothing_of_the_watch(tmp_path: Path) -> None:

@@ -29,13 +29,13 @@ class Record:
         self.path, self.anonymise = path, anonymise
         self.failed = ""
         """Why nothing can be written any more, or nothing."""
-        self._lines: list[str] = []
+        self._rows: list[dict[str, Any]] = []
         self._lock = threading.Lock()
 
     def add(self, table: str, **row: Any) -> None:
         """Keeps a row until the next ``write``."""
         with self._lock:
-            self._lines.append(json.dumps({"table": table, **row}, default=str))
+            self._rows.append({"table": table, **row})
 
     def unseen(self, what: str, why: str) -> None:
         """Keeps a row that says what cannot be seen here."""
@@ -50,9 +50,10 @@ class Record:
     def write(self) -> None:
         """Appends what was kept to the file. Where that fails, says so once and keeps no more."""
         with self._lock:
-            lines, self._lines = self._lines, []
-            if not lines or self.failed:
+            rows, self._rows = self._rows, []
+            if not rows or self.failed:
                 return
+            lines = [json.dumps(row, default=str) for row in rows]
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 with self.path.open("a", encoding="utf-8") as file:

@@ -147,6 +147,7 @@ class Watch:
         if self.record is None:
             return
         self.pauses.remove()
+        self.memory.close()
         self.loop.finish()
         self.collect()
         self.read(wait=status != "failed")
@@ -178,7 +179,9 @@ class Watch:
             hashed = content_hashes(batch)
         elif not isinstance(ids, list | tuple):
             ids = [ids]
-        if ids is not None and not all(isinstance(each, int) for each in ids):
+        if ids is not None and not (
+            ids and isinstance(ids[0], int)
+        ):  # of a sampler of its own kind
             ids = None
         self.loop.fetch_ended(
             began,
@@ -261,7 +264,7 @@ class Watch:
             return
         self.updated += 1
         step.watched = self.buckets is not None
-        step.counts = self.pauses.taken() | _memory()
+        step.counts = self.pauses.taken() | self.memory.read()
         options = self.options
         if self.updated == options.warmup:
             self.stacks.counting = True
@@ -295,7 +298,7 @@ class Watch:
         from ddplab_watch import __version__, hooks, private
         from ddplab_watch.machine_cores import read_cpu_times
         from ddplab_watch.marks import clock_of
-        from ddplab_watch.pauses import Pauses
+        from ddplab_watch.pauses import Memory, Pauses
         from ddplab_watch.stacks import Stacks
         from ddplab_watch.steps import Loop
 
@@ -341,6 +344,7 @@ class Watch:
         for what, why in private.missing().items():
             record.unseen(what, why)
         self.loop = Loop(clock_of(self.device), time.perf_counter, time.process_time)
+        self.memory = Memory()
         self.pauses = Pauses()
         self.pauses.install()
         self.roots = hooks.roots_of(self.parameters)
@@ -577,10 +581,3 @@ def _placement(device: torch.device, record: Record) -> dict[str, Any]:
         "core_list": listed,
         "threads": torch.get_num_threads(),
     }
-
-
-def _memory() -> dict[str, int]:
-    from ddplab_watch.pauses import memory_bytes
-
-    resident, allocated = memory_bytes()
-    return {"resident_bytes": resident, "allocated_bytes": allocated}
