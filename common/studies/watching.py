@@ -2,8 +2,8 @@
 
 Two ranks train the same model without a watch, twice, in its plain window and in its bucket window,
 in rotated rounds, each with a new model under DDP. A step is the slowest rank's. The visits without
-a watch beside each other show the noise. What the watch does in a step does not grow with the step:
-a small model, whose steps vary by little, shows its microseconds, a large one what remains of them.
+a watch beside each other show the noise, which on a shared machine is larger than what is looked
+for; so the hooks also time themselves. What they do in a step does not grow with the step.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ PROMISED = {"plain window": 0.01}
 """Largest share of a step that a window may add; what the bucket window adds is only stated."""
 LONG_MS = 50.0
 """The promise is made for steps that are at least so long."""
+MOST_NOISE = 0.01
+"""Upper bound on half the width of an interval; a share that is known worse is not judged."""
 DRAWS = 2000
 
 
@@ -77,11 +79,13 @@ def added(samples: pd.DataFrame) -> pd.DataFrame:
         samples: rows of rank, width, arm, round, step and step_time_ms.
 
     Returns:
-        A row per width and arm: width, arm, bare_ms, added, low, high, and added_us, the median
-        over rounds of the microseconds that an arm's step takes longer.
+        A row per width and arm: width, arm, bare_ms, added, low, high, and hooks_us, the median
+        microseconds of a step that the slowest rank was in hooks of the watch.
     """
     slowest = samples.groupby(["width", "arm", "round", "step"])["step_time_ms"].max()
     visits = slowest.groupby(["width", "arm", "round"]).median()
+    in_hooks = samples.groupby(["width", "arm", "round", "step"])["hooks_time_ms"].max()
+    hooks_ms = in_hooks.groupby(["width", "arm"]).median()
     draw = np.random.default_rng(0)
     rows = []
     for width, own in visits.groupby("width"):
@@ -100,7 +104,7 @@ def added(samples: pd.DataFrame) -> pd.DataFrame:
                     "added": float(np.median(shares)),
                     "low": float(low),
                     "high": float(high),
-                    "added_us": float((wide[arm] - beside).median() * 1e3),
+                    "hooks_us": float(hooks_ms[width, arm]) * 1e3,
                 }
             )
     return pd.DataFrame(rows)
@@ -109,15 +113,16 @@ def added(samples: pd.DataFrame) -> pd.DataFrame:
 def judge(found: pd.DataFrame) -> pd.DataFrame:
     """Compares what the windows add with what is promised; returns a row per width and arm.
 
-    The promise is judged where the noise is small beside it: on the smallest model.
+    The promise is judged by the hooks' own time, and by the steps where the noise allows it.
     """
-    smallest = found["width"].min()
     rows = []
     for row in found.itertuples():
-        if row.width == smallest and row.arm in PROMISED:
-            share = row.added_us / 1e3 / LONG_MS
-            what = f"{row.arm}: its {row.added_us:.0f} µs beside a step of {LONG_MS:.0f} ms"
-            rows.append({"promise": what, "at_most": PROMISED[row.arm], "found": share})
+        bound = PROMISED.get(row.arm)
+        known = row.bare_ms >= LONG_MS and (row.high - row.low) / 2 <= MOST_NOISE
         what = f"{row.arm}, steps of {row.bare_ms:.1f} ms"
-        rows.append({"promise": what, "at_most": None, "found": row.added})
+        rows.append({"promise": what, "at_most": bound if known else None, "found": row.added})
+        if row.hooks_us > 0:
+            what = f"{row.arm}, hooks of {row.hooks_us:.0f} µs beside a step of {LONG_MS:.0f} ms"
+            share = row.hooks_us / 1e3 / LONG_MS
+            rows.append({"promise": what, "at_most": bound, "found": share})
     return with_verdicts(pd.DataFrame(rows))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import ddplab_watch
 import torch
+from ddplab_watch.watch import Watch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -23,7 +25,7 @@ from common.training.ddp import make_ddp
 BARE, AGAIN, PLAIN, BUCKETS = "bare", "bare again", "plain window", "bucket window"
 SETTLING_STEPS = 4
 """Steps before those that are timed: DDP's buckets settle, or the watch opens its record."""
-COLUMNS = ("rank", "width", "arm", "round", "step", "step_time_ms")
+COLUMNS = ("rank", "width", "arm", "round", "step", "step_time_ms", "hooks_time_ms")
 WINDOWS = {
     PLAIN: {"window": 10**6, "bucket_steps": 0},
     BUCKETS: {"window": 1, "bucket_steps": 10**6},
@@ -52,24 +54,47 @@ def main(settings: Watching) -> None:
         record_run(settings, "watching-ranks", worker) as recorder,
     ):
         stream = recorder.stream("step-samples.csv", COLUMNS)
+        in_hooks_s = time_hooks()
         for width in settings.widths:
             for round_ in range(settings.rounds):
-                training = Training(settings, width, worker)  # one for all arms of a round
+                training = Training(settings, width, worker, in_hooks_s)  # for all its arms
                 for arm in rotated((BARE, PLAIN, BUCKETS, AGAIN), round_):
-                    times_ms = training.visit(arm)
                     keys = {"width": width, "arm": arm, "round": round_}
-                    stream.write(
-                        [keys | {"step": n, "step_time_ms": ms} for n, ms in enumerate(times_ms)]
-                    )
+                    rows = training.visit(arm)
+                    stream.write([keys | {"step": step} | row for step, row in enumerate(rows)])
                 training.close()
                 if worker.is_main:
                     print(f"width {width}, round {round_ + 1} of {settings.rounds}", flush=True)
 
 
+def time_hooks() -> list[float]:
+    """Makes each hook of the watch note its seconds; returns the list that they are added to."""
+    spent_s: list[float] = []
+    plain = Watch.guarded
+
+    def timed(self: Watch, function: Callable) -> Callable:
+        guarded = plain(self, function)
+
+        def call(*arguments: object) -> object:
+            began = time.perf_counter()
+            try:
+                return guarded(*arguments)
+            finally:
+                spent_s.append(time.perf_counter() - began)
+
+        return call
+
+    Watch.guarded = timed
+    return spent_s
+
+
 class Training:
     """A model under DDP, its optimizer and its loader, which the arms of a round share."""
 
-    def __init__(self, settings: Watching, width: int, worker: Worker) -> None:
+    def __init__(
+        self, settings: Watching, width: int, worker: Worker, in_hooks_s: list[float]
+    ) -> None:
+        self.in_hooks_s = in_hooks_s
         torch.manual_seed(0)
         layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(settings.layers)]
         self.settings, self.worker = settings, worker
@@ -81,20 +106,21 @@ class Training:
         for _ in range(SETTLING_STEPS):
             self.step()
 
-    def visit(self, arm: str) -> list[float]:
-        """Makes a visit's steps; returns the times in ms of those after settling."""
+    def visit(self, arm: str) -> list[dict[str, float]]:
+        """Makes a visit's steps; returns what those after settling took, in ms."""
         with tempfile.TemporaryDirectory() as folder:
             if arm in WINDOWS:
                 path = str(Path(folder) / "bundle")
                 ddplab_watch.start(path, warmup=1, probe=False, **WINDOWS[arm])
-            times_ms = [self.step() for _ in range(SETTLING_STEPS + self.settings.steps)]
+            rows = [self.step() for _ in range(SETTLING_STEPS + self.settings.steps)]
             ddplab_watch.stop()
             self.worker.barrier()  # a folder that is gone must not be written to
-        return times_ms[SETTLING_STEPS:]
+        return rows[SETTLING_STEPS:]
 
-    def step(self) -> float:
-        """Makes a step that all ranks begin together; returns its time in ms."""
+    def step(self) -> dict[str, float]:
+        """Makes a step that all ranks begin together; returns its time and that of the hooks."""
         self.worker.barrier()
+        self.in_hooks_s.clear()
         began = time.perf_counter()
         batch = next(self.batches, None)
         if batch is None:
@@ -104,7 +130,9 @@ class Training:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return (time.perf_counter() - began) * 1e3
+        step_s = time.perf_counter() - began
+        hooks_s = sum(self.in_hooks_s)
+        return {"step_time_ms": step_s * 1e3, "hooks_time_ms": hooks_s * 1e3}
 
     def close(self) -> None:
         """Takes DDP off, and frees its buckets before there are new ones."""
