@@ -30,7 +30,7 @@ def test_a_bundle_is_diagnosed_and_the_results_lie_beside_it(tmp_path: Path) -> 
     done = ddplab("diagnose", bundle)
     assert done.status == 0, done.stderr
     assert "2 ranks, 1,103 samples/s" in done.stdout  # 16 samples in the median step of 14.5 ms
-    assert json.loads((bundle / "diagnosis.json").read_text())["name"] == "b"
+    assert json.loads((bundle / "diagnosis.json").read_text())["name"] == "train.py (b)"
     assert "<title>" in (bundle / "diagnosis.html").read_text()
 
 

@@ -66,6 +66,11 @@ class Bundle:
         return self.rows.get(table, pd.DataFrame({"rank": []}))
 
     @property
+    def script(self) -> str:
+        """Returns the name of what was run."""
+        return Path(str(self.about["command"].iloc[0][0])).name
+
+    @property
     def world_size(self) -> int:
         """Returns the number of ranks of the job."""
         return int(self.about["world_size"].max())

@@ -82,10 +82,10 @@ def open_diagnosis(path: Path | str, baseline: Path | str | None = None) -> Open
     if not path.exists():
         raise UserError(f"{path}: no such folder")
     notes: tuple[str, ...] = ()
-    folder, tables = path, path
+    name, folder, tables = path.name, path, path
     if is_bundle(path):
         bundle = read_bundle(path)
-        folder, notes = bundle.folder, bundle.notes
+        name, folder, notes = f"{bundle.script} ({path.name})", bundle.folder, bundle.notes
         try:
             tables = write_run(bundle, folder / TABLES_FOLDER)
         except UserError:
@@ -94,7 +94,7 @@ def open_diagnosis(path: Path | str, baseline: Path | str | None = None) -> Open
     elif path.is_file():
         raise UserError(f"{path}: neither a bundle nor a run directory")
     case = case_of(tables, baseline)
-    return Opened(path.name, folder, case, examine_case(case), notes)
+    return Opened(name, folder, case, examine_case(case), notes)
 
 
 def compared(before: Opened, after: Opened) -> pd.DataFrame:
