@@ -74,6 +74,8 @@ class Sandbox:
         """The user that student code becomes, whom no other sandbox has: all of his is ended."""
         self.broken = ""
         """Why it was ended before its time, or nothing."""
+        self.sweeps, self.lock = 0, threading.Lock()
+        """What is seen of processes counts until the next sweep, and no longer."""
 
     def __enter__(self) -> Sandbox:
         self.scratch = Path(tempfile.mkdtemp(prefix="ddplab-scratch-"))
@@ -183,6 +185,10 @@ class Sandbox:
             self.expect(b"swept", SWEEP_S)
         except (OSError, RunFailed):
             raise Ended(self.broken or "the sandbox has ended") from None
+        with self.lock:
+            if self.broken:
+                raise Ended(self.broken)
+            self.sweeps += 1
         for path in self.scratch.iterdir():
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
 
@@ -199,12 +205,15 @@ class Sandbox:
     def watch(self) -> None:
         """Ends the sandbox when its processes together take too much."""
         while self.process.poll() is None:
-            if reason := self.excess():
-                self.broken = reason
-                self.process.kill()
-                if self.isolation == "other user":
-                    for process in self.processes():
-                        process.kill()
+            sweeps = self.sweeps
+            reason = self.excess()  # may take long; what was seen may have been swept meanwhile
+            with self.lock:
+                if reason and sweeps == self.sweeps:
+                    self.broken = reason
+                    self.process.kill()
+                    if self.isolation == "other user":
+                        for process in self.processes():
+                            process.kill()
             time.sleep(LOOKED_EVERY_S)
 
     def excess(self) -> str:
