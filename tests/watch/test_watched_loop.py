@@ -80,6 +80,11 @@ def test_gradients_of_the_probes_are_the_models_parameters(one_run) -> None:
     order = sorted((row for row in rows if row["iteration"] == 0), key=lambda r: r["ready_index"])
     times = [row["ready_time_ms"] for row in order]
     assert times == sorted(times)
+    wide, narrow = (
+        {row["total_bytes"] for row in rows_of(folder, 1, f"allreduce-samples{kind}")}
+        for kind in ("", "-bfloat16")
+    )
+    assert max(wide) == 2 * max(narrow) == 4 * 2890  # of all gradients
     probes = rows_of(folder, 1, "probes")
     assert {(row["batch_per_rank"], row["together"]) for row in probes} >= {(8, True), (4, True)}
 

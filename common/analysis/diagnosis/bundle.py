@@ -19,7 +19,6 @@ import pandas as pd
 
 from common import tables
 from common.analysis.diagnosis.evidence import (
-    ALL_REDUCE,
     ARMS,
     BUCKETS,
     COSTS,
@@ -33,6 +32,7 @@ from common.analysis.diagnosis.evidence import (
     STEPS,
     SURROUNDINGS,
 )
+from common.analysis.diagnosis.measured_step import WIRES
 from common.errors import UserError
 from common.runtime.network import describe_network
 from common.runtime.run_directory import write_atomically
@@ -186,7 +186,7 @@ def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
         PROBES: _probes(bundle, steps),
         COSTS: bundle.of("costs"),
         READY_TIMES: bundle.of("gradient-ready-times"),
-        ALL_REDUCE: bundle.of("allreduce-samples"),
+        **{name: bundle.of(name.removesuffix(".csv")) for name in WIRES.values()},
         STACKS: bundle.of("stacks"),
         STALLS: _stalls(bundle),
         SURROUNDINGS: bundle.of("surroundings"),

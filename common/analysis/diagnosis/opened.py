@@ -72,8 +72,8 @@ class Opened:
 def open_diagnosis(path: Path | str, baseline: Path | str | None = None) -> Opened:
     """Diagnoses a bundle (a folder or a ``.tar.gz``) or a run directory of assignment 4.
 
-    The tables of a bundle are written into a folder in it, or, where it cannot be written, into a
-    temporary one.
+    The tables of a bundle are written into a folder in it (of a packed one, beside it), or, where
+    that cannot be written, into a temporary one.
 
     Raises:
         UserError: it is neither, or nothing can be read from it.
@@ -85,7 +85,9 @@ def open_diagnosis(path: Path | str, baseline: Path | str | None = None) -> Open
     name, folder, tables = path.name, path, path
     if is_bundle(path):
         bundle = read_bundle(path)
-        name, folder, notes = f"{bundle.script} ({path.name})", bundle.folder, bundle.notes
+        name, folder, notes = f"{bundle.script} ({path.name})", path, bundle.notes
+        if path.is_file():  # what is found lies beside what was packed
+            folder = path.with_name(path.name.removesuffix(".tar.gz") + "-diagnosis")
         try:
             tables = write_run(bundle, folder / TABLES_FOLDER)
         except UserError:

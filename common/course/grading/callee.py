@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,8 @@ PACKAGES = {"exercise": "common.exercises", "probe": "probes"}
 SCRATCH = Path("/tmp")
 NAMESPACES = ("namespaces", "user namespaces")
 REAPED_EVERY_S = 0.2
+GONE_S = 15.0
+"""Upper bound on waiting for killed processes; below what the other side waits for an answer."""
 
 
 def main() -> None:
@@ -71,7 +74,24 @@ def reap() -> None:
 
 
 def sweep(isolation: str, uid: int) -> None:
-    """Ends all processes of students, and deletes what they wrote."""
+    """Ends all processes of students, waits until they are gone, and deletes what they wrote.
+
+    A process that was killed is there, with its memory, until it has run once more.
+    """
+    deadline = time.monotonic() + GONE_S
+    while True:
+        kill_all(isolation, uid)
+        reap()
+        if time.monotonic() > deadline or not are_left(isolation, uid):
+            break
+        time.sleep(0.01)
+    if isolation in NAMESPACES:
+        for path in SCRATCH.iterdir():
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+
+
+def kill_all(isolation: str, uid: int) -> None:
+    """Kills all processes of students."""
     if isolation in NAMESPACES:
         with suppress(ProcessLookupError):  # all of this namespace but its first, which this is
             os.kill(-1, signal.SIGKILL)
@@ -86,10 +106,22 @@ def sweep(isolation: str, uid: int) -> None:
     else:
         for child in children():
             os.kill(child, signal.SIGKILL)
-    reap()
-    if isolation in NAMESPACES:
-        for path in SCRATCH.iterdir():
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+
+
+def are_left(isolation: str, uid: int) -> bool:
+    """Returns True while a process of a student is there."""
+    if isolation == "other user":  # orphans, too, which are nobody's children here
+        return any(user_of(path) == uid for path in Path("/proc").glob("[0-9]*"))
+    return bool(children())
+
+
+def user_of(process: Path) -> int | None:
+    """Returns the real user of a process below /proc; None for one that has gone."""
+    try:
+        lines = (process / "status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), None)
 
 
 def children() -> list[int]:

@@ -34,6 +34,11 @@ SHARES = (1.0, 0.5, 0.25, 1 / 16, 1 / 64, 1 / 512)
 """Sizes of all-reduces, as shares of all gradients; and one element."""
 CALLS, SMALL_CALLS, SMALL_BYTES = 3, 12, 2**16
 """All-reduces of a size in a round. Small ones may stall, and are repeated more often."""
+WIRES = {
+    "allreduce-samples": torch.float32,
+    "allreduce-samples-bfloat16": torch.bfloat16,
+}
+"""Tables, and what gradients are sent as in each."""
 ROUNDS = 3
 COPY_BYTES = 2**26
 
@@ -127,8 +132,12 @@ class Probes:
                 self.record.unseen("passes without exchange", why)
         gradient_bytes = sum(p.numel() * p.element_size() for p in self.parameters.values())
         self.copies(gradient_bytes)
-        if self.ranks > 1 and time.monotonic() - began < LONGEST_S:
-            self.all_reduces(gradient_bytes)
+        for table, dtype in WIRES.items():
+            if self.ranks > 1 and self.agreed_to_go_on(time.monotonic() - began < LONGEST_S):
+                try:
+                    self.all_reduces(gradient_bytes // 4, dtype, table)
+                except (RuntimeError, TypeError) as error:  # a backend that does not add these
+                    self.record.unseen(f"all-reduces of {dtype}", str(error).splitlines()[0])
         self.record.add("probed", seconds=time.monotonic() - began)
 
     def agreed(self, attempt: Callable[[], None]) -> tuple[bool, str]:
@@ -143,6 +152,15 @@ class Probes:
             dist.all_reduce(failed, group=self.group)
         worked = not failed.item()
         return worked, why or ("" if worked else "it failed on another rank")
+
+    def agreed_to_go_on(self, here: bool) -> bool:
+        """Returns True if every rank would: a rank by itself would wait for the others."""
+
+        def attempt() -> None:
+            if not here:
+                raise RuntimeError
+
+        return self.agreed(attempt)[0]
 
     def try_out(self) -> None:
         """Runs a pass; raises where there can be none."""
@@ -278,13 +296,14 @@ class Probes:
                     row = {"cost": name, "size_bytes": numel * 4, "repeat": repeat}
                     self.record.add("costs", **row, time_ms=time_ms)
 
-    def all_reduces(self, gradient_bytes: int) -> None:
-        """Times all-reduces of one element up to all gradients, one after another."""
-        sizes = sorted({1, *(max(1, int(gradient_bytes // 4 * share)) for share in SHARES)})
+    def all_reduces(self, most: int, dtype: torch.dtype, table: str) -> None:
+        """Times all-reduces of one element up to ``most``, one after another."""
+        sizes = sorted({1, *(max(1, int(most * share)) for share in SHARES)})
         for round_ in range(ROUNDS):
             for numel in sizes if round_ % 2 == 0 else sizes[::-1]:
-                small = numel * 4 <= SMALL_BYTES
-                tensor = torch.zeros(numel, device=self.device)
+                size_bytes = numel * dtype.itemsize
+                small = size_bytes <= SMALL_BYTES
+                tensor = torch.zeros(numel, device=self.device, dtype=dtype)
                 self.together()
                 marks = [self.clock.mark()]
                 for _ in range(SMALL_CALLS if small else CALLS):
@@ -296,10 +315,10 @@ class Probes:
                     times = [sorted(times)[len(times) // 2]] * CALLS
                 for iteration, time_ms in enumerate(times):
                     self.record.add(
-                        "allreduce-samples",
+                        table,
                         mode="sequential",
                         total_elements=numel,
-                        total_bytes=numel * 4,
+                        total_bytes=size_bytes,
                         in_flight=1,
                         round=round_,
                         iteration=iteration,
