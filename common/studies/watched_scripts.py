@@ -1,6 +1,6 @@
 """``ddplab study scripts``: what ``ddplab diagnose`` says of other people's scripts.
 
-Six scripts in six styles (``scripts/``) run watched on two ranks, with a fault planted from outside
+Six scripts in six styles (``assignments/assignment4/scripts``) run watched on two ranks, with a fault planted from outside
 (``planted_faults``) or by a setting, and without one. Each cause is planted in two scripts;
 thresholds were set on the first, and the second was held out. The fault is then removed, and the
 speedup that this brings is held against the predicted one. Healthy runs must give no verdict of
@@ -29,7 +29,7 @@ RANKS = 2
 HEALTHY = "healthy"
 WATCH = Path(ddplab_watch.__file__).parent / "__main__.py"
 PLANTED = project_root() / "common" / "studies" / "planted_faults.py"
-SCRIPTS = project_root() / "common" / "studies" / "scripts"
+SCRIPTS = project_root() / "assignments" / "assignment4" / "scripts"
 RUNS, RESULTS = "runs", "cases.csv"
 NAMED_SHARE, CLOSE, CLOSE_SHARE = 0.95, 0.10, 0.80
 """What is promised: so many causes are named first; predicted speedups are so close so often."""
@@ -42,7 +42,7 @@ class Case:
     Attributes:
         name: of its folder.
         cause: what must be named first; ``healthy`` for none.
-        script: of ``scripts/``.
+        script: of ``SCRIPTS``.
         fault: for ``planted_faults``.
         flags: of the script.
         rate: of the links of two emulated hosts; empty for ranks of this machine.

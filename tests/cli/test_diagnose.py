@@ -131,7 +131,7 @@ def test_flags_of_ours_end_where_the_script_begins(words: list[str], own: int) -
 @pytest.mark.two_ranks
 def test_a_planted_fault_is_named_first_with_what_it_would_bring(tmp_path: Path) -> None:
     planted = ROOT / "common" / "studies" / "planted_faults.py"
-    script = ROOT / "common" / "studies" / "scripts" / "plain.py"
+    script = ROOT / "assignments" / "assignment4" / "scripts" / "plain.py"
     words = ["--window", "12", "--bundle", tmp_path / "bundle", planted, "slow-data=60", script]
     words += ["--steps", "32", "--width", "128"]
     done = started("--nproc", "2", *words, cwd=tmp_path, timeout=110)
@@ -147,7 +147,7 @@ def test_a_planted_fault_is_named_first_with_what_it_would_bring(tmp_path: Path)
 @pytest.mark.two_ranks
 @pytest.mark.timeout(240)
 def test_ctrl_c_leaves_what_was_seen_and_no_process(tmp_path: Path) -> None:
-    script = ROOT / "common" / "studies" / "scripts" / "plain.py"
+    script = ROOT / "assignments" / "assignment4" / "scripts" / "plain.py"
     bundle = tmp_path / "bundle"
     words = ["--nproc", "2", "--bundle", bundle, "--window", "100000", script]
     words += ["--steps", "100000", "--width", "64"]
