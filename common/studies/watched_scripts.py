@@ -1,10 +1,11 @@
 """``ddplab study scripts``: what ``ddplab diagnose`` says of other people's scripts.
 
-Six scripts in six styles (``assignments/assignment4/scripts``) run watched on two ranks, with a fault planted from outside
-(``planted_faults``) or by a setting, and without one. Each cause is planted in two scripts;
-thresholds were set on the first, and the second was held out. The fault is then removed, and the
-speedup that this brings is held against the predicted one. Healthy runs must give no verdict of
-more than low confidence. A cut study is continued: ``ddplab study scripts --continues RUN_DIR``.
+Six scripts in six styles (``assignments/assignment4/scripts``) run watched on two ranks, with a
+fault planted from outside (``planted_faults``) or by a setting, and without one. Each cause is
+planted in two scripts; thresholds were set on the first, and the second was held out. The fault is
+then removed, and the speedup that this brings is held against the predicted one. Healthy runs must
+give no verdict of more than low confidence. A cut study is continued: ``ddplab study scripts
+--continues RUN_DIR``.
 """
 
 from __future__ import annotations
