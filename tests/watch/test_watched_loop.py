@@ -119,6 +119,18 @@ def test_a_communication_hook_of_the_scripts_own_is_left_alone(ranks, tmp_path: 
     assert "hook of its own" in str(rows_of(watched, 0, "unseen"))
 
 
+def test_a_rank_without_a_watch_keeps_the_others_from_probing(ranks, tmp_path: Path) -> None:
+    # Its training's all-reduces would meet those of the others' probes.
+    plain, watched = tmp_path / "plain", tmp_path / "watched"
+    plain.mkdir()
+    watched.mkdir()
+    expected = run_loop(ranks, plain)
+    found = run_loop(ranks, watched, "--unwatched_rank", 1, watch={})
+    assert [each["losses"] for each in expected] == [each["losses"] for each in found]
+    assert "not every rank is watched" in str(rows_of(watched, 0, "unseen"))
+    assert not rows_of(watched, 0, "allreduce-samples")
+
+
 def test_a_short_script_leaves_what_was_seen(ranks, tmp_path: Path) -> None:
     run_loop(ranks, tmp_path, "--steps", 5, watch={})
     lines = (tmp_path / "bundle" / "rank0.jsonl").read_text()

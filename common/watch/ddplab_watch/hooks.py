@@ -11,6 +11,7 @@ import functools
 import gc
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -95,21 +96,32 @@ def watch_backward(hooks: Hooks, began: Callable[[], None], ended: Callable[[], 
 
 
 def watch_fetches(
-    hooks: Hooks, began: Callable[[], Any], ended: Callable[[Any, Any, Any, Any], None]
+    hooks: Hooks,
+    began: Callable[[], Any],
+    ended: Callable[[Any, Any, Any, Any], None],
+    emptied: Callable[[], None],
 ) -> None:
     """Calls ``began()`` before each batch of a DataLoader, ``ended(moment, iterator, ids, batch)``.
 
-    ``ids`` are the indices of the batch's samples; None where the data set has none.
+    Where there is no batch any more, ``emptied()`` is called instead. ``ids`` are the indices of
+    the batch's samples; None where the data set has none.
     """
     iterator = private.loader_iterator()
     if iterator is None:
         return
-    asked: dict[int, list[Any]] = {}
+    asked: WeakKeyDictionary[Any, tuple[Any, list[Any]]] = WeakKeyDictionary()
+
+    def queue_of(loading: Any) -> list[Any]:
+        """Returns what was asked for in this pass over the sampler; an iterator may begin anew."""
+        sampled = private.sampler_pass(loading)
+        if loading not in asked or asked[loading][0] is not sampled:
+            asked[loading] = sampled, []
+        return asked[loading][1]
 
     def indexed(plain: Callable) -> Callable:
         def _next_index(self: Any) -> Any:
             found = plain(self)
-            asked.setdefault(id(self), []).append(found)
+            queue_of(self).append(found)
             return found
 
         return _next_index
@@ -117,9 +129,13 @@ def watch_fetches(
     def fetching(plain: Callable) -> Callable:
         def __next__(self: Any) -> Any:
             moment = began()
-            batch = plain(self)
+            try:
+                batch = plain(self)
+            except StopIteration:
+                emptied()
+                raise
             # Workers are ahead of the loop; batches come in the order in which they were asked for.
-            queue = asked.get(id(self), [])
+            queue = queue_of(self)
             ids = queue.pop(0) if queue else None
             ended(moment, self, None if private.is_endless_sampler(self) else ids, batch)
             return batch

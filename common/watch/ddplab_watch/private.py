@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import dataloader
 
@@ -37,6 +38,11 @@ def data_set(iterator: Any) -> Any:
 def loader_of(iterator: Any) -> int:
     """Returns what tells a DataLoader from others: its sampler, which all its iterators share."""
     return id(getattr(iterator, "_index_sampler", iterator))
+
+
+def sampler_pass(iterator: Any) -> Any:
+    """Returns the iterator over the sampler, which is a new one in each epoch."""
+    return getattr(iterator, "_sampler_iter", None)
 
 
 def workers(iterator: Any) -> int:
@@ -72,6 +78,12 @@ def ddp_facts(ddp: DistributedDataParallel) -> dict[str, Any]:
     hooks = getattr(ddp, "_comm_hooks", None) or []
     facts["comm_hook"] = " ".join(getattr(hook, "__qualname__", str(hook)) for hook, _ in hooks)
     return facts
+
+
+def job_store() -> Any:
+    """Returns the store by which the job's ranks found each other; None where it is not known."""
+    get = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
+    return None if get is None else get()
 
 
 def is_compiled_in_place(module: torch.nn.Module) -> bool:

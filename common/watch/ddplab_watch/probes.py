@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ WIRES = {
 """Tables, and what gradients are sent as in each."""
 ROUNDS = 3
 COPY_BYTES = 2**26
+HERE = timedelta(seconds=20)
+"""Rank 0 waits so long for the other ranks' watches, which come after the same update."""
 
 
 @dataclass
@@ -95,6 +98,34 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
             torch.cuda.set_rng_state(on_gpu)
         if numpy is not None:
             numpy.random.set_state(of_numpy)
+
+
+def all_are_here(store: Any, job: str, rank: int, ranks: int) -> bool:
+    """Returns True on all ranks if the watch of every rank has come here; False on all others.
+
+    A rank whose watch has ended trains on, and a collective of the probes would meet one of its
+    training. So the ranks agree through the store, where nobody waits for ever: rank 0 waits for
+    all of them, decides, and the others wait for that.
+
+    Args:
+        store: of the job.
+        job: a text that no other watch of this job uses.
+        rank, ranks: of this process.
+    """
+    if store is None:
+        return False
+    store.set(f"{job}/{rank}", "here")
+    if rank == 0:
+        try:
+            store.wait([f"{job}/{other}" for other in range(ranks)], HERE)
+            store.set(f"{job}/decided", "go on")
+        except RuntimeError:  # of a store: it took too long
+            store.set(f"{job}/decided", "leave out")
+    try:
+        store.wait([f"{job}/decided"], 2 * HERE)
+    except RuntimeError:
+        return False
+    return store.get(f"{job}/decided") == b"go on"
 
 
 class Probes:

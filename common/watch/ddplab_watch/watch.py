@@ -82,13 +82,13 @@ class Watch:
         """Steps that have been updated; the newest may not be written yet."""
         self.written = 0
         self.recent_s: list[float] = []
-        self.iterators: dict[int, int] = {}
         self.epochs: dict[int, int] = {}
         self.identities: dict[int, list[int]] = {}
         self.facts: dict[str, Any] = {}
         self.kept: Any = None
         self.buckets: Any = None
-        self.unread: list[tuple[Any, dict, list]] = []
+        self.unread: list[Any] = []
+        """Steps that have ended and are not written yet."""
         self.newest_iterator: Any = None
         self.output_gradients: dict[int, Any] = {}
         self._evaluating: float | None = None
@@ -103,7 +103,10 @@ class Watch:
             self.hooks, self.guarded(self.backward_began), self.guarded(self.backward_ended)
         )
         hooks.watch_fetches(
-            self.hooks, self.guarded(self.fetch_began), self.guarded(self.fetch_ended)
+            self.hooks,
+            self.guarded(self.fetch_began),
+            self.guarded(self.fetch_ended),
+            self.guarded(self.emptied),
         )
         atexit.register(self.close, "ended")
         if multiprocessing.parent_process() is not None:  # such a child leaves without atexit
@@ -155,6 +158,9 @@ class Watch:
         self.stacks.flush()
         self.record.add("end", status=status, steps=self.written, unix_s=time.time())
         self.stacks.stop()
+        self.roots, self.parameters, self.unread = [], [], []  # nothing is kept alive
+        self.kept = self.newest_iterator = None
+        self.output_gradients = {}
 
     # What the loop calls ------------------------------------------------------------------------
 
@@ -196,6 +202,11 @@ class Watch:
             ),
         )
         self.newest_iterator = iterator
+
+    def emptied(self) -> None:
+        """Notes that an epoch's last batch has been fetched: what follows lies between steps."""
+        if self.loop:
+            self.loop.phase = "between"
 
     def forward_began(self, module: Any, args: tuple, kwargs: dict) -> None:
         """Notes that the model is called."""
@@ -368,7 +379,7 @@ class Watch:
 
         index = (self.device.index or 0) if self.device.type == "cuda" else None
         seen = surroundings(index, socket.gethostname(), earlier)
-        self.record.add("surroundings", **{"host": self.record.name(socket.gethostname())} | seen)
+        self.record.add("surroundings", host=self.record.name(socket.gethostname()), **seen)
 
     def usual_s(self) -> float:
         """Returns a step's usual time in seconds; 0 before there is one."""
@@ -406,8 +417,13 @@ class Watch:
         from torch.nn.parallel import DistributedDataParallel
 
         from ddplab_watch import private
-        from ddplab_watch.probes import Kept, Probes
+        from ddplab_watch.probes import Kept, Probes, all_are_here
 
+        if self.ranks > 1:
+            job = f"ddplab-watch/{self.options.folder}"
+            if not all_are_here(private.job_store(), job, self.rank, self.ranks):
+                self.record.unseen("passes without exchange", "not every rank is watched")
+                return
         if self.kept is None or any(private.is_fsdp(m) for r in self.roots for m in r.modules()):
             why = "FSDP" if self.kept else "the model's call was not seen"
             self.record.unseen("passes without exchange", why)
@@ -512,7 +528,8 @@ class Watch:
         data = private.data_set(iterator) if iterator is not None else None
         modules = [module for root in self.roots for module in root.modules()]
         ddp = [module for module in modules if isinstance(module, DistributedDataParallel)]
-        trained = [p for p in self.parameters if p.requires_grad]
+        held = [p for root in self.roots for p in root.parameters()] or self.parameters
+        trained = [p for p in {id(p): p for p in held}.values() if p.requires_grad]
         try:
             samples = len(data) if data is not None else None
         except TypeError:

