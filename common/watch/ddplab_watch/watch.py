@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import multiprocessing.util
 import os
-import platform
 import socket
 import statistics
 import sys
@@ -22,13 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplab_watch.options import Options
-from ddplab_watch.record import FORMAT, Record
+from ddplab_watch.record import Record
 
 if TYPE_CHECKING:
     import torch
 
 _active: Watch | None = None
-VARIABLES = ("DDPLAB_", "NCCL_", "GLOO_", "TORCH_", "OMP_", "CUDA_", "SLURM_JOB_ID", "MASTER_ADDR")
 USUAL_OF = 20
 """A step's usual time is the median of so many of the last."""
 MOST_IDENTITIES = 200_000
@@ -212,6 +210,7 @@ class Watch:
         """Notes that the model is called."""
         import torch
 
+        from ddplab_watch import rows
         from ddplab_watch.batches import counts
 
         self._depth += 1
@@ -223,10 +222,11 @@ class Watch:
             return
         self.loop.forward_began(**counts((args, kwargs)))
         if self.is_last_watched():
-            self.kept = (module, args, kwargs, _autocast(self.device))
+            self.kept = (module, args, kwargs, rows.autocast(self.device))
 
     def forward_ended(self, module: Any, output: Any) -> None:
         """Notes that the model has returned."""
+        from ddplab_watch import rows
         from ddplab_watch.batches import tensors_in
         from ddplab_watch.probes import keep_gradients
 
@@ -240,7 +240,7 @@ class Watch:
         if "compute_dtype" not in self.facts:
             dtypes = [t.dtype for _, t in tensors_in(output) if t.is_floating_point()]
             if dtypes:
-                enabled, dtype = _autocast(self.device)
+                enabled, dtype = rows.autocast(self.device)
                 self.facts["compute_dtype"] = str(dtype if enabled else dtypes[-1])
         if self.kept is not None and self.kept[0] is module:
             self.output_gradients = {}
@@ -302,11 +302,10 @@ class Watch:
 
     def open(self, optimizer: torch.optim.Optimizer) -> None:
         """Begins the record: who this rank is, what it trains, where it runs."""
-        import torch
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
 
-        from ddplab_watch import __version__, hooks, private
+        from ddplab_watch import hooks, private, rows
         from ddplab_watch.machine_cores import read_cpu_times
         from ddplab_watch.marks import clock_of
         from ddplab_watch.pauses import Memory, Pauses
@@ -323,33 +322,8 @@ class Watch:
         if path.exists():
             raise FileExistsError(f"{path} exists; give each run a folder of its own")
         self.record = record = Record(path, options.anonymise)
-        record.add(
-            "about",
-            format=FORMAT,
-            version=__version__,
-            rank=self.rank,
-            world_size=self.ranks,
-            local_rank=int(os.environ.get("LOCAL_RANK", 0)),
-            backend=dist.get_backend() if in_group else None,
-            host=record.name(socket.gethostname()),
-            process=os.getpid(),
-            started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            torch=torch.__version__,
-            python=platform.python_version(),
-            cpu=platform.processor() or platform.machine(),
-            device=str(self.device),
-            device_name=_device_name(self.device),
-            command=[record.name(word) for word in sys.argv],
-            variables={
-                name: record.name(value) if "ADDR" in name or os.sep in value else value
-                for name, value in sorted(os.environ.items())
-                if name.startswith(VARIABLES) and name != "DDPLAB_WATCH"
-            },
-            warmup=options.warmup,
-            window=options.window,
-            bucket_steps=options.bucket_steps,
-        )
-        record.add("placement", **_placement(self.device, record))
+        record.add("about", **rows.about(record, options, self.rank, self.ranks, self.device))
+        record.add("placement", **rows.placement(record, self.device))
         self.look_around(None)
         self.cpu_times = read_cpu_times()
         for what, why in private.missing().items():
@@ -464,93 +438,24 @@ class Watch:
 
     def write_step(self, step: Any) -> None:
         """Writes a step's rows."""
-        elapsed = self.loop.clock.elapsed_s
-        number = self.written
+        from ddplab_watch import rows
+
+        number, clock = self.written, self.loop.clock
         self.written += 1
-        step_s = elapsed(step.began, step.ended)
-        self.recent_s = [*self.recent_s[1 - USUAL_OF :], step_s]
-        backward_s = sum(elapsed(p.backward, p.ended) for p in step.passes)
-        exchange_s = None
-        if step.watched:
-            # Only the last pass exchanges, unless every one does: what is sent then tells.
-            exchange_s = sum(elapsed(p.ready, p.ended) for p in step.passes if p.ready)
+        self.recent_s = [*self.recent_s[1 - USUAL_OF :], clock.elapsed_s(step.began, step.ended)]
         if number == 0:
-            self.write_facts()
-        self.record.add(
-            "steps",
-            kind="plain" if exchange_s is None else "timed",
-            epoch=step.fetches[0].epoch if step.fetches else 0,
-            step=number,
-            warmup=number < self.options.warmup,
-            samples=sum(p.samples for p in step.passes),
-            tokens=sum(p.tokens for p in step.passes),
-            padded_tokens=sum(p.padded_tokens for p in step.passes),
-            longest=max((p.longest for p in step.passes), default=0),
-            micro_batches=len(step.passes),
-            step_time_ms=step_s * 1e3,
-            data_time_ms=sum(elapsed(p.fetched, p.forward) for p in step.passes) * 1e3,
-            fetch_time_ms=sum(f.ended_s - f.began_s for f in step.fetches) * 1e3,
-            forward_time_ms=sum(elapsed(p.forward, p.backward) for p in step.passes) * 1e3,
-            backward_time_ms=(backward_s - (exchange_s or 0.0)) * 1e3,
-            exchange_time_ms=None if exchange_s is None else exchange_s * 1e3,
-            optimizer_time_ms=sum(elapsed(a, b) for a, b in step.updates) * 1e3,
-            began_s=step.began_s,
-            ended_s=step.ended_s,
-            evaluation_time_ms=step.evaluation_s * 1e3,
-            cpu_time_ms=step.cpu_s * 1e3,
-            exchanged_bytes=sum(b.size_bytes for b in step.buckets) or None,
-            skipped=step.skipped,
-            **step.counts,
-        )
-        start = step.passes[-1].backward
-        for index, bucket in enumerate(step.buckets):
-            if bucket.done is not None:
-                self.record.add(
-                    "buckets",
-                    step=number,
-                    bucket=index,
-                    size_bytes=bucket.size_bytes,
-                    ready_time_ms=elapsed(start, bucket.ready) * 1e3,
-                    done_time_ms=elapsed(start, bucket.done) * 1e3,
-                )
-        if number >= self.options.warmup:
+            self.record.add("facts", **rows.facts(self.roots, self.parameters, self.trained_on()))
+        is_warmup = number < self.options.warmup
+        self.record.add("steps", step=number, warmup=is_warmup, **rows.of_step(step, clock))
+        for row in rows.of_buckets(step, clock):
+            self.record.add("buckets", step=number, **row)
+        if not is_warmup:
             for fetch in step.fetches:
                 self.identities.setdefault(fetch.epoch, []).extend(fetch.identities or [])
 
-    def write_facts(self) -> None:
-        """Writes what is trained: sizes, types, DDP's options, the loader's."""
-        from torch import nn
-        from torch.nn.parallel import DistributedDataParallel
-
-        from ddplab_watch import private
-
-        iterator = self.newest_iterator
-        data = private.data_set(iterator) if iterator is not None else None
-        modules = [module for root in self.roots for module in root.modules()]
-        ddp = [module for module in modules if isinstance(module, DistributedDataParallel)]
-        held = [p for root in self.roots for p in root.parameters()] or self.parameters
-        trained = [p for p in {id(p): p for p in held}.values() if p.requires_grad]
-        try:
-            samples = len(data) if data is not None else None
-        except TypeError:
-            samples = None
-        self.record.add(
-            "facts",
-            parameters=sum(p.numel() for p in trained),
-            gradient_bytes=sum(p.numel() * p.element_size() for p in trained),
-            gradient_dtype=" ".join(sorted({str(p.dtype)[6:] for p in trained})),
-            compute_dtype=str(self.facts.get("compute_dtype", ""))[6:],
-            model=" ".join(type(_inside(root)).__name__ for root in self.roots),
-            data=type(data).__name__ if data is not None else "",
-            data_samples=samples,
-            loader_workers=private.workers(iterator) if iterator is not None else None,
-            buffers_bytes=sum(
-                b.numel() * b.element_size() for r in self.roots for b in r.buffers()
-            ),
-            synchronised_norms=sum(isinstance(m, nn.SyncBatchNorm) for m in modules),
-            wrapper="DDP" if ddp else "FSDP" if any(map(private.is_fsdp, modules)) else "",
-            **(private.ddp_facts(ddp[0]) if ddp else {}),
-        )
+    def trained_on(self) -> tuple[str, Any]:
+        """Returns what the model computed in, and the iterator that fed it last."""
+        return str(self.facts.get("compute_dtype", "")).removeprefix("torch."), self.newest_iterator
 
     def write_identities(self) -> None:
         """Writes which samples the steps were made of, by epoch."""
@@ -559,42 +464,3 @@ class Watch:
             if identities and left > 0:
                 self.record.add("identities", epoch=epoch, samples=identities[:left])
                 left -= len(identities)
-
-
-def _inside(root: Any) -> Any:
-    """Returns the module that DDP or torch.compile has wrapped."""
-    for name in ("module", "_orig_mod"):
-        root = getattr(root, name, root)
-    return root
-
-
-def _autocast(device: torch.device) -> tuple[bool, torch.dtype]:
-    import torch
-
-    return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
-
-
-def _device_name(device: torch.device) -> str:
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-
-
-def _placement(device: torch.device, record: Record) -> dict[str, Any]:
-    """Returns where this rank computes, by column of ``placement.csv``."""
-    import torch
-
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    listed = " ".join(map(str, cores))
-    identity = f"cores {listed}"
-    if device.type == "cuda":
-        identity = str(torch.cuda.get_device_properties(device).uuid)
-    return {
-        "host": record.name(socket.gethostname()),
-        "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
-        "device": str(device),
-        "identity": identity,
-        "cores": len(cores) or os.cpu_count(),
-        "core_list": listed,
-        "threads": torch.get_num_threads(),
-    }

@@ -1,0 +1,173 @@
+"""The rows that a watch records: who a rank is, what it trains, and what its steps were."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddplab_watch import __version__, private
+from ddplab_watch.options import Options
+from ddplab_watch.record import FORMAT, Record
+from ddplab_watch.steps import Step
+
+VARIABLES = ("DDPLAB_", "NCCL_", "GLOO_", "TORCH_", "OMP_", "CUDA_", "SLURM_JOB_ID", "MASTER_ADDR")
+"""Beginnings of the variables that are recorded."""
+
+
+def about(
+    record: Record, options: Options, rank: int, ranks: int, device: torch.device
+) -> dict[str, Any]:
+    """Returns who this rank is, in which job, with which versions and settings."""
+    is_gpu = device.type == "cuda"
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "rank": rank,
+        "world_size": ranks,
+        "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
+        "backend": dist.get_backend() if dist.is_initialized() else None,
+        "host": record.name(socket.gethostname()),
+        "process": os.getpid(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": platform.processor() or platform.machine(),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if is_gpu else "",
+        "command": [record.name(word) for word in sys.argv],
+        "variables": {
+            name: record.name(value) if "ADDR" in name or os.sep in value else value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(VARIABLES) and name != "DDPLAB_WATCH"
+        },
+        "warmup": options.warmup,
+        "window": options.window,
+        "bucket_steps": options.bucket_steps,
+    }
+
+
+def placement(record: Record, device: torch.device) -> dict[str, Any]:
+    """Returns where this rank computes, by column of ``placement.csv``."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    listed = " ".join(map(str, cores))
+    identity = f"cores {listed}"
+    if device.type == "cuda":
+        identity = str(torch.cuda.get_device_properties(device).uuid)
+    return {
+        "host": record.name(socket.gethostname()),
+        "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
+        "device": str(device),
+        "identity": identity,
+        "cores": len(cores) or os.cpu_count(),
+        "core_list": listed,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def facts(
+    roots: Sequence[nn.Module],
+    parameters: Sequence[nn.Parameter],
+    trained_on: tuple[str, Any],
+) -> dict[str, Any]:
+    """Returns what is trained: sizes and types of tensors, DDP's options, the loader's workers.
+
+    Args:
+        roots: the outermost modules.
+        parameters: the optimizer's, for a model that was not found.
+        trained_on: the type that the model computes in, and the iterator that feeds it.
+    """
+    compute_dtype, iterator = trained_on
+    data = private.data_set(iterator) if iterator is not None else None
+    modules = [module for root in roots for module in root.modules()]
+    ddp = [module for module in modules if isinstance(module, DistributedDataParallel)]
+    held = [p for root in roots for p in root.parameters()] or parameters
+    trained = [p for p in {id(p): p for p in held}.values() if p.requires_grad]
+    try:
+        samples = len(data) if data is not None else None
+    except TypeError:
+        samples = None
+    found = {
+        "parameters": sum(p.numel() for p in trained),
+        "gradient_bytes": sum(p.numel() * p.element_size() for p in trained),
+        "gradient_dtype": " ".join(sorted({str(p.dtype)[6:] for p in trained})),
+        "compute_dtype": compute_dtype,
+        "model": " ".join(type(inside(root)).__name__ for root in roots),
+        "data": type(data).__name__ if data is not None else "",
+        "data_samples": samples,
+        "loader_workers": private.workers(iterator) if iterator is not None else None,
+        "buffers_bytes": sum(b.numel() * b.element_size() for r in roots for b in r.buffers()),
+        "synchronised_norms": sum(isinstance(m, nn.SyncBatchNorm) for m in modules),
+        "wrapper": "DDP" if ddp else "FSDP" if any(map(private.is_fsdp, modules)) else "",
+    }
+    return found | (private.ddp_facts(ddp[0]) if ddp else {})
+
+
+def inside(root: Any) -> Any:
+    """Returns the module that DDP or torch.compile has wrapped."""
+    for name in ("module", "_orig_mod"):
+        root = getattr(root, name, root)
+    return root
+
+
+def autocast(device: torch.device) -> tuple[bool, torch.dtype]:
+    """Returns whether autocast is on here, and the type that it computes in."""
+    return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+
+
+def of_step(step: Step, clock: Any) -> dict[str, Any]:
+    """Returns the row of a step that has ended; its parts add up to it.
+
+    Where buckets were watched, what followed this rank's last gradient is the exchange, and what
+    came before it the backward pass. Elsewhere the backward pass holds both.
+    """
+    elapsed = clock.elapsed_s
+    backward_s = sum(elapsed(p.backward, p.ended) for p in step.passes)
+    exchange_s = None
+    if step.watched:
+        exchange_s = sum(elapsed(p.ready, p.ended) for p in step.passes if p.ready)
+    row = {
+        "kind": "timed" if step.watched else "plain",
+        "epoch": step.fetches[0].epoch if step.fetches else 0,
+        "samples": sum(p.samples for p in step.passes),
+        "tokens": sum(p.tokens for p in step.passes),
+        "padded_tokens": sum(p.padded_tokens for p in step.passes),
+        "longest": max((p.longest for p in step.passes), default=0),
+        "micro_batches": len(step.passes),
+        "step_time_ms": elapsed(step.began, step.ended) * 1e3,
+        "data_time_ms": sum(elapsed(p.fetched, p.forward) for p in step.passes) * 1e3,
+        "fetch_time_ms": sum(f.ended_s - f.began_s for f in step.fetches) * 1e3,
+        "forward_time_ms": sum(elapsed(p.forward, p.backward) for p in step.passes) * 1e3,
+        "backward_time_ms": (backward_s - (exchange_s or 0.0)) * 1e3,
+        "exchange_time_ms": None if exchange_s is None else exchange_s * 1e3,
+        "optimizer_time_ms": sum(elapsed(a, b) for a, b in step.updates) * 1e3,
+        "began_s": step.began_s,
+        "ended_s": step.ended_s,
+        "evaluation_time_ms": step.evaluation_s * 1e3,
+        "cpu_time_ms": step.cpu_s * 1e3,
+        "exchanged_bytes": sum(b.size_bytes for b in step.buckets) or None,
+        "skipped": step.skipped,
+    }
+    return row | step.counts
+
+
+def of_buckets(step: Step, clock: Any) -> Iterator[dict[str, Any]]:
+    """Yields a row for each bucket of a step, in ms from the start of its last backward pass."""
+    start = step.passes[-1].backward
+    for index, bucket in enumerate(step.buckets):
+        if bucket.done is not None:
+            yield {
+                "bucket": index,
+                "size_bytes": bucket.size_bytes,
+                "ready_time_ms": clock.elapsed_s(start, bucket.ready) * 1e3,
+                "done_time_ms": clock.elapsed_s(start, bucket.done) * 1e3,
+            }
