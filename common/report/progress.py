@@ -1,4 +1,4 @@
-"""The display of ``ddplab run`` while it works: stages, their time, the last line of each."""
+"""The display of a run while it works: stages, their time, the last line of each."""
 
 from __future__ import annotations
 
@@ -18,17 +18,25 @@ class StageProgress:
         self._start = time.monotonic()
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Callable[[str], None]]:
-        """Shows a stage; yields a function that takes its output lines."""
+    def stage(self, name: str, left: Callable[[], str] = str) -> Iterator[Callable[[str], None]]:
+        """Shows a stage; yields a function that takes its output lines.
+
+        Args:
+            name: of the stage.
+            left: returns how much of the run is still to come, in words.
+        """
         start = time.monotonic()
         if not self.console.is_terminal:
-            self.console.print(f"… {name}", highlight=False)
+            ahead = left()
+            self.console.print(f"… {name}{f' ({ahead})' if ahead else ''}", highlight=False)
         with self.console.status(name) as status:
 
             def update(line: str) -> None:
                 elapsed = time.monotonic() - start
-                status.update(f"{name} [dim]{elapsed:.0f} s  {escape(line[:70])}[/dim]")
+                words = "  ".join(filter(None, [f"{elapsed:.0f} s", left(), escape(line[:50])]))
+                status.update(f"{name} [dim]{words}[/dim]")
 
+            update("")
             try:
                 yield update
             except BaseException:

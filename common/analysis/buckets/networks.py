@@ -38,6 +38,7 @@ class NetworkRun:
 
     Attributes:
         name: such as ``2 emulated hosts at 1 Gbit/s``, or ``loopback``.
+        folder: of the sweep.
         caption: hardware, network, date and source.
         model: predicts backward passes over this network.
         contention: how it is known (``OverlapSamples.contention``).
@@ -46,6 +47,7 @@ class NetworkRun:
     """
 
     name: str
+    folder: Path
     caption: str
     model: DdpModel
     contention: str
@@ -97,17 +99,22 @@ def open_networks(run_dir: str | Path | None = None) -> Networks:
     all-reduce takes, and what it takes from computation, is each network's own.
     """
     run = open_run(run_dir)
-    emulated = [folder for folder in sorted(run.run_dir.glob("emulated-*")) if _complete(folder)]
-    if not emulated:
+    runs = measured_networks(run)
+    if len(runs) == 1:
         reason = read_environment(run.run_dir).get("emulated_hosts_left_out")
         recorded = recorded_assignment("assignment2")
         if run.run_dir.resolve() == recorded.resolve():
             raise UserError(f"{relative_to_project(recorded)}: no runs on emulated hosts")
         left_out = reason or "the run that is shown measured none"
         return replace(open_networks(recorded), left_out=left_out)
+    return Networks(runs, run.recorded, None)
+
+
+def measured_networks(run: Assignment2Run) -> tuple[NetworkRun, ...]:
+    """Returns loopback and the emulated networks that this very run measured, slowest first."""
+    emulated = [folder for folder in sorted(run.run_dir.glob("emulated-*")) if _complete(folder)]
     runs = [_loopback(run), *(_emulated(run, folder) for folder in emulated)]
-    runs.sort(key=lambda found: found.rate_bit_per_s)
-    return Networks(tuple(runs), run.recorded, None)
+    return tuple(sorted(runs, key=lambda found: found.rate_bit_per_s))
 
 
 def _complete(folder: Path) -> bool:
@@ -117,6 +124,7 @@ def _complete(folder: Path) -> bool:
 def _loopback(run: Assignment2Run) -> NetworkRun:
     return NetworkRun(
         name="loopback",
+        folder=find_table(run.run_dir, "ddp-times.csv").parent,
         caption=run.caption,
         model=run.model,
         contention=run.calibration.overlap.contention,
@@ -147,6 +155,7 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
     links[["up", "down", "rate"]] = links[["up", "down", "rate"]].astype(float) / 1e6
     return NetworkRun(
         name=environment["network"],
+        folder=found["ddp-times.csv"].parent,
         caption=caption_of(environment, run.run_dir),
         model=calibrated_model(
             run.profile,

@@ -98,9 +98,15 @@ def open_changes_lab(run_dir: str | Path | None = None) -> ChangesLab:
 
 
 def _diagnosis(folder: Path, changes: Changes) -> list[str]:
-    """Returns the diagnosis of the sweep beside the run, at the arm that the changes start from.
+    """Returns the diagnosis of the sweep that the changes start from; empty where there is none."""
+    sweep = sweep_before(folder, changes)
+    return diagnosis_lines(sweep[0].folder, arm=sweep[1]) if sweep else []
 
-    That is one of the same program on the same device and network; none where there is no such.
+
+def sweep_before(folder: Path, changes: Changes) -> tuple[Run, int] | None:
+    """Returns the sweep beside a run of changes, and the arm of it that the changes start from.
+
+    That is one of the same program on the same device and network; None where there is no such.
     """
     before, own = changes.table.iloc[0], Run(folder, folder).environment
     for run in complete_runs(folder.parent, "arms.csv", places=("*/",)):
@@ -114,8 +120,8 @@ def _diagnosis(folder: Path, changes: Changes) -> list[str]:
             & (arms["regime"] == before["regime"])
         ]
         if len(fits):
-            return diagnosis_lines(run.folder, arm=int(fits["arm"].iloc[0]))
-    return []
+            return run, int(fits["arm"].iloc[0])
+    return None
 
 
 def find_changes(folder: Path) -> list[Path]:

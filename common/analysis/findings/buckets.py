@@ -1,0 +1,136 @@
+"""What assignment 2 found: the best bucket cap, what it gains, and how right the prediction was.
+
+All three are about the slowest network of the run: where communication takes long, the cap matters.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common.analysis.buckets.choice import near_text
+from common.analysis.buckets.measurements import open_run
+from common.analysis.buckets.networks import NetworkRun, measured_networks
+from common.analysis.findings.finding import MEASURED, PREDICTED, Found, Question
+from common.analysis.runs import Run
+
+
+def best_cap(folder: Path) -> Found:
+    """Finds b* of the run's slowest network, and the measured best beside it."""
+    network, run = slowest_network(folder)
+    best = network.model.best_cap()
+    accuracy = network.accuracy()
+    times = accuracy.table["measured_ms"]
+    return Found(
+        value=f"b* = {best.cap_mib:.3g} MiB",
+        spread=(
+            f"within 1 %: {near_text(best)}; best of the {len(times)} measured: "
+            f"{accuracy.measured_best_mib:g} MiB, the worst takes {times.max() / times.min():.2f} "
+            f"times as long; {network.name}"
+        ),
+        kind=PREDICTED,
+        runs=(run,),
+        hidden=(
+            "noise hides which cap is best"
+            if times.max() / times.min() - 1 <= accuracy.noise_floor
+            else ""
+        ),
+    )
+
+
+def gain_over_default(folder: Path) -> Found:
+    """Finds how much shorter a backward pass is with the best cap than with DDP's default.
+
+    Measured where the sweep has the default, at the measured cap that the model calls best; else
+    predicted.
+    """
+    network, run = slowest_network(folder)
+    sweep = network.sweep.steps
+    default = sweep[sweep["bucket_cap_mib"].isna()]
+    if default.empty:
+        default_s, best_s = network.model.backward_s(None), network.model.best_cap().total_s
+        return Found(
+            value=f"{1 - best_s / default_s:.1%} of the backward pass",
+            spread=f"the sweep has no steps with the default; {network.name}",
+            kind=PREDICTED,
+            runs=(run,),
+        )
+    chosen = network.accuracy().predicted_best_mib
+    gains = paired_gains(default, sweep[sweep["bucket_cap_mib"] == chosen])
+    middle, low, high = np.median(gains), min(gains), max(gains)
+    return Found(
+        value=f"{middle:.1%} of the backward pass",
+        spread=(
+            f"{low:.1%} to {high:.1%} over {len(gains)} rounds; {chosen:g} MiB against 1 MiB, then "
+            f"25; {network.name}"
+        ),
+        kind=MEASURED,
+        runs=(run,),
+        hidden="noise hides whether it gains anything" if low <= 0 <= high else "",
+    )
+
+
+def paired_gains(default: pd.DataFrame, chosen: pd.DataFrame) -> list[float]:
+    """Returns, by round, 1 − T(chosen) / T(default) of the rounds' median backward passes."""
+    medians = [
+        steps.groupby("round")["backward_time_ms"].median() for steps in (default, chosen)
+    ]
+    return (1 - medians[1] / medians[0]).dropna().tolist()
+
+
+def error_of_prediction(folder: Path) -> Found:
+    """Finds the median error of the predicted backward passes beside the measurement's noise."""
+    network, run = slowest_network(folder)
+    accuracy = network.accuracy()
+    known = not np.isnan(accuracy.noise_floor)
+    noise = f"noise {accuracy.noise_floor:.1%}" if known else "noise not known: a single round"
+    hidden = ""
+    if known and accuracy.median_error <= accuracy.noise_floor:
+        hidden = "not above the noise"
+    return Found(
+        value=f"{accuracy.median_error:.1%} in the median",
+        spread=(
+            f"{noise}; at most {accuracy.worst_error:.1%}, of {len(accuracy.table)} bucketings; "
+            f"{network.name}"
+        ),
+        kind=MEASURED,
+        runs=(run,),
+        hidden=hidden,
+    )
+
+
+def slowest_network(folder: Path) -> tuple[NetworkRun, Run]:
+    """Returns the slowest network that the run measured: an emulated one, else loopback."""
+    network = measured_networks(open_run(folder))[0]
+    return network, Run(network.folder, folder)
+
+
+QUESTIONS = (
+    Question(
+        title="Best bucket cap",
+        meaning=(
+            "With `bucket_cap_mb` set to this the backward pass is predicted to be shortest; within "
+            "the range it makes no difference that matters."
+        ),
+        anchor="assignment2_emulated_hosts-tb-on-each-network",
+        find=best_cap,
+    ),
+    Question(
+        title="Gain over DDP's default",
+        meaning="The default is a first bucket of 1 MiB and others of 25 MiB, whatever the network.",
+        anchor="assignment2_emulated_hosts-tb-on-each-network",
+        find=gain_over_default,
+    ),
+    Question(
+        title="Error of the prediction",
+        meaning=(
+            "The prediction was made from parts measured apart; an error as small as the noise "
+            "cannot be told from none."
+        ),
+        anchor="assignment2_part3_evaluation-bucket-size-against-time",
+        find=error_of_prediction,
+    ),
+)
+"""What the first page asks assignment 2."""

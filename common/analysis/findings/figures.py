@@ -1,0 +1,194 @@
+"""The small figures of the first page, one an assignment, and what each shows in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+
+from common.analysis.buckets.measurements import open_run
+from common.analysis.buckets.networks import measured_networks
+from common.analysis.diagnosis.changes import find_changes, open_changes
+from common.analysis.findings.micro_batches import DYNAMIC
+from common.analysis.micro_batches.lab import open_assignment3
+from common.analysis.one_device.profile import open_profile
+from common.analysis.scaling.sweep_speedups import NO_CHANGE
+from common.analysis.style import BLUE, GREY, ORANGE, RED, STYLE, CourseFigure, cap_axis
+from common.errors import UserError
+
+SIZE = (3.7, 2.5)
+"""Inches."""
+MOST_KINDS = 5
+"""Kinds of work with a bar of their own."""
+
+
+@dataclass(frozen=True, eq=False)
+class SmallFigure:
+    """A figure, its heading, and what it shows, for those who do not see it."""
+
+    assignment: str
+    title: str
+    figure: CourseFigure
+    alt: str
+
+
+@contextmanager
+def _small() -> Iterator[tuple[CourseFigure, Axes]]:
+    with matplotlib.rc_context(STYLE | {"font.size": 8.5, "lines.linewidth": 1.5}):
+        figure = CourseFigure(figsize=SIZE, layout="constrained")
+        yield figure, figure.subplots()
+
+
+def kinds_of_work(folder: Path) -> SmallFigure:
+    """Draws a bar for the share of each kind of work in a step."""
+    run = open_profile(folder)
+    shares = run.categories()["share"]
+    shown = {run.category_name(name): share for name, share in shares[:MOST_KINDS].items()}
+    if len(shares) > MOST_KINDS:
+        shown["all others"] = shares[MOST_KINDS:].sum()
+    with _small() as (figure, axes):
+        places = range(len(shown))
+        axes.barh(places, [100 * share for share in shown.values()], color=BLUE)
+        axes.set_yticks(places, list(shown))
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("share of a step (%)")
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in shown.items())
+    return SmallFigure(
+        "assignment0", "A step by kind of work", figure, f"Bars, the share of a step: {parts}."
+    )
+
+
+def bucket_times(folder: Path) -> SmallFigure:
+    """Draws the backward pass over bucket caps, predicted and measured, on the slowest network."""
+    network = measured_networks(open_run(folder))[0]
+    best = network.model.best_cap()
+    table = network.sweep.distinct().summary()
+    caps = np.array([[one.low_mib, one.high_mib] for one in best.candidates])
+    times = np.repeat([one.total_s * 1e3 for one in best.candidates], 2)
+    keep = caps.ravel() >= table["bucket_cap_mib"].min() / 2
+    with _small() as (figure, axes):
+        axes.plot(caps.ravel()[keep], times[keep], color=BLUE, label="predicted")
+        spread = [table["median_ms"] - table["q25_ms"], table["q75_ms"] - table["median_ms"]]
+        axes.errorbar(
+            table["bucket_cap_mib"],
+            table["median_ms"],
+            yerr=spread,
+            fmt="o",
+            ms=4,
+            color=RED,
+            capsize=2,
+            label="measured",
+        )
+        axes.axvline(best.cap_mib, color=GREY, ls="--", lw=1, label="b*")
+        axes.set_ylim(0, 1.15 * max(times[keep].max(), table["q75_ms"].max()))
+        cap_axis(axes, "bucket cap (MiB)")
+        axes.set_ylabel("backward pass (ms)")
+        axes.legend(fontsize=7.5, ncols=3, loc="lower center")
+    fastest = table.loc[table["median_ms"].idxmin()]
+    return SmallFigure(
+        "assignment2",
+        f"Bucket cap, {network.name}",
+        figure,
+        f"Backward pass over bucket caps: predicted as a line, shortest at {best.cap_mib:.3g} MiB; "
+        f"{len(table)} measured points, the shortest {fastest['median_ms']:.0f} ms at "
+        f"{fastest['bucket_cap_mib']:g} MiB.",
+    )
+
+
+def modes_by_data_set(folder: Path) -> SmallFigure:
+    """Draws dynamic's step over static's on each data set, with the interval and the promise."""
+    rows = [
+        (comparison.dataset, comparison.summary.loc[DYNAMIC])
+        for comparison in open_assignment3(folder).comparisons
+        if DYNAMIC in comparison.summary.index
+    ]
+    if not rows:
+        raise UserError(f"mode {DYNAMIC} was not measured")
+    with _small() as (figure, axes):
+        for place, (_, row) in enumerate(rows):
+            ends = [[row["ratio"] - row["ratio_low"]], [row["ratio_high"] - row["ratio"]]]
+            label = "measured, 95 %" if place == 0 else None
+            axes.errorbar(
+                row["ratio"], place, xerr=ends, fmt="o", ms=5, color=RED, capsize=3, label=label
+            )
+            promise = "promised by the plan" if place == 0 else None
+            axes.plot(row["padded_ratio"], place, "|", ms=14, mew=2, color=BLUE, label=promise)
+        axes.axvline(1, color=GREY, lw=1)
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xlim(0, max(1.1, *(1.1 * row["ratio_high"] for _, row in rows)))
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("step of dynamic over static")
+        axes.legend(fontsize=7.5, loc="center left")
+    parts = ", ".join(f"{name} {row['ratio']:.2f}" for name, row in rows)
+    return SmallFigure(
+        "assignment3",
+        "Planned micro-batches",
+        figure,
+        f"Step of dynamic micro-batches over static ones, with intervals: {parts}.",
+    )
+
+
+def changes_made(folder: Path) -> SmallFigure:
+    """Draws predicted and achieved speedup of each proposed change."""
+    found = find_changes(folder)
+    if not found:
+        raise UserError("no proposed change was run")
+    changes = open_changes(found[-1])
+    table = changes.table
+    names = ["as it was" if name == NO_CHANGE else name for name in table["change"]]
+    places = np.arange(len(table))
+    low = (table["speedup"] - table["speedup_low"]).clip(lower=0).fillna(0)
+    high = (table["speedup_high"] - table["speedup"]).clip(lower=0).fillna(0)
+    with _small() as (figure, axes):
+        axes.barh(places - 0.2, table["predicted_speedup"], 0.38, color=BLUE, label="predicted")
+        axes.barh(
+            places + 0.2,
+            table["speedup"],
+            0.38,
+            xerr=[low, high],
+            error_kw={"lw": 1, "capsize": 2},
+            color=ORANGE,
+            label="achieved",
+        )
+        axes.axvline(1, color=GREY, lw=1)
+        axes.set_yticks(places, names)
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(f"speedup of {changes.ranks} ranks")
+        axes.legend(fontsize=7.5, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
+    parts = ", ".join(
+        f"{name} {predicted:.2f} and {achieved:.2f}"
+        for name, predicted, achieved in zip(
+            names, table["predicted_speedup"], table["speedup"], strict=True
+        )
+    )
+    return SmallFigure(
+        "assignment4",
+        "Changes, predicted and achieved",
+        figure,
+        f"Bars, the speedup of {changes.ranks} ranks, predicted and achieved: {parts}.",
+    )
+
+
+FIGURES: dict[str, Callable[[Path], SmallFigure]] = {
+    "assignment0": kinds_of_work,
+    "assignment2": bucket_times,
+    "assignment3": modes_by_data_set,
+    "assignment4": changes_made,
+}
+"""The figure of an assignment's findings."""
+
+
+def figure_of(assignment: str, folder: Path) -> SmallFigure | None:
+    """Returns the small figure of an assignment; None where the run has not what it shows."""
+    try:
+        return FIGURES[assignment](folder) if assignment in FIGURES else None
+    except UserError:
+        return None

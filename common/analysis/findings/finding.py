@@ -1,0 +1,93 @@
+"""One number of a run's first page, and how it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from common.analysis.runs import Run
+
+MEASURED, PREDICTED = "measured", "predicted"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A number that was found in a run.
+
+    Attributes:
+        value: the number with its unit.
+        spread: its interval, quartiles or range, and of what; or what it is compared with.
+        kind: MEASURED or PREDICTED.
+        runs: the runs that the number comes from.
+        hidden: why noise hides it; empty where it does not.
+    """
+
+    value: str
+    spread: str
+    kind: str
+    runs: tuple[Run, ...]
+    hidden: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A number that the first page asks for.
+
+    Attributes:
+        title: of the finding.
+        meaning: one fixed sentence that says what the number means.
+        anchor: of the report's section that shows its evidence: notebook, then heading.
+        find: looks for the number in a run directory; raises UserError where it is not there.
+    """
+
+    title: str
+    meaning: str
+    anchor: str
+    find: Callable[[Path], Found]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A question and its answer in one run.
+
+    Attributes:
+        found: None where the run has no answer.
+        missing: why it has none; empty where it has one.
+    """
+
+    assignment: str
+    question: Question
+    found: Found | None
+    missing: str = ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Returns what a reader has to be told beside the number."""
+        if self.found is None:
+            return ()
+        marks = [PREDICTED] if self.found.kind == PREDICTED else []
+        if any(run.recorded for run in self.found.runs):
+            marks.append("recorded data, not measured here")
+        return (*marks, self.found.hidden) if self.found.hidden else tuple(marks)
+
+    @property
+    def source(self) -> str:
+        """Returns the hardware that the number comes from; empty where there is none."""
+        if self.found is None:
+            return ""
+        return "; ".join(dict.fromkeys(run.environment["hardware"] for run in self.found.runs))
+
+
+def span(low: float, high: float, form: str = "{:.2f}") -> str:
+    """Returns an interval as text, ``1.02 to 1.07``; a dash where it is not known."""
+    if pd.isna(low) or pd.isna(high):
+        return "–"
+    return f"{form.format(low)} to {form.format(high)}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns ``1 rank``, ``2 ranks``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

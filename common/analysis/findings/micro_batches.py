@@ -1,0 +1,45 @@
+"""What assignment 3 found: planned micro-batches against equal numbers of texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.analysis.findings.finding import MEASURED, Found, Question, span
+from common.analysis.micro_batches.lab import open_assignment3
+from common.analysis.micro_batches.mode_comparison import STATIC
+from common.errors import UserError
+
+DYNAMIC = "dynamic"
+
+
+def dynamic_over_static(folder: Path) -> Found:
+    """Finds the mean step of dynamic micro-batches over static's, on the same global batches."""
+    comparison = open_assignment3(folder).comparison
+    if DYNAMIC not in comparison.summary.index:
+        raise UserError(f"mode {DYNAMIC} was not compared with {STATIC}")
+    row = comparison.summary.loc[DYNAMIC]
+    low, high = row["ratio_low"], row["ratio_high"]
+    return Found(
+        value=f"{row['ratio']:.2f} of static's step",
+        spread=(
+            f"95 % interval {span(low, high)}; the plan promises {row['padded_ratio']:.2f}; "
+            f"{comparison.dataset}, {comparison.ranks} ranks"
+        ),
+        kind=MEASURED,
+        runs=(comparison.opened,),
+        hidden="noise hides whether it is faster" if low < 1 < high else "",
+    )
+
+
+QUESTIONS = (
+    Question(
+        title="Dynamic over static micro-batches",
+        meaning=(
+            "Below 1, the same texts in the same global batches take less time when ranks share "
+            "them by work and not by number."
+        ),
+        anchor="assignment3_dynamic_batches-modes-on-the-same-global-batches",
+        find=dynamic_over_static,
+    ),
+)
+"""What the first page asks assignment 3."""

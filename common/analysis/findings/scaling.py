@@ -1,0 +1,97 @@
+"""What assignment 4 found: what limits scaling, and the change that would help most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.analysis.diagnosis.changes import (
+    CLOSE,
+    SWEEP,
+    find_changes,
+    open_changes,
+    sweep_before,
+)
+from common.analysis.diagnosis.diagnosis import diagnose_folder
+from common.analysis.findings.finding import MEASURED, Found, Question, counted, span
+from common.analysis.runs import Run, complete_runs
+from common.errors import UserError
+
+
+def main_cause(folder: Path) -> Found:
+    """Finds the main cause that a sweep is diagnosed with: of changes that were made, the one
+    before them, else the newest."""
+    run, arm = _diagnosed_sweep(folder)
+    diagnosis = diagnose_folder(run.folder, arm=arm)
+    where = (Run(run.folder, folder),)
+    if diagnosis.healthy:
+        return Found("no limiting cause found", diagnosis.summary, MEASURED, where)
+    verdict = diagnosis.verdicts[0]
+    takes = f", {verdict.lost_share:.0%} of the step" if verdict.lost_share else ""
+    others = len(diagnosis.verdicts) - 1
+    return Found(
+        value=f"{verdict.title}{takes}",
+        spread=f"confidence {verdict.confidence}; {counted(others, 'further cause')}; "
+        f"{run.environment['network']}",
+        kind=MEASURED,
+        runs=where,
+        hidden="low confidence" if verdict.confidence == "low" else "",
+    )
+
+
+def _diagnosed_sweep(folder: Path) -> tuple[Run, int | None]:
+    """Returns the sweep that is diagnosed and its arm; None leaves the choice to the diagnosis."""
+    for made in reversed(find_changes(folder)):
+        if sweep := sweep_before(made, open_changes(made)):
+            return sweep
+    sweeps = [
+        run
+        for run in complete_runs(folder, "arms.csv", places=("", "*/", "*/*/"))
+        if run.environment.get("label") == SWEEP
+    ]
+    if not sweeps:
+        raise UserError("no sweep over ranks was measured (no arms.csv)")
+    return sweeps[-1], None
+
+
+def best_change(folder: Path) -> Found:
+    """Finds the proposed change with the greatest predicted speedup, and what it achieved."""
+    made = find_changes(folder)
+    if not made:
+        raise UserError("no proposed change was run (no proposals.csv)")
+    changes = open_changes(made[-1])
+    before, after = changes.table.iloc[0], changes.table.iloc[1:]
+    if after.empty:
+        raise UserError("no change was predicted to help by more than the noise")
+    best = after.loc[after["predicted_speedup"].idxmax()]
+    apart = f"{span(best['speedup_low'], best['speedup_high'])}"
+    batch = "; changes the global batch" if best["global_batch_changed"] else ""
+    return Found(
+        value=(
+            f"{best['change']}: {before['speedup']:.2f} → {best['speedup']:.2f} times as fast as "
+            "one rank"
+        ),
+        spread=(
+            f"95 % interval {apart}; predicted {best['predicted_speedup']:.2f}, off by "
+            f"{best['error']:+.0%}{batch}"
+        ),
+        kind=MEASURED,
+        runs=(Run(made[-1], folder),),
+        hidden="" if abs(best["error"]) <= CLOSE else "the prediction missed by more than 10 %",
+    )
+
+
+QUESTIONS = (
+    Question(
+        title="What limits scaling",
+        meaning="The cause that takes most of a step on several ranks, judged from what was timed.",
+        anchor="assignment4_text_scaling-what-the-diagnosis-says",
+        find=main_cause,
+    ),
+    Question(
+        title="The change that helps most",
+        meaning="The model chose it before it was run: the same training, changed on all ranks.",
+        anchor="assignment4_text_scaling-changed-and-verified",
+        find=best_change,
+    ),
+)
+"""What the first page asks assignment 4."""

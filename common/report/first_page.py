@@ -1,0 +1,184 @@
+"""The first page of a report: this machine, what was found, four small figures, what still runs.
+
+One ``FirstPage`` is shown in three places: at the head of index.html, on page 1 of report.pdf, and
+in the terminal at the end of a run.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+
+from common.analysis.findings.figures import SmallFigure
+from common.analysis.findings.finding import Finding
+from common.report.timetable import Timetable
+
+HERE = Path(__file__).parent
+STYLE = HERE / "first_page.css"
+RUNNING, COMPLETE = "running", "complete"
+TITLES = {
+    "assignment0": "One device",
+    "assignment1": "Data-parallel training",
+    "assignment2": "Bucket size",
+    "assignment3": "Micro-batches",
+    "assignment4": "Scaling",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class FirstPage:
+    """What the first page says.
+
+    Attributes:
+        machine: one line on the hardware, one on the software.
+        findings: of the assignments that were run, in order.
+        figures: at most one an assignment.
+        not_run: assignments that this run is not about.
+        state: running, complete, failed or interrupted.
+        reason: why it failed or was interrupted.
+        made: when this page was made.
+        timetable: of the run; None where nothing was run.
+    """
+
+    machine: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    figures: tuple[SmallFigure, ...]
+    not_run: tuple[str, ...] = ()
+    state: str = COMPLETE
+    reason: str = ""
+    made: str = ""
+    timetable: Timetable | None = None
+
+    @property
+    def answered(self) -> tuple[Finding, ...]:
+        """Returns the findings that have a number."""
+        return tuple(one for one in self.findings if one.found is not None)
+
+    @property
+    def unanswered(self) -> tuple[Finding, ...]:
+        """Returns the findings that have none, with the reason."""
+        return tuple(one for one in self.findings if one.found is None)
+
+    @property
+    def left_out(self) -> str:
+        """Returns the assignments that were not run, in words; empty where all were."""
+        names = [f"{name.removeprefix('assignment')} ({TITLES[name]})" for name in self.not_run]
+        return f"Not in this run: assignments {', '.join(names)}." if names else ""
+
+
+def machine_text(environment: Mapping) -> tuple[str, ...]:
+    """Returns what a run's environment record says of its machine, in two lines."""
+    gpus = environment.get("gpus") or []
+    cpu = environment.get("cpu", {})
+    cores = f"{cpu.get('cores', '?')} cores of {cpu.get('model', 'an unknown CPU')}"
+    device = f"{len(gpus)} × {gpus[0]['name']}, {cores}" if gpus else f"{cores}, no GPU used"
+    host = environment.get("host")
+    elsewhere = "; another machine than this one" if host not in (None, socket.gethostname()) else ""
+    packages = environment.get("packages", {})
+    software = [
+        environment.get("system", ""),
+        f"Python {environment.get('python', '?')}",
+        f"torch {packages.get('torch', '?')}",
+        f"measured {str(environment.get('start_time', '?'))[:10]}",
+    ]
+    commit = (environment.get("git") or {}).get("commit")
+    if commit:
+        software.append(f"commit {commit[:7]}")
+    return f"{device}{elsewhere}", ", ".join(filter(None, software))
+
+
+def as_html(page: FirstPage, anchors: Collection[str] = ()) -> str:
+    """Returns the page's section for index.html.
+
+    Args:
+        page: the first page.
+        anchors: those that the report has; a finding without one is no link.
+    """
+    loader = jinja2.FileSystemLoader(HERE)
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+    template = environment.get_template("first_page.html")
+    pictures = [(one, _data_address(one)) for one in page.figures]
+    return template.render(page=page, anchors=set(anchors), pictures=pictures)
+
+
+def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
+    """Returns the page as Typst, and the files of its figures by the names used in there."""
+    files = {f"first-{one.assignment}.svg": one.figure.svg() for one in page.figures}
+    lines = ["#heading(level: 2, outlined: false)[What was found]"]
+    lines += [f"#text(size: 9pt)[{_typst(line)}]\n" for line in page.machine]
+    if page.state != COMPLETE:
+        lines.append(f"#strong[{_typst(f'This run was not completed: {page.reason}')}]\n")
+    rows = []
+    for one in page.answered:
+        found = one.found
+        marks = "".join(f" _({_typst(mark)})_" for mark in one.marks)
+        title = _typst_link(one.question.anchor, one.question.title)
+        rows.append(
+            f"[{title}], [#strong[{_typst(found.value)}]{marks} \\ "
+            f"#text(size: 8pt, fill: luma(70))[{_typst(found.spread)}] \\ "
+            f"#text(size: 8pt)[{_typst(one.question.meaning)}]],"
+        )
+    if rows:
+        lines.append(
+            "#table(columns: (27%, 1fr), align: (left, left), inset: (x: 4pt, y: 3.5pt), "
+            "stroke: (x, y) => (bottom: 0.4pt + luma(200)),\n" + "\n".join(rows) + "\n)"
+        )
+    for one in page.unanswered:
+        text = f"{one.question.title}: not there. {one.missing}."
+        lines.append(f"#text(size: 8pt)[{_typst(text)}]\n")
+    if page.left_out:
+        lines.append(f"#text(size: 8pt)[{_typst(page.left_out)}]\n")
+    pictures = [
+        f"[#text(size: 8.5pt, weight: \"bold\")[{_typst(one.title)}] #image("
+        f"{json.dumps(f'first-{one.assignment}.svg')}, width: 100%, alt: {json.dumps(one.alt)})],"
+        for one in page.figures
+    ]
+    if pictures:
+        lines.append("#grid(columns: (1fr, 1fr), gutter: 8pt,\n" + "\n".join(pictures) + "\n)")
+    return "\n".join(lines), files
+
+
+def print_page(page: FirstPage, console: Console) -> None:
+    """Prints the findings for a terminal: a line with the number, and one that says how sure."""
+    console.print(f"\n[bold]What was found[/bold] on {escape(page.machine[0])}", highlight=False)
+    for one in page.answered:
+        marks = "".join(f" [yellow]({escape(mark)})[/yellow]" for mark in one.marks)
+        console.print(
+            f"  {escape(one.question.title)}: [bold]{escape(one.found.value)}[/bold]{marks}",
+            highlight=False,
+        )
+        console.print(Padding(f"[dim]{escape(one.found.spread)}[/dim]", (0, 0, 0, 6)))
+    for one in page.unanswered:
+        text = f"  {one.question.title}: not there. {one.missing}"
+        console.print(escape(text), highlight=False)
+    if page.left_out:
+        console.print(f"  {escape(page.left_out)}", highlight=False)
+
+
+def _data_address(one: SmallFigure) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(one.figure.svg()).decode()
+
+
+def _typst(text: str) -> str:
+    """Returns text as a string of Typst, in which no letter has a meaning."""
+    return f"#{json.dumps(text, ensure_ascii=False)}"
+
+
+def _typst_link(anchor: str, text: str) -> str:
+    """Returns a link to a label, with its page; only the text where the report has no such label."""
+    label = f"label({json.dumps(anchor)})"
+    return (
+        f"#context {{ let found = query({label}); if found.len() > 0 {{ "
+        f"link({label}, [{_typst(text)}]); text(size: 8pt, fill: luma(90))"
+        f"[ \\ page #counter(page).at(found.first().location()).first()] "
+        f"}} else {{ [{_typst(text)}] }} }}"
+    )

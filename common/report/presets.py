@@ -1,0 +1,149 @@
+"""A preset: which stages an assignment measures, on which ranks or hosts, and which notebooks follow.
+
+A preset (``assignments/<assignment>/configs/<preset>.yaml``) lists the stages, each a script and
+a number of ranks (and a name, where a script runs several times), the settings of each script in a
+section of its name, and the notebooks. A stage with ``hosts`` and ``rate`` runs on emulated hosts,
+one rank on each, with further settings of its own; its results go to a folder of that rate, apart
+from those over loopback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.cluster.emulated import EmulatedCluster
+from common.errors import UserError
+from common.runtime.device import choose_device
+from common.runtime.paths import project_root, relative_to_project
+from common.runtime.run_directory import read_environment
+from common.runtime.script import read_yaml
+
+PRESETS = ("smoke", "laptop", "gpu")
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One script of a preset, to be started on ``ranks`` ranks (``all``: one per GPU).
+
+    ``name`` is that of its run directory, which lies in ``folder`` below the assignment's;
+    ``settings`` are flags on top of those in the script's section.
+    """
+
+    title: str
+    name: str
+    script: Path
+    ranks: int | str
+    hosts: EmulatedCluster | None = None
+    folder: str = "."
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Returns its folder below the assignment's run directory."""
+        return self.name if self.folder == "." else f"{self.folder}/{self.name}"
+
+    def flags(self) -> list[str]:
+        """Returns the stage's own settings as flags."""
+        flags = []
+        for name, value in self.settings.items():
+            if isinstance(value, bool):
+                flags.append(f"--{name}" if value else f"--no-{name}")
+            else:
+                flags += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+        return flags
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A preset file, read and checked."""
+
+    assignment: str
+    path: Path
+    stages: tuple[Stage, ...]
+    notebooks: tuple[Path, ...]
+    content: dict
+
+
+def known_assignments() -> list[str]:
+    """Returns the assignments that have presets, in order."""
+    folders = (project_root() / "assignments").glob("assignment*/configs/smoke.yaml")
+    return sorted(path.parents[1].name for path in folders)
+
+
+def load_preset(assignment: str, name: str) -> Preset:
+    """Reads a preset. Raises UserError for one that does not exist or names what does not."""
+    root = project_root()
+    path = root / "assignments" / assignment / "configs" / f"{name}.yaml"
+    if not path.is_file():
+        raise UserError(f"{assignment} has no preset {name!r}")
+    content = read_yaml(path)
+    stages = tuple(_stage(entry, path.parents[1]) for entry in content["stages"])
+    notebooks = tuple(root / "notebooks" / f"{name}.ipynb" for name in content["notebooks"])
+    for needed in (*(stage.script for stage in stages), *notebooks):
+        if not needed.is_file():
+            raise UserError(f"{relative_to_project(path)} names {needed.name}, which is not there")
+    return Preset(assignment, path, stages, notebooks, content)
+
+
+def preset_of(folder: Path, assignment: str) -> Preset:
+    """Returns the preset that ``ddplab run`` made a run with; for cluster jobs, that of GPUs."""
+    record = folder / "environment.json"
+    label = read_environment(folder).get("label") if record.is_file() else None
+    return load_preset(assignment, label if label in PRESETS else "gpu")
+
+
+def _stage(entry: Mapping, folder: Path) -> Stage:
+    """Makes a stage from its entry in a preset; ``folder`` holds the scripts."""
+    script = folder / entry["script"]
+    settings = entry.get("settings", {})
+    name = entry.get("name", script.stem)
+    if "hosts" not in entry:
+        return Stage(entry["title"], name, script, _check_ranks(entry["ranks"]), settings=settings)
+    rate = str(entry["rate"])
+    cluster = EmulatedCluster.of(entry["hosts"], [rate])
+    return Stage(
+        title=entry["title"],
+        name=name,
+        script=script,
+        ranks=cluster.ranks,
+        hosts=cluster,
+        folder=f"emulated-{cluster.hosts}x{rate}",
+        settings=settings,
+    )
+
+
+def _check_ranks(text: object) -> int | str:
+    if text != "all" and (not isinstance(text, int) or text < 1):
+        raise UserError(f"ranks {text!r}: a number above 0, or all")
+    return text
+
+
+def count_ranks(ranks: int | str) -> int:
+    """Returns a stage's number of ranks; ``all`` is one per GPU.
+
+    Raises UserError for ``all`` where there are not two GPUs that torch can use.
+    """
+    if isinstance(ranks, int):
+        return ranks
+    choose_device("cuda", instead="--preset laptop")
+    import torch
+
+    found = torch.cuda.device_count()
+    if found < 2:
+        raise UserError(
+            f"the preset wants a rank per GPU and at least 2; torch can use {found} here. "
+            "Without them: --preset laptop"
+        )
+    return found
+
+
+def where_text(stage: Stage, ranks: Mapping[Stage, int]) -> str:
+    """Returns a stage's title with the hosts or the number of ranks that it runs on."""
+    where = str(stage.hosts) if stage.hosts else counted(ranks[stage], "rank")
+    return f"{stage.title} ({where})"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -1,0 +1,103 @@
+"""index.html of a run: there from its beginning, and made again after each of its stages."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+from common.analysis.findings.collect import QUESTIONS, findings_of
+from common.analysis.findings.figures import SmallFigure, figure_of
+from common.analysis.findings.finding import Finding
+from common.report import first_page
+from common.report.document import Document, Part, render, write_page, write_pdf
+from common.report.first_page import FirstPage
+from common.report.timetable import Timetable
+from common.runtime.run_directory import read_environment
+
+NOTHING_YET = ("Nothing has been measured yet.",)
+
+
+class RunPage:
+    """What a run has found so far, and the pages made of it.
+
+    The page is put together from parts that are made once: an assignment's notebooks when they have
+    been executed, a finding when its tables are there.
+    """
+
+    def __init__(self, timetable: Timetable | None = None) -> None:
+        self._timetable = timetable
+        self._folders: dict[str, Path] = {}
+        self._findings: dict[str, tuple[Finding, ...]] = {}
+        self._figures: dict[str, SmallFigure | None] = {}
+        self._parts: dict[str, Part] = {}
+        self._documents: dict[str, Document] = {}
+        self.state, self.reason = first_page.RUNNING, ""
+
+    def open(self, assignment: str, run_dir: Path) -> None:
+        """Adds an assignment whose run directory has been made."""
+        self._folders[assignment] = run_dir
+
+    def look(self, assignment: str) -> None:
+        """Looks for what the assignment's run has found since the last time."""
+        folder = self._folders[assignment]
+        known = self._findings.get(assignment, ())
+        self._findings[assignment] = findings_of(assignment, folder, known)
+        if self._figures.get(assignment) is None:
+            self._figures[assignment] = figure_of(assignment, folder)
+
+    def add(self, document: Document) -> None:
+        """Adds the executed notebooks of an assignment, all of whose stages are over.
+
+        Its findings are looked for once more: those found while it ran may have changed with its
+        later stages.
+        """
+        assignment = document.assignment
+        self._findings.pop(assignment, None)
+        self._figures.pop(assignment, None)
+        self.look(assignment)
+        self._documents[assignment] = document
+        self._parts[assignment] = render(document)
+
+    def first(self, *, only: str | None = None) -> FirstPage:
+        """Returns the first page as of now; of one assignment where ``only`` names it."""
+        names = [name for name in self._folders if only in (None, name)]
+        folder = next((self._folders[name] for name in reversed(names)), None)
+        machine = first_page.machine_text(read_environment(folder)) if folder else NOTHING_YET
+        return FirstPage(
+            machine=machine,
+            findings=tuple(one for name in names for one in self._findings.get(name, ())),
+            figures=tuple(figure for name in names if (figure := self._figures.get(name))),
+            not_run=() if only else tuple(sorted(set(QUESTIONS) - self._planned())),
+            state=first_page.COMPLETE if only else self.state,
+            reason=self.reason,
+            made=datetime.datetime.now().strftime("%H:%M:%S"),
+            timetable=None if only else self._timetable,
+        )
+
+    def write(self, folder: Path) -> None:
+        """Writes ``index.html`` of all that there is."""
+        self._write_page(folder, self.first(), list(self._parts.values()))
+
+    def write_assignment(self, folder: Path, assignment: str) -> None:
+        """Writes ``index.html`` and ``report.pdf`` of one assignment."""
+        page = self.first(only=assignment)
+        self._write_page(folder, page, [self._parts[assignment]])
+        self._write_pdf(folder, page, [self._documents[assignment]])
+
+    def write_report(self, folder: Path) -> None:
+        """Writes ``index.html`` and ``report.pdf`` of a run that is over."""
+        self.write(folder)
+        self._write_pdf(folder, self.first(), list(self._documents.values()))
+
+    def _planned(self) -> set[str]:
+        entries = self._timetable.entries if self._timetable else []
+        return {entry.assignment for entry in entries} | set(self._folders)
+
+    def _write_page(self, folder: Path, page: FirstPage, parts: list[Part]) -> None:
+        anchors = {heading.anchor for part in parts for heading in part.contents}
+        front = first_page.as_html(page, anchors)
+        write_page(folder, parts, front=front, style=first_page.STYLE.read_text())
+
+    def _write_pdf(self, folder: Path, page: FirstPage, documents: list[Document]) -> None:
+        front, files = first_page.as_typst(page)
+        write_pdf(folder, documents, front=front, front_files=files)

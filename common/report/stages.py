@@ -1,0 +1,135 @@
+"""Measuring the stages of a preset, each on its ranks or hosts.
+
+Neighbouring stages on the same ranks or hosts share them, and what one assignment has measured is
+not measured again for another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.cluster.launch import launch, launch_series
+from common.errors import UserError, unwritten_task
+from common.report.presets import Preset, Stage, where_text
+from common.report.run_watch import RunWatch
+from common.runtime.paths import relative_to_project
+from common.runtime.run_directory import read_environment, write_atomically
+
+
+class Measured:
+    """The stages that one ``ddplab run`` has measured, for assignments that need the same again.
+
+    Stages are the same if they run the same script with the same settings on the same ranks or
+    hosts. A copy's ``environment.json`` has ``copied_from``, the run directory that was measured.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Path] = {}
+
+    def add(self, stage: Stage, preset: Preset, run_dir: Path) -> None:
+        """Notes that a stage has been measured below ``run_dir``."""
+        self._runs[self._key(stage, preset)] = run_dir / stage.folder / stage.name
+
+    def copy(self, stage: Stage, preset: Preset, run_dir: Path) -> Path | None:
+        """Copies an earlier measurement of the stage below ``run_dir``.
+
+        Returns the run directory that was copied; None where there is none.
+        """
+        source = self._runs.get(self._key(stage, preset))
+        if source is None:
+            return None
+        target = run_dir / stage.folder / stage.name
+        shutil.copytree(source, target)
+        environment = read_environment(target) | {"copied_from": relative_to_project(source)}
+        write_atomically(target / "environment.json", json.dumps(environment, indent=1))
+        return source
+
+    @staticmethod
+    def _key(stage: Stage, preset: Preset) -> str:
+        settings = preset.content.get(stage.script.stem, {}) | dict(stage.settings)
+        where = str(stage.hosts) if stage.hosts else stage.ranks
+        return json.dumps([str(stage.script.resolve()), where, settings], sort_keys=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Measuring:
+    """The stages of one assignment being measured into one run directory.
+
+    Attributes:
+        ranks: by stage.
+        shares_ranks: neighbouring stages on the same ranks share them, one after another.
+    """
+
+    preset: Preset
+    ranks: Mapping[Stage, int]
+    run_dir: Path
+    watch: RunWatch
+    shares_ranks: bool
+
+    def measure(self, stages: Sequence[Stage]) -> None:
+        """Runs the stages; leaves out those that need a task which is not written yet."""
+        # On GPUs each stage has ranks of its own: their state does not outlive a fork.
+        alone = itertools.count()
+        for _, group in itertools.groupby(
+            stages,
+            lambda stage: (str(stage.hosts), self.ranks[stage]) if self.shares_ranks else next(alone),
+        ):
+            self._measure_what_is_written(list(group))
+
+    def is_complete(self, stage: Stage) -> bool:
+        """Returns True if the stage has been measured."""
+        folder = self.run_dir / stage.folder / stage.name
+        is_there = (folder / "environment.json").is_file()
+        return is_there and read_environment(folder)["status"] == "complete"
+
+    def _measure_what_is_written(self, stages: Sequence[Stage]) -> None:
+        waiting = list(stages)
+        while waiting:
+            try:
+                self._measure(waiting)
+                return
+            except UserError as error:
+                task = unwritten_task(str(error))
+                if not task:
+                    raise
+                done = sum(map(self.is_complete, waiting))
+                stage = waiting[done]
+                self.watch.leave_out(
+                    self.preset.assignment, stage.key, f"task {task} is not written yet"
+                )
+                waiting = waiting[done + 1 :]
+
+    def _measure(self, stages: Sequence[Stage]) -> None:
+        """Runs a stage, or several that share the ranks they run on."""
+        first = stages[0]
+        if len(stages) == 1:
+            with self.watch.stage(self.preset.assignment, first.key) as update:
+                launch(
+                    first.script,
+                    self._arguments(first),
+                    self.ranks[first],
+                    self._log(first),
+                    hosts=first.hosts,
+                    on_output=update,
+                )
+            return
+        scripts = [[str(stage.script), *self._arguments(stage)] for stage in stages]
+        error_file = self.run_dir / "logs" / "error"
+        with launch_series(
+            scripts, self.ranks[first], error_file, hosts=first.hosts
+        ) as wait:
+            for stage in stages:
+                with self.watch.stage(self.preset.assignment, stage.key) as update:
+                    wait(self._log(stage), update)
+
+    def _arguments(self, stage: Stage) -> list[str]:
+        where = ("--output_dir", str(self.run_dir / stage.folder), "--run_id", stage.name)
+        return ["--config", str(self.preset.path), *where, *stage.flags()]
+
+    def _log(self, stage: Stage) -> Path:
+        return self.run_dir / "logs" / f"{stage.key.replace('/', '-')}.log"
