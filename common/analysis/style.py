@@ -6,7 +6,6 @@ What a figure shows is its package's ``figures.py``; what all share is here.
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,8 @@ from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from common.analysis.picture import describe, picture, width_px
 
 # Okabe and Ito's palette, told apart by colour-blind readers.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -49,10 +50,9 @@ STYLE = {
 class CourseFigure(Figure):
     """A figure that a notebook shows by itself, without pyplot and its global state."""
 
-    def _repr_png_(self) -> tuple[bytes, dict]:
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=DPI)
-        return buffer.getvalue(), {"width": int(self.get_figwidth() * 100)}
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple:
+        kind, data = picture(self, DPI)
+        return {kind: data}, {kind: {"width": width_px(self), "alt": describe(self)}}
 
 
 CAPTION_LETTERS = 18

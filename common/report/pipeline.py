@@ -22,7 +22,7 @@ from pathlib import Path
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch, launch_series
 from common.errors import UserError, unknown_name, unwritten_task
-from common.report.document import Document, write_report
+from common.report.document import Document, render, write_page, write_pdf
 from common.report.notebooks import execute_notebooks
 from common.report.progress import StageProgress
 from common.runtime.device import choose_device
@@ -146,7 +146,8 @@ def run_assignments(what: str, preset: str, output_dir: str, progress: StageProg
             shutil.copyfile(folder / name, output / name)
     else:
         with progress.stage("report of all assignments"):
-            write_report(documents, output)
+            write_page(output, [render(document) for document in documents])
+            write_pdf(output, documents)
     progress.say(f"Done in {progress.elapsed_s:.0f} s. Report: {_shown(output / 'report.pdf')}")
     progress.say(f"and {_shown(output / 'index.html')}")
     for document in documents:
@@ -313,7 +314,8 @@ def _write_up(
         raise errors[0]
     with progress.stage("report"):
         document = Document(preset.assignment, tuple(executed))
-        write_report([document], folder)
+        write_page(folder, [render(document)])
+        write_pdf(folder, [document])
     return document
 
 
