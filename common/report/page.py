@@ -37,11 +37,15 @@ def section(stem: str, body: str, pictures: Path) -> str:
 
 
 def headings(text: str, top: int) -> tuple[Heading, ...]:
-    """Returns the headings of a piece of the page; ``top`` is the level of a notebook's title."""
-    return tuple(
-        Heading(anchor, _plain(inner), int(level) - top + 1)
-        for level, anchor, inner in HEADING.findall(text)
-    )
+    """Returns the headings of a piece of the page; ``top`` is the level of a notebook's title.
+
+    Titles leave out the assignment, which the contents name above them.
+    """
+    found = []
+    for level, anchor, inner in HEADING.findall(text):
+        words = re.sub(r"^Assignment \d+(, |: )", "", _plain(inner))
+        found.append(Heading(anchor, words[:1].upper() + words[1:], int(level) - top + 1))
+    return tuple(found)
 
 
 def page(title: str, date: str, parts: Sequence[object], front: str, style: str) -> str:
