@@ -6,9 +6,9 @@ What a figure shows is its package's ``figures.py``; what all share is here.
 
 from __future__ import annotations
 
-import io
+import re
 import textwrap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import matplotlib
@@ -17,6 +17,8 @@ from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from common.analysis.picture import describe, picture, width_px
 
 # Okabe and Ito's palette, told apart by colour-blind readers.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -49,10 +51,9 @@ STYLE = {
 class CourseFigure(Figure):
     """A figure that a notebook shows by itself, without pyplot and its global state."""
 
-    def _repr_png_(self) -> tuple[bytes, dict]:
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=DPI)
-        return buffer.getvalue(), {"width": int(self.get_figwidth() * 100)}
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple:
+        kind, data = picture(self, DPI)
+        return {kind: data}, {kind: {"width": width_px(self), "alt": describe(self)}}
 
 
 CAPTION_LETTERS = 18
@@ -111,14 +112,14 @@ def ms_axis(axes: Axes, label: str) -> None:
 class Table:
     """A data frame as a notebook's output.
 
-    ``formats`` maps a column to a format string; columns of ``left`` are set on the left, whatever
-    is in them.
+    ``formats`` maps a column to a format string or to a function that returns text; columns of
+    ``left`` are set on the left, whatever is in them.
     """
 
     def __init__(
         self,
         frame: pd.DataFrame,
-        formats: Mapping[str, str] | None = None,
+        formats: Mapping[str, str | Callable[[float], str]] | None = None,
         left: Collection[str] = (),
     ) -> None:
         formats = formats or {}
@@ -160,9 +161,22 @@ def size_text(size_bytes: float) -> str:
     """Formats a size in the largest binary unit that fits: ``64 KiB``, ``1.5 MiB``."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size_bytes >= unit:
-            return f"{size_bytes / unit:.3g} {name}"
+            return f"{digits(size_bytes / unit)} {name}"
     return f"{size_bytes:g} B"
 
 
-def _text(value: object, form: str) -> str:
-    return "–" if pd.isna(value) else form.format(value)
+def digits(value: float) -> str:
+    """Formats a number of any size with three digits that count, and without an exponent.
+
+    >>> digits(16822547.2), digits(212.94), digits(0.01277)
+    ('16,800,000', '213', '0.0128')
+    """
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{value:.3g}"
+
+
+def _text(value: object, form: str | Callable[[float], str]) -> str:
+    if pd.isna(value):
+        return "–"
+    text = form(value) if callable(form) else form.format(value)
+    return re.sub(r"^-(?=0(\.0*)?%?$)", "", text)  # nothing is less than zero by nothing

@@ -1,24 +1,35 @@
 """Joins executed notebooks into one HTML page and one PDF.
 
-nbconvert turns the notebooks into Markdown with their figures, pandoc turns that into a page that
-needs nothing else (figures and formulas inside) and into Typst, and Typst sets the PDF.
+nbconvert turns a notebook into Markdown with its figures, pandoc turns that into a section of the
+page and into Typst, and Typst sets the PDF. An assignment's part of the page is made once; the page
+around the parts is a template, so that it can be written again after every stage of a run.
 """
 
 from __future__ import annotations
 
-import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import RunFailed
+from common.report import page
+from common.report.markdown import notebook_markdown, pandoc
+from common.report.page import Heading
 from common.runtime.environment import now
 from common.runtime.run_directory import write_atomically
 
+TITLE = "ddplab report"
 TEMPLATE = Path(__file__).with_name("template.typ")
-STYLE = Path(__file__).with_name("style.css")
-MARKDOWN = "markdown+tex_math_dollars+pipe_tables-yaml_metadata_block-implicit_figures"
+SUBJECTS = {
+    "assignment0": "One device",
+    "assignment1": "Data-parallel training",
+    "assignment2": "Bucket size",
+    "assignment3": "Micro-batches",
+    "assignment4": "Scaling",
+}
+NOTEBOOK_LEVEL = 3
+"""A notebook's title on the page: below the page's and the assignment's."""
 
 
 @dataclass(frozen=True)
@@ -29,76 +40,93 @@ class Document:
     notebooks: tuple[Path, ...]
 
 
-def write_report(documents: Sequence[Document], folder: Path) -> None:
-    """Writes ``index.html`` and ``report.pdf`` into ``folder``, each whole or not at all."""
-    import pypandoc
+@dataclass(frozen=True)
+class Part:
+    """One assignment, rendered for the page: a ``<section>`` per notebook, figures inside."""
 
+    assignment: str
+    title: str
+    html: str
+    contents: tuple[Heading, ...]
+
+
+def render(document: Document) -> Part:
+    """Renders the notebooks of an assignment for the page."""
+    sections = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for notebook in document.notebooks:
+            markdown = notebook_markdown(notebook, Path(scratch))
+            shift = f"--shift-heading-level-by={NOTEBOOK_LEVEL - 1}"
+            body = pandoc(markdown, "html5", notebook.stem, shift, "--mathml")
+            sections.append(page.section(notebook.stem, body, Path(scratch)))
+    text = "".join(sections)
+    contents = page.headings(text, NOTEBOOK_LEVEL)
+    return Part(document.assignment, assignment_title(document.assignment), text, contents)
+
+
+def write_page(folder: Path, parts: Sequence[Part], front: str = "", style: str = "") -> None:
+    """Writes ``index.html`` into ``folder``, whole or not at all.
+
+    ``front`` is HTML that comes first in ``<main>``, ``style`` is CSS for it.
+    """
+    write_atomically(folder / "index.html", page.page(TITLE, now()[:10], parts, front, style))
+
+
+def write_pdf(
+    folder: Path,
+    documents: Sequence[Document],
+    front: str = "",
+    front_files: Mapping[str, bytes] | None = None,
+) -> None:
+    """Writes ``report.pdf`` into ``folder``, whole or not at all.
+
+    ``front`` is Typst markup for page 1, before the contents; ``front_files`` has the figures that
+    it names. Labels are the page's anchors.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
-        parts = [_markdown(path, work) for document in documents for path in document.notebooks]
-        source = work / "report.md"
-        source.write_text("\n\n".join(parts))
-        title = "ddplab: " + ", ".join(_title(document.assignment) for document in documents)
-        common = ["--resource-path", str(work), "--metadata", f"title={title}"]
-        try:
-            page = pypandoc.convert_file(
-                str(source),
-                "html5",
-                format=MARKDOWN,
-                extra_args=[
-                    *common,
-                    "--metadata",
-                    f"date={now()[:10]}",
-                    "--metadata",
-                    "lang=en",
-                    "--standalone",
-                    "--embed-resources",
-                    "--mathml",
-                    "--toc",
-                    "--toc-depth=2",
-                    "--css",
-                    str(STYLE),
-                ],
-            )
-            body = pypandoc.convert_file(
-                str(source), "typst", format=MARKDOWN, extra_args=["--wrap=none"]
-            )
-        except RuntimeError as error:
-            raise RunFailed(f"pandoc: {error}") from None
-        pdf = _typeset(body, title, work)
-    write_atomically(folder / "index.html", page)
+        for name, data in (front_files or {}).items():
+            (work / name).write_bytes(data)
+        body = "\n".join(_typst(document, work) for document in documents)
+        pdf = _typeset(body, front, work)
     beside = folder / ".report.pdf.partial"
     beside.write_bytes(pdf)
     beside.replace(folder / "report.pdf")
 
 
-def _markdown(notebook: Path, work: Path) -> str:
-    """Returns the notebook's text and outputs, without code; writes its figures to ``work``."""
-    import nbformat
-    from nbconvert import MarkdownExporter
+def assignment_title(assignment: str) -> str:
+    """Returns the title of an assignment: its number and its subject.
 
-    content = nbformat.read(notebook, as_version=4)
-    exporter = MarkdownExporter(exclude_input=True, exclude_output_prompt=True)
-    text, resources = exporter.from_notebook_node(
-        content, resources={"output_files_dir": notebook.stem, "unique_key": notebook.stem}
-    )
-    (work / notebook.stem).mkdir(exist_ok=True)
-    for name, data in resources["outputs"].items():
-        (work / name).write_bytes(data)
-    return re.sub(r"!\[(png|svg)\]", "![]", text)
+    >>> assignment_title("assignment2")
+    'Assignment 2: Bucket size'
+    """
+    name = assignment.replace("assignment", "Assignment ")
+    return f"{name}: {SUBJECTS[assignment]}" if assignment in SUBJECTS else name
 
 
-def _typeset(body: str, title: str, work: Path) -> bytes:
+def _typst(document: Document, work: Path) -> str:
+    """Returns an assignment as Typst: a chapter whose notebooks begin on pages of their own."""
+    chapter = [f"#pagebreak(weak: true)\n= {assignment_title(document.assignment)}"]
+    chapter[0] += f" <{document.assignment}>\n"
+    for place, notebook in enumerate(document.notebooks):
+        markdown = notebook_markdown(notebook, work)
+        start = "#pagebreak(weak: true)\n" if place else ""
+        body = pandoc(markdown, "typst", notebook.stem, "--shift-heading-level-by=1")
+        chapter.append(f"{start}#metadata(none) <{notebook.stem}>\n{body}")
+    return "\n".join(chapter)
+
+
+def _typeset(body: str, front: str, work: Path) -> bytes:
+    import matplotlib
     import typst
 
+    # The contents begin a page where a first page comes before them.
+    before = f"{front}\n#pagebreak(weak: true)\n" if front else ""
+    head = TEMPLATE.read_text().replace("REPORT_TITLE", TITLE).replace("REPORT_DATE", now()[:10])
     source = work / "report.typ"
-    head = TEMPLATE.read_text().replace("REPORT_TITLE", title).replace("REPORT_DATE", now()[:10])
-    source.write_text(head + body)
+    source.write_text(head.replace("REPORT_FRONT", before) + body)
+    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"  # those that figures are drawn with
     try:
-        return typst.compile(str(source), root=str(work))
+        return typst.compile(str(source), root=str(work), font_paths=[str(fonts)])
     except typst.TypstError as error:
         raise RunFailed(f"typst: {error}") from None
-
-
-def _title(assignment: str) -> str:
-    return assignment.replace("assignment", "assignment ")

@@ -6,7 +6,6 @@ in the terminal at the end of a run.
 
 from __future__ import annotations
 
-import base64
 import json
 import socket
 from collections.abc import Collection, Mapping
@@ -20,18 +19,14 @@ from rich.padding import Padding
 
 from common.analysis.findings.figures import SmallFigure
 from common.analysis.findings.finding import Finding
+from common.analysis.picture import svg
+from common.report.document import assignment_title
+from common.report.page import svg_address
 from common.report.timetable import Timetable
 
 HERE = Path(__file__).parent
 STYLE = HERE / "first_page.css"
 RUNNING, COMPLETE = "running", "complete"
-TITLES = {
-    "assignment0": "One device",
-    "assignment1": "Data-parallel training",
-    "assignment2": "Bucket size",
-    "assignment3": "Micro-batches",
-    "assignment4": "Scaling",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +66,8 @@ class FirstPage:
     @property
     def left_out(self) -> str:
         """Returns the assignments that were not run, in words; empty where all were."""
-        names = [f"{name.removeprefix('assignment')} ({TITLES[name]})" for name in self.not_run]
-        return f"Not in this run: assignments {', '.join(names)}." if names else ""
+        names = ", ".join(map(assignment_title, self.not_run))
+        return f"Not in this run: {names}." if names else ""
 
 
 def machine_text(environment: Mapping) -> tuple[str, ...]:
@@ -105,14 +100,14 @@ def as_html(page: FirstPage, anchors: Collection[str] = ()) -> str:
     """
     loader = jinja2.FileSystemLoader(HERE)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
-    template = environment.get_template("first_page.html")
-    pictures = [(one, _data_address(one)) for one in page.figures]
+    template = environment.get_template("first_page.html.j2")
+    pictures = [(one, svg_address(svg(one.figure))) for one in page.figures]
     return template.render(page=page, anchors=set(anchors), pictures=pictures)
 
 
 def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
     """Returns the page as Typst, and the files of its figures by the names used in there."""
-    files = {f"first-{one.assignment}.svg": one.figure.svg() for one in page.figures}
+    files = {f"first-{one.assignment}.svg": svg(one.figure).encode() for one in page.figures}
     lines = ["#heading(level: 2, outlined: false)[What was found]"]
     lines += [f"#text(size: 9pt)[{_typst(line)}]\n" for line in page.machine]
     if page.state != COMPLETE:
@@ -164,8 +159,6 @@ def print_page(page: FirstPage, console: Console) -> None:
         console.print(f"  {escape(page.left_out)}", highlight=False)
 
 
-def _data_address(one: SmallFigure) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(one.figure.svg()).decode()
 
 
 def _typst(text: str) -> str:

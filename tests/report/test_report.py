@@ -18,7 +18,7 @@ from common.analysis.buckets import measurements
 from common.analysis.buckets import networks as emulated_networks
 from common.analysis.runs import recorded_assignment
 from common.errors import RunFailed, UserError
-from common.report.document import Document, write_report
+from common.report.document import Document, render, write_page, write_pdf
 from common.report.notebooks import execute_notebooks
 from common.report.pipeline import Measured, Preset, Stage, known_assignments, load_preset
 from common.training.text_scaling_config import TextScalingConfig
@@ -56,7 +56,8 @@ def test_notebooks_are_committed_as_the_style_has_them(path: Path) -> None:
 def figures(path: Path) -> int:
     """Counts the pictures among a notebook's outputs."""
     outputs = [output for cell in cells(path, "code") for output in cell.outputs]
-    return sum("image/png" in output.get("data", {}) for output in outputs)
+    kinds = {"image/png", "image/svg+xml"}
+    return sum(not kinds.isdisjoint(output.get("data", {})) for output in outputs)
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +86,13 @@ def test_recorded_data_is_never_shown_as_the_readers_own(executed: list[Path]) -
 def test_the_report_is_one_pdf_and_one_page_that_needs_nothing_else(
     executed: list[Path], tmp_path: Path
 ) -> None:
-    write_report([Document("assignment2", tuple(executed))], tmp_path)
+    document = Document("assignment2", tuple(executed))
+    write_page(tmp_path, [render(document)])
+    write_pdf(tmp_path, [document])
     pdf = (tmp_path / "report.pdf").read_bytes()
     assert pdf.startswith(b"%PDF-")
     page = (tmp_path / "index.html").read_text()
-    assert page.count("data:image/png") == sum(map(figures, executed)) > 0
+    assert page.count("data:image/") == sum(map(figures, executed)) > 0
     # nothing is fetched when the page is opened: no address but namespaces
     links = re.findall(r"(?:src|href)=\"(http[^\"]*)\"", page)
     assert links == []

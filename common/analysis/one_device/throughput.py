@@ -19,6 +19,7 @@ from common.analysis.one_device.throughput_text import (
     utilisation_text,
 )
 from common.analysis.runs import Run, open_run_with, read_peak
+from common.analysis.style import digits
 from common.errors import UserError
 from common.perfmodel.one_device.architecture import CONFIGS, TITLES, GPT2Config
 from common.perfmodel.one_device.extrapolation import (
@@ -197,7 +198,7 @@ def utilisation_facts(run: ThroughputRun) -> dict[str, str]:
     return {
         "the peak of this device is known": "yes" if run.peak_flops_per_s else "no",
         f"tokens/s at batch {run.batch_size} (median step)": f"{run.tokens_per_s:,.0f}",
-        f"operations per token of {run.title}": f"{run.flops_per_token:.3g}",
+        f"operations per token of {run.title}": digits(run.flops_per_token),
         "operations per second": rate_text(run.flops_per_s),
         "MFU": mfu.removeprefix("MFU: "),
     }
@@ -252,8 +253,8 @@ def extrapolation_table(run: ThroughputRun) -> pd.DataFrame:
             {
                 "way": way,
                 "tokens/s of 1T parameters": significant(large.tokens_per_s),
-                "years on one device": f"{large.years:,.0f}",
-                f"devices for {TARGET_DAYS} days": f"{large.devices_for(TARGET_DAYS):,}",
+                "years on one device": digits(large.years),
+                f"devices for {TARGET_DAYS} days": digits(large.devices_for(TARGET_DAYS)),
             }
             for way, large in ways.items()
         ]
