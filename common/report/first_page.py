@@ -77,7 +77,9 @@ def machine_text(environment: Mapping) -> tuple[str, ...]:
     cores = f"{cpu.get('cores', '?')} cores of {cpu.get('model', 'an unknown CPU')}"
     device = f"{len(gpus)} × {gpus[0]['name']}, {cores}" if gpus else f"{cores}, no GPU used"
     host = environment.get("host")
-    elsewhere = "; another machine than this one" if host not in (None, socket.gethostname()) else ""
+    elsewhere = (
+        "; another machine than this one" if host not in (None, socket.gethostname()) else ""
+    )
     packages = environment.get("packages", {})
     software = [
         environment.get("system", ""),
@@ -133,7 +135,7 @@ def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
     if page.left_out:
         lines.append(f"#text(size: 8pt)[{_typst(page.left_out)}]\n")
     pictures = [
-        f"[#text(size: 8.5pt, weight: \"bold\")[{_typst(one.title)}] #image("
+        f'[#text(size: 8.5pt, weight: "bold")[{_typst(one.title)}] #image('
         f"{json.dumps(f'first-{one.assignment}.svg')}, width: 100%, alt: {json.dumps(one.alt)})],"
         for one in page.figures
     ]
@@ -157,8 +159,6 @@ def print_page(page: FirstPage, console: Console) -> None:
         console.print(escape(text), highlight=False)
     if page.left_out:
         console.print(f"  {escape(page.left_out)}", highlight=False)
-
-
 
 
 def _typst(text: str) -> str:

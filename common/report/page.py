@@ -69,7 +69,9 @@ def _plain(inner: str) -> str:
     >>> _plain('Where <math><mi>b</mi><annotation encoding="x">b^*</annotation></math> &amp; c')
     'Where b^* & c'
     """
-    text = re.sub(r"<math.*?<annotation[^>]*>(.*?)</annotation>.*?</math>", r"\1", inner, flags=re.S)
+    text = re.sub(
+        r"<math.*?<annotation[^>]*>(.*?)</annotation>.*?</math>", r"\1", inner, flags=re.S
+    )
     return html.unescape(re.sub(r"<[^>]+>", "", text)).strip()
 
 

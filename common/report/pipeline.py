@@ -12,7 +12,6 @@ from common.report.first_page import print_page
 from common.report.notebooks import execute_notebooks
 from common.report.presets import (
     Preset,
-    Stage,
     count_ranks,
     counted,
     known_assignments,

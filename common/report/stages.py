@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.cluster.launch import launch, launch_series
 from common.errors import UserError, unwritten_task
-from common.report.presets import Preset, Stage, where_text
+from common.report.presets import Preset, Stage
 from common.report.run_watch import RunWatch
 from common.runtime.paths import relative_to_project
 from common.runtime.run_directory import read_environment, write_atomically
@@ -77,7 +77,9 @@ class Measuring:
         alone = itertools.count()
         for _, group in itertools.groupby(
             stages,
-            lambda stage: (str(stage.hosts), self.ranks[stage]) if self.shares_ranks else next(alone),
+            lambda stage: (
+                (str(stage.hosts), self.ranks[stage]) if self.shares_ranks else next(alone)
+            ),
         ):
             self._measure_what_is_written(list(group))
 
@@ -120,9 +122,7 @@ class Measuring:
             return
         scripts = [[str(stage.script), *self._arguments(stage)] for stage in stages]
         error_file = self.run_dir / "logs" / "error"
-        with launch_series(
-            scripts, self.ranks[first], error_file, hosts=first.hosts
-        ) as wait:
+        with launch_series(scripts, self.ranks[first], error_file, hosts=first.hosts) as wait:
             for stage in stages:
                 with self.watch.stage(self.preset.assignment, stage.key) as update:
                     wait(self._log(stage), update)

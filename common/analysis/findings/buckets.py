@@ -74,9 +74,7 @@ def gain_over_default(folder: Path) -> Found:
 
 def paired_gains(default: pd.DataFrame, chosen: pd.DataFrame) -> list[float]:
     """Returns, by round, 1 − T(chosen) / T(default) of the rounds' median backward passes."""
-    medians = [
-        steps.groupby("round")["backward_time_ms"].median() for steps in (default, chosen)
-    ]
+    medians = [steps.groupby("round")["backward_time_ms"].median() for steps in (default, chosen)]
     return (1 - medians[1] / medians[0]).dropna().tolist()
 
 
@@ -111,15 +109,17 @@ QUESTIONS = (
     Question(
         title="Best bucket cap",
         meaning=(
-            "With `bucket_cap_mb` set to this the backward pass is predicted to be shortest; within "
-            "the range it makes no difference that matters."
+            "With bucket_cap_mb set to this the backward pass is predicted to be shortest; inside the "
+            "range the cap hardly matters."
         ),
         anchor="assignment2_emulated_hosts-tb-on-each-network",
         find=best_cap,
     ),
     Question(
         title="Gain over DDP's default",
-        meaning="The default is a first bucket of 1 MiB and others of 25 MiB, whatever the network.",
+        meaning=(
+            "The default is a first bucket of 1 MiB and others of 25 MiB, whatever the network."
+        ),
         anchor="assignment2_emulated_hosts-tb-on-each-network",
         find=gain_over_default,
     ),

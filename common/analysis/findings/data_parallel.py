@@ -34,7 +34,9 @@ def speedup_of_ddp(folder: Path) -> Found:
     low, high = row["speedup_low"], row["speedup_high"]
     hidden = "noise hides whether this is faster than one device" if low < 1 < high else ""
     return Found(
-        value=f"{row['speedup']:.2f} times on {ranks} ranks, efficiency {row['speedup'] / ranks:.0%}",
+        value=(
+            f"{row['speedup']:.2f} times on {ranks} ranks, efficiency {row['speedup'] / ranks:.0%}"
+        ),
         spread=f"{span(low, high)} over rounds{lost}",
         kind=MEASURED,
         runs=(Run(strategies.folder, folder),),
