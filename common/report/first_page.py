@@ -167,7 +167,7 @@ def _typst(text: str) -> str:
 
 
 def _typst_link(anchor: str, text: str) -> str:
-    """Returns a link to a label, with its page; only the text where the report has no such label."""
+    """Returns a link to a label, with its page; the text alone where there is no such label."""
     label = f"label({json.dumps(anchor)})"
     return (
         f"#context {{ let found = query({label}); if found.len() > 0 {{ "
