@@ -16,6 +16,7 @@ from common.cli.data import Data
 from common.cli.diagnose import Diagnose, split_script
 from common.cli.doctor import Doctor
 from common.cli.emulate import Emulate
+from common.cli.explore import Explore
 from common.cli.handin import Handin
 from common.cli.predict import Predict
 from common.cli.run import Run
@@ -30,6 +31,7 @@ Command = (
     | Annotated[Tune, tyro.conf.subcommand("tune")]
     | Annotated[Diagnose, tyro.conf.subcommand("diagnose")]
     | Annotated[Emulate, tyro.conf.subcommand("emulate")]
+    | Annotated[Explore, tyro.conf.subcommand("explore")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[Study, tyro.conf.subcommand("study")]
