@@ -16,6 +16,7 @@ from common.cli.data import Data
 from common.cli.diagnose import Diagnose, split_script
 from common.cli.doctor import Doctor
 from common.cli.emulate import Emulate
+from common.cli.explore import Explore
 from common.cli.handin import Handin
 from common.cli.help import asked_page, print_page
 from common.cli.predict import Predict
@@ -27,6 +28,7 @@ from common.runtime.script import exit_status, one_line
 
 SUBCOMMANDS = {
     "run": Run,
+    "explore": Explore,
     "predict": Predict,
     "tune": Tune,
     "diagnose": Diagnose,
