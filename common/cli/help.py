@@ -48,7 +48,7 @@ PAGES = {
         groups={
             "Run and read": {
                 "run": "measure here, execute the notebooks, and write report.pdf",
-                "explore": "read measurements and predictions in the browser, and ask what if",
+                "explore": "play with the model of a step and micro-batches, in a browser",
             },
             "Predict, tune and diagnose": {
                 "predict": "the best bucket cap from measurements, or a step on 16,384 GPUs",
