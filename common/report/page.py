@@ -79,7 +79,7 @@ def _plain(inner: str) -> str:
 
 def svg_address(picture: str) -> str:
     """Returns a ``data:`` address with an SVG in it, which stays text: shorter than base64."""
-    kept = " !()*,-./:;=?@[]_{}|~$&+<>\"\\^`"  # all but ' and what ends or encodes an address
+    kept = ' !()*,-./:;=?@[]_{}|~$&+<>"\\^`'  # all but ' and what ends or encodes an address
     text = urllib.parse.quote(picture, safe=kept)
     return f"data:image/svg+xml,{text}"
 
