@@ -80,7 +80,7 @@ def _plain(inner: str) -> str:
 def _data_address(picture: Path) -> str:
     """Returns a ``data:`` address with the picture in it; an SVG stays text, which is shorter."""
     if picture.suffix == ".svg":
-        kept = " !()*,-./:;=?@[]_{}|~$&+<>\"\\^`"  # all but ' and what ends or encodes an address
+        kept = ' !()*,-./:;=?@[]_{}|~$&+<>"\\^`'  # all but ' and what ends or encodes an address
         text = urllib.parse.quote(picture.read_text(), safe=kept)
         return "data:image/svg+xml," + text.replace("&", "&amp;")
     return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
