@@ -44,7 +44,7 @@ def timeline_figure() -> Figure:
         go.Bar(**bar, name="all-reduces", marker=edge),
         line("computation ends", BLACK, width=3, dash="dash"),
         line("all gradients are there", RED, width=4),
-        x_title="time from the start of the backward pass (ms)",
+        x_title="time in the backward pass (ms)",
         y_title="",
         height=190,
         barmode="overlay",
@@ -105,11 +105,12 @@ def cap_figure() -> Figure:
         points("b*", RED, symbol="star", size=24),
         points("this cap", ORANGE, symbol="circle", size=18),
         x_title="bucket cap b (MiB)",
-        y_title="backward pass T (ms)",
+        y_title="T (ms)",
         height=280,
     )
-    caps = [4.0**power for power in range(-2, 7)]
-    made.update_xaxes(type="log", tickvals=caps, ticktext=[f"{cap:.3g}" for cap in caps])
+    caps = [4.0**power for power in range(-1, 7)]
+    texts = [f"{cap:g}" for cap in caps]
+    made.update_xaxes(type="log", tickvals=caps, ticktext=texts, tickangle=0)
     return made
 
 
@@ -125,6 +126,7 @@ def show_caps(
         system: whose measured points are shown where ``as_is`` says that nothing was moved.
     """
     near, curve, measured, best, chosen = made.data
+    shown = system.measured_ms if as_is else ()
     with made.batch_update():
         if view.best is None:
             clear(made)
@@ -132,7 +134,6 @@ def show_caps(
         caps, times_ms, near_ms = cap_curve(view.best)
         curve.x, curve.y = caps, times_ms
         near.x, near.y = caps, near_ms
-        shown = system.measured_ms if as_is else ()
         measured.x, measured.y = [cap for cap, _ in shown], [time for _, time in shown]
         measured.visible = bool(shown)
         best.x, best.y = [view.best.cap_mib], [view.best.total_s * 1e3]
@@ -153,7 +154,11 @@ def efficiency_figure() -> Figure:
     )
     ranks = [1, 4, 16, 64, 256, 1024]
     made.update_xaxes(
-        type="log", tickvals=ranks, ticktext=list(map(str, ranks)), range=[-0.05, 3.06]
+        type="log",
+        tickvals=ranks,
+        ticktext=list(map(str, ranks)),
+        tickangle=0,
+        range=[-0.05, 3.06],
     )
     made.update_yaxes(range=[0, 105], dtick=20)
     with made.batch_update():

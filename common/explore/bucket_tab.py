@@ -134,7 +134,7 @@ class BucketTab:
         show_timeline(self.figures["timeline"], view)
         show_caps(self.figures["caps"], view, now, self.system, as_is)
         show_efficiency(self.figures["efficiency"], view, now)
-        self._say(view, now)
+        self._say(view, now, as_is)
         asked = predict_line(self.system, now, self.at_first)
         with self.command.hold_sync():
             self.command.line, self.command.note = asked.line, asked.note
@@ -143,7 +143,7 @@ class BucketTab:
         """Offers values around the system's own, from a thousandth to a thousand times as much."""
         self.sliders[name].offer(steps_between(own / 1000, own * 1000, own), own, label)
 
-    def _say(self, view: BucketView, now: BucketSettings) -> None:
+    def _say(self, view: BucketView, now: BucketSettings, as_is: bool) -> None:
         timeline, best = view.timeline, view.best
         said = dict.fromkeys(self.headings, "")
         if timeline:
@@ -163,8 +163,9 @@ class BucketTab:
                 if under
                 else f"never under {GOOD_EFFICIENCY:.0%}"
             )
+        without = () if as_is and self.system.measured_ms else ("measured",)
         for name, text in said.items():
-            self.headings[name].show(text)
+            self.headings[name].show(text, without=without)
         moved = (now.alpha_us, now.beta_gb_per_s) != (
             self.at_first.alpha_us,
             self.at_first.beta_gb_per_s,

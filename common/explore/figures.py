@@ -61,7 +61,7 @@ def figure(
             font={**FONT, "color": BLACK},
             autosize=True,
             height=height,
-            margin={"l": 84, "r": 16, "t": 6, "b": 54},
+            margin={"l": 84, "r": 34, "t": 6, "b": 54},
             showlegend=False,
             hoverlabel={"font": FONT},
             bargap=0.1,

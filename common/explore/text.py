@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import ipywidgets
@@ -32,8 +32,13 @@ class Text:
         if css_class:
             self.widget.add_class(css_class)
 
-    def show(self, *lines: str) -> None:
-        """Shows these lines in place of others; empty ones are left out."""
+    def show(self, *lines: str, without: Collection[str] = ()) -> None:
+        """Shows these lines in place of others; empty ones are left out.
+
+        Args:
+            lines: the text.
+            without: what the legend leaves out.
+        """
         parts = [html.escape(line) for line in lines if line]
         tags = ["h2" if self.heading and not place else "p" for place in range(len(parts))]
         pairs = zip(tags, parts, strict=True)
@@ -43,6 +48,7 @@ class Text:
                 f'<span><i class="ddplab-{key.shape}" style="--colour: {key.colour}"></i>'
                 f"{html.escape(name)}</span>"
                 for name, key in self.legend.items()
+                if name not in without
             )
             shown += f'<p class="ddplab-legend">{"".join(signs)}</p>'
         self.widget.value = shown
