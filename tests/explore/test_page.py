@@ -1,4 +1,4 @@
-"""The explorer as a page: who gets at it, how it ends, and what a slider does to its figures."""
+"""The explorer as a page, ``ddplab explore``: who gets at it, how it ends, what a slider does."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from browser_support import axe_violations, open_page
 from command_line import ROOT, ddplab, error_line
 from interruptible import start_interruptible
 
 from common.explore.server import HOST, port_to_use, serving
 
-CHROMIUM = Path("/usr/bin/chromium")
-QUIET = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update"),
-]
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 DATA = """([panel, trace]) => {
     const figure = document.querySelector(`.ddplab-${panel} .js-plotly-plot`);
     const found = figure.data.find((one) => one.name === trace);
@@ -119,18 +119,13 @@ def test_the_page_is_behind_its_token_and_ctrl_c_leaves_nothing(tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[tuple]:
+def page(chromium: Browser) -> Iterator[tuple]:
     """Opens the page in a browser; yields it and what went wrong in it."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    if not CHROMIUM.exists():
-        pytest.skip("needs /usr/bin/chromium")
-    wrong: list[str] = []
-    with serving() as served, playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=QUIET)
-        opened = browser.new_page(viewport={"width": 1366, "height": 768})
+    with (
+        serving() as served,
+        open_page(chromium, served.url, width=1366, height=768) as (opened, wrong),
+    ):
         opened.set_default_timeout(60_000)
-        opened.on("pageerror", lambda error: wrong.append(str(error)))
-        opened.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
         opened.on(
             "request",
             lambda asked: (
@@ -139,11 +134,9 @@ def page() -> Iterator[tuple]:
                 else None
             ),
         )
-        opened.goto(served.url)
         opened.wait_for_function("document.querySelectorAll('.js-plotly-plot').length === 5")
         opened.wait_for_selector(".ddplab-caps .js-plotly-plot .barlayer, .ddplab-caps .trace")
         yield opened, wrong
-        browser.close()
 
 
 def shown(page, panel: str, trace: str) -> str:
@@ -209,3 +202,8 @@ def test_the_other_tab_and_another_system_are_shown(page: tuple) -> None:
     )
     assert small == [], "letters that the last row cannot read"
     assert wrong == []
+
+
+def test_axe_finds_nothing_in_it(page: tuple) -> None:
+    opened, _ = page
+    assert axe_violations(opened) == []

@@ -4,10 +4,7 @@ Two notebooks of recorded runs are executed once. What a browser is needed for i
 Chromium, and skipped where there is none.
 """
 
-import functools
 import itertools
-import json
-import os
 import re
 import shutil
 import subprocess
@@ -19,20 +16,18 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from browser_support import axe_violations
 
 from common.analysis.runs import recorded_assignment
 from common.report.document import Document, Part, render, write_page, write_pdf
 from common.report.notebooks import execute_notebooks
 
 ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-AXE = os.environ.get("DDPLAB_AXE", "")
 EXECUTED = ("assignment1_ddp", "assignment4_text_scaling")
 WIDTHS = (360, 768, 1300, 1920)
 MIB = 2**20
 
 pytestmark = [pytest.mark.xdist_group("document"), pytest.mark.timeout(300)]
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 
 class Page(HTMLParser):
@@ -205,25 +200,13 @@ def test_a_page_is_written_again_from_its_parts_and_never_by_halves(
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
 
 
-@functools.cache
-def browser():
-    """Returns Chromium, one for all tests of this file."""
-    from playwright.sync_api import sync_playwright
-
-    quiet = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
-    still = ("--disable-background-networking", "--disable-component-update", "--disable-sync")
-    return (
-        sync_playwright().start().chromium.launch(executable_path=CHROMIUM, args=[*quiet, *still])
-    )
-
-
 @pytest.fixture
-def opened(folder: Path) -> Iterator:
+def opened(folder: Path, chromium) -> Iterator:
     """Yields a function that opens the page in a window and returns it with its errors."""
     contexts = []
 
     def open_at(width: int, **options: object):
-        context = browser().new_context(viewport={"width": width, "height": 900}, **options)
+        context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
         contexts.append(context)
         page = context.new_page()
         page.errors = []
@@ -237,7 +220,6 @@ def opened(folder: Path) -> Iterator:
         context.close()
 
 
-@needs_chromium
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_page_never_scrolls_sideways_and_lines_are_short(opened, width: int) -> None:
     page = opened(width)
@@ -258,7 +240,6 @@ def test_a_page_never_scrolls_sideways_and_lines_are_short(opened, width: int) -
     assert longest <= 75
 
 
-@needs_chromium
 @pytest.mark.parametrize("scripts", [True, False])
 def test_a_table_is_copied_with_tabs_between_its_cells(
     opened, documents: list[Document], scripts: bool
@@ -277,7 +258,6 @@ def test_a_table_is_copied_with_tabs_between_its_cells(
     assert [line.split("\t") for line in copied.splitlines()] == shown[0]
 
 
-@needs_chromium
 def test_the_contents_are_closed_above_the_text_of_a_narrow_window(opened) -> None:
     narrow, wide = opened(360), opened(1300)
     state = "document.querySelector('details.contents').open"
@@ -290,17 +270,12 @@ def test_the_contents_are_closed_above_the_text_of_a_narrow_window(opened) -> No
     assert first <= second
 
 
-@needs_chromium
-@pytest.mark.skipif(not AXE, reason="DDPLAB_AXE names no axe.min.js (npm pack axe-core)")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1300])
 def test_axe_finds_nothing(opened, scheme: str, width: int) -> None:
     page = opened(width, color_scheme=scheme)
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-    page.add_script_tag(path=AXE)
-    found = page.evaluate("axe.run().then(done => done.violations)")
-    shown = [(one["id"], one["help"], [n["html"][:200] for n in one["nodes"][:5]]) for one in found]
-    assert shown == [], json.dumps(shown, indent=1)
+    assert axe_violations(page) == []
 
 
 @pytest.fixture(scope="module")
