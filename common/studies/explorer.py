@@ -29,9 +29,8 @@ AIMS = {KERNEL: (0.5, 100.0), BROWSER: (0.95, 300.0)}
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")
 DRAWN = ".js-plotly-plot .main-svg .xtick"
 QUIET_MS = 500
-MOVE = """([name, index, quiet]) => new Promise((resolve) => {
-    const input = Array.from(document.querySelectorAll(".ddplab-slider")).find(
-        (one) => one.querySelector("label").innerText.startsWith(name)).querySelector("input");
+MOVE = """([place, index, quiet]) => new Promise((resolve) => {
+    const input = document.querySelectorAll(".ddplab-slider input")[place];
     const figures = Array.from(document.querySelectorAll(".js-plotly-plot"));
     const start = performance.now();
     let seen = null, timer;
@@ -56,7 +55,7 @@ MOVE = """([name, index, quiet]) => new Promise((resolve) => {
 class ExploreStudy:
     """Settings of the study."""
 
-    moves: int = 6
+    moves: int = 4
     """Of each slider on each system."""
     systems: int = 4
     """The first systems of the list."""
@@ -114,15 +113,15 @@ def in_browser(study: ExploreStudy, chromium: str) -> list[dict]:
         options = page.get_by_label("Start from").locator("option").all_inner_texts()
         for system in options[: study.systems]:
             page.get_by_label("Start from").select_option(label=system)
-            page.wait_for_function("() => document.querySelector('.ddplab-message p') === null")
-            for slider in page.locator(".ddplab-controls .ddplab-slider").all()[:6]:
+            page.wait_for_timeout(2000)  # until the system is open
+            for place, slider in enumerate(page.locator(".ddplab-slider").all()[:6]):
                 label = slider.locator("label").inner_text()
                 page.get_by_role("button", name="Back to the system").click()
                 page.wait_for_timeout(500)
                 field = slider.locator("input")
                 most, at = int(field.get_attribute("max")), int(field.input_value())
                 for move, index in enumerate(places(most + 1, at, study.moves)):
-                    elapsed_ms = page.evaluate(MOVE, [label, index, QUIET_MS])
+                    elapsed_ms = page.evaluate(MOVE, [place, index, QUIET_MS])
                     if elapsed_ms is not None:  # a system without contention does not change
                         name = label.split(",")[0]
                         rows.append(sample(BROWSER, system, name, move, elapsed_ms))
