@@ -1,4 +1,4 @@
-"""How tests run beside each other, ranks for them, and assignment 2's benchmarks, each run once."""
+"""How tests run beside each other; ranks, a browser and assignment 2's benchmarks for them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from company import Room
 from rank_support import ASSIGNMENT2, RankServer
 
 from common.runtime.bytecode import compiled_anew, keep_bytecode
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 TINY_STEP = ("--model", "nano", "--batch_size", 1, "--max_seq_len", 16)
 WORKERS = 3
@@ -81,6 +85,15 @@ def _room(config: pytest.Config, run: str) -> Room:
 def rank_server(tmp_path_factory: pytest.TempPathFactory) -> RankServer:
     """Runs scripts on ranks that start at once; the first use takes seconds."""
     return RankServer(tmp_path_factory.mktemp)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """Yields Chromium, one a process; tests with it are skipped where it is missing."""
+    from browser_support import started_chromium  # not in a student's tree
+
+    with started_chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

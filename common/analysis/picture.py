@@ -106,6 +106,8 @@ def svg(figure: Figure) -> str:
         figure.savefig(buffer, format="svg", metadata=LESS)
     text = re.sub(r"<\?xml.*?\?>|<!DOCTYPE[^>]*>|<!--.*?-->", "", buffer.getvalue(), flags=re.S)
     text = re.sub(r">\s+<", "><", text).strip()
+    # The page turns the quotation marks of an SVG; there may be none inside of others.
+    text = text.replace("'DejaVu Sans', 'Verdana'", "DejaVu Sans, Verdana")
     text = re.sub(r"<[^>]+>", _round_numbers, text)
     height_px = width_px(figure) * figure.get_figheight() / figure.get_figwidth()
     size = f'width="{width_px(figure)}" height="{height_px:.0f}"'

@@ -7,7 +7,7 @@ import io
 import logging
 import sys
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Union
 
 import tyro
 
@@ -16,7 +16,9 @@ from common.cli.data import Data
 from common.cli.diagnose import Diagnose, split_script
 from common.cli.doctor import Doctor
 from common.cli.emulate import Emulate
+from common.cli.explore import Explore
 from common.cli.handin import Handin
+from common.cli.help import asked_page, print_page
 from common.cli.predict import Predict
 from common.cli.run import Run
 from common.cli.study import Study
@@ -24,25 +26,34 @@ from common.cli.tune import Tune
 from common.errors import UserError
 from common.runtime.script import exit_status, one_line
 
-Command = (
-    Annotated[Run, tyro.conf.subcommand("run")]
-    | Annotated[Predict, tyro.conf.subcommand("predict")]
-    | Annotated[Tune, tyro.conf.subcommand("tune")]
-    | Annotated[Diagnose, tyro.conf.subcommand("diagnose")]
-    | Annotated[Emulate, tyro.conf.subcommand("emulate")]
-    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
-    | Annotated[Data, tyro.conf.subcommand("data")]
-    | Annotated[Study, tyro.conf.subcommand("study")]
-    | Annotated[Course, tyro.conf.subcommand("course")]
-    | Annotated[Handin, tyro.conf.subcommand("handin")]
-)
+SUBCOMMANDS = {
+    "run": Run,
+    "explore": Explore,
+    "predict": Predict,
+    "tune": Tune,
+    "diagnose": Diagnose,
+    "doctor": Doctor,
+    "emulate": Emulate,
+    "course": Course,
+    "handin": Handin,
+    "study": Study,
+    "data": Data,
+}
+"""Subcommand → its class. Its line in ``ddplab --help`` stands in ``help.py``."""
+Command = Union[  # noqa: UP007 – of as many as there are
+    tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in SUBCOMMANDS.items())
+]
 
 
 def main() -> None:
     """Runs the subcommand that the console script was called with."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     with exit_status():
-        _parse(sys.argv[1:]).run()
+        words = sys.argv[1:]
+        if asked := asked_page(words, SUBCOMMANDS):
+            print_page(*asked)
+        else:
+            _parse(words).run()
 
 
 def _parse(arguments: list[str]) -> Command:
@@ -69,7 +80,7 @@ def _parse_words(arguments: list[str]) -> Command:
         with contextlib.redirect_stderr(captured):
             return tyro.cli(
                 Command,
-                args=arguments or ["--help"],
+                args=arguments,
                 prog="ddplab",
                 description="Measure, predict, verify and explain data-parallel training.",
             )

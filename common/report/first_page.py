@@ -110,7 +110,11 @@ def as_html(page: FirstPage, anchors: Collection[str] = ()) -> str:
 def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
     """Returns the page as Typst, and the files of its figures by the names used in there."""
     files = {f"first-{one.assignment}.svg": svg(one.figure).encode() for one in page.figures}
-    lines = ["#heading(level: 2, outlined: false)[What was found]"]
+    lines = [
+        "#set par(justify: false, leading: 0.5em)",
+        "#set text(hyphenate: false)",
+        "#heading(level: 2, outlined: false)[What was found]",
+    ]
     lines += [f"#text(size: 9pt)[{_typst(line)}]\n" for line in page.machine]
     if page.state != COMPLETE:
         lines.append(f"#strong[{_typst(f'This run was not completed: {page.reason}')}]\n")
@@ -121,12 +125,12 @@ def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
         title = _typst_link(one.question.anchor, one.question.title)
         rows.append(
             f"[{title}], [#strong[{_typst(found.value)}]{marks} \\ "
-            f"#text(size: 8pt, fill: luma(70))[{_typst(found.spread)}] \\ "
-            f"#text(size: 8pt)[{_typst(one.question.meaning)}]],"
+            f"#text(size: 7.2pt, fill: luma(70))[{_typst(found.spread)}] \\ "
+            f"#text(size: 7.2pt)[{_typst(one.question.meaning)}]],"
         )
     if rows:
         lines.append(
-            "#table(columns: (27%, 1fr), align: (left, left), inset: (x: 4pt, y: 3.5pt), "
+            "#table(columns: (27%, 1fr), align: (left, left), inset: (x: 4pt, y: 3pt), "
             "stroke: (x, y) => (bottom: 0.4pt + luma(200)),\n" + "\n".join(rows) + "\n)"
         )
     for one in page.unanswered:
@@ -140,8 +144,8 @@ def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
         for one in page.figures
     ]
     if pictures:
-        lines.append("#grid(columns: (1fr, 1fr), gutter: 8pt,\n" + "\n".join(pictures) + "\n)")
-    return "\n".join(lines), files
+        lines.append("#grid(columns: (1fr, 1fr), gutter: 6pt,\n" + "\n".join(pictures) + "\n)")
+    return "#[\n" + "\n".join(lines) + "\n]", files
 
 
 def print_page(page: FirstPage, console: Console) -> None:
@@ -167,7 +171,7 @@ def _typst(text: str) -> str:
 
 
 def _typst_link(anchor: str, text: str) -> str:
-    """Returns a link to a label, with its page; only the text where the report has no such label."""
+    """Returns a link to a label, with its page; the text alone where there is no such label."""
     label = f"label({json.dumps(anchor)})"
     return (
         f"#context {{ let found = query({label}); if found.len() > 0 {{ "

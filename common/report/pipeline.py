@@ -23,7 +23,7 @@ from common.report.progress import StageProgress
 from common.report.run_page import RunPage
 from common.report.run_watch import RunWatch
 from common.report.stages import Measured, Measuring
-from common.report.timetable import NOTEBOOKS, REPORT, plan
+from common.report.timetable import NOTEBOOKS, REPORT, STAGES, plan
 from common.runtime.environment import describe_environment
 from common.runtime.paths import relative_to_project
 from common.runtime.run_directory import RunDirectory
@@ -148,7 +148,7 @@ def report_measured(assignment: str, run_dir: str, progress: StageProgress) -> P
     folder = Path(run_dir).absolute()
     if not folder.is_dir():
         raise UserError(f"{run_dir}: no such run directory")
-    if not any(folder.rglob("*.csv")):
+    if not any(path.name != STAGES for path in folder.rglob("*.csv")):
         raise UserError(f"{run_dir}: no complete run with tables of {assignment} in it")
     new = not (folder / "notebooks").exists()
     preset = preset_of(folder, assignment)

@@ -1,4 +1,4 @@
-"""A preset: which stages an assignment measures, on which ranks or hosts, and which notebooks follow.
+"""A preset: the stages that an assignment measures, their ranks or hosts, and its notebooks.
 
 A preset (``assignments/<assignment>/configs/<preset>.yaml``) lists the stages, each a script and
 a number of ranks (and a name, where a script runs several times), the settings of each script in a

@@ -61,8 +61,8 @@ class RunPage:
     def first(self, *, only: str | None = None) -> FirstPage:
         """Returns the first page as of now; of one assignment where ``only`` names it."""
         names = [name for name in self._folders if only in (None, name)]
-        folder = next((self._folders[name] for name in reversed(names)), None)
-        machine = first_page.machine_text(read_environment(folder)) if folder else NOTHING_YET
+        record = next(map(_environment, [self._folders[name] for name in reversed(names)]), None)
+        machine = first_page.machine_text(record) if record else NOTHING_YET
         return FirstPage(
             machine=machine,
             findings=tuple(one for name in names for one in self._findings.get(name, ())),
@@ -101,3 +101,10 @@ class RunPage:
     def _write_pdf(self, folder: Path, page: FirstPage, documents: list[Document]) -> None:
         front, files = first_page.as_typst(page)
         write_pdf(folder, documents, front=front, front_files=files)
+
+
+def _environment(run_dir: Path) -> dict:
+    """Returns the record of a run, or of one in it: the folder of cluster jobs has none itself."""
+    own = run_dir / "environment.json"
+    held = sorted(run_dir.glob("**/environment.json"))
+    return read_environment(own.parent if own.is_file() or not held else held[0].parent)

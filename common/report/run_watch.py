@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,7 +80,8 @@ class RunWatch:
             interrupted = isinstance(error, KeyboardInterrupt | GeneratorExit)
             self.page.state = "interrupted" if interrupted else "failed"
             self.page.reason = "interrupted by the user" if interrupted else str(error)
-            self._write()
+            with contextlib.suppress(OSError):  # such as the full disk that ended the run
+                self._write()
             raise
         self.page.state = first_page.COMPLETE
 

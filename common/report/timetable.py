@@ -1,8 +1,8 @@
 """The stages of a run: which are done, and how long the rest will take.
 
 A run keeps the time of each of its stages (``stages.csv``). The next run of the same preset in the
-same output folder expects the median of the newest of them; the first one expects what the recorded
-run took, on another machine.
+same output folder expects the median of the newest of them; the first one expects what was recorded
+(``data/*/stage-times.csv``), on another machine.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.runs import recorded_assignment
+from common.analysis.runs import RECORDING_MACHINE
 from common.report.presets import Preset
+from common.runtime.paths import project_root
 from common.runtime.run_directory import read_environment, write_atomically
 
-STAGES = "stages.csv"
+STAGES, RECORDED = "stages.csv", "stage-times.csv"
 COLUMNS = ("stage", "title", "state", "seconds")
 NOTEBOOKS, REPORT = "notebooks", "report"
 """What follows the stages of each assignment."""
@@ -150,7 +151,7 @@ def plan(
         for key, title in titles[preset.assignment].items():
             entries.append(Entry(preset.assignment, key, title, expected.get(key)))
     known = any(entry.expected_s is not None for entry in entries)
-    here, elsewhere = "as it did here before", "as it did where the recorded runs were made"
+    here, elsewhere = "as it did here before", "as on the machine of the recorded runs"
     return Timetable(entries, (here if own else elsewhere) if known else "")
 
 
@@ -162,12 +163,21 @@ def _earlier_times(assignment: str, label: str, output: Path) -> tuple[dict[str,
         if environment.get("label") == label:
             found.append((environment.get("start_time", ""), path))
     here = [path for _, path in sorted(found, reverse=True)[:NEWEST]]
-    recorded = recorded_assignment(assignment)
-    is_same = recorded.is_dir() and read_environment(recorded).get("label") == label
-    tables = here or ([recorded / STAGES] if is_same and (recorded / STAGES).is_file() else [])
+    if not here:
+        return _recorded_times(assignment, label), False
     times: dict[str, list[float]] = {}
-    for path in tables:
+    for path in here:
         for row in pd.read_csv(path).itertuples():
             if row.state == DONE:
                 times.setdefault(row.stage, []).append(row.seconds)
-    return {key: statistics.median(seconds) for key, seconds in times.items()}, bool(here)
+    return {key: statistics.median(seconds) for key, seconds in times.items()}, True
+
+
+def _recorded_times(assignment: str, label: str) -> dict[str, float]:
+    """Returns seconds by stage of a run whose times came with the project; empty without one."""
+    path = project_root() / "data" / RECORDING_MACHINE / RECORDED
+    if not path.is_file():
+        return {}
+    table = pd.read_csv(path)
+    own = table[(table["preset"] == label) & (table["assignment"] == assignment)]
+    return dict(zip(own["stage"], own["seconds"], strict=True))

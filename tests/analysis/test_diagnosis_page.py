@@ -6,10 +6,7 @@ compared with the tables of the run.
 
 from __future__ import annotations
 
-import html
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -18,6 +15,7 @@ from xml.etree.ElementTree import Element, TreeBuilder
 
 import pandas as pd
 import pytest
+from browser_support import axe_violations, open_page
 from scaling_evidence import MIB, MadeUp
 
 from common.analysis.diagnosis.causes import Case
@@ -30,6 +28,8 @@ from common.runtime.paths import project_root
 
 RECORDED = project_root() / "data" / "xeon-2-cores" / "study-diagnosis"
 VOID = {"meta"}
+UNFOLD = "for (const each of document.querySelectorAll('details')) each.open = true"
+COLOURS = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
 ONE_RANK_MS = 0.2 + 10 + 20 + 1
 """A step of ``MadeUp`` on one rank: data, forward, backward, optimizer."""
 
@@ -404,44 +404,42 @@ def test_many_ranks_are_a_sample_and_the_page_stays_small(tmp_path):
     assert len(ranks.find(".//tbody")) == 64
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    *("--enable-logging=stderr", "--v=0", "--virtual-time-budget=3000", "--dump-dom"),
-)
-MEASURE = """
-<script>
-const frame = document.querySelector("iframe");
-frame.onload = () => {
-  const page = frame.contentDocument;
-  for (const each of page.querySelectorAll("details")) each.open = true;
-  const root = page.documentElement;
-  document.title = `${root.scrollWidth} of ${frame.contentWindow.innerWidth}`;
-};
-</script>
-"""
+@pytest.fixture
+def shown(several, tmp_path) -> Path:
+    """Writes a page with several causes to a file."""
+    path = tmp_path / "diagnosis.html"
+    path.write_text(diagnosis_page(*several, "A diagnosis", ["Not seen."]))
+    return path
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-@pytest.mark.parametrize("width", [360, 1920])
-def test_a_browser_shows_the_page_without_scrolling_sideways(width, several, tmp_path):
-    # A frame, as a window is never as narrow as a telephone.
-    page = diagnosis_page(*several, "A diagnosis", ["Not seen."])
-    frame = f'<iframe width="{width}" height="800" srcdoc="{html.escape(page)}"></iframe>'
-    (tmp_path / "frame.html").write_text(f"<!doctype html><title>-</title>{frame}{MEASURE}")
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'browser'}"]
-    done = subprocess.run(
-        [*command, (tmp_path / "frame.html").as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    title = re.search(r"<title>(\d+) of (\d+)</title>", done.stdout)
-    assert title, done.stdout[:500] + done.stderr
-    needed, inner = map(int, title.groups())
-    assert inner == width
-    assert needed <= inner
-    assert "CONSOLE" not in done.stderr
+@pytest.mark.parametrize("width", [360, 768, 1300, 1920])
+def test_a_browser_shows_the_page_without_scrolling_sideways(width, chromium, shown):
+    with open_page(chromium, shown, width) as (page, problems):
+        page.evaluate(UNFOLD)
+        assert page.evaluate("innerWidth") == width
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert problems == []
+
+
+def test_the_page_is_light_or_dark_as_the_reader_likes(chromium, shown):
+    brightness = {}
+    for dark in (False, True):
+        with open_page(chromium, shown, dark=dark) as (page, problems):
+            colours = page.evaluate(COLOURS)
+            brightness[dark] = [sum(map(int, re.findall(r"\d+", each)[:3])) for each in colours]
+        assert problems == []
+    (paper, ink), (dark_paper, dark_ink) = brightness[False], brightness[True]
+    assert paper > ink
+    assert dark_paper < dark_ink
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 1300])
+def test_axe_finds_nothing_against_the_page(width, dark, chromium, shown, tmp_path):
+    healthy = tmp_path / "healthy.html"
+    healthy.write_text(page_of(MadeUp().write(tmp_path / "run")))
+    for path in (shown, healthy):
+        with open_page(chromium, path, width, dark=dark) as (page, problems):
+            page.evaluate(UNFOLD)
+            assert axe_violations(page) == []
+        assert problems == []

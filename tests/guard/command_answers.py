@@ -17,7 +17,6 @@ from plain_text import frame_text
 PROJECT = Path(__file__).resolve().parents[2]
 CLUSTERED = ("gpt2", "gpt2-large")
 GPUS = "8..4096"
-SUBCOMMANDS = ("run", "predict", "tune", "emulate", "doctor", "data", "study", "handin")
 
 
 def predict_answers() -> dict[str, str]:
@@ -94,8 +93,14 @@ def tune_answers() -> dict[str, str]:
 
 def help_answers() -> dict[str, str]:
     """Returns what ``--help`` prints of every subcommand and of every script."""
-    answers = {"ddplab.txt": printed("--help")}
-    answers |= {f"ddplab-{name}.txt": printed(name, "--help") for name in SUBCOMMANDS}
+    from common.cli.help import PAGES, PROGRAM
+    from common.cli.main import SUBCOMMANDS
+
+    asked = [(), *((name,) for name in SUBCOMMANDS)]
+    for command, page in PAGES.items():
+        if command != PROGRAM:
+            asked += [(*command.split()[1:], name) for name in page.names]
+    answers = {"-".join([PROGRAM, *words]) + ".txt": printed(*words, "--help") for words in asked}
     for path in sorted(PROJECT.glob("assignments/*/*.py")):
         name = f"{path.parent.name}-{path.stem}.txt"
         answers[name] = _printed([str(path), "--help"], lambda path=path: _as_script(path))

@@ -109,8 +109,8 @@ QUESTIONS = (
     Question(
         title="Best bucket cap",
         meaning=(
-            "With bucket_cap_mb set to this the backward pass is predicted to be shortest; inside the "
-            "range the cap hardly matters."
+            "With bucket_cap_mb set to this the backward pass is predicted to be shortest; inside "
+            "the range the cap hardly matters."
         ),
         anchor="assignment2_emulated_hosts-tb-on-each-network",
         find=best_cap,

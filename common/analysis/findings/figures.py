@@ -69,9 +69,12 @@ def bucket_times(folder: Path) -> SmallFigure:
     network = measured_networks(open_run(folder))[0]
     best = network.model.best_cap()
     table = network.sweep.distinct().summary()
+    least = min(best.cap_mib, table["bucket_cap_mib"].min()) / 1.5
+    most = table["bucket_cap_mib"].max()
     caps = np.array([[one.low_mib, one.high_mib] for one in best.candidates])
+    caps[-1, 1] = max(caps[-1, 1], most)  # every larger cap gives the last bucketing, too
     times = np.repeat([one.total_s * 1e3 for one in best.candidates], 2)
-    keep = caps.ravel() >= table["bucket_cap_mib"].min() / 2
+    keep = caps.ravel() >= least
     with _small() as (figure, axes):
         axes.plot(caps.ravel()[keep], times[keep], color=BLUE, label="predicted")
         spread = [table["median_ms"] - table["q25_ms"], table["q75_ms"] - table["median_ms"]]

@@ -90,4 +90,4 @@ def span(low: float, high: float, form: str = "{:.2f}") -> str:
 
 def counted(number: int, noun: str) -> str:
     """Returns ``1 rank``, ``2 ranks``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

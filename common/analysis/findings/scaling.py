@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
+
 from common.analysis.diagnosis.changes import (
     CLOSE,
     SWEEP,
@@ -26,12 +28,12 @@ def main_cause(folder: Path) -> Found:
     if diagnosis.healthy:
         return Found("no limiting cause found", diagnosis.summary, MEASURED, where)
     verdict = diagnosis.verdicts[0]
-    takes = f", {verdict.lost_share:.0%} of the step" if verdict.lost_share else ""
+    takes = f"; it takes {verdict.lost_share:.0%} of the step" if verdict.lost_share else ""
     others = len(diagnosis.verdicts) - 1
+    more = f"{counted(others, 'further cause')}; " if others else ""
     return Found(
         value=f"{verdict.title}{takes}",
-        spread=f"confidence {verdict.confidence}; {counted(others, 'further cause')}; "
-        f"{run.environment['network']}",
+        spread=f"confidence {verdict.confidence}; {more}{run.environment['network']}",
         kind=MEASURED,
         runs=where,
         hidden="low confidence" if verdict.confidence == "low" else "",
@@ -63,7 +65,12 @@ def best_change(folder: Path) -> Found:
     if after.empty:
         raise UserError("no change was predicted to help by more than the noise")
     best = after.loc[after["predicted_speedup"].idxmax()]
-    apart = f"{span(best['speedup_low'], best['speedup_high'])}"
+    known = pd.notna(best["speedup_low"])
+    apart = (
+        f"95 % interval {span(best['speedup_low'], best['speedup_high'])}"
+        if known
+        else "a single round, so no interval"
+    )
     batch = "; changes the global batch" if best["global_batch_changed"] else ""
     return Found(
         value=(
@@ -71,7 +78,7 @@ def best_change(folder: Path) -> Found:
             "one rank"
         ),
         spread=(
-            f"95 % interval {apart}; predicted {best['predicted_speedup']:.2f}, off by "
+            f"{apart}; predicted {best['predicted_speedup']:.2f}, off by "
             f"{best['error']:+.0%}{batch}"
         ),
         kind=MEASURED,

@@ -1,0 +1,1 @@
+"""``ddplab explore``: the model of a step, and micro-batches, with sliders."""

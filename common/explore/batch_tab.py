@@ -1,0 +1,174 @@
+"""The tab of micro-batches: a global batch of texts, and how ranks share it."""
+
+from __future__ import annotations
+
+import ipywidgets
+import numpy as np
+import plotly.graph_objects as go
+
+from common.analysis.style import BLACK, BLUE, GREEN, ORANGE, RED
+from common.data.text_lengths import LengthDistribution, read_text_lengths
+from common.errors import UserError
+from common.explore.bucket_tab import needs
+from common.explore.controls import Slider, Text, box, choice
+from common.explore.figures import figure, line
+from common.explore.micro_batches import (
+    PLANS,
+    STATIC,
+    BatchSettings,
+    BatchView,
+    divide,
+    rectangles,
+)
+
+DATA_SETS = {
+    "SST-2: phrases of film reviews": "sst2",
+    "AG News: news articles": "ag_news",
+    "IMDB: whole film reviews": "imdb",
+}
+POWERS = [1, 2, 4, 8, 16, 32, 64]
+CUTS = [64, 128, 256, 512, 0]
+
+
+class BatchTab:
+    """The widgets of the tab."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, LengthDistribution] = {}
+        self.data_set = choice("Texts", DATA_SETS)
+        self.plan = choice("Plan", {text: name for name, text in PLANS.items()})
+        self.sliders: dict[str, Slider] = {
+            "ranks": Slider("ranks", POWERS[1:], 4),
+            "texts": Slider("texts of a rank (mean)", POWERS, 16),
+            "max_length": Slider(
+                "texts are cut at", CUTS, 256, lambda cut: f"{cut} tokens" if cut else "no length"
+            ),
+            "seed": Slider("draw", list(range(20)), 0, lambda seed: f"number {seed + 1}"),
+        }
+        self.message = Text("ddplab-message")
+        self.caption = Text("ddplab-caption")
+        self.headings = {name: Text(heading=True) for name in ("rectangles", "ranks")}
+        self.figures = {"rectangles": rectangle_figure(), "ranks": rank_figure()}
+        self.widget = self._laid_out()
+        for control, trait in (
+            (self.data_set, "value"),
+            (self.plan, "value"),
+            *((slider, "index") for slider in self.sliders.values()),
+        ):
+            control.observe(lambda _: self.update(), trait)
+        self.update()
+
+    def settings(self) -> BatchSettings:
+        """Returns what the controls say."""
+        values = {name: slider.value for name, slider in self.sliders.items()}
+        return BatchSettings(plan=self.plan.value, **values)
+
+    def update(self) -> None:
+        """Computes what the controls say and replaces the figures' data."""
+        name, now = self.data_set.value, self.settings()
+        try:
+            if name not in self._read:
+                self._read[name] = read_text_lengths(name)
+            view = divide(self._read[name], now)
+        except UserError as error:
+            self.message.show(str(error))
+            return
+        self.message.show(*map(needs, view.unwritten))
+        show_rectangles(self.figures["rectangles"], view)
+        show_ranks(self.figures["ranks"], view)
+        self._say(view, now)
+
+    def _say(self, view: BatchView, now: BatchSettings) -> None:
+        padding, static = 0.0, view.bottlenecks[STATIC]
+        if view.padded.sum():
+            padding = 1 - view.own.sum() / view.padded.sum()
+        self.headings["rectangles"].show(f"{padding:.0%} of what is computed is padding (orange)")
+        own = view.bottlenecks.get(now.plan)
+        said = ""
+        if own is not None:
+            said = f"bottleneck {own:,} tokens, {own / static:.0%} of static's"
+        self.headings["ranks"].show(said)
+        others = "; ".join(
+            f"{plan} {found:,} ({found / static:.0%})" for plan, found in view.bottlenecks.items()
+        )
+        self.caption.show(
+            f"Padded tokens of the slowest rank, by plan: {others}; no plan has less than "
+            f"{view.lower_bound:,}.",
+            f"{len(view.lengths):,} texts, their lengths drawn from recorded ones "
+            "(data/text-lengths). The optimum is task A3.1: in a student's tree the student's own.",
+        )
+
+    def _laid_out(self) -> ipywidgets.Widget:
+        panels = []
+        for name, made in self.figures.items():
+            panel = ipywidgets.VBox([self.headings[name].widget, made])
+            panel.add_class("ddplab-panel")
+            panel.add_class("ddplab-timeline")  # each as wide as there is room
+            panels.append(panel)
+        for one in (self.data_set, self.plan):
+            one.add_class("ddplab-stacked")
+        controls = ipywidgets.VBox([self.data_set, self.plan, *self.sliders.values()])
+        controls.add_class("ddplab-controls")
+        for one in (self.message.widget, self.caption.widget):
+            one.add_class("ddplab-wide")
+        return box(
+            self.message.widget,
+            controls,
+            box(*panels, css_class="ddplab-plots"),
+            self.caption.widget,
+            css_class="ddplab-explore",
+        )
+
+
+def rectangle_figure() -> go.FigureWidget:
+    """Returns an empty drawing of a batch: a rectangle of each rank, filled by its texts."""
+    return figure(
+        line("padding", ORANGE, width=1, fill="tozeroy", fillcolor=ORANGE),
+        line("texts", BLUE, width=1, fill="tozeroy", fillcolor=BLUE),
+        x_title="texts, rank by rank",
+        y_title="tokens",
+        height=270,
+        yaxis_rangemode="tozero",
+        xaxis_showticklabels=False,
+    )
+
+
+def show_rectangles(made: go.FigureWidget, view: BatchView) -> None:
+    """Replaces the data of the rectangles."""
+    padding, texts = made.data
+    edges, own, padded = rectangles(view)
+    with made.batch_update():
+        padding.x, padding.y = edges, padded
+        texts.x, texts.y = edges, own
+
+
+def rank_figure() -> go.FigureWidget:
+    """Returns an empty plot of the padded tokens of each rank."""
+    return figure(
+        go.Bar(x=[], y=[], name="texts", marker={"color": BLUE}),
+        go.Bar(x=[], y=[], name="padding", marker={"color": ORANGE}),
+        line("bottleneck", RED, width=5),
+        line("static's", BLACK, width=3, dash="dash"),
+        line("lower bound", GREEN, width=5, dash="dot"),
+        x_title="rank",
+        y_title="tokens",
+        height=310,
+        barmode="stack",
+        yaxis_rangemode="tozero",
+    )
+
+
+def show_ranks(made: go.FigureWidget, view: BatchView) -> None:
+    """Replaces the data of the ranks."""
+    texts, padding, bottleneck, static, bound = made.data
+    count = len(view.padded)
+    ends = [-0.6, count - 0.4]
+    with made.batch_update():
+        texts.x = padding.x = np.arange(count)
+        texts.y, padding.y = view.own, view.padded - view.own
+        for trace, height in (
+            (bottleneck, view.padded.max()),
+            (static, view.bottlenecks[STATIC]),
+            (bound, view.lower_bound),
+        ):
+            trace.x, trace.y = ends, [int(height)] * 2

@@ -1,0 +1,207 @@
+"""The tab of buckets: what moves, what is said, and the three figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import ipywidgets
+
+from common.analysis.style import GOOD_EFFICIENCY
+from common.errors import NotYetWritten, UserError
+from common.explore.bucket_figures import (
+    cap_figure,
+    efficiency_figure,
+    show_caps,
+    show_efficiency,
+    show_timeline,
+    timeline_figure,
+)
+from common.explore.buckets import (
+    RANKS,
+    SMALLEST_SHOWN_MIB,
+    BucketSettings,
+    BucketView,
+    explore,
+    falls_below,
+    first_settings,
+)
+from common.explore.controls import (
+    Command,
+    Slider,
+    Text,
+    box,
+    choice,
+    steps_between,
+    three,
+    time_text,
+)
+from common.explore.predict_line import predict_line
+from common.explore.systems import System
+from common.perfmodel.search import BestCap
+
+FACTORS = steps_between(0.1, 10)
+CONTENTION = [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0]
+DEFAULT_CAP_MIB = 25.0
+
+
+class BucketTab:
+    """The widgets of the tab, and the system and T(b) that they show."""
+
+    def __init__(self, systems: Mapping[str, Callable[[], System]]) -> None:
+        self.systems = systems
+        self.system: System | None = None
+        self.at_first: BucketSettings | None = None
+        self._known: tuple[BucketSettings, BestCap | None] | None = None
+        self._quiet = False
+        self.choice = choice("Start from", list(systems))
+        self.sliders: dict[str, Slider] = {
+            "alpha_us": Slider("α, latency", [1.0], 1.0, lambda value: time_text(value / 1e6)),
+            "beta_gb_per_s": Slider("β, bandwidth", [1.0], 1.0, lambda v: f"{three(v)} GB/s"),
+            "ranks": Slider("ranks", list(RANKS), RANKS[0], lambda count: f"{count:,}"),
+            "cap_mib": Slider("bucket cap b", [1.0], 1.0, lambda value: f"{three(value)} MiB"),
+            "compute": Slider("computation", FACTORS, 1.0, lambda value: f"× {value:g}"),
+            "contention": Slider("contention", CONTENTION, 1.0, lambda value: f"× {value:g}"),
+        }
+        self.reset = ipywidgets.Button(description="Back to the system as it is")
+        self.reset.add_class("ddplab-again")
+        self.command = Command()
+        self.message = Text("ddplab-message")
+        self.caption = Text("ddplab-caption")
+        self.headings = {name: Text(heading=True) for name in ("timeline", "caps", "efficiency")}
+        self.figures = {
+            "timeline": timeline_figure(),
+            "caps": cap_figure(),
+            "efficiency": efficiency_figure(),
+        }
+        self.widget = self._laid_out()
+        self.choice.observe(lambda _: self.open(self.choice.value), "value")
+        self.reset.on_click(lambda _: self.start_anew())
+        for slider in self.sliders.values():
+            slider.observe(lambda _: self.update(), "index")
+        self.open(self.choice.value)
+
+    def settings(self) -> BucketSettings:
+        """Returns what the sliders say."""
+        return BucketSettings(**{name: slider.value for name, slider in self.sliders.items()})
+
+    def open(self, name: str) -> None:
+        """Opens a system of the list and shows it as it is."""
+        self.system, self._known = None, None
+        self.message.show(f"Opening {name} …")
+        try:
+            self.system = self.systems[name]()
+            self.start_anew()
+        except NotYetWritten as error:
+            self.message.show(needs(error.task))
+        except UserError as error:
+            self.message.show(str(error))
+
+    def start_anew(self) -> None:
+        """Puts all sliders where they change nothing."""
+        if self.system is None:
+            return
+        most_mib = self.system.gradient_mib
+        caps = steps_between(SMALLEST_SHOWN_MIB, max(1.0, most_mib * 1.5))
+        few = max(cap for cap in caps if cap <= min(DEFAULT_CAP_MIB, max(1.0, most_mib / 4)))
+        self.at_first = now = first_settings(self.system, few)
+        self._quiet = True
+        try:
+            self._offer("alpha_us", now.alpha_us, f"α, latency ({now.ranks} ranks)")
+            self._offer("beta_gb_per_s", now.beta_gb_per_s, f"β, bandwidth ({now.ranks} ranks)")
+            self.sliders["cap_mib"].offer(caps, now.cap_mib)
+            for name in ("ranks", "compute", "contention"):
+                slider = self.sliders[name]
+                slider.offer(slider.values, getattr(now, name))
+        finally:
+            self._quiet = False
+        self.update()
+
+    def update(self) -> None:
+        """Computes what the sliders say and replaces the figures' data."""
+        if self._quiet or self.system is None:
+            return
+        now = self.settings()
+        # T(b) does not depend on the cap that is chosen.
+        alike = replace(now, cap_mib=self.at_first.cap_mib)
+        known = self._known[1] if self._known and self._known[0] == alike else None
+        try:
+            view = explore(self.system, now, known)
+        except UserError as error:
+            self.message.show(str(error))
+            return
+        self._known = (alike, view.best)
+        self.message.show(*map(needs, view.unwritten))
+        as_is = alike == self.at_first
+        show_timeline(self.figures["timeline"], view)
+        show_caps(self.figures["caps"], view, now, self.system, as_is)
+        show_efficiency(self.figures["efficiency"], view, now)
+        self._say(view, now)
+        asked = predict_line(self.system, now, self.at_first)
+        with self.command.hold_sync():
+            self.command.line, self.command.note = asked.line, asked.note
+
+    def _offer(self, name: str, own: float, label: str) -> None:
+        """Offers values around the system's own, from a thousandth to a thousand times as much."""
+        self.sliders[name].offer(steps_between(own / 1000, own * 1000, own), own, label)
+
+    def _say(self, view: BucketView, now: BucketSettings) -> None:
+        timeline, best = view.timeline, view.best
+        said = dict.fromkeys(self.headings, "")
+        if timeline:
+            count = timeline.num_buckets
+            said["timeline"] = (
+                f"T = {time_text(timeline.total_s)} at b = {three(now.cap_mib)} MiB: {count} "
+                f"bucket{'s' if count > 1 else ''}, {time_text(timeline.exposed_communication_s)} "
+                "exposed (red)"
+            )
+        if best:
+            said["caps"] = f"b* = {three(best.cap_mib)} MiB: T = {time_text(best.total_s)}"
+        if view.at_cap is not None:
+            here = view.at_cap[view.ranks.index(now.ranks)]
+            under = falls_below(view, GOOD_EFFICIENCY)
+            said["efficiency"] = f"{here:.0%} on {now.ranks:,} ranks; " + (
+                f"under {GOOD_EFFICIENCY:.0%} from {under:,} on"
+                if under
+                else f"never under {GOOD_EFFICIENCY:.0%}"
+            )
+        for name, text in said.items():
+            self.headings[name].show(text)
+        moved = (now.alpha_us, now.beta_gb_per_s) != (
+            self.at_first.alpha_us,
+            self.at_first.beta_gb_per_s,
+        )
+        how = "all-reduces stretched to this α and β" if moved else "all-reduces as they are"
+        if now.ranks != self.at_first.ranks:
+            how += f", on {now.ranks:,} ranks"
+        self.caption.show(f"{self.system.caption}. Shown: {how}.")
+
+    def _laid_out(self) -> ipywidgets.Widget:
+        panels = []
+        for name, made in self.figures.items():
+            panel = ipywidgets.VBox([self.headings[name].widget, made])
+            panel.add_class("ddplab-panel")
+            panel.add_class(f"ddplab-{name}")
+            panels.append(panel)
+        controls = ipywidgets.VBox([*self.sliders.values(), self.reset])
+        controls.add_class("ddplab-controls")
+        wide = [self.choice, self.message.widget, self.command, self.caption.widget]
+        for one in wide:
+            one.add_class("ddplab-wide")
+        return box(
+            self.choice,
+            self.message.widget,
+            controls,
+            box(*panels, css_class="ddplab-plots"),
+            self.command,
+            self.caption.widget,
+            css_class="ddplab-explore",
+        )
+
+
+def needs(task: str) -> str:
+    """Returns the sentence that stands where a student's code is missing."""
+    return (
+        f"Task {task} is not written yet: this is drawn by the code that you write for it in "
+        "common/exercises. Write it and open this page again."
+    )

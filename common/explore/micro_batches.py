@@ -1,0 +1,138 @@
+"""What the tab of micro-batches computes: a global batch of texts, divided among ranks.
+
+Lengths are drawn from recorded data sets. A rank pads its texts to the longest of them, and a step
+takes as long as the rank with the most padded tokens: the bottleneck.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.analysis.micro_batches.lengths import equal_counts, padded_tokens
+from common.data.text_lengths import LengthDistribution
+from common.errors import NotYetWritten, UserError, unknown_name
+from common.scheduling.cost import TokensCost
+from common.scheduling.packing import karmarkar_karp
+from common.scheduling.partition import min_max_contiguous
+
+STATIC, SORTED, PACKED, OPTIMUM = "static", "sorted", "karmarkar-karp", "optimum"
+PLANS = {
+    STATIC: "static: in the order of arrival, as many on each rank",
+    SORTED: "sorted by length, as many on each rank",
+    PACKED: "Karmarkar–Karp: as many on each rank, equal sums of lengths",
+    OPTIMUM: "optimum: the smallest bottleneck (A3.1)",
+}
+"""The plans, with a line about each."""
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """What the sliders say.
+
+    Attributes:
+        ranks: number of ranks.
+        texts: texts of a rank, where all have as many.
+        max_length: longer texts are cut, in tokens; 0 leaves them as they are.
+        seed: of the draw.
+        plan: of ``PLANS``.
+    """
+
+    ranks: int
+    texts: int
+    max_length: int = 0
+    seed: int = 0
+    plan: str = STATIC
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or self.texts < 1:
+            raise UserError(f"{self.ranks} ranks with {self.texts} texts: at least 1 of each")
+        if self.max_length < 0:
+            raise UserError(f"texts cut at {self.max_length} tokens: at least 1, or 0 for none")
+        if self.plan not in PLANS:
+            raise UserError(unknown_name("plan", self.plan, PLANS))
+
+
+@dataclass(frozen=True, eq=False)
+class BatchView:
+    """What the plots show.
+
+    Attributes:
+        lengths: [B] tokens of each text, in the order of arrival.
+        groups: for each rank its texts; None where the plan's task is not written yet.
+        padded, own: [G] tokens of each rank, with padding and without.
+        bottlenecks: padded tokens of the slowest rank, by plan.
+        lower_bound: no plan has a smaller bottleneck.
+        unwritten: tasks that are needed and not written yet.
+    """
+
+    lengths: NDArray
+    groups: list[list[int]] | None
+    padded: NDArray
+    own: NDArray
+    bottlenecks: dict[str, int]
+    lower_bound: int
+    unwritten: tuple[str, ...]
+
+
+def divide(distribution: LengthDistribution, settings: BatchSettings) -> BatchView:
+    """Draws a global batch and divides it by every plan."""
+    generator = np.random.default_rng(settings.seed)
+    count = settings.ranks * settings.texts
+    lengths = distribution.draw(count, generator, settings.max_length)
+    plans: dict[str, list[list[int]]] = {}
+    unwritten: dict[str, None] = {}
+    for name in PLANS:
+        try:
+            plans[name] = groups_of(name, lengths, settings.ranks)
+        except NotYetWritten as error:
+            unwritten[error.task] = None
+    groups = plans.get(settings.plan)
+    nothing = np.zeros(settings.ranks, dtype=int)
+    # No padding, and tokens shared out evenly; but some rank has the longest text.
+    bound = max(int(lengths.max()), -(-int(lengths.sum()) // settings.ranks))
+    return BatchView(
+        lengths=lengths,
+        groups=groups,
+        padded=np.array(padded_tokens(lengths, groups)) if groups else nothing,
+        own=np.array([lengths[group].sum() for group in groups]) if groups else nothing,
+        bottlenecks={name: max(padded_tokens(lengths, found)) for name, found in plans.items()},
+        lower_bound=bound,
+        unwritten=tuple(unwritten),
+    )
+
+
+def groups_of(plan: str, lengths: NDArray, ranks: int) -> list[list[int]]:
+    """Returns the texts of each rank under a plan of ``PLANS``."""
+    if plan == STATIC:
+        return equal_counts(len(lengths), ranks)
+    if plan == SORTED:
+        order = np.argsort(-lengths, kind="stable")
+        return [order[part].tolist() for part in equal_counts(len(lengths), ranks)]
+    if plan == PACKED:
+        return karmarkar_karp(lengths, ranks, equal_size=True)
+    return min_max_contiguous(lengths, ranks, TokensCost())
+
+
+def rectangles(view: BatchView) -> tuple[NDArray, NDArray, NDArray]:
+    """Returns the batch as a drawing with steps: text by text in the order of ranks.
+
+    Each text is as wide as 1. Edges on the x axis, heights of the texts, and of the rectangle of
+    the rank that they are padded to, both in tokens; ranks have a gap of height 0 between them.
+    """
+    gap = max(1.0, 0.01 * len(view.lengths))
+    edges, own, padded, at = [0.0], [0.0], [0.0], 0.0
+    for group in view.groups or []:
+        tallest_first = np.sort(view.lengths[group])[::-1]
+        for length in tallest_first.tolist():
+            edges += [at, at + 1]
+            own += [length, length]
+            padded += [tallest_first[0]] * 2
+            at += 1
+        edges += [at, at + gap]
+        own += [0.0, 0.0]
+        padded += [0.0, 0.0]
+        at += gap
+    return np.array(edges), np.array(own), np.array(padded)

@@ -1,0 +1,239 @@
+"""The first page in its three forms, and a run's page that grows and survives an interrupt."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command_line import refused
+from interruptible import start_interruptible
+from rich.console import Console
+
+from common.errors import RunFailed
+from common.report import first_page, run_page
+from common.report.document import write_pdf
+from common.report.first_page import FirstPage
+from common.report.presets import load_preset
+from common.report.progress import StageProgress
+from common.report.run_page import RunPage
+from common.report.run_watch import RunWatch
+from common.report.timetable import DONE, Entry, Timetable, plan
+from common.runtime.paths import project_root
+
+DATA = project_root() / "data" / "epyc-2-cores"
+
+
+class Texts(HTMLParser):
+    """Collects the words of a page, and the targets of its links."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.links: list[str] = []
+        self.alts: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        found = dict(attrs)
+        self.links += [found["href"]] if tag == "a" else []
+        self.alts += [found["alt"]] if tag == "img" else []
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def looked_at(*assignments: str) -> RunPage:
+    page = RunPage()
+    for assignment in assignments:
+        page.open(assignment, DATA / assignment)
+        page.look(assignment)
+    page.state = first_page.COMPLETE
+    return page
+
+
+@pytest.fixture(scope="module")
+def page() -> FirstPage:
+    return looked_at("assignment0", "assignment3").first()
+
+
+def test_every_form_shows_every_finding_and_what_was_not_run(
+    page: FirstPage, tmp_path: Path
+) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    first_page.print_page(page, console)
+    front, files = first_page.as_typst(page)
+    write_pdf(tmp_path, [], front=front, front_files=files)
+    forms = [Texts(first_page.as_html(page)).text, console.file.getvalue()]
+    if shutil.which("pdftotext"):
+        command = ["pdftotext", "-raw", tmp_path / "report.pdf", "-"]
+        forms.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert len(page.answered) == 4
+    for form in forms:
+        plain = re.sub(r"\s+", " ", form)
+        for one in page.answered:
+            assert one.question.title in plain
+            assert one.found.value in plain
+        assert plain.count("recorded data, not measured here") == 4
+        assert "Not in this run: Assignment 1: Data-parallel training, Assignment 2" in plain
+
+
+def test_a_finding_is_a_link_only_where_the_report_has_its_section(page: FirstPage) -> None:
+    anchor = page.findings[0].question.anchor
+    assert Texts(first_page.as_html(page)).links == []
+    assert Texts(first_page.as_html(page, [anchor])).links == [f"#{anchor}"]
+
+
+def test_figures_say_what_they_show(page: FirstPage) -> None:
+    alts = Texts(first_page.as_html(page)).alts
+    assert len(alts) == 2
+    assert all(re.search(r"\d", alt) for alt in alts)
+
+
+def test_a_run_measured_elsewhere_says_so() -> None:
+    record = {"host": "another", "cpu": {"cores": 8, "model": "Xeon"}, "gpus": []}
+    assert "another machine than this one" in first_page.machine_text(record)[0]
+    record["gpus"] = [{"name": "NVIDIA H100"}] * 4
+    assert first_page.machine_text(record)[0].startswith("4 × NVIDIA H100, 8 cores of Xeon")
+
+
+def test_a_run_that_was_not_completed_says_where_it_ended(tmp_path: Path) -> None:
+    timetable = Timetable([Entry("assignment0", "throughput", "throughput (1 rank)", 20.0)])
+    watch = RunWatch(tmp_path, timetable, StageProgress(Console(file=io.StringIO())))
+    watch.announce()
+    running = Texts((tmp_path / "index.html").read_text()).text
+    assert "Running: 0 of 1 stages are done, about 20 s left" in running
+    run = tmp_path / "run"
+    shutil.copytree(DATA / "assignment0" / "memory_analysis", run / "memory_analysis")
+    watch.open("assignment0", run)
+
+    def fail() -> None:
+        with watch.until_the_end(), watch.stage("assignment0", "throughput"):
+            raise RunFailed("rank 1 was killed")
+
+    with pytest.raises(RunFailed):
+        fail()
+    ended = Texts((tmp_path / "index.html").read_text()).text
+    assert "This run was not completed (failed): rank 1 was killed" in ended
+    assert re.search(r"throughput \(1 rank\) failed", ended)
+
+
+def test_the_page_is_made_again_after_each_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(DATA / "assignment0", run)
+    shutil.move(run / "throughput", tmp_path / "later")
+    entries = [Entry("assignment0", name, name) for name in ("memory_analysis", "throughput")]
+    watch = RunWatch(tmp_path, Timetable(entries), StageProgress(Console(file=io.StringIO())))
+    watch.announce()
+    watch.open("assignment0", run)
+    with watch.stage("assignment0", "memory_analysis"):
+        pass
+    text = Texts((tmp_path / "index.html").read_text()).text
+    assert "17 sequences in 24 GB" in text
+    assert "Not measured yet." in text
+    with watch.stage("assignment0", "throughput"):
+        shutil.move(tmp_path / "later", run / "throughput")
+    text = Texts((tmp_path / "index.html").read_text()).text
+    assert re.search(r"[\d,]+ tokens/s, \d+% MFU", text)
+    assert "Not measured yet." not in text
+    states = pd.read_csv(run / "stages.csv")
+    assert states["stage"].tolist() == ["memory_analysis", "throughput"]
+    assert states["state"].tolist() == [DONE, DONE]
+
+
+def earlier_run(output: Path, name: str, label: str, seconds: float) -> None:
+    folder = output / "assignment0" / name
+    folder.mkdir(parents=True)
+    (folder / "environment.json").write_text(f'{{"label": "{label}", "start_time": "{name}"}}')
+    row = f"throughput,throughput (1 rank),done,{seconds}\n"
+    (folder / "stages.csv").write_text("stage,title,state,seconds\n" + row)
+
+
+def test_the_time_left_is_that_of_earlier_runs_of_the_same_preset(tmp_path: Path) -> None:
+    for place, seconds in enumerate((10, 30, 20)):
+        earlier_run(tmp_path, f"2026-{place}", "smoke", seconds)
+    earlier_run(tmp_path, "2026-9", "laptop", 500)
+    preset = load_preset("assignment0", "smoke")
+    titles = {"assignment0": {"throughput": "throughput (1 rank)", "new": "never run"}}
+    timetable = plan([preset], "smoke", tmp_path, titles)
+    assert timetable.left_text() == "at least 20 s left"  # the median; one stage is unknown
+    assert timetable.source == "as it did here before"
+    timetable.end(timetable.begin("assignment0", "throughput"), DONE)
+    assert timetable.left_text() == ""
+    assert timetable.place_text() == "1 of 2"
+
+
+def test_the_first_run_expects_what_was_recorded(tmp_path: Path) -> None:
+    preset = load_preset("assignment2", "laptop")
+    titles = {"assignment2": {stage.key: stage.title for stage in preset.stages}}
+    timetable = plan([preset], "laptop", tmp_path, titles)
+    assert "machine of the recorded runs" in timetable.source
+    recorded = pd.read_csv(DATA / "stage-times.csv").query("preset == 'laptop'")
+    own = recorded[recorded["assignment"] == "assignment2"].set_index("stage")["seconds"]
+    expected = own.reindex([stage.key for stage in preset.stages]).sum()
+    assert timetable.left_s() == pytest.approx(expected)
+
+
+def test_an_output_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    line = refused("run", "assignment0", "--preset", "smoke", "--output-dir", file / "below")
+    assert "output folder" in line
+
+
+def test_questions_of_a_run_that_shows_recorded_data_are_marked() -> None:
+    for one in looked_at("assignment1").first().findings:
+        assert one.marks == ("recorded data, not measured here",)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("moment", ["… memory of a step", "… throughput", "… 3 notebooks"])
+def test_an_interrupted_run_leaves_a_page_that_opens(moment: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "common.cli.main", "run", "assignment0", "--preset", "smoke"]
+    with start_interruptible(
+        [*command, "--output-dir", str(tmp_path)],
+        cwd=project_root(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        for line in process.stdout:
+            if line.startswith(moment):
+                break
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    assert process.returncode == 130
+    text = Texts((tmp_path / "index.html").read_text()).text
+    assert "This run was not completed (interrupted): interrupted by the user" in text
+    assert not (tmp_path / "report.pdf").exists()
+    assert list(tmp_path.glob("*.partial")) == []
+    measured = list(tmp_path.glob("assignment0/*/memory_analysis/memory-peak.csv"))
+    assert ("sequences in 24 GB" in text) == bool(measured)
+
+
+def test_the_page_of_a_run_without_a_record_of_its_own_names_the_machine(tmp_path: Path) -> None:
+    # the folder of cluster jobs holds their runs and nothing else
+    run = tmp_path / "jobs"
+    shutil.copytree(DATA / "assignment0", run)
+    (run / "environment.json").unlink(missing_ok=True)
+    page = run_page.RunPage()
+    page.open("assignment0", run)
+    page.look("assignment0")
+    assert "AMD EPYC" in page.first(only="assignment0").machine[0]
