@@ -182,7 +182,8 @@ def copies(costs: DdpCosts) -> DdpCosts:
 def summary(networks: Networks) -> pd.DataFrame:
     """Returns a row per network: what the caps do there, and how well that was predicted.
 
-    ``GAIN`` is what the cap that the model chooses takes off DDP's default: median, least and largest of the rounds.
+    ``GAIN`` is what the cap that the model chooses takes off DDP's default: median, least and
+    largest of the rounds.
     """
     rows = []
     for run in networks.runs:
