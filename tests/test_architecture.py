@@ -50,6 +50,7 @@ ALLOWED = {
     "tuning": {"errors", "runtime", "cluster", "perfmodel", "analysis", "training", "benchmarks"},
     "studies": {
         "course",
+        "explore",
         "tuning",
         "errors",
         "exercises",
@@ -64,8 +65,10 @@ ALLOWED = {
         "models",
         "data",
     },
+    "explore": {"errors", "runtime", "data", "perfmodel", "analysis", "scheduling"},
     "cli": {
         "course",
+        "explore",
         "tuning",
         "studies",
         "errors",
@@ -135,7 +138,7 @@ def test_outside_of_its_room_predictions_come_from_the_model() -> None:
         assert not taken & ENGINE, path
 
 
-LEAVES = ("perfmodel", "traces", "analysis")
+LEAVES = ("perfmodel", "traces", "analysis", "explore")
 WITHOUT_TORCH = [
     "common.cli.main",
     "common.tables",

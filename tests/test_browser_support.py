@@ -22,7 +22,10 @@ def written(folder: Path, text: str) -> Path:
 
 def test_what_goes_wrong_in_a_page_is_noticed(chromium, tmp_path):
     with open_page(chromium, written(tmp_path, FAULTY)) as (page, problems):
-        page.wait_for_timeout(50)
+        for _ in range(100):  # the exception comes when the page is there already
+            page.wait_for_timeout(50)
+            if any("thrown" in problem for problem in problems):
+                break
     assert any("told" in problem for problem in problems)
     assert any("thrown" in problem for problem in problems)
     assert any("request" in problem and "missing.png" in problem for problem in problems)

@@ -42,6 +42,7 @@ TEACHING = {
 TESTS = {
     "uv run ddplab predict --model gpt2-large --cluster h100-ib --gpus 8..16384": "tests/cli/"
     "test_predict_cluster.py",
+    "uv run ddplab explore": "tests/explore/test_page.py",
 }
 """The file of the test that runs a command which CI does not."""
 

@@ -14,6 +14,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator
 
 PIXELS_PER_INCH = 100
 """Pixels of a page that an inch of a figure is shown on."""
@@ -50,24 +51,26 @@ def width_px(figure: Figure) -> int:
 def describe(figure: Figure) -> str:
     """Returns what is drawn on a figure, in words, and its caption."""
     panels = [axes for axes in figure.axes if axes.get_visible() and axes.has_data()]
-    words = [_panel(axes) for axes in panels]
+    shared = _texts([text for legend in figure.legends for text in legend.texts])
+    words = [_panel(axes, shared) for axes in panels]
     if len(panels) > 1:
         words = [f"Panel {place}: {text}" for place, text in enumerate(words, 1)]
-    shared = [text for legend in figure.legends for text in _texts(legend.texts)]
     words += [f"Legend: {'; '.join(shared)}."] if shared else []
     caption = _plain(figure.get_supxlabel())
     words += [caption if caption.endswith(".") else f"{caption}."] if caption else []
     return " ".join(word for word in words if word)
 
 
-def _panel(axes: Axes) -> str:
+def _panel(axes: Axes, shared: list[str]) -> str:
     legend = axes.get_legend()
-    drawn = _texts(legend.texts) if legend else axes.get_legend_handles_labels()[1]
+    labels = axes.get_legend_handles_labels()[1]
+    drawn = _texts(legend.texts) if legend else [_plain(label) for label in labels]
+    drawn = [text for text in drawn if text not in shared]
     parts = [
         _plain(axes.get_title()),
         _axis("horizontal axis", axes.xaxis),
         _axis("vertical axis", axes.yaxis),
-        f"drawn: {'; '.join(map(_plain, drawn))}" if drawn else "",
+        f"drawn: {'; '.join(drawn)}" if drawn else "",
     ]
     remarks = [text for text in _texts(axes.texts) if re.search("[A-Za-z]{2}", text)]
     parts += [f"remarks: {'; '.join(remarks[:WORDS_OF_A_PANEL])}"] if remarks else []
@@ -78,8 +81,9 @@ def _axis(name: str, axis: Axis) -> str:
     """Returns an axis's label, whether it is logarithmic, and the names along it."""
     label = _plain(axis.get_label_text())
     scale = ", logarithmic" if axis.get_scale() == "log" else ""
-    names = list(getattr(axis.get_major_formatter(), "seq", []))
-    along = ", ".join(_texts(axis.get_ticklabels())) if any(names) else ""
+    is_named = isinstance(axis.get_major_locator(), FixedLocator)
+    names = _texts(axis.get_ticklabels()) if is_named else []
+    along = ", ".join(names) if any(re.search("[A-Za-z]", name) for name in names) else ""
     if not (label or along):
         return ""
     return f"{name}: {label}{scale}{': ' if label and along else ''}{along}"
@@ -106,8 +110,6 @@ def svg(figure: Figure) -> str:
         figure.savefig(buffer, format="svg", metadata=LESS)
     text = re.sub(r"<\?xml.*?\?>|<!DOCTYPE[^>]*>|<!--.*?-->", "", buffer.getvalue(), flags=re.S)
     text = re.sub(r">\s+<", "><", text).strip()
-    # The page turns the quotation marks of an SVG; there may be none inside of others.
-    text = text.replace("'DejaVu Sans', 'Verdana'", "DejaVu Sans, Verdana")
     text = re.sub(r"<[^>]+>", _round_numbers, text)
     height_px = width_px(figure) * figure.get_figheight() / figure.get_figwidth()
     size = f'width="{width_px(figure)}" height="{height_px:.0f}"'

@@ -153,7 +153,8 @@ def _rule(header: str, *cells: str, left: bool = False) -> str:
     ('-------:', ':----------')
     """
     width = max(map(len, (*cells, *header.split())), default=0) + 3  # and what is left around them
-    names = left or all(cell[:1].isalpha() for cell in cells)
+    filled = [cell for cell in cells if cell not in ("", "–")]
+    names = left or all(cell[:1].isalpha() for cell in filled or cells)
     return f":{'-' * (width - 1)}" if names else f"{'-' * (width - 1)}:"
 
 

@@ -153,7 +153,8 @@ def describe() -> list[tuple[str, str]]:
         )
         if available
     ]
-    versions = "  ".join(f"{name} {version(name) or 'missing'}" for name in PACKAGES)
+    # A name and its version stay on a line.
+    versions = "  ".join(f"{name}=={version(name) or 'missing'}" for name in PACKAGES)
     return [
         ("CPU", f"{usable_cores()} cores of {cpu_model()}"),
         ("GPUs", ", ".join(gpus) or "none visible"),

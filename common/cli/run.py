@@ -15,8 +15,7 @@ class Run:
     what: Annotated[str, tyro.conf.Positional] = "all"
     """all, or one assignment such as assignment2."""
     preset: Literal["smoke", "laptop", "gpu"] | None = None
-    """smoke (a minute an assignment), laptop (two CPU cores) or gpu (at least two GPUs, then the
-    default)."""
+    """smoke (a minute an assignment), laptop (two CPU cores), gpu (the default on two and more)."""
     output_dir: str = "outputs"
     """Where run directories and the report go."""
     run_dir: str | None = None

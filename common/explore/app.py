@@ -8,11 +8,12 @@ import ipywidgets
 
 from common.explore.batch_tab import BatchTab
 from common.explore.bucket_tab import BucketTab
+from common.explore.figures import Plotly
 from common.explore.known_systems import known_systems
 from common.explore.server import RUN_DIR_VARIABLE
 
 
-def explorer(run_dir: str = "") -> ipywidgets.Tab:
+def explorer(run_dir: str = "") -> ipywidgets.VBox:
     """Returns the tabs of buckets and of micro-batches.
 
     Args:
@@ -25,4 +26,4 @@ def explorer(run_dir: str = "") -> ipywidgets.Tab:
         titles=["Buckets", "Micro-batches"],
     )
     tabs.add_class("ddplab-tabs")
-    return tabs
+    return ipywidgets.VBox([Plotly(), tabs])

@@ -10,8 +10,8 @@ from common.analysis.style import BLACK, BLUE, GREEN, ORANGE, RED
 from common.data.text_lengths import LengthDistribution, read_text_lengths
 from common.errors import UserError
 from common.explore.bucket_tab import needs
-from common.explore.controls import Slider, Text, box, choice
-from common.explore.figures import figure, line
+from common.explore.controls import Slider, box, choice
+from common.explore.figures import Figure, figure, line
 from common.explore.micro_batches import (
     PLANS,
     STATIC,
@@ -20,11 +20,19 @@ from common.explore.micro_batches import (
     divide,
     rectangles,
 )
+from common.explore.text import Key, Text
 
 DATA_SETS = {
     "SST-2: phrases of film reviews": "sst2",
     "AG News: news articles": "ag_news",
     "IMDB: whole film reviews": "imdb",
+}
+KEY = {
+    "texts": Key(BLUE, "block"),
+    "padding": Key(ORANGE, "block"),
+    "bottleneck": Key(RED, "line"),
+    "static's": Key(BLACK, "dashes"),
+    "lower bound": Key(GREEN, "dots"),
 }
 POWERS = [1, 2, 4, 8, 16, 32, 64]
 CUTS = [64, 128, 256, 512, 0]
@@ -47,7 +55,10 @@ class BatchTab:
         }
         self.message = Text("ddplab-message")
         self.caption = Text("ddplab-caption")
-        self.headings = {name: Text(heading=True) for name in ("rectangles", "ranks")}
+        self.headings = {
+            "rectangles": Text(heading=True),
+            "ranks": Text(heading=True, legend=KEY),
+        }
         self.figures = {"rectangles": rectangle_figure(), "ranks": rank_figure()}
         self.widget = self._laid_out()
         for control, trait in (
@@ -120,20 +131,20 @@ class BatchTab:
         )
 
 
-def rectangle_figure() -> go.FigureWidget:
+def rectangle_figure() -> Figure:
     """Returns an empty drawing of a batch: a rectangle of each rank, filled by its texts."""
     return figure(
         line("padding", ORANGE, width=1, fill="tozeroy", fillcolor=ORANGE),
         line("texts", BLUE, width=1, fill="tozeroy", fillcolor=BLUE),
         x_title="texts, rank by rank",
         y_title="tokens",
-        height=270,
+        height=230,
         yaxis_rangemode="tozero",
         xaxis_showticklabels=False,
     )
 
 
-def show_rectangles(made: go.FigureWidget, view: BatchView) -> None:
+def show_rectangles(made: Figure, view: BatchView) -> None:
     """Replaces the data of the rectangles."""
     padding, texts = made.data
     edges, own, padded = rectangles(view)
@@ -142,7 +153,7 @@ def show_rectangles(made: go.FigureWidget, view: BatchView) -> None:
         texts.x, texts.y = edges, own
 
 
-def rank_figure() -> go.FigureWidget:
+def rank_figure() -> Figure:
     """Returns an empty plot of the padded tokens of each rank."""
     return figure(
         go.Bar(x=[], y=[], name="texts", marker={"color": BLUE}),
@@ -152,18 +163,19 @@ def rank_figure() -> go.FigureWidget:
         line("lower bound", GREEN, width=5, dash="dot"),
         x_title="rank",
         y_title="tokens",
-        height=310,
+        height=290,
         barmode="stack",
         yaxis_rangemode="tozero",
     )
 
 
-def show_ranks(made: go.FigureWidget, view: BatchView) -> None:
+def show_ranks(made: Figure, view: BatchView) -> None:
     """Replaces the data of the ranks."""
     texts, padding, bottleneck, static, bound = made.data
     count = len(view.padded)
     ends = [-0.6, count - 0.4]
     with made.batch_update():
+        made.layout.xaxis.dtick = max(1, count // 8)
         texts.x = padding.x = np.arange(count)
         texts.y, padding.y = view.own, view.padded - view.own
         for trace, height in (

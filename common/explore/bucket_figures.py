@@ -18,27 +18,35 @@ from common.analysis.style import (
     SKY,
 )
 from common.explore.buckets import BucketSettings, BucketView, cap_curve, lanes
-from common.explore.figures import figure, line, points
+from common.explore.figures import Figure, clear, figure, line, points
 from common.explore.systems import System
+from common.explore.text import Key
 
 COMPUTATION, LANE_GAP = 1.0, 0.45
-RED_VEIL = "rgba(213, 94, 0, 0.25)"
+LIGHT_RED = "#f4c9ac"
+CAP_KEY = {
+    "predicted": Key(BLUE, "line"),
+    "within 1 %": Key(GREEN, "band"),
+    "b*": Key(RED, "star"),
+    "this cap": Key(ORANGE, "dot"),
+    "measured": Key(BLACK, "cross"),
+}
+EFFICIENCY_KEY = {"at this cap": Key(BLUE, "line"), "at b*": Key(GREEN, "dashes")}
 
 
-def timeline_figure() -> go.FigureWidget:
+def timeline_figure() -> Figure:
     """Returns an empty timeline: computation above, all-reduces below, exposed time behind."""
     bar = {"orientation": "h", "x": [], "y": [], "base": [], "width": []}
     edge = {"line": {"color": "white", "width": 1}}
     made = figure(
-        line("exposed", RED, width=0, fill="toself", fillcolor=RED_VEIL, hoverinfo="skip"),
+        go.Bar(**bar, name="exposed", marker={"color": LIGHT_RED}, hoverinfo="skip"),
         go.Bar(**bar, name="gradients computed", marker=edge),
         go.Bar(**bar, name="all-reduces", marker=edge),
         line("computation ends", BLACK, width=3, dash="dash"),
         line("all gradients are there", RED, width=4),
-        x_title="time from the start of the backward pass (ms)",
+        x_title="time in the backward pass (ms)",
         y_title="",
-        height=250,
-        showlegend=False,
+        height=190,
         barmode="overlay",
     )
     made.update_xaxes(rangemode="tozero")
@@ -53,14 +61,13 @@ def timeline_figure() -> go.FigureWidget:
     return made
 
 
-def show_timeline(made: go.FigureWidget, view: BucketView) -> None:
+def show_timeline(made: Figure, view: BucketView) -> None:
     """Replaces the timeline's data."""
     exposed, computed, reduced, computation_end, all_there = made.data
     timeline = view.timeline
     with made.batch_update():
         if timeline is None:
-            for trace in made.data:
-                trace.x, trace.y = [], []
+            clear(made)
             return
         events = timeline.events
         ready_ms = np.maximum.accumulate([event.ready_s * 1e3 for event in events])
@@ -68,6 +75,12 @@ def show_timeline(made: go.FigureWidget, view: BucketView) -> None:
         end_ms, total_ms = timeline.compute_end_s * 1e3, timeline.total_s * 1e3
         before = np.concatenate([[0.0], ready_ms[:-1]])
         colours = list(itertools.islice(itertools.cycle((BLUE, SKY)), len(events)))
+        exposed.base, exposed.x, exposed.y, exposed.width = (
+            [end_ms],
+            [total_ms - end_ms],
+            [0.5],
+            [2],
+        )
         computed.base, computed.x = before, ready_ms - before
         computed.y = np.full(len(events), COMPUTATION)
         computed.width = np.full(len(events), 0.8)
@@ -79,12 +92,11 @@ def show_timeline(made: go.FigureWidget, view: BucketView) -> None:
         reduced.y = LANE_GAP * ((most - 1) / 2 - lane) * (most > 1)
         reduced.width = np.full(len(events), 0.8 / most)
         reduced.marker.color = colours
-        exposed.x, exposed.y = [end_ms, total_ms, total_ms, end_ms], [-0.5, -0.5, 1.5, 1.5]
         computation_end.x, computation_end.y = [end_ms, end_ms], [-0.5, 1.5]
         all_there.x, all_there.y = [total_ms, total_ms], [-0.5, 1.5]
 
 
-def cap_figure() -> go.FigureWidget:
+def cap_figure() -> Figure:
     """Returns an empty plot of T(b)."""
     made = figure(
         line("within 1 % of b*", GREEN, width=14, connectgaps=False),
@@ -93,16 +105,17 @@ def cap_figure() -> go.FigureWidget:
         points("b*", RED, symbol="star", size=24),
         points("this cap", ORANGE, symbol="circle", size=18),
         x_title="bucket cap b (MiB)",
-        y_title="backward pass T (ms)",
-        height=380,
+        y_title="T (ms)",
+        height=280,
     )
-    made.update_xaxes(type="log", dtick="D2", tickformat="~g", minor={"showgrid": False})
-    made.update_yaxes(rangemode="tozero")
+    caps = [4.0**power for power in range(-1, 7)]
+    texts = [f"{cap:g}" for cap in caps]
+    made.update_xaxes(type="log", tickvals=caps, ticktext=texts, tickangle=0)
     return made
 
 
 def show_caps(
-    made: go.FigureWidget, view: BucketView, settings: BucketSettings, system: System, as_is: bool
+    made: Figure, view: BucketView, settings: BucketSettings, system: System, as_is: bool
 ) -> None:
     """Replaces the data of T(b).
 
@@ -113,15 +126,14 @@ def show_caps(
         system: whose measured points are shown where ``as_is`` says that nothing was moved.
     """
     near, curve, measured, best, chosen = made.data
+    shown = system.measured_ms if as_is else ()
     with made.batch_update():
         if view.best is None:
-            for trace in made.data:
-                trace.x, trace.y = [], []
+            clear(made)
             return
         caps, times_ms, near_ms = cap_curve(view.best)
         curve.x, curve.y = caps, times_ms
         near.x, near.y = caps, near_ms
-        shown = system.measured_ms if as_is else ()
         measured.x, measured.y = [cap for cap, _ in shown], [time for _, time in shown]
         measured.visible = bool(shown)
         best.x, best.y = [view.best.cap_mib], [view.best.total_s * 1e3]
@@ -129,26 +141,32 @@ def show_caps(
         chosen.y = [view.timeline.total_s * 1e3] if view.timeline else [None]
 
 
-def efficiency_figure() -> go.FigureWidget:
+def efficiency_figure() -> Figure:
     """Returns an empty plot of efficiency over ranks."""
     made = figure(
-        line(f"{GOOD_EFFICIENCY:.0%}", GREY, width=3, dash="dot", showlegend=False),
+        line(f"{GOOD_EFFICIENCY:.0%}", GREY, width=3, dash="dot"),
         line("at b*", GREEN, width=5, dash="dash"),
         line("at this cap", BLUE),
-        points("here", ORANGE, symbol="circle", size=18, showlegend=False),
+        points("here", ORANGE, symbol="circle", size=18),
         x_title="ranks",
         y_title="efficiency (%)",
-        height=380,
+        height=280,
     )
     ranks = [1, 4, 16, 64, 256, 1024]
-    made.update_xaxes(type="log", tickvals=ranks, ticktext=list(map(str, ranks)))
+    made.update_xaxes(
+        type="log",
+        tickvals=ranks,
+        ticktext=list(map(str, ranks)),
+        tickangle=0,
+        range=[-0.05, 3.06],
+    )
     made.update_yaxes(range=[0, 105], dtick=20)
     with made.batch_update():
         made.data[0].x, made.data[0].y = [1, 1024], [100 * GOOD_EFFICIENCY] * 2
     return made
 
 
-def show_efficiency(made: go.FigureWidget, view: BucketView, settings: BucketSettings) -> None:
+def show_efficiency(made: Figure, view: BucketView, settings: BucketSettings) -> None:
     """Replaces the data of efficiency."""
     _, at_best, at_cap, here = made.data
     with made.batch_update():

@@ -10,6 +10,8 @@ import ipywidgets
 from common.analysis.style import GOOD_EFFICIENCY
 from common.errors import NotYetWritten, UserError
 from common.explore.bucket_figures import (
+    CAP_KEY,
+    EFFICIENCY_KEY,
     cap_figure,
     efficiency_figure,
     show_caps,
@@ -26,18 +28,10 @@ from common.explore.buckets import (
     falls_below,
     first_settings,
 )
-from common.explore.controls import (
-    Command,
-    Slider,
-    Text,
-    box,
-    choice,
-    steps_between,
-    three,
-    time_text,
-)
+from common.explore.controls import Command, Slider, box, choice, steps_between
 from common.explore.predict_line import predict_line
 from common.explore.systems import System
+from common.explore.text import Text, three, time_text
 from common.perfmodel.search import BestCap
 
 FACTORS = steps_between(0.1, 10)
@@ -56,8 +50,8 @@ class BucketTab:
         self._quiet = False
         self.choice = choice("Start from", list(systems))
         self.sliders: dict[str, Slider] = {
-            "alpha_us": Slider("α, latency", [1.0], 1.0, lambda value: time_text(value / 1e6)),
-            "beta_gb_per_s": Slider("β, bandwidth", [1.0], 1.0, lambda v: f"{three(v)} GB/s"),
+            "alpha_us": Slider("latency α", [1.0], 1.0, lambda value: time_text(value / 1e6)),
+            "beta_gb_per_s": Slider("bandwidth β", [1.0], 1.0, lambda v: f"{three(v)} GB/s"),
             "ranks": Slider("ranks", list(RANKS), RANKS[0], lambda count: f"{count:,}"),
             "cap_mib": Slider("bucket cap b", [1.0], 1.0, lambda value: f"{three(value)} MiB"),
             "compute": Slider("computation", FACTORS, 1.0, lambda value: f"× {value:g}"),
@@ -68,7 +62,11 @@ class BucketTab:
         self.command = Command()
         self.message = Text("ddplab-message")
         self.caption = Text("ddplab-caption")
-        self.headings = {name: Text(heading=True) for name in ("timeline", "caps", "efficiency")}
+        self.headings = {
+            "timeline": Text(heading=True),
+            "caps": Text(heading=True, legend=CAP_KEY),
+            "efficiency": Text(heading=True, legend=EFFICIENCY_KEY),
+        }
         self.figures = {
             "timeline": timeline_figure(),
             "caps": cap_figure(),
@@ -107,8 +105,8 @@ class BucketTab:
         self.at_first = now = first_settings(self.system, few)
         self._quiet = True
         try:
-            self._offer("alpha_us", now.alpha_us, f"α, latency ({now.ranks} ranks)")
-            self._offer("beta_gb_per_s", now.beta_gb_per_s, f"β, bandwidth ({now.ranks} ranks)")
+            self._offer("alpha_us", now.alpha_us, f"latency α, {now.ranks} ranks")
+            self._offer("beta_gb_per_s", now.beta_gb_per_s, f"bandwidth β, {now.ranks} ranks")
             self.sliders["cap_mib"].offer(caps, now.cap_mib)
             for name in ("ranks", "compute", "contention"):
                 slider = self.sliders[name]
@@ -136,7 +134,7 @@ class BucketTab:
         show_timeline(self.figures["timeline"], view)
         show_caps(self.figures["caps"], view, now, self.system, as_is)
         show_efficiency(self.figures["efficiency"], view, now)
-        self._say(view, now)
+        self._say(view, now, as_is)
         asked = predict_line(self.system, now, self.at_first)
         with self.command.hold_sync():
             self.command.line, self.command.note = asked.line, asked.note
@@ -145,7 +143,7 @@ class BucketTab:
         """Offers values around the system's own, from a thousandth to a thousand times as much."""
         self.sliders[name].offer(steps_between(own / 1000, own * 1000, own), own, label)
 
-    def _say(self, view: BucketView, now: BucketSettings) -> None:
+    def _say(self, view: BucketView, now: BucketSettings, as_is: bool) -> None:
         timeline, best = view.timeline, view.best
         said = dict.fromkeys(self.headings, "")
         if timeline:
@@ -165,8 +163,9 @@ class BucketTab:
                 if under
                 else f"never under {GOOD_EFFICIENCY:.0%}"
             )
+        without = () if as_is and self.system.measured_ms else ("measured",)
         for name, text in said.items():
-            self.headings[name].show(text)
+            self.headings[name].show(text, without=without)
         moved = (now.alpha_us, now.beta_gb_per_s) != (
             self.at_first.alpha_us,
             self.at_first.beta_gb_per_s,

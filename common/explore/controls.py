@@ -1,4 +1,4 @@
-"""The controls: a slider, a command to copy, a choice, and text.
+"""The controls: a slider, a command to copy, and a choice.
 
 ipywidgets' own slider has no name for a screen reader, and numbers on it are small. This one is a
 native range input over a list of values, with what each value is called.
@@ -6,7 +6,6 @@ native range input over a list of values, with what each value is called.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -71,23 +70,6 @@ def choice(label: str, options: Mapping[str, str] | Sequence[str]) -> ipywidgets
     return found
 
 
-class Text:
-    """Lines of text, the first of which may be a heading."""
-
-    def __init__(self, css_class: str = "", heading: bool = False) -> None:
-        self.widget = ipywidgets.HTML()
-        self.heading = heading
-        if css_class:
-            self.widget.add_class(css_class)
-
-    def show(self, *lines: str) -> None:
-        """Shows these lines in place of others; empty ones are left out."""
-        parts = [html.escape(line) for line in lines if line]
-        tags = ["h3" if self.heading and not place else "p" for place in range(len(parts))]
-        pairs = zip(tags, parts, strict=True)
-        self.widget.value = "".join(f"<{tag}>{part}</{tag}>" for tag, part in pairs)
-
-
 def box(*children: ipywidgets.Widget, css_class: str) -> ipywidgets.Box:
     """Returns a box whose layout is the style sheet's."""
     found = ipywidgets.Box(children)
@@ -108,16 +90,3 @@ def steps_between(low: float, high: float, own: float | None = None) -> list[flo
     if own is not None and own not in found:
         found.append(own)
     return sorted(found)
-
-
-def time_text(seconds: float) -> str:
-    """Formats a time with three figures in its unit: ``85 µs``, ``1.2 ms``, ``3.4 s``."""
-    for unit, name in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= unit:
-            return f"{three(seconds / unit)} {name}"
-    return f"{three(seconds * 1e6)} µs"
-
-
-def three(value: float) -> str:
-    """Formats a number with three figures, without an exponent."""
-    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"

@@ -5,35 +5,70 @@ A figure is made once. What it shows is changed within ``batch_update``, which s
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
+import anywidget
+import plotly.basewidget
 import plotly.graph_objects as go
+import traitlets
 
 from common.analysis.style import BLACK
 
+CODE = Path(__file__).with_name("figure.js")
 LETTERS = 20
 """Size of letters, in pixels."""
 FONT = {"family": "system-ui, Segoe UI, Helvetica Neue, Arial, sans-serif", "size": LETTERS}
 GRID = "#d9d9d9"
 
 
+class Plotly(anywidget.AnyWidget):
+    """Plotly's code, which a page needs once for all of its figures. Shows nothing."""
+
+    _esm = CODE
+    code = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code = str(plotly.basewidget.BaseFigureWidget._esm)
+        self.layout.display = "none"
+
+
+class Figure(go.FigureWidget):
+    """A figure of which a page that is opened late, or again, gets what it shows by then.
+
+    Plotly's own says what it was made with, and sends changes to the pages that are open.
+    """
+
+    _esm = CODE
+
+    def get_state(self, key: object = None, drop_defaults: bool = False) -> dict:
+        """Returns the state that is sent to a page."""
+        if key is None and getattr(self, "_data", None):
+            self._trait_values["_widget_data"] = copy.deepcopy(self._data)
+            self._trait_values["_widget_layout"] = copy.deepcopy(self._layout)
+        return super().get_state(key, drop_defaults)
+
+
 def figure(
     *traces: go.Bar | go.Scatter, x_title: str, y_title: str, height: int, **layout: object
-) -> go.FigureWidget:
+) -> Figure:
     """Returns a figure that fills its place and follows the window's size."""
-    made = go.FigureWidget(
+    made = Figure(
         data=list(traces),
         layout=go.Layout(
             template="none",
             font={**FONT, "color": BLACK},
             autosize=True,
             height=height,
-            margin={"l": 82, "r": 16, "t": 8, "b": 62},
-            legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "font": FONT},
+            margin={"l": 84, "r": 34, "t": 6, "b": 54},
+            showlegend=False,
             hoverlabel={"font": FONT},
             bargap=0.1,
             **layout,
         ),
     )
-    made.update_xaxes(title={"text": x_title, "standoff": 6}, gridcolor=GRID, zeroline=False)
+    made.update_xaxes(title={"text": x_title, "standoff": 4}, gridcolor=GRID, zeroline=False)
     made.update_yaxes(title={"text": y_title, "standoff": 8}, gridcolor=GRID, zeroline=False)
     # No toolbar: its buttons have no names; zooming and hovering do without it.
     made._config = {**made._config, "responsive": True, "displayModeBar": False}
@@ -44,22 +79,18 @@ def line(
     name: str, colour: str, *, width: int = 4, dash: str = "solid", **options: object
 ) -> go.Scatter:
     """Returns a line without points yet."""
-    return go.Scatter(
-        x=[],
-        y=[],
-        name=name,
-        mode="lines",
-        line={"color": colour, "width": width, "dash": dash},
-        **options,
-    )
+    style = {"color": colour, "width": width, "dash": dash}
+    return go.Scatter(x=[], y=[], name=name, mode="lines", line=style, **options)
 
 
-def points(name: str, colour: str, *, symbol: str, size: int = 16, **options: object) -> go.Scatter:
+def points(name: str, colour: str, *, symbol: str, size: int = 16) -> go.Scatter:
     """Returns points that are not placed yet."""
-    marker = {
-        "color": colour,
-        "size": size,
-        "symbol": symbol,
-        "line": {"color": BLACK, "width": 2},
-    }
-    return go.Scatter(x=[], y=[], name=name, mode="markers", marker=marker, **options)
+    edge = {"color": BLACK, "width": 2}
+    marker = {"color": colour, "size": size, "symbol": symbol, "line": edge}
+    return go.Scatter(x=[], y=[], name=name, mode="markers", marker=marker)
+
+
+def clear(made: Figure) -> None:
+    """Takes all points away."""
+    for trace in made.data:
+        trace.x, trace.y = [], []

@@ -20,12 +20,12 @@ from common.scheduling.partition import min_max_contiguous
 
 STATIC, SORTED, PACKED, OPTIMUM = "static", "sorted", "karmarkar-karp", "optimum"
 PLANS = {
-    STATIC: "static: in the order of arrival, as many on each rank",
-    SORTED: "sorted by length, as many on each rank",
-    PACKED: "Karmarkar–Karp: as many on each rank, equal sums of lengths",
-    OPTIMUM: "optimum: the smallest bottleneck (A3.1)",
+    STATIC: "static: in order of arrival",
+    SORTED: "sorted by length",
+    PACKED: "Karmarkar–Karp",
+    OPTIMUM: "optimum (task A3.1)",
 }
-"""The plans, with a line about each."""
+"""The plans, as they are shown. All but the optimum give each rank as many texts."""
 
 
 @dataclass(frozen=True)

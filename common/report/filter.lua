@@ -10,6 +10,9 @@ local stem, title, tables = "", "", 0
 local LONG = 18
 local MAY_BREAK = { ["_"] = true, ["/"] = true, ["."] = true, ["-"] = true, ["–"] = true }
 
+-- Tables of more columns than this are not set beside the text.
+local WIDE = 5
+
 local function string_of(text)
   return '"' .. text:gsub("\\", "\\\\"):gsub('"', '\\"') .. '"'
 end
@@ -161,7 +164,8 @@ local function page_table(block)
   end
   local attributes = { role = "region", tabindex = "0", ["aria-label"] = label }
   local region = pandoc.Div(block, pandoc.Attr("", { "scroll" }, attributes))
-  return pandoc.Div(region, pandoc.Attr("", { "data" }))
+  local classes = #block.colspecs > WIDE and { "data", "wide" } or { "data" }
+  return pandoc.Div(region, pandoc.Attr("", classes))
 end
 
 local function table_of(block)

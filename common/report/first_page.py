@@ -125,8 +125,8 @@ def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
         title = _typst_link(one.question.anchor, one.question.title)
         rows.append(
             f"[{title}], [#strong[{_typst(found.value)}]{marks} \\ "
-            f"#text(size: 7.2pt, fill: luma(70))[{_typst(found.spread)}] \\ "
-            f"#text(size: 7.2pt)[{_typst(one.question.meaning)}]],"
+            f"#text(size: 7.2pt)[{_typst(found.spread + '.')} "
+            f"#emph[{_typst(one.question.meaning)}]]],"
         )
     if rows:
         lines.append(
@@ -140,7 +140,7 @@ def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
         lines.append(f"#text(size: 8pt)[{_typst(page.left_out)}]\n")
     pictures = [
         f'[#text(size: 8.5pt, weight: "bold")[{_typst(one.title)}] #image('
-        f"{json.dumps(f'first-{one.assignment}.svg')}, width: 100%, alt: {json.dumps(one.alt)})],"
+        f"{json.dumps(f'first-{one.assignment}.svg')}, height: 3.7cm, alt: {json.dumps(one.alt)})],"
         for one in page.figures
     ]
     if pictures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import re
 import urllib.parse
@@ -28,7 +29,7 @@ def section(stem: str, body: str, pictures: Path) -> str:
     """Returns a notebook's ``<section>``, with the figures of the folder ``pictures`` inside."""
 
     def embed(found: re.Match) -> str:
-        return f'src="{_data_address(pictures / found[1])}"'
+        return f"src='{_data_address(pictures / found[1])}'"
 
     body = re.sub(r'(?<=<img )src="([^"]+)"', embed, body)
     formula = '<span class="formula" tabindex="0" role="group" aria-label="Formula">'
@@ -43,8 +44,10 @@ def headings(text: str, top: int) -> tuple[Heading, ...]:
     """
     found = []
     for level, anchor, inner in HEADING.findall(text):
-        words = re.sub(r"^Assignment \d+(, |: )", "", _plain(inner))
-        found.append(Heading(anchor, words[:1].upper() + words[1:], int(level) - top + 1))
+        words = _plain(inner)
+        if short := re.match(r"Assignment \d+(?:, |: )(.)(.*)", words):
+            words = short[1].upper() + short[2]
+        found.append(Heading(anchor, words, int(level) - top + 1))
     return tuple(found)
 
 
@@ -67,25 +70,22 @@ def _plain(inner: str) -> str:
     """Returns a heading's words; of a formula, what it was written as.
 
     >>> _plain('Where <math><mi>b</mi><annotation encoding="x">b^*</annotation></math> &amp; c')
-    'Where b^* & c'
+    'Where b* & c'
     """
-    text = re.sub(
-        r"<math.*?<annotation[^>]*>(.*?)</annotation>.*?</math>", r"\1", inner, flags=re.S
-    )
+    formula = r"<math.*?<annotation[^>]*>(.*?)</annotation>.*?</math>"
+    text = re.sub(formula, lambda found: re.sub(r"[\^${}\\]", "", found[1]), inner, flags=re.S)
     return html.unescape(re.sub(r"<[^>]+>", "", text)).strip()
 
 
 def svg_address(picture: str) -> str:
     """Returns a ``data:`` address with an SVG in it, which stays text: shorter than base64."""
-    kept = " !'()*,-./:;=?@[]_{}|~$&+"
-    text = urllib.parse.quote(picture.replace('"', "'"), safe=kept)
+    kept = ' !()*,-./:;=?@[]_{}|~$&+<>"\\^`'  # all but ' and what ends or encodes an address
+    text = urllib.parse.quote(picture, safe=kept)
     return f"data:image/svg+xml,{text}"
 
 
 def _data_address(picture: Path) -> str:
     """Returns a ``data:`` address with the picture in it; an SVG stays text, which is shorter."""
-    import base64
-
     if picture.suffix == ".svg":
-        return html.escape(svg_address(picture.read_text()), quote=False)
+        return svg_address(picture.read_text()).replace("&", "&amp;")
     return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()

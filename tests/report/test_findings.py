@@ -187,7 +187,7 @@ def test_dynamic_over_static_with_its_interval(found: dict[str, Finding]) -> Non
     table = pd.read_csv(RUNS["assignment3"] / "compare_modes" / "mode-times.csv")
     steps = slowest(table, ["mode", "step"], "step_time_ms").unstack("mode")
     both = steps[["dynamic", "static"]].dropna()
-    one = found["Dynamic over static micro-batches"].found
+    one = found["Dynamic over static batches"].found
     assert shown(one.value, both["dynamic"].mean() / both["static"].mean(), "{:.2f}")
     # The interval by the delta method, which draws nothing.
     ratio = both["dynamic"].mean() / both["static"].mean()

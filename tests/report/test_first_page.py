@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from browser_support import axe_violations, open_page
 from command_line import refused
 from interruptible import start_interruptible
 from rich.console import Console
@@ -237,3 +238,22 @@ def test_the_page_of_a_run_without_a_record_of_its_own_names_the_machine(tmp_pat
     page.open("assignment0", run)
     page.look("assignment0")
     assert "AMD EPYC" in page.first(only="assignment0").machine[0]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1300, 1920])
+def test_a_browser_shows_it_whole(chromium, width: int, dark: bool, tmp_path: Path) -> None:
+    timetable = Timetable([Entry("assignment0", "throughput", "throughput (1 rank)", 20.0)])
+    page = RunPage(timetable)
+    for assignment in ("assignment0", "assignment1", "assignment3"):
+        page.open(assignment, DATA / assignment)
+        page.look(assignment)
+    page.write(tmp_path)
+    with open_page(chromium, tmp_path / "index.html", width=width, dark=dark) as (shown, problems):
+        wide = shown.evaluate("document.scrollingElement.scrollWidth")
+        assert wide <= width
+        sizes = shown.eval_on_selector_all(".first img", "all => all.map(one => one.naturalWidth)")
+        assert len(sizes) == 2
+        assert min(sizes) > 0  # every picture could be drawn
+        assert axe_violations(shown) == []
+        assert problems == []

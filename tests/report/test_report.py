@@ -20,7 +20,8 @@ from common.analysis.runs import recorded_assignment
 from common.errors import RunFailed, UserError
 from common.report.document import Document, render, write_page, write_pdf
 from common.report.notebooks import execute_notebooks
-from common.report.pipeline import Measured, Preset, Stage, known_assignments, load_preset
+from common.report.presets import Preset, Stage, known_assignments, load_preset
+from common.report.stages import Measured
 from common.training.text_scaling_config import TextScalingConfig
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,11 +16,10 @@ from matplotlib.figure import Figure
 from common.analysis.comparable import difference
 from common.analysis.diagnosis.diagnosis import diagnosis_lines
 from common.analysis.diagnosis.evidence import choose_run
-from common.analysis.runs import Run, complete_runs
+from common.analysis.runs import Run, caption_of, complete_runs
 from common.analysis.scaling.sweep_speedups import NO_CHANGE, sweep_speedups
 from common.analysis.style import BLUE, GOOD_EFFICIENCY, GREY, ORANGE, Table, facts, figure
 from common.perfmodel.tables import read_table
-from common.runtime.paths import relative_to_project
 
 PROPOSALS, SWEEP = "proposals.csv", "assignment4-sweep"
 PREDICTED = (
@@ -143,11 +142,7 @@ def open_changes(folder: Path) -> Changes:
     table["gain_error"] = (1 + table["error"]) / (1 + table["error"].iloc[0]) - 1
     environment = Run(folder, folder).environment
     model = read_table(folder / "facts.csv", ("model",))["model"].iloc[0]
-    caption = (
-        f"{environment['hardware']}; {environment['start_time'][:10]}; "
-        f"{relative_to_project(folder)}"
-    )
-    return Changes(table, caption, str(model))
+    return Changes(table, caption_of(environment, folder), str(model))
 
 
 def changes_facts(changes: Changes) -> dict[str, str]:

@@ -33,7 +33,7 @@ def dynamic_over_static(folder: Path) -> Found:
 
 QUESTIONS = (
     Question(
-        title="Dynamic over static micro-batches",
+        title="Dynamic over static batches",
         meaning=(
             "Below 1, the same texts in the same global batches take less time when ranks share "
             "them by work and not by number."
