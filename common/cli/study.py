@@ -24,6 +24,7 @@ STUDIES = {
     "diagnosis": ("diagnosis", "DiagnosisStudy", "planted faults and what is named", 15),
     "scripts": ("watched_scripts", "ScriptsStudy", "ddplab diagnose on other people's scripts", 50),
     "watching": ("watching", "WatchingStudy", "what a watch adds to a step", 5),
+    "explore": ("explorer", "ExploreStudy", "a slider's move until it is seen", 3),
     "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 140),
     "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 20),
     "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 90),

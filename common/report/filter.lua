@@ -133,6 +133,23 @@ end
 
 -- The page ---------------------------------------------------------------------------------------
 
+-- Returns whether a table's rows begin with names in words. A formula alone is none: screen readers
+-- and checkers differ on whether it can be read out as a header.
+local function rows_have_names(block)
+  local named = block.colspecs[1][1] == "AlignLeft"
+  for _, body in ipairs(block.bodies) do
+    for _, row in ipairs(body.body) do
+      local words = 0
+      row.cells[1].contents:walk({
+        Str = function() words = words + 1 end,
+        Code = function() words = words + 1 end,
+      })
+      named = named and words > 0
+    end
+  end
+  return named
+end
+
 local function page_table(block)
   tables = tables + 1
   local names = {}
@@ -150,7 +167,7 @@ local function page_table(block)
   for place, column in ipairs(block.colspecs) do
     block.colspecs[place] = { column[1], nil }
   end
-  if block.colspecs[1][1] == "AlignLeft" then
+  if rows_have_names(block) then
     for _, body in ipairs(block.bodies) do
       body.row_head_columns = 1
       for _, row in ipairs(body.body) do
