@@ -11,7 +11,6 @@ from common.cli.predict_cluster import ClusterQuestion, given_flags
 from common.errors import UserError
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.table import Table
 
     from common.analysis.buckets.sweep import Accuracy, BucketSweep
@@ -191,7 +190,8 @@ class Report:
 
     def _default_caps(self) -> list[float | None]:
         if self.sweep:
-            return list(self.sweep.measured_s())
+            default = [] if self.sweep.default() is None else [None]
+            return [*self.sweep.measured_s(), *default]
         largest = self.model.profile.total_bytes / 2**20
         caps = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 200, 400, 800, 1600, 3200)
         return [None, *(cap for cap in caps if cap < 2 * largest)]
@@ -213,9 +213,8 @@ class Report:
         table = Table(title="Backward pass of DDP by bucket cap", title_justify="left")
         for name in ("cap (MiB)", "buckets", "predicted (ms)", "exposed (ms)"):
             table.add_column(name, justify="right")
-        measured: pd.DataFrame | None = None
+        measured = self._measured_ms(accuracy)
         if accuracy:
-            measured = accuracy.table.set_index("bucket_cap_mib")
             table.add_column("measured (ms)", justify="right")
             table.add_column("error", justify="right")
         for cap in self.caps:
@@ -226,12 +225,20 @@ class Report:
                 f"{timeline.total_s * 1e3:.1f}",
                 f"{timeline.exposed_communication_s * 1e3:.1f}",
             ]
-            case = self.sweep.smallest_alike().get(cap) if self.sweep else None
-            if measured is not None and case in measured.index:
-                found = measured.loc[case]
-                row += [f"{found['measured_ms']:.1f}", f"{found['error']:+.1%}"]
+            if cap in measured:
+                error = timeline.total_s * 1e3 / measured[cap] - 1
+                row += [f"{measured[cap]:.1f}", f"{error:+.1%}"]
             table.add_row(*row)
         return table
+
+    def _measured_ms(self, accuracy: Accuracy | None) -> dict[float | None, float]:
+        """Returns what was measured at each cap; None is DDP's default."""
+        if accuracy is None:
+            return {}
+        of_case = accuracy.table.set_index("bucket_cap_mib")["measured_ms"]
+        found = {cap: of_case[case] for cap, case in self.sweep.smallest_alike().items()}
+        default = self.sweep.default()
+        return found if default is None else found | {None: default["median_ms"]}
 
     def _print_best(self, console, best: BestCap) -> None:
         from dataclasses import replace
@@ -267,7 +274,8 @@ class Report:
         )
         console.print(
             "Caps that gave the same buckets are one case.\n"
-            f"Regret of the predicted best cap, {accuracy.predicted_best_mib:g} MiB: "
+            + ("" if self.sweep.default() is None else "None is DDP's default, and no case.\n")
+            + f"Regret of the predicted best cap, {accuracy.predicted_best_mib:g} MiB: "
             f"{accuracy.regret:.1%} above the measured best, {accuracy.measured_best_mib:g} MiB",
             highlight=False,
             soft_wrap=True,

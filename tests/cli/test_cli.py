@@ -36,10 +36,27 @@ def test_predict_reads_a_run_directory_and_compares_as_the_students_script_does(
     predicted = answered("predict", "--run-dir", RECORDED)
     for word in ("b* =", "within 1 %", "noise floor", "Regret", "measured (ms)"):
         assert word in predicted
-    assert "contention is converted from a run from before" in predicted
+    assert "contention" not in predicted  # it was measured as it is now
+    (default,) = (line for line in predicted.splitlines() if "None │" in line)
+    assert all(cell.strip() for cell in default.strip().strip("│").split("│"))
+    assert "None is DDP's default" in predicted
     script = ASSIGNMENT2 / "predict_bucket_size.py"
     done = rank_server.run(script, "--run_dir", RECORDED, variables={"COLUMNS": "100"})
     assert (done.exit_codes, done.stdout) == ([0], [predicted])
+
+
+def test_predict_says_where_contention_was_measured_in_an_earlier_way(tmp_path: Path) -> None:
+    table = pd.read_csv(RECORDED / "overlap_benchmark" / "overlap-times.csv")
+    beside = table[table["arm"] == "continuous"]
+    # Before 2026-11-23 messages were not counted, and some were sent with pauses between them.
+    earlier = pd.concat([table, beside.assign(arm="paced")]).drop(columns="messages_done")
+    earlier.to_csv(tmp_path / "earlier.csv", index=False)
+    said = answered("predict", "--run-dir", RECORDED, "--overlap", tmp_path / "earlier.csv")
+    assert "contention is converted from a run from before" in said
+    without = table[table["arm"].isin(["local", "bookkeeping"])]
+    without.to_csv(tmp_path / "without.csv", index=False)
+    said = answered("predict", "--run-dir", RECORDED, "--overlap", tmp_path / "without.csv")
+    assert "computation and communication do not slow each other" in said
 
 
 @pytest.mark.skipif(not UMD.is_dir(), reason="the shared measurements are not beside the project")

@@ -17,12 +17,13 @@ from common.analysis.buckets.sweep import Accuracy, evaluate
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import as_alpha_beta
 from common.perfmodel.ddp.step import StepOptions, read_step_parts
-from common.perfmodel.model import SEVERAL, SLOWEST, Predictor
+from common.perfmodel.model import SEVERAL, SLOWEST, DdpModel, Predictor
 from common.perfmodel.samples import ReadySamples
 from common.perfmodel.tables import read_ready_samples
 from common.runtime.run_directory import find_table
 
 OWN_SPEED = "full model, sweep's own speed"
+AT_OWN_SPEED = "at the sweep's own speed"
 COST_TERMS = {
     "copies in": "copy_in",
     "copies out": "copy_out",
@@ -41,15 +42,32 @@ def predictions(run: Assignment2Run) -> dict[str, dict[float, float]]:
     shows what the terms of communication alone are worth.
     """
     caps = list(run.sweep.distinct().measured_s())
-    in_sweep = run.profile.scaled(compute=run.local_s / run.profile.backward_s)
-    predictors = run.model.ladder()
-    predictors[OWN_SPEED] = replace(run.model, profile=in_sweep).backward_s
+    predictors = run.model.ladder() | {OWN_SPEED: own_speed_model(run).backward_s}
     return {name: {cap: found(cap) for cap in caps} for name, found in predictors.items()}
+
+
+def own_speed_model(run: Assignment2Run) -> DdpModel:
+    """Returns the full model with the speed at which the sweep's own rounds computed."""
+    in_sweep = run.profile.scaled(compute=run.local_s / run.profile.backward_s)
+    return replace(run.model, profile=in_sweep)
 
 
 def compare(run: Assignment2Run) -> dict[str, Accuracy]:
     """Evaluates each model on the run's own sweep."""
     return {name: evaluate(run.sweep, times) for name, times in predictions(run).items()}
+
+
+def compare_at_own_speed(run: Assignment2Run) -> dict[str, Accuracy]:
+    """Evaluates each rung when told how fast the sweep computed: what its terms are worth then.
+
+    Where the speed changed between two benchmarks, a model that lacks a term may be closer than
+    one that has it, as two errors make up for each other. Here they cannot.
+    """
+    caps = list(run.sweep.distinct().measured_s())
+    return {
+        name: evaluate(run.sweep, {cap: found(cap) for cap in caps})
+        for name, found in own_speed_model(run).ladder().items()
+    }
 
 
 def errors(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
@@ -62,9 +80,22 @@ def errors(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
     )
 
 
-def summary(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
+def summary(
+    accuracies: dict[str, Accuracy], own_speed: Mapping[str, Accuracy] | None = None
+) -> pd.DataFrame:
     """Tabulates one row per model: median and worst error, the measured cap it would choose,
-    and the regret of that."""
+    and the regret of that.
+
+    Args:
+        accuracies: of ``compare``.
+        own_speed: of ``compare_at_own_speed``; its median errors are a column of their own, and
+            ``OWN_SPEED`` has no row.
+    """
+    if own_speed is not None:
+        table = summary({name: found for name, found in accuracies.items() if name in own_speed})
+        at_own = [own_speed[name].median_error for name in table["model"]]
+        table.insert(3, AT_OWN_SPEED, at_own)
+        return table
     return pd.DataFrame(
         [
             {

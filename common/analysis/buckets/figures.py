@@ -9,10 +9,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from common.analysis.buckets.default import NAME
 from common.analysis.buckets.sweep import BucketSweep, predicted_fastest
 from common.analysis.style import (
     BLACK,
     BLUE,
+    GREEN,
     GREY,
     ORANGE,
     RED,
@@ -36,6 +38,7 @@ def bucket_times(
     """Draws T(b): predicted as a line, measured as points with quartiles, predicted b* marked.
 
     Caps that gave the same buckets are one point, at the smallest, with a line to the largest.
+    DDP's default is a line across, where it was measured.
     """
     with figure(caption) as (fig, axes):
         step_line(axes, best, "predicted", BLUE, 2.2)
@@ -45,6 +48,7 @@ def bucket_times(
             _star(axes, best, best.cap_mib, f"predicted b* = {best.cap_mib:.3g} MiB")
         else:
             table = measured_points(axes, sweep, column, "measured (median, quartiles)")
+            default_line(axes, sweep, column)
             chosen = predicted_stars(axes, best, sweep)
             axes.set_xlim(*cap_limits(sweep, chosen, 1.3))
             if measured_best_mib is not None:
@@ -74,7 +78,7 @@ def bucket_times(
             )
         cap_axis(axes, "bucket cap b (MiB)")
         axes.set_ylabel("backward pass T(b) (ms)")
-        axes.legend(fontsize=8)
+        fig.legend(loc="outside upper center", ncols=2, fontsize=8)
     return fig
 
 
@@ -101,6 +105,17 @@ def measured_points(axes: Axes, sweep: BucketSweep, column: str, label: str) -> 
     ends = [widths[cap] for cap in table["bucket_cap_mib"]]
     axes.hlines(table["median_ms"], table["bucket_cap_mib"], ends, color=BLACK, lw=1, zorder=4)
     return table
+
+
+def default_line(axes: Axes, sweep: BucketSweep, column: str = "backward_time_ms") -> None:
+    """Draws the measured median of DDP's default as a line across, where there is one.
+
+    The default is no cap: its first bucket has 1 MiB, and others have 25.
+    """
+    measured = sweep.default(column)
+    if measured is not None:
+        time_ms = measured["median_ms"]
+        axes.axhline(time_ms, color=GREEN, linestyle="-.", linewidth=1.4, label=f"measured, {NAME}")
 
 
 def predicted_stars(

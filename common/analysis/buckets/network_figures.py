@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from common.analysis.buckets.figures import (
     cap_limits,
+    default_line,
     measured_points,
     predicted_stars,
     step_line,
@@ -27,6 +28,7 @@ def bucket_times_by_network(runs: Sequence[NetworkRun]) -> Figure:
             best = run.model.best_cap()
             step_line(axes, best, "predicted", BLUE, 2.0)
             measured_points(axes, run.sweep, "backward_time_ms", "measured (median, quartiles)")
+            default_line(axes, run.sweep)
             chosen = predicted_stars(axes, best, run.sweep, caps_named=False)
             axes.set_xlim(*cap_limits(run.sweep, chosen, 1.5))
             cap_axis(axes, "bucket cap b (MiB)")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from common.analysis.buckets.default import gain_text
 from common.analysis.buckets.measurements import (
     COMMAND,
     Assignment2Run,
@@ -29,6 +30,7 @@ from common.runtime.socket_bytes import PAYLOAD_SHARE
 LINK_RATES = ("link (Mbit/s)", "TCP out (Mbit/s)", "TCP in (Mbit/s)")
 REACHED = "of the payload"
 TIMES = ("best T (ms)", "worst T (ms)")
+GAIN = "gain over default"
 SHARES = ("median error", "noise floor", "regret")
 
 
@@ -178,7 +180,11 @@ def copies(costs: DdpCosts) -> DdpCosts:
 
 
 def summary(networks: Networks) -> pd.DataFrame:
-    """Returns a row per network: what the caps do there, and how well that was predicted."""
+    """Returns a row per network: what the caps do there, and how well that was predicted.
+
+    ``GAIN`` is what the cap that the model chooses takes off DDP's default: median, least and
+    largest of the rounds.
+    """
     rows = []
     for run in networks.runs:
         accuracy = run.accuracy()
@@ -194,6 +200,7 @@ def summary(networks: Networks) -> pd.DataFrame:
                 "median error": accuracy.median_error,
                 "noise floor": accuracy.noise_floor,
                 "regret": accuracy.regret,
+                GAIN: gain_text(run.sweep, accuracy.predicted_best_mib),
                 "contention": run.contention,
             }
         )

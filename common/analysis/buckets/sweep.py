@@ -45,6 +45,12 @@ class BucketSweep:
         )
         return table.reset_index().sort_values("bucket_cap_mib", ignore_index=True)
 
+    def default(self, column: str = "backward_time_ms") -> pd.Series | None:
+        """Returns the row of ``summary`` of DDP's default; None where it was not measured."""
+        table = self.summary(column)
+        found = table[table["bucket_cap_mib"].isna()]
+        return None if found.empty else found.iloc[0]
+
     def noise_floor(self, column: str = "backward_time_ms") -> float:
         """Computes the median over caps of |A/B − 1|; A, B are medians of two halves of the rounds.
 
@@ -119,8 +125,9 @@ def read_sweep(path: Path | str) -> BucketSweep:
     counts = table.groupby(KEYS, dropna=False)["rank"].nunique()
     if (counts < len(ranks)).any():
         cap, round_, iteration = counts.idxmin()
+        label = cap_label(None if pd.isna(cap) else cap)
         raise UserError(
-            f"{path}: not all {len(ranks)} ranks are there at cap {cap:g} MiB, round {round_}, "
+            f"{path}: not all {len(ranks)} ranks are there at cap {label} MiB, round {round_}, "
             f"iteration {iteration}"
         )
     return BucketSweep(slowest_steps(table), len(ranks))

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from common.analysis.buckets.choice import near_text
+from common.analysis.buckets.default import gains_over_default
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import NetworkRun, measured_networks
 from common.analysis.findings.finding import MEASURED, PREDICTED, Found, Question
@@ -47,9 +47,9 @@ def gain_over_default(folder: Path) -> Found:
     predicted.
     """
     network, run = slowest_network(folder)
-    sweep = network.sweep.steps
-    default = sweep[sweep["bucket_cap_mib"].isna()]
-    if default.empty:
+    chosen = network.accuracy().predicted_best_mib
+    gains = gains_over_default(network.sweep, chosen)
+    if not gains:
         default_s, best_s = network.model.backward_s(None), network.model.best_cap().total_s
         return Found(
             value=f"{1 - best_s / default_s:.1%} of the backward pass",
@@ -57,8 +57,6 @@ def gain_over_default(folder: Path) -> Found:
             kind=PREDICTED,
             runs=(run,),
         )
-    chosen = network.accuracy().predicted_best_mib
-    gains = paired_gains(default, sweep[sweep["bucket_cap_mib"] == chosen])
     middle, low, high = np.median(gains), min(gains), max(gains)
     return Found(
         value=f"{middle:.1%} of the backward pass",
@@ -70,12 +68,6 @@ def gain_over_default(folder: Path) -> Found:
         runs=(run,),
         hidden="noise hides whether it gains anything" if low <= 0 <= high else "",
     )
-
-
-def paired_gains(default: pd.DataFrame, chosen: pd.DataFrame) -> list[float]:
-    """Returns, by round, 1 − T(chosen) / T(default) of the rounds' median backward passes."""
-    medians = [steps.groupby("round")["backward_time_ms"].median() for steps in (default, chosen)]
-    return (1 - medians[1] / medians[0]).dropna().tolist()
 
 
 def error_of_prediction(folder: Path) -> Found:
