@@ -243,7 +243,7 @@ class Report:
     def _print_best(self, console, best: BestCap) -> None:
         from dataclasses import replace
 
-        from common.perfmodel.collectives import PLAUSIBLE_ALPHA_S, with_latency
+        from common.perfmodel.collectives import PLAUSIBLE_ALPHA_S, scaled, with_latency
 
         measured_alpha = float(self.curve.times_s[0])
         console.print(_best_line("b*", best), highlight=False, soft_wrap=True)
@@ -257,7 +257,13 @@ class Report:
                 "GPUs 20 µs); choose another with --alpha-us"
             )
         if alpha is not None:
-            other = replace(self.model, network=with_latency(self.curve, alpha)).best_cap()
+            # All-reduces in flight together are slowed alike, by as large a factor.
+            crowded = self.model.crowded_network
+            other = replace(
+                self.model,
+                network=with_latency(self.curve, alpha),
+                crowded_network=crowded and scaled(crowded, latency=alpha / measured_alpha),
+            ).best_cap()
             console.print(
                 _best_line(f"b* with α = {alpha * 1e6:.0f} µs", other),
                 highlight=False,

@@ -93,6 +93,13 @@ def test_predict_refuses_a_latency_that_is_none(alpha: str) -> None:
     assert "--alpha-us" in refused("predict", "--run-dir", RECORDED, f"--alpha-us={alpha}")
 
 
+def test_another_latency_is_that_of_all_reduces_in_flight_together_too() -> None:
+    # over loopback gloo has two under way at a time, and no bucket takes less than its latency
+    answer = answered("predict", "--run-dir", RECORDED, "--alpha-us", 100_000)
+    best, slow = re.findall(r"b\*.*?: ([\d.]+) ms", answer)[:2]
+    assert float(slow) > max(100.0, float(best) + 50)
+
+
 def test_predict_refuses_missing_inputs() -> None:
     assert "--allreduce" in refused("predict")
     assert "--layer-sizes" in refused("predict", "--allreduce", "x.csv")
