@@ -4,6 +4,7 @@ One refusal is that of a process of its own; everything else comes from the same
 process. CI runs the README's commands as processes.
 """
 
+import re
 import subprocess
 import sys
 import tarfile
