@@ -93,8 +93,8 @@ class TextScalingConfig(RankOptions):
     log_every: int = 50
     """Steps between lines about them."""
     probe_repeats: int = 5
-    """Repetitions of the probes of passes, all-reduces and copies before training, at up to twice the
-    batch; 0 for none."""
+    """Repetitions of the probes of passes, all-reduces and copies before training, at up to twice
+    the batch; 0 for none."""
 
     bucket_cap_mb: float | None = None
     """DDP's, in MiB; by default a first bucket of 1 MiB, then 25."""
