@@ -1,1 +1,1 @@
-"""What the measurements say: evaluation, tables and figures. A leaf: NumPy and pandas only."""
+"""Evaluates measurements, in tables and figures. A leaf: NumPy and pandas only."""

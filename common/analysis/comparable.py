@@ -1,4 +1,4 @@
-"""Which measurements may be joined or compared: same settings, same device, same network."""
+"""Refuses to join or compare measurements of different settings, devices or networks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.runtime.network import layout_name
 logger = logging.getLogger(__name__)
 
 Measured = tuple[str, Mapping]
-"""What a reader calls a table or a run, and the environment record that lies beside it."""
+"""Name of a table or a run for the reader, and the environment record beside it."""
 
 
 def require_same(

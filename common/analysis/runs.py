@@ -19,12 +19,12 @@ from common.runtime.paths import project_root, relative_to_project
 from common.runtime.run_directory import find_table, newest_complete_run, read_environment
 
 RECORDING_MACHINE = "epyc-2-cores"
-"""Where recorded runs are looked for first."""
+"""Machine whose recorded runs are looked for first."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What one program has written to one folder; files are read when they are first asked for.
+    """Reads what one program has written to one folder, each file when it is first asked for.
 
     Attributes:
         folder: where the tables lie.

@@ -1,4 +1,4 @@
-"""How far chance may have carried a median."""
+"""Estimates the standard error of a median."""
 
 from __future__ import annotations
 

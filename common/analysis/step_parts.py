@@ -1,4 +1,4 @@
-"""What a training step consists of: data, forward, backward, waiting, communication, optimizer.
+"""Splits a training step into data, forward, backward, waiting, communication and optimizer.
 
 Ranks have no common clock, so a part is the mean over the ranks of the same step, and the step is
 the slowest rank's. A rank whose own step was shorter began it later or ended it earlier than that

@@ -1,7 +1,7 @@
-"""How figures and tables of the course look: one style, units on both axes, a caption with the
-source.
+"""Sets the look of the course's figures and tables: one style, units on both axes, a caption with
+the source.
 
-What a figure shows is its package's ``figures.py``; what all share is here.
+A figure's contents are its package's ``figures.py``; what all figures share is here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CYCLE = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY)
 PLAIN = FuncFormatter(lambda value, _: f"{value:,g}")
 THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
-"""What lies behind letters that stand on lines."""
+"""Plate behind letters that stand on lines."""
 GOOD_EFFICIENCY = 0.8
 """Efficiency above which scaling is called good."""
 

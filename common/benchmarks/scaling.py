@@ -101,7 +101,7 @@ class ScalingBenchmark(RankOptions):
     sweep: bool = False
     """Go through world sizes, regimes and batches."""
     workload: str = "mlp"
-    """What a sweep trains: mlp, text or replay."""
+    """Workload of a sweep: mlp, text or replay."""
     regimes: tuple[str, ...] = REGIMES
     """strong (the global batch stays) and weak (the batch per rank stays)."""
     world_sizes: tuple[int, ...] = ()

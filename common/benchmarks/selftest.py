@@ -46,7 +46,7 @@ class Selftest:
     """
 
     output_dir: str = "outputs"
-    """Where results will go; the self-test writes below selftest/ in it."""
+    """Folder of the results; the self-test writes below selftest/ in it."""
     device: str | None = None
     """cpu or cuda; by default CUDA where it is."""
     backend: str | None = None

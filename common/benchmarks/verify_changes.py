@@ -52,7 +52,7 @@ class VerifyChanges(RankOptions):
     regime: str = "strong"
     """strong or weak: which of the sweep's arms on most ranks is changed."""
     batch_per_rank: int = 0
-    """Which, where the sweep has several; by default the first."""
+    """The arm's batch per rank, where the sweep has several; by default the first."""
     kinds: tuple[str, ...] = ("accumulation", "batch_per_rank", "compression", "bucket_cap_mb")
     """Of each of these kinds the best change is run."""
     rounds: int = 4

@@ -93,13 +93,13 @@ class Grade:
     submissions: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Tarballs of ddplab handin."""
     output_dir: Path = Path("grades")
-    """Where the results go."""
+    """Folder of the results."""
     json: Path | None = None
-    """Where the result of a single submission goes as well."""
+    """File that a single submission's result is also written to."""
     levels: Path | None = None
     """levels.csv of an earlier grading, filled in by whoever read the texts."""
     variant: int = 0
-    """What the numbers in checks are drawn from; another one each term."""
+    """Seed of the numbers in checks; another one each term."""
     overlay: Path | None = None
     """Folder with files of the staff that take the place of the project's."""
 
@@ -135,7 +135,7 @@ class Faults:
     out: Annotated[Path, tyro.conf.Positional]
     """A folder that is not there yet."""
     seed: int
-    """What sizes of faults and names of folders are drawn from."""
+    """Seed of the faults' sizes and the folders' names."""
     only: tuple[str, ...] = ()
     """Causes, or cases of ddplab study diagnosis; by default all."""
 
@@ -156,7 +156,7 @@ class Autograder:
     out: Annotated[Path, tyro.conf.Positional]
     """A zip file that is not there yet."""
     variant: int = 0
-    """What the numbers in checks are drawn from; another one each term."""
+    """Seed of the numbers in checks; another one each term."""
     overlay: Path | None = None
     """Folder with files of the staff that take the place of the project's."""
 

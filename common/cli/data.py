@@ -67,7 +67,7 @@ class Tokens:
     seed: int = 0
     """Seed of the synthetic source and of its sample."""
     output_dir: str = "outputs/tokens"
-    """Where the shards go; it must hold none."""
+    """Folder of the shards; it must hold none."""
     shard_tokens: int = 100_000_000
     """Tokens of a shard; the last one holds the rest."""
 
@@ -149,7 +149,7 @@ class TextLengths:
     tokenizer: str = "bert-base-uncased"
     """A transformers model or a local folder."""
     output_dir: str = "data/text-lengths"
-    """Where a CSV per data set goes."""
+    """Folder of the CSV files, one per data set."""
 
     def run(self) -> None:
         """Writes the tables and says what is in them."""

@@ -45,7 +45,7 @@ class Doctor:
     selftest: bool = False
     """Run every benchmark at its smallest and show what passed (at most three minutes)."""
     output_dir: str = "outputs"
-    """Where the self-test writes."""
+    """Folder that the self-test writes to."""
 
     def run(self) -> None:
         """Prints the tables; exit status 2 when something the main job needs is missing."""

@@ -33,7 +33,7 @@ class Handin:
     run_dir: str | None = None
     """The run to hand in; by default the newest complete one."""
     output_dir: str = "."
-    """Where the tarball goes."""
+    """Folder of the tarball."""
 
     def run(self) -> None:
         """Builds the tarball and says what is in it."""

@@ -1,6 +1,6 @@
-"""What ``ddplab --help`` prints: a line for each subcommand, in groups.
+"""Prints ``ddplab --help``: a line for each subcommand, in groups.
 
-What a subcommand does in detail, and its flags, are in its own ``--help``.
+A subcommand's details and flags are in its own ``--help``.
 """
 
 from __future__ import annotations

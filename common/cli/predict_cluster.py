@@ -64,7 +64,7 @@ class ClusterQuestion:
     straggler_distribution: str | None = None
     """lognormal (the default), normal or exponential."""
     overlap_slowdown: tuple[float, ...] = ()
-    """How much longer computation beside communication takes, by default 1.19 1 1.4."""
+    """Slowdown of computation beside communication, by default 1.19 1 1.4."""
     draws: int | None = None
     """Draws that the bands come from, by default 64."""
     seed: int | None = None

@@ -17,7 +17,7 @@ class Run:
     preset: Literal["smoke", "laptop", "gpu"] | None = None
     """smoke (a minute an assignment), laptop (two CPU cores), gpu (the default on two and more)."""
     output_dir: str = "outputs"
-    """Where run directories and the report go."""
+    """Folder of the run directories and the report."""
     run_dir: str | None = None
     """Measure nothing: write the report of the measurements in this folder (of cluster jobs)."""
 

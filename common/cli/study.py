@@ -43,9 +43,9 @@ class Study:
     )
 
     what: Annotated[Literal[tuple(STUDIES)], tyro.conf.Positional]
-    """Which one."""
+    """Study to run."""
     output_dir: str = "outputs/studies"
-    """Where its run directory goes."""
+    """Folder of its run directory."""
     dataset_dir: str = ""
     """Folder of the real texts, for micro-batches, text-scaling, remedies."""
     continues: str = ""

@@ -35,7 +35,7 @@ class Tune:
     seed: int = 42
     """Set before FUNCTION is called, the same on all ranks."""
     output_dir: str = "outputs/tune"
-    """Where the run directory goes."""
+    """Folder of the run directory."""
     run_id: str = ""
     """Name of the run directory; made up by default."""
 

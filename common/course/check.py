@@ -30,7 +30,7 @@ print("done", len(sys.modules))
 
 @dataclass(frozen=True)
 class Checked:
-    """What was looked at in a tree, and the problems that were found, a line each."""
+    """Result of a tree's check: what was checked, and the problems found, a line each."""
 
     unwritten: tuple[str, ...]
     files: int

@@ -29,7 +29,7 @@ VARIABLE, UNKNOWN = "v", "?"
 
 @dataclass(frozen=True)
 class Leak:
-    """What a file should not show.
+    """A piece of a file that should not be there.
 
     Attributes:
         path: from the tree's root.

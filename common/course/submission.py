@@ -1,4 +1,4 @@
-"""What is handed in: a tarball of exercises, answers, report and tables, packed and read back.
+"""Packs and reads back a submission: a tarball of exercises, answers, report and tables.
 
 ::
 
@@ -44,7 +44,7 @@ STEM = re.compile(r"(?P<name>.+)-assign(?P<number>\d)(-part(?P<part>[12]))?")
 
 @dataclass(frozen=True)
 class HandedIn:
-    """What a submission is of.
+    """Student, assignment and part of a submission.
 
     Attributes:
         name: lastname-firstname.

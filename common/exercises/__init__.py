@@ -1,1 +1,1 @@
-"""What students write: one file a task, with the reference solution between markers."""
+"""Exercises of the students: one file a task, with the reference solution between markers."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Conditions:
-    """Where a run was measured. What its record does not say is None.
+    """Conditions of a measurement; None where its record does not say.
 
     Attributes:
         device: name of the GPU or CPU.

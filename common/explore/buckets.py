@@ -1,4 +1,4 @@
-"""What the tab of buckets computes: a timeline, T(b) with b*, and efficiency over ranks.
+"""Computes what the tab of buckets shows: a timeline, T(b) with b*, and efficiency over ranks.
 
 All of it is the project's own model (``DdpModel``) of a system in which some quantities were moved.
 α and β are those of the system's all-reduces on the ranks that it starts with: α is the shortest
@@ -34,7 +34,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class BucketSettings:
-    """What the sliders say.
+    """Settings of the sliders.
 
     Attributes:
         alpha_us, beta_gb_per_s: of an all-reduce on the ranks that the system starts with, in
@@ -64,7 +64,7 @@ class BucketSettings:
 
 @dataclass(frozen=True, eq=False)
 class BucketView:
-    """What the plots show. A part that needs an unwritten task is None.
+    """Contents of the plots. A part that needs an unwritten task is None.
 
     Attributes:
         timeline: the backward pass at the chosen cap.

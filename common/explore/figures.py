@@ -1,4 +1,4 @@
-"""What the explorer's figures share: large letters, units, colours; data that is replaced.
+"""Makes the explorer's figures alike: large letters, units, colours; data that is replaced.
 
 A figure is made once. What it shows is changed within ``batch_update``, which sends one message.
 """

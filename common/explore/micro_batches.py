@@ -1,4 +1,4 @@
-"""What the tab of micro-batches computes: a global batch of texts, divided among ranks.
+"""Divides a global batch of texts among ranks, for the tab of micro-batches.
 
 Lengths are drawn from recorded data sets. A rank pads its texts to the longest of them, and a step
 takes as long as the rank with the most padded tokens: the bottleneck.
@@ -30,7 +30,7 @@ PLANS = {
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """What the sliders say.
+    """Settings of the sliders.
 
     Attributes:
         ranks: number of ranks.
@@ -57,7 +57,7 @@ class BatchSettings:
 
 @dataclass(frozen=True, eq=False)
 class BatchView:
-    """What the plots show.
+    """Contents of the plots.
 
     Attributes:
         lengths: [B] tokens of each text, in the order of arrival.

@@ -31,7 +31,7 @@ RUNNING, COMPLETE = "running", "complete"
 
 @dataclass(frozen=True, eq=False)
 class FirstPage:
-    """What the first page says.
+    """Contents of the first page.
 
     Attributes:
         machine: one line on the hardware, one on the software.

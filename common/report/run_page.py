@@ -18,7 +18,7 @@ NOTHING_YET = ("Nothing has been measured yet.",)
 
 
 class RunPage:
-    """What a run has found so far, and the pages made of it.
+    """Collects the findings of a run so far, and makes its pages.
 
     The page is put together from parts that are made once: an assignment's notebooks when they have
     been executed, a finding when its tables are there.

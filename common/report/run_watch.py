@@ -1,4 +1,4 @@
-"""What a user sees of a run while it goes on: lines in the terminal, and index.html."""
+"""Shows the progress of a run: lines in the terminal, and index.html."""
 
 from __future__ import annotations
 

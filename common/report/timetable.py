@@ -23,7 +23,7 @@ from common.runtime.run_directory import read_environment, write_atomically
 STAGES, RECORDED = "stages.csv", "stage-times.csv"
 COLUMNS = ("stage", "title", "state", "seconds")
 NOTEBOOKS, REPORT = "notebooks", "report"
-"""What follows the stages of each assignment."""
+"""Keys of the entries that follow an assignment's stages."""
 WAITING, RUNNING, DONE = "waiting", "running", "done"
 FAILED, LEFT_OUT, COPIED = "failed", "left out", "copied"
 NEWEST = 5

@@ -1,1 +1,1 @@
-"""What every script needs: ranks, device, seeds, clocks, run directories, environment record."""
+"""Serves every script: ranks, device, seeds, clocks, run directories, environment record."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Where a run's results go."""
+    """The folder of a run's results, and its id."""
 
     output_dir: str = "outputs"
     run_id: str = ""

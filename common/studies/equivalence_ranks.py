@@ -25,7 +25,7 @@ from common.training.trainer import train
 
 @dataclass(frozen=True)
 class Cases:
-    """Which runs to make; they share everything that the numbers may depend on."""
+    """Runs to make; they share everything that the numbers may depend on."""
 
     output_dir: str
     model: str = "gpt2-pico"

@@ -25,7 +25,7 @@ from common.studies.study import study_run, with_verdicts
 
 KERNEL, BROWSER = "kernel", "browser"
 AIMS = {KERNEL: (0.5, 100.0), BROWSER: (0.95, 300.0)}
-"""Where → the quantile that is looked at, and how many milliseconds it is meant to stay under."""
+"""Place of measurement → the quantile that is judged, and the milliseconds it should stay under."""
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")
 DRAWN = ".js-plotly-plot .main-svg .xtick"
 QUIET_MS = 500

@@ -1,4 +1,4 @@
-"""What all studies do: make a run directory, say where, and hold what was found to promises."""
+"""Makes a study's run directory, says where it is, and holds what was found to promises."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class SurvivalStudy:
     restarts: int = 3
     """Launches with --max-restarts in which a rank is killed twice."""
     damage: bool = True
-    """Whether checkpoints are damaged, too."""
+    """Damage checkpoints, too."""
     strategies: tuple[str, ...] = ("DDP", "FULL_SHARD")
     """Strategies of the trials and launches, in turn."""
     num_steps: int = 30

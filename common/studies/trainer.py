@@ -47,7 +47,7 @@ ALLOWED_SHARE = 0.02
 
 @dataclass(frozen=True)
 class TrainerStudy:
-    """What is trained, and how long it is measured."""
+    """Settings of the study: the training, and how long it is measured."""
 
     model: str = "gpt2-nano"
     seq_len: int = 64
@@ -62,7 +62,7 @@ class TrainerStudy:
     strategies: tuple[str, ...] = ("DDP", "FULL_SHARD")
     """Under which checkpoints are made."""
     global_batch_size: int = 16
-    """Where checkpoints are made."""
+    """Global batch of the runs that make checkpoints."""
     checkpoint_rounds: int = 3
     steps_between: int = 6
     """Steps between two checkpoints of a measured run; each makes three."""

@@ -33,7 +33,7 @@ PLANTED = project_root() / "common" / "studies" / "planted_faults.py"
 SCRIPTS = project_root() / "assignments" / "assignment4" / "scripts"
 RUNS, RESULTS = "runs", "cases.csv"
 NAMED_SHARE, CLOSE, CLOSE_SHARE = 0.95, 0.10, 0.80
-"""What is promised: so many causes are named first; predicted speedups are so close so often."""
+"""Promises: the share of causes named first; the tolerance of predicted gains, the share within."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What torch.profiler's traces say: operators, phases, overlap of communication, DDP's buckets."""
+"""Reads torch.profiler's traces: operators, phases, overlap of communication, DDP's buckets."""

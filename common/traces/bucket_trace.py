@@ -30,7 +30,7 @@ BUCKET_FIELDS = (
     *("bucket", "size_bytes", "thread", "copy_in_ms", "launch_ms", "ready_ms", "start_ms"),
     *("end_ms", "copied_ms", "compute_end_ms", "backward_ms"),
 )
-"""What is known of a bucket in one pass; ms from the pass's start.
+"""Columns of a bucket in one pass; ms from the pass's start.
 
 ``thread``: which of the group's threads reduced it, counted from 0; ``copy_in_ms``: how long the
 copies into it took; ``launch_ms``: how long handing it over took; ``compute_end_ms`` and

@@ -90,9 +90,9 @@ class StepWindow:
 
 @dataclass(frozen=True)
 class Activity:
-    """When a rank computed, communicated and (on a GPU) copied: disjoint intervals [n, 2], in µs.
+    """Disjoint intervals [n, 2], in µs, of a rank's computation, communication and copies (GPU).
 
-    They may overlap each other.
+    Those of different kinds may overlap.
     """
 
     computation: NDArray

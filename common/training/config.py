@@ -94,7 +94,7 @@ class TrainingConfig(RankOptions):
     keep_checkpoints: int = 2
     """Newest checkpoints that are kept."""
     checkpoint_dir: str = ""
-    """Where checkpoints go, and where a run that was cut off is taken up; naming it turns them on.
+    """Folder of the checkpoints, from which an interrupted run resumes; naming it turns them on.
     By default a folder of the strategy's (or of --run_id's) name below output_dir."""
     async_checkpoints: str = "auto"
     """Write checkpoints while training goes on: on, off, or auto (on a GPU)."""

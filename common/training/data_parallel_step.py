@@ -39,7 +39,7 @@ from common.training.timed_exchange import BucketTimes, TimedExchange
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a step is made; the same on all ranks."""
+    """Settings of a step; the same on all ranks."""
 
     accumulation: int = 1
     """Micro-batches per update; gradients are exchanged in the last one."""
@@ -90,7 +90,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What a step took on this rank, in seconds. The parts are None where nobody watched."""
+    """Times of a step on this rank, in seconds. The parts are None where nobody watched."""
 
     step_s: float
     began_s: float

@@ -26,7 +26,7 @@ COMPRESSIONS: Mapping[str, torch.dtype | None] = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
 }
-"""What gradients are rounded to on their way."""
+"""Formats that gradients are rounded to on their way; None rounds nothing."""
 
 
 def make_ddp(

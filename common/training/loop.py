@@ -13,7 +13,7 @@ from common.training.step import TokenBatch
 
 
 class Step(Protocol):
-    """What can be run again and again, like ``TrainingStep``."""
+    """A step that can be run again and again, like ``TrainingStep``."""
 
     device: torch.device
 

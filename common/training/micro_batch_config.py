@@ -19,7 +19,7 @@ COST_TYPES = ("tokens", "tokens_sq", "calibrated")
 
 @dataclass(frozen=True)
 class TextSettings(RankOptions):
-    """What the scripts on texts of varying length have in common: data, model, batch."""
+    """Settings that the scripts on texts of varying length share: data, model, batch."""
 
     dataset: str = "sst2"
     """sst2, ag_news, imdb (from the hub, its cache or --dataset_dir), or synthetic."""
@@ -43,7 +43,7 @@ class TextSettings(RankOptions):
     """Padded tokens of a micro-batch under token_budget; by default as many as make a mean
     micro-batch one of global_batch / ranks texts."""
     loss_mean: str = "samples"
-    """What counts the same in the loss: samples, or tokens."""
+    """Unit over which the loss is a mean: samples or tokens."""
     precision: str = "auto"
     """auto, fp32, bf16, fp16 or fp64; auto is bf16 where it is supported, else fp16, and fp32 on a
     CPU."""
@@ -121,8 +121,8 @@ class MicroBatchConfig(TextSettings):
     mode: str = "static"
     """static, dynamic, karmarkar_karp, length_grouped or token_budget."""
     cost_type: str = "tokens"
-    """What dynamic takes a micro-batch to cost: tokens, tokens_sq or calibrated (measured at the
-    start, and corrected as steps are measured)."""
+    """Cost of a micro-batch under dynamic: tokens, tokens_sq or calibrated (measured at the start,
+    and corrected as steps are measured)."""
     steps: int = 300
     buffer_size: int = 32
     """Texts that are planned and put together ahead of the step; at least a global batch."""
@@ -135,7 +135,7 @@ class MicroBatchConfig(TextSettings):
     slow_rank: int = -1
     """Slow this rank down on purpose (CPU only), to see what a mode makes of it; -1 for none."""
     slow_factor: float = 2.0
-    """How many times as long it then computes."""
+    """Factor on the slow rank's compute time."""
     log_every: int = 20
 
     def __post_init__(self) -> None:

@@ -30,11 +30,11 @@ from common.training.timed_exchange import TimedExchange
 
 @dataclass(frozen=True)
 class StepParts:
-    """What a step was made of on this rank, in seconds, and what it found."""
+    """Parts of a step on this rank, in seconds, with its loss."""
 
     step_s: float
     planning_s: float
-    """What plan and collation held the step up."""
+    """Time that the step waited for plan and collation."""
     compute_s: float
     """Until this rank's last gradient was ready; of a step that was repeated, the last time."""
     exchange_s: float
@@ -43,7 +43,7 @@ class StepParts:
     loss: float
     """This rank's part of the global batch's mean loss; those of all ranks add up to it."""
     halvings: int
-    """How often the step was repeated in halves for lack of memory."""
+    """Number of times that the step was repeated in halves for lack of memory."""
 
 
 class MicroBatchStep:

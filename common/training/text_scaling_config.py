@@ -35,7 +35,7 @@ class TextScalingConfig(RankOptions):
     """ag_news_single_gpu_20ep, ag_news_ddp_4gpu_20ep, ag_news_single_gpu_optimized,
     ag_news_ddp_4gpu_20ep_optimized, imdb_single_gpu_20ep, imdb_ddp_single_node_20ep, or a file."""
     experiment_name: str = ""
-    """What tables call the run; by default the data set and the number of ranks."""
+    """Name of the run in tables; by default the data set and the number of ranks."""
     output_dir: str = "outputs/assignment4/text"
     seed: int = 42
     """Of the weights and the samples' order; rank r drops out with seed + r."""
@@ -93,8 +93,8 @@ class TextScalingConfig(RankOptions):
     log_every: int = 50
     """Steps between lines about them."""
     probe_repeats: int = 5
-    """How often passes, all-reduces and copies are timed by themselves before training, at up to
-    twice the batch; 0 leaves it out."""
+    """Repetitions of the probes of passes, all-reduces and copies before training, at up to twice
+    the batch; 0 for none."""
 
     bucket_cap_mb: float | None = None
     """DDP's, in MiB; by default a first bucket of 1 MiB, then 25."""

@@ -51,7 +51,7 @@ class Exhaustive:
     most_runoff_rounds: int = 60
     within: float = 0.02
     runoff_best: int = 3
-    """How many of the sweep's fastest run off against the recommendation."""
+    """Number of the sweep's fastest that run off against the recommendation."""
     device: str | None = None
     backend: str | None = None
     seed: int = 42

@@ -23,7 +23,7 @@ class TuneSettings(RankOptions):
     function: str = ""
     """MODULE:FUNCTION that returns (module, batch, loss)."""
     folder: str = "."
-    """Where MODULE is looked for, besides the installed packages."""
+    """Folder in which MODULE is looked for, besides the installed packages."""
     share: float = 0.2
     """Time for tuning, as a share of an exhaustive sweep's; few bucketings may need more."""
     seed: int = 42

@@ -1,1 +1,1 @@
-"""What measurements say of DDP's buckets, measured and predicted (assignment 2)."""
+"""Evaluates DDP's buckets, measured and predicted (assignment 2)."""

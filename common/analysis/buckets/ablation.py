@@ -1,4 +1,4 @@
-"""What each term of the model is worth: predictions from the hand-derived equation up.
+"""Finds what each term of the model is worth: predictions from the hand-derived equation up.
 
 Two questions are asked of every term: what adding it to the simpler model changes, and what the
 full model loses without it. They have different answers where terms make up for each other.
@@ -30,7 +30,7 @@ COST_TERMS = {
     "computation slowed": "compute_slowdown",
     "all-reduces slowed": "communication_slowdown",
 }
-"""What is left out of the full model → its name in ``DdpCosts.without``."""
+"""Term left out of the full model → its name in ``DdpCosts.without``."""
 ADDED, LEFT_OUT = "added", "left out"
 TERM_COLUMNS = ("network", "group", "term", "median_error", "worst_error", "noise_floor", "cases")
 

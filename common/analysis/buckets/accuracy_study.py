@@ -1,4 +1,4 @@
-"""What ``ddplab study accuracy`` says: predictions of bucketings that no calibration has seen.
+"""Evaluates ``ddplab study accuracy``: predictions of bucketings that no calibration has seen.
 
 Each case (``accuracy_case``) is predicted from its own calibration; beside it stand the same model
 with a longer calibration, with the contention of the *other* models on the same kind of network,

@@ -16,7 +16,7 @@ SINGLE = "one bucket after the pass"
 SHARED_CORES = "ranks on few cores"
 CONTENTION = "contention"
 UNKNOWN = "not explained"
-"""What an error can come from."""
+"""Possible sources of an error."""
 OFF_COLUMNS = (
     "case",
     "off",

@@ -1,4 +1,4 @@
-"""What a prediction says and what it was worth, as rows of a notebook's table."""
+"""Tabulates a prediction, its accuracy and the cost of its choice, for a notebook."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from common.analysis.buckets.sweep import Accuracy, BucketSweep
 from common.perfmodel.model import DdpModel
 
 NAME = "DDP's default (1, 25 MiB)"
-"""How tables and figures call it."""
+"""Its name in tables and figures."""
 
 
 def gains_over_default(sweep: BucketSweep, cap_mib: float) -> list[float]:

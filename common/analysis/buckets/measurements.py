@@ -39,7 +39,7 @@ COMMAND = "uv run ddplab run assignment2"
 
 @dataclass(frozen=True)
 class Assignment2Run:
-    """What one run measured.
+    """Holds the measurements of one run.
 
     Attributes:
         caption: hardware, date and source, for every figure.

@@ -1,1 +1,1 @@
-"""What measurements say of predictions for clusters of thousands of GPUs, and NCCL's all-reduce."""
+"""Evaluates predictions for clusters of thousands of GPUs, and of NCCL's all-reduce."""

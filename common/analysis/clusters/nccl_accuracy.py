@@ -1,4 +1,4 @@
-"""How well the all-reduce of NCCL is predicted: three published tables, each held out from itself.
+"""Evaluates predictions of NCCL's all-reduce on three published tables, parts of each held out.
 
 Two tables of nccl-tests are fitted on every second size, once the even and once the odd ones, and
 predict the others. The noisy one of 2 × 4 A100s leaves out one size at a time. Beside the fit stand

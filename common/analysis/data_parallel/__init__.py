@@ -1,1 +1,1 @@
-"""What measurements say of training under DDP and FSDP (assignment 1)."""
+"""Evaluates training under DDP and FSDP (assignment 1)."""

@@ -187,7 +187,7 @@ class EmulatedStrategies:
 
 @dataclass(frozen=True)
 class PredictionAccuracy:
-    """How well steps on emulated hosts were predicted; errors are of predicted over measured.
+    """Accuracy of predicted steps on emulated hosts; errors are of predicted over measured.
 
     Attributes:
         median_error: the median of the errors' sizes.

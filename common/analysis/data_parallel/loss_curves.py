@@ -20,7 +20,7 @@ ROUGH_ROUNDING_NATS = 0.05
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far apart the loss curves of a comparison are, and how far rounding may carry them.
+    """Largest difference between the loss curves of a comparison, and the tolerance for rounding.
 
     Attributes:
         curves: how many are compared.
@@ -44,7 +44,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Learned:
-    """How much of what there is to learn a run has learned; losses in nats per token.
+    """Relates a run's final loss to the entropy of its text; losses in nats per token.
 
     Attributes:
         final_nats: the mean loss of the last steps.

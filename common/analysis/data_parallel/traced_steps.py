@@ -1,4 +1,4 @@
-"""Where the time of a training run's traced steps went, under each strategy.
+"""Breaks down the time of a training run's traced steps, under each strategy.
 
 The trainer reads its traces when it ends (``step_overlap`` in this package does) and keeps the
 result as tables: these are small enough to record, and traces are not.

@@ -47,7 +47,7 @@ HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16"}
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """What the ranks of a watched script wrote.
+    """Holds the records that the ranks of a watched script wrote.
 
     Attributes:
         folder: where their files lie.

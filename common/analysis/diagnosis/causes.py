@@ -189,7 +189,7 @@ class Case:
 
 
 SAME_FACTS = ("parameters", "gradient_dtype", "compute_dtype", "input_shape", "model", "data")
-"""What must be equal for a speedup to be one."""
+"""Facts in which a run and its baseline must agree for a speedup to be one."""
 
 
 def differing_facts(run: Evidence, baseline: Evidence) -> dict[str, tuple[str, str]]:

@@ -144,7 +144,7 @@ def _gain_on_a_line(model: StepModel, cap_mb: float) -> float:
 
 @dataclass(frozen=True)
 class _Exposed:
-    """What is left of communication when all that is needless is gone, at the best cap."""
+    """Communication that stays exposed when all that is needless is gone, at the best cap."""
 
     share: float
     settings: StepSettings

@@ -23,8 +23,9 @@ from common.perfmodel.scaling.scaled_step import at_bandwidth
 from common.perfmodel.scaling.step_model import predict
 
 THROTTLED_SHARE = 0.05
-"""What starts (imports, compilation) uses up a quota for a second or two, which is a twentieth of
-the periods of half a minute; a run that its quota slows down is stopped in most of them."""
+"""Threshold of the share of throttled periods. Starts (imports, compilation) use up a quota for a
+second or two, a twentieth of the periods of half a minute; a run that its quota slows down is
+throttled in most of them."""
 SPARE = 2.0
 """With twice as many cores as threads every rank can have a second one."""
 COMPUTING = 0.7

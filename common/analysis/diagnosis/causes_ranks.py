@@ -13,7 +13,7 @@ TOGETHER_RATIO = 1.6
 """Ranks that compute together share caches, memory and hyper-threads: up to 1.4 is seen where
 each has a core of its own. Two on one core take 2."""
 CROWDED_RATIO = 1.25
-"""Where more threads than cores are seen anyway, this much confirms that they hinder each other."""
+"""Lower threshold where there are more threads than cores: the ratio only has to confirm it."""
 SLOW_RATIO = 1.15
 """Ranks on one machine differ by up to a tenth for no reason that anyone could remove."""
 SLOWEST_OFTEN = 0.8
@@ -23,7 +23,7 @@ MAIN_PART = 0.75
 UPDATE_SHARE = 0.05
 """An update of one rank that is longer than the others' by a twentieth of the step."""
 UNEQUAL_SHARE = 0.05
-"""What the longest rank's padded tokens take of the step beyond the mean rank's."""
+"""Threshold of the share of a step that the longest rank's padded tokens cost beyond the mean's."""
 LENGTHS_SLOPE = 0.3
 """Computing time grows at least so much with the padded tokens: a third of it is not fixed."""
 

@@ -33,7 +33,7 @@ SHARED_BYTES_PER_WORKER = 64 * 2**20
 """A loader worker keeps two batches in shared memory; 32 MiB are 55 images of 224 × 224 in float32.
 """
 DOCKER_SHARED_BYTES = 64 * 2**20
-"""What Docker gives a container that asks for nothing (``--shm-size``)."""
+"""Docker's default size of /dev/shm (``--shm-size``)."""
 SLOWED = ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
 """Reasons of NVML that mean heat or a failing supply; the others are settings, or an idle GPU."""
 BUSY_SHARE = 0.5

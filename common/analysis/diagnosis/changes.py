@@ -57,7 +57,7 @@ class Changes:
 
 @dataclass(frozen=True, eq=False)
 class ChangesLab:
-    """What a run says of proposed changes: the diagnosis they follow from, and what they brought.
+    """Shows the proposed changes of a run: the diagnosis they follow from, and what they brought.
 
     ``changes`` is None, and ``left_out`` says why, where there is no such run.
     """

@@ -50,7 +50,7 @@ from common.errors import UserError
 
 NEEDLESS = "needless-synchronisation"
 LIMITS = ("model-too-small", "batch-too-small", "network-too-slow")
-"""What is said of the exchange as it would be without needless ones."""
+"""Causes in the exchange itself, judged as if no part of it were needless."""
 CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
     "wrong-sampler": wrong_sampler,
     "mixed-configurations": mixed_configurations,
@@ -93,7 +93,7 @@ WIDTH = 96
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found in a run.
+    """Verdicts on a run.
 
     Attributes:
         verdicts: the main cause first; empty where none was found.

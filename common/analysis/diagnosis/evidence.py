@@ -1,4 +1,4 @@
-"""What a run has left as evidence: its tables, and nothing that says what was done to it.
+"""Reads the tables of a run as evidence, and nothing that says what was done to it.
 
 Settings are not read. A cause is judged by what was timed, counted or seen; ``arms.csv`` says which
 steps belong together and what a change would start from.

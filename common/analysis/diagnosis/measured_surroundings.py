@@ -1,4 +1,4 @@
-"""What ``surroundings.csv`` says of the ranks: a row each, and how its texts are read."""
+"""Reads ``surroundings.csv``, a row per rank, and the texts in it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from common.errors import UserError
 
 STYLE = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""What a browser may load: nothing but what is written in the page."""
+"""Content security policy: a browser loads nothing but what is written in the page."""
 FLAG = re.compile(r"--\w[\w-]*")
 """A flag of a command, which a line must not break after its hyphens."""
 COPY = """

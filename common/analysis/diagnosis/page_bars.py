@@ -30,7 +30,7 @@ COLOURS = {
     "now": GREY,
     "predicted": BLUE,
 }
-"""What a bar shows, and its colour: computation is blue, the exchange of gradients red."""
+"""Colour of each kind of bar: computation is blue, the exchange of gradients red."""
 STEP_PARTS = (*PARTS, BETWEEN)
 """The parts of a step in their order, and the time between it and the one before."""
 TICKS = 5

@@ -1,4 +1,4 @@
-"""What a step's time goes to, by rank, on a diagnosis' web page: the mean step, and single ones."""
+"""Shows the parts of a step by rank on a diagnosis' web page: their medians, and single steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_RANKS, MOST_IN_TIME, MOST_BUCKETS = 16, 6, 32
 MOST_ROWS = 256
 """Ranks in the table of numbers."""
 UNTIL_READY = ["data", "forward", "backward"]
-"""What a rank does until its gradients are ready; the rank that takes longest keeps the others
+"""Parts of a step until a rank's gradients are ready; the straggler in them keeps the others
 waiting."""
 SPARE = 1.02
 """An axis ends a little after the longest bar."""

@@ -1,1 +1,1 @@
-"""What a run found: at most ten numbers, each with its spread and what it means."""
+"""Summarises a run in at most ten numbers, each with its spread and what it means."""

@@ -1,4 +1,4 @@
-"""What assignment 2 found: the best bucket cap, what it gains, and how right the prediction was.
+"""Finds the best bucket cap (assignment 2), its gain, and the error of the prediction.
 
 All three are about the slowest network of the run: where communication takes long, the cap matters.
 """
@@ -125,4 +125,4 @@ QUESTIONS = (
         find=error_of_prediction,
     ),
 )
-"""What the first page asks assignment 2."""
+"""Questions of the first page to assignment 2."""

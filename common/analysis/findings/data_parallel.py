@@ -1,4 +1,4 @@
-"""What assignment 1 found: the speedup of DDP, and what it lost."""
+"""Finds the speedup of DDP (assignment 1), and its losses."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ QUESTIONS = (
         find=speedup_of_ddp,
     ),
 )
-"""What the first page asks assignment 1."""
+"""Questions of the first page to assignment 1."""

@@ -1,4 +1,4 @@
-"""What assignment 3 found: planned micro-batches against equal numbers of texts."""
+"""Compares planned micro-batches (assignment 3) with equal numbers of texts."""
 
 from __future__ import annotations
 
@@ -42,4 +42,4 @@ QUESTIONS = (
         find=dynamic_over_static,
     ),
 )
-"""What the first page asks assignment 3."""
+"""Questions of the first page to assignment 3."""

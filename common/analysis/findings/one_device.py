@@ -1,4 +1,4 @@
-"""What assignment 0 found: the speed of one device, its largest batch, where a step's time goes."""
+"""Finds the speed of one device (assignment 0), its largest batch and its main kind of work."""
 
 from __future__ import annotations
 
@@ -92,4 +92,4 @@ QUESTIONS = (
         find=largest_kind_of_work,
     ),
 )
-"""What the first page asks assignment 0."""
+"""Questions of the first page to assignment 0."""

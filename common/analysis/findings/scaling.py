@@ -1,4 +1,4 @@
-"""What assignment 4 found: what limits scaling, and the change that would help most."""
+"""Finds the main limit of scaling (assignment 4), and the change that would help most."""
 
 from __future__ import annotations
 
@@ -101,4 +101,4 @@ QUESTIONS = (
         find=best_change,
     ),
 )
-"""What the first page asks assignment 4."""
+"""Questions of the first page to assignment 4."""

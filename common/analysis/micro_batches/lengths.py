@@ -1,4 +1,4 @@
-"""What the lengths of texts alone say: padding, bottlenecks, and the promise of a plan.
+"""Computes padding, bottlenecks and the promise of a plan from the lengths of texts alone.
 
 Partitions come from ``common.scheduling``, which this room does not import: the notebook hands them
 in.

@@ -25,7 +25,7 @@ GROUPS = {
         ("autocast copies", "temporary buffers", "communication", "batch"),
     ),
 }
-"""What is shown as one colour: name → (colour, components)."""
+"""Components that share a colour: name → (colour, components)."""
 
 
 def moments(table: pd.DataFrame, tracked_bytes: int, caption: str) -> Figure:

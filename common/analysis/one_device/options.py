@@ -1,4 +1,4 @@
-"""What each option of a training step buys, from raw times: ratios within rounds, and their spread.
+"""Computes each option's gain in a step from raw times: ratios within rounds, and their spread.
 
 Arms are compared within a round, where the machine was the same, and only the ratios are summarised
 over rounds. The baseline is measured twice, as two arms: the difference between these is noise.

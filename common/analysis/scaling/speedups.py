@@ -24,7 +24,7 @@ SAME = {
     "precision": "precision",
     "input_shape": "shape of a sample",
 }
-"""What two runs have to agree in whatever the regime, and what it is called."""
+"""Fields in which two runs must agree whatever the regime, with their titles."""
 BATCHES = {STRONG: ("global_batch", "global batch"), WEAK: ("batch_per_rank", "batch per rank")}
 NOT_COUNTED = "samples per epoch not counted"
 SAMPLES_APART = 0.01
@@ -38,7 +38,7 @@ OVER_RUNS, OVER_EPOCHS, NO_INTERVAL = "repeated runs", "epochs", "nothing: a sin
 
 @dataclass(frozen=True)
 class Speedup:
-    """How many times as fast one configuration is as another.
+    """Speedup of one configuration over another.
 
     Attributes:
         low, high: 95 % interval of ``value``; NaN where there is none.

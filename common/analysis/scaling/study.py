@@ -40,7 +40,7 @@ SUMMARY_COLUMNS = (
 )
 """Columns of comprehensive_summary.csv, the original's."""
 NONE, MARK = "n/a", "*"
-"""What a cell says where there is no number, and what follows a ratio of uncounted samples."""
+"""Text of a cell without a number, and the mark behind a ratio of uncounted samples."""
 EXCELLENT, LOW, NEGATIVE = 0.85, 0.70, 0.8
 """Efficiencies from which scaling is excellent and below which it is low; speedup below which it
 is negative."""
@@ -53,7 +53,7 @@ TOLD_APART = (
     "network",
     "options",
 )
-"""What a configuration's name says beside the number of ranks, where it differs."""
+"""Fields that a configuration's name shows beside the number of ranks, where they differ."""
 SHORT = {"input_shape": "sequence ", "global_batch": "batch "}
 
 

@@ -38,11 +38,11 @@ from common.runtime.paths import project_root, relative_to_project
 from common.tables import METRIC_COLUMNS
 
 LABEL = "assignment4-text"
-"""What our text training calls its runs in ``environment.json``."""
+"""Label of our text training in ``environment.json``."""
 PUBLISHED = "text-scaling-published"
 PUBLISHED_HARDWARE = "1 and 4 GPUs of one node (kind and date not stated), NCCL"
 ASSUMED = frozenset({"world_size", "data", "model"})
-"""What of an original run is read from its folder's name."""
+"""Fields of an original run that are read from its folder's name."""
 
 
 @dataclass(frozen=True)

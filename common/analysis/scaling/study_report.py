@@ -67,7 +67,7 @@ class ComprehensiveAnalysis:
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """What was found.
+    """Holds the compared configurations, and the problems met on the way.
 
     Attributes:
         compared: by data set.

@@ -1,4 +1,4 @@
-"""What the notebook of text scaling opens: the published study, and the reader's own runs."""
+"""Opens the published study and the reader's own runs, for the notebook of text scaling."""
 
 from __future__ import annotations
 

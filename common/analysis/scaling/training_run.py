@@ -34,7 +34,7 @@ LOSSES = ("train_loss", "val_loss")
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a run or a table, in one line."""
+    """Describes what is wrong with a run or a table, in one line."""
 
     path: str
     what: str
@@ -45,7 +45,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What has to be known of two runs before one is called faster; None where it is not known.
+    """Facts needed of two runs before one is called faster; None where unknown.
 
     Attributes:
         input_shape: of one sample, such as ``128`` tokens.

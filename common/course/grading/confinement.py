@@ -1,4 +1,4 @@
-"""What a student's process may not do; runs inside the sandbox, before any of the student's code.
+"""Confines a student's process; runs inside the sandbox, before any of the student's code.
 
 Limits bind a user, and root hardly at all: so a process first becomes somebody without rights.
 """

@@ -36,7 +36,7 @@ PART = "own"
 
 @dataclass(frozen=True)
 class Grader:
-    """How submissions are graded.
+    """Grades submissions.
 
     Attributes:
         root: the project, with references, hidden tests and keys.

@@ -1,4 +1,4 @@
-"""What an exercise may import, and names that it may not use, by its syntax alone."""
+"""Checks an exercise's imports and its use of forbidden names, by its syntax alone."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache
 DEVICES = ("null", "zero", "random", "urandom")
 KINDS = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=SIGKILL")
 INSIDE, BYTECODE = Path("/run/work"), Path("/run/bytecode")
-"""Where the sandbox has the folder that it is given, and what this process has compiled."""
+"""Paths in the sandbox of the folder that it is given, and of this process's bytecode."""
 SCRATCH = "/tmp"
-"""Where student code may write, in a root of its own."""
+"""Folder that student code may write to, in a root of its own."""
 SCRATCH_BYTES = 2**29
 
 

@@ -73,9 +73,9 @@ class Sandbox:
         self.uid = FIRST_UID + 64 * os.getpid() + next(_NUMBERS) % 64
         """The user that student code becomes, whom no other sandbox has: all of his is ended."""
         self.broken = ""
-        """Why it was ended before its time, or nothing."""
+        """Reason why it was ended before its time; empty where it was not."""
         self.sweeps, self.lock = 0, threading.Lock()
-        """What is seen of processes counts until the next sweep, and no longer."""
+        """Number of sweeps, and its lock; what is seen of processes counts until the next sweep."""
 
     def __enter__(self) -> Sandbox:
         self.scratch = Path(tempfile.mkdtemp(prefix="ddplab-scratch-"))

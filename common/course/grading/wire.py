@@ -27,7 +27,7 @@ ARRAY_KINDS = "biufU"
 
 
 class Raised(Exception):
-    """What the other side raised: its class, a colon, its message."""
+    """An exception of the other side: its class, a colon, its message."""
 
 
 class Ended(Exception):

@@ -72,7 +72,7 @@ class BucketWatch:
         self.ready: Any = None
         """The mark of this rank's last gradient in the newest pass."""
         self.unseen = ""
-        """Why buckets cannot be seen, or nothing."""
+        """Reason why buckets cannot be seen; empty while they can."""
         self.group: WatchedGroup | None = None
         self._handles: list[Any] = []
 

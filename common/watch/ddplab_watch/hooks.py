@@ -23,7 +23,7 @@ _MISSING = object()
 
 
 class Hooks:
-    """What has been hooked, so that all of it can be taken off."""
+    """Keeps what has been hooked, so that all of it can be taken off."""
 
     def __init__(self) -> None:
         self._handles: list[Any] = []

@@ -85,7 +85,7 @@ def load_1min(root: Path = ROOT) -> float | None:
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """What processors and cgroups have counted up to a moment, in seconds; None where unknown.
+    """Counters of processors and cgroups at a moment, in seconds; None where unknown.
 
     Attributes:
         at_s: the moment, on a clock of this machine.

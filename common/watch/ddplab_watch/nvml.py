@@ -26,7 +26,7 @@ REASONS = {
     0x080: "HwPowerBrakeSlowdown",
     0x100: "DisplayClockSetting",
 }
-"""Why clocks are not higher, by bit (nvmlClocksEventReasons)."""
+"""Reasons for lower clocks, by bit (nvmlClocksEventReasons)."""
 COMPUTE_MODES = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}
 
 

@@ -1,4 +1,4 @@
-"""What is watched, and for how long. Settings travel to other processes in the environment."""
+"""Settings of a watch, and their way to other processes through the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stops a training besides its own work: garbage collection, recompilation, the allocator."""
+"""Counts interruptions of a training: garbage collection, recompilation, the allocator."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Record:
     def __init__(self, path: Path, anonymise: bool = False) -> None:
         self.path, self.anonymise = path, anonymise
         self.failed = ""
-        """Why nothing can be written any more, or nothing."""
+        """Reason why nothing can be written any more; empty while it can."""
         self._rows: list[dict[str, Any]] = []
         self._lock = threading.Lock()
 

@@ -50,7 +50,7 @@ class Stacks:
         self.record, self.phase, self.progress = record, phase, progress
         self.thread_id = threading.get_ident()
         self.counting = False
-        """Whether samples are taken; a stall is noticed anyway."""
+        """True while samples are taken; a stall is noticed anyway."""
         self.counts: Counter[tuple[str, str, str]] = Counter()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddplab-watch", daemon=True)

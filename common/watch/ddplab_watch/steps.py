@@ -38,7 +38,7 @@ class Pass:
     """A forward pass and the backward pass that followed it, as marks."""
 
     fetched: Any
-    """Where the time before it counts from: a fetch, or the backward pass before."""
+    """Start of its data time: a fetch, or the end of the backward pass before."""
     forward: Any
     forward_s: float
     """On the host's clock."""
@@ -49,12 +49,12 @@ class Pass:
     backward: Any = None
     ended: Any = None
     ready: Any = None
-    """When this rank's last gradient was ready; None where nobody watched."""
+    """Mark at which this rank's last gradient was ready; None where nobody watched."""
 
 
 @dataclass
 class Segment:
-    """What was seen since the update before."""
+    """Holds what was seen since the update before."""
 
     fetches: list[Fetch] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
