@@ -72,6 +72,7 @@ class Sandbox:
         self.isolation = isolation or strongest_isolation()
         self.uid = FIRST_UID + 64 * os.getpid() + next(_NUMBERS) % 64
         """The user that student code becomes, whom no other sandbox has: all of his is ended."""
+        self.guard: threading.Thread | None = None
         self.broken = ""
         """Reason why it was ended before its time; empty where it was not."""
         self.sweeps, self.lock = 0, threading.Lock()
@@ -111,6 +112,16 @@ class Sandbox:
                 self.process.wait(SWEEP_S)
         self.process.kill()
         self.process.wait()
+        # Otherwise the thread would watch the next first process, and hold against it what is left
+        # of this one's.
+        if self.guard:
+            self.guard.join()
+        deadline = time.monotonic() + SWEEP_S
+        while (left := self.processes()) and time.monotonic() < deadline:
+            for process in left:
+                with suppress(psutil.Error):
+                    process.kill()
+            time.sleep(LOOKED_EVERY_S)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def command(self, control: int) -> list[str]:
@@ -237,7 +248,7 @@ class Sandbox:
         try:
             found = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
-            return []
+            found = []
         if self.isolation == "other user":  # those that were orphaned, too
             everybody = psutil.process_iter(["uids"])
             theirs = [p for p in everybody if p.info["uids"] and p.info["uids"].real == self.uid]
