@@ -49,7 +49,8 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"output folder {output}: {error.strerror}") from None
+        reason = "it is a file" if output.is_file() else error.strerror
+        raise UserError(f"output folder {output}: {reason}") from None
     watch = RunWatch(output, plan(presets, label, output, titles), progress)
     measured = Measured()
     with watch.until_the_end():

@@ -23,6 +23,7 @@ UNSTABLE = (
     (re.compile(r"-{4,}"), "---"),
     (re.compile(r"Expected one of \([^)]*\)"), "Expected one of them"),
     (RUN_ID, "RUN"),
+    (re.compile(r"--port \d+: in use"), "--port PORT: in use"),
     (re.compile(r"\b127\.0\.0\.1(:\d+)?|\[::1\]:\d+"), "ADDRESS"),
     (re.compile(r"\(ADDRESS, \d+\)"), "ADDRESS"),
     (re.compile(r"\bpid \d+"), "pid N"),
