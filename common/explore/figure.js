@@ -5,9 +5,23 @@ const shared = (globalThis.ddplabPlotly ??= (() => {
   waiting.code = new Promise((resolve) => (waiting.arrived = resolve));
   return waiting;
 })());
+const ANSWER_MS = 5000;
+
+// Asks the kernel for what the figure shows by now: changes since it was made have not been drawn.
+const shownByNow = (model) =>
+  new Promise((resolve) => {
+    const heard = (message) => message.figure === "shown" && done();
+    const done = () => {
+      model.off("msg:custom", heard);
+      resolve();
+    };
+    model.on("msg:custom", heard);
+    model.send({ figure: "show" });
+    setTimeout(done, ANSWER_MS); // a page without its kernel shows what it has
+  });
 
 export default () => {
-  let figure; // one for a model, however often it is shown
+  let made; // one figure for a model, however often it is shown
   return {
     initialize({ model }) {
       const code = model.get("code");
@@ -18,12 +32,14 @@ export default () => {
 
     async render(context) {
       if (context.model.get("code")) return;
-      const { default: plotly } = await shared.code;
-      if (!figure) {
-        figure = plotly();
+      made ??= (async () => {
+        const { default: plotly } = await shared.code;
+        await shownByNow(context.model);
+        const figure = plotly();
         figure.initialize(context);
-      }
-      return figure.render(context);
+        return figure;
+      })();
+      return (await made).render(context);
     },
   };
 };

@@ -20,6 +20,8 @@ LETTERS = 20
 """Size of letters, in pixels."""
 FONT = {"family": "system-ui, Segoe UI, Helvetica Neue, Arial, sans-serif", "size": LETTERS}
 GRID = "#d9d9d9"
+SHOWN = ["_widget_data", "_widget_layout"]
+"""Traits that say what a figure shows."""
 
 
 class Plotly(anywidget.AnyWidget):
@@ -29,8 +31,8 @@ class Plotly(anywidget.AnyWidget):
     code = traitlets.Unicode().tag(sync=True)
 
     def __init__(self) -> None:
-        super().__init__()
-        self.code = str(plotly.basewidget.BaseFigureWidget._esm)
+        # With the first message: JupyterLab looks for it as soon as the widget is there.
+        super().__init__(code=str(plotly.basewidget.BaseFigureWidget._esm))
         self.layout.display = "none"
 
 
@@ -42,12 +44,22 @@ class Figure(go.FigureWidget):
 
     _esm = CODE
 
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options)
+        self.on_msg(self._answer)
+
     def get_state(self, key: object = None, drop_defaults: bool = False) -> dict:
         """Returns the state that is sent to a page."""
-        if key is None and getattr(self, "_data", None):
+        if (key is None or key == SHOWN) and getattr(self, "_data", None):
             self._trait_values["_widget_data"] = copy.deepcopy(self._data)
             self._trait_values["_widget_layout"] = copy.deepcopy(self._layout)
         return super().get_state(key, drop_defaults)
+
+    def _answer(self, _: object, message: object, __: object) -> None:
+        """Sends what the figure shows to a page that is about to draw it."""
+        if message == {"figure": "show"}:
+            self.send_state(SHOWN)
+            self.send({"figure": "shown"})
 
 
 def figure(
