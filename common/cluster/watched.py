@@ -11,6 +11,7 @@ from pathlib import Path
 
 from common.cluster.launch import started, threads_per_rank
 from common.errors import UserError
+from common.runtime.orphans import ending_with_its_parent
 from common.runtime.paths import search_path
 
 LOOKED_EVERY_S = 1.0
@@ -46,7 +47,9 @@ def run_watched(
     command = [sys.executable, "-m", "ddplab_watch", *program]
     if ranks > 1:
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        command = [sys.executable, "-m", *torchrun, "-m", "ddplab_watch", *program]
+        # A script that is not ours does not ask the kernel to end with torchrun, as our ranks do.
+        rank = ending_with_its_parent([sys.executable, "-u", "-m", "ddplab_watch", *program])
+        command = [sys.executable, "-m", *torchrun, "--no-python", *rank]
         variables = {"OMP_NUM_THREADS": str(threads_per_rank(ranks))} | variables
     mark = secrets.token_hex(8)
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -15,6 +15,9 @@ import sys
 from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
+ANY = 0
+"""Stands for a parent that is not known yet."""
+_START = [sys.executable, "-I", "-S", os.path.abspath(__file__)]
 
 
 def die_with_parent() -> None:
@@ -31,13 +34,18 @@ def ending_with_parent(command: Sequence[str]) -> list[str]:
     """
     if sys.platform != "linux":
         return list(command)
-    return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), *command]
+    return [*_START, str(os.getpid()), *command]
+
+
+def ending_with_its_parent(command: Sequence[str]) -> list[str]:
+    """Returns a command that runs ``command`` and ends with whoever starts it, such as torchrun."""
+    return [*_START, str(ANY), *command] if sys.platform == "linux" else list(command)
 
 
 def _become(parent: int, command: Sequence[str]) -> None:
     """Replaces this process by ``command``, unless ``parent`` ended before the kernel was asked."""
     die_with_parent()
-    if os.getppid() != parent:
+    if parent not in (os.getppid(), ANY):
         os._exit(1)
     try:
         os.execvp(command[0], command)

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command_line import ddplab, refused
+from interruptible import start_interruptible
 
 from common.cli.diagnose import split_script
 from common.runtime.paths import project_root
@@ -144,35 +145,53 @@ def test_a_planted_fault_is_named_first_with_what_it_would_bring(tmp_path: Path)
     assert first["predicted_speedup"] > 1.5 * first["speedup_now"]
 
 
-@pytest.mark.two_ranks
-@pytest.mark.timeout(240)
-def test_ctrl_c_leaves_what_was_seen_and_no_process(tmp_path: Path) -> None:
+def watched_run(folder: Path) -> tuple[subprocess.Popen, Path, list[psutil.Process]]:
+    """Starts a diagnosis that does not end by itself; returns it, its bundle and its processes."""
     script = ROOT / "assignments" / "assignment4" / "scripts" / "plain.py"
-    bundle = tmp_path / "bundle"
+    bundle = folder / "bundle"
     words = ["--nproc", "2", "--bundle", bundle, "--window", "100000", script]
     words += ["--steps", "100000", "--width", "64"]
-    process = subprocess.Popen(
+    process = start_interruptible(
         [sys.executable, "-m", "common.cli.main", "diagnose", *map(str, words)],
-        cwd=tmp_path,
+        cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    deadline = time.monotonic() + 80
+    while len(list(bundle.glob("rank*.jsonl"))) < 2 or not all(
+        file.read_text().count('"steps"') > 20 for file in bundle.glob("rank*.jsonl")
+    ):
+        if time.monotonic() > deadline or process.poll() is not None:
+            process.kill()
+            pytest.fail("no step was seen")
+        time.sleep(0.2)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 3
+    return process, bundle, children
+
+
+@pytest.mark.two_ranks
+@pytest.mark.timeout(240)
+def test_ctrl_c_leaves_what_was_seen_and_no_process(tmp_path: Path) -> None:
+    process, bundle, children = watched_run(tmp_path)
     try:
-        deadline = time.monotonic() + 80
-        while len(list(bundle.glob("rank*.jsonl"))) < 2 or not all(
-            file.read_text().count('"steps"') > 20 for file in bundle.glob("rank*.jsonl")
-        ):
-            assert time.monotonic() < deadline, "no step was seen"
-            time.sleep(0.2)
-        ranks = psutil.Process(process.pid).children(recursive=True)
-        assert len(ranks) >= 3
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=150)
     finally:
         process.kill()
     assert process.returncode == 130, stderr
-    assert not [each for each in ranks if each.is_running()]
+    assert not [each for each in children if each.is_running()]
     assert "2 ranks, " in stdout  # the steps that were seen are diagnosed
     assert (bundle / "diagnosis.html").is_file()
+
+
+@pytest.mark.two_ranks
+@pytest.mark.timeout(240)
+def test_ranks_end_with_a_diagnosis_that_was_killed(tmp_path: Path) -> None:
+    process, _, children = watched_run(tmp_path)
+    process.kill()
+    process.communicate(timeout=60)
+    _, left = psutil.wait_procs(children, timeout=30)
+    assert not left
