@@ -259,6 +259,20 @@ def test_a_run_without_a_table_says_what_is_not_there(tmp_path: Path) -> None:
     assert figure_of("assignment0", run) is None
 
 
+@pytest.mark.parametrize("content", ["", "batch_size\n", "batch_size,status\n8,measured\n", "\0"])
+def test_a_table_that_is_cut_costs_its_finding_alone(content: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RUNS["assignment0"], run)
+    for table in ("throughput/throughput-batches.csv", "profile_training/profile-operators.csv"):
+        (run / table).write_text(content)
+    speed, batch, kinds = findings_of("assignment0", run)
+    assert speed.found is None
+    assert speed.missing
+    assert kinds.found is None
+    assert batch.found is not None
+    assert figure_of("assignment0", run) is None
+
+
 def test_what_was_found_is_not_sought_again_while_a_run_grows(tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(RUNS["assignment0"], run)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.analysis.findings import buckets, data_parallel, micro_batches, one_device, scaling
-from common.analysis.findings.finding import Finding, Question
+from common.analysis.findings.finding import UNREADABLE, Finding, Question
 from common.errors import UserError
 
 QUESTIONS: dict[str, tuple[Question, ...]] = {
@@ -44,3 +44,6 @@ def _asked(assignment: str, question: Question, folder: Path) -> Finding:
         return Finding(assignment, question, question.find(folder))
     except UserError as missing:
         return Finding(assignment, question, None, str(missing))
+    except UNREADABLE as error:
+        reason = f"its tables cannot be read ({type(error).__name__}: {error})"
+        return Finding(assignment, question, None, reason)

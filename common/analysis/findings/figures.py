@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
 from common.analysis.diagnosis.changes import find_changes, open_changes
+from common.analysis.findings.finding import UNREADABLE
 from common.analysis.findings.micro_batches import DYNAMIC
 from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.one_device.profile import open_profile
@@ -193,5 +194,5 @@ def figure_of(assignment: str, folder: Path) -> SmallFigure | None:
     """Returns the small figure of an assignment; None where the run has not what it shows."""
     try:
         return FIGURES[assignment](folder) if assignment in FIGURES else None
-    except UserError:
+    except (UserError, *UNREADABLE):
         return None

@@ -11,6 +11,9 @@ import pandas as pd
 from common.analysis.runs import Run
 
 MEASURED, PREDICTED = "measured", "predicted"
+UNREADABLE = (LookupError, ValueError, TypeError, ArithmeticError)
+"""Errors of tables that are cut or are others than their names say. They cost a finding, never the
+run whose page is made."""
 
 
 @dataclass(frozen=True)
