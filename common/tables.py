@@ -205,6 +205,20 @@ STALL_COLUMNS = ("rank", "step", "seconds", "phase", "stack", "unix_s", "resumed
 """``stalls.csv`` of a watched script: steps that did not end for long, with the stack of then, the
 innermost call first; ``resumed`` says whether a later step came."""
 
+TRIAL_COLUMNS = (
+    "rank",
+    "kind",
+    "setting",
+    "round",
+    "order",
+    "iteration",
+    "passes",
+    "step_time_ms",
+)
+"""``trials.csv`` of a watched script whose changes were tried: forward and backward passes with
+their exchange, ``passes`` to a step; ``step_time_ms`` is per pass. The setting ``as it is`` is the
+script's own."""
+
 METRIC_COLUMNS = ("epoch", "train_loss", "train_time", "val_loss", "val_acc")
 """``metrics.csv``, as the original wrote it: one row per epoch; ``train_time`` in seconds."""
 MICRO_BATCH_COLUMNS = (

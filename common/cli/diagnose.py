@@ -16,7 +16,7 @@ from common.errors import UserError
 if TYPE_CHECKING:
     from common.analysis.diagnosis.opened import Opened
 
-FLAGS_WITHOUT_VALUE = ("to_end", "no_probe", "anonymise", "compare")
+FLAGS_WITHOUT_VALUE = ("to_end", "no_probe", "verify", "anonymise", "compare")
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,24 @@ class Diagnose:
     """Watch to the end of the script, without probes."""
     no_probe: bool = False
     """Measure nothing by itself after the window; gains are then not predicted."""
+    verify: bool = False
+    """Then try changes for a few passes each, on a copy of the model: buckets, compression,
+    accumulation, threads, cores."""
     anonymise: bool = False
     """Hash names of hosts, users and paths."""
     baseline: str = ""
     """A bundle or run directory of the same on one rank, to compare with."""
     compare: bool = False
     """Compare two folders: what changed from the first to the second."""
+    traces: str = ""
+    """Folder with profiler traces, NCCL's log (NCCL_DEBUG=INFO) or flight recorders' dumps of a
+    job: diagnose that, and run nothing."""
 
     def run(self) -> None:
         """Runs or opens what is named, and prints what was found."""
+        if self.traces:
+            self._postmortem()
+            return
         if not self.program:
             raise UserError("nothing to diagnose: name a script, -m MODULE or a folder")
         if self.compare:
@@ -63,6 +72,16 @@ class Diagnose:
             self._show(self._open(self.program[0]))
         else:
             sys.exit(self._run_script())
+
+    def _postmortem(self) -> None:
+        from common.analysis.diagnosis.postmortem import open_postmortem
+
+        if self.program:
+            raise UserError(f"--traces runs nothing; leave out {self.program[0]}")
+        left = open_postmortem(self.traces)
+        path = left.write()
+        print("\n".join(left.lines()))
+        print(f"\nWritten: {path}")
 
     def _compare(self) -> None:
         from common.analysis.diagnosis.opened import causes_changed, compared
@@ -143,6 +162,7 @@ class Diagnose:
                 window=self.window,
                 bucket_steps=self.bucket_steps,
                 probe=not self.no_probe,
+                verify=self.verify,
                 to_end=self.to_end,
                 anonymise=self.anonymise,
             )

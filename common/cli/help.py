@@ -6,8 +6,9 @@ A subcommand's details and flags are in its own ``--help``.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from common.cli.study import STUDIES
 from common.errors import UserError, unknown_name
 
 PROGRAM = "ddplab"
@@ -23,10 +24,12 @@ class HelpPage:
     Attributes:
         about: a sentence on the command.
         groups: heading → subcommand → what it does, a line of at most 80 columns with its name.
+        noun: what a subcommand is called.
     """
 
     about: str
     groups: Mapping[str, Mapping[str, str]]
+    noun: str = "subcommand"
 
     @property
     def names(self) -> list[str]:
@@ -39,7 +42,7 @@ class HelpPage:
             heading: {name: line for name, line in lines.items() if name in known}
             for heading, lines in self.groups.items()
         }
-        return HelpPage(self.about, {heading: left for heading, left in groups.items() if left})
+        return replace(self, groups={heading: left for heading, left in groups.items() if left})
 
 
 PAGES = {
@@ -84,6 +87,15 @@ PAGES = {
             },
         },
     ),
+    f"{PROGRAM} study": HelpPage(
+        about="What the project's claims rest on, measured anew on this machine.",
+        groups={
+            "What it shows, and minutes on two cores": {
+                name: f"{shows}; {minutes}" for name, (_, _, shows, minutes) in STUDIES.items()
+            },
+        },
+        noun="study",
+    ),
     f"{PROGRAM} data": HelpPage(
         about="Keep measurements for others, make token shards, or measure lengths of texts.",
         groups={
@@ -123,7 +135,7 @@ def asked_page(words: Sequence[str], known: Collection[str]) -> tuple[str, HelpP
         if word.startswith("-"):
             return None
         if word not in page.names:
-            raise UserError(unknown_name("subcommand", word, page.names))
+            raise UserError(unknown_name(page.noun, word, page.names))
         command = f"{command} {word}"
     return None
 
@@ -135,7 +147,7 @@ def print_page(command: str, page: HelpPage) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(page.about)
-    usage = f"{command} SUBCOMMAND"
+    usage = f"{command} {page.noun.upper()}"
     console.print(
         Text.assemble(
             ("Usage: ", HEADING), (usage, NAME), " …; ", (f"{usage} --help", NAME), " says more"

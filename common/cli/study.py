@@ -1,4 +1,4 @@
-"""``ddplab study``: evidence that takes longer than a test."""
+"""``ddplab study``: evidence that takes longer than a test. Its list is printed by ``help.py``."""
 
 from __future__ import annotations
 
@@ -37,10 +37,7 @@ it shows; and minutes on two cores."""
 
 @dataclass(frozen=True)
 class Study:
-    __doc__ = "Run a study: " + "; ".join(
-        f"{name} ({shows}; about {minutes} minutes)"
-        for name, (_, _, shows, minutes) in STUDIES.items()
-    )
+    """Run a study. ddplab study --help lists them, with what each shows and how long it takes."""
 
     what: Annotated[Literal[tuple(STUDIES)], tyro.conf.Positional]
     """Study to run."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
@@ -13,6 +15,8 @@ from common.course.markers import student_source
 from common.course.tasks import Task, read_course
 from common.errors import UserError, unknown_name
 
+LINK = re.compile(r"\[(?P<words>[^\]]+)\]\((?P<path>[^):#]+)(?:#[^)]*)?\)")
+"""A link of Markdown to a file of the project."""
 STAFF = "staff"
 """Tag of notebook cells that only the staff sees."""
 
@@ -50,13 +54,17 @@ def export(
     if overlay and not overlay.is_dir():
         raise UserError(f"--overlay {overlay}: no such folder")
     files = tracked_files(root)
+    missing = {name for name in files if course.leaves_out(name)}
     beside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)
     try:
         for name in files:
-            if not course.leaves_out(name):
+            if name not in missing:
                 own = overlay / name if overlay and (overlay / name).is_file() else root / name
                 content = student_file(own, name, names)
+                if name.endswith(".md"):
+                    page = student_page(content.decode(), name, missing, set(files) - missing)
+                    content = page.encode()
                 target = beside / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
@@ -115,6 +123,26 @@ def student_file(path: Path, name: str, solved: Collection[str]) -> bytes:
     if path.suffix == ".ipynb":
         return student_notebook(content.decode()).encode()
     return content
+
+
+def student_page(text: str, name: str, missing: Collection[str], given: Collection[str]) -> str:
+    """Returns a page of Markdown in which links to files that students do not get are plain text.
+
+    Args:
+        text: of the page.
+        name: its path from the root, to which its links are relative.
+        missing, given: the files that students do not get, and those that they do.
+    """
+    folder = Path(name).parent
+
+    def kept(link: re.Match) -> str:
+        target = os.path.normpath(folder / link["path"])
+        holds = [
+            any(f == target or f.startswith(f"{target}/") for f in s) for s in (missing, given)
+        ]
+        return link["words"] if holds == [True, False] else link[0]
+
+    return LINK.sub(kept, text)
 
 
 def student_notebook(text: str) -> str:

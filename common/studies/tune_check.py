@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from common.analysis.statistics import instance_times
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError
@@ -30,7 +31,6 @@ from common.tuning.launched import tune_on_ranks
 from common.tuning.recommendation import Recommendation
 from common.tuning.setting import DEFAULT
 from common.tuning.settings import SWEEP_ROUNDS
-from common.tuning.step_times import instance_times
 
 CASES = "cases.csv"
 NEEDED = ("model", "network", "half_width", "regret", "regret_low", "share")

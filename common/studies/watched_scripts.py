@@ -3,25 +3,30 @@
 Six scripts in six styles (``assignments/assignment4/scripts``) run watched on two ranks, with a
 fault planted from outside (``planted_faults``) or by a setting, and without one. Each cause is
 planted in two scripts; thresholds were set on the first, and the second was held out. The fault is
-then removed, and the speedup that this brings is held against the predicted one. Healthy runs must
-give no verdict of more than low confidence. A cut study is continued: ``ddplab study scripts
---continues RUN_DIR``.
+then removed, and the speedup that this brings is held against the predicted one, and against that
+of the best change that the watch tried itself (``verify``). Healthy runs must give no verdict of
+more than low confidence. Where TraceML is installed, each case is run once more under it
+(``traceml_ranks``), and its primary diagnosis stands beside ours as it prints it. A cut study is
+continued: ``ddplab study scripts --continues RUN_DIR``.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import ddplab_watch
 import pandas as pd
 
 from common.analysis.diagnosis.opened import Opened, open_diagnosis
+from common.analysis.diagnosis.tried import TRIED_BY, pass_share, tried_against
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
-from common.errors import UserError
+from common.errors import RunFailed, UserError
 from common.report.progress import StageProgress
 from common.runtime.paths import project_root
 from common.studies.study import earlier_table, study_run, with_verdicts
@@ -30,6 +35,7 @@ RANKS = 2
 HEALTHY = "healthy"
 WATCH = Path(ddplab_watch.__file__).parent / "__main__.py"
 PLANTED = project_root() / "common" / "studies" / "planted_faults.py"
+TRACEML = project_root() / "common" / "studies" / "traceml_ranks.py"
 SCRIPTS = project_root() / "assignments" / "assignment4" / "scripts"
 RUNS, RESULTS = "runs", "cases.csv"
 NAMED_SHARE, CLOSE, CLOSE_SHARE = 0.95, 0.10, 0.80
@@ -65,13 +71,18 @@ class Case:
         """Returns True if there is a run without the fault to compare with."""
         return self.fault != HEALTHY or bool(self.remedy)
 
-    def words(self, folder: Path, removed: bool) -> list[str]:
-        """Returns the arguments of the watch: where its bundle goes, the fault, the script."""
+    @property
+    def hosts(self) -> EmulatedCluster | None:
+        """Returns the hosts that it runs on; None for ranks of this machine."""
+        return EmulatedCluster.of(RANKS, [self.rate]) if self.rate else None
+
+    def words(self, removed: bool) -> list[str]:
+        """Returns the program that is watched: the planting, the fault, the script."""
         flags = dict(self.flags) | (dict(self.remedy) if removed else {})
         given = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         fault = HEALTHY if removed else self.fault
         script = str(SCRIPTS / f"{self.script}.py")
-        return [f"folder={folder}", str(PLANTED), fault, script, *given]
+        return [str(PLANTED), fault, script, *given]
 
 
 def _pair(cause: str, *two: tuple, rates: tuple[str, str] = ("", "")) -> Iterator[Case]:
@@ -213,24 +224,49 @@ def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> 
     return run.path
 
 
-def run_case(case: Case, folder: Path, update) -> dict[str, object]:
+def run_case(case: Case, folder: Path, update: Callable[[str], None]) -> dict[str, object]:
     """Runs a case with its fault and, where that is possible, without; returns its row."""
-    hosts = EmulatedCluster.of(RANKS, [case.rate]) if case.rate else None
     opened: list[Opened] = []
     for removed in (False, True) if case.is_removed else (False,):
         bundle = folder / (f"{case.name}-removed" if removed else case.name)
         log = folder / f"{bundle.name}.log"
-        launch(WATCH, case.words(bundle, removed), RANKS, log, hosts=hosts, on_output=update)
+        verify = not removed and case.cause in TRIED_BY
+        words = [f"folder={bundle}", f"verify={int(verify)}", *case.words(removed)]
+        launch(WATCH, words, RANKS, log, hosts=case.hosts, on_output=update)
         opened.append(open_diagnosis(bundle))
         (folder / f"{bundle.name}.txt").write_text("\n".join(opened[-1].lines()) + "\n")
-    return row_of(case, *opened)
+    return row_of(case, *opened) | {"traceml": traceml_verdict(case, folder, update)}
+
+
+def traceml_verdict(case: Case, folder: Path, update: Callable[[str], None]) -> str:
+    """Runs a case with its fault under TraceML; returns the kind of its primary diagnosis.
+
+    Its summary is kept. Where TraceML is not installed the answer is empty, and ``failed`` where
+    the script did not end under it.
+    """
+    if find_spec("traceml") is None:
+        return ""
+    logs = folder / f"{case.name}-traceml"
+    try:
+        log = folder / f"{logs.name}.log"
+        words = [str(logs), *case.words(removed=False)]
+        launch(TRACEML, words, RANKS, log, hosts=case.hosts, on_output=update)
+        summary = (logs / "traceml" / "final_summary.json").read_text()
+    except (RunFailed, OSError):
+        return "failed"
+    finally:
+        shutil.rmtree(logs, ignore_errors=True)  # what it samples is much
+    (folder / f"{logs.name}.json").write_text(summary)
+    return str(json.loads(summary)["primary_diagnosis"]["kind"])
 
 
 def row_of(case: Case, faulty: Opened, healthy: Opened | None = None) -> dict[str, object]:
     """Returns what was planted, what was found, and what removing it brought."""
     verdicts = faulty.found.verdicts
     first = verdicts[0] if verdicts else None
-    achieved = predicted = low = high = None
+    achieved = predicted = low = high = tried_gain = None
+    if first is not None and (tried := tried_against(first, faulty.found.tried)):
+        tried_gain = 1 / (1 - tried.gain.estimate * pass_share(faulty.case))
     if healthy is not None:
         achieved = healthy.case.run.throughput / faulty.case.run.throughput
         if first is not None and first.predicted_speedup and first.speedup_now:
@@ -251,6 +287,7 @@ def row_of(case: Case, faulty: Opened, healthy: Opened | None = None) -> dict[st
         "predicted_gain": predicted,
         "gain_low": low,
         "gain_high": high,
+        "tried_gain": tried_gain,
         "achieved_gain": achieved,
         "step_ms": faulty.case.run.step_ms,
         "notes": " ".join(faulty.notes),

@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.analysis.statistics import Gain
 from common.errors import UserError
 from common.runtime.run_directory import write_atomically
-from common.tuning.paired import Gain
 from common.tuning.setting import DEFAULT, DdpSetting
 
 FILE = "recommendation.json"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from common.analysis.statistics import Gain
 from common.analysis.style import size_text
 from common.runtime.paths import relative_to_project
-from common.tuning.paired import Gain
 from common.tuning.recommendation import Recommendation, Verified
 
 if TYPE_CHECKING:

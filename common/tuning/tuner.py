@@ -12,6 +12,13 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 from torch import Tensor, nn
 
+from common.analysis.statistics import (
+    Gain,
+    all_instance_times,
+    instance_times,
+    paired_gain,
+    spread,
+)
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
 from common.perfmodel.calibration import read_calibration
@@ -23,13 +30,11 @@ from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run
 from common.tuning.candidates import Predicted, Prediction, cap_of, ddp_model, predict_all
 from common.tuning.measured import Measured, WatchedPasses, measure_all, watch_passes
-from common.tuning.paired import Gain, paired_gain
 from common.tuning.plan import ROUNDS_PER_LEVEL, VisitPlan, plan_visits, with_final_rounds
 from common.tuning.recommendation import Recommendation, Verified, write_recommendation
 from common.tuning.same_graph import check_same_graph, on_main, together
 from common.tuning.setting import DEFAULT
 from common.tuning.settings import SWEEP_ROUNDS, TuneSettings
-from common.tuning.step_times import all_instance_times, instance_times, spread
 from common.tuning.user_model import UserModel, checked_model, user_step
 from common.tuning.visits import (
     STEPS,

@@ -57,11 +57,12 @@ def test_at_the_sweeps_own_speed_terms_of_communication_cannot_make_up_for_compu
     models, own = compare(run), compare_at_own_speed(run)
     assert list(own) == [name for name in models if name != OWN_SPEED]
     assert own[FULL].median_error == models[OWN_SPEED].median_error
-    # The gradients were timed on a slower machine than the sweep's: what lacks contention is close
-    # by luck, and far off when the speed is known.
-    assert run.profile.backward_s > 1.2 * run.local_s
-    assert models[CURVE].median_error < models[FULL].median_error
-    assert own[CURVE].median_error > 2 * own[FULL].median_error
+    # The gradients were timed on a slower machine than the sweep, which makes up for part of what
+    # every model leaves out.
+    assert run.profile.backward_s > 1.05 * run.local_s
+    for name in (CURVE, FULL):
+        assert own[name].median_error > models[name].median_error
+    assert own[CURVE].median_error > 1.5 * own[FULL].median_error
     table = summary(models, own).set_index("model")
     assert table.loc[FULL, "median error"] == models[FULL].median_error
     assert table[AT_OWN_SPEED].to_dict() == {name: own[name].median_error for name in own}

@@ -12,10 +12,10 @@ from command_line import ROOT, answered, ddplab, refused
 
 from common.cli.main import Command
 
-LISTED = re.compile(r"^  ([a-z-]+)  +\S", re.MULTILINE)
+LISTED = re.compile(r"^  ([a-z0-9-]+)  +\S", re.MULTILINE)
 LINES, COLUMNS = 24, 80
 """A small terminal."""
-LISTS = ((), ("course",), ("data",))
+LISTS = ((), ("course",), ("study",), ("data",))
 """Commands that have subcommands."""
 
 
@@ -24,7 +24,7 @@ def known_to_the_parser(*words: str) -> set[str]:
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
         tyro.cli(Command, args=[*words, "--help"], prog="ddplab")
     usage, _, _ = shown.getvalue().partition("\n\n")
-    [names] = re.findall(r"\{([a-z,\s-]+)\}", usage)
+    [names] = re.findall(r"\{([a-z0-9,\s-]+)\}", usage)
     return set(re.split(r",\s*", names))
 
 

@@ -14,7 +14,8 @@ from common.errors import UserError
 
 ONE = "def one():\n    # BEGIN SOLUTION A0.1\n    return 1\n    # END SOLUTION\n"
 FILES = {
-    "README.md": "A project.\n",
+    "README.md": "A project, [tested](tests/hidden/test_one.py#one) [in\npublic](tests/public/).\n",
+    "assignments/README.md": "See [one](../tests/public/test_one.py), [none](../none.py).\n",
     "common/exercises/one.py": ONE,
     "common/exercises/two.py": ONE.replace("one", "two").replace("A0.1", "A1.1"),
     "common/exercises/three.py": ONE.replace("one", "three").replace("A0.1", "A1.2"),
@@ -86,6 +87,13 @@ def test_a_tree_has_earlier_solutions_and_no_later_ones(project: Path, tmp_path:
     assert os.access(tmp_path / "out" / "run.sh", os.X_OK)
     assert b"ask" in found["notebook.ipynb"]
     assert b"tell" not in found["notebook.ipynb"]
+
+
+def test_links_to_what_students_do_not_get_are_plain_text(project: Path, tmp_path: Path) -> None:
+    export(project, tmp_path / "out", 1)
+    found = files_of(tmp_path / "out")
+    assert found["README.md"] == b"A project, tested [in\npublic](tests/public/).\n"
+    assert found["assignments/README.md"] == FILES["assignments/README.md"].encode()
 
 
 def test_the_same_commit_gives_the_same_bytes(project: Path, tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ import pandas as pd
 import pytest
 import yaml
 
+from common.analysis.statistics import paired_gain
 from common.errors import RunFailed, UserError
 from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
 from common.runtime.run_directory import read_environment
 from common.studies import tune_check
 from common.tuning import launched
 from common.tuning.figure import plot_recommendation
-from common.tuning.paired import paired_gain
 from common.tuning.recommendation import Recommendation, read_recommendation
 from common.tuning.setting import DEFAULT
 

@@ -15,19 +15,20 @@ def ranks(rank_server):
     return rank_server.run
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(("count", "verify"), [(1, 0), (2, 0), (3, 0), (2, 1), (3, 1)])
 def test_losses_weights_and_random_numbers_are_the_same_to_the_last_bit(
-    ranks, tmp_path: Path, count: int
+    ranks, tmp_path: Path, count: int, verify: int
 ) -> None:
     plain, watched = tmp_path / "plain", tmp_path / "watched"
     plain.mkdir()
     watched.mkdir()
     expected = run_loop(ranks, plain, count=count)
-    found = run_loop(ranks, watched, count=count, watch={})
+    found = run_loop(ranks, watched, count=count, watch={"verify": verify})
     for before, after in zip(expected, found, strict=True):
         for name in ("losses", "parameters", "buffers", "random", "indices"):
             assert before[name] == after[name], name
     assert rows_of(watched, 0, "probes")  # the probes did run, in the middle of it
+    assert bool(rows_of(watched, 0, "trials")) == bool(verify)
     assert rows_of(watched, 0, "end")[0]["status"] == "complete"
 
 

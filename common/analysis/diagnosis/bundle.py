@@ -31,6 +31,7 @@ from common.analysis.diagnosis.evidence import (
     STALLS,
     STEPS,
     SURROUNDINGS,
+    TRIALS,
 )
 from common.analysis.diagnosis.measured_step import WIRES
 from common.errors import UserError
@@ -190,6 +191,7 @@ def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
         STACKS: bundle.of("stacks"),
         STALLS: _stalls(bundle),
         SURROUNDINGS: bundle.of("surroundings"),
+        TRIALS: bundle.of("trials"),
     }
     return {name: table for name, table in found.items() if len(table)}
 

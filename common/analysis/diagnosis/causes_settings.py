@@ -144,7 +144,7 @@ def nccl_settings(case: Case) -> Verdict | None:
         if all(holds[condition] for condition in slowing.where):
             found += _set_on(case, table, slowing)
     found += _small_shared_memory(case, table, nccl=holds["nccl"])
-    return _verdict("nccl-settings", "settings slow the exchange", found)
+    return of_signals("nccl-settings", "settings slow the exchange", found)
 
 
 def _set_on(case: Case, table: pd.DataFrame, slowing: Slowing) -> Iterable[Signal]:
@@ -211,7 +211,7 @@ def gpu_surroundings(case: Case) -> Verdict | None:
         found += [*_narrow_link(row), *_far_cores(row), *_slow_clocks(row), *_others(row, table)]
     file = case.file(SURROUNDINGS)
     named = [Signal(f"{signal.sentence} {file}.", signal.change, signal.level) for signal in found]
-    return _verdict("gpu-surroundings", "a GPU is held back by its surroundings", named)
+    return of_signals("gpu-surroundings", "a GPU is held back by its surroundings", named)
 
 
 def _narrow_link(row: pd.Series) -> Iterable[Signal]:
@@ -279,7 +279,7 @@ def _others(row: pd.Series, table: pd.DataFrame) -> Iterable[Signal]:
         )
 
 
-def _verdict(cause: str, title: str, found: list[Signal]) -> Verdict | None:
+def of_signals(cause: str, title: str, found: list[Signal]) -> Verdict | None:
     """Makes one verdict of all signals, as sure as the surest of them."""
     if not found:
         return None

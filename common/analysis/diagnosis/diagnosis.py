@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -45,6 +45,7 @@ from common.analysis.diagnosis.causes_validity import (
     wrong_sampler,
 )
 from common.analysis.diagnosis.evidence import Evidence, NotJudged, baseline_arm, open_evidence
+from common.analysis.diagnosis.tried import Tried, tried_against, tried_changes
 from common.analysis.style import Table
 from common.errors import UserError
 
@@ -99,16 +100,28 @@ class Diagnosis:
         verdicts: the main cause first; empty where none was found.
         not_judged: (cause, why), for lack of a table.
         summary: speedup, efficiency and parts of the step, in a sentence or two.
+        tried: changes that were tried on the spot, the best first.
     """
 
     verdicts: tuple[Verdict, ...]
     not_judged: tuple[tuple[str, str], ...]
     summary: str
+    tried: tuple[Tried, ...] = ()
 
     @property
     def healthy(self) -> bool:
         """Returns True if no cause was found."""
         return not self.verdicts
+
+    def as_json(self) -> dict[str, object]:
+        """Returns the diagnosis as JSON can hold it."""
+        return {
+            "summary": self.summary,
+            "healthy": self.healthy,
+            "verdicts": [asdict(verdict) for verdict in self.verdicts],
+            "tried": [asdict(each) for each in self.tried],
+            "not_judged": [{"cause": cause, "why": why} for cause, why in self.not_judged],
+        }
 
 
 def diagnose(run: Evidence, baseline: Evidence | None = None) -> list[Verdict]:
@@ -140,7 +153,12 @@ def examine_case(case: Case) -> Diagnosis:
             continue
         if verdict is not None:
             verdicts.append(verdict.with_interval(case.run.noise))
-    return Diagnosis(tuple(in_order(verdicts)), tuple(not_judged), _summary(case))
+    return Diagnosis(
+        verdicts=tuple(in_order(verdicts)),
+        not_judged=tuple(not_judged),
+        summary=_summary(case),
+        tried=tried_changes(case),
+    )
 
 
 def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -210,10 +228,15 @@ def diagnosis_lines(
     return lines_of(diagnose_folder(run_folder, baseline_folder, arm))
 
 
-def lines_of(found: Diagnosis) -> list[str]:
-    """Returns a diagnosis as text."""
+def lines_of(found: Diagnosis, many_unjudged: int = MANY_UNJUDGED) -> list[str]:
+    """Returns a diagnosis as text.
+
+    Args:
+        found: the diagnosis.
+        many_unjudged: with so many causes not judged, finding no other means little.
+    """
     lines = _wrapped(found.summary)
-    if found.healthy and len(found.not_judged) < MANY_UNJUDGED:
+    if found.healthy and len(found.not_judged) < many_unjudged:
         lines.append("No limiting cause found.")
     elif found.healthy:
         lines.append("No limiting cause found among the few that can be judged here.")
@@ -230,6 +253,12 @@ def lines_of(found: Diagnosis) -> list[str]:
                 f"{verdict.predicted_speedup:.2f} ({verdict.speedup_low:.2f} to "
                 f"{verdict.speedup_high:.2f})."
             )
+        if tried := tried_against(verdict, found.tried):
+            lines += _wrapped(f"Tried: {tried.said()}.", "   ")
+    if found.tried:
+        lines += ["", "Tried on a copy of the model, each change alone:"]
+        for tried in found.tried:
+            lines += _wrapped(f"{tried.said()}.", "   - ")
     if found.not_judged:
         lines += ["", "Not judged:"]
         for cause, why in found.not_judged:

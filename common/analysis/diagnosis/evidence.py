@@ -27,6 +27,7 @@ ARMS, STEPS, BUCKETS = "arms.csv", "steps.csv", "buckets.csv"
 SAMPLES, PLACEMENT, FACTS = "samples.csv", "placement.csv", "facts.csv"
 PROBES, COSTS, EPOCHS = "probes.csv", "costs.csv", "epochs.csv"
 STACKS, STALLS, SURROUNDINGS = "stacks.csv", "stalls.csv", "surroundings.csv"
+TRIALS = "trials.csv"
 """Of watched scripts alone."""
 READY_TIMES, ALL_REDUCE = "gradient-ready-times.csv", "allreduce-samples.csv"
 COLUMNS = {
@@ -42,6 +43,7 @@ COLUMNS = {
     STACKS: tables.STACK_COLUMNS,
     STALLS: tables.STALL_COLUMNS,
     SURROUNDINGS: tables.SURROUNDING_COLUMNS,
+    TRIALS: tables.TRIAL_COLUMNS,
 }
 NEEDED = (ARMS, STEPS)
 

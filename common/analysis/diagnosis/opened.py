@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -44,14 +44,7 @@ class Opened:
 
     def as_json(self) -> dict[str, object]:
         """Returns the diagnosis as JSON can hold it."""
-        return {
-            "name": self.name,
-            "summary": self.found.summary,
-            "healthy": self.found.healthy,
-            "verdicts": [asdict(verdict) for verdict in self.found.verdicts],
-            "not_judged": [{"cause": c, "why": why} for c, why in self.found.not_judged],
-            "notes": list(self.notes),
-        }
+        return {"name": self.name} | self.found.as_json() | {"notes": list(self.notes)}
 
     def write(self) -> list[Path]:
         """Writes ``diagnosis.json`` and ``diagnosis.html``; returns their paths.

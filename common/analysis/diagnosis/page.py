@@ -25,8 +25,14 @@ from common.analysis.diagnosis.diagnosis import Diagnosis
 from common.analysis.diagnosis.evidence import STEP, Evidence, NotJudged
 from common.analysis.diagnosis.measured_step import step_model
 from common.analysis.diagnosis.page_bars import number
-from common.analysis.diagnosis.page_gains import counted_in, gains_section, interval
+from common.analysis.diagnosis.page_gains import (
+    counted_in,
+    gains_section,
+    interval,
+    tried_section,
+)
 from common.analysis.diagnosis.page_steps import ranks_section, timeline_section
+from common.analysis.diagnosis.tried import tried_against
 from common.analysis.style import GOOD_EFFICIENCY
 from common.errors import UserError
 
@@ -66,6 +72,8 @@ def diagnosis_page(found: Diagnosis, case: Case, title: str, notes: Sequence[str
         "Steps in time, by rank": timeline_section(case),
         "What a change would gain": gains_section(found, case),
     }
+    if found.tried:
+        sections["What changes gained when they were tried"] = tried_section(found)
     body = "".join(
         f"<section>\n<h2>{html.escape(heading)}</h2>\n{inner}</section>\n"
         for heading, inner in sections.items()
@@ -199,11 +207,11 @@ def _verdict(found: Diagnosis, case: Case, notes: Sequence[str]) -> str:
         main = found.verdicts[0]
         first = (
             f'<div class="answer"><p class="kind">Main cause: {_costs(main)}</p>\n'
-            f"<h3>{html.escape(main.title)}</h3>\n{_cause(main)}</div>\n"
+            f"<h3>{html.escape(main.title)}</h3>\n{_cause(main, found)}</div>\n"
         )
     others = "".join(
         f"<details><summary><h3>{place}. {html.escape(verdict.title)}</h3> "
-        f"({_costs(verdict)})</summary>\n{_cause(verdict)}</details>\n"
+        f"({_costs(verdict)})</summary>\n{_cause(verdict, found)}</details>\n"
         for place, verdict in enumerate(found.verdicts[1:], 2)
     )
     not_judged = [f"{cause}: {why}" for cause, why in found.not_judged]
@@ -239,15 +247,17 @@ def _costs(verdict: Verdict) -> str:
     return f"it takes {percent(verdict.lost_share)} of the time"
 
 
-def _cause(verdict: Verdict) -> str:
+def _cause(verdict: Verdict, found: Diagnosis) -> str:
     """Returns what a cause is judged by, how sure that is, what to change and what it brings."""
+    tried = tried_against(verdict, found.tried)
+    told = f"<p><strong>Tried:</strong> {html.escape(tried.said())}.</p>\n" if tried else ""
     evidence = "".join(f"<li>{html.escape(sentence)}</li>\n" for sentence in verdict.evidence)
     return (
         f'<ul class="evidence">\n{evidence}</ul>\n'
         f"<p><strong>Confidence: {html.escape(verdict.confidence)}</strong> "
         f"({html.escape(verdict.reason)}).</p>\n<p><strong>What to change</strong></p>\n"
         f'<pre class="change">{_unbroken_flags(verdict.change)}</pre>\n'
-        f"<p>{_prediction(verdict)}</p>\n"
+        f"<p>{_prediction(verdict)}</p>\n{told}"
     )
 
 

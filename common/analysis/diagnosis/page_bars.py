@@ -29,6 +29,7 @@ COLOURS = {
     "bucket": RED,
     "now": GREY,
     "predicted": BLUE,
+    "tried": GREEN,
 }
 """Colour of each kind of bar: computation is blue, the exchange of gradients red."""
 STEP_PARTS = (*PARTS, BETWEEN)

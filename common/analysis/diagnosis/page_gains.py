@@ -1,4 +1,4 @@
-"""Speedups now and after each change, as a diagnosis' web page draws them."""
+"""Speedups now and after each change, predicted or tried, as a diagnosis' web page draws them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from common.analysis.diagnosis import page_bars as bars
 from common.analysis.diagnosis.causes import Case, Verdict
 from common.analysis.diagnosis.diagnosis import Diagnosis
 from common.analysis.diagnosis.page_bars import Axis, number
+from common.analysis.diagnosis.tried import Tried
 
 SPARE = 1.08
 """An axis ends a little after the longest bar, so that the line of the ideal is seen with its
@@ -104,6 +105,36 @@ def _after(axis: Axis, place: int, verdict: Verdict, ranks: int) -> str:
         ]
     shapes.append(_ideal(axis, ranks))
     return bars.row(axis, label, f"{said}; the ideal is {ranks:,}.", "".join(shapes), HEIGHT)
+
+
+def tried_section(found: Diagnosis) -> str:
+    """Returns how long a pass takes with each change that was tried, as bars."""
+    axis = Axis(max(1.0, *(1 - tried.gain.low for tried in found.tried)) * 100 * SPARE)
+    rows = "".join(_tried(axis, tried) for tried in found.tried)
+    kinds = [("tried", "with the change"), ("interval", "its interval"), ("mark", "as it is")]
+    unit = "time of a forward and backward pass with its exchange, in % of the script's as it is"
+    return (
+        "<p>Each was run on a copy of the model, alone, in rounds with the script as it is. Gains "
+        "do not add up.</p>\n"
+        f"<figure>{bars.legend(kinds)}{rows}{bars.scale(axis, unit)}</figure>\n"
+    )
+
+
+def _tried(axis: Axis, tried: Tried) -> str:
+    time, low, high = (
+        (1 - g) * 100 for g in (tried.gain.estimate, tried.gain.high, tried.gain.low)
+    )
+    middle, half = TOP + THICK / 2, THICK / 4
+    shapes = [
+        bars.bar(axis, "tried", 0.0, time, TOP, THICK),
+        bars.level(axis, "interval", low, high, middle),
+        *(bars.upright(axis, "interval", end, middle - half, middle + half) for end in (low, high)),
+        bars.upright(axis, "mark", 100.0, 0, HEIGHT),
+    ]
+    label = f"{tried.change}: {number(time)} % ({number(low)} to {number(high)})"
+    if tried.speedup is not None:
+        label += f"; speedup {number(tried.speedup)}"
+    return bars.row(axis, label, tried.said(), "".join(shapes), HEIGHT)
 
 
 def _ideal(axis: Axis, ranks: int) -> str:

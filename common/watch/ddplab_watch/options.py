@@ -23,6 +23,7 @@ class Options:
         window: steps that are timed as they are.
         bucket_steps: steps after these in which gradients and buckets are watched, too.
         probe: afterwards, measure passes without exchange, and all-reduces by size.
+        verify: after the probes, try changes of DDP and of the process on a copy of the model.
         to_end: go on timing steps to the end of the script; without probes.
         anonymise: hash names of hosts, users and paths.
     """
@@ -32,14 +33,17 @@ class Options:
     window: int = 30
     bucket_steps: int = 10
     probe: bool = True
+    verify: bool = False
     to_end: bool = False
     anonymise: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a number below 0, or a window without a step."""
+        """Raises ValueError for too small a number, or ``verify`` without probes to follow."""
         for name, least in (("warmup", 1), ("window", 1), ("bucket_steps", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.verify and (self.to_end or not self.probe):
+            raise ValueError("verify follows the probes; leave out to_end and no_probe")
 
     @property
     def last_step(self) -> int:

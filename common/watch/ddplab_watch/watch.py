@@ -228,7 +228,7 @@ class Watch:
         """Notes that the model has returned."""
         from ddplab_watch import rows
         from ddplab_watch.batches import tensors_in
-        from ddplab_watch.probes import keep_gradients
+        from ddplab_watch.kept import keep_gradients
 
         self._depth -= 1
         if self._depth > 0:
@@ -391,7 +391,9 @@ class Watch:
         from torch.nn.parallel import DistributedDataParallel
 
         from ddplab_watch import private
-        from ddplab_watch.probes import Kept, Probes, all_are_here
+        from ddplab_watch.kept import Kept
+        from ddplab_watch.probes import Probes
+        from ddplab_watch.team import Team, all_are_here
 
         if self.ranks > 1:
             job = f"ddplab-watch/{self.options.folder}"
@@ -408,18 +410,33 @@ class Watch:
         if group is None and dist.is_initialized() and self.ranks > 1:
             self.record.unseen("passes without exchange", "the model is not under DDP")
             return
-        last = self.loop.step.passes[-1]
+        step = self.loop.step
         kept = Kept(
             module=module,
             inner=module.module if is_ddp else module,
             args=args,
             kwargs=kwargs,
-            samples=last.samples,
+            samples=step.passes[-1].samples,
             gradients=self.output_gradients,
             autocast=autocast,
         )
         self.kept = None
-        Probes(kept, group, self.loop.clock, self.record, self.usual_s()).run()
+        team = Team(group, kept.device, self.loop.clock)
+        Probes(kept, team, self.record, self.usual_s()).run()
+        if self.options.verify:
+            self.try_changes(kept, team, is_ddp)
+
+    def try_changes(self, kept: Any, team: Any, is_ddp: bool) -> None:
+        """Tries what a diagnosis may propose, or says why not."""
+        from ddplab_watch.trials import Trials, exchange_of
+
+        if not is_ddp or team.ranks < 2:
+            self.record.unseen("changes that were to be tried", "nothing is exchanged")
+            return
+        step = self.loop.step
+        sent_bytes = sum(bucket.size_bytes for bucket in step.buckets)
+        now = exchange_of(kept.module, len(step.passes), sent_bytes)
+        Trials(kept, team, self.record, now, self.usual_s()).run()
 
     # What is written ----------------------------------------------------------------------------
 

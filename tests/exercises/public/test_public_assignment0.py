@@ -54,6 +54,13 @@ def test_a0_3_two_halves_are_the_whole() -> None:
 
 def test_a0_4_attention_of_five_tokens() -> None:
     torch.manual_seed(0)
-    query, key, value = (torch.randn(1, 5, 4) for _ in range(3))
+    inputs = [torch.randn(1, 5, 4, requires_grad=True) for _ in range(3)]
+    query, key, value = inputs
     expected = (query @ key.mT / 2).softmax(-1) @ value
-    torch.testing.assert_close(TiledAttention.apply(query, key, value), expected)
+    found = TiledAttention.apply(query, key, value)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn(1, 5, 4)
+    torch.testing.assert_close(
+        torch.autograd.grad((found * weights).sum(), inputs),
+        torch.autograd.grad((expected * weights).sum(), inputs),
+    )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from common.tuning.paired import paired_gain, paired_regret
+from common.analysis.statistics import paired_gain, paired_regret
 
 RNG = np.random.default_rng(7)
 

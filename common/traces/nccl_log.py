@@ -1,0 +1,92 @@
+"""Reads what NCCL prints under ``NCCL_DEBUG=INFO``: how its ranks are connected, and its warnings.
+
+The lines are those of NCCL's user guide (*Troubleshooting, Logging*). A log may be one rank's or
+all ranks', in any order, with other lines between.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MARK = b"NCCL "
+RANK_OF = re.compile(r"(\S+):(\d+):\d+ \[\d+\] NCCL INFO .*\brank (\d+) nranks (\d+)")
+CHANNEL = re.compile(
+    r"NCCL INFO Channel \S+ : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(?:send|receive)\])? via (\S+)"
+)
+NETWORK = re.compile(r"NCCL INFO (?:Using network (\S+)|NET/(\w+) : Using )")
+NO_INFINIBAND = re.compile(r"NCCL INFO NET/IB : No device found")
+WARNING = re.compile(r"NCCL WARN (.+)")
+MOST_WARNINGS = 5
+
+
+@dataclass
+class NcclLog:
+    """What was read.
+
+    Attributes:
+        hosts: rank → the name of its host.
+        transports: (rank, rank) → how often each transport connects them, such as ``P2P/CUMEM``.
+        networks: those that NCCL said it uses.
+        no_infiniband: NCCL looked for InfiniBand and found none.
+        warnings: how often each was printed.
+    """
+
+    hosts: dict[int, str] = field(default_factory=dict)
+    transports: dict[tuple[int, int], Counter[str]] = field(default_factory=dict)
+    networks: set[str] = field(default_factory=set)
+    no_infiniband: bool = False
+    warnings: Counter[str] = field(default_factory=Counter)
+
+    def pairs(self, transport: str, *, one_host: bool) -> list[tuple[int, int]]:
+        """Returns the pairs of ranks that a transport connects.
+
+        Args:
+            transport: its beginning, such as ``SHM``.
+            one_host: those of one host, or those of two; pairs whose hosts are not known are
+                neither.
+        """
+        return sorted(
+            pair
+            for pair, kinds in self.transports.items()
+            if any(kind.startswith(transport) for kind in kinds)
+            and all(rank in self.hosts for rank in pair)
+            and (self.hosts[pair[0]] == self.hosts[pair[1]]) == one_host
+        )
+
+
+def is_nccl_log(path: Path) -> bool:
+    """Returns True for a file in whose beginning NCCL says something."""
+    try:
+        head = path.open("rb").read(2**20)
+    except OSError:
+        return False
+    return MARK + b"INFO" in head or MARK + b"WARN" in head
+
+
+def read_nccl_logs(paths: Iterable[Path]) -> NcclLog:
+    """Reads the logs of a job."""
+    found = NcclLog()
+    for path in paths:
+        for line in path.read_text(errors="replace").splitlines():
+            _take(line, found)
+    return found
+
+
+def _take(line: str, found: NcclLog) -> None:
+    if match := RANK_OF.search(line):
+        host, _, rank, _ = match.groups()
+        found.hosts[int(rank)] = host
+    if match := CHANNEL.search(line):
+        first, second, transport = match.groups()
+        pair = (min(int(first), int(second)), max(int(first), int(second)))
+        found.transports.setdefault(pair, Counter())[transport] += 1
+    if match := NETWORK.search(line):
+        found.networks.add(match.group(1) or match.group(2))
+    if NO_INFINIBAND.search(line):
+        found.no_infiniband = True
+    if match := WARNING.search(line):
+        found.warnings[match.group(1).strip()] += 1

@@ -1,0 +1,119 @@
+"""The last pass of the window, kept so that it can be run again, and nothing of it left behind.
+
+A pass is run again from the arguments that the script called its model with, and starts backward
+from the model's outputs with the gradients that the script's own loss gave them: so the loss
+itself need not be known.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddplab_watch.batches import halved, tensors_in
+
+
+@dataclass
+class Kept:
+    """The last pass of the window: how the model was called, and what its outputs' gradients were.
+
+    Attributes:
+        module: the outermost module, and ``inner`` the same without DDP around it.
+        samples: of its batch.
+        gradients: by the place of an output among all of the pass's tensors.
+        autocast: whether it was on, and the type that it computed in.
+    """
+
+    module: nn.Module
+    inner: nn.Module
+    args: tuple
+    kwargs: dict
+    samples: int
+    gradients: dict[int, Tensor]
+    autocast: tuple[bool, torch.dtype]
+
+    @property
+    def device(self) -> torch.device:
+        """Returns where the model is."""
+        return next(self.inner.parameters()).device
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Returns the bytes of all gradients."""
+        trained = [p for p in self.inner.parameters() if p.requires_grad]
+        return sum(p.numel() * p.element_size() for p in trained)
+
+    def sized(self, size: float) -> Kept:
+        """Returns the same pass on ``size`` (½, 1 or 2) times as many samples."""
+
+        def part(value: Any) -> Any:
+            return halved(value, self.samples, size)
+
+        gradients = {place: part(gradient) for place, gradient in self.gradients.items()}
+        return replace(self, args=part(self.args), kwargs=part(self.kwargs), gradients=gradients)
+
+    def forward(self, module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+        """Runs a module on the batch.
+
+        Returns:
+            the outputs that the script's loss used, and the gradient of each.
+        """
+        enabled, dtype = self.autocast
+        with torch.autocast(self.device.type, dtype, enabled=enabled):
+            outputs = outputs_of(module(*self.args, **self.kwargs))
+        used = [(o, self.gradients[i]) for i, o in enumerate(outputs) if i in self.gradients]
+        return [output for output, _ in used], [gradient for _, gradient in used]
+
+
+def outputs_of(output: Any) -> list[Tensor]:
+    """Returns the outputs that a loss is computed from: the loss where a model returns it."""
+    found = list(tensors_in(output))
+    named = [tensor for name, tensor in found if name == "loss" and tensor.requires_grad]
+    return named or [tensor for _, tensor in found if tensor.requires_grad]
+
+
+def keep_gradients(output: Any, into: dict[int, Tensor]) -> None:
+    """Keeps the gradients of a pass's outputs, when they come."""
+    for place, tensor in enumerate(outputs_of(output)):
+        tensor.register_hook(lambda gradient, place=place: into.__setitem__(place, gradient))
+
+
+@contextmanager
+def left_as_it_was(module: nn.Module) -> Iterator[None]:
+    """Puts back a module's buffers and all random numbers at the end of the block."""
+    buffers = [(buffer, buffer.detach().to("cpu", copy=True)) for buffer in module.buffers()]
+    states = (random.getstate(), torch.get_rng_state())
+    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    numpy = sys.modules.get("numpy")
+    of_numpy = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        random.setstate(states[0])
+        torch.set_rng_state(states[1])
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+
+
+def free_host_bytes() -> tuple[int, int] | None:
+    """Returns the bytes of host memory that are free, and all there are; None if unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        known = dict(line.split(":") for line in lines)
+        free_kib, all_kib = (int(known[n].split()[0]) for n in ("MemAvailable", "MemTotal"))
+    except (OSError, KeyError, ValueError):
+        return None
+    return free_kib * 1024, all_kib * 1024

@@ -1,0 +1,93 @@
+"""The ranks of a job that measure something together after the window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+HERE = timedelta(seconds=20)
+"""Rank 0 waits so long for the other ranks' watches, which come after the same update."""
+
+
+class Team:
+    """The ranks of a group.
+
+    Args:
+        group: the ranks; None for a process by itself.
+        device: of this rank's model.
+        clock: of that device.
+    """
+
+    def __init__(self, group: Any, device: torch.device, clock: Any) -> None:
+        self.group, self.device, self.clock = group, device, clock
+        self.ranks = dist.get_world_size(group) if group is not None else 1
+        self.rank = dist.get_rank(group) if group is not None else 0
+
+    def meet(self) -> None:
+        """Waits until all ranks have come here."""
+        if self.ranks > 1:
+            self.clock.wait()
+            dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
+            self.clock.wait()
+
+    def agreed(self, attempt: Callable[[], object]) -> tuple[bool, str]:
+        """Tries something on all ranks; returns whether it worked on each, and why not here."""
+        why = ""
+        try:
+            attempt()
+        except Exception as error:  # whatever a script's model raises
+            why = f"{type(error).__name__}: {error}"
+        failed = torch.tensor([float(bool(why))], device=self.device)
+        if self.ranks > 1:
+            dist.all_reduce(failed, group=self.group)
+        worked = not failed.item()
+        return worked, why or ("" if worked else "it failed on another rank")
+
+    def all_agree(self, here: bool) -> bool:
+        """Returns True if every rank says so: a rank by itself would wait for the others."""
+
+        def attempt() -> None:
+            if not here:
+                raise RuntimeError
+
+        return self.agreed(attempt)[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns what each rank gives, by rank."""
+        if self.ranks == 1:
+            return [value]
+        found: list[Any] = [None] * self.ranks
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
+
+def all_are_here(store: Any, job: str, rank: int, ranks: int) -> bool:
+    """Returns True on all ranks if the watch of every rank has come here; False on all others.
+
+    A rank whose watch has ended trains on, and a collective of the probes would meet one of its
+    training. So the ranks agree through the store, where nobody waits for ever: rank 0 waits for
+    all of them, decides, and the others wait for that.
+
+    Args:
+        store: of the job.
+        job: a text that no other watch of this job uses.
+        rank, ranks: of this process.
+    """
+    if store is None:
+        return False
+    store.set(f"{job}/{rank}", "here")
+    if rank == 0:
+        try:
+            store.wait([f"{job}/{other}" for other in range(ranks)], HERE)
+            store.set(f"{job}/decided", "go on")
+        except RuntimeError:  # of a store: it took too long
+            store.set(f"{job}/decided", "leave out")
+    try:
+        store.wait([f"{job}/decided"], 2 * HERE)
+    except RuntimeError:
+        return False
+    return store.get(f"{job}/decided") == b"go on"

@@ -1,0 +1,106 @@
+"""What changes gained that a watch tried: from made-up trials, whose answer is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from scaling_evidence import MadeUp
+
+from common.analysis.diagnosis.causes import Case
+from common.analysis.diagnosis.diagnosis import examine_case, lines_of
+from common.analysis.diagnosis.evidence import open_evidence
+from common.analysis.diagnosis.page import diagnosis_page
+from common.analysis.diagnosis.tried import tried_changes
+
+STEP_MS = 40.0
+PASS_SHARE = 0.75
+"""Of a step, forward and backward passes."""
+
+
+def trials(times_ms: dict[tuple[str, str], float], rounds: int = 6) -> pd.DataFrame:
+    """Returns ``trials.csv`` of two ranks; rank 1 is the slower, by a tenth."""
+    return pd.DataFrame(
+        {
+            "rank": rank,
+            "kind": kind,
+            "setting": setting,
+            "round": round_,
+            "order": 0,
+            "iteration": iteration,
+            "passes": 2 if kind == "no_sync" else 1,
+            "step_time_ms": time_ms * (1.0 + 0.1 * rank) * (1 + 0.01 * round_),
+        }
+        for (kind, setting), time_ms in times_ms.items()
+        for rank in (0, 1)
+        for round_ in range(rounds)
+        for iteration in range(3)
+    )
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    """A watched run whose passes take ``PASS_SHARE`` of a step, on two ranks."""
+    folder = MadeUp(noise=0.0).write(tmp_path / "run")
+    environment = json.loads((folder / "environment.json").read_text()) | {"label": "watch"}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    steps = pd.read_csv(folder / "steps.csv")
+    steps["step_time_ms"] = STEP_MS
+    steps["forward_time_ms"] = 10.0
+    steps["whole_backward_time_ms"] = PASS_SHARE * STEP_MS - 10.0
+    steps.to_csv(folder / "steps.csv", index=False)
+    tried = {
+        ("as it is", "as it is"): 30.0,
+        ("bucket_cap_mb", "bucket_cap_mb=8"): 24.0,
+        ("compression", "fp16_compress_hook"): 33.0,
+        ("no_sync", "no_sync() in all but the last of 2 passes"): 18.0,
+    }
+    trials(tried).to_csv(folder / "trials.csv", index=False)
+    return Case(open_evidence(folder))
+
+
+def test_gains_are_shares_of_a_pass_and_speedups_follow(case: Case) -> None:
+    found = {each.kind: each for each in tried_changes(case)}
+    assert list(found) == ["no_sync", "bucket_cap_mb", "compression"]  # the best first
+    assert found["bucket_cap_mb"].gain.estimate == pytest.approx(0.2)
+    assert found["compression"].gain.estimate == pytest.approx(-0.1)
+    # 6 of 30 ms are saved of passes that are three quarters of a step.
+    now = case.speedup_now
+    assert found["bucket_cap_mb"].speedup == pytest.approx(now / (1 - 0.75 * 0.2))
+    assert found["bucket_cap_mb"].passes is None
+    assert found["no_sync"].passes == 2  # another global batch
+
+
+def test_text_and_page_say_what_was_tried(case: Case) -> None:
+    found = examine_case(case)
+    text = "\n".join(lines_of(found))
+    assert "Tried on a copy of the model" in text
+    assert "bucket_cap_mb=8: a pass takes 20 % less" in text
+    assert "fp16_compress_hook: a pass takes 10 % more" in text
+    page = diagnosis_page(found, case, "made up")
+    assert "What changes gained when they were tried" in page
+    assert "bucket_cap_mb=8: 80.0 % (80.0 to 80.0)" in page
+
+
+def test_a_change_that_noise_hides_is_not_told_from_none(case: Case) -> None:
+    times = pd.concat(
+        [
+            trials({("as it is", "as it is"): 30.0}),
+            trials({("static_graph", "static_graph=True"): 30.0}),
+        ]
+    )
+    own = times["setting"] != "as it is"
+    times.loc[own, "step_time_ms"] *= 1 + 0.05 * (-1.0) ** times.loc[own, "round"]
+    times.to_csv(case.run.folder / "trials.csv", index=False)
+    [tried] = tried_changes(Case(open_evidence(case.run.folder)))
+    assert "not told from no change" in tried.said()
+
+
+def test_a_run_without_trials_says_nothing_of_them(case: Case) -> None:
+    (case.run.folder / "trials.csv").unlink()
+    found = examine_case(Case(open_evidence(case.run.folder)))
+    assert found.tried == ()
+    assert "Tried" not in "\n".join(lines_of(found))
+    assert "when they were tried" not in diagnosis_page(found, case, "made up")

@@ -1,0 +1,127 @@
+"""Changes that are tried on a copy of a watched model: which ones, and how they are recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ddplab_watch.options import Options
+from ddplab_watch.trials import AS_IT_IS, ROUNDS, STEPS, AsItIs, changes
+from watch_support import rows_of, run_loop
+
+FACTS = {
+    "bucket_cap_mb": None,
+    "find_unused_parameters": False,
+    "static_graph": False,
+    "gradient_as_bucket_view": True,
+    "broadcast_buffers": True,
+    "comm_hook": "",
+}
+PLAIN = AsItIs(FACTS, passes=1, last_only=False)
+
+
+@pytest.fixture
+def ranks(rank_server):
+    return rank_server.run
+
+
+def rank(number: int, cores: range, threads: int, host: str = "a", machine: int = 1) -> dict:
+    places = {"host": host, "cores": list(cores), "machine": list(range(machine))}
+    return {"rank": number, "threads": threads, "own": number == 0} | places
+
+
+APART = [rank(0, range(0, 1), 1), rank(1, range(1, 2), 1)]
+
+
+def names(now: AsItIs = PLAIN, mib: float = 16.0, unused: bool = False, ranks=APART) -> list[str]:
+    return [change.name for change in changes(now, int(mib * 2**20), unused, ranks)]
+
+
+def kinds(now: AsItIs = PLAIN, mib: float = 16.0, unused: bool = False, ranks=APART) -> list[str]:
+    return [change.kind for change in changes(now, int(mib * 2**20), unused, ranks)]
+
+
+def test_caps_are_those_below_all_gradients_and_one_bucket_for_all() -> None:
+    found = [name for name in names() if name.startswith("bucket_cap_mb")]
+    assert found == [f"bucket_cap_mb={cap}" for cap in ("0.5", "2", "8", "16.2")]
+    own = replace(PLAIN, facts=FACTS | {"bucket_cap_mb": 8.0})
+    assert "bucket_cap_mb=8" not in names(own)
+    assert "bucket_cap_mb" not in kinds(mib=0.4)  # DDP has one bucket for them as it is
+    assert "bucket_cap_mb=0.404" in names(
+        replace(PLAIN, facts=FACTS | {"bucket_cap_mb": 0.1}), mib=0.4
+    )
+
+
+def test_a_search_is_left_out_only_where_every_parameter_has_a_gradient() -> None:
+    searching = replace(PLAIN, facts=FACTS | {"find_unused_parameters": True})
+    assert "find_unused_parameters=False" in names(searching)
+    assert "find_unused_parameters=False" not in names(searching, unused=True)
+    assert "find_unused_parameters=False" not in names()
+
+
+def test_accumulation_is_tried_where_every_pass_exchanges() -> None:
+    assert any("last of 2 passes" in name for name in names())
+    assert any("last of 4 passes" in name for name in names(AsItIs(FACTS, 4, last_only=False)))
+    assert "no_sync" not in kinds(AsItIs(FACTS, 4, last_only=True))
+
+
+def test_what_a_script_has_is_not_tried() -> None:
+    facts = FACTS | {"static_graph": True, "comm_hook": "fp16_compress_hook"}
+    found = names(replace(PLAIN, facts=facts))
+    assert "static_graph=True" not in found
+    assert "fp16_compress_hook" not in found
+    assert "bf16_compress_hook" in found
+    assert "gradient_as_bucket_view=True" not in found
+    assert found[0] == AS_IT_IS
+
+
+def test_ranks_that_share_cores_get_some_each() -> None:
+    shared = [rank(0, range(4), 4), rank(1, range(4), 4), rank(2, range(4), 1, host="b")]
+    found = {change.kind: change for change in changes(PLAIN, 2**24, False, shared)}
+    assert found["affinity"].cores == {0, 1}
+    assert found["threads"].threads == 2
+    mine = [each | {"own": each["rank"] == 1} for each in shared]
+    found = {change.kind: change for change in changes(PLAIN, 2**24, False, mine)}
+    assert found["affinity"].cores == {2, 3}
+    # A rank by itself keeps its cores, and tries the same changes as the others.
+    alone = [each | {"own": each["rank"] == 2} for each in shared]
+    found = {change.kind: change for change in changes(PLAIN, 2**24, False, alone)}
+    assert found["affinity"].cores == set(range(4))
+    assert found["threads"].threads == 4
+    assert not {"affinity", "threads"} & set(kinds())
+    # Two ranks on one core cannot have one each, unless the machine has more.
+    one = [rank(0, range(1), 1), rank(1, range(1), 1)]
+    assert "affinity" not in kinds(ranks=one)
+    pinned = [each | {"machine": [0, 1]} for each in one]
+    found = {change.kind: change for change in changes(PLAIN, 2**24, False, pinned)}
+    assert found["affinity"].cores == {0}
+    assert "threads" not in found
+
+
+def test_each_change_is_run_as_often_as_the_script_as_it_is(ranks, tmp_path: Path) -> None:
+    watch = {"verify": 1}
+    run_loop(ranks, tmp_path, "--accumulation", 3, "--no_sync", 0, "--find_unused", 1, watch=watch)
+    for number in (0, 1):
+        rows = rows_of(tmp_path, number, "trials")
+        kinds = {row["kind"] for row in rows}
+        assert {AS_IT_IS, "bucket_cap_mb", "compression", "no_sync"} <= kinds
+        assert {"find_unused_parameters", "static_graph"} <= kinds
+        for setting in {row["setting"] for row in rows}:
+            own = [row for row in rows if row["setting"] == setting]
+            assert len(own) == ROUNDS * STEPS
+            assert {row["passes"] for row in own} == {3}
+            assert len({row["order"] for row in own}) == ROUNDS  # no place in the round is its own
+            assert all(row["step_time_ms"] > 0 for row in own)
+    assert not [row for row in rows_of(tmp_path, 0, "unseen") if "change" in row["what"]]
+
+
+def test_without_an_exchange_there_is_nothing_to_try(ranks, tmp_path: Path) -> None:
+    run_loop(ranks, tmp_path, count=1, watch={"verify": 1})
+    assert "nothing is exchanged" in str(rows_of(tmp_path, 0, "unseen"))
+
+
+@pytest.mark.parametrize("settings", [{"to_end": True}, {"probe": False}])
+def test_trials_follow_the_probes(settings: dict) -> None:
+    with pytest.raises(ValueError, match="verify follows the probes"):
+        Options(verify=True, **settings)
