@@ -191,7 +191,11 @@ def lone_evaluation(times: float) -> None:
 
 def always_synchronised(_: float) -> None:
     """Takes the effect from ``no_sync``: every micro-batch exchanges gradients."""
-    DistributedDataParallel.no_sync = lambda self: nullcontext()
+
+    def always(ddp: DistributedDataParallel) -> None:
+        ddp.no_sync = nullcontext
+
+    _change_ddp(always)
 
 
 def other_precision(_: float) -> None:
@@ -259,25 +263,36 @@ def lone_checkpoint(milliseconds: float) -> None:
     register_optimizer_step_post_hook(save_checkpoint)
 
 
-def _ddp_with(**arguments: object) -> None:
-    """Makes DDP with these arguments, whatever the script gives."""
+def _change_ddp(
+    after: Callable[[DistributedDataParallel], None] = lambda ddp: None, **arguments: object
+) -> None:
+    """Changes every DDP that a script makes; those that the watch tries are as they are asked for.
+
+    Args:
+        after: called with each when it is made.
+        arguments: that each gets, whatever the script gives.
+    """
     plain = DistributedDataParallel.__init__
 
     @functools.wraps(plain)
     def changed(self, module, *positional, **named):
+        if "ddplab_watch" in sys._getframe(1).f_code.co_filename:
+            plain(self, module, *positional, **named)
+            return
         plain(self, module, *positional, **(named | arguments))
+        after(self)
 
     DistributedDataParallel.__init__ = changed
 
 
 def bucket_cap(mebibytes: float) -> None:
     """Gives DDP this bucket cap."""
-    _ddp_with(bucket_cap_mb=mebibytes)
+    _change_ddp(bucket_cap_mb=mebibytes)
 
 
 def unused_search(_: float) -> None:
     """Makes DDP look for unused parameters."""
-    _ddp_with(find_unused_parameters=True)
+    _change_ddp(find_unused_parameters=True)
 
 
 def garbage(thousands: float) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import traceml
+import traceml_ai as traceml
 from ddplab_watch.hooks import roots_of
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook

@@ -244,7 +244,7 @@ def traceml_verdict(case: Case, folder: Path, update: Callable[[str], None]) -> 
     Its summary is kept. Where TraceML is not installed the answer is empty, and ``failed`` where
     the script did not end under it.
     """
-    if find_spec("traceml") is None:
+    if find_spec("traceml_ai") is None:
         return ""
     logs = folder / f"{case.name}-traceml"
     try:

@@ -81,7 +81,7 @@ def test_text_and_page_say_what_was_tried(case: Case) -> None:
     assert "fp16_compress_hook: a pass takes 10 % more" in text
     page = diagnosis_page(found, case, "made up")
     assert "What changes gained when they were tried" in page
-    assert "bucket_cap_mb=8: 80.0 % (80.0 to 80.0)" in page
+    assert "bucket_cap_mb=8: 80.0\u00a0%, speedup" in page
 
 
 def test_a_change_that_noise_hides_is_not_told_from_none(case: Case) -> None:

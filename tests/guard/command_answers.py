@@ -99,7 +99,9 @@ def help_answers() -> dict[str, str]:
     asked = [(), *((name,) for name in SUBCOMMANDS)]
     for command, page in PAGES.items():
         if command != PROGRAM:
-            asked += [(*command.split()[1:], name) for name in page.names]
+            # All studies have one set of flags.
+            names = page.names if page.noun == "subcommand" else page.names[:1]
+            asked += [(*command.split()[1:], name) for name in names]
     answers = {"-".join([PROGRAM, *words]) + ".txt": printed(*words, "--help") for words in asked}
     for path in sorted(PROJECT.glob("assignments/*/*.py")):
         name = f"{path.parent.name}-{path.stem}.txt"

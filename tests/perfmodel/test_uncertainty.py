@@ -103,9 +103,9 @@ def test_bands_cover_the_truth_about_as_often_as_they_say():
 
 
 def test_what_two_caps_share_cancels_in_their_difference(recorded):
-    bands = prediction_bands(recorded, [64, 2])
+    bands = prediction_bands(recorded, [0.25, 2])
     low, high = bands.difference(1, 0)
-    assert high < 0  # 2 MiB is faster than one bucket for sure, though their bands overlap
+    assert high < 0  # 2 MiB is faster than 0.25 MiB for sure, though their bands overlap
     assert bands.table["high_ms"][1] > bands.table["low_ms"][0]
     wide = bands.table["high_ms"] / bands.table["low_ms"] - 1
     assert high - low < wide.sum()

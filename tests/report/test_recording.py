@@ -20,7 +20,7 @@ def finished_run(folder: Path, rows: int = 3) -> Path:
         "host_names": ["node17.example"],
         "pid": 4711,
         "slurm_job_id": "99",
-        "command": "python a.py --rounds 2 --output_dir /home/ada/out --run-id mine",
+        "command": "python a.py --rounds 2 --output_dir /home/ada/out --run-id mine --of=/ada/b",
         "variables": {"OMP_NUM_THREADS": "1", "NCCL_TOPO_FILE": "/home/ada/t", "TORCH_HOME": "x"},
         "gpus": [{"name": "NVIDIA H100", "uuid": "GPU-928eff98", "bus_id": "00000000:06"}],
     }
@@ -60,5 +60,5 @@ def test_a_run_that_cannot_be_kept_leaves_nothing(
 
 
 def test_tables_that_are_too_large_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="at most 2 are recorded"):
-        keep_run(finished_run(tmp_path, rows=400_000), "h100-1", "assignment0", tmp_path / "data")
+    with pytest.raises(UserError, match="at most 6 are recorded"):
+        keep_run(finished_run(tmp_path, rows=1_200_000), "h100-1", "assignment0", tmp_path / "data")

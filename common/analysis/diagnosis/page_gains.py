@@ -15,6 +15,8 @@ SPARE = 1.08
 number below it."""
 HEIGHT, TOP, THICK, THIN = 30, 3, 15, 7
 """Heights in pixels: of a row, above its bars, of what is predicted, and of what is."""
+TALL = 44
+"""Height in pixels of a row whose label has two lines."""
 
 
 def bounds(verdict: Verdict) -> tuple[float, float] | None:
@@ -121,20 +123,19 @@ def tried_section(found: Diagnosis) -> str:
 
 
 def _tried(axis: Axis, tried: Tried) -> str:
-    time, low, high = (
-        (1 - g) * 100 for g in (tried.gain.estimate, tried.gain.high, tried.gain.low)
-    )
-    middle, half = TOP + THICK / 2, THICK / 4
+    gain = tried.gain
+    time, low, high = ((1 - each) * 100 for each in (gain.estimate, gain.high, gain.low))
+    middle, half = TALL / 2, THICK / 4
     shapes = [
-        bars.bar(axis, "tried", 0.0, time, TOP, THICK),
+        bars.bar(axis, "tried", 0.0, time, (TALL - THICK) / 2, THICK),
         bars.level(axis, "interval", low, high, middle),
         *(bars.upright(axis, "interval", end, middle - half, middle + half) for end in (low, high)),
-        bars.upright(axis, "mark", 100.0, 0, HEIGHT),
+        bars.upright(axis, "mark", 100.0, 0, TALL),
     ]
-    label = f"{tried.change}: {number(time)} % ({number(low)} to {number(high)})"
+    label = f"{tried.change}: {number(time)}\u00a0%"
     if tried.speedup is not None:
-        label += f"; speedup {number(tried.speedup)}"
-    return bars.row(axis, label, tried.said(), "".join(shapes), HEIGHT)
+        label += f", speedup {number(tried.speedup)}"
+    return bars.row(axis, label, tried.said(), "".join(shapes), TALL)
 
 
 def _ideal(axis: Axis, ranks: int) -> str:

@@ -51,6 +51,8 @@ class Stacks:
         self.thread_id = threading.get_ident()
         self.counting = False
         """True while samples are taken; a stall is noticed anyway."""
+        self.is_training = True
+        """False while the watch measures something by itself: no step is to end then."""
         self.counts: Counter[tuple[str, str, str]] = Counter()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddplab-watch", daemon=True)
@@ -83,6 +85,8 @@ class Stacks:
                 if stalled:
                     self.record.add("resumed", step=done, seconds=now - since)
                 steps, since, stalled = done, now, False
+            elif not self.is_training:  # no step is to end while probes run
+                since = now
             elif not stalled and now - since > max(STALLED_S, STALLED_STEPS * usual_s):
                 stalled = True
                 self._stalled(steps, now - since)

@@ -88,11 +88,11 @@ class AsItIs:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Returns the arguments that DDP was made with."""
-        kept = {name: value for name, value in self.facts.items() if name != "comm_hook"}
-        if kept["bucket_cap_mb"] is None:
-            del kept["bucket_cap_mb"]
-        return kept
+        """Returns the arguments that DDP was made with, where they are not its defaults."""
+        defaults = {"bucket_cap_mb": None, "broadcast_buffers": True}
+        names = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", *defaults)
+        given = {name: self.facts[name] for name in names}
+        return {name: v for name, v in given.items() if v != defaults.get(name, False)}
 
 
 def changes(now: AsItIs, gradient_bytes: int, unused: bool, ranks: Sequence[dict]) -> list[Change]:
@@ -132,7 +132,7 @@ def changes(now: AsItIs, gradient_bytes: int, unused: bool, ranks: Sequence[dict
         found.append(Change("static_graph", "static_graph=True", static))
     if not now.last_only:
         passes = max(2, now.passes)
-        name = f"no_sync() in all but the last of {passes} passes"
+        name = f"no_sync() but for the last of {passes} passes"
         found.append(Change("no_sync", name, passes=passes, last_only=True))
     return found + _of_the_process(ranks)
 

@@ -387,6 +387,7 @@ class Watch:
 
     def probe(self) -> None:
         """Runs the probes, or says why there are none."""
+        self.stacks.is_training = False
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
 
