@@ -74,7 +74,7 @@ class Dump:
 
 @dataclass(frozen=True)
 class Stop:
-    """Where the ranks of a group stopped.
+    """The place at which the ranks of a group stopped.
 
     Attributes:
         group: its name.

@@ -25,7 +25,7 @@ MOST_WARNINGS = 5
 
 @dataclass
 class NcclLog:
-    """What was read.
+    """The contents of a job's logs.
 
     Attributes:
         hosts: rank → the name of its host.

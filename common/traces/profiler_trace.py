@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def read_records(path: Path) -> list[dict]:
             records = json.load(file)["traceEvents"]
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, EOFError, zlib.error):  # cut off, or something else
         raise UserError(f"{path}: not a trace of torch.profiler") from None
     return records
 

@@ -277,6 +277,11 @@ def test_the_command_prints_it_and_writes_json(tmp_path: Path) -> None:
         (lambda f: None, ("missing",), "no such folder"),
         (lambda f: None, (".",), "no profiler trace (.json, .json.gz), no NCCL log"),
         (lambda f: (f / "a.json").write_text("[]"), (".",), "not a trace of torch.profiler"),
+        (
+            lambda f: (f / "a.json.gz").write_bytes(gzip.compress(b"{}" * 9)[:-9]),
+            (".",),
+            "not a trace of torch.profiler",
+        ),
         (lambda f: None, (".", "train.py"), "--traces runs nothing; leave out train.py"),
     ],
 )

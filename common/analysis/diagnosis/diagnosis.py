@@ -8,9 +8,10 @@ sure it is, what to change, and the speedup that the performance model predicts 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pandas as pd
 
@@ -49,6 +50,7 @@ from common.analysis.diagnosis.tried import Tried, tried_against, tried_changes
 from common.analysis.style import Table
 from common.errors import UserError
 
+Seen = TypeVar("Seen")
 NEEDLESS = "needless-synchronisation"
 LIMITS = ("model-too-small", "batch-too-small", "network-too-slow")
 """Causes in the exchange itself, judged as if no part of it were needless."""
@@ -143,22 +145,30 @@ def examine(run: Evidence, baseline: Evidence | None = None) -> Diagnosis:
 
 def examine_case(case: Case) -> Diagnosis:
     """Judges every cause of a case; see ``examine``."""
-    verdicts, not_judged = [], []
     causes = CAUSES | OF_SCRIPTS if case.run.watched else CAUSES
-    for cause, judge in causes.items():
-        try:
-            verdict = judge(case)
-        except NotJudged as missing:
-            not_judged.append((cause, str(missing)))
-            continue
-        if verdict is not None:
-            verdicts.append(verdict.with_interval(case.run.noise))
+    verdicts, not_judged = judged(causes, case)
     return Diagnosis(
-        verdicts=tuple(in_order(verdicts)),
+        verdicts=tuple(in_order([v.with_interval(case.run.noise) for v in verdicts])),
         not_judged=tuple(not_judged),
         summary=_summary(case),
         tried=tried_changes(case),
     )
+
+
+def judged(
+    causes: Mapping[str, Callable[[Seen], Verdict | None]], seen: Seen
+) -> tuple[list[Verdict], list[tuple[str, str]]]:
+    """Judges causes; returns the verdicts, and (cause, why) of those that cannot be judged."""
+    verdicts, not_judged = [], []
+    for cause, judge in causes.items():
+        try:
+            verdict = judge(seen)
+        except NotJudged as missing:
+            not_judged.append((cause, str(missing)))
+            continue
+        if verdict is not None:
+            verdicts.append(verdict)
+    return verdicts, not_judged
 
 
 def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:

@@ -30,7 +30,7 @@ KERNEL = re.compile(rb'"cat":\s*"kernel"')
 
 @dataclass(frozen=True, eq=False)
 class LeftBehind:
-    """What was read of a job.
+    """The files of a job, as read.
 
     Attributes:
         folder: where the files lie.

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from common.analysis.diagnosis.causes import percent
 from common.analysis.diagnosis.causes_left_behind import CAUSES
-from common.analysis.diagnosis.diagnosis import Diagnosis, in_order, lines_of
-from common.analysis.diagnosis.evidence import NotJudged
+from common.analysis.diagnosis.diagnosis import Diagnosis, in_order, judged, lines_of
 from common.analysis.diagnosis.left_behind import RESULT, LeftBehind, read_left_behind
 from common.errors import UserError
 from common.runtime.run_directory import write_atomically
@@ -57,15 +56,7 @@ def open_postmortem(folder: Path | str) -> PostMortem:
         UserError: there is no such folder, or nothing in it that can be read.
     """
     left = read_left_behind(folder)
-    verdicts, not_judged = [], []
-    for cause, judge in CAUSES.items():
-        try:
-            verdict = judge(left)
-        except NotJudged as missing:
-            not_judged.append((cause, str(missing)))
-            continue
-        if verdict is not None:
-            verdicts.append(verdict)
+    verdicts, not_judged = judged(CAUSES, left)
     found = Diagnosis(tuple(in_order(verdicts)), tuple(not_judged), _summary(left))
     return PostMortem(left, found)
 

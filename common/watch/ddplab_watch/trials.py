@@ -74,7 +74,7 @@ class Change:
 
 @dataclass(frozen=True)
 class AsItIs:
-    """How the script exchanges gradients.
+    """The way in which the script exchanges gradients.
 
     Attributes:
         facts: of its DDP (``private.ddp_facts``).
