@@ -15,7 +15,7 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -230,7 +230,7 @@ def slow_backward(milliseconds: float) -> None:
     @functools.wraps(plain)
     def watched(self, *inputs, **named):
         outputs = plain(self, *inputs, **named)
-        first = next(iter(outputs.values())) if hasattr(outputs, "values") else outputs
+        first = next(iter(outputs.values())) if isinstance(outputs, Mapping) else outputs
         if torch.is_tensor(first) and first.requires_grad:
             first.register_hook(late)
         return outputs

@@ -6,8 +6,10 @@ planted in two scripts; thresholds were set on the first, and the second was hel
 then removed, and the speedup that this brings is held against the predicted one, and against that
 of the best change that the watch tried itself (``verify``). Healthy runs must give no verdict of
 more than low confidence. Where TraceML is installed, each case is run once more under it
-(``traceml_ranks``), and its primary diagnosis stands beside ours as it prints it. A cut study is
-continued: ``ddplab study scripts --continues RUN_DIR``.
+(``traceml_ranks``), and its primary diagnosis stands beside ours as it prints it.
+
+``ddplab study scripts --continues RUN_DIR`` goes on with a study that was cut. Cases that are there
+are not run again, and diagnosed anew from their bundles: as the diagnosis is today.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ PLANTED = project_root() / "common" / "studies" / "planted_faults.py"
 TRACEML = project_root() / "common" / "studies" / "traceml_ranks.py"
 SCRIPTS = project_root() / "assignments" / "assignment4" / "scripts"
 RUNS, RESULTS = "runs", "cases.csv"
+TRACEML_ENDS = "-traceml"
+"""Ends the names of what a run under TraceML has left."""
 NAMED_SHARE, CLOSE, CLOSE_SHARE = 0.95, 0.10, 0.80
 """Promises: the share of causes named first; the tolerance of predicted gains, the share within."""
 
@@ -75,6 +79,15 @@ class Case:
     def hosts(self) -> EmulatedCluster | None:
         """Returns the hosts that it runs on; None for ranks of this machine."""
         return EmulatedCluster.of(RANKS, [self.rate]) if self.rate else None
+
+    @property
+    def planted_or_not(self) -> tuple[bool, ...]:
+        """Returns whether the fault is removed, for each of the watched runs."""
+        return (False, True) if self.is_removed else (False,)
+
+    def bundle(self, removed: bool) -> str:
+        """Returns the name of a watched run's folder."""
+        return f"{self.name}-removed" if removed else self.name
 
     def words(self, removed: bool) -> list[str]:
         """Returns the program that is watched: the planting, the fault, the script."""
@@ -200,21 +213,18 @@ def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> 
     if (reason := why_not()) and any(case.rate for case in cases):
         progress.say(f"without the cases on emulated hosts: {reason}")
         cases = [case for case in cases if not case.rate]
-    done = earlier_table(study.continues, RESULTS, ["case", "planted", "first"])
-    known = {row["case"]: row for row in done.to_dict("records")}
+    done = set(earlier_table(study.continues, RESULTS, ["case", "planted", "first"])["case"])
     with study_run("scripts", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:
         folder = (run.path / RUNS).absolute()  # ranks start in another folder
         folder.mkdir()
         rows = []
         for case in cases:
-            if row := known.get(case.name):
-                for path in (Path(study.continues) / RUNS).glob(f"{case.name}*"):
-                    copy = shutil.copytree if path.is_dir() else shutil.copy
-                    copy(path, folder / path.name)
+            if case.name in done:
+                copy_case(case, Path(study.continues) / RUNS, folder)
             else:
                 with progress.stage(case.name) as update:
-                    row = run_case(case, folder, update)
-            rows.append(row)
+                    run_case(case, folder, update)
+            rows.append(diagnose_case(case, folder))
             run.write_table(RESULTS, pd.DataFrame(rows))  # whole after each
         table = pd.DataFrame(rows)
         verdicts = judge(table)
@@ -224,40 +234,73 @@ def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> 
     return run.path
 
 
-def run_case(case: Case, folder: Path, update: Callable[[str], None]) -> dict[str, object]:
-    """Runs a case with its fault and, where that is possible, without; returns its row."""
-    opened: list[Opened] = []
-    for removed in (False, True) if case.is_removed else (False,):
-        bundle = folder / (f"{case.name}-removed" if removed else case.name)
-        log = folder / f"{bundle.name}.log"
-        verify = not removed and case.cause in TRIED_BY
-        words = [f"folder={bundle}", f"verify={int(verify)}", *case.words(removed)]
-        launch(WATCH, words, RANKS, log, hosts=case.hosts, on_output=update)
-        opened.append(open_diagnosis(bundle))
-        (folder / f"{bundle.name}.txt").write_text("\n".join(opened[-1].lines()) + "\n")
-    return row_of(case, *opened) | {"traceml": traceml_verdict(case, folder, update)}
+def run_case(case: Case, folder: Path, update: Callable[[str], None]) -> None:
+    """Runs a case watched, with its fault and, where that is possible, without; then under TraceML.
 
-
-def traceml_verdict(case: Case, folder: Path, update: Callable[[str], None]) -> str:
-    """Runs a case with its fault under TraceML; returns the kind of its primary diagnosis.
-
-    Its summary is kept. Where TraceML is not installed the answer is empty, and ``failed`` where
-    the script did not end under it.
+    Bundles and logs are left in ``folder``, under the case's name.
     """
-    if find_spec("traceml_ai") is None:
-        return ""
-    logs = folder / f"{case.name}-traceml"
+    for removed in case.planted_or_not:
+        name = case.bundle(removed)
+        verify = not removed and case.cause in TRIED_BY
+        words = [f"folder={folder / name}", f"verify={int(verify)}", *case.words(removed)]
+        launch(WATCH, words, RANKS, folder / f"{name}.log", hosts=case.hosts, on_output=update)
+    if find_spec("traceml_ai") is not None:
+        run_under_traceml(case, folder, update)
+
+
+def copy_case(case: Case, earlier: Path, folder: Path) -> None:
+    """Copies what ``run_case`` has left in the folder of an earlier study.
+
+    Raises:
+        UserError: a bundle is missing.
+    """
+    for removed in case.planted_or_not:
+        bundle = earlier / case.bundle(removed)
+        if not bundle.is_dir():
+            raise UserError(f"--continues: {bundle.name} is missing in {earlier}")
+        shutil.copytree(bundle, folder / bundle.name)
+        shutil.copy(earlier / f"{bundle.name}.log", folder)
+    for path in earlier.glob(f"{case.name}{TRACEML_ENDS}.*"):
+        shutil.copy(path, folder)
+
+
+def diagnose_case(case: Case, folder: Path) -> dict[str, object]:
+    """Diagnoses a case from its bundles; writes each diagnosis beside them and returns its row."""
+    opened = []
+    for removed in case.planted_or_not:
+        name = case.bundle(removed)
+        opened.append(open_diagnosis(folder / name))
+        (folder / f"{name}.txt").write_text("\n".join(opened[-1].lines()) + "\n")
+    return row_of(case, *opened) | {"traceml": traceml_verdict(case, folder)}
+
+
+def run_under_traceml(case: Case, folder: Path, update: Callable[[str], None]) -> None:
+    """Runs a case with its fault under TraceML, and keeps its log and its summary."""
+    name = f"{case.name}{TRACEML_ENDS}"
+    logs = folder / name
+    words = [str(logs), *case.words(removed=False)]
     try:
-        log = folder / f"{logs.name}.log"
-        words = [str(logs), *case.words(removed=False)]
-        launch(TRACEML, words, RANKS, log, hosts=case.hosts, on_output=update)
+        launch(TRACEML, words, RANKS, folder / f"{name}.log", hosts=case.hosts, on_output=update)
         summary = (logs / "traceml" / "final_summary.json").read_text()
-    except (RunFailed, OSError):
-        return "failed"
+        (folder / f"{name}.json").write_text(summary)
+    except (RunFailed, OSError) as error:
+        update(f"{name}: {error}")
     finally:
         shutil.rmtree(logs, ignore_errors=True)  # what it samples is much
-    (folder / f"{logs.name}.json").write_text(summary)
-    return str(json.loads(summary)["primary_diagnosis"]["kind"])
+
+
+def traceml_verdict(case: Case, folder: Path) -> str:
+    """Returns the kind of TraceML's primary diagnosis of a case.
+
+    It is empty where the case was not run under TraceML, and ``failed`` where that left no summary.
+    """
+    log = folder / f"{case.name}{TRACEML_ENDS}.log"
+    if not log.exists():
+        return ""
+    summary = log.with_suffix(".json")
+    if not summary.exists():
+        return "failed"
+    return str(json.loads(summary.read_text())["primary_diagnosis"]["kind"])
 
 
 def row_of(case: Case, faulty: Opened, healthy: Opened | None = None) -> dict[str, object]:
