@@ -31,6 +31,8 @@ class Task:
         needs: tasks whose files its own may import.
         bonus: whether its points come on top.
         alike: files with pieces that are like its solution, each with the reason why they stay.
+        loses_too: other checks, of any task, that a mistake may lose with the one that it is
+            meant for.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Task:
     needs: tuple[str, ...] = ()
     bonus: bool = False
     alike: Mapping[str, str] = field(default_factory=dict)
+    loses_too: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def assignment(self) -> int:
@@ -94,6 +97,12 @@ def read_course(root: Path | None = None) -> Course:
                 raise UserError(f"{COURSE}: {task.name} needs {needed}, which is no task")
             if needed >= task.name:
                 raise UserError(f"{COURSE}: {task.name} needs {needed}, which comes after it")
+    known = {check for task in tasks.values() for check in task.checks}
+    for task in tasks.values():
+        for check, others in task.loses_too.items():
+            for name in (check, *others):
+                if name not in known:
+                    raise UserError(f"{COURSE}: {task.name}: loses_too: {name} is no check")
     patterns = {name: tuple(content.get(name, ())) for name in ("left_out", "kept")}
     return Course(tasks, **patterns)
 

@@ -51,10 +51,10 @@ def run_script(
     with exit_status():
         argv = list(sys.argv[1:] if arguments is None else arguments)
         main(parse_settings(settings_type, argv, Path(sys.argv[0]).stem, variables))
-    _leave_rank()
+    leave_rank()
 
 
-def _leave_rank(status: int = 0) -> None:
+def leave_rank(status: int = 0) -> None:
     """Ends a rank that has done or saved its work, without tearing down the interpreter.
 
     DDP keeps its process group alive beyond ``destroy_process_group``, and with it gloo's threads.
@@ -78,7 +78,7 @@ def exit_status() -> Iterator[None]:
     except Preempted as stop:
         if is_main_rank():
             print(f"stopped: {stop}", file=sys.stderr)
-        _leave_rank(SAVED)
+        leave_rank(SAVED)
         sys.exit(SAVED)
     except (Exception, KeyboardInterrupt) as raised:
         error = _user_mistake(raised) or raised

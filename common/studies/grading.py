@@ -1,7 +1,8 @@
 """``ddplab study grading``: a grader gives the same points ten times, and mistakes lose their own.
 
 For each assignment the references are handed in and graded ten times, an untouched tree once, the
-references without one task's for each task, and each wrong solution (``tests/exercises/mutants``).
+references without one task's for each task, and each wrong solution (``tests/exercises/mutants``),
+which may lose its own check and what ``assignments/course.yaml`` lists beside that one.
 A cut study is continued: ``ddplab study grading --continues RUN_DIR`` takes over the gradings that
 are there.
 """
@@ -94,6 +95,8 @@ def run_study(study: GradingStudy, output_dir: str, progress: StageProgress) -> 
             run.write_table(RESULTS, pd.DataFrame(rows))  # whole after each
         table = summary(pd.DataFrame(rows))
         run.write_table("summary.csv", table)
+        mistakes = beyond_what_is_listed(pd.DataFrame(rows))
+        run.write_table("mistakes.csv", mistakes)
     progress.say(table.to_string(index=False, float_format="%.3g"))
     return run.path
 
@@ -143,15 +146,13 @@ def graded(case: Case, variant: int) -> dict[str, object]:
         grade = Grader(project_root(), variant).grade(path)
     marks = [mark for mark in grade.marks if mark.of in tasks]
     lost = [f"{mark.of}: {mark.name}" for mark in marks if mark.score != mark.points]
-    meant = case.check.partition("::test_")[2].replace("_", " ")
     return {
         **dict(zip(KEYS, case.key, strict=True)),
         "score": sum(mark.score or 0.0 for mark in marks),
         "maximum": sum(mark.points for mark in marks),
         "checks": len(marks),
         "lost": "; ".join(lost),
-        "lost_its_own": any(entry.endswith(f": {meant}") for entry in lost) if meant else "",
-        "others_lost": max(len(lost) - 1, 0) if meant else "",
+        "reasons": "; ".join(mark.why.partition("\n")[0] for mark in marks if mark.why),
         "lost_what_it_should": is_isolated(case.name, marks) if case.kind == WITHOUT else "",
         "isolation": grade.isolation,
         "grading_time_s": grade.seconds,
@@ -171,12 +172,44 @@ def is_isolated(left_out: str, marks: Sequence[Mark]) -> bool:
     )
 
 
+def beyond_what_is_listed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row for each wrong solution: what it lost, and what it should not have.
+
+    Columns: assignment, part, name, check (that it is meant for), found (whether that is lost),
+    besides (other checks lost), not_listed (those of them that ``course.yaml`` does not list).
+    """
+    tasks = read_tasks().values()
+    marks = {check: f"{task.name}: {words(check)}" for task in tasks for check in task.checks}
+    listed = {check: others for task in tasks for check, others in task.loses_too.items()}
+    meant = {mutant.name: mutant.check for mutant in mutants()}
+    found = []
+    for row in rows[rows["kind"] == MISTAKE].to_dict("records"):
+        check = meant[row["name"]]
+        lost = set(filter(None, row["lost"].split("; ")))
+        besides = lost - {marks[check]}
+        allowed = {marks[other] for other in listed.get(check, ())}
+        found.append(
+            {name: row[name] for name in ("assignment", "part", "name")}
+            | {"check": check, "found": marks[check] in lost}
+            | {"besides": "; ".join(sorted(besides))}
+            | {"not_listed": "; ".join(sorted(besides - allowed))}
+        )
+    columns = ["assignment", "part", "name", "check", "found", "besides", "not_listed"]
+    return pd.DataFrame(found, columns=columns)
+
+
+def words(check: str) -> str:
+    """Returns a check's name as marks have it."""
+    return check.partition("::test_")[2].replace("_", " ")
+
+
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Returns a row for each assignment: scores, whether they are the same, and the time."""
     found = []
+    mistakes = beyond_what_is_listed(rows)
     for (assignment, part), own in rows.groupby(["assignment", "part"]):
         best = own[own["kind"] == REFERENCE]
-        wrong = own[own["kind"] == MISTAKE]
+        wrong = mistakes[(mistakes["assignment"] == assignment) & (mistakes["part"] == part)]
         found.append(
             {
                 "assignment": assignment,
@@ -189,8 +222,9 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
                 "without_a_task": int((own["kind"] == WITHOUT).sum()),
                 "isolated": int((own["lost_what_it_should"].astype(str) == "True").sum()),
                 "mistakes": len(wrong),
-                "mistakes_found": int((wrong["lost_its_own"].astype(str) == "True").sum()),
-                "others_lost": int(pd.to_numeric(wrong["others_lost"]).sum()),
+                "mistakes_found": int(wrong["found"].sum()),
+                "others_lost": int(wrong["besides"].str.count("A[0-9]").sum()),
+                "others_not_listed": int(wrong["not_listed"].str.count("A[0-9]").sum()),
                 "median_time_s": own["grading_time_s"].median(),
             }
         )

@@ -33,6 +33,7 @@ from torch.utils.data import distributed
 from torch.utils.data._utils import fetch
 
 from common.errors import UserError, unknown_name
+from common.runtime.script import leave_rank
 
 USAGE = "usage: planted_faults.py FAULT[=STRENGTH] SCRIPT [ARGUMENT ...]"
 
@@ -392,3 +393,4 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except UserError as refused:
         sys.exit(f"error: {refused}")
+    leave_rank()  # as the lab's own scripts end, so that a rank that has finished fails no job

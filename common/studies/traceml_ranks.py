@@ -104,10 +104,8 @@ def main() -> None:
 
     DataLoader.__iter__ = counted
     sys.argv = program
-    try:
-        runpy.run_path(program[0], run_name="__main__")
-    finally:
-        steps.close()
+    atexit.register(steps.close)
+    runpy.run_path(program[0], run_name="__main__")
 
 
 if __name__ == "__main__":
