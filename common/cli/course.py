@@ -48,6 +48,8 @@ class Check:
 
     out: Annotated[Path, tyro.conf.Positional]
     """The tree."""
+    isolation: bool = False
+    """Also leave out each of the assignment's tasks by itself: it alone loses points (minutes)."""
 
     def run(self) -> None:
         """Prints what was looked at; raises RunFailed with what was found."""
@@ -55,16 +57,23 @@ class Check:
 
         with staffs():
             from common.course.check import check
-        found = check(project_root(), self.out)
-        for problem in found.problems:
+            from common.course.grading.matrix import isolation_problems
+        root = project_root()
+        found = check(root, self.out)
+        problems = list(found.problems)
+        own = [name for name in found.unwritten if name[:2] == found.unwritten[0][:2]]
+        if self.isolation:
+            problems += isolation_problems(root, own, print)
+        for problem in problems:
             print(problem)
-        if found.problems:
-            count = len(found.problems)
-            raise RunFailed(f"{self.out}: {count} problem{'s' if count > 1 else ''}")
+        if problems:
+            raise RunFailed(f"{self.out}: {len(problems)} problem{'s' if problems[1:] else ''}")
         print(
             f"{self.out}: no piece of {', '.join(found.unwritten)} in {found.files:,} files; "
             f"{found.modules} modules import, ddplab --help works"
         )
+        if self.isolation:
+            print(f"{', '.join(own)}: each that is left out loses its own points, and no others")
 
 
 @dataclass(frozen=True)

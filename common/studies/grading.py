@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pandas as pd
 
-from common.course.grading.grade import Grader
-from common.course.grading.marks import Mark
-from common.course.markers import student_source
-from common.course.submission import PARTS, HandedIn, pack
-from common.course.tasks import Task, read_tasks
+from common.course.grading.matrix import (
+    grade_references,
+    is_isolated,
+    lost,
+    parts_of,
+    unwritten,
+)
+from common.course.submission import HandedIn
+from common.course.tasks import read_tasks
 from common.errors import UserError
 from common.report.progress import StageProgress
 from common.runtime.bytecode import shared_bytecode
@@ -105,12 +108,11 @@ def all_cases(study: GradingStudy) -> Iterator[Case]:
     """Yields the gradings, assignment by assignment."""
     tasks = read_tasks()
     for assignment in study.assignments:
-        for part in range(1, len(PARTS[assignment]) + 1) if assignment in PARTS else (0,):
-            of = HandedIn("study-grading", assignment, part)
+        for of in parts_of(assignment, "study-grading"):
             own = of.tasks(tasks)
             for number in range(study.rounds):
                 yield Case(of, REFERENCE, "", number, {})
-            stripped = {t.file: student_source(text_of(t), t.file, ()) for t in own.values()}
+            stripped = {task.file: unwritten(task, project_root()) for task in own.values()}
             yield Case(of, UNTOUCHED, "", 0, stripped)
             for name, task in own.items():
                 yield Case(of, WITHOUT, name, 0, {task.file: stripped[task.file]})
@@ -131,45 +133,23 @@ def mutants() -> list:
     return [*numbers, *importlib.import_module("mutants.ranks").RANKS]
 
 
-def text_of(task: Task) -> str:
-    """Returns a task's reference."""
-    return (project_root() / task.path).read_text()
-
-
 def graded(case: Case, variant: int) -> dict[str, object]:
     """Grades a case; returns a row. Answers are left out: their marks are arithmetic."""
     tasks = case.of.tasks(read_tasks())
-    with TemporaryDirectory() as scratch:
-        path = Path(scratch) / f"{case.of.stem}.tar.gz"
-        texts = {task.file: case.changed.get(task.file, text_of(task)) for task in tasks.values()}
-        pack(path, case.of, {f"exercises/{name}": text.encode() for name, text in texts.items()})
-        grade = Grader(project_root(), variant).grade(path)
+    grade = grade_references(case.of, project_root(), case.changed, variant)
     marks = [mark for mark in grade.marks if mark.of in tasks]
-    lost = [f"{mark.of}: {mark.name}" for mark in marks if mark.score != mark.points]
+    lost_marks = [mark for mark in marks if lost(mark)]
     return {
         **dict(zip(KEYS, case.key, strict=True)),
         "score": sum(mark.score or 0.0 for mark in marks),
-        "maximum": sum(mark.points for mark in marks),
+        "maximum": sum(mark.points for mark in marks if mark.score is not None),
         "checks": len(marks),
-        "lost": "; ".join(lost),
-        "reasons": "; ".join(mark.why.partition("\n")[0] for mark in marks if mark.why),
+        "lost": "; ".join(f"{mark.of}: {mark.name}" for mark in lost_marks),
+        "reasons": "; ".join(mark.why.partition("\n")[0] for mark in lost_marks),
         "lost_what_it_should": is_isolated(case.name, marks) if case.kind == WITHOUT else "",
         "isolation": grade.isolation,
         "grading_time_s": grade.seconds,
     }
-
-
-def is_isolated(left_out: str, marks: Sequence[Mark]) -> bool:
-    """Returns True if all of a task's checks say that it is not written, and others pass.
-
-    Tasks that build on it may fail, too, and say the same.
-    """
-    reason = f"task {left_out} is not written yet"
-    own = [mark for mark in marks if mark.of == left_out]
-    others = [mark for mark in marks if mark.of != left_out and mark.score != mark.points]
-    return all(mark.score == 0 and reason in mark.why for mark in own) and all(
-        reason in mark.why for mark in others
-    )
 
 
 def beyond_what_is_listed(rows: pd.DataFrame) -> pd.DataFrame:
@@ -185,12 +165,12 @@ def beyond_what_is_listed(rows: pd.DataFrame) -> pd.DataFrame:
     found = []
     for row in rows[rows["kind"] == MISTAKE].to_dict("records"):
         check = meant[row["name"]]
-        lost = set(filter(None, row["lost"].split("; ")))
-        besides = lost - {marks[check]}
+        losses = set(filter(None, row["lost"].split("; ")))
+        besides = losses - {marks[check]}
         allowed = {marks[other] for other in listed.get(check, ())}
         found.append(
             {name: row[name] for name in ("assignment", "part", "name")}
-            | {"check": check, "found": marks[check] in lost}
+            | {"check": check, "found": marks[check] in losses}
             | {"besides": "; ".join(sorted(besides))}
             | {"not_listed": "; ".join(sorted(besides - allowed))}
         )

@@ -49,18 +49,21 @@ def missing_sampler(_: float) -> None:
 
 
 def overlapping_sampler(share: float) -> None:
-    """Makes each rank take this share of its samples from the next rank's."""
+    """Makes each rank take this share of its samples, at most a half, from the next rank's."""
 
     class Overlapping(distributed.DistributedSampler):
-        """A rank's own samples, the last of them replaced by the next rank's."""
+        """A rank's own samples; every so often one that the next rank takes just before."""
 
         def __iter__(self) -> Iterator[int]:
             own = list(super().__iter__())
             mine, self.rank = self.rank, (self.rank + 1) % self.num_replicas
             others = list(super().__iter__())
             self.rank = mine
-            kept = round((1 - share) * len(own))
-            return iter(own[:kept] + others[: len(own) - kept])
+            # Spread over the epoch, as a run may see little of it.
+            for index in range(1, len(own)):
+                if int((index + 1) * share) > int(index * share):
+                    own[index] = others[index - 1]
+            return iter(own)
 
     _use_sampler(Overlapping)
 

@@ -1,44 +1,45 @@
 """``ddplab study scripts``: what ``ddplab diagnose`` says of other people's scripts.
 
 Six scripts in six styles (``assignments/assignment4/scripts``) run watched on two ranks, with a
-fault planted from outside (``planted_faults``) or by a setting, and without one. Each cause is
-planted in two scripts; thresholds were set on the first, and the second was held out. The fault is
-then removed, and the speedup that this brings is held against the predicted one, and against that
-of the best change that the watch tried itself (``verify``). Healthy runs must give no verdict of
-more than low confidence. Where TraceML is installed, each case is run once more under it
+fault planted from outside (``planted_faults``) or by a setting, and without one
+(``script_cases``). The fault is then removed, in rounds with it and without, as the machine's speed
+changes from run to run. The speedup that this brings is held against the predicted one, and against
+that of the best change that the watch tried itself (``verify``). Healthy runs must give no verdict
+of more than low confidence. Where TraceML is installed, each case is run once more under it
 (``traceml_ranks``), and its primary diagnosis stands beside ours as it prints it.
 
 ``ddplab study scripts --continues RUN_DIR`` goes on with a study that was cut. Cases that are there
-are not run again, and diagnosed anew from their bundles: as the diagnosis is today.
+are not run again but for rounds that are missing, and are diagnosed anew from their bundles: as the
+diagnosis is today.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 import ddplab_watch
 import pandas as pd
 
+from common.analysis.diagnosis.evidence import SAMPLES
 from common.analysis.diagnosis.opened import Opened, open_diagnosis
-from common.analysis.diagnosis.tried import TRIED_BY, pass_share, tried_against
-from common.cluster.emulated import EmulatedCluster, why_not
+from common.analysis.diagnosis.tried import pass_share, tried_against
+from common.analysis.step_parts import STEP
+from common.cluster.emulated import why_not
 from common.cluster.launch import launch
 from common.errors import RunFailed, UserError
 from common.report.progress import StageProgress
 from common.runtime.paths import project_root
+from common.studies.script_cases import CASES, HEALTHY, RANKS, Case
 from common.studies.study import earlier_table, study_run, with_verdicts
 
-RANKS = 2
-HEALTHY = "healthy"
 WATCH = Path(ddplab_watch.__file__).parent / "__main__.py"
-PLANTED = project_root() / "common" / "studies" / "planted_faults.py"
 TRACEML = project_root() / "common" / "studies" / "traceml_ranks.py"
-SCRIPTS = project_root() / "assignments" / "assignment4" / "scripts"
 RUNS, RESULTS = "runs", "cases.csv"
 TRACEML_ENDS = "-traceml"
 """Ends the names of what a run under TraceML has left."""
@@ -47,151 +48,19 @@ NAMED_SHARE, CLOSE, CLOSE_SHARE = 0.95, 0.10, 0.80
 
 
 @dataclass(frozen=True)
-class Case:
-    """One script with one fault.
-
-    Attributes:
-        name: of its folder.
-        cause: what must be named first; ``healthy`` for none.
-        script: of ``SCRIPTS``.
-        fault: for ``planted_faults``.
-        flags: of the script.
-        rate: of the links of two emulated hosts; empty for ranks of this machine.
-        held_out: whether it was not looked at when thresholds were set.
-        remedy: flags of the run without the fault, where it is no planted one.
-    """
-
-    name: str
-    cause: str
-    script: str
-    fault: str = HEALTHY
-    flags: tuple[tuple[str, object], ...] = ()
-    rate: str = ""
-    held_out: bool = False
-    remedy: tuple[tuple[str, object], ...] = ()
-
-    @property
-    def is_removed(self) -> bool:
-        """Returns True if there is a run without the fault to compare with."""
-        return self.fault != HEALTHY or bool(self.remedy)
-
-    @property
-    def hosts(self) -> EmulatedCluster | None:
-        """Returns the hosts that it runs on; None for ranks of this machine."""
-        return EmulatedCluster.of(RANKS, [self.rate]) if self.rate else None
-
-    @property
-    def planted_or_not(self) -> tuple[bool, ...]:
-        """Returns whether the fault is removed, for each of the watched runs."""
-        return (False, True) if self.is_removed else (False,)
-
-    def bundle(self, removed: bool) -> str:
-        """Returns the name of a watched run's folder."""
-        return f"{self.name}-removed" if removed else self.name
-
-    def words(self, removed: bool) -> list[str]:
-        """Returns the program that is watched: the planting, the fault, the script."""
-        flags = dict(self.flags) | (dict(self.remedy) if removed else {})
-        given = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-        fault = HEALTHY if removed else self.fault
-        script = str(SCRIPTS / f"{self.script}.py")
-        return [str(PLANTED), fault, script, *given]
-
-
-def _pair(cause: str, *two: tuple, rates: tuple[str, str] = ("", "")) -> Iterator[Case]:
-    """Yields the cases of a cause: (script, fault, flags, remedy), the second held out."""
-    for (script, fault, *settings), rate, held in zip(two, rates, (False, True), strict=True):
-        flags, remedy = (tuple(each.items()) for each in (*settings, {}, {})[:2])
-        name = f"{cause}-{script}{'-held-out' if held else ''}"
-        if fault != HEALTHY:
-            name = f"{cause}-{fault.partition('=')[0]}-{script}"
-        yield Case(name, cause, script, fault, flags, rate, held, remedy)
-
-
-CASES = (
-    *_pair("wrong-sampler", ("plain", "missing-sampler"), ("accumulating", "overlapping-sampler")),
-    *_pair("slow-rank", ("plain", "slow-forward=25"), ("trainer", "slow-forward=40")),
-    *_pair("slow-rank", ("accumulating", "slow-backward=20"), ("streaming", "slow-backward=40")),
-    *_pair("data-loading", ("plain", "slow-loader=25"), ("accelerated", "slow-loader=20")),
-    *_pair("data-loading", ("accumulating", "slow-data=15"), ("accelerated", "slow-data=25")),
-    *_pair("slow-update", ("plain", "slow-update=20"), ("trainer", "slow-update=40")),
-    *_pair(
-        "evaluation-or-logging",
-        ("plain", "lone-checkpoint=60"),
-        ("accelerated", "lone-checkpoint=80"),
-    ),
-    *_pair(
-        "needless-synchronisation",
-        ("accumulating", "always-synchronised", {"accumulation": 4, "channels": 48}),
-        ("accelerated", "always-synchronised", {"accumulation": 4, "width": 192}),
-        rates=("500mbit", "500mbit"),
-    ),
-    *_pair(
-        "bucket-cap",
-        ("plain", "bucket-cap=1000", {"width": 768}),
-        ("streaming", "bucket-cap=0.001", {"width": 64, "batch_size": 4}),
-        rates=("1gbit", ""),
-    ),
-    *_pair("needless-search", ("plain", "unused-search"), ("streaming", "unused-search")),
-    *_pair("garbage-collection", ("plain", "garbage=500"), ("streaming", "garbage=800")),
-    *_pair("growing-memory", ("plain", "growing-memory=30"), ("accelerated", "growing-memory=20")),
-    *_pair("oversubscribed-cores", ("plain", "one-core"), ("trainer", "many-threads=4")),
-    *_pair(
-        "unequal-lengths",
-        ("trainer", HEALTHY, {"uneven": 1, "batch_size": 4}),
-        ("trainer", HEALTHY, {"uneven": 1, "batch_size": 3, "tokens": 96}),
-    ),
-    *_pair(
-        "batch-too-small",
-        ("plain", HEALTHY, {"batch_size": 96}, {"batch_size": 384}),
-        ("streaming", HEALTHY, {"batch_size": 4}, {"batch_size": 16}),
-        rates=("1gbit", "1gbit"),
-    ),
-    *_pair(
-        "model-too-small",
-        ("plain", HEALTHY, {"width": 8, "batch_size": 32}, {"width": 8, "batch_size": 512}),
-        ("accelerated", HEALTHY, {"width": 4, "batch_size": 2}, {"width": 4, "batch_size": 32}),
-    ),
-    *_pair(
-        "network-too-slow",
-        ("plain", HEALTHY, {"batch_size": 32}),
-        ("streaming", HEALTHY, {"batch_size": 2}),
-        rates=("50mbit", "50mbit"),
-    ),
-    Case("healthy-plain", HEALTHY, "plain"),
-    Case("healthy-plain-wide", HEALTHY, "plain", flags=(("width", 1024),), held_out=True),
-    Case("healthy-plain-hosts", HEALTHY, "plain", flags=(("batch_size", 1024),), rate="5gbit"),
-    Case("healthy-accumulating", HEALTHY, "accumulating"),
-    Case(
-        name="healthy-accumulating-one",
-        cause=HEALTHY,
-        script="accumulating",
-        flags=(("accumulation", 1), ("batch_size", 96)),
-        held_out=True,
-    ),
-    Case("healthy-trainer", HEALTHY, "trainer"),
-    Case("healthy-trainer-long", HEALTHY, "trainer", flags=(("tokens", 128),), held_out=True),
-    Case("healthy-accelerated", HEALTHY, "accelerated"),
-    Case(
-        "healthy-accelerated-wide", HEALTHY, "accelerated", flags=(("width", 192),), held_out=True
-    ),
-    Case("healthy-streaming", HEALTHY, "streaming"),
-    Case("healthy-streaming-long", HEALTHY, "streaming", flags=(("tokens", 96),), held_out=True),
-    Case("healthy-sharded", HEALTHY, "sharded"),
-    Case("healthy-sharded-wide", HEALTHY, "sharded", flags=(("width", 512),), held_out=True),
-)
-
-
-@dataclass(frozen=True)
 class ScriptsStudy:
     """Settings of the study: the cases to run, by default all."""
 
     only: tuple[str, ...] = ()
     """Names of cases, of causes or of scripts."""
+    rounds: int = 3
+    """Runs with the fault and without, of each case that has one."""
     continues: str = ""
     """Run directory of a study that was cut."""
 
     def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise UserError(f"--rounds is {self.rounds}; it must be at least 1")
         known = {name for case in CASES for name in (case.name, case.cause, case.script)}
         for name in self.only:
             if name not in known:
@@ -221,10 +90,9 @@ def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> 
         for case in cases:
             if case.name in done:
                 copy_case(case, Path(study.continues) / RUNS, folder)
-            else:
-                with progress.stage(case.name) as update:
-                    run_case(case, folder, update)
-            rows.append(diagnose_case(case, folder))
+            with progress.stage(case.name) as update:
+                run_case(case, folder, study.rounds, update)
+            rows.append(diagnose_case(case, folder, study.rounds))
             run.write_table(RESULTS, pd.DataFrame(rows))  # whole after each
         table = pd.DataFrame(rows)
         verdicts = judge(table)
@@ -234,17 +102,21 @@ def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> 
     return run.path
 
 
-def run_case(case: Case, folder: Path, update: Callable[[str], None]) -> None:
+def run_case(case: Case, folder: Path, rounds: int, update: Callable[[str], None]) -> None:
     """Runs a case watched, with its fault and, where that is possible, without; then under TraceML.
 
-    Bundles and logs are left in ``folder``, under the case's name.
+    Bundles and logs are left in ``folder``, under the case's name. What is there is not run again.
     """
-    for removed in case.planted_or_not:
-        name = case.bundle(removed)
-        verify = not removed and case.cause in TRIED_BY
-        words = [f"folder={folder / name}", f"verify={int(verify)}", *case.words(removed)]
-        launch(WATCH, words, RANKS, folder / f"{name}.log", hosts=case.hosts, on_output=update)
-    if find_spec("traceml_ai") is not None:
+    for number in range(rounds if case.is_removed else 1):
+        for removed in case.planted_or_not:
+            name = case.bundle(removed, number)
+            if (folder / name).exists():
+                continue
+            whole = int(number == 0)
+            words = [f"folder={folder / name}", f"probe={whole}", f"verify={whole}"]
+            words += case.words(removed)
+            launch(WATCH, words, RANKS, folder / f"{name}.log", hosts=case.hosts, on_output=update)
+    if find_spec("traceml_ai") is not None and not traceml_log(case, folder).exists():
         run_under_traceml(case, folder, update)
 
 
@@ -255,36 +127,66 @@ def copy_case(case: Case, earlier: Path, folder: Path) -> None:
         UserError: a bundle is missing.
     """
     for removed in case.planted_or_not:
-        bundle = earlier / case.bundle(removed)
-        if not bundle.is_dir():
-            raise UserError(f"--continues: {bundle.name} is missing in {earlier}")
-        shutil.copytree(bundle, folder / bundle.name)
-        shutil.copy(earlier / f"{bundle.name}.log", folder)
-    for path in earlier.glob(f"{case.name}{TRACEML_ENDS}.*"):
-        shutil.copy(path, folder)
+        name = case.bundle(removed)
+        if not (earlier / name).is_dir():
+            raise UserError(f"--continues: {name} is missing in {earlier}")
+        for bundle in (earlier / name, *earlier.glob(f"{name}-round-[0-9]")):
+            shutil.copytree(bundle, folder / bundle.name)
+            shutil.copy(earlier / f"{bundle.name}.log", folder)
+    log = traceml_log(case, earlier)
+    for path in (log, log.with_suffix(".json")):
+        if path.exists():
+            shutil.copy(path, folder)
 
 
-def diagnose_case(case: Case, folder: Path) -> dict[str, object]:
+def diagnose_case(case: Case, folder: Path, rounds: int) -> dict[str, object]:
     """Diagnoses a case from its bundles; writes each diagnosis beside them and returns its row."""
-    opened = []
+    opened = {}
     for removed in case.planted_or_not:
         name = case.bundle(removed)
-        opened.append(open_diagnosis(folder / name))
-        (folder / f"{name}.txt").write_text("\n".join(opened[-1].lines()) + "\n")
-    return row_of(case, *opened) | {"traceml": traceml_verdict(case, folder)}
+        opened[removed] = open_diagnosis(folder / name)
+        (folder / f"{name}.txt").write_text("\n".join(opened[removed].lines()) + "\n")
+    gains = []
+    for number in range(rounds) if case.is_removed else ():
+        runs = [open_diagnosis(folder / case.bundle(each, number)) for each in (False, True)]
+        faulty, healthy = (different_samples_per_s(run) for run in runs)
+        gains.append(healthy / faulty)
+    return row_of(case, opened[False], gains) | {"traceml": traceml_verdict(case, folder)}
+
+
+def different_samples_per_s(opened: Opened) -> float:
+    """Computes the samples per second of a run's plain steps, each sample of an epoch once.
+
+    Steps end with their slowest rank. What lies between them counts, and so does a step that is
+    long now and then: means, where the diagnosis itself has medians.
+    """
+    run = opened.case.run
+    steps = run.unwatched
+    steps_ms = steps["step_time_ms"] + steps["between_time_ms"].fillna(0.0)
+    slowest_ms = steps_ms.groupby([steps[name] for name in STEP]).max()
+    samples = run.tables.get(SAMPLES)
+    different = 1.0
+    if samples is not None:
+        each = samples.groupby("epoch").agg({"processed": "sum", "distinct_all_ranks": "first"})
+        different = each["distinct_all_ranks"].sum() / each["processed"].sum()
+    return float(different * steps["samples"].sum() / slowest_ms.sum() * 1e3)
+
+
+def traceml_log(case: Case, folder: Path) -> Path:
+    """Returns the path of the log of a case's run under TraceML."""
+    return folder / f"{case.name}{TRACEML_ENDS}.log"
 
 
 def run_under_traceml(case: Case, folder: Path, update: Callable[[str], None]) -> None:
     """Runs a case with its fault under TraceML, and keeps its log and its summary."""
-    name = f"{case.name}{TRACEML_ENDS}"
-    logs = folder / name
+    log = traceml_log(case, folder)
+    logs = log.with_suffix("")
     words = [str(logs), *case.words(removed=False)]
     try:
-        launch(TRACEML, words, RANKS, folder / f"{name}.log", hosts=case.hosts, on_output=update)
-        summary = (logs / "traceml" / "final_summary.json").read_text()
-        (folder / f"{name}.json").write_text(summary)
+        launch(TRACEML, words, RANKS, log, hosts=case.hosts, on_output=update)
+        shutil.copy(logs / "traceml" / "final_summary.json", log.with_suffix(".json"))
     except (RunFailed, OSError) as error:
-        update(f"{name}: {error}")
+        update(f"{logs.name}: {error}")
     finally:
         shutil.rmtree(logs, ignore_errors=True)  # what it samples is much
 
@@ -294,7 +196,7 @@ def traceml_verdict(case: Case, folder: Path) -> str:
 
     It is empty where the case was not run under TraceML, and ``failed`` where that left no summary.
     """
-    log = folder / f"{case.name}{TRACEML_ENDS}.log"
+    log = traceml_log(case, folder)
     if not log.exists():
         return ""
     summary = log.with_suffix(".json")
@@ -303,19 +205,23 @@ def traceml_verdict(case: Case, folder: Path) -> str:
     return str(json.loads(summary.read_text())["primary_diagnosis"]["kind"])
 
 
-def row_of(case: Case, faulty: Opened, healthy: Opened | None = None) -> dict[str, object]:
-    """Returns what was planted, what was found, and what removing it brought."""
+def row_of(case: Case, faulty: Opened, gains: Sequence[float]) -> dict[str, object]:
+    """Returns what was planted, what was found, and what removing it brought.
+
+    Args:
+        case: the script and its fault.
+        faulty: the diagnosis with the fault.
+        gains: speed without the fault over that with it, by round.
+    """
     verdicts = faulty.found.verdicts
     first = verdicts[0] if verdicts else None
-    achieved = predicted = low = high = tried_gain = None
+    predicted = low = high = tried_gain = None
     if first is not None and (tried := tried_against(first, faulty.found.tried)):
         tried_gain = 1 / (1 - tried.gain.estimate * pass_share(faulty.case))
-    if healthy is not None:
-        achieved = healthy.case.run.throughput / faulty.case.run.throughput
-        if first is not None and first.predicted_speedup and first.speedup_now:
-            predicted = first.predicted_speedup / first.speedup_now
-            if first.speedup_low is not None and first.speedup_high is not None:
-                low, high = (s / first.speedup_now for s in (first.speedup_low, first.speedup_high))
+    if gains and first is not None and first.predicted_speedup and first.speedup_now:
+        predicted = first.predicted_speedup / first.speedup_now
+        if first.speedup_low is not None and first.speedup_high is not None:
+            low, high = (s / first.speedup_now for s in (first.speedup_low, first.speedup_high))
     return {
         "case": case.name,
         "planted": case.cause,
@@ -331,7 +237,9 @@ def row_of(case: Case, faulty: Opened, healthy: Opened | None = None) -> dict[st
         "gain_low": low,
         "gain_high": high,
         "tried_gain": tried_gain,
-        "achieved_gain": achieved,
+        "achieved_gain": median(gains) if gains else None,
+        "achieved_least": min(gains, default=None),
+        "achieved_most": max(gains, default=None),
         "step_ms": faulty.case.run.step_ms,
         "notes": " ".join(faulty.notes),
     }

@@ -104,3 +104,28 @@ def test_a_run_without_trials_says_nothing_of_them(case: Case) -> None:
     assert found.tried == ()
     assert "Tried" not in "\n".join(lines_of(found))
     assert "when they were tried" not in diagnosis_page(found, case, "made up")
+
+
+def test_a_trial_that_gains_shows_a_cause_that_nothing_else_does(case: Case) -> None:
+    folder = case.run.folder
+    placement = pd.read_csv(folder / "placement.csv").assign(threads=4, cores=2)
+    placement.to_csv(folder / "placement.csv", index=False)
+    times = {("as it is", "as it is"): 30.0, ("threads", "a thread for each core"): 24.0}
+    trials(times).to_csv(folder / "trials.csv", index=False)
+    found = {v.cause: v for v in examine_case(Case(open_evidence(folder))).verdicts}
+    verdict = found["oversubscribed-cores"]
+    assert verdict.lost_share == pytest.approx(0.75 * 0.2)
+    assert verdict.predicted_speedup == pytest.approx(verdict.speedup_now / (1 - 0.75 * 0.2))
+    # Of five rounds an interval is not sure enough; a gain of a twentieth may be chance.
+    for times_ms, rounds in ((24.0, 5), (28.5, 6)):
+        times["threads", "a thread for each core"] = times_ms
+        trials(times, rounds).to_csv(folder / "trials.csv", index=False)
+        found = {v.cause for v in examine_case(Case(open_evidence(folder))).verdicts}
+        assert "oversubscribed-cores" not in found
+
+
+def test_a_trial_with_another_batch_shows_no_cause(case: Case) -> None:
+    times = {("as it is", "as it is"): 30.0, ("no_sync", "no_sync() of 2 passes"): 15.0}
+    trials(times).to_csv(case.run.folder / "trials.csv", index=False)
+    found = {v.cause for v in examine_case(Case(open_evidence(case.run.folder))).verdicts}
+    assert "needless-synchronisation" not in found

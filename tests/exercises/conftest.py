@@ -48,6 +48,27 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         yield started
 
 
+@pytest.fixture(scope="session")
+def other_sandbox(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """Yields a sandbox of the references, which the student's one has nothing of."""
+    if sandbox.isolation != "namespaces":  # elsewhere he might see it, or its network is his
+        pytest.skip(f"not timed here: needs root's namespaces, not {sandbox.isolation}")
+    folder = tmp_path_factory.mktemp("references")
+    folder.chmod(0o755)
+    lay_out(folder, project_root())
+    lay_out_student(folder, project_root(), OWN, PROBES, Path.read_text)
+    with Sandbox(folder, sandbox.isolation) as started:
+        yield started
+
+
+@pytest.fixture
+def reference(other_sandbox: Sandbox) -> Student:
+    """Starts the references, to be timed beside the student."""
+    found = Student(other_sandbox, OWN)
+    found.afresh()
+    return found
+
+
 @pytest.fixture
 def below() -> str:
     """Returns the part of the sandbox's folder that is checked."""

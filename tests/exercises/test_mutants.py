@@ -38,7 +38,10 @@ def below(sandbox: Sandbox, mutant: Mutant) -> str:
 @pytest.mark.two_ranks
 @pytest.mark.parametrize("mutant", [*NUMBERS, *RANKS], ids=lambda mutant: mutant.name)
 def test_a_mistake_is_found(
-    mutant: Mutant, student: Student, monkeypatch: pytest.MonkeyPatch
+    mutant: Mutant,
+    student: Student,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(HIDDEN), *sys.path])
     file, _, name = mutant.check.partition("::")
@@ -47,7 +50,7 @@ def test_a_mistake_is_found(
     for case in cases_of(check):
         student.afresh()
         try:
-            check(**case, **fixtures(check, module, student, monkeypatch, case))
+            check(**case, **fixtures(check, student, request, monkeypatch, case))
         except (Exception, pytest.fail.Exception) as error:
             found = str(error)
             break
@@ -68,11 +71,14 @@ def cases_of(check: Callable) -> Iterator[dict]:
         yield {name: value for one in chosen for name, value in one.items()}
 
 
-def fixtures(check: Callable, module, student: Student, monkeypatch, case: dict) -> dict:
+def fixtures(
+    check: Callable, student: Student, request: pytest.FixtureRequest, monkeypatch, case: dict
+) -> dict:
     """Makes what the check asks for besides its case."""
     scratch = f"{student.sandbox.scratch_inside}/checkpoints"
     makers = {
         "student": lambda: student,
+        "reference": lambda: request.getfixturevalue("reference"),
         "on_ranks": lambda: student.on_ranks,
         "variant": lambda: 0,
         "generator": lambda: np.random.default_rng(0),

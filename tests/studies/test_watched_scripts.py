@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common.studies.watched_scripts import CASES, run_under_traceml, traceml_verdict
+from common.studies.script_cases import CASES
+from common.studies.watched_scripts import run_under_traceml, traceml_verdict
 
 
 @pytest.mark.slow

@@ -148,3 +148,51 @@ def test_a_packed_bundle_that_was_cut_off_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b.tar.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
     with pytest.raises(UserError, match="cannot be unpacked"):
         read_bundle(tmp_path / "b.tar.gz")
+
+
+def with_steps(bundle: Path, rank: int, **values: float) -> None:
+    """Gives all steps of a rank these values."""
+    path = bundle / f"rank{rank}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [row | values if row["table"] == "steps" else row for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(("update_ms", "waited_ms"), [(41.0, 37.0), (11.0, 10.0), (1.0, 0.0)])
+def test_waiting_for_a_late_update_is_no_time_for_data(
+    tmp_path: Path, update_ms: float, waited_ms: float
+) -> None:
+    bundle = write_bundle(tmp_path / "b")
+    # A collective after the fetch lets rank 1 wait as far as rank 0 is late; the rest is its own.
+    with_steps(bundle, 0, fetch_time_ms=0.5, optimizer_time_ms=update_ms)
+    with_steps(bundle, 1, fetch_time_ms=0.5, data_time_ms=38.0)
+    steps = tables_of(read_bundle(bundle))["steps.csv"].set_index(["rank", "step"])
+    assert steps["data_time_ms"].to_dict() == {
+        (0, 0): 1.0,
+        (0, 1): 1.0,
+        (1, 0): 38.0,  # it is not known what came before
+        (1, 1): 38.0 - waited_ms,
+    }
+    assert steps.loc[(1, 1), "waiting_time_ms"] == 2.0 + waited_ms
+
+
+def test_buckets_are_those_of_the_last_backward_pass(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "b")
+    for rank in (0, 1):
+        rows = [
+            {
+                "table": "buckets",
+                "step": step,
+                "bucket": index,
+                "size_bytes": 1000 * (index % 2 + 1),
+            }
+            | {"ready_time_ms": 10.0 * index - 20.0, "done_time_ms": 10.0 * index - 15.0}
+            for step in (0, 1)
+            for index in range(4)  # two micro-batches, of two buckets each
+        ]
+        with (bundle / f"rank{rank}.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    buckets = tables_of(read_bundle(bundle))["buckets.csv"]
+    found = buckets.groupby(["rank", "step"])[["bucket", "size_bytes"]].agg(list)
+    assert found["bucket"].tolist() == [[0, 1]] * 4
+    assert found["size_bytes"].tolist() == [[1000, 2000]] * 4

@@ -183,7 +183,7 @@ def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
         FACTS: _facts(bundle),
         PLACEMENT: bundle.of("placement"),
         SAMPLES: _samples(bundle),
-        BUCKETS: _with_keys(bundle.of("buckets")),
+        BUCKETS: _buckets(bundle),
         PROBES: _probes(bundle, steps),
         COSTS: bundle.of("costs"),
         READY_TIMES: bundle.of("gradient-ready-times"),
@@ -198,6 +198,19 @@ def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
 
 def _with_keys(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(arm=0, round=0) if len(table) else table
+
+
+def _buckets(bundle: Bundle) -> pd.DataFrame:
+    """Makes ``buckets.csv``: those of a step's last backward pass, numbered from 0.
+
+    Times count from the start of that pass. Where earlier micro-batches exchanged gradients, too,
+    their buckets were ready before it.
+    """
+    buckets = _with_keys(bundle.of("buckets"))
+    if buckets.empty:
+        return buckets
+    last = buckets[buckets["ready_time_ms"] >= 0].sort_values(["rank", "step", "bucket"])
+    return last.assign(bucket=last.groupby(["rank", "step"]).cumcount())
 
 
 def _steps(bundle: Bundle) -> pd.DataFrame:
@@ -216,6 +229,9 @@ def _steps(bundle: Bundle) -> pd.DataFrame:
     exchange = pd.to_numeric(steps["exchange_time_ms"])
     steps["communication_time_ms"] = exchange.groupby(steps["step"]).transform("min")
     steps["waiting_time_ms"] = exchange - steps["communication_time_ms"]
+    waited_ms = _waited_before_forward(steps)
+    steps["data_time_ms"] -= waited_ms
+    steps["waiting_time_ms"] += waited_ms
     # Without buckets it is not known what of a backward pass was exchange.
     steps["whole_backward_time_ms"] = steps["backward_time_ms"] + exchange.fillna(0)
     steps["backward_time_ms"] = steps["backward_time_ms"].where(exchange.notna())
@@ -223,6 +239,25 @@ def _steps(bundle: Bundle) -> pd.DataFrame:
     steps["epoch"] = steps.groupby("step")["epoch"].transform("max")
     extra = [column for column in steps if column not in tables.STEP_COLUMNS]
     return steps[[*tables.STEP_COLUMNS, *extra]].drop(columns=["began_s", "ended_s"])
+
+
+def _waited_before_forward(steps: pd.DataFrame) -> pd.Series:
+    """Computes the ms of ``data_time_ms`` in which a rank waited for one that was late.
+
+    Between fetching a batch and the forward pass a program may call a collective, as Hugging Face's
+    Trainer does to count tokens. There a rank waits for the one that came last: through its update,
+    what follows that, and its own fetch. So what it takes longer there than the quickest rank is
+    waiting, as far as another rank was late by that much.
+    """
+    if "fetch_time_ms" not in steps:
+        return pd.Series(0.0, steps.index)
+    by_rank, by_step = steps.groupby("rank"), steps["step"]
+    fetch_ms = pd.to_numeric(steps["fetch_time_ms"])
+    late_ms = by_rank["optimizer_time_ms"].shift() + steps["between_time_ms"] + fetch_ms
+    behind_ms = late_ms.groupby(by_step).transform("max") - late_ms
+    after_ms = (steps["data_time_ms"] - fetch_ms).clip(lower=0)
+    longer_ms = after_ms - after_ms.groupby(by_step).transform("min")
+    return np.minimum(longer_ms, behind_ms).fillna(0.0).clip(lower=0)
 
 
 def _arms(bundle: Bundle, steps: pd.DataFrame) -> pd.DataFrame:

@@ -21,7 +21,8 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -36,7 +37,7 @@ from common.course.grading.isolation import (
     strongest_isolation,
 )
 from common.course.grading.wire import Ended, Peer
-from common.errors import RunFailed
+from common.errors import RunFailed, UserError
 from common.runtime import bytecode
 
 START_S, SWEEP_S, ANSWER_S = 120.0, 20.0, 20.0
@@ -255,12 +256,40 @@ class Sandbox:
             found = list({process.pid: process for process in [*found, *theirs]}.values())
         return found
 
+    @contextmanager
+    def limited_network(self, rate: str) -> Iterator[None]:
+        """Limits what all processes together send to a rate such as ``800mbit``, in the block.
+
+        Raises:
+            UserError: this machine cannot limit the sandbox's network.
+        """
+        if self.isolation != "namespaces":
+            raise UserError(f"the network of {self.isolation} cannot be limited")
+        tc = ["nsenter", "--target", str(self.first_pid()), "--net", "tc", "qdisc"]
+        # A packet of the loopback interface has up to 64 KiB.
+        bucket = ["tbf", "rate", rate, "burst", "256kb", "limit", "16mb"]
+        limited = [*tc, "replace", "dev", "lo", "root", *bucket]
+        try:
+            done = subprocess.run(limited, capture_output=True, text=True)
+        except FileNotFoundError as error:
+            raise UserError(f"{error.filename}: not found; it limits the network") from None
+        if done.returncode:
+            raise UserError(f"the network cannot be limited: {done.stderr.strip()}")
+        try:
+            yield
+        finally:
+            subprocess.run([*tc, "del", "dev", "lo", "root"], capture_output=True)
+
+    def first_pid(self) -> int:
+        """Returns the process id of the sandbox's first process, as it is outside."""
+        if not has_own_root(self.isolation):
+            return self.process.pid
+        [first] = psutil.Process(self.process.pid).children()
+        return first.pid
+
     def sent_bytes(self) -> int:
         """Returns the bytes that were sent over the sandbox's loopback interface so far."""
-        first = self.process
-        if has_own_root(self.isolation):
-            [first] = psutil.Process(self.process.pid).children()
-        for line in Path(f"/proc/{first.pid}/net/dev").read_text().splitlines():
+        for line in Path(f"/proc/{self.first_pid()}/net/dev").read_text().splitlines():
             name, _, counts = line.partition(":")
             if name.strip() == "lo":
                 return int(counts.split()[8])

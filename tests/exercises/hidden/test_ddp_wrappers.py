@@ -5,11 +5,17 @@ Every rank draws its own weights, so that a wrapper that does not hand out rank 
 
 from __future__ import annotations
 
+import time
+from contextlib import ExitStack
+
 import pytest
 import torch
 import torch.distributed as dist
 from judging import assert_states_equal
 from probes.models import layers, odd_model, sgd, tokens
+
+from common.analysis.statistics import Gain, paired_gain
+from common.errors import UserError
 
 pytestmark = pytest.mark.two_ranks
 RANKS = pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -123,6 +129,38 @@ def test_buckets_are_those_of_torch(on_ranks, variant: int) -> None:
         for found in together.call("buckets", cap_mb):
             assert found == expected, cap_mb
     assert together.call("all_reduces", "bucketed by default", variant) == [2, 2]
+
+
+def step_times(student, reference) -> Gain:
+    """Compares steps on a slow network, whose computation is a pause, so that cores do not matter.
+
+    They are timed here and not by the student. Rounds alternate between his and the reference's.
+    """
+    with ExitStack() as limits:
+        try:
+            for one in (student, reference):
+                limits.enter_context(one.sandbox.limited_network("750mbit"))
+        except UserError as refusal:
+            pytest.skip(f"not timed here: {refusal}")
+        jobs = {"his": student.on_ranks(2), "reference": reference.on_ranks(2)}
+        times = {name: [] for name in jobs}
+        for number in range(10):
+            for name in list(jobs)[:: 1 if number % 2 else -1]:
+                began = time.perf_counter()
+                found = jobs[name].call("timed_steps", "bucketed to 1 MiB", 3)
+                times[name].append(time.perf_counter() - began)
+                for one in found:
+                    assert one == pytest.approx([1.5] * len(one))
+    # The first two rounds make the models and the connections.
+    return paired_gain(times["his"][2:], times["reference"][2:])
+
+
+def test_steps_are_at_most_half_as_long_again_as_the_references(student, reference) -> None:
+    assert 1 - step_times(student, reference).estimate <= 1.5
+
+
+def test_steps_are_as_fast_as_the_references(student, reference) -> None:
+    assert 1 - step_times(student, reference).high <= 1.1
 
 
 def test_models_that_differ_are_refused_on_all_ranks_alike(on_ranks) -> None:

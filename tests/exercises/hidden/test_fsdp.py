@@ -64,6 +64,19 @@ def test_it_frees_what_it_gathered_and_gathers_a_little_ahead(
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
+def test_it_sends_no_more_than_it_has_to(on_ranks, ranks: int) -> None:
+    together = on_ranks(ranks)
+    together.call("fsdp_step")  # connections are there from now on
+    before = together.sent_when_quiet()
+    together.call("fsdp_step")
+    sent = together.sent_when_quiet() - before
+    # Of all ranks: each weight is gathered for either pass. Its gradient is reduced and divided,
+    # for which gloo sends as much as for an all-reduce, and a ring half of that.
+    whole = (ranks - 1) * Wide.COUNT * BLOCK_BYTES
+    assert 0.99 * 3 * whole < sent < 1.02 * 4 * whole
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_it_gathers_in_16_bits_and_keeps_gradients_in_32(
     on_ranks, ranks: int, variant: int
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from math import inf
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judging import DRAWN
 from numpy.typing import ArrayLike, NDArray
+from probes import searches
 
 from common.course.grading.student import Student
 from common.course.grading.wire import Raised
@@ -91,12 +93,27 @@ def test_most_samples_is_what_counting_finds(student: Student) -> None:
         return 5 + batch * longest
 
     longest = np.array([1, 2, 3, 50])
-    for time in (4, 5, 6, 11, 105, 10**6):
+    for limit in (4, 5, 6, 11, 105, 10**6):
         expected = [
-            max([b for b in range(1, 41) if cost(b, length) <= time], default=0)
+            max([b for b in range(1, 41) if cost(b, length) <= limit], default=0)
             for length in longest.tolist()
         ]
-        assert most_samples(cost, longest, time, 40).tolist() == expected
+        assert most_samples(cost, longest, limit, 40).tolist() == expected
+
+
+def test_large_batches_take_at_most_twenty_times_the_references_time(
+    student: Student, generator: np.random.Generator
+) -> None:
+    batches = [generator.geometric(0.003, 4096).tolist() for _ in range(4)]
+    found, times = {}, {"his": [], "reference": []}
+    for _ in range(4):
+        for name, module in (("his", student.probe("searches")), ("reference", searches)):
+            began = time.perf_counter()
+            found[name] = module.partitions(batches, 1024)
+            times[name].append(time.perf_counter() - began)
+    assert found["his"] == pytest.approx(found["reference"])
+    # The first call imports the exercise.
+    assert min(times["his"][1:]) <= 20 * min(times["reference"][1:])
 
 
 def test_a_cost_that_falls_is_refused(student: Student) -> None:

@@ -244,6 +244,14 @@ NUMBERS = (
         "test_min_max_partition.py::test_most_samples_is_what_counting_finds",
     ),
     Mutant(
+        "batch sizes are tried one by one",
+        "min_max_partition",
+        "middle = (low + high + 1) // 2",
+        "middle = np.minimum(low + 1, high)",
+        "test_min_max_partition.py::"
+        "test_large_batches_take_at_most_twenty_times_the_references_time",
+    ),
+    Mutant(
         "DDP's mean is forgotten",
         "loss_scale",
         "world_size * local / total",

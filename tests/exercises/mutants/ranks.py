@@ -112,6 +112,20 @@ RANKS = (
         "test_ddp_wrappers.py::test_bucketed_ddp_sends_early",
     ),
     Mutant(
+        "a bucket is waited for as soon as it is launched",
+        "bucketed_ddp",
+        "            self.sent.append((flat, work))",
+        "            work.wait()\n            self.sent.append((flat, work))",
+        "test_ddp_wrappers.py::test_steps_are_as_fast_as_the_references",
+    ),
+    Mutant(
+        "all is exchanged after the backward pass",
+        "bucketed_ddp",
+        "            self.launch_until(end)\n",
+        "            pass\n",
+        "test_ddp_wrappers.py::test_steps_are_at_most_half_as_long_again_as_the_references",
+    ),
+    Mutant(
         "counters of buckets are not set back",
         "bucketed_ddp",
         "self.sent.clear()\n        self.missing = [len(bucket) for bucket in self.buckets]\n",
@@ -152,6 +166,14 @@ RANKS = (
         "        return loss\n",
         "        return None\n",
         "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
+    ),
+    Mutant(
+        "a block is gathered twice for its backward pass",
+        "fsdp",
+        "        self.blocks[index].gather()\n        for ahead in self.blocks[max",
+        "        self.blocks[index].gather()\n        self.blocks[index].is_whole = False\n"
+        "        self.blocks[index].gather()\n        for ahead in self.blocks[max",
+        "test_fsdp.py::test_it_sends_no_more_than_it_has_to",
     ),
     Mutant(
         "gathered weights are never freed",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -83,6 +85,38 @@ class Wide(nn.Module):
         for block in self.blocks:
             x = block(x)
         return x.square().mean()
+
+
+class Waiting(torch.autograd.Function):
+    """A product whose backward pass takes a time, whatever the machine is doing."""
+
+    @staticmethod
+    def forward(context, x: Tensor, weight: Tensor, seconds: float) -> Tensor:
+        """Returns ``x`` scaled by the weight's mean."""
+        context.seconds, context.shape = seconds, weight.shape
+        return x * weight.mean()
+
+    @staticmethod
+    def backward(context, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Returns gradients; the weight's is the sum of the output's, everywhere."""
+        time.sleep(context.seconds)
+        return gradient, gradient.sum().expand(context.shape).contiguous(), None
+
+
+class Timed(nn.Module):
+    """A stack of weights whose backward pass takes ``COUNT * SECONDS``."""
+
+    COUNT, ELEMENTS, SECONDS = 24, 2**16, 0.005
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.ones(self.ELEMENTS) for _ in range(self.COUNT))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the sum of what comes out of the last."""
+        for weight in self.weights:
+            x = Waiting.apply(x, weight, self.SECONDS)
+        return x.sum()
 
 
 def odd_model(seed: int) -> Odd:

@@ -22,6 +22,7 @@ from common.exercises.overlapped_ddp import OverlappedDDP
 from common.exercises.ring_all_reduce import ring_all_reduce
 from common.exercises.sharded_optimizer import ShardedOptimizer
 from probes.models import (
+    Timed,
     Wide,
     adamw,
     groups,
@@ -39,6 +40,8 @@ WRAPPERS = {
     "overlapped": OverlappedDDP,
     "bucketed": functools.partial(BucketedDDP, bucket_cap_mb=0.0005),
     "bucketed by default": BucketedDDP,
+    "FSDP": FSDP,
+    "bucketed to 1 MiB": functools.partial(BucketedDDP, bucket_cap_mb=1),
 }
 LOOK_S = 0.05
 GROUP_TIMEOUT = datetime.timedelta(seconds=20)
@@ -128,6 +131,23 @@ def overlap(name: str, sent: Callable[[], int]) -> dict:
         wrapped.finish_gradient_synchronization()
     counts = {"launched": launched[-1], "calls": len(calls)}
     return counts | {"start": start, "before_last": before_last[0], "end": sent()}
+
+
+def timed_steps(name: str, steps: int) -> list[float]:
+    """Makes steps of a fixed time; returns each weight's mean gradient."""
+    wrapped = made(name, Timed)
+    for _ in range(steps):
+        for parameter in wrapped.parameters():
+            parameter.grad = None
+        (wrapped(torch.ones(1)) * (1 + dist.get_rank())).backward()
+        wrapped.finish_gradient_synchronization()
+    return [parameter.grad.mean().item() for parameter in wrapped.parameters()]
+
+
+@functools.cache
+def made(name: str, model: type[nn.Module]) -> nn.Module:
+    """Returns a wrapped model, which is made once and used in several calls."""
+    return WRAPPERS[name](model())
 
 
 def all_reduces(name: str, seed: int) -> int:
@@ -291,6 +311,13 @@ def fsdp_memory(with_gradients: bool) -> dict:
                 parameter.grad = None
         del loss
     return {"inside": inside, "between": between}
+
+
+def fsdp_step() -> None:
+    """Makes one step of a wide model."""
+    wrapped = made("FSDP", Wide)
+    wrapped(torch.ones(2, Wide.WIDTH)).backward()
+    wrapped.finish_gradient_synchronization()
 
 
 def fsdp_in_16_bits(seed: int) -> dict:
