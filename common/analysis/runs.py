@@ -70,6 +70,32 @@ class Run:
         return self._tables[name]
 
 
+@dataclass(frozen=True, eq=False)
+class OfRun:
+    """What was read from one run.
+
+    Attributes:
+        opened: the run.
+    """
+
+    opened: Run
+
+    @property
+    def folder(self) -> Path:
+        """Returns the folder of its tables."""
+        return self.opened.folder
+
+    @property
+    def settings(self) -> dict:
+        """Returns its config.yaml."""
+        return self.opened.settings
+
+    @property
+    def environment(self) -> dict:
+        """Returns its environment record."""
+        return self.opened.environment
+
+
 def choose_folder(
     run_dir: str | Path | None, assignment: str, tables: Sequence[str], *, must_exist: bool = True
 ) -> Path:

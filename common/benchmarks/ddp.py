@@ -18,14 +18,13 @@ from common.benchmarks.latency_hook import (
     latency_note,
 )
 from common.benchmarks.rounds import rotated_rounds
-from common.benchmarks.steps import FixedBatchStep, StepSettings, make_step
+from common.benchmarks.steps import FixedBatchStep, UpdatedStepOptions, make_step
 from common.errors import UserError
 from common.models.replay import ReplayModel
 from common.perfmodel.buckets import cap_label, parse_cap
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
-from common.runtime.run_options import RankOptions
 from common.runtime.timing import clock_for
 from common.training.ddp import make_ddp
 
@@ -63,7 +62,7 @@ LOCAL_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class DdpBenchmark(RankOptions):
+class DdpBenchmark(UpdatedStepOptions):
     """Time DDP training steps of a GPT-2 over bucket caps; a step's time is its slowest rank's.
 
     Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment2/ddp_benchmark.py
@@ -81,14 +80,6 @@ class DdpBenchmark(RankOptions):
 
     bucket_cap_mb: tuple[str, ...] = ("1", "5", "10", "25", "50", "100", "200", "400")
     """Caps in DDP's unit (MiB); None is DDP's default (a first bucket of 1 MiB, then 25)."""
-    model: str = "gpt2-large"
-    """gpt2-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl."""
-    batch_size: int = 4
-    """Sequences per rank and step."""
-    max_seq_len: int = 1024
-    """Tokens per sequence."""
-    dtype: str = "float32"
-    """float32, float16 or bfloat16 (the latter two by autocast; gradients stay float32)."""
     rounds: int = 4
     num_steps: int = 5
     """Measured steps per cap and round."""
@@ -101,22 +92,8 @@ class DdpBenchmark(RankOptions):
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
     find_unused_parameters: bool = False
-    optimizer: str = "adamw"
-    """adamw or sgd."""
-    lr: float = 6e-4
-    compile: bool = False
-    replay: str = ""
-    """Instead of training a model, sleep as this recorded backward pass computed: a system below
-    data/, a run directory or a gradient-ready-times.csv. Model, batch, sequence, dtype, optimizer
-    and seed then mean nothing."""
-    replay_factor: float = 1.0
-    """Divide the recording's sizes by this; links as much slower then give the same picture."""
-    replay_time_factor: float = 1.0
-    """Divide the recording's times by this."""
     added_latency_ms: float = 0.0
     """Delay every bucket by this, with a comm hook that reduces one bucket after another."""
-    seed: int = 42
-    output_dir: str = "outputs/assignment2"
 
     def __post_init__(self) -> None:
         require_positive(self, "rounds", "num_steps", "lr")
@@ -138,22 +115,6 @@ class DdpBenchmark(RankOptions):
         if not self.bucket_cap_mb:
             raise UserError("bucket_cap_mb is empty; give at least one cap")
         return tuple(dict.fromkeys(parse_cap(text) for text in self.bucket_cap_mb))
-
-    def step_settings(self) -> StepSettings:
-        """Returns the part of the settings that says what is trained."""
-        return StepSettings(
-            model=self.model,
-            batch_size=self.batch_size,
-            max_seq_len=self.max_seq_len,
-            dtype=self.dtype,
-            optimizer=self.optimizer,
-            lr=self.lr,
-            compile=self.compile,
-            seed=self.seed,
-            replay=self.replay,
-            replay_factor=self.replay_factor,
-            replay_time_factor=self.replay_time_factor,
-        )
 
 
 def main(settings: DdpBenchmark) -> None:

@@ -16,7 +16,7 @@ import pandas as pd
 from torch import nn
 
 from common.benchmarks.calibration import PASS_COLUMNS, watch_pass
-from common.benchmarks.steps import FixedBatchStep, StepSettings, make_step
+from common.benchmarks.steps import FixedBatchStep, UpdatedStepOptions, make_step
 from common.errors import UserError
 from common.models.gpt2 import GPT2
 from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
@@ -24,12 +24,11 @@ from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
 from common.runtime.run_directory import RunDirectory, write_atomically
-from common.runtime.run_options import RankOptions
 from common.runtime.timing import clock_for
 
 
 @dataclass(frozen=True)
-class LayerBenchmark(RankOptions):
+class LayerBenchmark(UpdatedStepOptions):
     """Time forward, each layer's gradient, and the optimizer step of a GPT-2 on one device.
 
     Writes layer-sizes.csv and layer-times.csv (seconds; the course's columns), and raw:
@@ -39,35 +38,12 @@ class LayerBenchmark(RankOptions):
     Settings may also come from --config FILE (a YAML file; flags win).
     """
 
-    model: str = "gpt2-large"
-    """gpt2-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl."""
-    batch_size: int = 4
-    """Sequences per rank and step."""
-    max_seq_len: int = 1024
-    """Tokens per sequence."""
-    dtype: str = "float32"
-    """float32, float16 or bfloat16 (the latter two by autocast; gradients stay float32)."""
     warmup_steps: int = 5
     num_steps: int = 15
-    optimizer: str = "adamw"
-    """adamw or sgd."""
-    lr: float = 6e-4
     gradient_accumulation: int = 1
     """Micro-batches per step; the last one is timed."""
-    compile: bool = False
-    """Compile the model. The hooks then mark when the compiled backward hands gradients over."""
-    replay: str = ""
-    """Instead of training a model, sleep as this recorded backward pass computed: a system below
-    data/, a run directory or a gradient-ready-times.csv. Model, batch, sequence, dtype, optimizer
-    and seed then mean nothing."""
-    replay_factor: float = 1.0
-    """Divide the recording's sizes by this; links as much slower then give the same picture."""
-    replay_time_factor: float = 1.0
-    """Divide the recording's times by this."""
     layer_size_output: str = ""
     """Write layer-sizes.csv to this path too."""
-    seed: int = 42
-    output_dir: str = "outputs/assignment2"
 
     def __post_init__(self) -> None:
         require_not_negative(self, "warmup_steps")
@@ -75,22 +51,6 @@ class LayerBenchmark(RankOptions):
         if self.replay and self.layer_size_output:
             raise UserError("--layer_size_output with --replay: a replay has no layers")
         self.step_settings()
-
-    def step_settings(self) -> StepSettings:
-        """Returns the part of the settings that says what is trained."""
-        return StepSettings(
-            model=self.model,
-            batch_size=self.batch_size,
-            max_seq_len=self.max_seq_len,
-            dtype=self.dtype,
-            optimizer=self.optimizer,
-            lr=self.lr,
-            compile=self.compile,
-            seed=self.seed,
-            replay=self.replay,
-            replay_factor=self.replay_factor,
-            replay_time_factor=self.replay_time_factor,
-        )
 
 
 def main(settings: LayerBenchmark) -> None:

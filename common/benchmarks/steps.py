@@ -7,7 +7,7 @@ Its parts are called one at a time: ``forward``, ``backward`` on the loss it ret
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from types import MappingProxyType
 
@@ -20,6 +20,7 @@ from common.errors import UserError, unknown_name
 from common.models.gpt2 import GPT2, GPT2Config
 from common.models.replay import ReplayModel
 from common.runtime.process_group import Worker
+from common.runtime.run_options import RankOptions
 from common.runtime.seeding import seed_everything
 from common.training.precision import DTYPES, autocast, grad_scaler
 
@@ -74,6 +75,47 @@ class StepSettings:
     def replayed_profile(self) -> ReplayedProfile:
         """Opens the recording that ``replay`` names, scaled. Raises UserError if it cannot."""
         return open_replayed(self.replay, self.replay_factor, self.replay_time_factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRunOptions(RankOptions):
+    """The step that a benchmark times: a GPT-2's, or a replay of one."""
+
+    model: str = "gpt2-large"
+    """gpt2-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl."""
+    batch_size: int = 4
+    """Sequences per rank and step."""
+    max_seq_len: int = 1024
+    """Tokens per sequence."""
+    dtype: str = "float32"
+    """float32, float16 or bfloat16 (the latter two by autocast; gradients stay float32)."""
+    replay: str = ""
+    """Instead of training a model, sleep as this recorded backward pass computed: a system below
+    data/, a run directory or a gradient-ready-times.csv. Model, batch, sequence, dtype, optimizer
+    and seed then mean nothing."""
+    replay_factor: float = 1.0
+    """Divide the recording's sizes by this; links as much slower then give the same picture."""
+    replay_time_factor: float = 1.0
+    """Divide the recording's times by this."""
+    seed: int = 42
+    output_dir: str = "outputs/assignment2"
+
+    def step_settings(self) -> StepSettings:
+        """Returns the part of the settings that says what is trained."""
+        own = {field.name for field in fields(self)}
+        wanted = [field.name for field in fields(StepSettings) if field.name in own]
+        return StepSettings(**{name: getattr(self, name) for name in wanted})
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatedStepOptions(StepRunOptions):
+    """The step that a benchmark times with its update."""
+
+    optimizer: str = "adamw"
+    """adamw or sgd."""
+    lr: float = 6e-4
+    compile: bool = False
+    """Compile the model. Hooks then mark when the compiled backward pass hands gradients over."""
 
 
 class FixedBatchStep:

@@ -52,14 +52,12 @@ SETTINGS = (
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingRun:
+class TrainingRun(runs.OfRun):
     """One complete training run: its settings, and the tables of its steps and memory.
 
     Attributes:
         opened: its files.
     """
-
-    opened: runs.Run
 
     @classmethod
     def of(cls, opened: runs.Run) -> TrainingRun:
@@ -67,21 +65,6 @@ class TrainingRun:
         if not opened.has("config.yaml"):
             raise UserError(f"{relative_to_project(opened.folder)}: has {STEPS} but no config.yaml")
         return cls(opened)
-
-    @property
-    def folder(self) -> Path:
-        """Returns the folder of its tables."""
-        return self.opened.folder
-
-    @property
-    def settings(self) -> dict:
-        """Returns its config.yaml."""
-        return self.opened.settings
-
-    @property
-    def environment(self) -> dict:
-        """Returns its environment record."""
-        return self.opened.environment
 
     @property
     def steps(self) -> pd.DataFrame:

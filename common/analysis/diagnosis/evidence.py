@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from common import tables
-from common.analysis.runs import Run, complete_runs, given_folder, recorded_assignment
+from common.analysis.runs import OfRun, Run, complete_runs, given_folder, recorded_assignment
 from common.analysis.scaling.sweep_speedups import step_times_by_round, unwatched_steps
 from common.analysis.step_parts import STEP, TIMED, StepParts, decompose, flags
 from common.errors import UserError
@@ -53,7 +53,7 @@ class NotJudged(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class Evidence(OfRun):
     """One arm of a run.
 
     Attributes:
@@ -64,15 +64,9 @@ class Evidence:
         all_arms: the same tables with the rows of every arm.
     """
 
-    opened: Run
     arm: pd.Series
     tables: Mapping[str, pd.DataFrame]
     all_arms: Mapping[str, pd.DataFrame]
-
-    @property
-    def folder(self) -> Path:
-        """Returns where the tables lie."""
-        return self.opened.folder
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from common.analysis.micro_batches.training_runs import dataset_name, in_order
-from common.analysis.runs import Run, caption_of
+from common.analysis.runs import OfRun, Run, caption_of
 from common.errors import UserError
 from common.perfmodel.tables import numbers, read_table
 from common.runtime.paths import relative_to_project
@@ -49,7 +49,7 @@ DRAWS, INTERVAL = 1000, (2.5, 97.5)
 
 
 @dataclass(frozen=True, eq=False)
-class ModeComparison:
+class ModeComparison(OfRun):
     """Steps of every mode, measured in turns on the same ranks.
 
     Attributes:
@@ -59,20 +59,9 @@ class ModeComparison:
         slow_rank: steps with one rank slowed on purpose, or None.
     """
 
-    opened: Run
     times: pd.DataFrame
     calibration: pd.DataFrame | None = None
     slow_rank: pd.DataFrame | None = None
-
-    @property
-    def settings(self) -> dict:
-        """Returns ``config.yaml``."""
-        return self.opened.settings
-
-    @property
-    def environment(self) -> dict:
-        """Returns the environment record."""
-        return self.opened.environment
 
     @property
     def caption(self) -> str:

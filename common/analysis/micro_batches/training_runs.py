@@ -11,7 +11,7 @@ import pandas as pd
 
 from common.analysis.comparable import require_same, require_same_settings
 from common.analysis.data_parallel.training_runs import ranks_text
-from common.analysis.runs import Run
+from common.analysis.runs import OfRun, Run
 from common.errors import UserError
 from common.perfmodel.tables import numbers, read_table
 from common.runtime.paths import project_root, relative_to_project
@@ -72,7 +72,7 @@ RANKS = {"world_size": "number of ranks", "device": "device", "hardware": "hardw
 
 
 @dataclass(frozen=True, eq=False)
-class MicroBatchRun:
+class MicroBatchRun(OfRun):
     """One complete training run in one mode.
 
     Attributes:
@@ -80,23 +80,7 @@ class MicroBatchRun:
         metrics: a row per step and rank with ``MICRO_BATCH_COLUMNS``, warm-up included.
     """
 
-    opened: Run
     metrics: pd.DataFrame
-
-    @property
-    def folder(self) -> Path:
-        """Returns the run directory."""
-        return self.opened.folder
-
-    @property
-    def settings(self) -> dict:
-        """Returns ``config.yaml``."""
-        return self.opened.settings
-
-    @property
-    def environment(self) -> dict:
-        """Returns the environment record."""
-        return self.opened.environment
 
     @property
     def mode(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from common.analysis.one_device.origin import origin_of, workload_text
-from common.analysis.runs import Run, open_run_with, read_peak
+from common.analysis.runs import OfRun, open_run_with, read_peak
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.perfmodel.one_device.roofline import Roof, placed
 from common.traces.operator_categories import (
@@ -32,7 +32,7 @@ BETWEEN_PRODUCTS = (ELEMENTWISE, FUSED, NORMALISATION, LOSS, COPIES)
 
 
 @dataclass(frozen=True, eq=False)
-class ProfileRun:
+class ProfileRun(OfRun):
     """One run of profile_training.py.
 
     Attributes:
@@ -43,7 +43,6 @@ class ProfileRun:
         peak: the device's, or None where it is unknown.
     """
 
-    opened: Run
     operators: pd.DataFrame
     steps: pd.DataFrame
     roofline: pd.DataFrame
@@ -58,11 +57,6 @@ class ProfileRun:
     def caption(self) -> str:
         """Returns hardware, date and source, for figures."""
         return self.opened.caption
-
-    @property
-    def settings(self) -> dict:
-        """Returns the settings of profile_training.py."""
-        return self.opened.settings
 
     @property
     def workload(self) -> str:

@@ -18,7 +18,7 @@ from common.analysis.one_device.throughput_text import (
     significant,
     utilisation_text,
 )
-from common.analysis.runs import Run, open_run_with, read_peak
+from common.analysis.runs import OfRun, open_run_with, read_peak
 from common.analysis.style import digits
 from common.errors import UserError
 from common.perfmodel.one_device.architecture import CONFIGS, TITLES, GPT2Config
@@ -60,7 +60,7 @@ class Saturation:
 
 
 @dataclass(frozen=True, eq=False)
-class ThroughputRun:
+class ThroughputRun(OfRun):
     """One run of throughput.py.
 
     Attributes:
@@ -69,7 +69,6 @@ class ThroughputRun:
         peak: the device's, None where it is unknown.
     """
 
-    opened: Run
     batches: pd.DataFrame
     peak: DevicePeak | None
 
@@ -77,11 +76,6 @@ class ThroughputRun:
     def origin(self) -> str:
         """Returns the line that says whose data these are, as Markdown."""
         return origin_of(self.opened)
-
-    @property
-    def settings(self) -> dict:
-        """Returns the settings of throughput.py."""
-        return self.opened.settings
 
     @property
     def config(self) -> GPT2Config:
