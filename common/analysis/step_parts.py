@@ -13,7 +13,7 @@ them. What the left-out steps add is seen in ``mean_step_ms``, the mean over all
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,9 +136,7 @@ def decompose(steps: pd.DataFrame, arm: int = 0, buckets: pd.DataFrame | None = 
         UserError: a column is missing, the arm has no step measured in parts besides warm-up, a
             rank is missing in a step, or a time is no number.
     """
-    missing = [column for column in STEP_COLUMNS if column not in steps]
-    if missing:
-        raise UserError(f"steps.csv: no column {missing[0]!r}; is it of another program?")
+    _need(steps, STEP_COLUMNS, "steps.csv")
     rows = steps[(steps["arm"] == arm) & ~flags(steps["warmup"])]
     timed = rows[rows["kind"] == TIMED].fillna(dict.fromkeys(STEP, 0))
     if timed.empty:
@@ -176,9 +174,7 @@ def decompose_all(
     watching_share, error, adds_up, total_communication_ms, exposed_ratio, total_ratio and
     samples_per_step.
     """
-    missing = [column for column in ARM_COLUMNS if column not in arms]
-    if missing:
-        raise UserError(f"arms.csv: no column {missing[0]!r}; is it of another program?")
+    _need(arms, ARM_COLUMNS, "arms.csv")
     measured = set(steps.loc[(steps["kind"] == TIMED) & ~flags(steps["warmup"]), "arm"])
     found = [decompose(steps, arm, buckets) for arm in arms["arm"] if arm in measured]
     rows = [
@@ -224,9 +220,7 @@ def hidden_communication_ms(buckets: pd.DataFrame, arm: int = 0) -> float | None
     for the others; the rank with the least time waited for nobody, so a step's is the least over
     ranks. The mean over the middle half of the steps; None without rows.
     """
-    missing = [column for column in BUCKET_COLUMNS if column not in buckets]
-    if missing:
-        raise UserError(f"buckets.csv: no column {missing[0]!r}; is it of another program?")
+    _need(buckets, BUCKET_COLUMNS, "buckets.csv")
     rows = buckets[buckets["arm"] == arm].fillna({"round": 0})
     if rows.empty:
         return None
@@ -238,6 +232,13 @@ def hidden_communication_ms(buckets: pd.DataFrame, arm: int = 0) -> float | None
     by_rank = beside.groupby([rows["round"], rows["step"], rows["rank"]]).sum()
     by_step = by_rank.groupby(["round", "step"]).min()
     return float(by_step.loc[middle_half(by_step)].mean())
+
+
+def _need(table: pd.DataFrame, columns: Sequence[str], name: str) -> None:
+    """Raises UserError where a table lacks a column."""
+    missing = [column for column in columns if column not in table]
+    if missing:
+        raise UserError(f"{name}: no column {missing[0]!r}; is it of another program?")
 
 
 def _check(timed: pd.DataFrame, arm: int) -> None:

@@ -22,7 +22,7 @@ STUDIES = {
     "text-scaling": ("text_scaling", "TextScalingStudy", "DDP on real texts, against one rank", 6),
     "remedies": ("remedies", "RemedyStudy", "changes proposed to a slow network, made", 7),
     "diagnosis": ("diagnosis", "DiagnosisStudy", "planted faults and what is named", 15),
-    "scripts": ("watched_scripts", "ScriptsStudy", "ddplab diagnose on other people's scripts", 110),
+    "scripts": ("watched_scripts", "ScriptsStudy", "ddplab diagnose on scripts of others", 110),
     "watching": ("watching", "WatchingStudy", "what a watch adds to a step", 5),
     "explore": ("explorer", "ExploreStudy", "a slider's move until it is seen", 3),
     "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 140),
