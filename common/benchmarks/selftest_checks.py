@@ -25,7 +25,7 @@ from common.runtime.run_directory import RunDirectory
 from common.training import text_scaling_trainer
 from common.training.config import DdpConfig, FsdpConfig, TrainingConfig
 from common.training.micro_batch_config import MicroBatchConfig
-from common.training.micro_batch_trainer import train_text
+from common.training.micro_batch_trainer import train_micro_batches
 from common.training.parallel import can_shard
 from common.training.text_scaling_config import TextScalingConfig
 from common.training.trainer import train
@@ -200,7 +200,7 @@ def tiny_texts(worker: Worker, folder: Path) -> str:
         backend=worker.backend,
         output_dir=str(folder),
     )
-    train_text(config)
+    train_micro_batches(config)
     return ""
 
 

@@ -1,7 +1,8 @@
 """Fine-tunes a text classifier with DDP; each rank's micro-batch is chosen anew every step.
 
-Read ``train_text`` from top to bottom: texts, model, what memory holds, what a micro-batch costs,
-then step after step. The plan of a step is made on every rank alike, by a thread that runs ahead.
+Read ``train_micro_batches`` from top to bottom: texts, model, what memory holds, what a micro-batch
+costs, then step after step. The plan of a step is made on every rank alike, by a thread that runs
+ahead.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 EVALUATION_COLUMNS = ("rank", "step", "samples", "loss", "accuracy")
 
 
-def train_text(config: MicroBatchConfig) -> None:
+def train_micro_batches(config: MicroBatchConfig) -> None:
     """Trains as ``config`` says, writes the run directory and prints what is done.
 
     Raises:

@@ -68,7 +68,7 @@ def train_text(config: TextScalingConfig) -> None:
         torch.backends.cudnn.benchmark = config.cudnn_benchmark
         if config.threads:
             torch.set_num_threads(config.threads)
-        run = open_run(config, worker)
+        run = open_text_run(config, worker)
         warn_of_settings(config, run, worker)
         with record_run(
             config, "assignment4-text", worker, recorded_settings=run_facts(config, run, worker)
@@ -80,7 +80,7 @@ def train_text(config: TextScalingConfig) -> None:
                 print(f"Written to {relative_to_project(recorder.run.path)}")
 
 
-def open_run(config: TextScalingConfig, worker: Worker) -> TextRun:
+def open_text_run(config: TextScalingConfig, worker: Worker) -> TextRun:
     """Opens the texts, and makes the model, the optimizer and their step.
 
     Raises:
