@@ -47,6 +47,11 @@ class Case:
         return self.fault != HEALTHY or bool(self.remedy)
 
     @property
+    def changes_batch(self) -> bool:
+        """Returns True if the remedy is another batch, which changes one rank's speed as well."""
+        return "batch_size" in dict(self.remedy)
+
+    @property
     def hosts(self) -> EmulatedCluster | None:
         """Returns the hosts that it runs on; None for ranks of this machine."""
         return EmulatedCluster.of(RANKS, [self.rate]) if self.rate else None
@@ -122,7 +127,12 @@ CASES = (
     *_pair(
         "model-too-small",
         ("plain", HEALTHY, {"width": 8, "batch_size": 32}, {"width": 8, "batch_size": 512}),
-        ("accelerated", HEALTHY, {"width": 6, "batch_size": 2}, {"width": 6, "batch_size": 32}),
+        (
+            "accumulating",
+            HEALTHY,
+            {"channels": 1, "accumulation": 1, "batch_size": 1},
+            {"channels": 1, "accumulation": 1, "batch_size": 16},
+        ),
     ),
     *_pair(
         "network-too-slow",

@@ -150,6 +150,9 @@ def diagnose_case(case: Case, folder: Path, rounds: int) -> dict[str, object]:
     for number in range(rounds) if case.is_removed else ():
         runs = [open_diagnosis(folder / case.bundle(each, number)) for each in (False, True)]
         faulty, healthy = (different_samples_per_s(run) for run in runs)
+        if case.changes_batch:  # speedups, each over one rank's own speed at that batch
+            one_rank = [each.case.one_rank_throughput for each in opened.values()]
+            faulty, healthy = faulty / one_rank[0], healthy / one_rank[1]
         gains.append(healthy / faulty)
     return row_of(case, opened[False], gains) | {"traceml": traceml_verdict(case, folder)}
 

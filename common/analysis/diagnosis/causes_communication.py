@@ -167,11 +167,13 @@ def communication_bound(case: Case) -> Verdict | None:
     model, settings = case.model, exposed.settings
     network = model.networks[WIRE_TYPES[settings.compression]]
     count = exposed.prediction.exchange.num_buckets
-    alpha_s = as_alpha_beta(network).alpha_s
+    line = as_alpha_beta(network)
     active_s = exposed.prediction.exchange.communication_s
     gradients = sum(event.size_bytes for event in exposed.prediction.exchange.events)
     wire = round(gradients * WIRE_SHARES[settings.compression])
     compute_s = settings.accumulation * model.together.time_s(settings.batch_per_rank)
+    # Both by the line: a single size may have been disturbed while it was measured.
+    latency_s, transfer_s = count * line.alpha_s, wire / line.bandwidth_bytes_per_s
     bus = float(bus_bandwidth(wire, float(network.time_s(float(wire))), case.ranks))
     evidence = [
         f"Communication that nothing hides takes {exposed.measured_ms:.3g} of "
@@ -184,10 +186,10 @@ def communication_bound(case: Case) -> Verdict | None:
         ),
         f"Computation takes {compute_s * 1e3:.3g} ms {case.file(PROBES)}, sending "
         f"{size_text(wire)} in {count} bucket{'s' if count > 1 else ''} {active_s * 1e3:.3g} ms, "
-        f"{count * alpha_s * 1e3:.3g} ms of it latency {case.file(ALL_REDUCE)}.",
+        f"{latency_s * 1e3:.3g} ms of it latency {case.file(ALL_REDUCE)}.",
     ]
     found = {"evidence": evidence, "level": level, "reason": f"share of the step: {reason}"}
-    if count * alpha_s >= LATENCY_SHARE * active_s:
+    if latency_s >= LATENCY_SHARE * (latency_s + transfer_s):
         return _model_too_small(case, exposed, **found)
     for factor in (2, 4, 8, MOST_BATCH):
         larger = replace(settings, batch_per_rank=settings.batch_per_rank * factor)

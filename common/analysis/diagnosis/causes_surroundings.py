@@ -10,7 +10,6 @@ from common.analysis.diagnosis.causes import Case, Verdict, confidence, percent,
 from common.analysis.diagnosis.evidence import (
     EPOCHS,
     FACTS,
-    STEP,
     STEPS,
     NotJudged,
     standard_error,
@@ -99,24 +98,29 @@ def _between(case: Case) -> Verdict | None:
     rows = measured.dropna(subset=["between"])
     if rows.empty:
         return None
-    both = rows.groupby(["kind", *STEP])[["between", "step_time_ms"]].max()
+    # Of one rank, as the others' steps hold their waiting for it.
+    by_rank = rows.groupby("rank")["between"].mean()
+    latest = int(by_rank.idxmax())
+    both = rows[rows["rank"] == latest][["between", "step_time_ms"]]
     shares = both["between"] / both.sum(axis=1)
     share = float(both["between"].sum() / both.sum().sum())
     if share < BETWEEN_SHARE:
         return None
     error = max(standard_error(shares), float(shares.std() / len(shares) ** 0.5))
     level, reason = confidence(share, BETWEEN_SHARE, error, len(shares))
-    by_rank = rows.groupby("rank")["between"].mean()
+    speedup = case.speedup_now
+    if speedup is not None:  # that of the steps alone, and of their median
+        speedup *= case.run.step_ms / float(both.sum(axis=1).mean())
     return Verdict(
         cause="evaluation-or-logging",
         title="logging (or other work) between the steps",
         evidence=(
-            f"Between two steps lie {both['between'].mean():.3g} ms, beside steps of "
-            f"{both['step_time_ms'].mean():.3g} ms: {percent(share)} of the time "
+            f"Between two steps of rank {latest} lie {both['between'].mean():.3g} ms, beside "
+            f"steps of {both['step_time_ms'].mean():.3g} ms: {percent(share)} of the time "
             f"{case.file(STEPS)}.",
             f"By rank: {', '.join(f'{rank}: {value:.3g} ms' for rank, value in by_rank.items())} "
             f"{case.file(STEPS)}.",
-            *places(case, ("between", "evaluation"), rank=int(by_rank.idxmax())),
+            *places(case, ("between", "evaluation"), rank=latest),
         ),
         lost_share=min(share, 0.99),
         confidence=level,
@@ -125,8 +129,8 @@ def _between(case: Case) -> Verdict | None:
             "Log every so many steps instead of after each, without waiting for the disk, and "
             "keep checkpoints and evaluations out of the loop of steps."
         ),
-        speedup_now=None if case.speedup_now is None else case.speedup_now * (1 - share),
-        predicted_speedup=case.speedup_now,
+        speedup_now=speedup,
+        predicted_speedup=None if speedup is None else speedup / (1 - min(share, 0.99)),
     )
 
 
