@@ -82,7 +82,7 @@ def isolation_problems(
     """
     known = read_tasks(root)
     problems = []
-    for of in parts_of(known[tasks[0]].assignment, "isolation"):
+    for of in parts_of(known[tasks[0]].assignment, "isolation-matrix"):
         own = of.tasks(known)
         for name in (name for name in tasks if name in own):
             say(f"grading the references without {name}")
