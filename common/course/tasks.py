@@ -99,7 +99,10 @@ def read_course(root: Path | None = None) -> Course:
                 raise UserError(f"{COURSE}: {task.name} needs {needed}, which comes after it")
     known = {check for task in tasks.values() for check in task.checks}
     for task in tasks.values():
-        for check, others in task.loses_too.items():
+        listed = task.loses_too
+        if not isinstance(listed, Mapping) or not all(isinstance(o, list) for o in listed.values()):
+            raise UserError(f"{COURSE}: {task.name}: loses_too: a list of checks for each check")
+        for check, others in listed.items():
             for name in (check, *others):
                 if name not in known:
                     raise UserError(f"{COURSE}: {task.name}: loses_too: {name} is no check")

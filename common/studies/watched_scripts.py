@@ -60,7 +60,7 @@ class ScriptsStudy:
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
-            raise UserError(f"--rounds is {self.rounds}; it must be at least 1")
+            raise UserError(f"rounds is {self.rounds}; it must be at least 1")
         known = {name for case in CASES for name in (case.name, case.cause, case.script)}
         for name in self.only:
             if name not in known:
@@ -130,7 +130,7 @@ def copy_case(case: Case, earlier: Path, folder: Path) -> None:
         name = case.bundle(removed)
         if not (earlier / name).is_dir():
             raise UserError(f"--continues: {name} is missing in {earlier}")
-        for bundle in (earlier / name, *earlier.glob(f"{name}-round-[0-9]")):
+        for bundle in (earlier / name, *earlier.glob(f"{name}-round-*")):
             shutil.copytree(bundle, folder / bundle.name)
             shutil.copy(earlier / f"{bundle.name}.log", folder)
     log = traceml_log(case, earlier)
