@@ -96,6 +96,7 @@ def run_study(study: GradingStudy, output_dir: str, progress: StageProgress) -> 
             with progress.stage(f"{what}: {case.kind} {case.name or case.round + 1}"):
                 rows.append(graded(case, study.variant))
             run.write_table(RESULTS, pd.DataFrame(rows))  # whole after each
+        run.write_table(RESULTS, pd.DataFrame(rows))  # also if none was left to grade
         table = summary(pd.DataFrame(rows))
         run.write_table("summary.csv", table)
         mistakes = beyond_what_is_listed(pd.DataFrame(rows))
