@@ -130,7 +130,8 @@ def copy_case(case: Case, earlier: Path, folder: Path) -> None:
         name = case.bundle(removed)
         if not (earlier / name).is_dir():
             raise UserError(f"--continues: {name} is missing in {earlier}")
-        for bundle in (earlier / name, *earlier.glob(f"{name}-round-*")):
+        later = (path for path in earlier.glob(f"{name}-round-*") if path.is_dir())
+        for bundle in (earlier / name, *later):
             shutil.copytree(bundle, folder / bundle.name)
             shutil.copy(earlier / f"{bundle.name}.log", folder)
     log = traceml_log(case, earlier)
