@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.studies.script_cases import CASES
-from common.studies.watched_scripts import run_under_traceml, traceml_verdict
+from common.studies.watched_scripts import copy_case, run_under_traceml, traceml_verdict
 
 
 @pytest.mark.slow
@@ -25,3 +25,18 @@ def test_traceml_judges_a_script_that_it_times_from_outside(tmp_path: Path) -> N
     assert summary["step_time"]["metadata"]["global_ranks_used"] == 2
     assert summary["step_time"]["metadata"]["training_total_steps"] >= 50
     assert not (tmp_path / f"{case.name}-traceml").exists()
+
+
+def test_a_case_is_taken_over_with_all_its_rounds_and_logs(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.name == "data-loading-slow-loader-plain")
+    earlier, folder = tmp_path / "earlier", tmp_path / "now"
+    folder.mkdir()
+    for number in range(3):
+        for removed in case.planted_or_not:
+            bundle = earlier / case.bundle(removed, number)
+            bundle.mkdir(parents=True)
+            (bundle / "rank0.jsonl").write_text("{}")
+            (earlier / f"{bundle.name}.log").write_text("")
+    copy_case(case, earlier, folder)
+    found = {path.relative_to(folder) for path in folder.rglob("*")}
+    assert found == {path.relative_to(earlier) for path in earlier.rglob("*")}
