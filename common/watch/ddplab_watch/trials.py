@@ -210,15 +210,23 @@ class Trials:
             raise RuntimeError("a copy of the model may not fit into memory")
         self.model = copy.deepcopy(self.kept.inner)
 
-    def has_room(self) -> bool:
-        """Returns True if weights, gradients and buckets surely fit into memory once more."""
+    def has_room(self, more_bytes: int = 0) -> bool:
+        """Returns True if weights, gradients and buckets surely fit into memory once more.
+
+        Args:
+            more_bytes: that have to be free besides.
+        """
         needed = 4 * sum(p.numel() * p.element_size() for p in self.kept.inner.parameters())
+        free = self.free_bytes()
+        return free is not None and free > needed + more_bytes
+
+    def free_bytes(self) -> int | None:
+        """Returns the memory that is free where the model is; None if it is not known."""
         if self.team.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info()
-            unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-            return free + unused > needed
+            return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         known = free_host_bytes()
-        return known is not None and known[0] > needed
+        return known[0] if known else None
 
     def leaves_some_unused(self) -> bool:
         """Returns True if the pass leaves a trained parameter without a gradient."""
@@ -252,7 +260,15 @@ class Trials:
             why = f"steps of {self.step_s:.1f} s: it would take too long"
             self.record.unseen("changes that were to be tried", why)
             return
+        free_before = self.free_bytes()
         for round_ in range(most):
+            # A model that keeps something of each pass must not fill the memory: a round may take
+            # as much as the one before.
+            free = self.free_bytes()
+            taken, free_before = max(0, free_before - free), free
+            if not self.team.all_agree(self.has_room(more_bytes=taken)):
+                self.record.unseen(f"changes after {round_} rounds", "memory grows with each pass")
+                return
             if not self.team.all_agree(time.monotonic() - began < LONGEST_S):
                 return
             turn = round_ % len(left)
