@@ -83,12 +83,15 @@ def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> 
         progress.say(f"without the cases on emulated hosts: {reason}")
         cases = [case for case in cases if not case.rate]
     done = set(earlier_table(study.continues, RESULTS, ["case", "planted", "first"])["case"])
+    known = [case for case in cases if case.name in done]
+    for case in known:
+        require_bundles(case, Path(study.continues) / RUNS)
     with study_run("scripts", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:
         folder = (run.path / RUNS).absolute()  # ranks start in another folder
         folder.mkdir()
         rows = []
         for case in cases:
-            if case.name in done:
+            if case in known:
                 copy_case(case, Path(study.continues) / RUNS, folder)
             with progress.stage(case.name) as update:
                 run_case(case, folder, study.rounds, update)
@@ -120,16 +123,17 @@ def run_case(case: Case, folder: Path, rounds: int, update: Callable[[str], None
         run_under_traceml(case, folder, update)
 
 
-def copy_case(case: Case, earlier: Path, folder: Path) -> None:
-    """Copies what ``run_case`` has left in the folder of an earlier study.
+def require_bundles(case: Case, earlier: Path) -> None:
+    """Raises UserError where the folder of an earlier study lacks a bundle of a case."""
+    for removed in case.planted_or_not:
+        if not (earlier / case.bundle(removed)).is_dir():
+            raise UserError(f"--continues: {case.bundle(removed)} is missing in {earlier}")
 
-    Raises:
-        UserError: a bundle is missing.
-    """
+
+def copy_case(case: Case, earlier: Path, folder: Path) -> None:
+    """Copies what ``run_case`` has left in the folder of an earlier study."""
     for removed in case.planted_or_not:
         name = case.bundle(removed)
-        if not (earlier / name).is_dir():
-            raise UserError(f"--continues: {name} is missing in {earlier}")
         later = (path for path in earlier.glob(f"{name}-round-*") if path.is_dir())
         for bundle in (earlier / name, *later):
             shutil.copytree(bundle, folder / bundle.name)

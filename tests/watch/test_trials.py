@@ -116,6 +116,16 @@ def test_each_change_is_run_as_often_as_the_script_as_it_is(ranks, tmp_path: Pat
     assert not [row for row in rows_of(tmp_path, 0, "unseen") if "change" in row["what"]]
 
 
+def test_trials_end_before_the_memory_does(ranks, tmp_path: Path) -> None:
+    run_loop(ranks, tmp_path, "--shrinking_memory", 1, watch={"verify": 1})
+    for number in (0, 1):
+        # Of 8 parts, one is gone at each reading. After two rounds 1 is left; a round took 2.
+        assert {row["round"] for row in rows_of(tmp_path, number, "trials")} == {0, 1}
+        unseen = rows_of(tmp_path, number, "unseen")
+        [row] = [row for row in unseen if "after 2 rounds" in row["what"]]
+        assert "memory" in row["why"]
+
+
 def test_without_an_exchange_there_is_nothing_to_try(ranks, tmp_path: Path) -> None:
     run_loop(ranks, tmp_path, count=1, watch={"verify": 1})
     assert "nothing is exchanged" in str(rows_of(tmp_path, 0, "unseen"))

@@ -267,7 +267,8 @@ class Trials:
             free = self.free_bytes()
             taken, free_before = max(0, free_before - free), free
             if not self.team.all_agree(self.has_room(more_bytes=taken)):
-                self.record.unseen(f"changes after {round_} rounds", "memory grows with each pass")
+                why = "another round might fill the memory"
+                self.record.unseen(f"changes after {round_} rounds", why)
                 return
             if not self.team.all_agree(time.monotonic() - began < LONGEST_S):
                 return

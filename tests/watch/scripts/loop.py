@@ -27,6 +27,7 @@ parser.add_argument("--no_sync", type=int, default=1)
 parser.add_argument("--batch_size", type=int, default=8)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--slow_data_s", type=float, default=0.0)
+parser.add_argument("--shrinking_memory", type=int, default=0)
 parser.add_argument("--slow_rank_s", type=float, default=0.0)
 parser.add_argument("--evaluate", type=int, default=0)
 parser.add_argument("--sampler", type=int, default=1)
@@ -86,6 +87,13 @@ if dist.is_initialized():
 
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+if arguments.shrinking_memory:
+    from itertools import count
+
+    from ddplab_watch import trials
+
+    left = count(8 * 2**38, -(2**38))  # each time that it is read there is less
+    trials.free_host_bytes = lambda: (next(left), 8 * 2**38)
 if arguments.unwatched_rank == rank:
     import ddplab_watch
 
