@@ -217,7 +217,7 @@ TRIAL_COLUMNS = (
 )
 """``trials.csv`` of a watched script whose changes were tried: forward and backward passes with
 their exchange, ``passes`` to a step; ``step_time_ms`` is per pass. The setting ``as it is`` is the
-script's own."""
+script's own, and ``as it loads`` that of kind ``workers``, whose passes each load a batch first."""
 
 METRIC_COLUMNS = ("epoch", "train_loss", "train_time", "val_loss", "val_acc")
 """``metrics.csv``, as the original wrote it: one row per epoch; ``train_time`` in seconds."""

@@ -102,6 +102,9 @@ def free_port() -> int:
 
 def _be_a_rank(script: str, arguments: list[str], environment: Mapping, output: str) -> None:
     os.environ.update(environment)
+    # A process that a fork server began would start its own in the same way, and run the script
+    # in each of them.
+    multiprocessing.set_start_method(None, force=True)
     for descriptor, end in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{output}.{end}", os.O_WRONLY | os.O_CREAT), descriptor)
     sys.argv = [script, *arguments]

@@ -73,6 +73,26 @@ def test_gains_are_shares_of_a_pass_and_speedups_follow(case: Case) -> None:
     assert found["no_sync"].passes == 2  # another global batch
 
 
+def test_workers_are_held_against_passes_that_load(case: Case) -> None:
+    """Loading is part of those steps: 30 of 40 ms are saved of passes and data, nine tenths."""
+    steps = pd.read_csv(case.run.folder / "steps.csv")
+    steps["data_time_ms"] = 0.15 * STEP_MS
+    steps.to_csv(case.run.folder / "steps.csv", index=False)
+    rows = pd.concat(
+        [
+            pd.read_csv(case.run.folder / "trials.csv"),
+            trials({("workers", "as it loads"): 40.0, ("workers", "num_workers=2"): 30.0}),
+        ]
+    )
+    rows.to_csv(case.run.folder / "trials.csv", index=False)
+    case = Case(open_evidence(case.run.folder))
+    found = {each.kind: each for each in tried_changes(case)}
+    assert found["bucket_cap_mb"].gain.estimate == pytest.approx(0.2)  # of passes alone, as before
+    assert found["workers"].gain.estimate == pytest.approx(0.25)
+    assert found["workers"].speedup == pytest.approx(case.speedup_now / (1 - 0.9 * 0.25))
+    assert found["workers"].said().startswith("num_workers=2: loading and a pass take 25 % less")
+
+
 def test_text_and_page_say_what_was_tried(case: Case) -> None:
     found = examine_case(case)
     text = "\n".join(lines_of(found))

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
+import torch
+from ddplab_watch import loading
+from ddplab_watch.changes import (
+    AS_IT_IS,
+    AS_IT_LOADS,
+    STEPS,
+    AsItIs,
+    changes,
+    worker_counts,
+)
 from ddplab_watch.options import Options
-from ddplab_watch.trials import AS_IT_IS, ROUNDS, STEPS, AsItIs, changes
+from ddplab_watch.trials import ROUNDS
 from watch_support import rows_of, run_loop
 
 FACTS = {
@@ -124,6 +135,70 @@ def test_trials_end_before_the_memory_does(ranks, tmp_path: Path) -> None:
         unseen = rows_of(tmp_path, number, "unseen")
         [row] = [row for row in unseen if "after 2 rounds" in row["what"]]
         assert "memory" in row["why"]
+
+
+def test_numbers_of_workers_double_up_to_twice_the_cores() -> None:
+    assert worker_counts(0, cores=1) == [1, 2, 4]
+    assert worker_counts(2, cores=1) == [4]
+    assert worker_counts(2, cores=8) == [4, 8, 16]
+    assert worker_counts(4, cores=1) == [8]  # one number at least
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_workers_are_tried_where_a_rank_waits_for_its_data(
+    ranks, tmp_path: Path, workers: int
+) -> None:
+    plain, watched = tmp_path / "plain", tmp_path / "watched"
+    plain.mkdir()
+    watched.mkdir()
+    flags = ("--slow_data_s", 0.02, "--own_noise", 1, "--workers", workers)
+    expected = run_loop(ranks, plain, *flags)
+    found = run_loop(ranks, watched, *flags, watch={"verify": 1})
+    for number in (0, 1):
+        # The data set draws random numbers of its own: trials must not draw from the script's.
+        assert expected[number]["losses"] == found[number]["losses"]
+        rows = [row for row in rows_of(watched, number, "trials") if row["kind"] == "workers"]
+        settings = {row["setting"] for row in rows}
+        tried = {f"num_workers={count}" for count in worker_counts(workers, 1)}
+        assert settings == {AS_IT_LOADS} | tried
+        times = {
+            setting: [row["step_time_ms"] for row in rows if row["setting"] == setting]
+            for setting in settings
+        }
+        assert {len(own) for own in times.values()} == {ROUNDS}
+        # A batch takes 20 ms, and four workers load four of them at once.
+        assert median(times["num_workers=4"]) < median(times[AS_IT_LOADS])
+    assert not [row for row in rows_of(watched, 0, "unseen") if "workers" in row["what"]]
+
+
+def test_a_large_data_set_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "MOST_COPIED_BYTES", 10_000)
+    small = loading.copied({"values": torch.arange(100.0), "words": ["a"]})
+    assert torch.equal(small["values"], torch.arange(100.0))
+    for large in (torch.zeros(10_000), torch.zeros(10_000)[:1], b"0" * 10_001, ["text" * 3_000]):
+        with pytest.raises(RuntimeError, match="takes more than"):
+            loading.copied(large)
+
+
+@pytest.mark.parametrize("kind", ["iterable", "none"])
+def test_batches_without_indices_are_not_loaded_again(kind: str) -> None:
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(range(4))
+
+    iterator = iter(torch.utils.data.DataLoader(Stream())) if kind == "iterable" else None
+    with pytest.raises(RuntimeError, match=r"no indices|no DataLoader"):
+        loading.Loading.of(iterator, [])
+
+
+def test_single_samples_are_asked_for_as_the_script_does() -> None:
+    """Loads without batching (``batch_size=None``), whose sampler gives single indices."""
+    data = [torch.full((2,), float(index)) for index in range(6)]
+    iterator = iter(torch.utils.data.DataLoader(data, batch_size=None))
+    next(iterator)
+    own = loading.Loading.of(iterator, [3, 1])
+    for workers in (0, 1):
+        assert [batch[0].item() for batch in own.fetches(workers, 3)] == [3.0, 1.0, 3.0]
 
 
 def test_without_an_exchange_there_is_nothing_to_try(ranks, tmp_path: Path) -> None:

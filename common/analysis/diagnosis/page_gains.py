@@ -8,7 +8,7 @@ from common.analysis.diagnosis import page_bars as bars
 from common.analysis.diagnosis.causes import Case, Verdict
 from common.analysis.diagnosis.diagnosis import Diagnosis
 from common.analysis.diagnosis.page_bars import Axis, number
-from common.analysis.diagnosis.tried import Tried
+from common.analysis.diagnosis.tried import WORKERS, Tried
 
 SPARE = 1.08
 """An axis ends a little after the longest bar, so that the line of the ideal is seen with its
@@ -115,9 +115,10 @@ def tried_section(found: Diagnosis) -> str:
     rows = "".join(_tried(axis, tried) for tried in found.tried)
     kinds = [("tried", "with the change"), ("interval", "its interval"), ("mark", "as it is")]
     unit = "time of a forward and backward pass with its exchange, in % of the script's as it is"
+    loads = any(tried.kind == WORKERS for tried in found.tried)
     return (
         "<p>Each was run on a copy of the model, alone, in rounds with the script as it is. Gains "
-        "do not add up.</p>\n"
+        f"do not add up.{' With num_workers each pass loads a batch first.' * loads}</p>\n"
         f"<figure>{bars.legend(kinds)}{rows}{bars.scale(axis, unit)}</figure>\n"
     )
 

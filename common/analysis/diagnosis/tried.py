@@ -2,7 +2,7 @@
 
 Trials time forward and backward passes with their exchange (``trials.csv``). What a change saves of
 a pass is estimated within rounds; of a step it saves as much as passes are of it, and the speedup
-over one rank changes with the step.
+over one rank changes with the step. In trials of loader workers each pass loads a batch first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from common.analysis.diagnosis.causes import Case, Verdict, percent
 from common.analysis.diagnosis.evidence import TRIALS
 from common.analysis.statistics import Gain, instance_times, paired_gain
 
-AS_IT_IS = "as it is"
+AS_IT_IS, AS_IT_LOADS = "as it is", "as it loads"
+"""Settings of the script itself, without its loading and with it."""
+WORKERS = "workers"
+"""The kind of change whose passes load batches."""
 TRIED_BY = {
     "bucket-cap": "bucket_cap_mb",
     "needless-search": "find_unused_parameters",
@@ -24,6 +27,7 @@ TRIED_BY = {
     "batch-too-small": "no_sync",
     "too-few-threads": "threads",
     "oversubscribed-cores": "affinity",
+    "data-loading": WORKERS,
 }
 """Causes, and the kind of change that was tried against each."""
 WHOLE_BACKWARD = "whole_backward_time_ms"
@@ -53,7 +57,8 @@ class Tried:
         """Returns what came out, in words: ``takes 33 % less of a pass (30 % to 36 %) …``."""
         gain = self.gain
         low, high = percent(gain.low), percent(gain.high)
-        said = f"{self.change}: a pass takes {_less(gain.estimate)} ({low} to {high} less)"
+        what = "loading and a pass take" if self.kind == WORKERS else "a pass takes"
+        said = f"{self.change}: {what} {_less(gain.estimate)} ({low} to {high} less)"
         if self.speedup is not None:
             said += (
                 f"; speedup {self.speedup:.2f} ({self.speedup_low:.2f} to {self.speedup_high:.2f})"
@@ -75,15 +80,19 @@ def tried_changes(case: Case) -> tuple[Tried, ...]:
     if trials is None or trials.empty:
         return ()
     times = instance_times(trials)
-    if AS_IT_IS not in times:
-        return ()
-    share, now = pass_share(case), case.speedup_now
+    now = case.speedup_now
     found = []
-    for change, rows in trials[trials["setting"] != AS_IT_IS].groupby("setting", sort=False):
-        both = times[[change, AS_IT_IS]].dropna()
+    changed = trials[~trials["setting"].isin([AS_IT_IS, AS_IT_LOADS])]
+    for change, rows in changed.groupby("setting", sort=False):
+        is_loading = rows["kind"].iloc[0] == WORKERS
+        base = AS_IT_LOADS if is_loading else AS_IT_IS
+        if base not in times:
+            continue
+        both = times[[change, base]].dropna()
         if both.empty:
             continue
-        gain = paired_gain(both[change], both[AS_IT_IS])
+        share = pass_share(case, with_data=is_loading)
+        gain = paired_gain(both[change], both[base])
         speedups = [None] * 3
         if now is not None:
             speedups = [now / (1 - share * each) for each in (gain.estimate, gain.low, gain.high)]
@@ -102,10 +111,17 @@ def tried_changes(case: Case) -> tuple[Tried, ...]:
     return tuple(sorted(found, key=lambda each: -each.gain.estimate))
 
 
-def pass_share(case: Case) -> float:
-    """Returns the share of a step that its forward and backward passes take, exchange included."""
+def pass_share(case: Case, with_data: bool = False) -> float:
+    """Returns the share of a step that its forward and backward passes take, exchange included.
+
+    Args:
+        case: the run.
+        with_data: the time for data, too.
+    """
     run = case.run
     passes_ms = run.by_step("forward_time_ms") + run.by_step(WHOLE_BACKWARD)
+    if with_data:
+        passes_ms = passes_ms + run.by_step("data_time_ms")
     step_ms = run.by_step("step_time_ms").max(axis=1)
     return min(1.0, float((passes_ms.mean(axis=1) / step_ms).median()))
 

@@ -50,6 +50,25 @@ def workers(iterator: Any) -> int:
     return int(getattr(iterator, "_num_workers", 0))
 
 
+def loader_arguments(iterator: Any) -> dict[str, Any]:
+    """Returns the arguments of an iterator's DataLoader that say how a batch is made.
+
+    ``is_batched`` is none of them: whether it makes batches, or takes what the data set gives.
+    """
+    processes = getattr(iterator, "_workers", None)
+    return {
+        "collate_fn": getattr(iterator, "_collate_fn", None),
+        "pin_memory": bool(getattr(iterator, "_pin_memory", False)),
+        "worker_init_fn": getattr(iterator, "_worker_init_fn", None),
+        "prefetch_factor": getattr(iterator, "_prefetch_factor", None),
+        # The kind of process knows how it is started.
+        "multiprocessing_context": getattr(processes[0], "_start_method", None)
+        if processes
+        else None,
+        "is_batched": bool(getattr(iterator, "_auto_collation", True)),
+    }
+
+
 def reducer(ddp: DistributedDataParallel) -> Any:
     """Returns what exchanges DDP's gradients."""
     return getattr(ddp, "reducer", None)

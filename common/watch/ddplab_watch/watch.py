@@ -88,6 +88,10 @@ class Watch:
         self.unread: list[Any] = []
         """Steps that have ended and are not written yet."""
         self.newest_iterator: Any = None
+        self.asked: list[Any] = []
+        """What that one was asked for of late, batch by batch."""
+        self.recent_waits_s: list[float] = []
+        """Of the same steps as ``recent_s``, the time for data."""
         self.output_gradients: dict[int, Any] = {}
         self._evaluating: float | None = None
         self._depth = 0
@@ -158,6 +162,7 @@ class Watch:
         self.stacks.stop()
         self.roots, self.parameters, self.unread = [], [], []  # nothing is kept alive
         self.kept = self.newest_iterator = None
+        self.asked = []
         self.output_gradients = {}
 
     # What the loop calls ------------------------------------------------------------------------
@@ -176,6 +181,7 @@ class Watch:
             self.epochs[loader] = self.epochs.get(loader, -1) + 1
         if self.loop is None or began is None:
             return
+        self.remember(iterator, ids)
         hashed = None
         if ids is None:
             from ddplab_watch.batches import content_hashes
@@ -199,6 +205,18 @@ class Watch:
                 is_hashed=ids is None,
             ),
         )
+
+    def remember(self, iterator: Any, ids: Any) -> None:
+        """Keeps which iterator gave the newest batch, and for which indices."""
+        from ddplab_watch import private
+        from ddplab_watch.loading import SEEN
+
+        if self.newest_iterator is not None and (
+            private.loader_of(self.newest_iterator) != private.loader_of(iterator)
+        ):
+            self.asked = []
+        if ids is not None:
+            self.asked = [*self.asked[1 - SEEN :], ids]
         self.newest_iterator = iterator
 
     def emptied(self) -> None:
@@ -429,7 +447,9 @@ class Watch:
 
     def try_changes(self, kept: Any, team: Any, is_ddp: bool) -> None:
         """Tries what a diagnosis may propose, or says why not."""
-        from ddplab_watch.trials import Trials, exchange_of
+        from ddplab_watch.changes import exchange_of
+        from ddplab_watch.loading import Loading
+        from ddplab_watch.trials import Trials
 
         if not is_ddp or team.ranks < 2:
             self.record.unseen("changes that were to be tried", "nothing is exchanged")
@@ -437,7 +457,17 @@ class Watch:
         step = self.loop.step
         sent_bytes = sum(bucket.size_bytes for bucket in step.buckets)
         now = exchange_of(kept.module, len(step.passes), sent_bytes)
-        Trials(kept, team, self.record, now, self.usual_s()).run()
+        waits = sum(self.recent_waits_s) / max(sum(self.recent_s), 1e-9)
+        iterator, asked = self.newest_iterator, self.asked  # trials fetch batches, too
+        Trials(
+            kept=kept,
+            team=team,
+            record=self.record,
+            now=now,
+            step_s=self.usual_s(),
+            waits=waits,
+            loading=lambda: Loading.of(iterator, asked),
+        ).run()
 
     # What is written ----------------------------------------------------------------------------
 
@@ -461,6 +491,8 @@ class Watch:
         number, clock = self.written, self.loop.clock
         self.written += 1
         self.recent_s = [*self.recent_s[1 - USUAL_OF :], clock.elapsed_s(step.began, step.ended)]
+        waited_s = sum(clock.elapsed_s(p.fetched, p.forward) for p in step.passes)
+        self.recent_waits_s = [*self.recent_waits_s[1 - USUAL_OF :], waited_s]
         if number == 0:
             self.record.add("facts", **rows.facts(self.roots, self.parameters, self.trained_on()))
         is_warmup = number < self.options.warmup

@@ -28,6 +28,7 @@ parser.add_argument("--batch_size", type=int, default=8)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--slow_data_s", type=float, default=0.0)
 parser.add_argument("--shrinking_memory", type=int, default=0)
+parser.add_argument("--own_noise", type=int, default=0)
 parser.add_argument("--slow_rank_s", type=float, default=0.0)
 parser.add_argument("--evaluate", type=int, default=0)
 parser.add_argument("--sampler", type=int, default=1)
@@ -45,12 +46,15 @@ for seed in (torch.manual_seed, random.seed, np.random.seed):
 
 
 class Samples(TensorDataset):
-    """Samples that may take a while."""
+    """Samples that may take a while, and that may be changed by random numbers of their own."""
+
+    noise = None
 
     def __getitem__(self, index):
         if arguments.slow_data_s:
             time.sleep(arguments.slow_data_s / arguments.batch_size)
-        return super().__getitem__(index)
+        values, target = super().__getitem__(index)
+        return (values + self.noise.random() if self.noise else values), target
 
 
 class Model(nn.Module):
@@ -71,6 +75,8 @@ class Model(nn.Module):
 torch.manual_seed(3)
 data = Samples(torch.randn(arguments.samples, 32), torch.randint(0, 10, (arguments.samples,)))
 torch.manual_seed(7 + rank)
+if arguments.own_noise:
+    data.noise = random.Random(rank)
 sampler = None
 if dist.is_initialized() and arguments.sampler:
     sampler = DistributedSampler(data, ranks, rank, shuffle=True, seed=5)
