@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import sys
 from dataclasses import replace
 from typing import Annotated, Union
@@ -50,10 +51,15 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     with exit_status():
         words = sys.argv[1:]
-        if asked := asked_page(words, SUBCOMMANDS):
-            print_page(*asked)
-        else:
-            _parse(words).run()
+        try:
+            if asked := asked_page(words, SUBCOMMANDS):
+                print_page(*asked)
+            else:
+                _parse(words).run()
+            sys.stdout.flush()
+        except BrokenPipeError:  # nobody reads any more, as after `| head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush
+            sys.exit(1)  # as rich does
 
 
 def _parse(arguments: list[str]) -> Command:

@@ -149,6 +149,10 @@ class AllReduceSamples:
             times = np.take_along_axis(times, iterations, axis=2)
         return MeasuredAllReduce(self.sizes_bytes, _median(times.reshape(len(times), -1), axis=1))
 
+    def least(self) -> MeasuredAllReduce:
+        """Returns the curve of each size's shortest time: of all-reduces that nothing disturbed."""
+        return MeasuredAllReduce(self.sizes_bytes, np.nanmin(self.time_s, axis=(1, 2)))
+
 
 MEASURED, CONVERTED, NO_CONTENTION = "measured", "converted", "none"
 """Ways in which contention is known (``OverlapSamples.contention``)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from scaling_evidence import MIB, MadeUp
@@ -17,7 +18,7 @@ from common.analysis.diagnosis.diagnosis import (
     diagnosis_table,
 )
 from common.analysis.diagnosis.evidence import open_evidence
-from common.analysis.diagnosis.measured_step import model_from_evidence
+from common.analysis.diagnosis.measured_step import latency_share, model_from_evidence
 from common.errors import UserError
 from common.perfmodel.scaling.scaled_step import predict
 
@@ -81,6 +82,27 @@ def test_noise_alone_is_no_cause(seed, tmp_path):
     assert found.healthy, [verdict.cause for verdict in found.verdicts]
     assert "efficiency" in found.summary
     assert "No limiting cause found." in diagnosis_lines(tmp_path / "run")
+
+
+def test_latency_is_told_by_calls_that_nothing_disturbed(tmp_path):
+    """0.3 ms + x / 1 GB/s; one element goes another way, and most small calls wait for a core."""
+    folder = MadeUp().write(tmp_path / "run")
+    random = np.random.default_rng(5)
+    rows = [
+        {
+            "mode": "sequential", "total_elements": size // 4, "total_bytes": size, "in_flight": 1,
+            "round": round_, "iteration": iteration, "rank": rank,
+            "time_ms": 0.08 if size == 4 else 0.3 + size / 1e6 + wait,
+        }
+        for size in (4, 400, 4_000, 40_000)
+        for round_ in range(3)
+        for iteration in range(12)
+        for wait in [random.choice([0.0, 3.0], p=[0.3, 0.7]) if size > 400 else 0.0]
+        for rank in (0, 1)
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(folder / "allreduce-samples.csv", index=False)
+    found = latency_share(open_evidence(folder), "float32", bucket_bytes=40_000)
+    assert found == pytest.approx(0.3 / 0.34)
 
 
 def test_one_hiccup_is_no_warm_up(tmp_path):

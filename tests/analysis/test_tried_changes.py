@@ -149,3 +149,64 @@ def test_a_trial_with_another_batch_shows_no_cause(case: Case) -> None:
     trials(times).to_csv(case.run.folder / "trials.csv", index=False)
     found = {v.cause for v in examine_case(Case(open_evidence(case.run.folder))).verdicts}
     assert "needless-synchronisation" not in found
+
+
+def _with_search(folder: Path) -> None:
+    """Makes the run's script look for unused parameters, of which there are none."""
+    facts = pd.read_csv(folder / "facts.csv").assign(find_unused_parameters=True)
+    ready = pd.read_csv(folder / "gradient-ready-times.csv")
+    each = ready.groupby(["rank", "iteration"])["size_bytes"].sum()
+    facts["gradient_bytes"] = each.max()
+    facts.to_csv(folder / "facts.csv", index=False)
+
+
+@pytest.mark.parametrize(
+    ("pass_ms", "confidence", "lost"),
+    [
+        (30.2, "low", 0.0),  # it costs nothing
+        (24.0, "high", 0.75 * 0.2),
+    ],
+)
+def test_a_trial_decides_what_a_needless_search_costs(
+    case: Case, pass_ms: float, confidence: str, lost: float
+) -> None:
+    folder = case.run.folder
+    _with_search(folder)
+    times = {
+        ("as it is", "as it is"): 30.0,
+        ("find_unused_parameters", "find_unused_parameters=False"): pass_ms,
+    }
+    trials(times).to_csv(folder / "trials.csv", index=False)
+    found = {v.cause: v for v in examine_case(Case(open_evidence(folder))).verdicts}
+    assert found["needless-search"].confidence == confidence
+    assert found["needless-search"].lost_share == pytest.approx(lost)
+    if lost:
+        now = found["needless-search"].speedup_now
+        assert found["needless-search"].predicted_speedup == pytest.approx(now / (1 - lost))
+
+
+def test_a_needless_search_that_nobody_tried_to_leave_out_is_a_guess(case: Case) -> None:
+    _with_search(case.run.folder)
+    (case.run.folder / "trials.csv").unlink()
+    found = {v.cause: v for v in examine_case(Case(open_evidence(case.run.folder))).verdicts}
+    assert found["needless-search"].confidence == "low"
+
+
+@pytest.mark.parametrize(("tried_ms", "rounds", "is_low"), [(29.9, 6, True), (29.9, 5, False)])
+def test_a_predicted_gain_that_its_trial_does_not_show_has_low_confidence(
+    tmp_path: Path, tried_ms: float, rounds: int, is_low: bool
+) -> None:
+    """One bucket begins as the backward pass ends; other caps are predicted to gain a fifth."""
+    folder = MadeUp(
+        noise=0.0, buckets=(4 * 2**20,), bandwidth=4e5, latency_ms=0.1, communication_ms=10.6,
+        forward_ms=5.0, hosts=("first", "second"),
+    ).write(tmp_path / "run")  # fmt: skip
+    environment = json.loads((folder / "environment.json").read_text()) | {"label": "watch"}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    steps = pd.read_csv(folder / "steps.csv")
+    steps["whole_backward_time_ms"] = steps["step_time_ms"] - steps["forward_time_ms"]
+    steps.to_csv(folder / "steps.csv", index=False)
+    times = {("as it is", "as it is"): 30.0, ("bucket_cap_mb", "bucket_cap_mb=0.5"): tried_ms}
+    trials(times, rounds).to_csv(folder / "trials.csv", index=False)
+    found = {v.cause: v for v in examine_case(Case(open_evidence(folder))).verdicts}
+    assert (found["bucket-cap"].confidence == "low") == is_low

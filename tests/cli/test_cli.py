@@ -4,6 +4,7 @@ One refusal is that of a process of its own; everything else comes from the same
 process. CI runs the README's commands as processes.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -82,6 +83,18 @@ def test_a_refusal_is_one_line_and_exit_status_2_of_the_process() -> None:
     command = [Path(sys.executable).with_name("ddplab"), "bogus"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "predict" in error_line(Ended(done.returncode, done.stdout, done.stderr))
+
+
+@pytest.mark.parametrize(
+    "command", [["--help"], ["diagnose", "data/xeon-2-cores/study-diagnosis/model-too-small-seen"]]
+)
+def test_a_reader_that_goes_away_gets_no_traceback(command: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "common.cli.main", *command]
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize("cap", ["0", "-1", "abc", "nan", "inf", "1e-12"])

@@ -17,9 +17,9 @@ from common.analysis.diagnosis.evidence import (
     STEPS,
     NotJudged,
 )
-from common.analysis.diagnosis.measured_step import bucket_sizes
+from common.analysis.diagnosis.measured_step import bucket_sizes, latency_share
 from common.analysis.style import size_text
-from common.perfmodel.collectives import as_alpha_beta, bus_bandwidth
+from common.perfmodel.collectives import bus_bandwidth
 from common.perfmodel.scaling.scaled_step import (
     TARGET_EFFICIENCY,
     at_bandwidth,
@@ -167,13 +167,11 @@ def communication_bound(case: Case) -> Verdict | None:
     model, settings = case.model, exposed.settings
     network = model.networks[WIRE_TYPES[settings.compression]]
     count = exposed.prediction.exchange.num_buckets
-    line = as_alpha_beta(network)
     active_s = exposed.prediction.exchange.communication_s
     gradients = sum(event.size_bytes for event in exposed.prediction.exchange.events)
     wire = round(gradients * WIRE_SHARES[settings.compression])
     compute_s = settings.accumulation * model.together.time_s(settings.batch_per_rank)
-    # Both by the line: a single size may have been disturbed while it was measured.
-    latency_s, transfer_s = count * line.alpha_s, wire / line.bandwidth_bytes_per_s
+    latency = latency_share(case.run, WIRE_TYPES[settings.compression], wire / count)
     bus = float(bus_bandwidth(wire, float(network.time_s(float(wire))), case.ranks))
     evidence = [
         f"Communication that nothing hides takes {exposed.measured_ms:.3g} of "
@@ -186,10 +184,10 @@ def communication_bound(case: Case) -> Verdict | None:
         ),
         f"Computation takes {compute_s * 1e3:.3g} ms {case.file(PROBES)}, sending "
         f"{size_text(wire)} in {count} bucket{'s' if count > 1 else ''} {active_s * 1e3:.3g} ms, "
-        f"{latency_s * 1e3:.3g} ms of it latency {case.file(ALL_REDUCE)}.",
+        f"{latency * active_s * 1e3:.3g} ms of it latency {case.file(ALL_REDUCE)}.",
     ]
     found = {"evidence": evidence, "level": level, "reason": f"share of the step: {reason}"}
-    if latency_s >= LATENCY_SHARE * (latency_s + transfer_s):
+    if latency >= LATENCY_SHARE:
         return _model_too_small(case, exposed, **found)
     for factor in (2, 4, 8, MOST_BATCH):
         larger = replace(settings, batch_per_rank=settings.batch_per_rank * factor)

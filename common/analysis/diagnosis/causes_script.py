@@ -108,8 +108,8 @@ def needless_search(case: Case) -> Verdict | None:
             f"parameters had a gradient {case.file(READY_TIMES)}.",
         ),
         lost_share=0.0,
-        confidence="medium",
-        reason="seen in one batch; what the search costs is not told apart from the passes",
+        confidence="low",
+        reason="it is seen, and what it costs is not: only a trial (--verify) tells",
         change="DistributedDataParallel(model, find_unused_parameters=False)",
         group=MINOR,
     )

@@ -1,19 +1,20 @@
-"""Causes that only a trial has shown: a change gained, and no cause was found that it would mend.
+"""What trials say of causes: those that no trial bears out, and those that only a trial has shown.
 
-The model that other causes rest on does not know everything: how threads of one rank hinder each
-other, or how many small all-reduces go through a backend. A trial (``ddplab diagnose --verify``)
-measures the change itself.
+The model that causes rest on does not know everything: how threads of one rank hinder each other,
+or how many small all-reduces go through a backend. A trial (``ddplab diagnose --verify``) measures
+the change itself, so where one was made it decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
-from common.analysis.diagnosis.causes import Case, Verdict, percent
+from common.analysis.diagnosis.causes import PERFORMANCE, Case, Verdict, percent
 from common.analysis.diagnosis.evidence import PLACEMENT, TRIALS
-from common.analysis.diagnosis.tried import Tried, pass_share
+from common.analysis.diagnosis.tried import Tried, pass_share, tried_against
 
 LEAST_GAIN = 0.05
 """Of a step, at the lower end of the interval. Some ten changes are tried, so that now and then one
@@ -28,6 +29,42 @@ TITLES = {
     "too-few-threads": "a rank computes with fewer threads than it has cores",
     "wide-gradients": "gradients travel in 32 bits where 16 would do",
 }
+
+REMEDIES = ("bucket-cap", "needless-search", "needless-synchronisation", "wide-gradients")
+"""Causes whose remedy is the very change that was tried."""
+
+
+def borne_out(case: Case, tried: Sequence[Tried], found: Sequence[Verdict]) -> list[Verdict]:
+    """Returns verdicts as their trials leave them.
+
+    A remedy that saved less than ``LEAST_GAIN`` of a step even at the upper end of its interval
+    leaves its cause a low confidence. What a needless search costs is known from its trial alone.
+    """
+    return [_borne_out(case, verdict, tried_against(verdict, tried)) for verdict in found]
+
+
+def _borne_out(case: Case, verdict: Verdict, trial: Tried | None) -> Verdict:
+    is_remedy = trial is not None and trial.passes is None and verdict.cause in REMEDIES
+    if not is_remedy or _rounds(case) < LEAST_ROUNDS:
+        return verdict
+    share = pass_share(case)
+    low, high = percent(trial.gain.low * share), percent(trial.gain.high * share)
+    reason = f"tried in {_rounds(case)} rounds: a step then takes {low} to {high} less"
+    if trial.gain.high * share < LEAST_GAIN:
+        return replace(verdict, confidence="low", reason=reason)
+    if verdict.cause == "needless-search" and trial.gain.low > 0:
+        return replace(
+            verdict,
+            lost_share=trial.gain.estimate * share,
+            confidence="high" if trial.gain.low * share > LEAST_GAIN else "medium",
+            reason=reason,
+            group=PERFORMANCE,
+            speedup_now=case.speedup_now,
+            predicted_speedup=trial.speedup,
+            speedup_low=trial.speedup_low,
+            speedup_high=trial.speedup_high,
+        )
+    return verdict
 
 
 def shown_by_trials(case: Case, tried: Sequence[Tried], found: Collection[str]) -> list[Verdict]:
@@ -71,9 +108,12 @@ def _more_threads_than_cores(case: Case) -> bool:
     return bool((threads > cores).any())
 
 
+def _rounds(case: Case) -> int:
+    return case.run.tables[TRIALS]["round"].nunique()
+
+
 def _gains(case: Case, tried: Tried) -> bool:
-    rounds = case.run.tables[TRIALS]["round"].nunique()
-    return rounds >= LEAST_ROUNDS and tried.gain.low * pass_share(case) > LEAST_GAIN
+    return _rounds(case) >= LEAST_ROUNDS and tried.gain.low * pass_share(case) > LEAST_GAIN
 
 
 def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:
@@ -88,8 +128,8 @@ def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:
         lost_share=gain.estimate * pass_share(case),
         confidence="medium",
         reason=(
-            f"tried in {case.run.tables[TRIALS]['round'].nunique()} rounds, one of {changes} "
-            "changes; no other table shows the cause"
+            f"tried in {_rounds(case)} rounds, one of {changes} changes; no other table "
+            "shows the cause"
         ),
         change=tried.change,
         speedup_now=case.speedup_now,

@@ -40,7 +40,7 @@ from common.analysis.diagnosis.causes_script import (
 )
 from common.analysis.diagnosis.causes_settings import gpu_surroundings, nccl_settings
 from common.analysis.diagnosis.causes_surroundings import data_loading, evaluation_or_logging
-from common.analysis.diagnosis.causes_tried import shown_by_trials
+from common.analysis.diagnosis.causes_tried import borne_out, shown_by_trials
 from common.analysis.diagnosis.causes_validity import (
     mixed_configurations,
     warm_up_counted,
@@ -149,6 +149,7 @@ def examine_case(case: Case) -> Diagnosis:
     causes = CAUSES | OF_SCRIPTS if case.run.watched else CAUSES
     verdicts, not_judged = judged(causes, case)
     tried = tried_changes(case)
+    verdicts = borne_out(case, tried, verdicts)
     verdicts += shown_by_trials(case, tried, {verdict.cause for verdict in verdicts})
     return Diagnosis(
         verdicts=tuple(in_order([v.with_interval(case.run.noise) for v in verdicts])),

@@ -23,12 +23,12 @@ from common.analysis.step_parts import flags
 from common.errors import UserError
 from common.exercises.cap_search import cap_interval
 from common.perfmodel.buckets import MIB, DdpOptions, assign_buckets
-from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.collectives import MeasuredAllReduce, as_alpha_beta
 from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.scaling.pass_times import LinearTime, PassTimes
 from common.perfmodel.scaling.step_model import StepModel, StepSettings, calibrated
 from common.perfmodel.simulator import profile_buckets
-from common.perfmodel.tables import read_all_reduce, read_ready_times
+from common.perfmodel.tables import read_all_reduce, read_all_reduce_samples, read_ready_times
 
 MOST_DRIFT = 1.5
 """A machine's speed has not been seen to change by more between a run and its probes."""
@@ -39,6 +39,8 @@ WIRES = {
     "float16": "allreduce-samples-float16.csv",
     "bfloat16": "allreduce-samples-bfloat16.csv",
 }
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Of an element, by the type on the wire."""
 
 
 def model_from_evidence(evidence: Evidence) -> StepModel:
@@ -90,6 +92,26 @@ def step_model(evidence: Evidence) -> StepModel:
         shares_cores=_shares_cores(evidence),
     )
     return calibrated(model, evidence.step_ms / 1e3)
+
+
+def latency_share(evidence: Evidence, wire: str, bucket_bytes: float) -> float:
+    """Computes the share of an all-reduce that is latency, by each size's shortest time.
+
+    Small messages wait for a processor now and then, ten times as long as they take; a fit through
+    medians would call that the network's bandwidth. Messages of fewer elements than ranks are left
+    out: a ring has nothing to split, and they go another way.
+
+    Args:
+        evidence: the run.
+        wire: the type on the wire.
+        bucket_bytes: that are sent at a time.
+    """
+    curve = read_all_reduce_samples(evidence.folder / WIRES[wire]).least()
+    split = curve.sizes_bytes >= evidence.world_size * BYTES[wire]
+    if split.sum() > 1:
+        curve = MeasuredAllReduce(curve.sizes_bytes[split], curve.times_s[split])
+    line = as_alpha_beta(curve)
+    return line.alpha_s / float(line.time_s(bucket_bytes))
 
 
 def step_settings(evidence: Evidence, profile: BackwardProfile) -> StepSettings:

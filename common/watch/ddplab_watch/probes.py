@@ -194,17 +194,15 @@ class Probes:
         for round_ in range(ROUNDS):
             for numel in sizes if round_ % 2 == 0 else sizes[::-1]:
                 size_bytes = numel * dtype.itemsize
-                small = size_bytes <= SMALL_BYTES
+                calls = SMALL_CALLS if size_bytes <= SMALL_BYTES else CALLS
                 tensor = torch.zeros(numel, device=self.device, dtype=dtype)
                 self.team.meet()
                 marks = [self.clock.mark()]
-                for _ in range(SMALL_CALLS if small else CALLS):
+                for _ in range(calls):
                     dist.all_reduce(tensor, group=self.team.group)
                     marks.append(self.clock.mark())
                 self.clock.wait()
                 times = [self.clock.elapsed_s(a, b) * 1e3 for a, b in itertools.pairwise(marks)]
-                if small:  # a stalled call has no weight, and all sizes have as many rows
-                    times = [sorted(times)[len(times) // 2]] * CALLS
                 for iteration, time_ms in enumerate(times):
                     self.record.add(
                         table,
