@@ -45,6 +45,13 @@ def overlap_rows(records: list[dict], warmup_steps: int) -> list[dict]:
     return rows
 
 
+def exposed_s(record: dict) -> float:
+    """Returns the seconds that DDP needed after computation, of the step before; NaN if unknown."""
+    if "backward_comm_time" not in record:
+        return float("nan")
+    return (record["backward_comm_time"] - record["backward_compute_comm_overlap_time"]) / 1e9
+
+
 def lateness_rows(records: list[dict], warmup_steps: int) -> list[dict]:
     """Returns the delay of a replay behind its recording in each measured step, at worst."""
     return [

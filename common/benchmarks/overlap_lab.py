@@ -4,7 +4,8 @@ The arms, none of them a bucketing that predictions are judged on:
 
 - ``local``: the backward pass alone.
 - ``bookkeeping``: DDP over a group of one rank: gradients are copied into a bucket, divided and
-  copied back, and nothing is sent.
+  copied back, and nothing is sent. Copying back is all that it does once computation has ended, so
+  its own record of that time tells it apart from the rest (``ddp_record``).
 - ``continuous``: the backward pass beside all-reduces of one size without pause, more of them than
   it lasts, with how many were done when it ended; and ``all_reduce``, the same all-reduces alone.
   Small ones may be done too soon on GPUs, as Python launches them more slowly: then the pass tells
@@ -15,13 +16,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from common.benchmarks.ddp_record import exposed_s
 from common.benchmarks.lasting_messages import LastingMessages
 from common.benchmarks.steps import FixedBatchStep
 from common.runtime.collective_timing import start_together, time_in_flight
@@ -41,9 +43,11 @@ OVERLAP_TIME_COLUMNS = (
     "backward_time_ms",
     "all_reduce_time_ms",
     "messages_done",
+    "copy_out_time_ms",
     "gradient_bytes",
 )
-"""``overlap-times.csv``; ``messages_done``: all-reduces that ended during the backward pass."""
+"""``overlap-times.csv``; ``messages_done``: all-reduces that ended during the backward pass;
+``copy_out_time_ms``: in ``bookkeeping``, of all gradients back from their bucket."""
 LASTING = 1.6
 SHARES = (512, 64, 8)
 """Divisors of the size of all gradients, which give those of the all-reduces beside a pass."""
@@ -66,12 +70,14 @@ class OverlapArm:
 class OverlappedPass:
     """Seconds of one backward pass, and from its start to the last all-reduce's end.
 
-    ``done``: all-reduces that ended during the backward pass.
+    ``done``: all-reduces that ended during the backward pass; ``copy_out_s``: what DDP over one
+    rank copied gradients back in, NaN where there is no DDP.
     """
 
     backward_s: float
     all_reduce_s: float
     done: int = 0
+    copy_out_s: float = float("nan")
 
 
 class OverlapLab:
@@ -122,6 +128,7 @@ class OverlapLab:
                 "backward_time_ms": one.backward_s * 1e3,
                 "all_reduce_time_ms": one.all_reduce_s * 1e3,
                 "messages_done": one.done,
+                "copy_out_time_ms": one.copy_out_s * 1e3,
                 "gradient_bytes": self.gradient_bytes,
             }
             for iteration, one in enumerate(measured)
@@ -136,12 +143,23 @@ class OverlapLab:
                 for _ in range(count)
             ]
         if arm.kind == "bookkeeping":
-            model = self._bookkeeping_model()
-            passes = [self._timed_backward(model, []) for _ in range(count)]
-            del model
+            passes = self._bookkeeping_passes(count)
             gc.collect()  # DDP's hooks go with it
             return passes
         return [self._timed_backward(None, messages) for _ in range(count)]
+
+    def _bookkeeping_passes(self, count: int) -> list[OverlappedPass]:
+        """Runs passes of DDP over this rank alone, and one more: each is recorded in the next."""
+        model = self._bookkeeping_model()
+        model._set_ddp_runtime_logging_sample_rate(1)
+        passes, copied_s = [], []
+        for _ in range(count + 1):
+            passes.append(self._timed_backward(model, []))
+            copied_s.append(exposed_s(model._get_ddp_logging_data()))
+        return [
+            replace(one, copy_out_s=after)
+            for one, after in zip(passes[:-1], copied_s[1:], strict=True)
+        ]
 
     def _timed_backward(
         self, model: torch.nn.Module | None, at_start: Sequence[Tensor]

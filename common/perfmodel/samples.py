@@ -166,6 +166,8 @@ class OverlapSamples:
 
     Attributes:
         bookkeeping_s: time that DDP over one rank adds to the pass.
+        copy_out_s: the part of it that copies gradients back, by DDP's own record; None in runs
+            from before 2026-11-25.
         local_s: the pass alone.
         gradient_bytes: of the model.
         beside: message size → the pass beside all-reduces of it, ascending.
@@ -176,6 +178,7 @@ class OverlapSamples:
     bookkeeping_s: NDArray
     local_s: NDArray
     gradient_bytes: float
+    copy_out_s: NDArray | None = None
     beside: Mapping[float, BesideMessages] = field(default_factory=dict)
     paced: Mapping[float, PacedMessages] = field(default_factory=dict)
 
@@ -189,6 +192,9 @@ class OverlapSamples:
         counted = "messages_done" in table
         if counted:  # the rank whose pass is longest has seen the most all-reduces end
             times["messages_done"] = "max"
+        recorded = "copy_out_time_ms" in table
+        if recorded:
+            times["copy_out_time_ms"] = "max"
         keys = ["arm", "message_bytes", "round"]
         by_round = table.groupby([*keys, "iteration"]).agg(times).groupby(keys).median()
         rounds = sorted(set(table["round"]))
@@ -227,6 +233,7 @@ class OverlapSamples:
             bookkeeping_s=samples("bookkeeping", "backward_time_ms") / 1e3 - local_s,
             local_s=local_s,
             gradient_bytes=float(table["gradient_bytes"].iloc[0]),
+            copy_out_s=samples("bookkeeping", "copy_out_time_ms") / 1e3 if recorded else None,
             beside=beside,
             paced=paced,
         )
@@ -249,15 +256,21 @@ class OverlapSamples:
     def costs(self, rounds: NDArray | None = None) -> DdpCosts:
         """Returns DDP's copies, and contention by message size where it was measured.
 
-        Bookkeeping is what DDP over one rank adds to the pass; of its copies in (with division) and
-        out each is given half. Differences are taken within a round, so that drift cancels; medians
-        over rounds.
+        Copies out are known from DDP's own record, and copies in move as many bytes. Runs without
+        that record have what DDP over one rank adds to the pass, of which copies in (with division)
+        and out are given half each. That difference is taken within a round, so that drift cancels;
+        medians over rounds.
 
         Args:
             rounds: rounds to take, repeated ones too.
         """
         taken = np.arange(self.rounds) if rounds is None else rounds
-        per_byte = max(0.0, _middle(self.bookkeeping_s[taken])) / 2 / self.gradient_bytes
+        # Two passes on a busy machine differ by many times what copies take, in either direction,
+        # so their difference is only taken where nothing better is known.
+        copy_s = float("nan") if self.copy_out_s is None else _middle(self.copy_out_s[taken])
+        if np.isnan(copy_s):
+            copy_s = max(0.0, _middle(self.bookkeeping_s[taken])) / 2
+        per_byte = copy_s / self.gradient_bytes
         copies = DdpCosts(copy_in_s_per_byte=per_byte, copy_out_s_per_byte=per_byte)
         if not self.beside:
             return copies

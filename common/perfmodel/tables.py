@@ -176,6 +176,9 @@ def read_overlap_samples(path: Path | str) -> OverlapSamples:
         table[column] = numbers(table, column, path, at_least=0)
     if "messages_done" in table:  # not in older runs
         table["messages_done"] = numbers(table, "messages_done", path, at_least=0)
+    if "copy_out_time_ms" in table:  # not in older runs; empty where DDP recorded nothing
+        recorded = table[table["copy_out_time_ms"].notna()]
+        table["copy_out_time_ms"] = numbers(recorded, "copy_out_time_ms", path, at_least=0)
     numbers(table, "gradient_bytes", path, above=0)
     numbers(table[table["arm"].isin(["continuous", "paced"])], "messages", path, above=0)
     missing = {"local", "bookkeeping"} - set(table["arm"])

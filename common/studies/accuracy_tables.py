@@ -24,6 +24,7 @@ ROUNDED = dict.fromkeys(
         "ready_time_ms",
         "time_ms",
         "all_reduce_time_ms",
+        "copy_out_time_ms",
         "predicted_ms",
         "low_ms",
         "high_ms",
@@ -92,6 +93,7 @@ TABLES = {
         "backward_time_ms",
         "all_reduce_time_ms",
         "messages_done",
+        "copy_out_time_ms",
         "gradient_bytes",
     ),
 }
@@ -170,5 +172,5 @@ def _all_reduces(folder: Path) -> pd.DataFrame:
 def _overlap(samples: pd.DataFrame) -> pd.DataFrame:
     keys = ["arm", "message_bytes", "messages", "round", "iteration", "gradient_bytes"]
     # The maxima go together: the rank with the longest pass has seen the most all-reduces end.
-    slowest = {"backward_time_ms": "max", "all_reduce_time_ms": "max", "messages_done": "max"}
-    return samples.groupby(keys).agg(slowest).reset_index()
+    times = ["backward_time_ms", "all_reduce_time_ms", "messages_done", "copy_out_time_ms"]
+    return samples.groupby(keys)[times].max().reset_index()

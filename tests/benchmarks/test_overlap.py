@@ -26,7 +26,8 @@ def times(overlap_run):
 def test_the_table_has_its_columns(times):
     assert list(times.columns) == [
         *("arm", "message_bytes", "messages", "round", "iteration", "rank"),
-        *("backward_time_ms", "all_reduce_time_ms", "messages_done", "gradient_bytes"),
+        *("backward_time_ms", "all_reduce_time_ms", "messages_done"),
+        *("copy_out_time_ms", "gradient_bytes"),
     ]
     assert set(times["gradient_bytes"]) == {4 * 6_901_760}  # gpt2-nano in float32
 
@@ -75,6 +76,14 @@ def test_all_reduces_that_were_done_in_time_are_counted(times):
     assert (continuous["messages_done"] < continuous["messages"]).any()
 
 
+def test_copies_out_are_recorded_of_every_pass_under_ddp_on_one_rank_and_of_no_other(times):
+    copied = times["arm"] == "bookkeeping"
+    assert times[~copied]["copy_out_time_ms"].isna().all()
+    recorded = times[copied]
+    # They are the pass's last part: something, and not all of it.
+    assert recorded["copy_out_time_ms"].between(0, recorded["backward_time_ms"], "neither").all()
+
+
 def test_the_performance_model_reads_the_costs(overlap_run):
     costs = read_costs(overlap_run / "overlap-times.csv")
     sizes, lost_s = costs.lost_compute
@@ -82,7 +91,7 @@ def test_the_performance_model_reads_the_costs(overlap_run):
     assert all(math.isfinite(seconds) and seconds >= 0 for seconds in lost_s)
     assert list(costs.slowdowns[0]) == SIZES
     assert min(costs.slowdowns[1]) >= 1
-    assert 0 <= costs.copy_in_s_per_byte < 1e-6  # less than a second for a megabyte
+    assert 0 < costs.copy_in_s_per_byte < 1e-6  # less than a second for a megabyte
     assert costs.copy_in_s_per_byte == costs.copy_out_s_per_byte
 
 

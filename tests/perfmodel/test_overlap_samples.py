@@ -59,6 +59,20 @@ def test_rounds_that_are_drawn_are_asked_for_their_own_times_and_counts():
     assert counted.costs(np.array([1, 2, 1])).copy_in_s_per_byte == pytest.approx(0.6 / 2 / 100)
 
 
+@pytest.mark.parametrize("difference_s", [-0.7, 0.2, 3.0])
+def test_copies_are_those_recorded_whatever_two_noisy_passes_differ_by(difference_s):
+    noisy = replace(samples(3.0, 5.5, done=1), bookkeeping_s=np.full(3, difference_s))
+    recorded = replace(noisy, copy_out_s=np.array([0.05, 0.04, 9.0]))
+    costs = recorded.costs()
+    assert costs.copy_in_s_per_byte == costs.copy_out_s_per_byte == pytest.approx(0.05 / 100)
+    assert recorded.costs(np.array([1, 1, 0])).copy_out_s_per_byte == pytest.approx(0.04 / 100)
+
+
+def test_where_ddp_recorded_nothing_half_of_what_it_adds_is_copies_out():
+    unknown = replace(samples(3.0, 5.5, done=1), copy_out_s=np.full(3, np.nan))
+    assert unknown.costs() == samples(3.0, 5.5, done=1).costs()
+
+
 def test_a_pass_that_is_no_slower_loses_nothing_and_copies_are_not_negative():
     quick = replace(samples(1.9, 4.0, done=2), bookkeeping_s=np.full(3, -0.1))
     assert quick.costs().lost_compute == ((10.0,), (0.0,))

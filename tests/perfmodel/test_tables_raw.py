@@ -188,6 +188,18 @@ def test_a_table_without_messages_has_copies_only_and_says_so(tmp_path):
     assert (costs.lost_compute, costs.slowdowns) == (None, None)
 
 
+def test_a_record_of_copies_out_is_read_and_need_not_be_there_for_every_row(tmp_path):
+    # The slowest rank's by round: 2, 1 and 3 ms.
+    copied_ms = iter([2, 1, 0.5, 1, 3, 0.1])
+    rows = [(*row, next(copied_ms) if row[0] == "bookkeeping" else "") for row in OVERLAP]
+    header = f"{OVERLAP_HEADER},copy_out_time_ms"
+    costs = read_costs(write(tmp_path, "overlap-times.csv", header, rows))
+    assert costs.copy_out_s_per_byte == pytest.approx(0.002 / GRADIENT_BYTES)
+    assert costs.copy_in_s_per_byte == pytest.approx(0.002 / GRADIENT_BYTES)
+    with refused("overlap-times.csv", "copy_out_time_ms", "-1"):
+        read_costs(write(tmp_path, "overlap-times.csv", header, [*rows[:-1], (*rows[-1][:-1], -1)]))
+
+
 def test_costs_below_the_noise_are_none_and_not_negative(tmp_path):
     fast = [
         (*row[:6], row[6] / 2, *row[7:]) if row[0] in ("bookkeeping", "continuous") else row

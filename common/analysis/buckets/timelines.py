@@ -246,16 +246,20 @@ def copy_facts(
 
     DDP over a group of one rank copies and sends nothing: what it adds to the backward pass is the
     copies, in and out. Where the lower quartile over rounds is not above 0, they cannot be told
-    from nothing.
+    from nothing by that difference; the copies out may be known from DDP's own record besides.
     """
     bookkeeping_ms = run.calibration.overlap.bookkeeping_s * 1e3
     low, middle, high = np.nanquantile(bookkeeping_ms, [0.25, 0.5, 0.75])
-    copies_ms = 2 * run.costs.copy_out_s_per_byte * run.profile.total_bytes * 1e3
+    per_byte = run.costs.copy_in_s_per_byte + run.costs.copy_out_s_per_byte
+    copies_ms = per_byte * run.profile.total_bytes * 1e3
     facts = {
         "copies can be told from nothing": "yes" if low > 0 else "no",
         "copies in the model, in and out": f"{copies_ms:.1f} ms",
         "measured with DDP on one rank": f"{middle:+.1f} ms ({low:+.1f} to {high:+.1f})",
     }
+    if (copied_s := run.calibration.overlap.copy_out_s) is not None:
+        out_ms = np.nanmedian(copied_s) * 1e3
+        facts["copies out, as DDP on one rank recorded them"] = f"{out_ms:.1f} ms"
     if measured is None:
         return facts
     seen = gaps(predicted, measured)
