@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from assignment1_support import (
@@ -274,6 +275,25 @@ def test_steps_on_emulated_hosts_are_predicted_as_by_hand(tmp_path: Path) -> Non
     assert found.median_error == pytest.approx(1 - (26 - 4 / 2 + once_ms) / 100)
     assert found.predicted_fastest == "SHARD_GRAD_OP"
     assert found.noise == 0
+
+
+def test_slow_calls_among_collectives_count_in_their_sum_and_a_slow_round_does_not(
+    tmp_path: Path,
+) -> None:
+    write_emulated(tmp_path / "emulated-2x1gbit")
+    table = tmp_path / "emulated-2x1gbit" / "compare" / "collective-times.csv"
+    calls = pd.read_csv(table)
+    calls = pd.concat([calls[calls["round"] == 0].assign(round=round_) for round_ in range(3)])
+    per_round = calls["iteration"].nunique()
+    calls.loc[calls["iteration"] == 0, "time_ms"] += 6.0  # one call of each round is held up
+    calls["time_ms"] *= np.where(calls["round"] == 2, 50.0, 1.0)  # and one round altogether
+    calls.to_csv(table, index=False)
+    predicted_ms = open_emulated(tmp_path).table().set_index("strategy")["predicted_ms"]
+    # 14 and 20 collectives in turn: on average each is held up by 6 ms over the calls of a round.
+    late_ms = 6.0 / per_round
+    once_ms = 6 * (2 + 3) + 5 + 7
+    assert predicted_ms["SHARD_GRAD_OP"] == pytest.approx(24 + once_ms + 14 * late_ms)
+    assert predicted_ms["FULL_SHARD"] == pytest.approx(28 + once_ms + 6 * 2 + 20 * late_ms)
 
 
 def test_an_all_reduce_over_another_network_does_not_predict_these_steps(tmp_path: Path) -> None:

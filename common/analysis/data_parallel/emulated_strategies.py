@@ -134,10 +134,13 @@ class EmulatedStrategies:
         return steps.median() / 1e3
 
     def collective_s(self, collective: Collective) -> float:
-        """Returns the seconds of a collective by itself.
+        """Returns the seconds of a collective by itself, to be added to those of a step's others.
 
-        The median over calls of the slowest rank's times.
+        The mean over a round's calls of the slowest rank's times, and the median over rounds.
         """
+        # A step has a dozen or more of them one after another. A few calls take much longer than
+        # the rest, which no median of single calls shows, but a sum of many has its share of them.
+        # A round in which the machine was slow altogether is left to the median.
         operation, size = self.collectives["operation"], self.collectives["size_bytes"]
         chosen = (operation == collective.operation) & (size == collective.size_bytes)
         if not chosen.any():
@@ -145,7 +148,7 @@ class EmulatedStrategies:
                 f"{COLLECTIVES}: no {collective.operation} of {collective.size_bytes} bytes"
             )
         calls = self.collectives[chosen].groupby(["round", "iteration"])["time_ms"].max()
-        return calls.median() / 1e3
+        return calls.groupby("round").mean().median() / 1e3
 
     def table(self) -> pd.DataFrame:
         """Returns a row per accumulation and strategy: predicted and measured.

@@ -120,7 +120,7 @@ class DdpCosts:
             Linear between the sizes, the first below them and in proportion to the last beyond.
         launch_s: time that starting one all-reduce takes from the thread that computes. On a GPU
             the CPU runs ahead of the computation and hides it: leave it at 0. ``lost_compute`` as
-            measured holds it already.
+            measured does not hold it, as its all-reduces are launched before the pass begins.
         slowdowns: (sizes in bytes, r of an all-reduce of each size), where this was measured;
             replaces ``communication_slowdown``. Linear in the logarithm of the size between them,
             and the nearest beyond.
