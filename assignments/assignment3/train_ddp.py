@@ -2,7 +2,7 @@
 
 from common.runtime.script import run_script
 from common.training.micro_batch_config import MicroBatchConfig
-from common.training.micro_batch_trainer import train_micro_batches
+from common.training.text_trainer import train_text
 
 if __name__ == "__main__":
-    run_script(train_micro_batches, MicroBatchConfig)
+    run_script(train_text, MicroBatchConfig)

@@ -22,12 +22,11 @@ from common.runtime.gpus import cuda_devices, read_gpu_facts
 from common.runtime.placement import own_placement, placement_problems
 from common.runtime.process_group import Worker, visible_gpus
 from common.runtime.run_directory import RunDirectory
-from common.training import text_scaling_trainer
 from common.training.config import DdpConfig, FsdpConfig, TrainingConfig
 from common.training.micro_batch_config import MicroBatchConfig
-from common.training.micro_batch_trainer import train_micro_batches
 from common.training.parallel import can_shard
 from common.training.text_scaling_config import TextScalingConfig
+from common.training.text_trainer import train_text
 from common.training.trainer import train
 
 
@@ -200,7 +199,7 @@ def tiny_texts(worker: Worker, folder: Path) -> str:
         backend=worker.backend,
         output_dir=str(folder),
     )
-    train_micro_batches(config)
+    train_text(config)
     return ""
 
 
@@ -330,7 +329,7 @@ CHECKS = (
     ),
     Check(
         "text scaling",
-        tiny(text_scaling_trainer.train_text, TextScalingConfig, **TEXT_SCALING),
+        tiny(train_text, TextScalingConfig, **TEXT_SCALING),
         "run assignments/assignment4/train_text.py by itself to see more",
     ),
 )

@@ -11,9 +11,10 @@ from torch import nn
 from common.benchmarks.scaling_workloads import Workload
 from common.models.text_classifier import TextClassifier
 from common.training.data_parallel_step import Batch
-from common.training.text_scaling_data import IndexedTexts, collate_for, open_texts
+from common.training.sampled_batches import loss_of
+from common.training.text_model import make_optimizer
+from common.training.text_scaling_data import Collate, open_texts
 from common.training.text_scaling_files import parse_experiment
-from common.training.text_scaling_trainer import classifier_sizes, loss_of, make_optimizer
 
 
 def text_workload(
@@ -41,12 +42,12 @@ def text_workload(
     if dataset == "synthetic":
         flags += ["--synthetic_like", named]
     config = parse_experiment(flags)
-    train, _ = (IndexedTexts(split) for split in open_texts(config))
-    collate = collate_for(config, train.texts)
+    train, _ = open_texts(config.texts())
+    collate = Collate(train.texts.pad_id, config.loading().width)
 
     def build(_: int) -> nn.Module:
         torch.manual_seed(seed)
-        return TextClassifier(classifier_sizes(config, train.texts.num_labels)).to(device)
+        return TextClassifier(config.classifier(train.texts.num_labels)).to(device)
 
     def make_batch(size: int, step: int, rank: int, ranks: int) -> Batch:
         drawn = global_batch(len(train), size * ranks, step, seed)[rank::ranks]
@@ -56,7 +57,7 @@ def text_workload(
         f"encoder of {experiment}",
         train.texts.source,
         build,
-        functools.partial(make_optimizer, config),
+        functools.partial(make_optimizer, lr=config.lr, weight_decay=config.weight_decay),
         loss_of,
         make_batch,
         longest=config.max_length,

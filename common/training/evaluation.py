@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -17,13 +17,16 @@ LabelledBatch = tuple[tuple[Tensor, ...], Tensor]
 """The model's inputs, and the labels: int64 [batch]."""
 
 
-def own_share(lengths: Sequence[int], worker: Worker) -> list[int]:
-    """Returns this rank's part of a split's texts, by index, from the shortest to the longest.
+def own_batches(lengths: Sequence[int], batch_size: int, worker: Worker) -> Iterator[list[int]]:
+    """Yields this rank's part of a split's texts, by index, ``batch_size`` at a time.
 
-    Neighbours are of similar length, so that batches of them have little padding.
+    They come from the shortest to the longest: neighbours are of similar length, so that batches
+    of them have little padding.
     """
     order = np.argsort(lengths, kind="stable")
-    return order[worker.rank :: worker.world_size].tolist()
+    own = order[worker.rank :: worker.world_size].tolist()
+    for start in range(0, len(own), batch_size):
+        yield own[start : start + batch_size]
 
 
 @torch.no_grad()

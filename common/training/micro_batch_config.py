@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from common.data.text import DATASETS
+from common.data.text_splits import TextOptions
 from common.errors import UserError, unknown_name
 from common.exercises.loss_scale import LOSS_MEANS
 from common.runtime.process_group import Worker
@@ -97,6 +98,19 @@ class TextSettings(RankOptions):
             require_positive(self, "bucket_cap_mb")
         if self.max_length < 3:
             raise UserError(f"max_length {self.max_length}: at least 3 ([CLS], a token, [SEP])")
+
+    def texts(self, eval_samples: int) -> TextOptions:
+        """Returns which texts a run takes, ``eval_samples`` of the validation split."""
+        return TextOptions(
+            dataset=self.dataset,
+            dataset_dir=self.dataset_dir,
+            synthetic_like=self.synthetic_like,
+            vocab_size=self.vocab_size,
+            max_length=self.max_length,
+            train_samples=self.max_train_samples,
+            eval_samples=eval_samples,
+            seed=self.seed,
+        )
 
     def check_ranks(self, world_size: int) -> None:
         """Raises UserError for a global batch that leaves a rank without a text."""

@@ -1,4 +1,4 @@
-"""The record of each step and rank of a run: ``metrics/rank<r>.csv`` and ``losses.csv``."""
+"""The record of a run with planned micro-batches: steps of each rank, losses, evaluations."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
 from common.scheduling.loader import MicroBatch
 from common.tables import MICRO_BATCH_COLUMNS
+from common.training.memory_watch import PeakMemory
 from common.training.micro_batch_step import StepParts
 
 LOSS_COLUMNS = ("step", "loss", "learning_rate")
+EVALUATION_COLUMNS = ("rank", "step", "samples", "loss", "accuracy")
 
 
 def batch_facts(batch: MicroBatch) -> dict:
@@ -55,11 +57,33 @@ def split_exchange(rows: Sequence[Mapping]) -> list[dict]:
 
 
 class MicroBatchLog:
-    """The rows of this rank's steps; ``flush`` writes those of all ranks, outside timed steps."""
+    """The tables and lines of a run: each step of all ranks, and the evaluations.
 
-    def __init__(self, worker: Worker, recorder: Recorder, discard_steps: int) -> None:
-        self.worker, self.discard_steps = worker, discard_steps
+    All ranks make it and add to it together. Steps are written outside of what is timed.
+
+    Args:
+        worker: this rank.
+        recorder: the run's writer.
+        steps: the run's.
+        discard_steps: first steps, which are marked as warm-up.
+        log_every: steps between lines, with which rows are written.
+        eval_texts: number of texts of the validation split.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        recorder: Recorder,
+        *,
+        steps: int,
+        discard_steps: int,
+        log_every: int,
+        eval_texts: int,
+    ) -> None:
+        self.worker, self.steps, self.discard_steps = worker, steps, discard_steps
+        self.log_every, self.eval_texts = log_every, eval_texts
         self._rows: list[dict] = []
+        self._evaluations = recorder.stream("evaluations.csv", EVALUATION_COLUMNS)
         self._metrics, self._losses = [], None
         if recorder.run:
             self._metrics = [
@@ -67,11 +91,17 @@ class MicroBatchLog:
                 for rank in range(worker.world_size)
             ]
             self._losses = recorder.run.stream("losses.csv", LOSS_COLUMNS)
+        self._peak = PeakMemory(worker.device)
+        self._peak.start()
 
-    def add(
-        self, step: int, batch: MicroBatch, parts: StepParts, peak_bytes: int | None, lr: float
-    ) -> None:
-        """Adds a step that has ended; ``peak_bytes`` is None where it is not known."""
+    def say(self, line: str) -> None:
+        """Prints a line on rank 0."""
+        if self.worker.is_main:
+            print(line, flush=True)
+
+    def add(self, step: int, lr: float, parts: StepParts, batch: MicroBatch) -> None:
+        """Adds a step that has ended."""
+        peak_bytes = self._peak.peak_bytes()  # None where it is not known
         row = {
             "step": step,
             **batch_facts(batch),
@@ -83,18 +113,26 @@ class MicroBatchLog:
             "warmup": step < self.discard_steps,
         }
         self._rows.append(row | {"loss": parts.loss, "learning_rate": lr})
+        done = step + 1
+        if done % self.log_every == 0 or done == self.steps:
+            self._flush()
+        self._peak.start()
 
-    def flush(self) -> dict | None:
-        """Writes the rows added since the last call; all ranks call it.
+    def end_span(
+        self, span: range, train_s: float, evaluation_s: float, loss: float, accuracy: float
+    ) -> None:
+        """Writes the evaluation after the steps of ``span``, and prints a line."""
+        row = {"step": span.stop, "samples": self.eval_texts, "loss": loss, "accuracy": accuracy}
+        self._evaluations.write([row] if self.worker.is_main else [])
+        self.say(f"after {span.stop} steps: accuracy {accuracy:.4f} on {self.eval_texts:,} texts")
+        self._peak.start()
 
-        Returns:
-            on rank 0 the newest step's number, global mean loss and slowest rank's time in ms; None
-            on other ranks, and if nothing was added.
-        """
+    def _flush(self) -> None:
+        """Writes the rows added since the last call, and prints a line about the newest step."""
         gathered = self.worker.gather(self._rows)
         self._rows = []
-        if not self._metrics or not gathered[0]:
-            return None
+        if not self._metrics:
+            return
         for ranks in zip(*gathered, strict=True):
             # Each rank's loss is its part of the global mean: the parts add up to it.
             loss = sum(row["loss"] for row in ranks)
@@ -103,5 +141,8 @@ class MicroBatchLog:
             for rank, row in enumerate(split_exchange(ranks)):
                 own = {name: row[name] for name in MICRO_BATCH_COLUMNS if name != "rank"}
                 self._metrics[rank].write([own | {"rank": rank}])
-        slowest = max(ranks, key=lambda row: row["step_time_ms"])
-        return {"step": slowest["step"], "loss": loss, "step_time_ms": slowest["step_time_ms"]}
+        slowest_ms = max(row["step_time_ms"] for row in ranks)
+        self.say(
+            f"step={ranks[0]['step']} | loss={loss:.4f} | lr={ranks[0]['learning_rate']:.2e} | "
+            f"time={slowest_ms:.0f} ms"
+        )

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from common.data.hashed_words import check_sizes
 from common.data.text import DATASETS
 from common.data.text_lengths import recorded_lengths
+from common.data.text_splits import TextOptions
 from common.errors import UserError, unknown_name
+from common.models.text_classifier import TextClassifierConfig
 from common.runtime.process_group import Worker
 from common.runtime.recorder import require_not_negative, require_positive
 from common.runtime.run_options import RankOptions
+from common.training.data_parallel_step import StepOptions
 from common.training.precision import PRECISION_NAMES, resolved_precision
+from common.training.text_scaling_data import LoaderOptions
 
 COMPRESSIONS = ("none", "fp16", "bf16")
 PADDINGS = ("longest", "max_length")
@@ -152,6 +156,58 @@ class TextScalingConfig(RankOptions):
         ):
             if getattr(self, name) not in legal:
                 raise UserError(unknown_name(name, getattr(self, name), legal))
+
+    def texts(self) -> TextOptions:
+        """Returns which texts the run takes."""
+        return TextOptions(
+            dataset=self.dataset,
+            dataset_dir=self.dataset_dir,
+            synthetic_like=self.synthetic_like,
+            vocab_size=self.vocab_size,
+            max_length=self.max_length,
+            train_samples=self.max_train_samples,
+            eval_samples=self.eval_samples,
+            seed=self.data_seed,
+        )
+
+    def loading(self) -> LoaderOptions:
+        """Returns how texts become this rank's micro-batches."""
+        return LoaderOptions(
+            batch_size=self.batch_size,
+            accumulation=self.accumulation,
+            width=self.max_length if self.pad == "max_length" else 0,
+            workers=self.workers,
+            persistent_workers=self.persistent_workers,
+            seed=self.seed,
+        )
+
+    def classifier(self, num_labels: int) -> TextClassifierConfig:
+        """Returns the sizes of the model."""
+        return TextClassifierConfig(
+            vocab_size=self.vocab_size,
+            num_labels=num_labels,
+            max_length=self.max_length,
+            d_model=self.d_model,
+            n_head=self.n_head,
+            n_layer=self.n_layer,
+            d_ff=self.d_ff,
+            dropout=self.dropout,
+        )
+
+    def step_options(self) -> StepOptions:
+        """Returns the options of a step.
+
+        Under float64 the weights have that type, and no autocast is needed: the option is float32.
+        """
+        return StepOptions(
+            accumulation=self.accumulation,
+            precision="float32" if self.precision == "float64" else self.precision,
+            compression=self.compression,
+            bucket_cap_mb=self.bucket_cap_mb,
+            static_graph=self.static_graph,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            max_gradient_norm=self.max_gradient_norm or None,
+        )
 
     def global_batch(self, world_size: int) -> int:
         """Returns the number of texts per step, over all ranks."""

@@ -16,49 +16,51 @@ import torch.utils.data.distributed
 from numpy.typing import NDArray
 
 from common.data.hashed_words import hash_texts
-from common.data.text import TokenizedTexts, synthetic_texts
+from common.data.text import TokenizedTexts
 from common.data.text_sources import PUBLISHED, LabelledTexts
-from common.data.text_splits import open_splits
+from common.data.text_splits import TextOptions, open_splits
 from common.errors import UserError
 from common.runtime.process_group import Worker
 from common.training.data_parallel_step import Batch
-from common.training.text_scaling_config import TextScalingConfig
 
 Sample = tuple[int, NDArray[np.int64], int]
 """Index, tokens and label of a text."""
 
 
-def open_texts(config: TextScalingConfig) -> tuple[TokenizedTexts, TokenizedTexts]:
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How texts become a rank's micro-batches."""
+
+    batch_size: int
+    """Texts of a micro-batch."""
+    accumulation: int
+    """Micro-batches of a step."""
+    width: int
+    """Tokens that texts are filled up to; 0 for those of the micro-batch's longest."""
+    workers: int
+    """Processes that put batches together; 0 does it in the step."""
+    persistent_workers: bool
+    """Keep them from one epoch to the next."""
+    seed: int
+    """Of the samples' order."""
+
+
+def open_texts(options: TextOptions) -> tuple[IndexedTexts, IndexedTexts]:
     """Loads or draws the training and the validation split, as hashed words.
 
     Raises:
         UserError: the data set is not there, or cannot be read.
     """
 
-    def synthetic(count: int, seed: int) -> TokenizedTexts:
-        return synthetic_texts(
-            config.synthetic_like,
-            count,
-            vocab_size=config.vocab_size,
-            num_labels=PUBLISHED[config.synthetic_like].num_labels,
-            max_length=config.max_length,
-            seed=seed,
-        )
-
     def tokenize(*splits: LabelledTexts) -> tuple[TokenizedTexts, TokenizedTexts]:
         train, validation = (
-            hash_texts(one, config.vocab_size, config.max_length) for one in splits
+            hash_texts(one, options.vocab_size, options.max_length) for one in splits
         )
         return train, validation
 
-    return open_splits(
-        config.dataset,
-        {"train": config.max_train_samples, "validation": config.eval_samples},
-        dataset_dir=config.dataset_dir,
-        seed=config.data_seed,
-        synthetic=synthetic,
-        tokenize=tokenize,
-    )
+    labels = PUBLISHED[options.synthetic_like].num_labels
+    train, validation = open_splits(options, tokenize, synthetic_labels=labels)
+    return IndexedTexts(train), IndexedTexts(validation)
 
 
 class IndexedTexts(torch.utils.data.Dataset):
@@ -113,13 +115,8 @@ class Collate:
         )
 
 
-def collate_for(config: TextScalingConfig, texts: TokenizedTexts) -> Collate:
-    """Makes the function that collates this run's micro-batches, padded as ``pad`` says."""
-    return Collate(texts.pad_id, config.max_length if config.pad == "max_length" else 0)
-
-
 def open_loader(
-    data: IndexedTexts, config: TextScalingConfig, worker: Worker
+    data: IndexedTexts, collate: Collate, options: LoaderOptions, worker: Worker
 ) -> torch.utils.data.DataLoader:
     """Makes the loader of this rank's micro-batches of an epoch.
 
@@ -131,12 +128,12 @@ def open_loader(
     Raises:
         UserError: fewer texts than a step takes.
     """
-    total = config.global_batch(worker.world_size)
+    total = worker.world_size * options.accumulation * options.batch_size
     if len(data) < total:
         raise UserError(
             f"{data.texts.name} has {len(data)} texts, a step takes {total} ({worker.world_size} "
-            f"ranks × accumulation {config.accumulation} × batch_size {config.batch_size}); lower "
-            "--batch_size, or raise --max_train_samples"
+            f"ranks × accumulation {options.accumulation} × batch_size {options.batch_size}); "
+            "lower --batch_size, or raise --max_train_samples"
         )
     # PyTorch's own warning of too many workers takes five lines, twice; the trainer says it in one.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -146,17 +143,17 @@ def open_loader(
         num_replicas=worker.world_size,
         rank=worker.rank,
         shuffle=True,
-        seed=config.seed,
+        seed=options.seed,
         drop_last=True,
     )
     return torch.utils.data.DataLoader(
         data,
-        batch_size=config.batch_size,
+        batch_size=options.batch_size,
         sampler=sampler,
-        collate_fn=collate_for(config, data.texts),
+        collate_fn=collate,
         drop_last=True,
-        num_workers=config.workers,
-        persistent_workers=config.persistent_workers and config.workers > 0,
+        num_workers=options.workers,
+        persistent_workers=options.persistent_workers and options.workers > 0,
     )
 
 

@@ -1,9 +1,10 @@
-"""The record of a text run's epochs: epochs.csv, the original's metrics.csv, losses.csv, lines."""
+"""The record of epochs: epochs.csv, the original's metrics.csv, losses.csv, and lines."""
 
 from __future__ import annotations
 
+import logging
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,77 +12,117 @@ from common.errors import RunFailed
 from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
 from common.tables import EPOCH_COLUMNS, METRIC_COLUMNS
+from common.training.data_parallel_step import Batch, StepTimes
+from common.training.scaling_log import ScalingLog
+
+logger = logging.getLogger(__name__)
 
 LOSS_COLUMNS = ("epoch", "step", "loss", "learning_rate")
 
 
-@dataclass(frozen=True)
-class EpochSteps:
-    """The steps of one epoch on this rank."""
-
-    losses: list[float]
-    """Means over the rank's samples of each step."""
-    rates: list[float]
-    """Learning rates."""
-    train_s: float
-    samples: int
-
-
 class EpochLog:
-    """The writer of a run's epochs. All ranks make it, and add to it together."""
+    """The tables and lines of a run's epochs. All ranks make it, and add to it together.
 
-    def __init__(self, worker: Worker, recorder: Recorder, epochs: int) -> None:
-        self.worker, self.number = worker, epochs
+    All that is written about a step is written between epochs, so that nothing but a line now and
+    then comes between two steps.
+
+    Args:
+        worker: this rank.
+        recorder: the run's writer.
+        scaling: the writer of the steps' parts.
+        epochs: number of epochs.
+        steps_per_epoch: number of steps of each.
+        train_texts: texts of the training split.
+        discard_steps: first steps, which are marked as warm-up.
+        log_every: steps of an epoch between lines.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        recorder: Recorder,
+        scaling: ScalingLog,
+        *,
+        epochs: int,
+        steps_per_epoch: int,
+        train_texts: int,
+        discard_steps: int,
+        log_every: int,
+    ) -> None:
+        self.worker, self.scaling = worker, scaling
+        self.epochs, self.steps_per_epoch, self.train_texts = epochs, steps_per_epoch, train_texts
+        self.discard_steps, self.log_every = discard_steps, log_every
+        self._own_losses: list[float] = []
+        """Means over the rank's samples of each step of the epoch."""
+        self._rates: list[float] = []
+        self._samples = 0
         self._epochs = recorder.stream("epochs.csv", EPOCH_COLUMNS)
         self._metrics = self._losses = None
         if recorder.run:
             self._metrics = recorder.run.stream("metrics.csv", METRIC_COLUMNS)
             self._losses = recorder.run.stream("losses.csv", LOSS_COLUMNS)
 
-    def add(
-        self, epoch: int, done: EpochSteps, evaluation_s: float, val_loss: float, val_acc: float
+    def add(self, step: int, lr: float, times: StepTimes, batches: Sequence[Batch]) -> None:
+        """Adds a step that has ended; nothing is written yet."""
+        epoch, index = step // self.steps_per_epoch + 1, step % self.steps_per_epoch
+        warmup = step < self.discard_steps
+        self.scaling.add(times, batches, step=step, epoch=epoch, warmup=warmup)
+        self._own_losses.append(times.loss)
+        self._rates.append(lr)
+        self._samples += sum(len(batch.identities) for batch in batches)
+        if self.worker.is_main and (index + 1) % self.log_every == 0:
+            logger.info(
+                f"epoch {epoch} step {index + 1}/{self.steps_per_epoch} | loss={times.loss:.4f} | "
+                f"lr={lr:.2e} | time={times.step_s * 1e3:.0f} ms"
+            )
+
+    def end_span(
+        self, span: range, train_s: float, evaluation_s: float, loss: float, accuracy: float
     ) -> None:
-        """Writes an epoch that has ended, and prints a line; all ranks call it.
+        """Writes the epoch of the steps ``span``, and prints a line; all ranks call it.
 
         Args:
-            epoch: the epoch's number, from 1.
-            done: the epoch's steps on this rank.
-            evaluation_s: seconds of the evaluation after it.
-            val_loss, val_acc: mean loss and accuracy on the validation split.
+            span: the epoch's steps.
+            train_s: seconds of the steps.
+            evaluation_s: seconds of the evaluation after them.
+            loss, accuracy: on the validation split.
 
         Raises:
             RunFailed: on all ranks, if the last loss is not finite.
         """
+        epoch = span.start // self.steps_per_epoch + 1
+        self.scaling.write()
+        self.scaling.end_epoch(epoch, self.train_texts)
+        self.scaling.pause()
         # The ranks' batches are of equal size: the mean of their means is that of all samples.
-        losses = np.mean(self.worker.gather(done.losses), axis=0)
-        train_loss, first = float(losses.mean()), (epoch - 1) * len(losses)
+        losses = np.mean(self.worker.gather(self._own_losses), axis=0)
+        train_loss = float(losses.mean())
         row = {
             "epoch": epoch,
-            "train_time_s": done.train_s,
+            "train_time_s": train_s,
             "evaluation_time_s": evaluation_s,
-            "epoch_time_s": done.train_s + evaluation_s,
+            "epoch_time_s": train_s + evaluation_s,
             "steps": len(losses),
-            "samples": done.samples,
+            "samples": self._samples,
             "train_loss": train_loss,
         }
-        self._epochs.write([row | {"val_loss": val_loss, "val_acc": val_acc}])
+        self._epochs.write([row | {"val_loss": loss, "val_acc": accuracy}])
         if self._metrics:
-            values = (epoch, train_loss, done.train_s, val_loss, val_acc)
+            values = (epoch, train_loss, train_s, loss, accuracy)
             self._metrics.write([dict(zip(METRIC_COLUMNS, values, strict=True))])
             self._losses.write(
-                {"epoch": epoch, "step": step, "loss": loss, "learning_rate": rate}
-                for step, (loss, rate) in enumerate(
-                    zip(losses.tolist(), done.rates, strict=True), start=first
-                )
+                {"epoch": epoch, "step": step, "loss": of_step, "learning_rate": rate}
+                for step, of_step, rate in zip(span, losses.tolist(), self._rates, strict=True)
             )
             print(
-                f"epoch {epoch}/{self.number} | train_loss={train_loss:.4f} | "
-                f"train_time={done.train_s:.2f}s | val_loss={val_loss:.4f} | val_acc={val_acc:.4f}",
+                f"epoch {epoch}/{self.epochs} | train_loss={train_loss:.4f} | "
+                f"train_time={train_s:.2f}s | val_loss={loss:.4f} | val_acc={accuracy:.4f}",
                 flush=True,
             )
         if not math.isfinite(losses[-1]):
-            bad = first + int(np.flatnonzero(~np.isfinite(losses))[0])
+            bad = span.start + int(np.flatnonzero(~np.isfinite(losses))[0])
             raise RunFailed(
                 f"the loss is {losses[-1]} since step {bad}: training went apart; lower --lr, or "
                 "take --precision fp32"
             )
+        self._own_losses, self._rates, self._samples = [], [], 0

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 import torch
 
-from common.data.text import TokenizedTexts, open_tokenizer, synthetic_texts, tokenize_texts
+from common.data.text import TokenizedTexts, open_tokenizer, tokenize_texts
 from common.data.text_sources import LabelledTexts
-from common.data.text_splits import open_splits
+from common.data.text_splits import TextOptions, open_splits
 from common.errors import UserError
 from common.models.text_classifier import build_text_classifier, model_limit
 from common.runtime.process_group import Worker
-from common.runtime.seeding import seed_everything
 from common.scheduling.loader import MicroBatch, collate
 from common.scheduling.memory_probe import probe_largest_batches
 from common.scheduling.modes import Planner, StepPlan
-from common.training.evaluation import LabelledBatch, evaluate, own_share
+from common.training.evaluation import LabelledBatch, own_batches
 from common.training.micro_batch_config import TextSettings
 from common.training.micro_batch_step import MicroBatchStep
 from common.training.precision import autocast, resolved_precision
+from common.training.text_model import build_on_rank, make_optimizer
 from common.training.timed_exchange import TimedExchange
 
 logger = logging.getLogger(__name__)
@@ -62,13 +62,14 @@ def open_task(
             f"max_length {config.max_length}: {config.model_name} takes at most {limit} tokens; "
             f"give --max_length {limit} or less"
         )
-    train, validation = open_texts(config, eval_samples)
+    train, validation = open_texts(config.texts(eval_samples), config.model_name)
     if len(train.labels) < config.global_batch:
         raise UserError(
             f"global_batch {config.global_batch}: {train.name} has {len(train.labels)} texts"
         )
-    seed_everything(config.seed)
-    model = build_text_classifier(
+    precision = resolved_precision(config.precision, worker.device)
+    build = functools.partial(
+        build_text_classifier,
         config.model_name,
         num_labels=train.num_labels,
         vocab_size=train.vocab_size,
@@ -76,9 +77,7 @@ def open_task(
         dropout=config.dropout,
         pad_id=train.pad_id,
     )
-    seed_everything(config.seed, worker.rank)  # each rank draws its own dropout
-    precision = resolved_precision(config.precision, worker.device)
-    model = model.to(worker.device, torch.float64 if precision == "float64" else None)
+    model = build_on_rank(build, seed=config.seed, precision=precision, worker=worker)
     limits = find_limits(config, model, train, worker, precision)
     exchange = TimedExchange(
         model,
@@ -88,45 +87,22 @@ def open_task(
         bucket_cap_mb=config.bucket_cap_mb,
         gradient_as_bucket_view=True,
     )
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+    optimizer = make_optimizer(model.parameters(), config.lr, config.weight_decay)
     step = MicroBatchStep(exchange, optimizer, precision=precision, loss_mean=config.loss_mean)
     step.settle(first_texts(train, worker))
     step.make_states()
     return Task(train, validation, step, limits)
 
 
-def open_texts(config: TextSettings, eval_samples: int) -> tuple[TokenizedTexts, TokenizedTexts]:
-    """Loads or draws the training and the validation split, as tokens."""
-
-    def synthetic(count: int, seed: int) -> TokenizedTexts:
-        return synthetic_texts(
-            config.synthetic_like,
-            count,
-            vocab_size=config.vocab_size,
-            max_length=config.max_length,
-            seed=seed,
-        )
+def open_texts(options: TextOptions, model_name: str) -> tuple[TokenizedTexts, TokenizedTexts]:
+    """Loads or draws the training and the validation split, as tokens of a model's tokenizer."""
 
     def tokenize(*splits: LabelledTexts) -> tuple[TokenizedTexts, TokenizedTexts]:
-        tokenizer = open_tokenizer(
-            config.model_name, texts=splits[0].texts, vocab_size=config.vocab_size
-        )
-        train, validation = (tokenize_texts(one, tokenizer, config.max_length) for one in splits)
+        tokenizer = open_tokenizer(model_name, texts=splits[0].texts, vocab_size=options.vocab_size)
+        train, validation = (tokenize_texts(one, tokenizer, options.max_length) for one in splits)
         return train, validation
 
-    return open_splits(
-        config.dataset,
-        {"train": config.max_train_samples, "validation": eval_samples},
-        dataset_dir=config.dataset_dir,
-        seed=config.seed,
-        synthetic=synthetic,
-        tokenize=tokenize,
-    )
+    return open_splits(options, tokenize)
 
 
 def find_limits(
@@ -190,19 +166,12 @@ def first_texts(data: TokenizedTexts, worker: Worker) -> MicroBatch:
     return collate(data, StepPlan(groups, data.lengths), worker.rank).first_tokens()
 
 
-def evaluate_task(task: Task, worker: Worker) -> tuple[float, float]:
-    """Computes mean loss and accuracy on the validation split; all ranks call it."""
-    batches = validation_batches(task, worker)
-    return evaluate(task.step.exchange.model, batches, worker, task.step.precision)
-
-
 def validation_batches(task: Task, worker: Worker) -> Iterator[LabelledBatch]:
     """Yields this rank's part of the validation split."""
-    data, own = task.validation, own_share(task.validation.lengths, worker)
+    data = task.validation
     batch_size = min(EVALUATION_BATCH, task.limits[worker.rank])
-    for start in range(0, len(own), batch_size):
-        group = tuple(own[start : start + batch_size])
-        batch = collate(data, StepPlan((group,), data.lengths), 0).to(worker.device)
+    for group in own_batches(data.lengths, batch_size, worker):
+        batch = collate(data, StepPlan((tuple(group),), data.lengths), 0).to(worker.device)
         yield (batch.input_ids, batch.attention_mask), batch.labels
 
 

@@ -85,8 +85,8 @@ def step_classes(root: Path) -> int:
 
 def trainers(root: Path) -> int:
     """Returns the functions that run a training from beginning to end."""
-    names = re.compile(r"^(train|train_text|train_texts)$")
-    return sum(bool(names.match(node.name)) for _, node in functions(root, "common/training"))
+    names = re.compile(r"train(_\w+)?")
+    return sum(bool(names.fullmatch(node.name)) for _, node in functions(root, "common/training"))
 
 
 def analysis_entries(root: Path) -> int:

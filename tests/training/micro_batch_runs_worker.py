@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.runtime.process_group import process_group
 from common.scheduling.modes import MODES
 from common.training.micro_batch_config import MicroBatchConfig
-from common.training.micro_batch_trainer import train_micro_batches
+from common.training.text_trainer import train_text
 
 TEXTS = {
     **{"dataset": "synthetic", "model_name": "small", "vocab_size": 200, "max_length": 16},
@@ -36,28 +36,24 @@ def train_on_real_texts(common: dict, datasets: str) -> None:
     """Trains on the same batches in two modes."""
     for mode in ("static", "dynamic"):
         real = {"dataset": "sst2", "dataset_dir": datasets, "mode": mode}
-        train_micro_batches(MicroBatchConfig(**common | TRAINING | real, run_id=f"sst2-{mode}"))
+        train_text(MicroBatchConfig(**common | TRAINING | real, run_id=f"sst2-{mode}"))
 
 
 def run_everything(common: dict) -> None:
     """Runs every mode, all compared, and what must be refused."""
     for mode in MODES:
-        train_micro_batches(MicroBatchConfig(**common, **TRAINING, mode=mode, run_id=mode))
+        train_text(MicroBatchConfig(**common, **TRAINING, mode=mode, run_id=mode))
     by_cost = {"mode": "dynamic", "cost_type": "calibrated", "refine_every": 2}
     slowed = {"slow_rank": 1, "slow_factor": 3.0}
-    train_micro_batches(
-        MicroBatchConfig(**common, **TRAINING, **by_cost, **slowed, run_id="calibrated")
-    )
+    train_text(MicroBatchConfig(**common, **TRAINING, **by_cost, **slowed, run_id="calibrated"))
     for mode in ("dynamic", "static"):
         tokens = {"mode": mode, "loss_mean": "tokens", "precision": "fp64"}
-        train_micro_batches(
-            MicroBatchConfig(**common, **TRAINING, **tokens, run_id=f"tokens-{mode}")
-        )
+        train_text(MicroBatchConfig(**common, **TRAINING, **tokens, run_id=f"tokens-{mode}"))
     few = {"steps": 2, "warmup": 1, "slow_steps": 6, "refine_every": 1, "slow_factor": 4.0}
     compare_modes.main(compare_modes.ModeComparison(**common, **few, run_id="compared"))
     for name, settings in REFUSED.items():
         try:
-            train_micro_batches(MicroBatchConfig(**common | settings, run_id="refused"))
+            train_text(MicroBatchConfig(**common | settings, run_id="refused"))
         except UserError as error:
             print(json.dumps({"refused": name, "error": str(error)}), flush=True)
 
