@@ -190,7 +190,8 @@ def build_text_classifier(
                 ),
             )
             _say_what_is_new(name, found)
-    return TransformersClassifier(model.float())
+    # from_pretrained gives a model in evaluation mode, in which it would train without dropout.
+    return TransformersClassifier(model.float()).train()
 
 
 def model_limit(name: str) -> int | None:

@@ -143,6 +143,15 @@ def test_dropout_is_drawn_in_training_only():
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
+def test_dropout_is_drawn_from_the_first_step_on_with_weights_from_a_folder(kind, tmp_path):
+    # transformers hands out models of recorded weights ready for evaluation.
+    AutoModelForSequenceClassification.from_config(CONFIGS[kind]).save_pretrained(tmp_path)
+    model = build_text_classifier(str(tmp_path), CONFIGS[kind].num_labels, 50, 24, dropout=0.5)
+    batch = padded(texts_of(9, 4), 9)
+    assert not torch.equal(model(*batch), model(*batch))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_a_folder_gives_the_logits_that_transformers_gives(kind, tmp_path, caplog):
     torch.manual_seed(1)
     CONFIGS[kind].num_labels = 4
