@@ -45,7 +45,7 @@ def bucket_times(
         for (name, other), colour in zip((others or {}).items(), (GREY, ORANGE), strict=False):
             step_line(axes, other, name, colour, 1.2)
         if sweep is None:
-            _star(axes, best, best.cap_mib, f"predicted b* = {best.cap_mib:.3g} MiB")
+            star(axes, best, best.cap_mib, f"predicted b* = {best.cap_mib:.3g} MiB")
         else:
             table = measured_points(axes, sweep, column, "measured (median, quartiles)")
             default_line(axes, sweep, column)
@@ -53,17 +53,7 @@ def bucket_times(
             axes.set_xlim(*cap_limits(sweep, chosen, 1.3))
             if measured_best_mib is not None:
                 row = table[table["bucket_cap_mib"] == measured_best_mib].iloc[0]
-                axes.plot(
-                    row["bucket_cap_mib"],
-                    row["median_ms"],
-                    "o",
-                    markersize=13,
-                    mew=1.8,
-                    mfc="none",
-                    mec=RED,
-                    zorder=6,
-                    label=f"measured best, {measured_best_mib:g} MiB",
-                )
+                ring(axes, row, f"measured best, {measured_best_mib:g} MiB")
         if floor_ms is not None:
             axes.axhline(floor_ms, color=GREY, linestyle="--", linewidth=1)
             axes.text(
@@ -82,7 +72,9 @@ def bucket_times(
     return fig
 
 
-def measured_points(axes: Axes, sweep: BucketSweep, column: str, label: str) -> pd.DataFrame:
+def measured_points(
+    axes: Axes, sweep: BucketSweep, column: str, label: str, *, colour: str = BLACK
+) -> pd.DataFrame:
     """Draws medians with quartiles of the distinct bucketings of a sweep; returns their summary.
 
     A line leads from the smallest cap, where the point is, to the largest with the same buckets.
@@ -94,7 +86,7 @@ def measured_points(axes: Axes, sweep: BucketSweep, column: str, label: str) -> 
         table["median_ms"],
         yerr=bars,
         fmt="o",
-        color=BLACK,
+        color=colour,
         markersize=4.5,
         capsize=2.5,
         lw=1,
@@ -103,7 +95,7 @@ def measured_points(axes: Axes, sweep: BucketSweep, column: str, label: str) -> 
     )
     widths = sweep.widths()
     ends = [widths[cap] for cap in table["bucket_cap_mib"]]
-    axes.hlines(table["median_ms"], table["bucket_cap_mib"], ends, color=BLACK, lw=1, zorder=4)
+    axes.hlines(table["median_ms"], table["bucket_cap_mib"], ends, color=colour, lw=1, zorder=4)
     return table
 
 
@@ -129,25 +121,43 @@ def predicted_stars(
     caps = sweep.distinct().measured_s()
     chosen = predicted_fastest({cap: best.predicted_s(cap) for cap in caps}, caps)
     name = f", {chosen:g} MiB" if caps_named else ""
-    _star(axes, best, chosen, f"predicted best of the measured caps{name}")
+    star(axes, best, chosen, f"predicted best of the measured caps{name}")
     if best.matched_by(caps):
         return (chosen,)
     name = f", {best.cap_mib:.3g} MiB" if caps_named else ""
-    _star(axes, best, best.cap_mib, f"predicted best of all caps, not measured{name}", "none")
+    star(axes, best, best.cap_mib, f"predicted best of all caps, not measured{name}", face="none")
     return chosen, best.cap_mib
 
 
-def _star(axes: Axes, best: BestCap, cap_mib: float, label: str, face: str = BLUE) -> None:
+def star(
+    axes: Axes, best: BestCap, cap_mib: float, label: str, *, face: str = BLUE, size: float = 14
+) -> None:
+    """Draws a star at a cap, on the predicted line."""
     axes.plot(
         cap_mib,
         best.predicted_s(cap_mib) * 1e3,
         marker="*",
-        markersize=14,
+        markersize=size,
         color=BLUE,
         markerfacecolor=face,
         linestyle="none",
         label=label,
         zorder=5,
+    )
+
+
+def ring(axes: Axes, row: pd.Series, label: str, *, size: float = 13) -> None:
+    """Draws a ring around a point of ``measured_points``, a row of what that returned."""
+    axes.plot(
+        row["bucket_cap_mib"],
+        row["median_ms"],
+        "o",
+        markersize=size,
+        mew=1.8,
+        mfc="none",
+        mec=RED,
+        zorder=6,
+        label=label,
     )
 
 

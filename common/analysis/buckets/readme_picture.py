@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Transform
 
-from common.analysis.buckets.figures import cap_limits, measured_points, step_line
+from common.analysis.buckets.figures import cap_limits, measured_points, ring, star, step_line
 from common.analysis.buckets.networks import NetworkRun, open_networks
 from common.analysis.runs import recorded_assignment
-from common.analysis.style import BLUE, GREY, RED, SMALLEST_CAP_MIB, cap_axis, figure
+from common.analysis.style import BLUE, GREY, SMALLEST_CAP_MIB, cap_axis, figure
 from common.errors import UserError
 from common.perfmodel.search import BestCap
 from common.runtime.script import run_script
@@ -143,33 +143,15 @@ def _mark_predicted(axes: Axes, best: BestCap) -> None:
         linewidth=0,
         label="caps with the buckets of b*",
     )
-    axes.plot(
-        best.cap_mib,
-        time_ms,
-        "*",
-        markersize=13,
-        color=BLUE,
-        linestyle="none",
-        zorder=5,
-        label=f"predicted best: b* = {best.cap_mib:.2g} MiB, {time_ms:.0f} ms",
-    )
+    label = f"predicted best: b* = {best.cap_mib:.2g} MiB, {time_ms:.0f} ms"
+    star(axes, best, best.cap_mib, label, size=13)
 
 
 def _mark_measured(axes: Axes, table: pd.DataFrame) -> None:
     """Marks the fastest measured cap, and says how much slower the slowest is."""
     fastest, slowest = fastest_measured(table), table.loc[table["median_ms"].idxmax()]
-    axes.plot(
-        fastest["bucket_cap_mib"],
-        fastest["median_ms"],
-        "o",
-        markersize=12,
-        mew=1.8,
-        mfc="none",
-        mec=RED,
-        linestyle="none",
-        zorder=6,
-        label=f"measured best: {fastest['bucket_cap_mib']:g} MiB, {fastest['median_ms']:.0f} ms",
-    )
+    cap, time_ms = fastest["bucket_cap_mib"], fastest["median_ms"]
+    ring(axes, fastest, f"measured best: {cap:g} MiB, {time_ms:.0f} ms", size=12)
     slower = slowest["median_ms"] / fastest["median_ms"] - 1
     place = (slowest["bucket_cap_mib"], slowest["q25_ms"])
     _write(axes, f"{slower:.0%} slower", place, (6, -14), axes.transData)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from common.analysis.comparable import difference
@@ -218,26 +219,36 @@ def _told_apart(table: pd.DataFrame) -> list[str]:
 def changes_figure(changes: Changes) -> Figure:
     """Draws bars of predicted and achieved speedup by change, with the ideal and the 80 % line."""
     table, ranks = changes.table, changes.ranks
-    places = np.arange(len(table))
     with figure(changes.caption, figsize=(7.2, 0.55 * len(table) + 1.6)) as (fig, axes):
-        axes.barh(places - 0.19, table["predicted_speedup"], 0.36, color=BLUE, label="predicted")
-        axes.barh(
-            places + 0.19,
-            table["speedup"],
-            0.36,
-            color=ORANGE,
-            label="achieved",
-            xerr=_error_bars(table),
-            error_kw={"lw": 1, "capsize": 3},
-        )
+        speedup_bars(axes, table)
         axes.axvline(ranks, color=GREY, ls="--", lw=1, label="ideal")
         axes.axvline(GOOD_EFFICIENCY * ranks, color=GREY, ls=":", lw=1.2, label="80 % of it")
         axes.axvline(1, color=GREY, lw=0.8)
-        axes.set_yticks(places, ["as it was" if c == NO_CHANGE else c for c in table["change"]])
-        axes.invert_yaxis()
         axes.set_xlabel(f"speedup of {ranks} ranks over one with the same change")
         axes.legend(fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     return fig
+
+
+def speedup_bars(axes: Axes, table: pd.DataFrame) -> list[str]:
+    """Draws each change's predicted and achieved speedup; returns the changes' names.
+
+    ``table`` is that of ``Changes``.
+    """
+    names = ["as it was" if change == NO_CHANGE else change for change in table["change"]]
+    places = np.arange(len(table))
+    axes.barh(places - 0.19, table["predicted_speedup"], 0.36, color=BLUE, label="predicted")
+    axes.barh(
+        places + 0.19,
+        table["speedup"],
+        0.36,
+        color=ORANGE,
+        label="achieved",
+        xerr=_error_bars(table),
+        error_kw={"lw": 1, "capsize": 3},
+    )
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    return names
 
 
 def _error_bars(table: pd.DataFrame) -> np.ndarray:

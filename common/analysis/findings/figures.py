@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 
+from common.analysis.buckets.figures import cap_limits, measured_points, step_line
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
-from common.analysis.diagnosis.changes import find_changes, open_changes
+from common.analysis.diagnosis.changes import find_changes, open_changes, speedup_bars
 from common.analysis.findings.finding import UNREADABLE
 from common.analysis.findings.micro_batches import DYNAMIC
 from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.one_device.profile import open_profile
-from common.analysis.scaling.sweep_speedups import NO_CHANGE
-from common.analysis.style import BLUE, GREY, ORANGE, RED, STYLE, CourseFigure, cap_axis
+from common.analysis.style import BLUE, GREY, RED, STYLE, CourseFigure, cap_axis
 from common.errors import UserError
 
 SIZE = (3.7, 2.5)
@@ -69,28 +68,14 @@ def bucket_times(folder: Path) -> SmallFigure:
     """Draws the backward pass over bucket caps, predicted and measured, on the slowest network."""
     network = measured_networks(open_run(folder))[0]
     best = network.model.best_cap()
-    table = network.sweep.distinct().summary()
-    least = min(best.cap_mib, table["bucket_cap_mib"].min()) / 1.5
-    most = table["bucket_cap_mib"].max()
-    caps = np.array([[one.low_mib, one.high_mib] for one in best.candidates])
-    caps[-1, 1] = max(caps[-1, 1], most)  # every larger cap gives the last bucketing, too
-    times = np.repeat([one.total_s * 1e3 for one in best.candidates], 2)
-    keep = caps.ravel() >= least
+    limits = cap_limits(network.sweep, (best.cap_mib,), 1.3)
     with _small() as (figure, axes):
-        axes.plot(caps.ravel()[keep], times[keep], color=BLUE, label="predicted")
-        spread = [table["median_ms"] - table["q25_ms"], table["q75_ms"] - table["median_ms"]]
-        axes.errorbar(
-            table["bucket_cap_mib"],
-            table["median_ms"],
-            yerr=spread,
-            fmt="o",
-            ms=4,
-            color=RED,
-            capsize=2,
-            label="measured",
-        )
+        step_line(axes, best, "predicted", BLUE, 1.5)
+        table = measured_points(axes, network.sweep, "backward_time_ms", "measured", colour=RED)
         axes.axvline(best.cap_mib, color=GREY, ls="--", lw=1, label="b*")
-        axes.set_ylim(0, 1.15 * max(times[keep].max(), table["q75_ms"].max()))
+        seen = [one.total_s * 1e3 for one in best.candidates if one.high_mib >= limits[0]]
+        axes.set_xlim(*limits)
+        axes.set_ylim(0, 1.15 * max(*seen, table["q75_ms"].max()))
         cap_axis(axes, "bucket cap (MiB)")
         axes.set_ylabel("backward pass (ms)")
         axes.legend(fontsize=7.5, ncols=3, loc="lower center")
@@ -146,24 +131,9 @@ def changes_made(folder: Path) -> SmallFigure:
         raise UserError("no proposed change was run")
     changes = open_changes(found[-1])
     table = changes.table
-    names = ["as it was" if name == NO_CHANGE else name for name in table["change"]]
-    places = np.arange(len(table))
-    low = (table["speedup"] - table["speedup_low"]).clip(lower=0).fillna(0)
-    high = (table["speedup_high"] - table["speedup"]).clip(lower=0).fillna(0)
     with _small() as (figure, axes):
-        axes.barh(places - 0.2, table["predicted_speedup"], 0.38, color=BLUE, label="predicted")
-        axes.barh(
-            places + 0.2,
-            table["speedup"],
-            0.38,
-            xerr=[low, high],
-            error_kw={"lw": 1, "capsize": 2},
-            color=ORANGE,
-            label="achieved",
-        )
+        names = speedup_bars(axes, table)
         axes.axvline(1, color=GREY, lw=1)
-        axes.set_yticks(places, names)
-        axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(f"speedup of {changes.ranks} ranks")
         axes.legend(fontsize=7.5, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
