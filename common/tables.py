@@ -112,6 +112,18 @@ PLACEMENT_COLUMNS = (
 """``placement.csv``: where each rank runs. ``identity`` is the device's UUID, or the cores' list on
 a CPU; ``cores`` those that the process may run on; ``threads`` those that torch computes with."""
 
+STRATEGY_COLUMNS = (
+    "strategy",
+    "accumulation",
+    "round",
+    "iteration",
+    "rank",
+    "step_time_ms",
+    "sent_bytes",
+)
+"""``strategy-times.csv`` of assignment 1: steps of strategies that take turns; ``sent_bytes`` is
+what the rank sent in the step, blank where nothing counted it."""
+
 SURROUNDING_COLUMNS = (
     "rank",
     "host",

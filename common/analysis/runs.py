@@ -61,6 +61,12 @@ class Run:
         """Returns True if the table is there."""
         return (self.folder / name).is_file()
 
+    def require(self, table: str, others: Iterable[str] = ("config.yaml",)) -> None:
+        """Raises UserError naming the first of ``others`` that does not lie beside ``table``."""
+        for name in others:
+            if not self.has(name):
+                raise UserError(f"{relative_to_project(self.folder)}: has {table} but no {name}")
+
     def table(self, name: str) -> pd.DataFrame:
         """Reads a table, once. Raises UserError where it is missing."""
         if not self.has(name):
@@ -128,9 +134,7 @@ def open_run_with(
     if path is None:
         raise UserError(f"{relative_to_project(shown)}: no complete run with {table}")
     run = Run(path.parent, shown)
-    for name in others:
-        if not run.has(name):
-            raise UserError(f"{relative_to_project(run.folder)}: has {table} but no {name}")
+    run.require(table, others)
     return run
 
 
@@ -186,16 +190,17 @@ def caption_of(environment: Mapping, folder: Path) -> str:
     return f"{environment['hardware']}; {environment['start_time'][:10]}; {kind} {source}"
 
 
-def origin(what: str, recorded: bool, command: str) -> str:
+def origin(what: str, recorded: bool, command: str = "") -> str:
     """Returns the line that says whose data a notebook shows, as Markdown.
 
     Args:
         what: caption and settings, without a full stop.
         recorded: whether these came with the project.
-        command: what measures on the reader's machine.
+        command: what measures on the reader's machine, if anything does.
     """
     if recorded:
-        return f"> **Recorded data, not yours.** {what}. `{command}` measures here."
+        here = f" `{command}` measures here." if command else ""
+        return f"> **Recorded data, not yours.** {what}.{here}"
     return f"> Measured in this run: {what}."
 
 

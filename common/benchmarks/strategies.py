@@ -36,6 +36,7 @@ from common.runtime.run_options import RankOptions
 from common.runtime.seeding import seed_everything
 from common.runtime.socket_bytes import sent_bytes
 from common.runtime.timing import clock_for
+from common.tables import STRATEGY_COLUMNS
 from common.training.config import (
     DDP_STRATEGIES,
     FSDP_STRATEGIES,
@@ -50,15 +51,6 @@ STRATEGIES = ("single", "local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP")
 """Those that are compared unless others are asked for."""
 KNOWN = (*STRATEGIES, *OWN_STRATEGIES)
 ALONE = "alone"
-TIME_COLUMNS = (
-    "strategy",
-    "accumulation",
-    "round",
-    "iteration",
-    "rank",
-    "step_time_ms",
-    "sent_bytes",
-)
 ALONE_COLUMNS = ("strategy", "accumulation", "round", "iteration", "rank", "step_time_ms")
 COLLECTIVE_COLUMNS = ("operation", "size_bytes", "round", "iteration", "rank", "time_ms")
 LOCAL_COLUMNS = (
@@ -169,7 +161,7 @@ def main(settings: StrategyBenchmark) -> None:
 
 def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> pd.DataFrame:
     """Visits all strategies in rotated rounds; returns the rows of all ranks, on rank 0."""
-    times = recorder.stream("strategy-times.csv", TIME_COLUMNS)
+    times = recorder.stream("strategy-times.csv", STRATEGY_COLUMNS)
     local = recorder.stream("local-times.csv", LOCAL_COLUMNS)
     ready = recorder.stream("gradient-ready-times.csv", READY_COLUMNS)
     alone = recorder.stream("alone-times.csv", ALONE_COLUMNS) if settings.parts else None

@@ -38,16 +38,15 @@ from common.traces.profiler_trace import Event, read_records, read_trace
 INTERVALS = arithmetic()
 STEP = "ProfilerStep#"
 GLOO = "gloo:"
-COLUMNS = (
-    "step",
+TIMES = (
     "step_ms",
     "computation_ms",
     "communication_ms",
     "overlap_ms",
     "exposed_communication_ms",
     "idle_ms",
-    "copy_ms",
 )
+COLUMNS = ("step", *TIMES, "copy_ms")
 
 COLLECTIVES = ("c10d::", "c10d_functional::", "_c10d_functional::", "record_param_comms")
 """Operators that hand a collective over or wait for one."""

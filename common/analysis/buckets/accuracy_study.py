@@ -26,6 +26,7 @@ from common.analysis.buckets.accuracy_case import (
     lost_to_messages,
 )
 from common.analysis.buckets.sweep import BucketSweep
+from common.analysis.runs import Run, age
 from common.analysis.statistics import MOST_NOISE
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
@@ -35,7 +36,6 @@ from common.perfmodel.model import COPIES, FULL, RUNGS, SEVERAL
 from common.perfmodel.simulator import profile_buckets
 from common.perfmodel.tables import read_table
 from common.runtime.paths import project_root
-from common.runtime.run_directory import read_environment
 
 LONGER, OTHERS = "longer calibration", "contention of other models"
 WITNESS = "at the witness's speed"
@@ -252,7 +252,7 @@ def recorded_study() -> JudgedStudy:
     found = [path.parent for path in (project_root() / "data").glob("*/study-accuracy/cases.csv")]
     if not found:
         raise UserError("no accuracy study is recorded below data/")
-    return open_study(max(found, key=lambda path: read_environment(path)["start_time"]))
+    return open_study(max((Run(folder, folder) for folder in found), key=age).folder)
 
 
 def open_study(folder: str | Path) -> JudgedStudy:
@@ -277,7 +277,7 @@ def open_study(folder: str | Path) -> JudgedStudy:
         alike = steps["role"].isin(["local", "witness"]) & steps["case"].isin(others)
         own["steps.csv"] = pd.concat([own["steps.csv"], steps[alike]])
         opened.append(case_of(facts, own, lost.get(name), copies[name]))
-    environment = read_environment(folder)
+    environment = Run(folder, folder).environment
     if "cpu" not in environment:
         raise UserError(f"{folder}: no environment.json that says where and when it was measured")
     caption = f"{environment['cpu']['model']}; {environment['start_time'][:10]}"

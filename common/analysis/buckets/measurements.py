@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
 from common.analysis.buckets.sweep import BucketSweep, exposed_record, local_backward_s, read_sweep
 from common.analysis.comparable import Measured, require_same, require_same_settings
-from common.analysis.runs import caption_of, choose_folder, is_recorded, origin
+from common.analysis.runs import Run, choose_folder, is_recorded, origin
 from common.errors import UserError
 from common.perfmodel.calibration import Calibration, calibrated_model, read_calibration
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.model import DdpModel
 from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs, read_ready_times
 from common.runtime.paths import relative_to_project
-from common.runtime.run_directory import find_table, read_environment
+from common.runtime.run_directory import find_table
 
 WRITTEN_BY = {
     "gradient-ready-times.csv": "train_benchmark",
@@ -124,7 +123,7 @@ def open_run(run_dir: str | Path | None = None) -> Assignment2Run:
     return Assignment2Run(
         run_dir=folder,
         recorded=is_recorded(folder),
-        caption=caption_of(read_environment(paths["ddp-times.csv"].parent), folder),
+        caption=Run(paths["ddp-times.csv"].parent, folder).caption,
         settings=settings,
         profile=profile,
         all_reduce=all_reduce,
@@ -168,11 +167,10 @@ def check_comparable(tables: Iterable[Path]) -> dict:
     known: list[tuple[str, dict]] = []
     measured: list[Measured] = []
     for path in tables:
-        if not (path.parent / "config.yaml").is_file():
-            continue
-        environment = read_environment(path.parent)
-        measured.append((path.name, environment))
-        known.append((path.name, _compared_settings(path.parent, environment)))
+        run = Run(path.parent, path.parent)
+        if run.has("config.yaml"):
+            measured.append((path.name, run.environment))
+            known.append((path.name, _compared_settings(run)))
     titles = {key: key for key in (*COMPARED, "world_size")}
     require_same_settings(known, titles, unknown_agrees=True)
     require_same(measured, alone=WITHOUT_COMMUNICATION)
@@ -182,12 +180,11 @@ def check_comparable(tables: Iterable[Path]) -> dict:
     return shared
 
 
-def _compared_settings(folder: Path, environment: Mapping) -> dict:
+def _compared_settings(run: Run) -> dict:
     """Returns what a benchmark's runs must agree in; a model's long and short name are one."""
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    found = {key: config[key] for key in COMPARED if config.get(key) is not None}
-    found["world_size"] = environment.get("world_size")
-    found["backend"] = environment.get("backend")  # settings may leave it to the device
+    found = {key: run.settings[key] for key in COMPARED if run.settings.get(key) is not None}
+    found["world_size"] = run.environment.get("world_size")
+    found["backend"] = run.environment.get("backend")  # settings may leave it to the device
     name = found.get("model")
     if name and not name.startswith(("gpt2", "replay of ")):
         found["model"] = f"gpt2-{name}"

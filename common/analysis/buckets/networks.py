@@ -16,7 +16,7 @@ from common.analysis.buckets.measurements import (
     open_run,
 )
 from common.analysis.buckets.sweep import Accuracy, BucketSweep, evaluate, read_sweep
-from common.analysis.runs import caption_of, recorded_assignment
+from common.analysis.runs import Run, recorded_assignment
 from common.errors import UserError
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.ddp.profile import DdpCosts
@@ -24,7 +24,7 @@ from common.perfmodel.model import DdpModel
 from common.perfmodel.samples import NO_CONTENTION
 from common.perfmodel.tables import read_all_reduce, read_overlap_samples
 from common.runtime.paths import relative_to_project
-from common.runtime.run_directory import find_table, read_environment
+from common.runtime.run_directory import find_table
 from common.runtime.socket_bytes import PAYLOAD_SHARE
 
 LINK_RATES = ("link (Mbit/s)", "TCP out (Mbit/s)", "TCP in (Mbit/s)")
@@ -103,7 +103,7 @@ def open_networks(run_dir: str | Path | None = None) -> Networks:
     run = open_run(run_dir)
     runs = measured_networks(run)
     if len(runs) == 1:
-        reason = read_environment(run.run_dir).get("emulated_hosts_left_out")
+        reason = Run(run.run_dir, run.run_dir).environment.get("emulated_hosts_left_out")
         recorded = recorded_assignment("assignment2")
         if run.run_dir.resolve() == recorded.resolve():
             raise UserError(f"{relative_to_project(recorded)}: no runs on emulated hosts")
@@ -144,8 +144,8 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
     found = {name: path for name, path in tables.items() if path}
     ready = find_table(run.run_dir, "gradient-ready-times.csv")
     settings = check_comparable([ready, *found.values()])
-    environment = read_environment(found["ddp-times.csv"].parent)
-    network = environment["interconnect"]["emulated"]
+    opened = Run(found["ddp-times.csv"].parent, run.run_dir)
+    network = opened.environment["interconnect"]["emulated"]
     overlap = None
     if "overlap-times.csv" in found:  # not in older runs
         overlap = read_overlap_samples(found["overlap-times.csv"])
@@ -156,9 +156,9 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
     links = pd.DataFrame(network["probe"]).assign(rate=network["rates_bit_per_s"])
     links[["up", "down", "rate"]] = links[["up", "down", "rate"]].astype(float) / 1e6
     return NetworkRun(
-        name=environment["network"],
-        folder=found["ddp-times.csv"].parent,
-        caption=caption_of(environment, run.run_dir),
+        name=opened.environment["network"],
+        folder=opened.folder,
+        caption=opened.caption,
         model=calibrated_model(
             run.profile,
             all_reduce.curve,

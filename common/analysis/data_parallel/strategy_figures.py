@@ -20,9 +20,7 @@ def step_times(strategies: StrategyTimes, only: tuple[str, ...] = ()) -> Figure:
         strategies: what was measured.
         only: the strategies to show; all by default.
     """
-    table = strategies.summary()
-    if only:
-        table = table[table["strategy"].isin(only)]
+    table = strategies.summary(only)
     panels = list(table.groupby("accumulation"))
     height = 1.5 + 0.4 * table["strategy"].nunique()
     with figure(

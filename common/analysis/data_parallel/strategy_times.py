@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from common.analysis.data_parallel.training_runs import (
     Training,
     open_training,
 )
-from common.errors import UserError
 from common.perfmodel.fsdp.communication import (
     SHARDED,
     STRATEGIES,
@@ -28,18 +28,9 @@ from common.perfmodel.fsdp.communication import (
 )
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.tables import read_table
-from common.runtime.paths import relative_to_project
 from common.runtime.run_directory import find_table
+from common.tables import STRATEGY_COLUMNS
 
-COLUMNS = (
-    "strategy",
-    "accumulation",
-    "round",
-    "iteration",
-    "rank",
-    "step_time_ms",
-    "sent_bytes",
-)
 EXCHANGING = STRATEGIES[1:]
 """Strategies under which ranks exchange anything."""
 SETTINGS = "{model}, micro-batch {micro_batch_size}, sequence {seq_len}, {precision}"
@@ -103,9 +94,10 @@ class StrategyTimes:
         each = self.settings["micro_batch_size"] * self.settings["seq_len"]
         return each * self.ranks * accumulation
 
-    def summary(self) -> pd.DataFrame:
+    def summary(self, only: Collection[str] = ()) -> pd.DataFrame:
         """Returns a row per accumulation and strategy; a step is as long as its slowest rank's.
 
+        ``only`` has the strategies to return; by default all.
         Columns: accumulation, strategy, step_ms (median), q25_ms, q75_ms, noise (range of the
         rounds' medians, as a share of the median; NaN for a single round), tokens_per_s, speedup
         (over ``single`` in the same round, so that drift cancels: median over rounds; NaN without
@@ -124,7 +116,8 @@ class StrategyTimes:
         table = table.reset_index()
         tokens = table["accumulation"].map(self.tokens_per_step)
         table["tokens_per_s"] = tokens / table["step_ms"] * 1e3
-        return _ordered(table.merge(_speedups_by_round(rounds), how="left", on=keys))
+        found = _ordered(table.merge(_speedups_by_round(rounds), how="left", on=keys))
+        return found[found["strategy"].isin(only)] if only else found
 
     def collectives(self, strategy: str, accumulation: int) -> list[Collective]:
         """Returns the collectives of a step; blocks in half precision where that was set."""
@@ -189,8 +182,7 @@ def read_strategies(opened: runs.Run) -> StrategyTimes:
 
     Raises UserError for a table that is none, or without a run's records beside it.
     """
-    if not opened.has("config.yaml"):
-        raise UserError(f"{relative_to_project(opened.folder)}: has {TIMES} but no config.yaml")
+    opened.require(TIMES)
     return StrategyTimes(
         folder=opened.folder,
         caption=opened.caption,
@@ -198,7 +190,7 @@ def read_strategies(opened: runs.Run) -> StrategyTimes:
         rotated=True,
         settings=opened.settings,
         environment=opened.environment,
-        times=read_table(opened.folder / TIMES, COLUMNS),
+        times=read_table(opened.folder / TIMES, STRATEGY_COLUMNS),
     )
 
 
@@ -212,7 +204,7 @@ def from_training(training: Training) -> StrategyTimes:
         plain = run.steps[run.steps["step"].isin(run.step_times_ms()["step"])]
         named = plain.rename(columns={"step": "iteration"})
         named = named.assign(strategy=run.strategy, accumulation=largest.accumulation, round=0)
-        rows.append(named[list(COLUMNS)])
+        rows.append(named[list(STRATEGY_COLUMNS)])
     caps = [run.settings["bucket_cap_mb"] for run in training.compared if run.strategy == "DDP"]
     return StrategyTimes(
         folder=training.folder,

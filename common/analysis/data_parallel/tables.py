@@ -152,9 +152,7 @@ def times_shown(strategies: StrategyTimes, only: tuple[str, ...] = ()) -> pd.Dat
         strategies: what was measured.
         only: the strategies to show; all by default.
     """
-    table = strategies.summary()
-    if only:
-        table = table[table["strategy"].isin(only)]
+    table = strategies.summary(only)
     several = table["noise"].notna()  # of a single round, no range is known
     return pd.DataFrame(
         {

@@ -1,6 +1,6 @@
 """Breaks down the time of a training run's traced steps, under each strategy.
 
-The trainer reads its traces when it ends (``step_overlap`` in this package does) and keeps the
+The trainer reads its traces when it ends (``traces/step_overlap`` does) and keeps the
 result as tables: these are small enough to record, and traces are not.
 """
 
@@ -13,16 +13,9 @@ import pandas as pd
 from common.analysis.data_parallel.training_runs import Training, TrainingRun
 from common.analysis.step_parts import middle_half
 from common.errors import UserError
+from common.traces.step_overlap import TIMES
 
 OVERLAP, COLLECTIVES = "step-overlap.csv", "step-collectives.csv"
-TIMES = (
-    "step_ms",
-    "computation_ms",
-    "communication_ms",
-    "overlap_ms",
-    "exposed_communication_ms",
-    "idle_ms",
-)
 LEAST_BYTES = 1024
 """Smaller collectives are bookkeeping: the loss and the norm of the gradients."""
 

@@ -61,9 +61,8 @@ class TrainingRun(runs.OfRun):
 
     @classmethod
     def of(cls, opened: runs.Run) -> TrainingRun:
-        """Returns the training run of an opened one. Raises UserError without config.yaml."""
-        if not opened.has("config.yaml"):
-            raise UserError(f"{relative_to_project(opened.folder)}: has {STEPS} but no config.yaml")
+        """Returns the training run of an opened one. Raises UserError without settings."""
+        opened.require(STEPS)
         return cls(opened)
 
     @property

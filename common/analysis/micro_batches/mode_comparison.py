@@ -213,8 +213,7 @@ def read_comparison(run: Run) -> ModeComparison:
     """
     path = run.folder / MODE_TIMES
     shown = relative_to_project(path)
-    if not run.has("config.yaml"):
-        raise UserError(f"{relative_to_project(run.folder)}: has {MODE_TIMES} but no config.yaml")
+    run.require(MODE_TIMES)
     times = read_table(path, COLUMNS)
     for column in ("step_time_ms", "global_batch"):
         times[column] = numbers(times, column, shown, above=0)

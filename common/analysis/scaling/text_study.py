@@ -65,9 +65,7 @@ class TextStudy:
         if self.recorded:
             what += f". So are the runs in the second part: {self.caption}"
             return origin(what, recorded=True, command=COMMAND)
-        # No command measures the published runs here.
-        published = origin(what, recorded=True, command=COMMAND)
-        published = published.removesuffix(f" `{COMMAND}` measures here.")
+        published = origin(what, recorded=True)  # no command measures these here
         if self.left_out:
             return f"{published} Runs of your own: {self.left_out}."
         return f"{published} The second part was measured in this run: {self.caption}."
