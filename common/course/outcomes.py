@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
 
 from common.errors import RunFailed, UserError
+from common.runtime.child import run_child
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 OUTCOMES = {"failure": FAILED, "error": FAILED, "skipped": SKIPPED}
@@ -36,9 +35,16 @@ class Outcome:
 
 
 def run_tests(
-    folder: Path, arguments: Sequence[str], variables: Mapping[str, str] | None = None
+    folder: Path,
+    arguments: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+    *,
+    log: Path | None = None,
+    on_output: Callable[[str], None] = lambda line: None,
 ) -> list[Outcome]:
     """Runs pytest in ``folder`` with these arguments, and variables of its environment.
+
+    What it prints goes line by line to ``on_output``, its standard error to ``log``.
 
     Raises:
         UserError: pytest is not installed.
@@ -46,19 +52,30 @@ def run_tests(
     """
     if importlib.util.find_spec("pytest") is None:
         raise UserError("pytest is not installed; uv sync installs it")
+    said = []
+
+    def note(line: str) -> None:
+        said.append(line)
+        on_output(line)
+
     with TemporaryDirectory() as scratch:
-        results = Path(scratch) / "results.xml"
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0"]
-        done = subprocess.run(
-            [*command, f"--junitxml={results}", *arguments],
-            cwd=folder,
-            env=own_variables() | {"PYTHONPATH": str(folder.absolute())} | dict(variables or {}),
-            capture_output=True,
-            text=True,
+        results, errors = Path(scratch) / "results.xml", log or Path(scratch) / "log"
+        flags = ["-p", "no:cacheprovider", "-n", "0", f"--junitxml={results}"]
+        run_child(
+            "pytest",
+            [*flags, *arguments],
+            errors,
+            note,
+            folder=folder,
+            environment=own_variables()
+            | {"PYTHONPATH": str(folder.absolute())}
+            | dict(variables or {}),
         )
         if not results.is_file():
-            said = (done.stderr or done.stdout).strip().splitlines() or ["no word"]
-            raise RunFailed(f"pytest in {folder}: {said[-1]}")
+            lines = (errors.read_text() or "\n".join(said)).strip().splitlines() or ["no word"]
+            # Of a wrong option it says the root and the settings' file last.
+            reason = next((line for line in lines if " error: " in line), lines[-1])
+            raise RunFailed(f"pytest in {folder}: {reason.strip()}")
         return read_outcomes(results)
 
 

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,17 +50,22 @@ def run_child(
     arguments: Sequence[str],
     log: Path,
     on_output: Callable[[str], None] = lambda line: None,
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> ChildExit:
-    """Runs ``python -m module`` and waits for it.
+    """Runs ``python -m module`` in ``folder`` (by default the project's) and waits for it.
 
     Its standard output goes line by line to ``on_output``, its standard error to ``log``. The child
     is no rank, even if this process is one. It ends with this process (on Linux even if that is
-    killed), and before an exception here, such as Ctrl-C, is passed on.
+    killed), and before an exception here, such as Ctrl-C, is passed on. Its environment is this
+    process's, or the one that is given.
 
     Raises:
         UserError: the log cannot be written.
     """
-    variables = {k: v for k, v in os.environ.items() if not RANK_VARIABLES.fullmatch(k)}
+    given = os.environ if environment is None else environment
+    variables = {k: v for k, v in given.items() if not RANK_VARIABLES.fullmatch(k)}
     try:
         errors = log.open("w")
     except OSError as error:
@@ -69,7 +74,7 @@ def run_child(
         process = subprocess.Popen(
             ending_with_parent([sys.executable, "-m", module, *arguments]),
             env=variables | {"PYTHONUNBUFFERED": "1"},
-            cwd=project_root(),
+            cwd=folder or project_root(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 
 import pandas as pd
 
-from common.course.outcomes import read_outcomes
+from common.course.outcomes import run_tests
 from common.errors import RunFailed, UserError
 from common.report.progress import StageProgress
-from common.runtime.child import run_child
+from common.runtime.paths import project_root
 from common.studies.study import study_run
 
 ADAPTERS = Path(__file__).with_name("cs336_adapters.py")
@@ -47,13 +47,17 @@ def run_study(study: Cs336Study, output_dir: str, progress: StageProgress) -> Pa
         with TemporaryDirectory() as scratch, progress.stage("their tests") as update:
             copy = Path(scratch) / "theirs"
             copy_tests(source, copy)
-            results = Path(scratch) / "results.xml"
-            flags = ["-p", "no:cacheprovider", f"--rootdir={copy}", f"--junitxml={results}"]
-            child = run_child("pytest", [str(copy / "tests"), *flags], run.path / "log", update)
-            if not results.is_file():
-                raise RunFailed(f"their tests did not run: {child.reason}")
+            try:
+                outcomes = run_tests(
+                    project_root(),
+                    [str(copy / "tests"), f"--rootdir={copy}"],
+                    log=run.path / "log",
+                    on_output=update,
+                )
+            except RunFailed as error:
+                raise RunFailed(f"their tests did not run: {error}") from None
             table = pd.DataFrame(
-                [(each.file, each.name, each.outcome) for each in read_outcomes(results)],
+                [(each.file, each.name, each.outcome) for each in outcomes],
                 columns=["file", "test", "outcome"],
             )
         if table.empty:
