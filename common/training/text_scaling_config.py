@@ -16,10 +16,10 @@ from common.runtime.process_group import Worker
 from common.runtime.recorder import require_not_negative, require_positive
 from common.runtime.run_options import RankOptions
 from common.training.data_parallel_step import StepOptions
+from common.training.ddp import COMPRESSIONS
 from common.training.precision import PRECISION_NAMES, resolved_precision
 from common.training.text_scaling_data import LoaderOptions
 
-COMPRESSIONS = ("none", "fp16", "bf16")
 PADDINGS = ("longest", "max_length")
 
 
