@@ -2,8 +2,8 @@
 
 Read ``train_text`` and ``run_steps`` from top to bottom. There are two kinds of run: micro-batches
 of equal size from PyTorch's sampler (``sampled_batches``, assignment 4), and micro-batches that a
-planner chooses anew for each rank and step (``planned_batches``, assignment 3). They have different
-models, steps and tables; when what happens is the same, and stands here.
+planner chooses anew for each rank and step (``planned_batches``, assignment 3). Their models, steps
+and tables differ; the order in which things happen is the same, and stands here.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import nn
-from torch.optim import Optimizer
 
 from common.runtime.paths import relative_to_project
 from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import Recorder, record_run
+from common.training.data_parallel_step import DataParallelStep
 from common.training.evaluation import LabelledBatch, evaluate
 from common.training.micro_batch_config import MicroBatchConfig
+from common.training.micro_batch_step import MicroBatchStep
 from common.training.planned_batches import PlannedRun
 from common.training.sampled_batches import SampledRun
 from common.training.schedule import linear, set_learning_rate
@@ -43,15 +44,6 @@ class BatchSource(Protocol):
         """Takes note of a step's times on this rank, from which later plans may follow."""
 
 
-class TextStep(Protocol):
-    """A step of a kind of run: ``MicroBatchStep`` or ``DataParallelStep``."""
-
-    optimizer: Optimizer
-
-    def run(self, next_batch: Callable[[], Any]) -> tuple[Any, Any]:
-        """Makes one update; returns its times and its micro-batch or micro-batches."""
-
-
 class TextLog(Protocol):
     """The writer of a run's tables and lines."""
 
@@ -70,7 +62,7 @@ class TextRun(Protocol):
     kind: str
     """Name of its run directories."""
     model: nn.Module
-    step: TextStep
+    step: MicroBatchStep | DataParallelStep
     spans: Sequence[range]
     """All steps of the run, cut where it evaluates."""
 
@@ -146,7 +138,7 @@ def run_steps(
 
 
 def run_span(
-    step: TextStep,
+    step: MicroBatchStep | DataParallelStep,
     next_batch: Callable[[], Any],
     span: range,
     learning_rate: Callable[[int], float],
