@@ -80,6 +80,13 @@ def test_modes_of_the_same_batches_learn_the_same(runs, mode):
     assert len(accuracy[0]) == 2
 
 
+def test_a_run_is_evaluated_after_every_so_many_steps_and_at_its_end(runs):
+    # The calibrated run has 5 steps, and evaluates after every second.
+    table = pd.read_csv(runs[0] / "calibrated" / "evaluations.csv")
+    assert table["step"].tolist() == [2, 4, 5]
+    assert (table["samples"] == 33).all()
+
+
 def test_the_same_holds_for_a_mean_over_tokens_and_for_a_slowed_rank(runs):
     static, dynamic = (losses(runs[0] / f"tokens-{mode}") for mode in ("static", "dynamic"))
     assert ((dynamic / static - 1).abs() < 1e-12).all()  # in float64
