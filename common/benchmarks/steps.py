@@ -192,7 +192,8 @@ def gpt2_step(settings: StepSettings, worker: Worker) -> FixedBatchStep:
     """Makes the step of a GPT-2 with random weights and tokens; tokens differ between ranks."""
     seed_everything(settings.seed)
     config = GPT2Config.named(settings.model)
-    model = GPT2(config).to(worker.device)
+    with worker.device:  # drawn there: a core of the CPU takes ten seconds for gpt2-large
+        model = GPT2(config)
     seed_everything(settings.seed, worker.rank)
     tokens, targets = random_tokens(
         settings.batch_size,

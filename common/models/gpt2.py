@@ -178,6 +178,8 @@ class GPT2(nn.Module):
             return F.linear(x, self.wte.weight)
         if self.loss_chunks > 1:
             return self.loss_in_pieces(x, self.wte.weight, targets, self.loss_chunks)
+        # A row per token: of [batch, vocabulary, length] some versions of PyTorch count elements in
+        # 32 bits on a GPU (pytorch#190139), and batch 64 of GPT-2 has 1.5 · 2³¹ logits.
         logits = F.linear(x, self.wte.weight).flatten(0, 1)
         exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
         return F.cross_entropy(logits.to(exact), targets.flatten())

@@ -12,14 +12,23 @@ import torch
 from torch import nn
 
 from common.benchmarks.scaling_workloads import MlpSizes, identities, mlp_workload
+from common.benchmarks.steps import StepSettings, gpt2_step
 from common.models.gpt2 import GPT2
 from common.models.mlp import MLP
 from common.perfmodel.one_device.workload import Workload
+from common.runtime.process_group import Worker
+from common.runtime.ranks import current_ranks
 from common.training.step import build_model
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 SIZES = MlpSizes(input_dim=8, hidden_dim=6, num_layers=2, output_dim=4)
 NANO = Workload("gpt2-nano", 1, 8)
+STEP = StepSettings(model="gpt2-nano", batch_size=1, max_seq_len=8)
+
+
+def model_of_a_step(device: torch.device) -> nn.Module:
+    """Returns the model that the benchmarks of assignment 2 run."""
+    return gpt2_step(STEP, Worker(current_ranks({}), device, "gloo")).model
 
 
 @pytest.fixture
@@ -41,9 +50,10 @@ def drawn_on(monkeypatch):
     "build",
     [
         lambda device: build_model(NANO, device),
+        model_of_a_step,
         lambda device: mlp_workload(SIZES, device, seed=3).build(1),
     ],
-    ids=["GPT-2", "MLP"],
+    ids=["GPT-2", "a step of GPT-2", "MLP"],
 )
 def test_weights_are_drawn_on_the_device(drawn_on, build):
     model = build(ELSEWHERE)
@@ -58,7 +68,9 @@ def same(model: nn.Module, other: nn.Module) -> bool:
 
 def test_on_the_cpu_the_seed_gives_the_weights_it_gives_a_plain_model():
     torch.manual_seed(42)
-    assert same(GPT2(NANO.config), build_model(NANO, CPU))
+    plain = GPT2(NANO.config)
+    assert same(plain, build_model(NANO, CPU))
+    assert same(plain, model_of_a_step(CPU))
     torch.manual_seed(3)
     assert same(MLP(8, 6, 2, 4), mlp_workload(SIZES, CPU, seed=3).build(1))
 

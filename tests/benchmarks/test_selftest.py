@@ -11,11 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from common.benchmarks import selftest_checks
+from common.benchmarks import selftest, selftest_checks
 from common.benchmarks.selftest import (
     CHECKS,
     LOST,
     Result,
+    Selftest,
     attempt,
     print_results,
     print_row,
@@ -84,6 +85,23 @@ def test_a_row_is_printed_when_its_check_has_ended(capsys: pytest.CaptureFixture
     printed = capsys.readouterr().out
     assert first in printed  # as wide as in the whole table
     assert "free space" in printed
+
+
+def test_a_row_does_not_wait_for_later_checks(
+    monkeypatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    seen = []
+
+    def look(worker: Worker, folder: Path) -> str:
+        seen.append(capsys.readouterr().out)
+        return ""
+
+    checks = (Check("the first", lambda worker, folder: "", ""), Check("the second", look, ""))
+    monkeypatch.setattr(selftest, "CHECKS", checks)
+    selftest.main(Selftest(output_dir=str(tmp_path), device="cpu"))
+    [before] = seen
+    assert "passed" in before.partition("the first")[2]
+    assert "the second" in capsys.readouterr().out
 
 
 def raising(error: Exception) -> Check:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -277,6 +278,24 @@ def test_it_is_for_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(UserError, match="one device, and was started on 2 ranks"):
         main(TINY)
+
+
+def test_a_gpu_is_left_to_the_processes_that_measure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # In exclusive compute mode a context of this process would keep them out.
+    contexts = []
+    gpu = SimpleNamespace(name="GPU", uuid="a", total_memory=2**33)
+    for name, answer in {"is_available": True, "device_count": 1}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    for makes_context in ("set_device", "init", "mem_get_info", "synchronize"):
+        monkeypatch.setattr(torch.cuda, makes_context, lambda *_: contexts.append("made"))
+    measured = []
+    monkeypatch.setattr(throughput, "report", lambda settings, points: measured.append(points))
+    main(replace(TINY, device="cuda", memory_limit_gib=0.0, output_dir=str(tmp_path)))
+    assert [points.device.type for points in measured] == ["cuda"]
+    assert contexts == []
 
 
 def test_compiling_without_a_compiler_is_refused_before_anything_runs(

@@ -18,6 +18,7 @@ from rank_support import free_port, torchrun_variables
 
 from common.errors import RunFailed, UserError
 from common.runtime.process_group import (
+    Worker,
     _choose_device,
     _rendezvous,
     find_shared_device,
@@ -329,6 +330,24 @@ def test_a_program_that_only_starts_others_leaves_the_gpu_to_them(monkeypatch):
     assert claimed == []
     with process_group("cuda", "gloo"):
         assert claimed == [torch.device("cuda", 0)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        # gloo's barrier is one of hosts, and knows no GPUs: kernels may still run on them.
+        ("gloo", [("synchronize", torch.device("cuda", 1)), ("barrier", {})]),
+        ("nccl", [("barrier", {"device_ids": [1]})]),
+        (None, [("barrier", {})]),
+    ],
+)
+def test_a_barrier_waits_for_gpus_over_either_backend(monkeypatch, backend, expected):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda gpu: waited.append(("synchronize", gpu)))
+    monkeypatch.setattr(dist, "barrier", lambda *_, **how: waited.append(("barrier", how)))
+    device = torch.device("cuda", 1) if backend else torch.device("cpu")
+    Worker(Ranks(), device, backend or "gloo").barrier()
+    assert waited == expected
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from common.training import step
 from common.training.step import limit_in_few_launches
 
 pytestmark = pytest.mark.xdist_group("clipping")
@@ -40,6 +41,19 @@ def test_without_a_limit_the_norm_is_measured_only() -> None:
     gradients = drawn()
     assert limit_in_few_launches(gradients, math.inf).item() == pytest.approx(joint_norm(drawn()))
     assert all(torch.equal(a, b) for a, b in zip(gradients, drawn(), strict=True))
+
+
+@pytest.mark.parametrize(("device", "few"), [("cpu", 0), ("meta", 2)])  # "meta" for a GPU
+def test_gradients_on_a_gpu_are_limited_in_few_launches(monkeypatch, device: str, few: int) -> None:
+    limited = []
+    monkeypatch.setattr(
+        step, "limit_in_few_launches", lambda gradients, limit: limited.extend(gradients)
+    )
+    model = nn.Linear(4, 3, device=device)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    step.limit_gradients(model, 0.5)
+    assert len(limited) == few
 
 
 @pytest.fixture(scope="module")
