@@ -100,8 +100,9 @@ def why_unusable(env: Mapping[str, str] = os.environ, root: Path = Path("/")) ->
 
     if hides_gpus(env):
         return f"CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']!r} hides all GPUs"
-    driver = driver_version(root)
+    driver, newest = driver_version(root), read_gpu_facts(()).driver_cuda
     driver = f"NVIDIA driver {driver}" if driver else "no NVIDIA driver"
+    driver += f", for CUDA up to {newest}" if newest else ""
     build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build without CUDA"
     return f"torch can use no GPU here ({driver}; torch {torch.__version__}, {build})"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import gc
+import json
 import os
 import socket
 from collections import Counter
@@ -142,9 +143,9 @@ def process_group(
         yield dataclasses.replace(found, device=chosen, backend=backend)
         return
     store = _rendezvous(ranks)
-    chosen, ranks_per_gpu = _choose_device(ranks, device_type, backend), 1
+    chosen, ranks_per_gpu = torch.device("cpu"), 1
     if device_type == "cuda":
-        ranks_per_gpu = _count_ranks_per_gpu(ranks, chosen, backend, store)
+        chosen, ranks_per_gpu = _agree_on_gpus(ranks, backend, store)
         if claim_gpu:
             torch.cuda.set_device(chosen)
     dist.init_process_group(
@@ -262,24 +263,33 @@ def find_shared_device(devices: list[str]) -> tuple[int, int] | None:
     return None
 
 
-def _count_ranks_per_gpu(
-    ranks: Ranks, device: torch.device, backend: str, store: dist.Store
-) -> int:
-    """Returns the largest number of ranks on one GPU.
+def _agree_on_gpus(ranks: Ranks, backend: str, store: dist.Store) -> tuple[torch.device, int]:
+    """Returns this rank's GPU, and the largest number of ranks on one GPU.
+
+    Ranks tell each other what they found, so that none waits for one that has no GPU.
 
     Raises:
-        UserError: two ranks share a GPU over NCCL.
+        UserError: the same on all ranks; one has no GPU, or two share a GPU over NCCL.
     """
-    uuid = torch.cuda.get_device_properties(device).uuid
-    store.set(f"gpu/{ranks.rank}", f"{socket.gethostname()} GPU {uuid}")
-    names = [store.get(f"gpu/{rank}").decode() for rank in range(ranks.world_size)]
-    shared = find_shared_device(names)
-    if shared and backend == "nccl":
-        store.set(f"gpu/{ranks.rank}/known", "yes")
-        if ranks.is_main:  # may serve the store, which the others still read
-            store.wait([f"gpu/{rank}/known" for rank in range(ranks.world_size)])
-        raise UserError(
+    try:
+        device = _choose_device(ranks, "cuda", backend)
+        uuid = torch.cuda.get_device_properties(device).uuid
+        said = {"gpu": f"{socket.gethostname()} GPU {uuid}"}
+    except UserError as refused:
+        said = {"problem": str(refused)}
+    store.set(f"gpu/{ranks.rank}", json.dumps(said))
+    found = [json.loads(store.get(f"gpu/{rank}")) for rank in range(ranks.world_size)]
+    problem = next((one["problem"] for one in found if "problem" in one), None)
+    if problem is None:
+        names = [one["gpu"] for one in found]
+        shared = find_shared_device(names)
+        if not shared or backend != "nccl":
+            return device, max(Counter(names).values())
+        problem = (
             f"ranks {shared[0]} and {shared[1]} share one GPU ({names[shared[0]]}), which NCCL "
             "cannot; start as many ranks as there are GPUs, or use --backend gloo"
         )
-    return max(Counter(names).values())
+    store.set(f"gpu/{ranks.rank}/known", "yes")
+    if ranks.is_main:  # may serve the store, which the others still read
+        store.wait([f"gpu/{rank}/known" for rank in range(ranks.world_size)])
+    raise UserError(problem)

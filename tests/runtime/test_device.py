@@ -97,6 +97,13 @@ def test_gpus_that_were_granted_or_asked_for_and_cannot_be_used_are_an_error(
     assert "\n" not in message
 
 
+def test_a_driver_that_is_too_old_is_named_with_the_cuda_that_it_runs(cuda, machine, monkeypatch):
+    cuda(False)
+    monkeypatch.setattr(module, "read_gpu_facts", lambda _: GpuFacts("535.183.01", "12.2"))
+    with pytest.raises(UserError, match=r"535\.183\.01, for CUDA up to 12\.2; .*CUDA 13\.0\)"):
+        choose_device("cuda", env={}, root=machine)
+
+
 def test_the_first_rank_of_each_host_says_what_is_wrong_with_its_gpus(cuda, machine):
     cuda(False)
     speaks = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -281,6 +282,14 @@ def test_ranks_do_not_share_a_gpu_over_nccl(rank_server):
     assert "--backend gloo" in done.error_line
 
 
+@pytest.mark.two_ranks
+def test_no_rank_waits_for_one_that_has_no_gpu(rank_server):
+    done = rank_server.run(PRETENDED, "--gpus", 2, ranks=3, timeout_s=20)
+    assert done.exit_codes == [2, 2, 2], done.stderr
+    assert re.match(r"error: rank 2 on \S+: local rank 2, but 2 GPUs are", done.error_line)
+    assert "--backend gloo" in done.error_line
+
+
 @pytest.mark.parametrize(("backend", "places"), [("nccl", [0, 1, None]), ("gloo", [0, 1, 0])])
 def test_three_ranks_on_two_gpus_are_for_gloo(monkeypatch, backend, places):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -289,7 +298,7 @@ def test_three_ranks_on_two_gpus_are_for_gloo(monkeypatch, backend, places):
         if place is None:
             with pytest.raises(UserError, match="--backend gloo") as refused:
                 _choose_device(ranks, "cuda", backend)
-            assert refused.value.this_rank_only  # the other two have theirs
+            assert refused.value.this_rank_only  # the others have theirs
         else:
             assert _choose_device(ranks, "cuda", backend) == torch.device("cuda", place)
 
