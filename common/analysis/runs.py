@@ -20,6 +20,8 @@ from common.runtime.run_directory import find_table, newest_complete_run, read_e
 
 RECORDING_MACHINE = "epyc-2-cores"
 """Machine whose recorded runs are looked for first."""
+GPU_RUNS = "h100-1/one-gpu"
+"""Recorded runs on one GPU, whose figures notebooks show beside those of the run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +58,12 @@ class Run:
     def caption(self) -> str:
         """Returns hardware, date and source, for figures."""
         return caption_of(self.environment, self.shown)
+
+    @property
+    def device(self) -> str:
+        """Returns the name of the GPU or processor."""
+        gpus = self.environment["gpus"]
+        return gpus[0]["name"] if gpus else self.environment["cpu"]["model"]
 
     def has(self, name: str) -> bool:
         """Returns True if the table is there."""
@@ -162,6 +170,11 @@ def recorded_assignment(assignment: str) -> Path:
     machines = [RECORDING_MACHINE, *sorted(p.parent.name for p in _data().glob(f"*/{assignment}"))]
     folders = [_data() / machine / assignment for machine in machines]
     return next((folder for folder in folders if folder.is_dir()), folders[0])
+
+
+def gpu_folder(below: str) -> Path:
+    """Returns the folder of a run that was recorded on a GPU, by its path below ``GPU_RUNS``."""
+    return given_folder(_data() / GPU_RUNS / below)
 
 
 def given_folder(run_dir: str | Path) -> Path:

@@ -249,7 +249,7 @@ def _gpu(found: GpuFacts) -> Check:
             total, used = first.memory_bytes / 2**30, first.memory_used_bytes / 2**30
             detail += f", {used:.1f} of {total:.1f} GiB in use on the first"
         return Check("benchmarks on GPU", True, detail)
-    driver = shutil.which("nvidia-smi")
+    driver = found.driver or shutil.which("nvidia-smi")
     reason = "the driver is there but torch cannot use it" if driver else "no NVIDIA driver here"
     return Check("benchmarks on GPU", False, f"{reason}; the laptop preset needs none")
 

@@ -152,6 +152,20 @@ def test_a_gpu_that_another_process_holds_is_shown_without_a_context(
     row(gpu, True, "2 GPUs", "3.0 of 80.0 GiB in use")
 
 
+@pytest.mark.parametrize(
+    ("driver", "reason"),
+    [("535.183.01", "torch cannot use it"), (None, "no NVIDIA driver here")],
+)
+def test_a_driver_is_told_from_none_where_there_is_no_nvidia_smi(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str | None, reason: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    checks_made = doctor.check_features(GpuFacts(driver))
+    [gpu] = [check for check in checks_made if check.feature == "benchmarks on GPU"]
+    row(gpu, False, reason)
+
+
 def test_doctor_shows_the_gpus_and_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -12,14 +12,16 @@ from common.analysis.data_parallel.emulated_strategies import (
     prediction_accuracy,
 )
 from common.analysis.data_parallel.loss_curves import agreement, learned
-from common.analysis.data_parallel.memory import PARTS
+from common.analysis.data_parallel.memory import PARTS, memory_table
 from common.analysis.data_parallel.strategy_times import (
     StrategyTimes,
     above_noise,
     exchange_cost,
     over_fastest,
 )
-from common.analysis.data_parallel.training_runs import Training, strategy_name
+from common.analysis.data_parallel.traced_steps import overlap_table
+from common.analysis.data_parallel.training_runs import Training, open_training, strategy_name
+from common.analysis.runs import gpu_folder
 from common.perfmodel.fsdp.communication import strategy_table
 from common.perfmodel.one_device.architecture import GPT2Config
 
@@ -59,6 +61,65 @@ def loss_facts(training: Training) -> dict[str, str]:
         "at step": str(found.step),
         "rounding explains, over a short run, up to": f"{found.rounding_nats:g} nats",
     }
+
+
+def losses_beside_gpu(training: Training) -> pd.DataFrame:
+    """Returns how far DDP's losses are from one device's: of the run, and of two ranks on one GPU.
+
+    Columns: device, ranks, backend, model, steps, and the largest difference of a step (nats).
+    """
+    of_strategy = {run.strategy: run for run in training.compared}
+    pairs = [(of_strategy.get("single"), of_strategy.get("DDP"))]
+    pairs.append(
+        tuple(
+            open_training(gpu_folder(f"assignment1/{name}")).compared[0]
+            for name in ("one-rank", "two-ranks-one-gpu")
+        )
+    )
+    return pd.DataFrame(
+        [
+            {
+                "device": several.opened.device,
+                "ranks": several.ranks,
+                "backend": several.opened.environment["backend"],
+                "model": several.settings["model"],
+                "steps": len(several.loss),
+                "largest difference (nats)": (several.loss - one.loss).abs().max(),
+            }
+            for one, several in pairs
+            if one is not None and several is not None
+        ]
+    )
+
+
+def full_shard_beside_gpu(training: Training) -> pd.DataFrame:
+    """Returns a step of FULL_SHARD: of the run, and of one rank on a GPU.
+
+    Columns: device, ranks, model, precision; step, the median without the tracer's, and the
+    computation of traced steps (ms); peak as predicted and as measured (MiB; NaN where not).
+    """
+    on_gpu = open_training(gpu_folder("assignment1/train_fsdp"))
+    rows = []
+    for each in (training, on_gpu):
+        overlap = overlap_table(zip(each.names(), each.compared, strict=True))
+        for name, run in zip(each.names(), each.compared, strict=True):
+            if run.strategy != "FULL_SHARD":
+                continue
+            memory = memory_table(each).set_index("name").loc[name]
+            traced = overlap.set_index("name")["computation_ms"].reindex([name])
+            rows.append(
+                {
+                    "device": run.opened.device,
+                    "ranks": run.ranks,
+                    "model": run.settings["model"],
+                    "precision": run.settings["precision"],
+                    "step (ms)": run.step_times_ms()["step_time_ms"].median(),
+                    "computation (ms)": traced.iloc[0],
+                    "predicted peak (MiB)": memory["predicted_bytes"] / MIB,
+                    "measured peak (MiB)": memory["measured_bytes"] / MIB,
+                }
+            )
+    return pd.DataFrame(rows)
 
 
 def learning_facts(training: Training) -> dict[str, str]:

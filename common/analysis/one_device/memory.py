@@ -8,14 +8,21 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.one_device.origin import origin_of
-from common.analysis.runs import RECORDING_MACHINE, Run, open_run_with
+from common.analysis.one_device.origin import origin_of, step_text
+from common.analysis.runs import (
+    RECORDING_MACHINE,
+    Run,
+    complete_runs,
+    gpu_folder,
+    open_run_with,
+)
 from common.perfmodel.memory import predict_memory
 from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.paths import project_root
 
 MIB = 2**20
+PEAKS = "memory-peak.csv"
 TABLES = ("memory-moments.csv", "memory-components.csv", "memory-layers.csv")
 STUDY = Path("data") / RECORDING_MACHINE / "study-memory"
 
@@ -62,13 +69,13 @@ class MemoryRun:
 
 def open_memory_run(run_dir: str | Path | None = None) -> MemoryRun:
     """Opens a run of memory_analysis.py; by default the newest complete one, else the recorded."""
-    opened = open_run_with(run_dir, "assignment0", "memory-peak.csv", TABLES)
+    opened = open_run_with(run_dir, "assignment0", PEAKS, TABLES)
     names = {field.name for field in fields(Workload)}
     settings = {key: value for key, value in opened.settings.items() if key in names}
     return MemoryRun(
         opened=opened,
         workload=Workload(**settings),
-        peaks=opened.table("memory-peak.csv"),
+        peaks=opened.table(PEAKS),
     )
 
 
@@ -141,6 +148,29 @@ def reserved_facts(run: MemoryRun) -> dict[str, str]:
         "reserved": f"{run.reserved_bytes / MIB:,.0f} MiB",
         "difference": f"{kept / MIB:,.0f} MiB",
     }
+
+
+def beside_gpu(run: MemoryRun) -> pd.DataFrame:
+    """Returns the peak of the run, and of those recorded on a GPU, in MiB, a row each.
+
+    Columns: device, step, predicted, seen (by the allocator, or on a CPU the tracker), the
+    prediction over what was seen minus 1, and reserved (NaN on a CPU).
+    """
+    on_gpu = complete_runs(gpu_folder("assignment0"), PEAKS)
+    rows = []
+    for each in (run, *(open_memory_run(opened.folder) for opened in on_gpu)):
+        predicted, reserved = each.peak_bytes("predicted"), each.reserved_bytes
+        rows.append(
+            {
+                "device": each.opened.device,
+                "step": step_text(each.opened.settings),
+                "predicted (MiB)": predicted / MIB,
+                "seen (MiB)": each.seen_bytes / MIB,
+                "error": predicted / each.seen_bytes - 1,
+                "reserved (MiB)": float("nan") if reserved is None else reserved / MIB,
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def ways_to_fit(workload: Workload, batches: Sequence[int]) -> dict[str, list[int]]:

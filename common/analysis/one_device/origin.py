@@ -25,3 +25,17 @@ def origin_of(run: runs.Run, workload: str = "", command: str = COMMAND) -> str:
 def workload_text(settings: Mapping) -> str:
     """Returns model, batch, sequence and precision of a run's settings."""
     return "{model}, batch {batch_size}, sequence {seq_len}, {precision}".format(**settings)
+
+
+def step_text(settings: Mapping) -> str:
+    """Returns ``workload_text``, the optimizer, and what is not the default."""
+    pieces = settings["loss_chunks"]
+    parts = [
+        workload_text(settings),
+        f"{settings['optimizer']} ({settings['optimizer_implementation']})",
+        "attention written out" if settings["attention"] == "eager" else "",
+        "compiled" if settings["compile"] else "",
+        "activation checkpointing" if settings["activation_checkpointing"] else "",
+        f"loss in {pieces} pieces" if pieces > 1 else "",
+    ]
+    return ", ".join(filter(None, parts))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.one_device.origin import origin_of, workload_text
+from common.analysis.one_device.origin import origin_of, step_text
 from common.analysis.runs import OfRun, open_run_with, read_peak
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.perfmodel.one_device.roofline import Roof, placed
@@ -61,14 +61,7 @@ class ProfileRun(OfRun):
     @property
     def workload(self) -> str:
         """Returns model, batch, sequence, precision, optimizer, and what is not the default."""
-        parts = [
-            workload_text(self.settings),
-            f"{self.settings['optimizer']} ({self.settings['optimizer_implementation']})",
-            "attention written out" if self.settings["attention"] == "eager" else "",
-            "compiled" if self.settings["compile"] else "",
-            "activation checkpointing" if self.settings["activation_checkpointing"] else "",
-        ]
-        return ", ".join(filter(None, parts))
+        return step_text(self.settings)
 
     @property
     def trace(self) -> Path | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from common.analysis.one_device.profile import ProfileRun
+from common.analysis.one_device.profile import ProfileRun, open_profile
+from common.analysis.runs import gpu_folder
 from common.analysis.style import Table
 from common.perfmodel.one_device.roofline import COMPUTE, MEMORY, OVERHEAD, UNKNOWN
 from common.traces.operator_categories import BOOKKEEPING, IDLE
@@ -116,6 +117,17 @@ def overhead_facts(run: ProfileRun) -> dict[str, str]:
         "difference": f"{run.profiler_overhead:+.1%}",
         "profiled step of median length, shown below": f"{run.step_ms:.1f} ms",
     }
+
+
+def beside_gpu(run: ProfileRun) -> pd.DataFrame:
+    """Returns the share of a step by kind of work, of the run and of one recorded on a GPU."""
+    on_gpu = open_profile(gpu_folder("assignment0/profile_training"))
+    shares = {
+        name: each.categories()["share"].rename(index=each.category_name)
+        for name, each in {on_gpu.opened.device: on_gpu, "this run": run}.items()
+    }
+    table = pd.DataFrame(shares).sort_values("this run", ascending=False)
+    return table.iloc[:, ::-1].reset_index(names="kind of work")
 
 
 def kind_table(run: ProfileRun) -> Table:

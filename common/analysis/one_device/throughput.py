@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from common.analysis.one_device.origin import origin_of
+from common.analysis.one_device.origin import origin_of, step_text
 from common.analysis.one_device.throughput_text import (
     MEMORY,
     TARGET_DAYS,
@@ -18,7 +19,7 @@ from common.analysis.one_device.throughput_text import (
     significant,
     utilisation_text,
 )
-from common.analysis.runs import OfRun, open_run_with, read_peak
+from common.analysis.runs import OfRun, complete_runs, gpu_folder, open_run_with, read_peak
 from common.analysis.style import digits
 from common.errors import UserError
 from common.perfmodel.one_device.architecture import CONFIGS, TITLES, GPT2Config
@@ -86,12 +87,6 @@ class ThroughputRun(OfRun):
     def title(self) -> str:
         """Returns the model's name, such as GPT-2 Small."""
         return next(TITLES[name] for name in CONFIGS if CONFIGS[name] == self.config)
-
-    @property
-    def device(self) -> str:
-        """Returns the name of the GPU or processor."""
-        gpus = self.opened.environment["gpus"]
-        return gpus[0]["name"] if gpus else self.opened.environment["cpu"]["model"]
 
     @cached_property
     def measured(self) -> pd.DataFrame:
@@ -188,7 +183,7 @@ def open_throughput(run_dir: str | Path | None = None) -> ThroughputRun:
 
 def utilisation_facts(run: ThroughputRun) -> dict[str, str]:
     """Returns tokens per second, operations per second and their share of the peak."""
-    mfu = utilisation_text(run.flops_per_s, run.peak_flops_per_s, run.peak, run.device)
+    mfu = utilisation_text(run.flops_per_s, run.peak_flops_per_s, run.peak, run.opened.device)
     return {
         "the peak of this device is known": "yes" if run.peak_flops_per_s else "no",
         f"tokens/s at batch {run.batch_size} (median step)": f"{run.tokens_per_s:,.0f}",
@@ -196,6 +191,36 @@ def utilisation_facts(run: ThroughputRun) -> dict[str, str]:
         "operations per second": rate_text(run.flops_per_s),
         "MFU": mfu.removeprefix("MFU: "),
     }
+
+
+def on_gpu() -> pd.DataFrame:
+    """Returns the rates and MFU that were recorded on a GPU, a row per batch.
+
+    Columns: device, step, tokens/s, peak (TFLOP/s), MFU; NaN where the peak is unknown.
+    """
+    opened = complete_runs(gpu_folder("assignment0"), BATCHES)
+    found = [open_throughput(each.folder) for each in opened]
+    return pd.concat([_rates(run, run.measured["batch_size"]) for run in found], ignore_index=True)
+
+
+def beside_gpu(run: ThroughputRun) -> pd.DataFrame:
+    """Returns the row of the run's own batch, and below it those of ``on_gpu``."""
+    return pd.concat([_rates(run, [run.batch_size]), on_gpu()], ignore_index=True)
+
+
+def _rates(run: ThroughputRun, batch_sizes: Iterable[int]) -> pd.DataFrame:
+    rate = run.measured.set_index("batch_size")["tokens_per_s"]
+    peak = run.peak_flops_per_s or float("nan")
+    return pd.DataFrame(
+        {
+            "device": run.opened.device,
+            "step": step_text(run.settings | {"batch_size": size}),
+            "tokens/s": rate[size],
+            "peak (TFLOP/s)": peak / 1e12,
+            "MFU": rate[size] * run.flops_per_token / peak,
+        }
+        for size in batch_sizes
+    )
 
 
 def batch_table(run: ThroughputRun) -> pd.DataFrame:
