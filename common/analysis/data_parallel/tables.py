@@ -1,6 +1,7 @@
 """The tables of assignment 1's notebooks: rows and columns with the names and units of a reader.
 
-The numbers come from the other modules of this package; nothing but ratios is computed here.
+The numbers come from the other modules of this package; nothing but ratios and differences is
+computed here.
 """
 
 from __future__ import annotations
