@@ -170,7 +170,9 @@ class OverlapSamples:
             from before 2026-11-25.
         local_s: the pass alone.
         gradient_bytes: of the model.
-        beside: message size → the pass beside all-reduces of it, ascending.
+        beside: message size → the pass beside all-reduces of it without pause, ascending.
+        launched: message size → the pass that launches all-reduces of it as its gradients become
+            ready; empty in runs from before 2026-11-25.
         paced: message size → the pass beside a few of it, each done before the next. Runs from
             before 2026-11-23 have these, and ``beside`` of one size only.
     """
@@ -180,6 +182,7 @@ class OverlapSamples:
     gradient_bytes: float
     copy_out_s: NDArray | None = None
     beside: Mapping[float, BesideMessages] = field(default_factory=dict)
+    launched: Mapping[float, BesideMessages] = field(default_factory=dict)
     paced: Mapping[float, PacedMessages] = field(default_factory=dict)
 
     @classmethod
@@ -205,22 +208,24 @@ class OverlapSamples:
         arms = sorted(set(by_round.droplevel("round").index))
         local_s = samples("local", "backward_time_ms") / 1e3
         messages = table.groupby(["arm", "message_bytes"])["messages"].first()
-        beside = {}
-        for size in [size for arm, size in arms if arm == "continuous"]:
+
+        def beside_pass(arm: str) -> dict[float, BesideMessages]:
+            return {size: of_size(arm, size) for kind, size in arms if kind == arm}
+
+        def of_size(arm: str, size: float) -> BesideMessages:
             if ("all_reduce", size) not in arms:
-                raise UserError(f"no all_reduce samples of {size:.0f} bytes, as continuous has")
-            done = (
-                samples("continuous", "messages_done", size)
-                if counted
-                else np.full(len(rounds), np.nan)
+                raise UserError(f"no all_reduce samples of {size:.0f} bytes, as {arm} has")
+            alone_s = samples("all_reduce", "all_reduce_time_ms", size) / 1e3
+            return BesideMessages(
+                messages=float(messages[arm, size]),
+                backward_s=samples(arm, "backward_time_ms", size) / 1e3,
+                until_done_s=samples(arm, "all_reduce_time_ms", size) / 1e3,
+                alone_s=alone_s * messages[arm, size] / messages["all_reduce", size],
+                done=(
+                    samples(arm, "messages_done", size) if counted else np.full(len(rounds), np.nan)
+                ),
             )
-            beside[size] = BesideMessages(
-                messages=float(messages["continuous", size]),
-                backward_s=samples("continuous", "backward_time_ms", size) / 1e3,
-                until_done_s=samples("continuous", "all_reduce_time_ms", size) / 1e3,
-                alone_s=samples("all_reduce", "all_reduce_time_ms", size) / 1e3,
-                done=done,
-            )
+
         paced = {
             size: PacedMessages(
                 messages=float(messages["paced", size]),
@@ -234,7 +239,8 @@ class OverlapSamples:
             local_s=local_s,
             gradient_bytes=float(table["gradient_bytes"].iloc[0]),
             copy_out_s=samples("bookkeeping", "copy_out_time_ms") / 1e3 if recorded else None,
-            beside=beside,
+            beside=beside_pass("continuous"),
+            launched=beside_pass("launched"),
             paced=paced,
         )
 
@@ -278,6 +284,11 @@ class OverlapSamples:
         pairs = [each.contention(self.local_s, taken) for each in self.beside.values()]
         lost_s, slower = zip(*pairs, strict=True)
         lost = (sizes, lost_s)
+        if self.launched:
+            launched_s = [
+                each.contention(self.local_s, taken)[0] for each in self.launched.values()
+            ]
+            lost = (tuple(map(float, self.launched)), tuple(launched_s))
         if self.paced:
             paced_s = [each.lost_s(self.local_s, taken) for each in self.paced.values()]
             # A larger message never costs less than a smaller one: that would be noise.
@@ -287,10 +298,10 @@ class OverlapSamples:
 
 @dataclass(frozen=True, eq=False)
 class BesideMessages:
-    """A backward pass beside all-reduces of one size without pause, by round.
+    """A backward pass beside all-reduces of one size, by round.
 
     Attributes:
-        messages: number of them in all, more than the pass lasts.
+        messages: number of them in all.
         backward_s: the pass.
         until_done_s: from its start until the last of the all-reduces is done.
         alone_s: all of them with nothing beside them.

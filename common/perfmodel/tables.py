@@ -180,7 +180,9 @@ def read_overlap_samples(path: Path | str) -> OverlapSamples:
         recorded = table[table["copy_out_time_ms"].notna()]
         table["copy_out_time_ms"] = numbers(recorded, "copy_out_time_ms", path, at_least=0)
     numbers(table, "gradient_bytes", path, above=0)
-    numbers(table[table["arm"].isin(["continuous", "paced"])], "messages", path, above=0)
+    numbers(
+        table[table["arm"].isin(["launched", "continuous", "paced"])], "messages", path, above=0
+    )
     missing = {"local", "bookkeeping"} - set(table["arm"])
     if missing:
         raise UserError(f"{path}: no samples of {', '.join(sorted(missing))}")

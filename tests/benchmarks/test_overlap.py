@@ -32,12 +32,12 @@ def test_the_table_has_its_columns(times):
     assert set(times["gradient_bytes"]) == {4 * 6_901_760}  # gpt2-nano in float32
 
 
-def test_the_arms_are_local_bookkeeping_and_by_size_continuous_with_its_all_reduces(times):
+def test_the_arms_are_local_bookkeeping_and_by_size_three_of_all_reduces(times):
     arms = times[["arm", "message_bytes"]].drop_duplicates()
     assert sorted(arms.itertuples(index=False, name=None)) == sorted(
         [
             *(("local", 0), ("bookkeeping", 0)),
-            *((arm, size) for size in SIZES for arm in ("continuous", "all_reduce")),
+            *((arm, size) for size in SIZES for arm in ("launched", "continuous", "all_reduce")),
         ]
     )
 
@@ -47,7 +47,7 @@ def test_every_arm_is_measured_equally_often_on_every_rank(times):
     alone = counts.index.get_level_values("arm") == "all_reduce"
     assert set(counts[~alone]) == {STEPS}
     assert set(counts[alone]) == {1}  # each the sum of many
-    assert len(counts) == 6 * ROUNDS * RANKS  # the number of messages is planned once
+    assert len(counts) == 8 * ROUNDS * RANKS  # the number of messages is planned once
 
 
 def test_all_ranks_plan_the_same_number_of_messages(times):
@@ -55,6 +55,8 @@ def test_all_ranks_plan_the_same_number_of_messages(times):
     messages = times.groupby(["arm", "message_bytes"])["messages"].agg(["nunique", "max"])
     assert (messages["nunique"] == 1).all()
     assert (messages.loc[["local", "bookkeeping"], "max"] == 0).all()
+    # As many are launched as the gradients' bytes make, but no more than a thousand.
+    assert messages.loc["launched", "max"].tolist() == [1000, 4 * 6_901_760 // 65536]
     # Both arms of a pair do the same work.
     assert messages.loc["continuous", "max"].tolist() == messages.loc["all_reduce", "max"].tolist()
 
@@ -74,6 +76,8 @@ def test_all_reduces_that_were_done_in_time_are_counted(times):
     # Those without pause are made to outlast the pass.
     continuous = times[times["arm"] == "continuous"]
     assert (continuous["messages_done"] < continuous["messages"]).any()
+    # The pass launches the others, and the first of them long before it ends.
+    assert (times[times["arm"] == "launched"]["messages_done"] > 0).all()
 
 
 def test_copies_out_are_recorded_of_every_pass_under_ddp_on_one_rank_and_of_no_other(times):

@@ -43,6 +43,16 @@ def test_what_was_counted_bounds_what_the_time_says():
     assert samples(3.0, 3.0, done=1).costs().lost_compute[1] == (pytest.approx(1 / 3),)
 
 
+def test_what_computation_loses_is_told_by_all_reduces_that_are_launched_as_ddp_does():
+    # Two of four were done in 5 s instead of 2: 1.5 s each. Their own slowdown stays that of
+    # all-reduces without pause.
+    without_pause = samples(3.0, 5.5, done=1)
+    as_ready = samples(5.0, 7.0, done=2).beside[10.0]
+    costs = replace(without_pause, launched={10.0: as_ready}).costs()
+    assert costs.lost_compute == ((10.0,), (pytest.approx(1.5),))
+    assert costs.slowdowns == without_pause.costs().slowdowns
+
+
 def test_all_reduces_that_were_done_before_the_pass_was_are_not_called_slow():
     seen_to_end = samples(8.0, 8.0, done=4).costs()
     assert seen_to_end.slowdowns == ((10.0,), (1.0,))

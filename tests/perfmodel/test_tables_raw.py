@@ -162,6 +162,21 @@ def test_costs_are_differences_within_rounds_as_computed_by_hand(tmp_path):
     assert costs.slowdowns == (sizes, (pytest.approx(1.4), pytest.approx(70 / 25)))
 
 
+def test_all_reduces_launched_in_the_pass_are_read_with_the_time_that_as_many_take_alone(tmp_path):
+    # 12 of 64 bytes take 120 ms alone. The pass takes 30 ms longer in the median, and after it
+    # they take another 80: four were done.
+    local = (100, 110, 130)
+    passes = {r: [(local[r] + more, 1)] for r, more in enumerate((40, 30, 10))}
+    launched = [
+        (*row[:7], row[6] + 80 if row[5] == 0 else 1, *row[8:])
+        for row in arm("launched", 64, 12, passes, done=(3, 4))
+    ]
+    rows = [*LOCAL, *BOOKKEEPING, *SMALL, *launched]
+    costs = read_costs(write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, rows))
+    assert costs.lost_compute == ((64,), (pytest.approx(0.030 / 4),))
+    assert costs.slowdowns == ((64,), (pytest.approx(1.4),))
+
+
 def test_a_table_from_before_messages_were_counted_is_converted(tmp_path):
     # 10 messages of 16 bytes add 20, 30 and 25 ms, 2.5 ms each; 4 of 32 add 8, 0 and 9 ms, which
     # is less for a larger message, and noise.
