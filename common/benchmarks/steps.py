@@ -19,6 +19,7 @@ from common.data.synthetic import random_tokens
 from common.errors import UserError, unknown_name
 from common.models.gpt2 import GPT2, GPT2Config
 from common.models.replay import ReplayModel
+from common.runtime.kept_memory import settle_heap
 from common.runtime.process_group import Worker
 from common.runtime.run_options import RankOptions
 from common.runtime.seeding import seed_everything
@@ -160,6 +161,8 @@ class FixedBatchStep:
         self.precision = precision
         self.scaler = grad_scaler(precision, worker.device)
         self.name, self.note, self.recorded_settings = name, note, recorded_settings
+        # Passes with DDP and without must find the same heap, or they cannot be compared.
+        settle_heap(sum(p.numel() * p.element_size() for p in self.model.parameters()))
 
     def forward(self, model: nn.Module | None = None) -> Tensor:
         """Returns the loss under ``model`` (by default the step's own), ready for backward."""

@@ -13,6 +13,8 @@ import ctypes
 import platform
 from collections.abc import Iterator
 
+import torch
+
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
 """Numbers of mallopt's settings, from glibc's malloc.h."""
 MIB = 2**20
@@ -38,3 +40,19 @@ def kept_memory() -> Iterator[bool]:
         libc.mallopt(MMAP_THRESHOLD, 32 * MIB)
         libc.mallopt(TRIM_THRESHOLD, 64 * MIB)
         libc.malloc_trim(0)
+
+
+def settle_heap(gradient_bytes: int) -> None:
+    """Brings glibc into the state in which DDP leaves it, where freed gradients are kept.
+
+    DDP frees its first buckets when it makes the final ones. By the first free of a large block
+    glibc learns to take blocks up to that size from the heap, and to give the heap's end back only
+    where twice as much is free (mallopt(3), M_MMAP_THRESHOLD). Until then a step's gradients go
+    back to the kernel when they are dropped: 4,000 page faults in a pass of GPT-2 Nano, which make
+    it 7 to 10 % longer than the passes that DDP makes.
+
+    Args:
+        gradient_bytes: of the model, of which DDP's first bucket but one takes 25 MiB at most.
+    """
+    block = torch.empty(min(gradient_bytes, 25 * MIB), dtype=torch.uint8)
+    del block
