@@ -13,8 +13,8 @@ The arms, none of them a bucketing that predictions are judged on:
   These tell how much slower all-reduces become. Small ones may be done too soon on GPUs, as Python
   launches them more slowly: then nothing is known of their own speed (``BesideMessages``).
 
-An all-reduce without pause takes less from the pass than one of DDP's: by a half to three quarters
-on two cores that compute and send, where a thread that wakes up goes before one that computes.
+An all-reduce without pause takes less from the pass than one of DDP's: half to three quarters of it
+on two cores that compute and send (``data/RESULTS.md``).
 """
 
 from __future__ import annotations
