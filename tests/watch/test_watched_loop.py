@@ -120,6 +120,22 @@ def test_a_communication_hook_of_the_scripts_own_is_left_alone(ranks, tmp_path: 
     assert "hook of its own" in str(rows_of(watched, 0, "unseen"))
 
 
+def test_norms_that_exchange_are_counted_and_no_rank_passes_alone(ranks, tmp_path: Path) -> None:
+    # A rank that probed a pass alone would wait in its norm for the others.
+    plain, watched = tmp_path / "plain", tmp_path / "watched"
+    plain.mkdir()
+    watched.mkdir()
+    expected = run_loop(ranks, plain, "--synchronised_norm", 1)
+    found = run_loop(ranks, watched, "--synchronised_norm", 1, watch={})
+    for before, after in zip(expected, found, strict=True):
+        assert before["losses"] == after["losses"]
+        assert before["buffers"] == after["buffers"]
+    assert rows_of(watched, 0, "facts")[0]["synchronised_norms"] == 1
+    assert "SyncBatchNorm exchanges inside of a pass" in str(rows_of(watched, 0, "unseen"))
+    assert not rows_of(watched, 0, "probes")
+    assert rows_of(watched, 0, "allreduce-samples")  # by which their exchanges are judged
+
+
 def test_a_rank_without_a_watch_keeps_the_others_from_probing(ranks, tmp_path: Path) -> None:
     # Its training's all-reduces would meet those of the others' probes.
     plain, watched = tmp_path / "plain", tmp_path / "watched"

@@ -21,6 +21,7 @@ from common.analysis.diagnosis.causes_communication import (
     communication_bound,
     needless_synchronisation,
 )
+from common.analysis.diagnosis.causes_gpu import synchronised_norms
 from common.analysis.diagnosis.causes_machine import cpu_quota, too_few_threads, wrong_interface
 from common.analysis.diagnosis.causes_ranks import (
     oversubscribed_cores,
@@ -77,6 +78,10 @@ MACHINE_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
     "gpu-surroundings": gpu_surroundings,
 }
 """Of the machine and its settings, which the watcher alone reads."""
+GPU_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
+    "synchronised-norms": synchronised_norms,
+}
+"""Of scripts on GPUs."""
 OF_SCRIPTS: dict[str, Callable[[Case], Verdict | None]] = {
     "hang": hang,
     "slow-update": slow_update,
@@ -86,6 +91,7 @@ OF_SCRIPTS: dict[str, Callable[[Case], Verdict | None]] = {
     "allocator-retries": allocator_retries,
     "growing-memory": growing_memory,
     "wide-gradients": narrow_gradients,
+    **GPU_CAUSES,
     **MACHINE_CAUSES,
 }
 """Looked for in watched scripts only: this project's programs have no table of them."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ddplab_watch.kept import Kept, free_host_bytes, left_as_it_was
 from ddplab_watch.record import Record
@@ -81,6 +82,9 @@ class Probes:
             raise RuntimeError(f"steps of {self.step_s:.0f} s: it would take too long")
         if not self.kept.gradients:
             raise RuntimeError("no output of the model has a gradient")
+        if any(isinstance(m, nn.SyncBatchNorm) and m.training for m in self.kept.inner.modules()):
+            # A rank alone would wait in its norms for the others, who wait for it elsewhere.
+            raise RuntimeError("SyncBatchNorm exchanges inside of a pass")
         self.one_pass(1.0)
 
     def try_size(self, size: float) -> None:

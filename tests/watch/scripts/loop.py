@@ -35,6 +35,7 @@ parser.add_argument("--sampler", type=int, default=1)
 parser.add_argument("--find_unused", type=int, default=0)
 parser.add_argument("--unwatched_rank", type=int, default=-1)
 parser.add_argument("--hook", type=int, default=0)
+parser.add_argument("--synchronised_norm", type=int, default=0)
 arguments = parser.parse_args()
 
 if "RANK" in __import__("os").environ:
@@ -72,6 +73,18 @@ class Model(nn.Module):
         return self.layers(values)
 
 
+class ExchangingNorm(nn.SyncBatchNorm):
+    """Exchanges in its forward pass, as SyncBatchNorm does on GPUs only."""
+
+    def forward(self, values):
+        if self.training:
+            dist.all_reduce(values.detach().mean(0))
+        return nn.BatchNorm1d.forward(self, values)
+
+    def _check_input_dim(self, values):
+        pass
+
+
 torch.manual_seed(3)
 data = Samples(torch.randn(arguments.samples, 32), torch.randint(0, 10, (arguments.samples,)))
 torch.manual_seed(7 + rank)
@@ -88,6 +101,8 @@ if dist.is_initialized():
     model = DistributedDataParallel(
         model, bucket_cap_mb=0.002, find_unused_parameters=bool(arguments.find_unused)
     )
+    if arguments.synchronised_norm:  # now, as DDP refuses SyncBatchNorm on a CPU
+        model.module.layers[1].__class__ = ExchangingNorm
     if arguments.hook:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
