@@ -213,6 +213,11 @@ STACK_COLUMNS = ("rank", "phase", "place", "call", "samples")
 script (``place``: file, line and function) within a library's function (``call``), at 50 looks a
 second."""
 
+HOST_WAIT_COLUMNS = ("rank", "phase", "place", "call", "waits")
+"""``host-waits.csv`` of a watched script on a GPU: how often the host waited for the GPU at a
+line of the script, over all steps of ``steps.csv`` that have ``host_waits``, the waits of that
+step. The phase is ``copy`` from a fetch to the forward pass."""
+
 STALL_COLUMNS = ("rank", "step", "seconds", "phase", "stack", "unix_s", "resumed")
 """``stalls.csv`` of a watched script: steps that did not end for long, with the stack of then, the
 innermost call first; ``resumed`` says whether a later step came."""

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from watch_support import SHORT, rows_of, run_loop
 
+from common.analysis.diagnosis.bundle import read_bundle, tables_of
+
 STEPS = sum(SHORT.values())
 
 
@@ -153,3 +155,33 @@ def test_a_short_script_leaves_what_was_seen(ranks, tmp_path: Path) -> None:
     lines = (tmp_path / "bundle" / "rank0.jsonl").read_text()
     assert '"about"' in lines
     assert not rows_of(tmp_path, 0, "probes")
+
+
+def test_waits_of_the_host_are_counted_in_some_steps_and_never_shown(ranks, tmp_path: Path) -> None:
+    plain, watched = tmp_path / "plain", tmp_path / "watched"
+    plain.mkdir()
+    watched.mkdir()
+    expected = run_loop(ranks, plain)
+    found = run_loop(ranks, watched, "--host_waits", 3, watch={})
+    assert [each["losses"] for each in expected] == [each["losses"] for each in found]
+    steps = rows_of(watched, 0, "steps")
+    assert [row.get("host_waits") for row in steps] == [None] * 6 + [3] * 3
+    [row] = rows_of(watched, 0, "host-waits")
+    assert row["waits"] == 9
+    assert row["phase"] == "forward"
+    assert "loop.py" in row["place"]
+    tables = tables_of(read_bundle(watched / "bundle"))
+    assert tables["host-waits.csv"]["waits"].tolist() == [9, 9]  # of two ranks
+
+
+@pytest.mark.parametrize(("enabled", "dtype"), [(0, "float32"), (1, "bfloat16")])
+def test_a_model_that_computes_in_16_bits_and_returns_32_is_known(
+    ranks, tmp_path: Path, enabled: int, dtype: str
+) -> None:
+    run_loop(ranks, tmp_path, "--autocast_inside", enabled, "--steps", 5, count=1, watch={})
+    [facts] = rows_of(tmp_path, 0, "facts")
+    assert facts["compute_dtype"] == dtype
+    assert facts["gradient_dtype"] == "float32"
+    assert facts["pin_memory"] is False
+    assert facts["batches_on_host"] is True
+    assert facts["gpu_capability"] == ""

@@ -23,6 +23,7 @@ from common.analysis.diagnosis.evidence import (
     BUCKETS,
     COSTS,
     FACTS,
+    HOST_WAITS,
     PLACEMENT,
     PROBES,
     READY_TIMES,
@@ -190,6 +191,7 @@ def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
         **{name: bundle.of(name.removesuffix(".csv")) for name in WIRES.values()},
         STACKS: bundle.of("stacks"),
         STALLS: _stalls(bundle),
+        HOST_WAITS: bundle.of("host-waits"),
         SURROUNDINGS: bundle.of("surroundings"),
         TRIALS: bundle.of("trials"),
     }

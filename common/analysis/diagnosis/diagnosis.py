@@ -21,7 +21,12 @@ from common.analysis.diagnosis.causes_communication import (
     communication_bound,
     needless_synchronisation,
 )
-from common.analysis.diagnosis.causes_gpu import synchronised_norms
+from common.analysis.diagnosis.causes_gpu import (
+    host_waits,
+    synchronised_norms,
+    unpinned_copies,
+    wide_computation,
+)
 from common.analysis.diagnosis.causes_machine import cpu_quota, too_few_threads, wrong_interface
 from common.analysis.diagnosis.causes_ranks import (
     oversubscribed_cores,
@@ -80,6 +85,9 @@ MACHINE_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
 """Of the machine and its settings, which the watcher alone reads."""
 GPU_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
     "synchronised-norms": synchronised_norms,
+    "no-mixed-precision": wide_computation,
+    "host-waits": host_waits,
+    "unpinned-copies": unpinned_copies,
 }
 """Of scripts on GPUs."""
 OF_SCRIPTS: dict[str, Callable[[Case], Verdict | None]] = {

@@ -27,7 +27,7 @@ ARMS, STEPS, BUCKETS = "arms.csv", "steps.csv", "buckets.csv"
 SAMPLES, PLACEMENT, FACTS = "samples.csv", "placement.csv", "facts.csv"
 PROBES, COSTS, EPOCHS = "probes.csv", "costs.csv", "epochs.csv"
 STACKS, STALLS, SURROUNDINGS = "stacks.csv", "stalls.csv", "surroundings.csv"
-TRIALS = "trials.csv"
+TRIALS, HOST_WAITS = "trials.csv", "host-waits.csv"
 """Of watched scripts alone."""
 READY_TIMES, ALL_REDUCE = "gradient-ready-times.csv", "allreduce-samples.csv"
 COLUMNS = {
@@ -44,6 +44,7 @@ COLUMNS = {
     STALLS: tables.STALL_COLUMNS,
     SURROUNDINGS: tables.SURROUNDING_COLUMNS,
     TRIALS: tables.TRIAL_COLUMNS,
+    HOST_WAITS: tables.HOST_WAIT_COLUMNS,
 }
 NEEDED = (ARMS, STEPS)
 

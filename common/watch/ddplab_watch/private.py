@@ -116,6 +116,29 @@ def is_fsdp(module: torch.nn.Module) -> bool:
     return bool(names & {"FSDPModule", "FullyShardedDataParallel"})
 
 
+def fsdp_compute_dtype(module: torch.nn.Module) -> torch.dtype | None:
+    """Returns what a module under FSDP computes in; None where its policy leaves it as it is."""
+    state = getattr(module, "_get_fsdp_state", None)
+    policy = getattr(state(), "_mp_policy", None) if state else None
+    policy = policy or getattr(module, "mixed_precision", None)  # of the first version
+    return getattr(policy, "param_dtype", None)
+
+
+def dtype_before_casts(tensor: torch.Tensor) -> torch.dtype:
+    """Returns the type that a model's output had before it was cast, as far as autograd knows it.
+
+    Models and trainers that compute in 16 bits often return float32.
+    """
+    node, dtype = tensor.grad_fn, tensor.dtype
+    while node is not None and node.name() == "ToCopyBackward0":
+        node = node.next_functions[0][0]
+        made = getattr(node, "_input_metadata", ())
+        if len(made) != 1:
+            break
+        dtype = made[0].dtype
+    return dtype
+
+
 def missing() -> dict[str, str]:
     """Returns what this version of PyTorch does not let one see, and why."""
     found = {}

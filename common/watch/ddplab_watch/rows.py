@@ -77,19 +77,24 @@ def placement(record: Record, device: torch.device) -> dict[str, Any]:
 def facts(
     roots: Sequence[nn.Module],
     parameters: Sequence[nn.Parameter],
-    trained_on: tuple[str, Any],
+    trained_on: tuple[str, Any, bool | None],
 ) -> dict[str, Any]:
     """Returns what is trained: sizes and types of tensors, DDP's options, the loader's workers.
 
     Args:
         roots: the outermost modules.
         parameters: the optimizer's, for a model that was not found.
-        trained_on: the type that the model computes in, and the iterator that feeds it.
+        trained_on: the type that the model computes in, the iterator that feeds it, and whether
+            its batches are in the host's memory.
     """
-    compute_dtype, iterator = trained_on
+    compute_dtype, iterator, on_host = trained_on
     data = private.data_set(iterator) if iterator is not None else None
     modules = [module for root in roots for module in root.modules()]
     ddp = [module for module in modules if isinstance(module, DistributedDataParallel)]
+    sharded = [module for module in modules if private.is_fsdp(module)]
+    narrowed = next(filter(None, map(private.fsdp_compute_dtype, sharded)), None)
+    device = parameters[0].device
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
     held = [p for root in roots for p in root.parameters()] or parameters
     trained = [p for p in {id(p): p for p in held}.values() if p.requires_grad]
     try:
@@ -100,14 +105,20 @@ def facts(
         "parameters": sum(p.numel() for p in trained),
         "gradient_bytes": sum(p.numel() * p.element_size() for p in trained),
         "gradient_dtype": " ".join(sorted({str(p.dtype)[6:] for p in trained})),
-        "compute_dtype": compute_dtype,
+        "compute_dtype": str(narrowed or compute_dtype).removeprefix("torch."),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "gpu_capability": ".".join(map(str, capability)),
         "model": " ".join(type(inside(root)).__name__ for root in roots),
         "data": type(data).__name__ if data is not None else "",
         "data_samples": samples,
         "loader_workers": private.workers(iterator) if iterator is not None else None,
+        "pin_memory": private.loader_arguments(iterator)["pin_memory"]
+        if iterator is not None
+        else None,
+        "batches_on_host": on_host,
         "buffers_bytes": sum(b.numel() * b.element_size() for r in roots for b in r.buffers()),
         "synchronised_norms": sum(isinstance(m, nn.SyncBatchNorm) for m in modules),
-        "wrapper": "DDP" if ddp else "FSDP" if any(map(private.is_fsdp, modules)) else "",
+        "wrapper": "DDP" if ddp else "FSDP" if sharded else "",
     }
     return found | (private.ddp_facts(ddp[0]) if ddp else {})
 

@@ -97,9 +97,9 @@ class Stacks:
     def _sample(self) -> None:
         frame = sys._current_frames().get(self.thread_id)
         if frame is not None:
-            self.counts[(self.phase(), *self._named(frame))] += 1
+            self.counts[(self.phase(), *self.named(frame))] += 1
 
-    def _named(self, frame: FrameType) -> tuple[str, str]:
+    def named(self, frame: FrameType) -> tuple[str, str]:
         """Returns the innermost line of the user's own code, and the library function called."""
         call, deep = "", 0
         inner: FrameType | None = frame

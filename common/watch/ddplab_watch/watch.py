@@ -30,6 +30,8 @@ _active: Watch | None = None
 USUAL_OF = 20
 """A step's usual time is the median of so many of the last."""
 MOST_IDENTITIES = 200_000
+MOST_PLACES = 50
+"""Lines at which the host waits for its GPU."""
 
 
 def start(folder: str | None = None, **settings: Any) -> None:
@@ -85,6 +87,7 @@ class Watch:
         self.facts: dict[str, Any] = {}
         self.kept: Any = None
         self.buckets: Any = None
+        self.waits: Any = None
         self.unread: list[Any] = []
         """Steps that have ended and are not written yet."""
         self.newest_iterator: Any = None
@@ -148,6 +151,7 @@ class Watch:
         if self.buckets is not None:
             self.buckets.remove()
             self.buckets = None
+        self.stop_counting_waits()
         self.hooks.remove()
         if self.record is None:
             return
@@ -174,6 +178,7 @@ class Watch:
     def fetch_ended(self, began: Any, iterator: Any, ids: Any, batch: Any) -> None:
         """Notes a batch: its loader, its epoch, its samples."""
         from ddplab_watch import private
+        from ddplab_watch.batches import tensors_in
         from ddplab_watch.steps import Fetch
 
         loader = private.loader_of(iterator)
@@ -182,6 +187,9 @@ class Watch:
         if self.loop is None or began is None:
             return
         self.remember(iterator, ids)
+        if "batches_on_host" not in self.facts:
+            devices = {tensor.device.type for _, tensor in tensors_in(batch)}
+            self.facts["batches_on_host"] = "cpu" in devices if devices else None
         hashed = None
         if ids is None:
             from ddplab_watch.batches import content_hashes
@@ -244,7 +252,7 @@ class Watch:
 
     def forward_ended(self, module: Any, output: Any) -> None:
         """Notes that the model has returned."""
-        from ddplab_watch import rows
+        from ddplab_watch import private, rows
         from ddplab_watch.batches import tensors_in
         from ddplab_watch.kept import keep_gradients
 
@@ -256,10 +264,11 @@ class Watch:
             self._evaluating = None
             return
         if "compute_dtype" not in self.facts:
-            dtypes = [t.dtype for _, t in tensors_in(output) if t.is_floating_point()]
-            if dtypes:
+            floats = [t for _, t in tensors_in(output) if t.is_floating_point()]
+            if floats:
                 enabled, dtype = rows.autocast(self.device)
-                self.facts["compute_dtype"] = str(dtype if enabled else dtypes[-1])
+                own = private.dtype_before_casts(floats[-1])
+                self.facts["compute_dtype"] = str(dtype if enabled else own)
         if self.kept is not None and self.kept[0] is module:
             self.output_gradients = {}
             keep_gradients(output, self.output_gradients)
@@ -294,6 +303,8 @@ class Watch:
         self.updated += 1
         step.watched = self.buckets is not None
         step.counts = self.pauses.taken() | self.memory.read()
+        if self.waits is not None:
+            step.counts["host_waits"] = self.waits.taken()
         options = self.options
         if self.updated == options.warmup:
             self.stacks.counting = True
@@ -303,13 +314,15 @@ class Watch:
             self.look_around(self.cpu_times)
             if options.bucket_steps:
                 self.watch_buckets()
+                self.count_waits()
         if self.updated >= options.last_step and not options.to_end:
             step.buckets = self.buckets.taken() if self.buckets is not None else []
             self.end_window()
         elif self.buckets is not None:
             step.buckets = self.buckets.taken()
-            if self.updated >= options.last_step:
-                self.unwatch_buckets()
+        if self.updated >= options.last_step:
+            self.unwatch_buckets()
+            self.stop_counting_waits()
 
     def is_last_watched(self) -> bool:
         """Returns True in the last step of the window, whose pass the probes repeat."""
@@ -396,9 +409,36 @@ class Watch:
             self.buckets.remove()
             self.buckets = None
 
+    def count_waits(self) -> None:
+        """Begins to count how often the host waits for its GPU."""
+        from ddplab_watch import host_waits
+
+        if host_waits.can_be_counted(self.device):
+            self.waits = host_waits.HostWaits(self.phase, self.stacks.named)
+            self.waits.install()
+            if self.waits.unseen:
+                self.record.unseen("waits of the host for the GPU", self.waits.unseen)
+                self.waits = None
+
+    def stop_counting_waits(self) -> None:
+        """Ends that, and records where the host waited."""
+        if self.waits is None:
+            return
+        self.waits.remove()
+        for (phase, place, call), count in self.waits.places.most_common(MOST_PLACES):
+            self.record.add("host-waits", phase=phase, place=place, call=call, waits=count)
+        self.waits = None
+
+    def phase(self) -> str:
+        """Returns the loop's phase; ``copy`` from a fetch of the training to its forward pass."""
+        segment = self.loop.segment
+        waiting = len(segment.fetches) - segment.first_fetch - len(segment.passes)
+        return "copy" if self.loop.phase == "between" and waiting > 0 else self.loop.phase
+
     def end_window(self) -> None:
         """Probes what a step is made of, and ends the watch."""
         self.unwatch_buckets()
+        self.stop_counting_waits()
         if self.options.probe:
             self.probe()
         self.close("complete")
@@ -503,9 +543,13 @@ class Watch:
             for fetch in step.fetches:
                 self.identities.setdefault(fetch.epoch, []).extend(fetch.identities or [])
 
-    def trained_on(self) -> tuple[str, Any]:
-        """Returns what the model computed in, and the iterator that fed it last."""
-        return str(self.facts.get("compute_dtype", "")).removeprefix("torch."), self.newest_iterator
+    def trained_on(self) -> tuple[str, Any, bool | None]:
+        """Returns what the model computed in, the iterator that fed it last, and what it gave."""
+        return (
+            str(self.facts.get("compute_dtype", "")),
+            self.newest_iterator,
+            self.facts.get("batches_on_host"),
+        )
 
     def write_identities(self) -> None:
         """Writes which samples the steps were made of, by epoch."""

@@ -35,6 +35,8 @@ parser.add_argument("--sampler", type=int, default=1)
 parser.add_argument("--find_unused", type=int, default=0)
 parser.add_argument("--unwatched_rank", type=int, default=-1)
 parser.add_argument("--hook", type=int, default=0)
+parser.add_argument("--autocast_inside", type=int, default=0)
+parser.add_argument("--host_waits", type=int, default=0)
 parser.add_argument("--synchronised_norm", type=int, default=0)
 arguments = parser.parse_args()
 
@@ -44,6 +46,23 @@ rank = dist.get_rank() if dist.is_initialized() else 0
 ranks = dist.get_world_size() if dist.is_initialized() else 1
 for seed in (torch.manual_seed, random.seed, np.random.seed):
     seed(7 + rank)
+
+
+if arguments.host_waits:  # a GPU is pretended, whose every wait torch warns of in this way
+    import ctypes
+
+    from ddplab_watch import host_waits
+
+    mode = [0]
+    host_waits.can_be_counted = lambda device: True
+    torch.cuda.get_sync_debug_mode = lambda: mode[0]
+    torch.cuda.set_sync_debug_mode = lambda text: mode.__setitem__(
+        0, ["default", "warn"].index(text)
+    )
+    WAITS = b"called a synchronizing CUDA operation (Triggered internally at CUDAFunctions.cpp:1.)"
+
+    def wait_for_the_gpu():
+        ctypes.pythonapi.PyErr_WarnEx(ctypes.py_object(UserWarning), WAITS, ctypes.c_ssize_t(1))
 
 
 class Samples(TensorDataset):
@@ -70,7 +89,10 @@ class Model(nn.Module):
     def forward(self, values):
         if arguments.slow_rank_s and rank == 1 and torch.is_grad_enabled():
             time.sleep(arguments.slow_rank_s)
-        return self.layers(values)
+        for _ in range(arguments.host_waits and arguments.host_waits * mode[0]):
+            wait_for_the_gpu()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(arguments.autocast_inside)):
+            return self.layers(values).float()
 
 
 class ExchangingNorm(nn.SyncBatchNorm):
