@@ -218,6 +218,32 @@ HOST_WAIT_COLUMNS = ("rank", "phase", "place", "call", "waits")
 line of the script, over all steps of ``steps.csv`` that have ``host_waits``, the waits of that
 step. The phase is ``copy`` from a fetch to the forward pass."""
 
+TRACE_STEP_COLUMNS = (
+    "rank",
+    "step",
+    "step_ms",
+    "computation_ms",
+    "communication_ms",
+    "overlap_ms",
+    "exposed_communication_ms",
+    "idle_ms",
+    "copy_ms",
+    "on_device",
+)
+"""``trace-steps.csv`` of a watched script under FSDP, or compiled in place: the steps that
+torch.profiler recorded, taken apart (``common.traces.step_overlap``). No other table has them."""
+
+TRACE_OPERATION_COLUMNS = (
+    "rank",
+    "step",
+    "operation",
+    "calls",
+    "communication_ms",
+    "exposed_ms",
+)
+"""``trace-operations.csv``: what these steps communicate, by operation
+(``common.traces.step_operations``)."""
+
 STALL_COLUMNS = ("rank", "step", "seconds", "phase", "stack", "unix_s", "resumed")
 """``stalls.csv`` of a watched script: steps that did not end for long, with the stack of then, the
 innermost call first; ``resumed`` says whether a later step came."""

@@ -42,6 +42,8 @@ class Diagnose:
     """Steps that are timed as they are."""
     bucket_steps: int = 10
     """Steps after these in which gradients and buckets are watched, too."""
+    profile_steps: int = 3
+    """Steps after these that torch.profiler records, of a model under FSDP or compiled in place."""
     to_end: bool = False
     """Watch to the end of the script, without probes."""
     no_probe: bool = False
@@ -161,6 +163,7 @@ class Diagnose:
                 warmup=self.warmup,
                 window=self.window,
                 bucket_steps=self.bucket_steps,
+                profile_steps=self.profile_steps,
                 probe=not self.no_probe,
                 verify=self.verify,
                 to_end=self.to_end,

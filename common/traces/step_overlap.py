@@ -114,7 +114,11 @@ def read_step_overlap(path: Path) -> pd.DataFrame:
         windows = step_windows(events)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    seen = activity(events)
+    return step_overlap(windows, activity(events))
+
+
+def step_overlap(windows: Sequence[StepWindow], seen: Activity) -> pd.DataFrame:
+    """Returns a row per step, with the columns of ``read_step_overlap``."""
     return pd.DataFrame([_row(seen, window) for window in windows], columns=list(COLUMNS))
 
 

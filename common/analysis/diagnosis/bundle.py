@@ -32,8 +32,11 @@ from common.analysis.diagnosis.evidence import (
     STALLS,
     STEPS,
     SURROUNDINGS,
+    TRACE_OPERATIONS,
+    TRACE_STEPS,
     TRIALS,
 )
+from common.analysis.diagnosis.left_behind import read_traces
 from common.analysis.diagnosis.measured_step import WIRES
 from common.errors import UserError
 from common.runtime.network import describe_network
@@ -111,8 +114,10 @@ def read_bundle(path: Path | str) -> Bundle:
     rows = {name: pd.DataFrame(found) for name, found in by_table.items()}
     if "steps" not in rows:
         raise UserError(f"{path}: no step was seen; {_why_none(rows)}")
+    traces = read_traces(sorted(folder.glob("rank*-trace.json.gz")))
+    rows |= {"trace-steps": traces.steps, "trace-operations": traces.operations}
     bundle = Bundle(folder, about, rows, ())
-    return Bundle(folder, about, rows, (*notes, *_notes(bundle)))
+    return Bundle(folder, about, rows, (*notes, *traces.notes, *_notes(bundle)))
 
 
 def _unpacked(path: Path) -> Path:
@@ -192,6 +197,8 @@ def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
         STACKS: bundle.of("stacks"),
         STALLS: _stalls(bundle),
         HOST_WAITS: bundle.of("host-waits"),
+        TRACE_STEPS: bundle.of("trace-steps"),
+        TRACE_OPERATIONS: bundle.of("trace-operations"),
         SURROUNDINGS: bundle.of("surroundings"),
         TRIALS: bundle.of("trials"),
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import pandas as pd
+
 from common.analysis.diagnosis.causes import VALIDITY, Verdict, confidence, percent
 from common.analysis.diagnosis.causes_communication import EXPOSED_SHARE
 from common.analysis.diagnosis.causes_ranks import SLOW_RATIO, SLOWEST_OFTEN
@@ -13,6 +15,7 @@ from common.analysis.diagnosis.left_behind import LeftBehind
 from common.analysis.diagnosis.measured_surroundings import named_ranks
 from common.traces.flight_recorder import Call, Stop, stops
 from common.traces.nccl_log import MOST_WARNINGS
+from common.traces.step_operations import GATHER, SCATTER
 
 IDLE_SHARE = 0.2
 """With a fifth of the step idle, no kernel can make it more than a fifth faster."""
@@ -134,6 +137,7 @@ def exposed_communication(left: LeftBehind) -> Verdict | None:
     if share < EXPOSED_SHARE:
         return None
     level, reason = confidence(share, EXPOSED_SHARE, standard_error(shares), len(shares))
+    operations = _operations(left, rank=int(exposed.median().idxmin()))
     return Verdict(
         cause="exposed-communication",
         title="communication that nothing hides takes much of a step",
@@ -141,13 +145,75 @@ def exposed_communication(left: LeftBehind) -> Verdict | None:
             f"Collectives take {whole:.3g} ms of a step on the rank that communicates least, "
             f"{exposed.min(axis=1).median():.3g} ms of it while nothing is computed: "
             f"{percent(share)} of the step.",
+            *_operation_sentences(operations),
         ),
         lost_share=share,
         confidence=level,
         reason=f"share of the step: {reason}",
-        change="More work for each exchange (accumulation inside no_sync(), a larger batch), fewer "
-        "bytes (bf16 gradients), or a faster network; ddplab diagnose --verify on the script says "
-        "what each would gain.",
+        change=_less_exposed(operations),
+    )
+
+
+def profiled_step(left: LeftBehind) -> str:
+    """Returns where a step's time goes in the traces, as a sentence without its full stop."""
+    step_ms = left.by_step("step_ms").max(axis=1).median()
+    parts = {
+        "computation": "computation_ms",
+        "exposed communication": "exposed_communication_ms",
+        "idle": "idle_ms",
+    }
+    shares = ", ".join(
+        f"{name} {percent(left.by_step(column).mean(axis=1).median() / step_ms)}"
+        for name, column in parts.items()
+    )
+    return f"A step of {step_ms:.3g} ms under the profiler: {shares}"
+
+
+def _operations(left: LeftBehind, rank: int) -> pd.DataFrame:
+    """Returns the median step's communication by operation on one rank, the most exposed first.
+
+    Columns: calls, communication_ms, exposed_ms. A step without an operation has none of it.
+    """
+    own = left.operations[left.operations["rank"] == rank]
+    steps = left.steps.loc[left.steps["rank"] == rank, "step"]
+    columns = ["calls", "communication_ms", "exposed_ms"]
+    medians = {
+        name: rows.set_index("step")[columns].reindex(steps).fillna(0).median()
+        for name, rows in own.groupby("operation")
+    }
+    return pd.DataFrame(medians, index=columns).T.sort_values("exposed_ms", ascending=False)
+
+
+def _operation_sentences(operations: pd.DataFrame) -> Iterator[str]:
+    """Yields a sentence on what the communication consists of."""
+    parts = [
+        f"{row['calls']:.0f} {name}{'' if row['calls'] == 1 else 's'} {row['communication_ms']:.3g}"
+        f" ms ({row['exposed_ms']:.3g} exposed)"
+        for name, row in operations.iterrows()
+    ]
+    if parts:
+        yield f"In a step there: {', '.join(parts)}."
+
+
+def _less_exposed(operations: pd.DataFrame) -> str:
+    """Returns what hides or shortens the exchange: of shards where gradients are scattered."""
+    if SCATTER not in operations.index:
+        return (
+            "More work for each exchange (accumulation inside no_sync(), a larger batch), fewer "
+            "bytes (bf16 gradients), or a faster network; ddplab diagnose --verify on the script "
+            "says what each would gain."
+        )
+    if operations.index[0] == GATHER:
+        return (
+            "Gather earlier or less: fully_shard() on each block, so that one is gathered while "
+            "the one before computes; reshard_after_forward=False, which keeps the parameters and "
+            "gathers once a step; MixedPrecisionPolicy(param_dtype=torch.bfloat16), which halves "
+            "the bytes; DDP, where the model fits; or a larger batch."
+        )
+    return (
+        "Scatter less: accumulation with set_requires_gradient_sync(False) on all but the last "
+        "micro-batch; MixedPrecisionPolicy(reduce_dtype=torch.bfloat16), which halves the bytes; "
+        "or a larger batch."
     )
 
 

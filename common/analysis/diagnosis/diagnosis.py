@@ -27,7 +27,13 @@ from common.analysis.diagnosis.causes_gpu import (
     unpinned_copies,
     wide_computation,
 )
+from common.analysis.diagnosis.causes_left_behind import (
+    exposed_communication,
+    profiled_step,
+)
+from common.analysis.diagnosis.causes_left_behind import slow_rank as slow_rank_of_traces
 from common.analysis.diagnosis.causes_machine import cpu_quota, too_few_threads, wrong_interface
+from common.analysis.diagnosis.causes_profiled import by_profile, profiled
 from common.analysis.diagnosis.causes_ranks import (
     oversubscribed_cores,
     shared_device,
@@ -52,7 +58,13 @@ from common.analysis.diagnosis.causes_validity import (
     warm_up_counted,
     wrong_sampler,
 )
-from common.analysis.diagnosis.evidence import Evidence, NotJudged, baseline_arm, open_evidence
+from common.analysis.diagnosis.evidence import (
+    TRACE_STEPS,
+    Evidence,
+    NotJudged,
+    baseline_arm,
+    open_evidence,
+)
 from common.analysis.diagnosis.tried import Tried, tried_against, tried_changes
 from common.analysis.style import Table
 from common.errors import UserError
@@ -103,6 +115,11 @@ OF_SCRIPTS: dict[str, Callable[[Case], Verdict | None]] = {
     **MACHINE_CAUSES,
 }
 """Looked for in watched scripts only: this project's programs have no table of them."""
+BY_PROFILE = {
+    "slow-rank": slow_rank_of_traces,
+    ", ".join(LIMITS): exposed_communication,
+}
+"""Judged by profiled steps where the steps as they were do not suffice, by the name there."""
 MANY_UNJUDGED = 9
 """With so many causes not judged, it means little that none of the others was found."""
 WIDTH = 96
@@ -162,6 +179,8 @@ def examine_case(case: Case) -> Diagnosis:
     """Judges every cause of a case; see ``examine``."""
     causes = CAUSES | OF_SCRIPTS if case.run.watched else CAUSES
     verdicts, not_judged = judged(causes, case)
+    of_profile, not_judged = by_profile(case, not_judged, BY_PROFILE)
+    verdicts += of_profile
     tried = tried_changes(case)
     verdicts = borne_out(case, tried, verdicts)
     verdicts += shown_by_trials(case, tried, {verdict.cause for verdict in verdicts})
@@ -242,6 +261,8 @@ def _summary(case: Case) -> str:
     try:
         parts = case.run.parts
     except NotJudged:
+        if left := profiled(case):
+            sentences.append(f"{profiled_step(left)} {case.file(TRACE_STEPS)}.")
         return " ".join(sentences)
     shares = ", ".join(
         f"{name} {percent(value / parts.step_ms)}" for name, value in parts.parts_ms.items()

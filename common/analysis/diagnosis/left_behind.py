@@ -12,10 +12,13 @@ from typing import TypeVar
 import pandas as pd
 
 from common.analysis.diagnosis.evidence import NotJudged
+from common.analysis.step_parts import flags
 from common.errors import UserError
 from common.traces.flight_recorder import Dump, is_dump, read_dump
 from common.traces.nccl_log import NcclLog, is_nccl_log, read_nccl_logs
-from common.traces.step_overlap import read_step_overlap
+from common.traces.profiler_trace import read_trace
+from common.traces.step_operations import step_operations
+from common.traces.step_overlap import activity, step_overlap, step_windows
 
 Read = TypeVar("Read")
 TRACES = (".json", ".json.gz")
@@ -25,7 +28,22 @@ HEAD_BYTES = 2**18
 """Kineto writes who a rank is before the events."""
 RANK_INSIDE = re.compile(rb'"distributedInfo":\s*\{[^}]*?"rank":\s*(\d+)')
 RANK_IN_NAME = re.compile(r"(\d+)(?=\D*$)")
-KERNEL = re.compile(rb'"cat":\s*"kernel"')
+
+
+@dataclass(frozen=True, eq=False)
+class Traces:
+    """Steps of profiler traces, and what they communicate.
+
+    Attributes:
+        steps: a row per rank and step, with the columns of ``read_step_overlap``, rank and
+            on_device (True if the rank's trace has kernels of a GPU); empty without traces.
+        operations: a row per rank, step and operation (``step_operations``).
+        notes: files that could not be read, a sentence each.
+    """
+
+    steps: pd.DataFrame
+    operations: pd.DataFrame
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +52,7 @@ class LeftBehind:
 
     Attributes:
         folder: where the files lie.
-        steps: a row per rank and step of the profiler's traces, with the columns of
-            ``read_step_overlap`` and rank; empty without traces.
-        on_device: the traces have kernels of a GPU.
+        steps, operations: of the profiler's traces, as in ``Traces``.
         log: NCCL's, None without one.
         dumps: flight recorders', one a rank.
         notes: files that could not be read, a sentence each.
@@ -44,10 +60,15 @@ class LeftBehind:
 
     folder: Path
     steps: pd.DataFrame
-    on_device: bool = False
+    operations: pd.DataFrame
     log: NcclLog | None = None
     dumps: tuple[Dump, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def on_device(self) -> bool:
+        """Returns True if the traces have kernels of a GPU."""
+        return len(self.steps) > 0 and bool(flags(self.steps["on_device"]).any())
 
     def by_step(self, column: str) -> pd.DataFrame:
         """Returns a column of the traces: a row per step that all ranks have, a column per rank.
@@ -72,26 +93,42 @@ def read_left_behind(folder: Path | str) -> LeftBehind:
     notes: list[str] = []
     dumps = _read_all(read_dump, [path for path in files if is_dump(path)], notes)
     traces = [p for p in files if p.name.endswith(TRACES) and not is_dump(p)]
-    parts = _read_all(_steps_of, traces, notes)
+    read = read_traces(traces)
+    notes += read.notes
     logs = [p for p in files if p not in traces and not is_dump(p) and is_nccl_log(p)]
-    if not (dumps or parts or logs):
+    if not (dumps or len(read.steps) or logs):
         said = f" ({notes[0]})" if notes else ""
         raise UserError(
             f"--traces {folder}: no profiler trace (.json, .json.gz), no NCCL log "
             f"(NCCL_DEBUG=INFO) and no flight recorder's dump in it{said}"
         )
-    ranks = [rank for rank, _, _ in parts]
-    if len(set(ranks)) < len(ranks):  # of one process each, or names without a rank
-        ranks = list(range(len(parts)))
-    steps = [table.assign(rank=rank) for rank, (_, table, _) in zip(ranks, parts, strict=True)]
     return LeftBehind(
         folder=folder,
-        steps=pd.concat(steps, ignore_index=True) if steps else pd.DataFrame(),
-        on_device=any(on_device for _, _, on_device in parts),
+        steps=read.steps,
+        operations=read.operations,
         log=read_nccl_logs(logs) if logs else None,
         dumps=tuple(dumps),
         notes=tuple(notes),
     )
+
+
+def read_traces(paths: Sequence[Path]) -> Traces:
+    """Reads traces of torch.profiler, one a rank; one that cannot be read is noted."""
+    notes: list[str] = []
+    parts = _read_all(_steps_of, paths, notes)
+    ranks = [rank for rank, *_ in parts]
+    if len(set(ranks)) < len(ranks):  # of one process each, or names without a rank
+        ranks = list(range(len(parts)))
+    tables = [
+        [table.assign(rank=rank) for table in found]
+        for rank, (_, *found) in zip(ranks, parts, strict=True)
+    ]
+    steps, operations = (
+        (pd.concat(each, ignore_index=True) for each in zip(*tables, strict=True))
+        if tables
+        else (pd.DataFrame(), pd.DataFrame())
+    )
+    return Traces(steps, operations, tuple(notes))
 
 
 def _read_all(read: Callable[[Path], Read], paths: Sequence[Path], notes: list[str]) -> list[Read]:
@@ -105,11 +142,17 @@ def _read_all(read: Callable[[Path], Read], paths: Sequence[Path], notes: list[s
     return found
 
 
-def _steps_of(path: Path) -> tuple[int, pd.DataFrame, bool]:
-    """Reads the steps of one rank's trace; returns its rank, too, and whether a GPU is in it."""
-    table = read_step_overlap(path)
-    octets = path.read_bytes()
-    if path.suffix == ".gz":
-        octets = gzip.decompress(octets)
-    found = RANK_INSIDE.search(octets[:HEAD_BYTES]) or RANK_IN_NAME.search(path.name)
-    return int(found.group(1)) if found else 0, table, KERNEL.search(octets) is not None
+def _steps_of(path: Path) -> tuple[int, pd.DataFrame, pd.DataFrame]:
+    """Reads one rank's trace: its rank, its steps, and what they communicate."""
+    events = read_trace(path)
+    try:
+        windows = step_windows(events)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    found = RANK_INSIDE.search(head) or RANK_IN_NAME.search(path.name)
+    seen = activity(events)
+    on_device = any(event.kind == "kernel" for event in events)
+    steps = step_overlap(windows, seen).assign(on_device=on_device)
+    return int(found.group(1)) if found else 0, steps, step_operations(events, windows, seen)

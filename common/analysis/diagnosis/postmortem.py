@@ -10,8 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.analysis.diagnosis.causes import percent
-from common.analysis.diagnosis.causes_left_behind import CAUSES
+from common.analysis.diagnosis.causes_left_behind import CAUSES, profiled_step
 from common.analysis.diagnosis.diagnosis import Diagnosis, in_order, judged, lines_of
 from common.analysis.diagnosis.left_behind import RESULT, LeftBehind, read_left_behind
 from common.errors import UserError
@@ -72,16 +71,4 @@ def _summary(left: LeftBehind) -> str:
     if left.dumps:
         read.append(f"flight recorders' dumps of {len(left.dumps)} ranks")
     said = f"Read: {'; '.join(read)}."
-    if left.steps.empty:
-        return said
-    step_ms = left.by_step("step_ms").max(axis=1).median()
-    parts = {
-        "computation": "computation_ms",
-        "exposed communication": "exposed_communication_ms",
-        "idle": "idle_ms",
-    }
-    shares = ", ".join(
-        f"{name} {percent(left.by_step(column).mean(axis=1).median() / step_ms)}"
-        for name, column in parts.items()
-    )
-    return f"{said} A step of {step_ms:.3g} ms under the profiler: {shares}."
+    return said if left.steps.empty else f"{said} {profiled_step(left)}."

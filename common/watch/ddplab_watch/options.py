@@ -22,6 +22,8 @@ class Options:
         warmup: steps before the window, which are recorded as warm-up.
         window: steps that are timed as they are.
         bucket_steps: steps after these in which gradients and buckets are watched, too.
+        profile_steps: steps after these that torch.profiler records, for a model under FSDP or
+            compiled in place.
         probe: afterwards, measure passes without exchange, and all-reduces by size.
         verify: after the probes, try changes of DDP and of the process on a copy of the model.
         to_end: go on timing steps to the end of the script; without probes.
@@ -32,6 +34,7 @@ class Options:
     warmup: int = 5
     window: int = 30
     bucket_steps: int = 10
+    profile_steps: int = 3
     probe: bool = True
     verify: bool = False
     to_end: bool = False
@@ -39,7 +42,12 @@ class Options:
 
     def __post_init__(self) -> None:
         """Raises ValueError for too small a number, or ``verify`` without probes to follow."""
-        for name, least in (("warmup", 1), ("window", 1), ("bucket_steps", 0)):
+        for name, least in (
+            ("warmup", 1),
+            ("window", 1),
+            ("bucket_steps", 0),
+            ("profile_steps", 0),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.verify and (self.to_end or not self.probe):
@@ -47,7 +55,7 @@ class Options:
 
     @property
     def last_step(self) -> int:
-        """Returns the number of steps after which the watch is over."""
+        """Returns the number of steps after which the watch is over, but for those profiled."""
         return self.warmup + self.window + self.bucket_steps
 
     def to_environment(self) -> dict[str, str]:

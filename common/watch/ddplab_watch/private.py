@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import dataloader
+
+if TYPE_CHECKING:
+    from ddplab_watch.hooks import Hooks
 
 
 def loader_iterator() -> type | None:
@@ -137,6 +141,32 @@ def dtype_before_casts(tensor: torch.Tensor) -> torch.dtype:
             break
         dtype = made[0].dtype
     return dtype
+
+
+def hides_its_passes(root: torch.nn.Module) -> bool:
+    """Returns True for a model whose passes hooks cannot see into."""
+    return is_compiled_in_place(root) or any(map(is_fsdp, root.modules()))
+
+
+def is_profiling() -> bool:
+    """Returns True while a profiler of torch is on."""
+    enabled = getattr(torch.autograd, "_profiler_enabled", None)
+    return bool(enabled and enabled())
+
+
+def watch_profilers(hooks: Hooks, begins: Callable[[], None]) -> None:
+    """Calls ``begins`` before a profiler of torch starts."""
+    kind = torch.autograd.profiler.profile
+
+    def preparing(plain: Callable) -> Callable:
+        def _prepare_trace(self: Any) -> Any:
+            begins()
+            return plain(self)
+
+        return _prepare_trace
+
+    if hasattr(kind, "_prepare_trace"):
+        hooks.replace(kind, "_prepare_trace", preparing)
 
 
 def missing() -> dict[str, str]:

@@ -80,6 +80,7 @@ class Step:
         optimizers: those that updated, by identity.
         skipped: a gradient scaler left the update out.
         watched: gradients and buckets were watched; ``buckets`` are those that were sent.
+        profiled: its time is also the profiler's.
         counts: further columns of its row.
     """
 
@@ -96,6 +97,7 @@ class Step:
     optimizers: set[int] = field(default_factory=set)
     skipped: bool = False
     watched: bool = False
+    profiled: bool = False
     buckets: list[Any] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
 

@@ -3,6 +3,7 @@
     update 1            who am I, what is trained: the record begins, hooks go on the model
     warmup + window     steps as they are; only moments are noted
     bucket_steps        gradients and buckets, too
+    profile_steps       of a model that hooks cannot see into: under torch.profiler
     then                probes, and every hook is taken off (``to_end``: steps go on being timed)
 
 All ranks count the same updates, so what they do together, the probes, they do after the same one.
@@ -88,6 +89,9 @@ class Watch:
         self.kept: Any = None
         self.buckets: Any = None
         self.waits: Any = None
+        self.profile: Any = None
+        self.profiled_steps = 0
+        """Steps that go on under the profiler: one to warm up, and those that it records."""
         self.unread: list[Any] = []
         """Steps that have ended and are not written yet."""
         self.newest_iterator: Any = None
@@ -152,6 +156,7 @@ class Watch:
             self.buckets.remove()
             self.buckets = None
         self.stop_counting_waits()
+        self.end_profile("the script ended before")
         self.hooks.remove()
         if self.record is None:
             return
@@ -315,19 +320,20 @@ class Watch:
             if options.bucket_steps:
                 self.watch_buckets()
                 self.count_waits()
-        if self.updated >= options.last_step and not options.to_end:
-            step.buckets = self.buckets.taken() if self.buckets is not None else []
-            self.end_window()
-        elif self.buckets is not None:
+        step.profiled = self.updated > options.last_step and not options.to_end
+        if self.buckets is not None:
             step.buckets = self.buckets.taken()
         if self.updated >= options.last_step:
             self.unwatch_buckets()
             self.stop_counting_waits()
+            if not options.to_end:
+                self.profile_or_end()
 
     def is_last_watched(self) -> bool:
         """Returns True in the last step of the window, whose pass the probes repeat."""
         options = self.options
-        return options.probe and not options.to_end and self.updated == options.last_step - 1
+        last = options.last_step + self.profiled_steps
+        return options.probe and not options.to_end and self.updated == last - 1
 
     # Stages -------------------------------------------------------------------------------------
 
@@ -371,6 +377,8 @@ class Watch:
                 record.unseen("forward passes", "the model is compiled in place")
             else:
                 hooks.watch_forward(self.hooks, root, began, ended)
+        if options.profile_steps and any(map(private.hides_its_passes, self.roots)):
+            self.profiled_steps = 1 + options.profile_steps
         if not self.roots:
             record.unseen("forward passes", "no module holds the optimizer's parameters")
         self.stacks = Stacks(
@@ -435,10 +443,36 @@ class Watch:
         waiting = len(segment.fetches) - segment.first_fetch - len(segment.passes)
         return "copy" if self.loop.phase == "between" and waiting > 0 else self.loop.phase
 
+    def profile_or_end(self) -> None:
+        """Goes on with the profile of a model that hooks cannot see into; then ends the window."""
+        done, most = self.updated - self.options.last_step, self.profiled_steps
+        if done == 0 and most:
+            from ddplab_watch.profile import ShortProfile
+
+            self.profile = ShortProfile(self.device)
+            self.profile.start()
+        elif done < most:
+            self.profile.begin_step(self.updated)
+        else:
+            self.end_window()
+
+    def end_profile(self, unless_written: str = "") -> None:
+        """Writes what was profiled into the bundle, or gives it up and says why."""
+        if self.profile is None:
+            return
+        profile, self.profile = self.profile, None
+        if unless_written:
+            profile.give_up(unless_written)
+        else:
+            self.stacks.is_training = False  # a large trace takes seconds
+            path = self.record.path
+            profile.write(path.with_name(f"{path.stem}-trace.json.gz"), self.rank)
+        if profile.unseen:
+            self.record.unseen("operators", profile.unseen)
+
     def end_window(self) -> None:
         """Probes what a step is made of, and ends the watch."""
-        self.unwatch_buckets()
-        self.stop_counting_waits()
+        self.end_profile()
         if self.options.probe:
             self.probe()
         self.close("complete")
@@ -528,6 +562,8 @@ class Watch:
         """Writes a step's rows."""
         from ddplab_watch import rows
 
+        if step.profiled:
+            return
         number, clock = self.written, self.loop.clock
         self.written += 1
         self.recent_s = [*self.recent_s[1 - USUAL_OF :], clock.elapsed_s(step.began, step.ended)]

@@ -36,6 +36,9 @@ parser.add_argument("--find_unused", type=int, default=0)
 parser.add_argument("--unwatched_rank", type=int, default=-1)
 parser.add_argument("--hook", type=int, default=0)
 parser.add_argument("--autocast_inside", type=int, default=0)
+parser.add_argument("--sharded", type=int, default=0)
+parser.add_argument("--compiled", type=int, default=0)
+parser.add_argument("--profiles_itself", type=int, default=0)
 parser.add_argument("--host_waits", type=int, default=0)
 parser.add_argument("--synchronised_norm", type=int, default=0)
 arguments = parser.parse_args()
@@ -119,7 +122,13 @@ loader = DataLoader(
     data, arguments.batch_size, sampler=sampler, shuffle=False, num_workers=arguments.workers
 )
 model = Model()
-if dist.is_initialized():
+if arguments.sharded:
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (ranks,))
+    for part in (model.layers[0], model.layers[4], model):
+        fully_shard(part, mesh=mesh)
+elif dist.is_initialized():
     model = DistributedDataParallel(
         model, bucket_cap_mb=0.002, find_unused_parameters=bool(arguments.find_unused)
     )
@@ -129,6 +138,8 @@ if dist.is_initialized():
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+if arguments.compiled:
+    model.compile(backend="eager")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 if arguments.shrinking_memory:
     from itertools import count
@@ -160,6 +171,11 @@ while step < arguments.steps:
         optimizer.step()
         optimizer.zero_grad()
         step += 1
+        if step == arguments.profiles_itself:
+            own = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+            own.start()
+        elif step == arguments.profiles_itself + 2 and arguments.profiles_itself:
+            own.stop()
         if arguments.evaluate and step % arguments.evaluate == 0:
             model.eval()
             with torch.no_grad():
@@ -169,9 +185,15 @@ while step < arguments.steps:
         if step >= arguments.steps:
             break
     epoch += 1
+
+
+def whole(parameter):
+    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+
+
 found = {
     "losses": losses,
-    "parameters": [p.double().sum().item().hex() for p in model.parameters()],
+    "parameters": [whole(p).double().sum().item().hex() for p in model.parameters()],
     "buffers": [b.double().sum().item().hex() for b in model.buffers()],
     "random": [torch.rand(()).item().hex(), random.random().hex(), float(np.random.rand()).hex()],
     "indices": indices,

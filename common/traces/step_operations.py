@@ -1,0 +1,74 @@
+"""Takes the communication of a trace's steps apart by operation: gathers, scatters, all-reduces.
+
+Read from a trace of torch.profiler as ``step_overlap`` does: NCCL's kernels on a GPU, gloo's ranges
+on a CPU. Gloo scatters by an all-reduce; where the program asks for reduce-scatters and for no
+all-reduce, its all-reduces are those.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pandas as pd
+
+from common.traces.profiler_trace import Event
+from common.traces.step_overlap import GLOO, INTERVALS, Activity, StepWindow, kernel_kind
+
+COLUMNS = ("step", "operation", "calls", "communication_ms", "exposed_ms")
+GATHER, SCATTER, ADD = "all_gather", "reduce_scatter", "all_reduce"
+NAMES = {"allgather": GATHER, "reducescatter": SCATTER, "allreduce": ADD, "broadcast": "broadcast"}
+"""Operations by what is in the name of a kernel or a range, without underscores."""
+OTHER = "other"
+
+
+def step_operations(
+    events: Sequence[Event], windows: Sequence[StepWindow], seen: Activity
+) -> pd.DataFrame:
+    """Returns a row per step and operation.
+
+    Columns: step, operation (``all_gather``, ``reduce_scatter``, ``all_reduce``, ``broadcast``,
+    ``other``), calls (that began in the step), communication_ms, exposed_ms (without computation).
+    Those of several operations at once count for each.
+
+    Args:
+        events: of one rank's trace.
+        windows: its steps.
+        seen: its activity.
+    """
+    on_device = any(event.kind == "kernel" for event in events)
+    of_operation: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if _communicates(event, on_device):
+            of_operation[_operation(event.name)].append(event)
+    if not on_device and _only_scatters(events) and ADD in of_operation:
+        of_operation[SCATTER] += of_operation.pop(ADD)
+    rows = []
+    for window in windows:
+        whole = INTERVALS.union([(window.start_us, window.end_us)])
+        for name, found in sorted(of_operation.items()):
+            spans = INTERVALS.union([(event.start_us, event.end_us) for event in found])
+            spans = INTERVALS.intersection(spans, whole)
+            exposed = INTERVALS.difference(spans, seen.computation)
+            calls = sum(window.start_us <= event.start_us < window.end_us for event in found)
+            if calls or len(spans):
+                times_us = INTERVALS.length(spans), INTERVALS.length(exposed)
+                rows.append((window.step, name, calls, *(time / 1e3 for time in times_us)))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _communicates(event: Event, on_device: bool) -> bool:
+    if on_device:
+        return event.kind == "kernel" and kernel_kind(event.name) == "communication"
+    return event.kind == "range" and event.name.startswith(GLOO)
+
+
+def _operation(name: str) -> str:
+    plain = name.lower().replace("_", "")
+    return next((operation for part, operation in NAMES.items() if part in plain), OTHER)
+
+
+def _only_scatters(events: Sequence[Event]) -> bool:
+    """Returns True if the program asked for reduce-scatters and for no all-reduce."""
+    asked = {event.name for event in events if event.name.startswith("c10d::")}
+    return any("reduce_scatter" in name for name in asked) and "c10d::allreduce_" not in asked
