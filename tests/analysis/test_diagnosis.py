@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from common.analysis.diagnosis.evidence import open_evidence
 from common.analysis.diagnosis.measured_step import latency_share, model_from_evidence
 from common.errors import UserError
 from common.perfmodel.scaling.scaled_step import predict
+from common.runtime.paths import project_root
 
 # Of one bucket of 4 MiB, which a backward pass cannot hide, at 0.1 GB/s: 42 ms beside 30.
 SLOW_LINK = {"bandwidth": 1e5, "communication_ms": 42.0, "buckets": (4 * MIB,)}
@@ -103,6 +105,51 @@ def test_latency_is_told_by_calls_that_nothing_disturbed(tmp_path):
     pd.DataFrame(rows).to_csv(folder / "allreduce-samples.csv", index=False)
     found = latency_share(open_evidence(folder), "float32", bucket_bytes=40_000)
     assert found == pytest.approx(0.3 / 0.34)
+
+
+# Of which a larger share was measured to be exposed than the model predicts.
+BEYOND_MODEL = (
+    project_root() / "data" / "xeon-2-cores" / "study-diagnosis" / "mixed-configurations-held-out"
+)
+
+
+@pytest.mark.parametrize("run", [MadeUp(**SLOW_LINK), MadeUp(**SLOW_LINK, batch=5), BEYOND_MODEL])
+def test_the_smallest_batch_and_accumulation_that_hide_an_exchange_are_named(run, tmp_path):
+    folder = run.write(tmp_path / "run") if isinstance(run, MadeUp) else run
+    verdicts = diagnose_folder(folder).verdicts
+    verdict = next(each for each in verdicts if each.cause == "batch-too-small")
+    model = model_from_evidence(open_evidence(folder))
+    predicted = 1 - predict(model).exchange_efficiency
+    # What was measured has to come down, not what is predicted.
+    scale = max(1.0, verdict.lost_share / predicted)
+    assert (scale > 1) == (run is BEYOND_MODEL)
+    now = model.settings
+
+    def smallest(name: str) -> int:
+        """Tries each in turn."""
+        for value in range(getattr(now, name) + 1, 2000):
+            settings = replace(now, **{name: value})
+            if (1 - predict(model, settings).exchange_efficiency) * scale <= 0.2:
+                return value
+        return -1
+
+    batch, passes = smallest("batch_per_rank"), smallest("accumulation")
+    assert f"--batch-size {batch}, or --accumulation {passes} where" in verdict.change
+    assert (
+        f"With a batch per rank of {batch} in place of {now.batch_per_rank} "
+        in verdict.evidence[-1]
+    )
+    assert verdict.predicted_speedup > verdict.speedup_now
+
+
+def test_where_only_accumulation_hides_an_exchange_only_that_is_named(tmp_path):
+    # A pass takes as long whatever its batch: a larger one hides no more.
+    run = MadeUp(**SLOW_LINK, fixed_share=1.0)
+    verdicts = diagnose_folder(run.write(tmp_path / "run")).verdicts
+    verdict = next(each for each in verdicts if each.cause == "batch-too-small")
+    assert verdict.change.startswith("--accumulation ")
+    assert "--batch-size" not in verdict.change
+    assert "micro-batches a step in place of 1" in verdict.evidence[-1]
 
 
 def test_one_hiccup_is_no_warm_up(tmp_path):

@@ -18,9 +18,11 @@ from common.perfmodel.scaling.scaled_step import (
     StepSettings,
     at_bandwidth,
     best_cap_mb,
+    first_reaching,
     needed_bandwidth,
     predict,
     propose,
+    smallest_that_suffices,
     to_frame,
 )
 from common.perfmodel.scaling.step_model import calibrated
@@ -154,6 +156,50 @@ def test_the_bandwidth_needed_gives_the_efficiency_asked_for():
     # t1 = 35 ms; 80 % leave 8.75 ms to the exchange, 1 ms of it latency.
     assert needed == pytest.approx(4 * MIB / (0.035 / 0.8 - 0.035 - ALPHA), rel=1e-3)
     assert needed_bandwidth(make_model(AlphaBeta(1.0, BETA)), 0.8) is None
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=300),
+    st.integers(1, 50),
+    st.floats(0, 1),
+    st.booleans(),
+)
+def test_the_first_number_that_reaches_a_target_is_found(values, least, target, is_rising):
+    """Brute force: each number in turn, of a function that rises, or one that jumps about."""
+    values = sorted(values) if is_rising else values
+    most = least + len(values) - 1
+    expected = next((least + i for i, value in enumerate(values) if value >= target), None)
+    found = first_reaching(lambda number: values[number - least], least, most, target)
+    if is_rising or found is None:
+        assert found == expected
+    else:  # a fall between the numbers that are looked at is not seen
+        assert values[found - least] >= target
+
+
+@pytest.mark.parametrize("falls_at", [3, 40, 200])
+def test_a_function_that_is_seen_to_fall_is_searched_from_below(falls_at):
+    def peaked(number):
+        return 1.0 if number == falls_at else number / 1000
+
+    # A peak before the many numbers that reach the target; 3 and 300 are looked at.
+    values = {number: peaked(number) for number in range(1, 301)}
+    expected = min(number for number, value in values.items() if value >= 0.25)
+    assert first_reaching(peaked, 1, 300, 0.25) in (expected, 250)
+    falling = {number: 1 - abs(number - falls_at) / 300 for number in range(1, 301)}
+    expected = min(number for number, value in falling.items() if value >= 0.9)
+    assert first_reaching(falling.get, 1, 300, 0.9) == expected
+
+
+@pytest.mark.parametrize("name", ["batch_per_rank", "accumulation"])
+@pytest.mark.parametrize("target", [0.5, 0.8, 0.9, 0.999])
+@pytest.mark.parametrize("cap", [100.0, 1.5])
+def test_the_smallest_step_that_hides_an_exchange_is_that_of_brute_force(name, target, cap):
+    model = make_model(settings=StepSettings(8, bucket_cap_mb=cap))
+    now = model.settings
+    most = getattr(now, name) * 16
+    steps = [replace(now, **{name: value}) for value in range(getattr(now, name) + 1, most + 1)]
+    expected = next((s for s in steps if predict(model, s).exchange_efficiency >= target), None)
+    assert smallest_that_suffices(model, now, name, most, target) == expected
 
 
 def test_times_that_do_not_grow_with_the_size_are_all_latency():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from common.perfmodel.scaling.scaled_step import (
     at_bandwidth,
     best_cap_mb,
     needed_bandwidth,
+    smallest_that_suffices,
 )
 from common.perfmodel.scaling.step_model import (
     WIRE_SHARES,
@@ -42,6 +44,8 @@ NOISE_FACTOR, MOST_NOISE = 3.0, 0.2
 """A gain must also be three times the standard error of the step, but no more than a fifth."""
 EXPOSED_SHARE = 0.20
 """With a fifth of the step exposed, efficiency cannot be above 80 %."""
+LEAST_EXPOSED = 1e-3
+"""A model that predicts less exposed communication is taken to predict so much."""
 LATENCY_SHARE = 0.5
 """Latency-bound: latencies are most of the exchange, so that a smaller model would be no faster."""
 BELIEVED = 3.0
@@ -152,6 +156,15 @@ class _Exposed:
     measured_ms: float
     step_ms: float
 
+    @property
+    def beyond_model(self) -> float:
+        """Returns the exposed share over the one that the model predicts; at least 1.
+
+        A change has to bring down what was measured, not what is predicted.
+        """
+        predicted = 1 - self.prediction.exchange_efficiency
+        return max(1.0, self.share / max(predicted, LEAST_EXPOSED))
+
 
 def communication_bound(case: Case) -> Verdict | None:
     """Judges whether the exchange itself is too much for this model, batch or network."""
@@ -189,10 +202,15 @@ def communication_bound(case: Case) -> Verdict | None:
     found = {"evidence": evidence, "level": level, "reason": f"share of the step: {reason}"}
     if latency >= LATENCY_SHARE:
         return _model_too_small(case, exposed, **found)
-    for factor in (2, 4, 8, MOST_BATCH):
-        larger = replace(settings, batch_per_rank=settings.batch_per_rank * factor)
-        if predict(model, larger).exchange_efficiency >= TARGET_EFFICIENCY:
-            return _batch_too_small(case, exposed, larger, **found)
+    target = 1 - (1 - TARGET_EFFICIENCY) / exposed.beyond_model
+    enough = {
+        name: smallest_that_suffices(
+            model, settings, name, getattr(settings, name) * MOST_BATCH, target
+        )
+        for name in ("batch_per_rank", "accumulation")
+    }
+    if any(enough.values()):
+        return _batch_too_small(case, enough, exposed, **found)
     return _network_too_slow(case, exposed, bus, **found)
 
 
@@ -249,38 +267,56 @@ def _model_too_small(
 
 def _batch_too_small(
     case: Case,
+    enough: Mapping[str, StepSettings | None],
     exposed: _Exposed,
-    larger: StepSettings,
     evidence: list[str],
     level: str,
     reason: str,
 ) -> Verdict:
-    settings = exposed.settings
-    factor = larger.batch_per_rank // settings.batch_per_rank
-    passes = settings.accumulation * factor
-    reached = predict(case.model, larger).exchange_efficiency
+    now = exposed.settings
+    batch, passes = enough["batch_per_rank"], enough["accumulation"]
+    changed = batch or passes
+    lost = (1 - predict(case.model, changed).exchange_efficiency) * exposed.beyond_model
+    what = (
+        f"a batch per rank of {batch.batch_per_rank} in place of {now.batch_per_rank}"
+        if batch
+        else f"{passes.accumulation} micro-batches a step in place of {now.accumulation}"
+    )
     return Verdict(
         cause="batch-too-small",
         title="the batch is too small for this exchange",
         evidence=(
             *evidence,
-            f"With {factor} times the batch per rank the exchange is predicted to leave "
-            f"{percent(reached)} of the step to the rest {case.file(PROBES)} "
-            f"{case.file(ALL_REDUCE)}.",
+            f"With {what} the exchange is predicted to leave {percent(1 - lost)} of the step to "
+            f"the rest, and with less it does not reach {percent(TARGET_EFFICIENCY)} "
+            f"{case.file(PROBES)} {case.file(ALL_REDUCE)}.",
         ),
         lost_share=exposed.share,
         confidence=level,
         reason=reason,
-        change=case.change(
-            f"--batch-size {larger.batch_per_rank}, or --accumulation {passes} where memory is "
-            "short; ",
-            f"A batch per rank of {larger.batch_per_rank}, or {passes} micro-batches a step inside "
-            "model.no_sync() (all but the last) where memory is short; ",
-        )
-        + "both change the global batch, so adapt the learning rate and look at accuracy.",
+        change=_larger_by(case, batch, passes)
+        + "this changes the global batch, so adapt the learning rate and look at accuracy.",
         speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_with(larger),
+        predicted_speedup=case.speedup_with(changed),
     )
+
+
+def _larger_by(case: Case, batch: StepSettings | None, passes: StepSettings | None) -> str:
+    """Returns the ways to a larger step that suffice; at least one does."""
+    ways = []
+    if batch is not None:
+        size = batch.batch_per_rank
+        ways.append(case.change(f"--batch-size {size}", f"A batch per rank of {size}"))
+    if passes is not None:
+        count = passes.accumulation
+        ways.append(
+            case.change(
+                f"--accumulation {count}",
+                f"{count} micro-batches a step inside model.no_sync() (all but the last)",
+            )
+            + (" where memory is short" if ways else "")
+        )
+    return f"{', or '.join(ways)}; "
 
 
 def _network_too_slow(

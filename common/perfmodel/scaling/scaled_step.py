@@ -6,8 +6,9 @@ one of batch or accumulation changes the global batch, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,10 @@ from common.perfmodel.scaling.step_model import (
     exchange,
     predict,
 )
+
+CHECKED, MOST_TRIED = 17, 4096
+"""Numbers at which a function is looked at before it is bisected, and where it cannot be."""
+ROUNDING = 1e-9
 
 
 def at_bandwidth(model: StepModel, factor: float) -> StepModel:
@@ -54,6 +59,64 @@ def needed_bandwidth(
         low, high = (low, middle) if reached else (middle, high)
     wire = WIRE_TYPES[asked.compression]
     return as_alpha_beta(model.networks[wire]).bandwidth_bytes_per_s * high
+
+
+def smallest_that_suffices(
+    model: StepModel, settings: StepSettings, name: str, most: int, target: float
+) -> StepSettings | None:
+    """Finds the smallest batch per rank, or accumulation, that reaches an exchange efficiency.
+
+    Args:
+        model: of the step.
+        settings: those that are changed.
+        name: of the field that grows, ``batch_per_rank`` or ``accumulation``.
+        most: its largest value.
+        target: exchange efficiency to reach.
+
+    Returns:
+        the settings with the smallest larger value; None where none up to ``most`` suffices.
+    """
+
+    def larger(value: int) -> StepSettings:
+        return replace(settings, **{name: value})
+
+    found = first_reaching(
+        lambda value: predict(model, larger(value)).exchange_efficiency,
+        getattr(settings, name) + 1,
+        most,
+        target,
+    )
+    return None if found is None else larger(found)
+
+
+def first_reaching(
+    function: Callable[[int], float], least: int, most: int, target: float
+) -> int | None:
+    """Finds the smallest whole number at which a function reaches a target; None if none does.
+
+    It is found by bisection where the function does not fall between ``CHECKED`` numbers over the
+    whole range; else by trying numbers in ascending order, all of them or ``MOST_TRIED``.
+    """
+    checked = _spread(least, most, CHECKED)
+    values = [function(number) for number in checked]
+    if any(after < before - ROUNDING for before, after in pairwise(values)):
+        tried = _spread(least, most, MOST_TRIED)
+        return next((number for number in tried if function(number) >= target), None)
+    reached = next((place for place, value in enumerate(values) if value >= target), None)
+    if not reached:
+        return None if reached is None else least
+    low, high = checked[reached - 1], checked[reached]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if function(middle) >= target else (middle, high)
+    return high
+
+
+def _spread(least: int, most: int, count: int) -> list[int]:
+    """Returns whole numbers from least to most: all of them, or some at equal ratios."""
+    if most - least < count:
+        return list(range(least, most + 1))
+    return np.unique(np.rint(np.geomspace(least, most, count)).astype(int)).tolist()
 
 
 @dataclass(frozen=True)
