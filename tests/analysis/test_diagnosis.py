@@ -13,10 +13,12 @@ from scaling_evidence import MIB, MadeUp
 
 from common.analysis.diagnosis.changes import Changes, changes_facts, changes_table
 from common.analysis.diagnosis.diagnosis import (
+    WIDTH,
     diagnose,
     diagnose_folder,
     diagnosis_lines,
     diagnosis_table,
+    lines_of,
 )
 from common.analysis.diagnosis.evidence import open_evidence
 from common.analysis.diagnosis.measured_step import latency_share, model_from_evidence
@@ -218,6 +220,19 @@ def test_validity_comes_before_speed_and_then_what_costs_most(tmp_path):
     assert table.count("\n") == 5
     lines = "\n".join(diagnosis_lines(tmp_path / "run"))
     assert lines.index("1. wrong sampler") < lines.index("2. rank 0") < lines.index("3. the step")
+
+
+def test_no_line_is_longer_than_a_report_is_wide(tmp_path):
+    found = diagnose_folder(MadeUp(data_ms=8.0, slow={0: 1.6}).write(tmp_path / "run"))
+    long = "rank 0 is slower than the others, and one word after another makes its title longer"
+    verdicts = tuple(replace(verdict, title=f"{long}, as here") for verdict in found.verdicts)
+    lines = lines_of(replace(found, verdicts=verdicts))
+    assert max(map(len, lines)) <= WIDTH
+    place = next(n for n, line in enumerate(lines) if line.startswith("1. "))
+    # It goes on below its first word, and all of it is there.
+    title = f"1. {long}, as here ({found.verdicts[0].cause}; takes "
+    assert lines[place + 1].startswith("   ")
+    assert " ".join(line.strip() for line in lines[place : place + 2]).startswith(title)
 
 
 def test_what_was_done_is_not_read_from_the_settings(tmp_path):

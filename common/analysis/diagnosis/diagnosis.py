@@ -291,7 +291,7 @@ def lines_of(found: Diagnosis, many_unjudged: int = MANY_UNJUDGED) -> list[str]:
         lines.append("No limiting cause found among the few that can be judged here.")
     for place, verdict in enumerate(found.verdicts, 1):
         lost = f"; takes {percent(verdict.lost_share)}" if verdict.lost_share else ""
-        lines += ["", f"{place}. {verdict.title} ({verdict.cause}{lost})"]
+        lines += ["", *_wrapped(f"{verdict.title} ({verdict.cause}{lost})", f"{place}. ")]
         for sentence in verdict.evidence:
             lines += _wrapped(sentence, "   - ")
         lines += _wrapped(f"Confidence: {verdict.confidence} ({verdict.reason}).", "   ")
