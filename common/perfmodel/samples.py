@@ -167,12 +167,12 @@ class OverlapSamples:
     Attributes:
         bookkeeping_s: time that DDP over one rank adds to the pass.
         copy_out_s: the part of it that copies gradients back, by DDP's own record; None in runs
-            from before 2026-11-25.
+            that did not take it.
         local_s: the pass alone.
         gradient_bytes: of the model.
         beside: message size → the pass beside all-reduces of it without pause, ascending.
         launched: message size → the pass that launches all-reduces of it as its gradients become
-            ready; empty in runs from before 2026-11-25.
+            ready; empty in runs that have none.
         paced: message size → the pass beside a few of it, each done before the next. Runs from
             before 2026-11-23 have these, and ``beside`` of one size only.
     """
