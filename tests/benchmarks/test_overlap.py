@@ -76,8 +76,8 @@ def test_all_reduces_that_were_done_in_time_are_counted(times):
     # Those without pause are made to outlast the pass.
     continuous = times[times["arm"] == "continuous"]
     assert (continuous["messages_done"] < continuous["messages"]).any()
-    # The pass launches the others, and the first of them long before it ends.
-    assert (times[times["arm"] == "launched"]["messages_done"] > 0).all()
+    # The pass launches the others, and some are done before it ends.
+    assert (times[times["arm"] == "launched"]["messages_done"] > 0).any()
 
 
 def test_copies_out_are_recorded_of_every_pass_under_ddp_on_one_rank_and_of_no_other(times):

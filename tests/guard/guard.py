@@ -18,6 +18,8 @@ SHOWN_LINES = 8
 """Differing lines that are shown of a file."""
 NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 ALIKE = 2e-5
+NOTHING = 1e-14
+"""Differences that are what rounding leaves of 0."""
 """Relative difference that is none: numbers are written with six digits."""
 
 
@@ -116,7 +118,7 @@ def same_line(one: str, other: str) -> bool:
         return True
     parts = NUMBER.split(one), NUMBER.split(other)
     return len(parts[0]) == len(parts[1]) and all(
-        math.isclose(float(a), float(b), rel_tol=ALIKE) if index % 2 else a == b
+        math.isclose(float(a), float(b), rel_tol=ALIKE, abs_tol=NOTHING) if index % 2 else a == b
         for index, (a, b) in enumerate(zip(*parts, strict=True))
     )
 

@@ -316,7 +316,13 @@ def lines_of(found: Diagnosis, many_unjudged: int = MANY_UNJUDGED) -> list[str]:
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent))
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=" " * len(indent),
+        break_on_hyphens=False,  # names of files stay whole
+    )
 
 
 def diagnosis_table(found: Diagnosis) -> Table:
