@@ -18,9 +18,9 @@ SHOWN_LINES = 8
 """Differing lines that are shown of a file."""
 NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 ALIKE = 2e-5
-NOTHING = 1e-14
-"""Differences that are what rounding leaves of 0."""
 """Relative difference that is none: numbers are written with six digits."""
+NOTHING = 1e-14
+"""Difference that is what rounding leaves of 0."""
 
 
 def main() -> None:
