@@ -157,8 +157,9 @@ class OverlapLab:
             passes = self._bookkeeping_passes(count)
             gc.collect()  # DDP's hooks go with it
             return passes
-        when = "as_ready" if arm.kind == "launched" else "at_start"
-        return [self._timed_backward(**{when: messages}) for _ in range(count)]
+        if arm.kind == "launched":
+            return [self._timed_backward(as_ready=messages) for _ in range(count)]
+        return [self._timed_backward(at_start=messages) for _ in range(count)]
 
     def _bookkeeping_passes(self, count: int) -> list[OverlappedPass]:
         """Runs passes of DDP over this rank alone, and one more: each is recorded in the next."""

@@ -14,7 +14,7 @@ SYNTHETIC_SAMPLES = {"train": 10_000, "validation": 1_000}
 
 @dataclass(frozen=True)
 class TextOptions:
-    """Which texts a run learns from and is validated on, and what they are cut at."""
+    """Settings of the texts that a run learns from and is validated on."""
 
     dataset: str
     """Its name, or ``synthetic``."""

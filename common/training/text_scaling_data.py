@@ -29,7 +29,7 @@ Sample = tuple[int, NDArray[np.int64], int]
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How texts become a rank's micro-batches."""
+    """Settings by which texts become a rank's micro-batches."""
 
     batch_size: int
     """Texts of a micro-batch."""

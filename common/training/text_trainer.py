@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchSource(Protocol):
-    """Where this rank's micro-batches come from: a sampler or a planner."""
+    """Source of this rank's micro-batches: a sampler or a planner."""
 
     def begin(self, span: int) -> Callable[[], Any]:
         """Returns the function that gives the next micro-batch of a span of steps.

@@ -1,4 +1,4 @@
-"""What notebooks show of one GPU beside a run: recomputed here from the raw rows, and as published.
+"""Holds one GPU's figures in the notebooks against the raw rows, and what is published.
 
 Nothing of the library is in the arithmetic; ``data/RESULTS.md`` has the published figures.
 """

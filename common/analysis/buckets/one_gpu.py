@@ -1,4 +1,4 @@
-"""What one GPU can show of DDP's backward pass, beside a run: passes, launches and bookkeeping.
+"""Shows what one GPU can of DDP's backward pass, beside a run: passes, launches and bookkeeping.
 
 One rank over NCCL exchanges nothing, so nothing here is of a network.
 """

@@ -1,4 +1,4 @@
-"""What trials say of causes: those that no trial bears out, and those that only a trial has shown.
+"""Reads trials as evidence: causes that none bears out, and those that only a trial has shown.
 
 The model that causes rest on does not know everything: how threads of one rank hinder each other,
 or how many small all-reduces go through a backend. A trial (``ddplab diagnose --verify``) measures

@@ -1,4 +1,4 @@
-"""How a script loads its batches, so that the same batches can be loaded with other workers.
+"""Keeps how a script loads its batches, so that the same can be loaded with other workers.
 
 The indices of the window's last batches are kept, and none is asked of the script's sampler. Worker
 processes have a data set of their own. Where the script has none, batches are loaded in its own
@@ -34,7 +34,7 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True)
 class Loading:
-    """How a script loads its batches.
+    """A script's way of loading its batches.
 
     Attributes:
         data: the data set.

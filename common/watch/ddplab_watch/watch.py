@@ -96,7 +96,7 @@ class Watch:
         """Steps that have ended and are not written yet."""
         self.newest_iterator: Any = None
         self.asked: list[Any] = []
-        """What that one was asked for of late, batch by batch."""
+        """Indices that it was asked for of late, batch by batch."""
         self.recent_waits_s: list[float] = []
         """Of the same steps as ``recent_s``, the time for data."""
         self.output_gradients: dict[int, Any] = {}
