@@ -50,6 +50,8 @@ class Study:
     complete stays."""
     assignments: tuple[int, ...] = ()
     """Those that grading grades; by default all."""
+    only: tuple[str, ...] = ()
+    """Cases or causes that diagnosis or scripts runs; by default all."""
     tests: str = ""
     """Folder of a clone of Stanford CS336's assignment 2, for cs336."""
 
@@ -68,6 +70,7 @@ class Study:
         given = {
             "dataset_dir": "reads no texts",
             "continues": "cannot be continued",
+            "only": "runs all of its cases",
             "tests": "has no tests of others",
             "assignments": "is not of assignments",
         }

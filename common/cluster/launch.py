@@ -8,7 +8,9 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -62,34 +64,53 @@ def launch(
         raise _failure(script.name, ranks, log, error_file)
 
 
+class Series:
+    """Scripts that run one after another on the same ranks, made by ``launch_series``."""
+
+    def __init__(
+        self, process: subprocess.Popen, ranks: int, queue: Path, error_file: Path
+    ) -> None:
+        self._process = process
+        self._ranks = ranks
+        self._queue = queue
+        self._error_file = error_file
+        self._names: deque[str] = deque()
+
+    def add(self, script: Path | str, *arguments: object) -> None:
+        """Adds a script, which begins when those before it have ended."""
+        self._names.append(Path(script).name)
+        series.add(self._queue, [script, *arguments])
+
+    def wait(self, log: Path, on_output: Callable[[str], None] = lambda line: None) -> None:
+        """Waits for the first script that was not waited for; raises what ``launch`` does.
+
+        After a failure no script is run any more.
+        """
+        name = self._names.popleft()
+        with _opened(log) as output:
+            if _pass_on(self._process, output, on_output, ends=self._ranks):
+                return
+        self._process.wait()
+        raise _failure(name, self._ranks, log, self._error_file)
+
+
 @contextmanager
 def launch_series(
-    scripts: Sequence[Sequence[str]],
-    ranks: int,
-    error_file: Path,
-    grace_s: float = 10,
-    hosts: EmulatedCluster | None = None,
-) -> Iterator[Callable[[Path, Callable[[str], None]], None]]:
-    """Runs scripts, each a path and its arguments, one after another on the same ranks.
+    ranks: int, *, hosts: EmulatedCluster | None = None, grace_s: float = 10
+) -> Iterator[Series]:
+    """Yields ranks of this machine, or of emulated ``hosts``, for scripts one after another.
 
-    They are ranks of this machine, or of emulated ``hosts``, which are started and probed once.
-    What the scripts import is imported once, which for each of them would take ten seconds; each
-    still runs in a process of its own (``series``). Yields ``wait(log, on_output)``, to be called
-    once for each: it returns when that script has ended, and raises what ``launch`` does.
+    The ranks are started, and links probed, once. What the scripts import is imported once, which
+    for each of them would take ten seconds; each still runs in a process of its own (``series``).
+    When the block is left, scripts that were added and not waited for are run to their end; if an
+    exception leaves it, what runs is ended.
     """
-    names = iter([Path(words[0]).name for words in scripts])
-    program = series.program(scripts)
-    with _ranks(program, ranks, error_file.absolute(), grace_s, hosts) as process:
-
-        def wait(log: Path, on_output: Callable[[str], None]) -> None:
-            name = next(names)
-            with _opened(log) as output:
-                if _pass_on(process, output, on_output, ends=ranks):
-                    return
-            process.wait()
-            raise _failure(name, ranks, log, error_file)
-
-        yield wait
+    with tempfile.TemporaryDirectory(prefix="ddplab-series-") as folder:
+        queue, error_file = Path(folder) / "queue", Path(folder) / "error"
+        queue.touch()
+        with _ranks(series.program(queue), ranks, error_file, grace_s, hosts) as process:
+            yield Series(process, ranks, queue, error_file)
+            series.add(queue, series.END)
 
 
 def _opened(log: Path) -> TextIO:

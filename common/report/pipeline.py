@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from common.cluster.emulated import why_not
+from common.cluster.kept_ranks import KeptRanks, Place
 from common.errors import UserError, unknown_name, unwritten_task
 from common.report.document import Document
 from common.report.first_page import print_page
@@ -53,9 +56,12 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
         raise UserError(f"output folder {output}: {reason}") from None
     watch = RunWatch(output, plan(presets, label, output, titles), progress)
     measured = Measured()
-    with watch.until_the_end():
+    folders = []
+    with watch.until_the_end(), KeptRanks() as kept:
         watch.announce()
-        folders = [_run_assignment(preset, label, output, watch, measured) for preset in presets]
+        for number, preset in enumerate(presets, start=1):
+            folders.append(_run_assignment(preset, label, output, watch, measured, kept))
+            kept.end_all_but(_places(presets[number:]))
     with progress.stage("report of all assignments" if len(presets) > 1 else "first page"):
         watch.page.write_report(output)
     progress.say(f"Done in {progress.elapsed_s:.0f} s. Report: {_shown(output / 'report.pdf')}")
@@ -74,8 +80,19 @@ def _titles(preset: Preset) -> dict[str, str]:
     return stages | after
 
 
+def _places(presets: Iterable[Preset]) -> set[Place]:
+    """Returns where the stages of presets run."""
+    stages = itertools.chain.from_iterable(preset.stages for preset in presets)
+    return {Place(count_ranks(stage.ranks), stage.hosts) for stage in stages}
+
+
 def _run_assignment(
-    preset: Preset, label: str, output: Path, watch: RunWatch, measured: Measured
+    preset: Preset,
+    label: str,
+    output: Path,
+    watch: RunWatch,
+    measured: Measured,
+    kept: KeptRanks,
 ) -> Path:
     """Measures, executes the notebooks, writes one assignment's report; returns its folder."""
     device = None if label == "gpu" else "cpu"
@@ -88,7 +105,7 @@ def _run_assignment(
     watch.progress.say(f"{preset.assignment}, preset {label}: {_shown(run.path)}")
     watch.open(preset.assignment, run.path)
     (run.path / "logs").mkdir()
-    measuring = Measuring(preset, ranks, run.path, watch, shares_ranks=label != "gpu")
+    measuring = Measuring(preset, ranks, run.path, watch, kept if label != "gpu" else None)
     with run:
         new = []
         for stage in preset.stages:

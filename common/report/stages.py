@@ -1,7 +1,7 @@
 """Measuring the stages of a preset, each on its ranks or hosts.
 
-Neighbouring stages on the same ranks or hosts share them, and what one assignment has measured is
-not measured again for another.
+Stages on the same ranks or hosts share them, those of other assignments, too, and what one
+assignment has measured is not measured again for another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.cluster.launch import launch, launch_series
+from common.cluster.kept_ranks import KeptRanks, Place
+from common.cluster.launch import launch
 from common.errors import UserError, unwritten_task
 from common.report.presets import Preset, Stage
 from common.report.run_watch import RunWatch
@@ -62,25 +63,18 @@ class Measuring:
 
     Attributes:
         ranks: by stage.
-        shares_ranks: neighbouring stages on the same ranks share them, one after another.
+        kept: ranks that stages share; None where each stage has ranks of its own.
     """
 
     preset: Preset
     ranks: Mapping[Stage, int]
     run_dir: Path
     watch: RunWatch
-    shares_ranks: bool
+    kept: KeptRanks | None
 
     def measure(self, stages: Sequence[Stage]) -> None:
         """Runs the stages; leaves out those that need a task which is not written yet."""
-        # On GPUs each stage has ranks of its own: their state does not outlive a fork.
-        alone = itertools.count()
-        for _, group in itertools.groupby(
-            stages,
-            lambda stage: (
-                (str(stage.hosts), self.ranks[stage]) if self.shares_ranks else next(alone)
-            ),
-        ):
+        for _, group in itertools.groupby(stages, self._place):
             self._measure_what_is_written(list(group))
 
     def is_complete(self, stage: Stage) -> bool:
@@ -107,25 +101,28 @@ class Measuring:
                 waiting = waiting[done + 1 :]
 
     def _measure(self, stages: Sequence[Stage]) -> None:
-        """Runs a stage, or several that share the ranks they run on."""
-        first = stages[0]
-        if len(stages) == 1:
-            with self.watch.stage(self.preset.assignment, first.key) as update:
-                launch(
-                    first.script,
-                    self._arguments(first),
-                    self.ranks[first],
-                    self._log(first),
-                    hosts=first.hosts,
-                    on_output=update,
-                )
-            return
-        scripts = [[str(stage.script), *self._arguments(stage)] for stage in stages]
-        error_file = self.run_dir / "logs" / "error"
-        with launch_series(scripts, self.ranks[first], error_file, hosts=first.hosts) as wait:
+        """Runs neighbouring stages of one place."""
+        if self.kept is None:
             for stage in stages:
                 with self.watch.stage(self.preset.assignment, stage.key) as update:
-                    wait(self._log(stage), update)
+                    launch(
+                        stage.script,
+                        self._arguments(stage),
+                        self.ranks[stage],
+                        self._log(stage),
+                        hosts=stage.hosts,
+                        on_output=update,
+                    )
+            return
+        with self.kept.series(self._place(stages[0])) as series:
+            for stage in stages:
+                series.add(stage.script, *self._arguments(stage))
+            for stage in stages:
+                with self.watch.stage(self.preset.assignment, stage.key) as update:
+                    series.wait(self._log(stage), update)
+
+    def _place(self, stage: Stage) -> Place:
+        return Place(self.ranks[stage], stage.hosts)
 
     def _arguments(self, stage: Stage) -> list[str]:
         where = ("--output_dir", str(self.run_dir / stage.folder), "--run_id", stage.name)

@@ -9,16 +9,14 @@ the run directories and knows nothing of the table below.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from common.analysis.diagnosis.diagnosis import Diagnosis, diagnose_folder, lines_of
-from common.cluster import series
 from common.cluster.emulated import EmulatedCluster, why_not
-from common.cluster.launch import launch, launch_series
+from common.cluster.launch import launch_series
 from common.errors import UserError
 from common.report.progress import StageProgress
 from common.runtime.paths import project_root
@@ -274,23 +272,14 @@ def run_study(study: DiagnosisStudy, output_dir: str, progress: StageProgress) -
 
 def run_cases(cases: Sequence[Case], folder: Path, progress: StageProgress) -> None:
     """Runs all cases; ranks start once per world size on this machine and once per link rate."""
-    for ranks in (1, RANKS):
-        here = [case for case in cases if not case.rate and case.ranks == ranks]
-        if not here:
-            continue
-        scripts = [case.words(folder) for case in here]
-        with ExitStack() as stack:
-            wait = stack.enter_context(launch_series(scripts, ranks, folder / "logs" / "error"))
-            for case in here:
-                with progress.stage(case.name) as update:
-                    wait(folder / "logs" / f"{case.name}.log", update)
-    for rate in dict.fromkeys(case.rate for case in cases if case.rate):
-        there = [case.words(folder) for case in cases if case.rate == rate]
-        hosts = EmulatedCluster.of(RANKS, [rate])
-        log = folder / "logs" / f"{rate}.log"
-        words = series.program(there)[-1:]
-        with progress.stage(f"{len(there)} runs on {hosts}") as update:
-            launch(Path(series.__file__), words, RANKS, log, hosts=hosts, on_output=update)
+    for rate, ranks in dict.fromkeys((case.rate, case.ranks) for case in cases):
+        hosts = EmulatedCluster.of(ranks, [rate]) if rate else None
+        with launch_series(ranks, hosts=hosts) as series:
+            for case in cases:
+                if (case.rate, case.ranks) == (rate, ranks):
+                    series.add(*case.words(folder))
+                    with progress.stage(case.name) as update:
+                        series.wait(folder / "logs" / f"{case.name}.log", update)
 
 
 def faults_table(cases: Sequence[Case], folder: Path) -> pd.DataFrame:

@@ -111,15 +111,14 @@ def train(
     """
     batches = sorted({int(batch) for batch in changes.table["global_batch"]})
     runs = [(batch, seed) for batch in batches for seed in study.seeds]
-    scripts = [
-        [str(SCRIPTS / "train_text.py"), *as_flags(training(study, *run, folder))] for run in runs
-    ]
     rows = []
-    with launch_series(scripts, 1, folder / "logs" / "error") as wait:
+    with launch_series(ranks=1) as series:
         for batch, seed in runs:
+            flags = as_flags(training(study, batch, seed, folder))
+            series.add(SCRIPTS / "train_text.py", *flags)
             name = f"batch-{batch}-seed-{seed}"
             with progress.stage(name) as update:
-                wait(folder / "logs" / f"{name}.log", update)
+                series.wait(folder / "logs" / f"{name}.log", update)
             last = pd.read_csv(folder / name / "metrics.csv").iloc[-1]
             found = {"train_loss": last["train_loss"], "accuracy": last["val_acc"]}
             rows.append({"global_batch": batch, "seed": seed, "epochs": study.epochs} | found)

@@ -6,13 +6,16 @@ Each cause is planted in two scripts; thresholds were set on the first, and the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.cluster.emulated import EmulatedCluster
+from common.perfmodel.scaling.step_model import StepSettings
 from common.runtime.paths import project_root
 
 RANKS = 2
 HEALTHY = "healthy"
+PROPOSED = "as proposed"
+"""Value of a remedy's flag: what the diagnosis of the run with the fault proposes."""
 PLANTED = project_root() / "common" / "studies" / "planted_faults.py"
 SCRIPTS = project_root() / "assignments" / "assignment4" / "scripts"
 
@@ -29,7 +32,8 @@ class Case:
         flags: of the script.
         rate: of the links of two emulated hosts; empty for ranks of this machine.
         held_out: whether it was not looked at when thresholds were set.
-        remedy: flags of the run without the fault, where it is no planted one.
+        remedy: flags of the run without the fault, where it is no planted one; one of them may be
+            PROPOSED.
     """
 
     name: str
@@ -61,9 +65,27 @@ class Case:
         """Returns whether the fault is removed, for each of the watched runs."""
         return (False, True) if self.is_removed else (False,)
 
+    @property
+    def takes_proposal(self) -> bool:
+        """Returns True if the remedy is not known before the run with the fault was diagnosed."""
+        return PROPOSED in dict(self.remedy).values()
+
+    def with_proposal(self, settings: StepSettings | None) -> Case:
+        """Returns the case with the remedy that a diagnosis proposes.
+
+        Args:
+            settings: those of the step that it proposes. Without any, or with the same batch, there
+                is no run without the fault.
+        """
+        now = dict(self.flags)["batch_size"]
+        batch = settings.batch_per_rank if settings else now
+        return replace(self, remedy=(("batch_size", batch),) if batch != now else ())
+
     def bundle(self, removed: bool, number: int = 0) -> str:
         """Returns the name of a watched run's folder, in the round of that number."""
         name = f"{self.name}-removed" if removed else self.name
+        if removed and self.changes_batch:
+            name = f"{self.name}-batch-{dict(self.remedy)['batch_size']}"
         return f"{name}-round-{number}" if number else name
 
     def words(self, removed: bool) -> list[str]:
@@ -120,18 +142,18 @@ CASES = (
     ),
     *_pair(
         "batch-too-small",
-        ("plain", HEALTHY, {"batch_size": 96}, {"batch_size": 384}),
-        ("streaming", HEALTHY, {"batch_size": 5}, {"batch_size": 20}),
+        ("plain", HEALTHY, {"batch_size": 96}, {"batch_size": PROPOSED}),
+        ("streaming", HEALTHY, {"batch_size": 5}, {"batch_size": PROPOSED}),
         rates=("1gbit", "1gbit"),
     ),
     *_pair(
         "model-too-small",
-        ("plain", HEALTHY, {"width": 8, "batch_size": 32}, {"width": 8, "batch_size": 512}),
+        ("plain", HEALTHY, {"width": 8, "batch_size": 32}, {"batch_size": PROPOSED}),
         (
             "accumulating",
             HEALTHY,
             {"channels": 1, "accumulation": 1, "batch_size": 1},
-            {"channels": 1, "accumulation": 1, "batch_size": 16},
+            {"batch_size": PROPOSED},
         ),
     ),
     *_pair(

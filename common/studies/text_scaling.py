@@ -96,11 +96,11 @@ def run_study(study: TextScalingStudy, output_dir: str, progress: StageProgress)
         logs = run.path / "logs"
         logs.mkdir()
         for ranks in RANKS:
-            scripts = [flags(study, case, ranks, run.path) for case in cases(study)]
-            with launch_series(scripts, ranks, logs / f"error-{ranks}") as wait:
+            with launch_series(ranks) as series:
                 for case in cases(study):
+                    series.add(*flags(study, case, ranks, run.path))
                     with progress.stage(case.name(ranks)) as update:
-                        wait(logs / f"{case.name(ranks)}.log", update)
+                        series.wait(logs / f"{case.name(ranks)}.log", update)
         losses = read_losses(run.path, study)
         accuracies = read_accuracies(run.path, study)
         verdicts = judge(losses, accuracies)

@@ -95,7 +95,7 @@ def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> 
                 copy_case(case, Path(study.continues) / RUNS, folder)
             with progress.stage(case.name) as update:
                 run_case(case, folder, study.rounds, update)
-            rows.append(diagnose_case(case, folder, study.rounds))
+            rows.append(diagnose_case(settled(case, folder), folder, study.rounds))
             run.write_table(RESULTS, pd.DataFrame(rows))  # whole after each
         table = pd.DataFrame(rows)
         verdicts = judge(table)
@@ -110,30 +110,57 @@ def run_case(case: Case, folder: Path, rounds: int, update: Callable[[str], None
 
     Bundles and logs are left in ``folder``, under the case's name. What is there is not run again.
     """
-    for number in range(rounds if case.is_removed else 1):
+    run_watched(case, folder, update)
+    case = settled(case, folder)
+    for number in range(rounds) if case.is_removed else ():
         for removed in case.planted_or_not:
-            name = case.bundle(removed, number)
-            if (folder / name).exists():
-                continue
-            whole = int(number == 0)
-            words = [f"folder={folder / name}", f"probe={whole}", f"verify={whole}"]
-            words += case.words(removed)
-            launch(WATCH, words, RANKS, folder / f"{name}.log", hosts=case.hosts, on_output=update)
+            run_watched(case, folder, update, removed=removed, number=number)
     if find_spec("traceml_ai") is not None and not traceml_log(case, folder).exists():
         run_under_traceml(case, folder, update)
 
 
+def run_watched(
+    case: Case,
+    folder: Path,
+    update: Callable[[str], None],
+    *,
+    removed: bool = False,
+    number: int = 0,
+) -> None:
+    """Runs a case watched, if its bundle is not there; probes and trials are the first round's."""
+    name = case.bundle(removed, number)
+    if (folder / name).exists():
+        return
+    whole = int(number == 0)
+    words = [f"folder={folder / name}", f"probe={whole}", f"verify={whole}", *case.words(removed)]
+    launch(WATCH, words, RANKS, folder / f"{name}.log", hosts=case.hosts, on_output=update)
+
+
+def settled(case: Case, folder: Path) -> Case:
+    """Returns the case with its remedy; where a diagnosis proposes it, that of its bundle."""
+    if not case.takes_proposal:
+        return case
+    verdicts = open_diagnosis(folder / case.bundle(removed=False)).found.verdicts
+    return case.with_proposal(verdicts[0].proposed if verdicts else None)
+
+
 def require_bundles(case: Case, earlier: Path) -> None:
-    """Raises UserError where the folder of an earlier study lacks a bundle of a case."""
-    for removed in case.planted_or_not:
+    """Raises UserError where the folder of an earlier study lacks a bundle of a case.
+
+    A run with a remedy that the diagnosis proposes may be missing: it may propose another today.
+    """
+    for removed in (False,) if case.takes_proposal else case.planted_or_not:
         if not (earlier / case.bundle(removed)).is_dir():
             raise UserError(f"--continues: {case.bundle(removed)} is missing in {earlier}")
 
 
 def copy_case(case: Case, earlier: Path, folder: Path) -> None:
     """Copies what ``run_case`` has left in the folder of an earlier study."""
+    case = settled(case, earlier)
     for removed in case.planted_or_not:
         name = case.bundle(removed)
+        if not (earlier / name).exists():
+            continue
         later = (path for path in earlier.glob(f"{name}-round-*") if path.is_dir())
         for bundle in (earlier / name, *later):
             shutil.copytree(bundle, folder / bundle.name)

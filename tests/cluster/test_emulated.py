@@ -400,11 +400,11 @@ def test_scripts_of_a_series_share_the_emulated_hosts(
     monkeypatch.setenv("PYTHONPATH", quick_torchrun["PYTHONPATH"])
     report, hosts = script(SERIES), EmulatedCluster.of(2, ["1gbit"])
     logs = [tmp_path / "first", tmp_path / "second"]
-    with launch_series(
-        [[report, f"{log}-met"] for log in logs], 2, tmp_path / "e", hosts=hosts
-    ) as wait:
+    with launch_series(2, hosts=hosts) as series:
         for log in logs:
-            wait(log, lambda line: None)
+            series.add(report, f"{log}-met")
+        for log in logs:
+            series.wait(log)
     said = [
         [
             json.loads(line[line.index("{") :])

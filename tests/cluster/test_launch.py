@@ -223,11 +223,14 @@ def test_scripts_of_a_series_share_the_ranks_and_have_a_process_each(tmp_path, w
     logs = [tmp_path / "first", tmp_path / "second"]
     said = []
     scripts = [[script, tmp_path / "a"], [script, tmp_path / "b", "--c"]]
-    with launch_series(scripts, 2, tmp_path / "error") as wait:
+    with launch_series(ranks=2) as series:
+        series.add(*scripts[0])
         for log in logs:
             lines: list[str] = []
-            wait(log, lines.append)
+            series.wait(log, lines.append)
             assert log.read_text().splitlines() == lines
+            if log is logs[0]:
+                series.add(*scripts[1])  # the ranks have nothing left to do
             found = [json.loads(line) for line in lines if line.startswith("{")]
             said.append(sorted(found, key=lambda one: one["rank"]))
     first, second = said
@@ -266,9 +269,11 @@ def check_that_a_failure_ends_the_series(tmp_path, script, error, words):
     good = tmp_path / "good.py"
     good.write_text("")
     said = pytest.raises(error, match=words)
-    with said, launch_series([[good], [script], [good]], 2, tmp_path / "error") as wait:
-        wait(tmp_path / "first", print)
-        wait(tmp_path / "second", print)
+    with said, launch_series(ranks=2) as series:
+        for one in (good, script, good):
+            series.add(one)
+        for log in ("first", "second", "third"):
+            series.wait(tmp_path / log)
     assert (tmp_path / "first").exists()
     assert not (tmp_path / "third").exists()
 
@@ -292,8 +297,14 @@ time.sleep(60)
             raise KeyboardInterrupt
 
     script = write(code)
-    series = launch_series([[script, tmp_path], [script, tmp_path]], 2, tmp_path / "error")
-    with pytest.raises(KeyboardInterrupt), series as wait:
-        wait(tmp_path / "log", interrupt)
+
+    def run_twice() -> None:
+        with launch_series(ranks=2) as series:
+            series.add(script, tmp_path)
+            series.add(script, tmp_path)
+            series.wait(tmp_path / "log", interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_twice()
     assert alive() == 0
     assert {path.name for path in tmp_path.glob("told-*")} == {"told-0", "told-1"}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from common.perfmodel.scaling.step_model import StepSettings
 from common.studies.script_cases import CASES
 from common.studies.watched_scripts import copy_case, run_under_traceml, traceml_verdict
 
@@ -40,3 +41,22 @@ def test_a_case_is_taken_over_with_all_its_rounds_and_logs(tmp_path: Path) -> No
     copy_case(case, earlier, folder)
     found = {path.relative_to(folder) for path in folder.rglob("*")}
     assert found == {path.relative_to(earlier) for path in earlier.rglob("*")}
+
+
+def test_the_remedy_of_a_small_batch_is_the_one_that_is_proposed() -> None:
+    case = next(case for case in CASES if case.takes_proposal)
+    batch = dict(case.flags)["batch_size"]
+    remedied = case.with_proposal(StepSettings(batch_per_rank=7 * batch))
+    before, after = remedied.words(removed=False), remedied.words(removed=True)
+    assert [(one, other) for one, other in zip(before, after, strict=True) if one != other] == [
+        (str(batch), str(7 * batch))
+    ]
+    assert remedied.bundle(removed=True) == f"{case.name}-batch-{7 * batch}"
+    assert remedied.planted_or_not == (False, True)
+
+
+def test_without_another_batch_to_try_nothing_is_removed() -> None:
+    case = next(case for case in CASES if case.takes_proposal)
+    batch = dict(case.flags)["batch_size"]
+    for proposed in (None, StepSettings(batch_per_rank=batch, accumulation=16)):
+        assert case.with_proposal(proposed).planted_or_not == (False,)

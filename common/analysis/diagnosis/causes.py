@@ -51,6 +51,7 @@ class Verdict:
         confidence: high, medium or low.
         reason: why so sure.
         change: what to do.
+        proposed: the settings of the step with the change, where it is one of settings.
         speedup_now: samples per second over those of one rank, where that is known.
         predicted_speedup: the same after the change; None where it is not a matter of speed, or
             nothing to predict it from was measured.
@@ -65,6 +66,7 @@ class Verdict:
     confidence: str
     reason: str
     change: str
+    proposed: StepSettings | None = None
     speedup_now: float | None = None
     predicted_speedup: float | None = None
     speedup_low: float | None = None

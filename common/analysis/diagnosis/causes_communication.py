@@ -111,6 +111,7 @@ def bucket_cap(case: Case) -> Verdict | None:
         return None
     level, reason = confidence(gain, CAP_GAIN, case.run.noise, case.steps)
     sizes = bucket_sizes(case.run)
+    proposed = replace(model.settings, bucket_cap_mb=best)
     return Verdict(
         cause="bucket-cap",
         title="the bucket cap does not fit",
@@ -128,8 +129,9 @@ def bucket_cap(case: Case) -> Verdict | None:
             f"--bucket-cap-mb {best:.3g}",
             f"DistributedDataParallel(model, ..., bucket_cap_mb={best:.3g})",
         ),
+        proposed=proposed,
         speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_with(replace(model.settings, bucket_cap_mb=best)),
+        predicted_speedup=case.speedup_with(proposed),
     )
 
 
@@ -260,6 +262,7 @@ def _model_too_small(
             + case.change("--batch-size", "a batch per rank of")
             + f" {larger.batch_per_rank} (predicted efficiency {percent(reached)})."
         ),
+        proposed=larger,
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_with(larger),
     )
@@ -296,6 +299,7 @@ def _batch_too_small(
         reason=reason,
         change=_larger_by(case, batch, passes)
         + "this changes the global batch, so adapt the learning rate and look at accuracy.",
+        proposed=changed,
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_with(changed),
     )
@@ -356,6 +360,7 @@ def _network_too_slow(
                 f"{wide.accumulation} micro-batches a step inside model.no_sync().",
             )
         ),
+        proposed=wide,
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_with(wide),
     )
