@@ -135,8 +135,8 @@ def page(chromium: Browser) -> Iterator[tuple]:
             ),
         )
         opened.wait_for_function("document.querySelectorAll('.js-plotly-plot').length === 5")
-        # A trace of one point has no size, and is no less there.
-        opened.wait_for_selector(".ddplab-caps .js-plotly-plot .trace", state="attached")
+        # T(b) is the second trace. The first may be a level line, which has no height to be seen by.
+        opened.wait_for_selector(".ddplab-caps .js-plotly-plot .trace:nth-child(2) .js-line")
         yield opened, wrong
 
 
