@@ -42,6 +42,6 @@ def page_faults(**variables: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what glibc does is tested")
 def test_gradients_that_are_dropped_are_not_given_back_to_the_kernel() -> None:
     pages_of_gradients = 4 * 6_901_760 / 4096
-    assert page_faults() < 0.05 * pages_of_gradients
+    assert page_faults() < 0.15 * pages_of_gradients  # 0 to 0.09 were seen
     # A glibc that is told its threshold (128 KiB, the first one) learns nothing from what is freed.
-    assert page_faults(MALLOC_MMAP_THRESHOLD_="131072") > 0.2 * pages_of_gradients
+    assert page_faults(MALLOC_MMAP_THRESHOLD_="131072") > 0.3 * pages_of_gradients

@@ -135,7 +135,7 @@ def page(chromium: Browser) -> Iterator[tuple]:
             ),
         )
         opened.wait_for_function("document.querySelectorAll('.js-plotly-plot').length === 5")
-        # T(b) is the second trace. The first may be a level line, which has no height to be seen by.
+        # T(b) is the second trace. The first may be a level line, which has no height to be seen.
         opened.wait_for_selector(".ddplab-caps .js-plotly-plot .trace:nth-child(2) .js-line")
         yield opened, wrong
 
