@@ -23,12 +23,15 @@ with process_group("cpu", None) as worker:
         step.zero_grad()
         step.forward().backward()
         counted.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-print(json.dumps(sorted(counted[2:])[5]))
+print(json.dumps(min(counted[2:])))
 """
 
 
 def page_faults(**variables: str) -> int:
-    """Returns the median of a pass's page faults in a process of its own."""
+    """Returns a pass's page faults in a process of its own, the fewest of ten.
+
+    A busy machine adds some to a pass; memory that was given back costs them in every pass.
+    """
     done = subprocess.run(
         [sys.executable, "-c", PAGE_FAULTS],
         capture_output=True,
@@ -42,6 +45,6 @@ def page_faults(**variables: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what glibc does is tested")
 def test_gradients_that_are_dropped_are_not_given_back_to_the_kernel() -> None:
     pages_of_gradients = 4 * 6_901_760 / 4096
-    assert page_faults() < 0.15 * pages_of_gradients  # 0 to 0.09 were seen
+    assert page_faults() < 0.05 * pages_of_gradients
     # A glibc that is told its threshold (128 KiB, the first one) learns nothing from what is freed.
     assert page_faults(MALLOC_MMAP_THRESHOLD_="131072") > 0.3 * pages_of_gradients
