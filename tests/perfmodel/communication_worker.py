@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+from torch.distributed import FileStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -68,22 +70,33 @@ def train_step(model, strategy: str, accumulation: int, optimizer) -> None:
     optimizer.zero_grad()
 
 
+def wait_for_all(store: FileStore, name: str, ranks: int) -> None:
+    """Waits until every rank is here, without a byte over a socket."""
+    store.add(name, 1)
+    while store.add(name, 0) < ranks:
+        time.sleep(0.001)
+
+
 folder = Path(sys.argv[1])
 with process_group("cpu") as worker:
+    ranks = worker.world_size
+    store = FileStore(str(folder / "all-here"), ranks)
     for case in sys.argv[2:]:
         strategy, accumulation = case.split(":")
-        model = parallel(strategy, worker.world_size)
+        model = parallel(strategy, ranks)
         optimizer = torch.optim.AdamW(model.parameters())
         if strategy == "MY_ZERO1":
             optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW)
         arguments = (model, strategy, int(accumulation), optimizer)
         for _ in range(2):  # DDP has its final buckets from the second step on
             train_step(*arguments)
-        worker.barrier()
+        wait_for_all(store, f"{case} begins", ranks)
         before = sent_bytes(), received_bytes()
+        wait_for_all(store, f"{case} has looked", ranks)  # no rank sends before all have looked
         train_step(*arguments)
+        wait_for_all(store, f"{case} ends", ranks)
         after = sent_bytes(), received_bytes()
-        worker.barrier()
+        wait_for_all(store, f"{case} has looked again", ranks)
         # Only with a schedule does the profiler mark steps.
         steps = schedule(wait=0, warmup=1, active=2, repeat=1)
         cpu = [ProfilerActivity.CPU]

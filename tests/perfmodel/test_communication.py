@@ -83,7 +83,7 @@ def test_a_rank_sends_the_predicted_bytes(seen, ranks, case):
         assert sent == pytest.approx(payload + control, abs=rounding)
     # Nothing went anywhere else.
     received = sum(rank["received_bytes"] for rank in seen[ranks, case])
-    assert received == pytest.approx(sum(everybody), abs=ranks * 144)  # barriers have tails
+    assert received == sum(rank["sent_bytes"] for rank in seen[ranks, case])
 
 
 @pytest.mark.two_ranks
