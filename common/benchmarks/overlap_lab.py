@@ -10,7 +10,7 @@ The arms, none of them a bucketing that predictions are judged on:
   bytes of gradients are ready. What they take from the pass is theirs, launches included.
 - ``continuous``: the backward pass beside all-reduces of one size without pause, more of them than
   it lasts, with how many were done when it ended; and ``all_reduce``, the same all-reduces alone.
-  These tell how much slower all-reduces become. Small ones may be done too soon on GPUs, as Python
+  These tell how much longer all-reduces take. Small ones may be done too soon on GPUs, as Python
   launches them more slowly: then nothing is known of their own speed (``BesideMessages``).
 
 An all-reduce without pause takes less from the pass than one of DDP's: half to three quarters of it

@@ -305,7 +305,7 @@ def contention_notes(overlap: OverlapSamples | None) -> list[str]:
     if overlap.contention == CONVERTED:
         return [
             "contention is converted from a run from before 2026-11-23: what all-reduces take from "
-            "computation was measured one by one, how much slower they become at one size"
+            "computation was measured one by one, how much longer they take beside it at one size"
         ]
     return []
 

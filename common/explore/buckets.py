@@ -21,7 +21,7 @@ from common.errors import NotYetWritten, UserError
 from common.explore.systems import Placed, System, as_curve
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import scaled
-from common.perfmodel.ddp.profile import DdpCosts
+from common.perfmodel.ddp.profile import DdpCosts, SecondsBySize
 from common.perfmodel.ddp.step import StepOptions
 from common.perfmodel.search import BestCap
 from common.perfmodel.simulator import BackwardTimeline
@@ -118,13 +118,15 @@ def with_contention(costs: DdpCosts, factor: float) -> DdpCosts:
     def more(slowdown: float) -> float:
         return 1 + (slowdown - 1) * factor
 
-    lost, slower = costs.lost_compute, costs.slowdowns
+    def times(known: SecondsBySize | None) -> SecondsBySize | None:
+        return known and (known[0], tuple(time_s * factor for time_s in known[1]))
+
     return replace(
         costs,
         communication_slowdown=more(costs.communication_slowdown),
         compute_slowdown=more(costs.compute_slowdown),
-        lost_compute=lost and (lost[0], tuple(time_s * factor for time_s in lost[1])),
-        slowdowns=slower and (slower[0], tuple(map(more, slower[1]))),
+        lost_compute=times(costs.lost_compute),
+        delays=times(costs.delays),
     )
 
 

@@ -282,7 +282,7 @@ class OverlapSamples:
             return copies
         sizes = tuple(map(float, self.beside))
         pairs = [each.contention(self.local_s, taken) for each in self.beside.values()]
-        lost_s, slower = zip(*pairs, strict=True)
+        lost_s, delay_s = zip(*pairs, strict=True)
         lost = (sizes, lost_s)
         if self.launched:
             launched_s = [
@@ -293,7 +293,7 @@ class OverlapSamples:
             paced_s = [each.lost_s(self.local_s, taken) for each in self.paced.values()]
             # A larger message never costs less than a smaller one: that would be noise.
             lost = (tuple(self.paced), tuple(np.maximum.accumulate(paced_s).tolist()))
-        return replace(copies, lost_compute=lost, slowdowns=(sizes, slower))
+        return replace(copies, lost_compute=lost, delays=(sizes, delay_s))
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,7 +315,7 @@ class BesideMessages:
     done: NDArray
 
     def contention(self, local_s: NDArray, taken: NDArray) -> tuple[float, float]:
-        """Returns the computation that one all-reduce costs, in seconds, and its own slowdown.
+        """Returns the computation that one all-reduce costs and its own delay, both in seconds.
 
         While the pass lasts t instead of t₀, n all-reduces are done: each takes t/n and costs
         (t − t₀)/n of computation. n need not be whole, as those in flight when the pass ends are
@@ -337,8 +337,8 @@ class BesideMessages:
         done = max(0.5, done)
         lost_s = max(0.0, _middle((self.backward_s - local_s)[taken])) / done
         if counted >= self.messages:
-            return lost_s, 1.0
-        return lost_s, max(1.0, backward_s / done / each_s)
+            return lost_s, 0.0
+        return lost_s, max(0.0, backward_s / done - each_s)
 
 
 @dataclass(frozen=True, eq=False)

@@ -174,7 +174,7 @@ def test_a_replay_says_of_every_measured_step_how_late_it_was(ddp, ddp_run):
 
 @pytest.mark.two_ranks
 def test_costs_are_measured_beside_a_replay_too(overlap):
-    assert min(read_costs(overlap / "overlap-times.csv").slowdowns[1]) >= 1
+    assert min(read_costs(overlap / "overlap-times.csv").delays[1]) >= 0
     sent = pd.read_csv(overlap / "overlap-times.csv")["gradient_bytes"]
     assert set(sent) == {open_replayed(SYSTEM, FACTOR, TIME_FACTOR).profile.total_bytes}
 

@@ -29,7 +29,7 @@ from common.perfmodel.ddp.profile import DdpCosts
 CONTENTION = DdpCosts(
     copy_in_s_per_byte=1e-10,
     lost_compute=((1e5, 1e7), (1e-4, 4e-3)),
-    slowdowns=((1e5, 1e7), (1.2, 1.5)),
+    delays=((1e5, 1e7), (2e-4, 1e-3)),
 )
 
 
@@ -88,10 +88,10 @@ def test_settings_that_move_nothing_change_nothing() -> None:
 def test_contention_is_scaled_and_copies_stay() -> None:
     assert with_contention(CONTENTION, 1.0) == CONTENTION
     none = with_contention(CONTENTION, 0.0)
-    assert (none.lost_compute[1], none.slowdowns[1]) == ((0.0, 0.0), (1.0, 1.0))
+    assert (none.lost_compute[1], none.delays[1]) == ((0.0, 0.0), (0.0, 0.0))
     assert none.copy_in_s_per_byte == CONTENTION.copy_in_s_per_byte
     twice = with_contention(CONTENTION, 2.0)
-    assert twice.slowdowns[1] == pytest.approx((1.4, 2.0))
+    assert twice.delays[1] == pytest.approx((4e-4, 2e-3))
     system = small_system(CONTENTION)
     times = [
         explore(system, replace(first_settings(system, 2.0), contention=much)).timeline.total_s

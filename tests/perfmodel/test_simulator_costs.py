@@ -187,11 +187,12 @@ def test_computation_is_slowed_only_while_a_bucket_is_reduced():
     assert timeline.total_s == pytest.approx(5.5)
 
 
-def test_slowdowns_by_size_are_interpolated_over_the_logarithm_and_held_beyond():
-    # Messages of 10, 100 and 1000 bytes take 1 s each alone; 3 times as long at 10, 1 at 1000.
-    costs = DdpCosts(communication_slowdown=9.0, slowdowns=((10.0, 1000.0), (3.0, 1.0)))
-    duration, progress = costs.beside_computation(np.array([1.0, 10, 100, 1e4]), np.ones(4))
-    assert duration == pytest.approx([3, 3, 2, 1])
+def test_delays_by_size_are_added_whatever_a_message_takes_alone():
+    # A message of 10 bytes takes 3 s longer beside computation, one of 1000 takes 1 s longer.
+    costs = DdpCosts(communication_slowdown=9.0, delays=((10.0, 1000.0), (3.0, 1.0)))
+    sizes, alone_s = np.array([1.0, 10, 505, 1e4]), np.array([1.0, 5, 1, 1])
+    duration, progress = costs.beside_computation(sizes, alone_s)
+    assert duration == pytest.approx([1 + 3, 5 + 3, 1 + 2, 1 + 10])  # ten times the last known
     assert progress == pytest.approx(duration)  # computation is not slowed
     off = costs.without("communication_slowdown")
     assert off.beside_computation(np.array([10.0]), np.ones(1))[0] == pytest.approx([1])
@@ -214,7 +215,7 @@ def test_only_the_last_copy_back_is_exposed_where_the_network_is_slow():
         ({"copy_out_s_per_byte": -1e-9}, ["copy", "negative"]),
         ({"compute_slowdown": 0.9}, ["at least 1"]),
         ({"communication_slowdown": 0.0}, ["at least 1"]),
-        ({"slowdowns": ((1.0, 2.0), (1.5, 0.5))}, ["at least 1"]),
+        ({"delays": ((1.0, 2.0), (1.5, -0.5))}, ["delay", "negative"]),
         ({"lost_compute": ((1.0,), (-0.1,))}, ["lost", "negative"]),
     ],
 )

@@ -159,7 +159,7 @@ def test_costs_are_differences_within_rounds_as_computed_by_hand(tmp_path):
     sizes, seconds = costs.lost_compute
     assert sizes == (64, 256)
     assert seconds == pytest.approx((0.030 / 10, 0.030 / 2))
-    assert costs.slowdowns == (sizes, (pytest.approx(1.4), pytest.approx(70 / 25)))
+    assert costs.delays == (sizes, (pytest.approx(0.004), pytest.approx(0.070 - 0.025)))
 
 
 def test_all_reduces_launched_in_the_pass_are_read_with_the_time_that_as_many_take_alone(tmp_path):
@@ -174,7 +174,7 @@ def test_all_reduces_launched_in_the_pass_are_read_with_the_time_that_as_many_ta
     rows = [*LOCAL, *BOOKKEEPING, *SMALL, *launched]
     costs = read_costs(write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, rows))
     assert costs.lost_compute == ((64,), (pytest.approx(0.030 / 4),))
-    assert costs.slowdowns == ((64,), (pytest.approx(1.4),))
+    assert costs.delays == ((64,), (pytest.approx(0.004),))
 
 
 def test_a_table_from_before_messages_were_counted_is_converted(tmp_path):
@@ -189,7 +189,7 @@ def test_a_table_from_before_messages_were_counted_is_converted(tmp_path):
     costs = read_costs(write(tmp_path, "overlap-times.csv", header, rows))
     assert costs.copy_in_s_per_byte == pytest.approx(2.5e-6)
     assert costs.lost_compute == ((16, 32), (pytest.approx(0.0025), pytest.approx(0.0025)))
-    assert costs.slowdowns == ((64,), (pytest.approx(1.4),))
+    assert costs.delays == ((64,), (pytest.approx(0.004),))
     assert read_overlap_samples(tmp_path / "overlap-times.csv").contention == CONVERTED
 
 
@@ -200,7 +200,7 @@ def test_a_table_without_messages_has_copies_only_and_says_so(tmp_path):
     assert read_overlap_samples(path).contention == MEASURED
     costs = read_costs(tmp_path / "overlap-times.csv")
     assert costs.copy_in_s_per_byte == pytest.approx(2.5e-6)
-    assert (costs.lost_compute, costs.slowdowns) == (None, None)
+    assert (costs.lost_compute, costs.delays) == (None, None)
 
 
 def test_a_record_of_copies_out_is_read_and_need_not_be_there_for_every_row(tmp_path):

@@ -73,7 +73,7 @@ def test_the_run_directory_is_complete_and_other_readers_read_its_tables(tuned):
     profile = read_ready_times(folder / "gradient-ready-times.csv")
     assert sorted(profile.sizes_bytes) == sorted(4 * count for count in TRAINED)
     assert read_all_reduce(folder / "allreduce-samples.csv").world_size == 2
-    assert min(read_costs(folder / "overlap-times.csv").slowdowns[1]) >= 1
+    assert min(read_costs(folder / "overlap-times.csv").delays[1]) >= 0
     for name in ("fp16", "bf16"):
         assert read_all_reduce(folder / f"allreduce-samples-{name}.csv").world_size == 2
 

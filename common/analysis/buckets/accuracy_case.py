@@ -17,13 +17,11 @@ from common.analysis.buckets.sweep import BucketSweep
 from common.perfmodel.buckets import cap_label
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.collectives import MeasuredAllReduce
-from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts, SecondsBySize
 from common.perfmodel.model import DdpModel
 from common.perfmodel.samples import AllReduceSamples, OverlapSamples
 
 MODES = ("sequential", "in_flight")
-Curve = tuple[tuple[float, ...], tuple[float, ...]]
-"""Message sizes in bytes, and a value for each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +94,7 @@ def caps_of(sweep: BucketSweep) -> list[float | None]:
     return [None if pd.isna(cap) else float(cap) for cap in caps]
 
 
-def lost_to_messages(networks: Sequence[pd.DataFrame]) -> Curve | None:
+def lost_to_messages(networks: Sequence[pd.DataFrame]) -> SecondsBySize | None:
     """Computes the computation lost to a message of each size, from one job's rows of overlap.csv.
 
     That is processor time, in which the rate of a link has no part: the median over the job's
@@ -114,20 +112,22 @@ def own_costs(overlap: pd.DataFrame) -> DdpCosts:
     return OverlapSamples.of(overlap.assign(rank=0)).costs()
 
 
-def longer_costs(own: DdpCosts, lost: Curve | None, copies_s: float, total_bytes: int) -> DdpCosts:
+def longer_costs(
+    own: DdpCosts, lost: SecondsBySize | None, copies_s: float, total_bytes: int
+) -> DdpCosts:
     """Makes the costs of a case, with copies and lost computation from other cases besides.
 
-    How much slower a message becomes is its network's own.
+    A message's delay is its network's own.
     """
     per_byte = copies_s / 2 / total_bytes
     copies = replace(NO_COSTS, copy_in_s_per_byte=per_byte, copy_out_s_per_byte=per_byte)
-    return replace(copies, lost_compute=lost, slowdowns=own.slowdowns)
+    return replace(copies, lost_compute=lost, delays=own.delays)
 
 
 def case_of(
     facts: pd.Series,
     tables: dict[str, pd.DataFrame],
-    lost: Curve | None,
+    lost: SecondsBySize | None,
     copies_s: float,
 ) -> JudgedCase:
     """Makes a case from its rows in the study's tables, by the tables' names.

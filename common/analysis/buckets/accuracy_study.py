@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 
 from common.analysis.buckets.accuracy_case import (
-    Curve,
     JudgedCase,
     caps_of,
     case_of,
@@ -30,7 +29,7 @@ from common.analysis.runs import Run, age
 from common.analysis.statistics import MOST_NOISE
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
-from common.perfmodel.ddp.profile import DdpCosts
+from common.perfmodel.ddp.profile import DdpCosts, SecondsBySize, of_size
 from common.perfmodel.expected_error import ERROR_COLUMNS, LATENCY, LOOPBACK, REGIMES
 from common.perfmodel.model import COPIES, FULL, RUNGS, SEVERAL
 from common.perfmodel.simulator import profile_buckets
@@ -86,13 +85,16 @@ class JudgedStudy:
         ]
         if not alike or case.longer.lost_compute is None:
             return None
-        sizes = np.array(case.longer.lost_compute[0])
-        lost_s = np.median([other.longer.lost_to(sizes) for other in alike], axis=0)
-        slower = np.median([other.longer.slowdown_of(sizes) for other in alike], axis=0)
+        sizes = case.longer.lost_compute[0]
+
+        def middle(known: list[SecondsBySize]) -> SecondsBySize:
+            found = np.median([of_size(each, np.array(sizes)) for each in known], axis=0)
+            return sizes, tuple(found.tolist())
+
         return replace(
             case.longer,
-            lost_compute=(tuple(sizes), tuple(lost_s.tolist())),
-            slowdowns=(tuple(sizes), tuple(slower.tolist())),
+            lost_compute=middle([other.longer.lost_compute for other in alike]),
+            delays=middle([other.longer.delays for other in alike]),
         )
 
     def by_regime(self) -> pd.DataFrame:
@@ -293,7 +295,7 @@ def _jobs(cases: pd.DataFrame) -> dict[str, list[str]]:
 
 def _lost(
     cases: pd.DataFrame, overlap: pd.DataFrame, jobs: dict[str, list[str]]
-) -> dict[str, Curve | None]:
+) -> dict[str, SecondsBySize | None]:
     """Maps each case to the computation lost to messages in its job's networks; not for replays."""
     computes = cases.loc[cases["model"] != "replay", "case"]
     return {

@@ -96,6 +96,8 @@ class BackwardProfile:
         )
 
 
+SecondsBySize = tuple[tuple[float, ...], tuple[float, ...]]
+"""Message sizes in bytes, ascending, and seconds for each."""
 TERMS = (
     "copy_in",
     "copy_out",
@@ -118,29 +120,30 @@ class DdpCosts:
         lost_compute: (sizes in bytes, seconds): how much computation an all-reduce of each size
             costs when it runs beside it, where this was measured; replaces ``compute_slowdown``.
             Linear between the sizes, the first below them and in proportion to the last beyond.
+        delays: (sizes in bytes, seconds): how much longer an all-reduce of each size takes beside
+            computation, where this was measured, and between the sizes as above; replaces
+            ``communication_slowdown``. These are seconds and no factor, because an all-reduce waits
+            for the processor: the latency of its network does not get longer.
         launch_s: time that starting one all-reduce takes from the thread that computes. On a GPU
             the CPU runs ahead of the computation and hides it: leave it at 0. ``lost_compute`` as
             measured does not hold it, as its all-reduces are launched before the pass begins.
-        slowdowns: (sizes in bytes, r of an all-reduce of each size), where this was measured;
-            replaces ``communication_slowdown``. Linear in the logarithm of the size between them,
-            and the nearest beyond.
     """
 
     copy_in_s_per_byte: float = 0.0
     copy_out_s_per_byte: float = 0.0
     communication_slowdown: float = 1.0
     compute_slowdown: float = 1.0
-    lost_compute: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    lost_compute: SecondsBySize | None = None
     launch_s: float = 0.0
-    slowdowns: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    delays: SecondsBySize | None = None
 
     def __post_init__(self) -> None:
         if not min(self.copy_in_s_per_byte, self.copy_out_s_per_byte) >= 0:
             raise UserError("copy costs must not be negative")
         if not min(self.compute_slowdown, self.communication_slowdown) >= 1:
             raise UserError("slowdowns must be at least 1")
-        if self.slowdowns and not min(self.slowdowns[1]) >= 1:
-            raise UserError("slowdowns must be at least 1")
+        if self.delays and not min(self.delays[1]) >= 0:
+            raise UserError("the delay of an all-reduce must not be negative")
         if self.lost_compute and not min(self.lost_compute[1]) >= 0:
             raise UserError("computation lost to an all-reduce must not be negative")
         if not self.launch_s >= 0:
@@ -156,7 +159,7 @@ class DdpCosts:
             "copy_in": {"copy_in_s_per_byte": 0.0},
             "copy_out": {"copy_out_s_per_byte": 0.0},
             "launch": {"launch_s": 0.0},
-            "communication_slowdown": {"communication_slowdown": 1.0, "slowdowns": None},
+            "communication_slowdown": {"communication_slowdown": 1.0, "delays": None},
             "compute_slowdown": {"compute_slowdown": 1.0, "lost_compute": None},
         }
         changes: dict = {}
@@ -185,26 +188,26 @@ class DdpCosts:
         Returns:
             how long each takes, and how much computation is done meanwhile, both in seconds.
         """
-        duration = alone_s * self.slowdown_of(sizes_bytes)
+        if self.delays is None:
+            duration = alone_s * self.communication_slowdown
+        else:
+            duration = alone_s + of_size(self.delays, sizes_bytes)
         if self.lost_compute is None:
             return duration, duration / self.compute_slowdown
-        lost = self.lost_to(sizes_bytes)
+        lost = of_size(self.lost_compute, sizes_bytes)
         duration = np.maximum(duration, lost)
         return duration, duration - lost
 
-    def slowdown_of(self, sizes_bytes: NDArray) -> NDArray | float:
-        """Returns r, the slowdown of all-reduces of these sizes beside computation."""
-        if self.slowdowns is None:
-            return self.communication_slowdown
-        known_bytes, slower = self.slowdowns
-        return np.interp(np.log(np.maximum(sizes_bytes, 1)), np.log(known_bytes), slower)
 
-    def lost_to(self, sizes_bytes: NDArray) -> NDArray:
-        """Returns computation (s) that all-reduces of these sizes cost, from ``lost_compute``."""
-        known_bytes, known_s = self.lost_compute
-        beyond = known_s[-1] * np.asarray(sizes_bytes) / known_bytes[-1]
-        within = np.interp(sizes_bytes, known_bytes, known_s)
-        return np.where(sizes_bytes > known_bytes[-1], beyond, within)
+def of_size(known: SecondsBySize, sizes_bytes: NDArray) -> NDArray:
+    """Returns the seconds of all-reduces of these sizes, from those of the known sizes.
+
+    Linear between the known sizes, the first below them and in proportion to the last beyond.
+    """
+    known_bytes, known_s = known
+    beyond = known_s[-1] * np.asarray(sizes_bytes) / known_bytes[-1]
+    within = np.interp(sizes_bytes, known_bytes, known_s)
+    return np.where(sizes_bytes > known_bytes[-1], beyond, within)
 
 
 NO_COSTS = DdpCosts()
