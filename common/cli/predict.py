@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from common.perfmodel.ddp.profile import BackwardProfile
     from common.perfmodel.samples import OverlapSamples
     from common.perfmodel.search import BestCap
+    from common.perfmodel.uncertainty import Chance
 
 SUSPICIOUS_ALPHA_S = 1e-3
 
@@ -136,14 +137,15 @@ class Report:
         self._print_best(console, best)
         if accuracy:
             self._print_accuracy(console, accuracy)
-        for line in (self._expected(), self._chance(best)):
+        chance = self._chance(best)
+        for line in (self._expected(best, chance), chance and chance.text()):
             if line:
                 console.print(line, highlight=False, soft_wrap=True)
         assumed = (f"assumed: {text}" for text in self.model.profile.assumptions)
         for line in (*self.notes, *assumed):
             console.print(f"- {line}", highlight=False, soft_wrap=True)
 
-    def _expected(self) -> str | None:
+    def _expected(self, best: BestCap, chance: Chance | None) -> str | None:
         """Returns a line with the expected error of the prediction; None without a backend."""
         from pathlib import Path
 
@@ -153,13 +155,15 @@ class Report:
         if self.backend is None:
             return None
         environment = read_environment(Path(self.asked.allreduce).parent)
-        return expectation(self.model, self.backend, str(environment.get("network")))
+        network = str(environment.get("network"))
+        share = chance.share if chance else 0.0
+        return expectation(self.model, self.backend, network, best.total_s, share)
 
-    def _chance(self, best: BestCap) -> str | None:
-        """Returns a line with the prediction's sampling error; None without raw samples."""
+    def _chance(self, best: BestCap) -> Chance | None:
+        """Returns what chance does to the prediction; None without raw samples."""
         from common.perfmodel.calibration import read_calibration
         from common.perfmodel.tables import has_samples
-        from common.perfmodel.uncertainty import chance_text
+        from common.perfmodel.uncertainty import chance_at
 
         asked = self.asked
         if not (asked.ready_times and has_samples(asked.allreduce)):
@@ -171,7 +175,7 @@ class Report:
             backend=self.backend,
             added_latency_s=self.model.added_latency_s,
         )
-        return chance_text(calibration, best.cap_mib)
+        return chance_at(calibration, best.cap_mib)
 
     def _read_profile(self) -> BackwardProfile:
         from common.perfmodel.layer_tables import profile_from_layers, read_layer_tables

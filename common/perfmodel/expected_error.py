@@ -3,10 +3,15 @@
 A regime says what takes the time. ``compute-bound``, ``balanced`` and ``communication-bound`` go by
 the time of all gradients' all-reduce over that of the backward pass, each alone. Over ``loopback``
 ranks share the cores that all-reduces run on; with ``added latency`` every bucket waits.
+
+The study's 90 % quantile makes an interval around a new prediction, in which nine of ten measured
+medians are to be expected. ``ddplab study accuracy`` tells how many were: each case is then held
+against the errors of the others alone.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +53,16 @@ class ExpectedError:
     p90: float
     source: str
 
+    def interval_s(self, predicted_s: float, chance: float = 0.0) -> tuple[float, float]:
+        """Returns the ends of the interval that holds nine of ten measured medians, in seconds.
+
+        Args:
+            predicted_s: the prediction.
+            chance: half the width of its own band (``Chance.share``), relative to it. The study's
+                errors hold as much as its own calibrations had; one of fewer samples has more.
+        """
+        return interval_s(predicted_s, math.hypot(self.p90, chance))
+
     def text(self) -> str:
         """Formats the errors as a sentence for the terminal."""
         return (
@@ -55,6 +70,11 @@ class ExpectedError:
             f"{self.median:.1%}, 90 % were within {self.p90:.1%}, of {self.bucketings} bucketings "
             f"(noise {self.noise:.1%})"
         )
+
+
+def interval_s(predicted_s: float, error: float) -> tuple[float, float]:
+    """Returns the ends of what a prediction with at most this |predicted / measured − 1| allows."""
+    return predicted_s / (1 + error), predicted_s / (1 - min(error, 0.99))
 
 
 def regime_of(model: DdpModel, loopback: bool) -> str:
@@ -74,17 +94,26 @@ def regime_of(model: DdpModel, loopback: bool) -> str:
     return min(REGIMES, key=lambda name: max(REGIMES[name] / ratio, ratio / REGIMES[name]))
 
 
-def expectation(model: DdpModel, backend: str, network: str) -> str:
-    """Returns the error to expect of the model's predictions, as a sentence.
+def expectation(
+    model: DdpModel, backend: str, network: str, predicted_s: float, chance: float = 0.0
+) -> str:
+    """Returns the error to expect of a prediction, and the interval around it, as two sentences.
 
     Args:
         model: of the system.
         backend: of its process group.
         network: by the name that its runs record, such as ``TCP over loopback``.
+        predicted_s: the model's prediction, in seconds.
+        chance: see ``ExpectedError.interval_s``.
     """
     if backend != "gloo":
         return f"Expected error: not known; no system with {backend} is in the recorded study"
-    return f"Expected error, {expected_error(regime_of(model, 'loopback' in network)).text()}"
+    expected = expected_error(regime_of(model, "loopback" in network))
+    low_s, high_s = expected.interval_s(predicted_s, chance)
+    return (
+        f"Expected error, {expected.text()}. So expect {low_s * 1e3:.1f} to {high_s * 1e3:.1f} ms, "
+        f"in nine of ten cases"
+    )
 
 
 def expected_error(regime: str, data: Path = DATA) -> ExpectedError:

@@ -5,7 +5,8 @@ are, with replacement, and predicting from them, many times over, shows how far 
 (the bootstrap: Efron 1979; ``Calibration.drawn``).
 
 The band is that of the *prediction*. It knows nothing of what the model leaves out, nor of what
-one DDP instance differs by from the next: a measured median may lie outside.
+one DDP instance differs by from the next: a measured median may lie outside. The interval that
+``expected_error`` gives knows of both, from the recorded study.
 """
 
 from __future__ import annotations
@@ -116,16 +117,44 @@ def spread_by_source(
     return spreads
 
 
-def chance_text(calibration: Calibration, cap_mib: float | None) -> str:
-    """Says by how much chance moves the prediction at a cap, and which samples move it most."""
+@dataclass(frozen=True)
+class Chance:
+    """What chance in the measurements does to a prediction.
+
+    Attributes:
+        predicted_s: T, from all samples.
+        low_s, high_s: its 90 % band.
+        widest: the source whose samples move it most.
+        moved: the width of the band where that source alone is drawn, relative to T.
+    """
+
+    predicted_s: float
+    low_s: float
+    high_s: float
+    widest: str
+    moved: float
+
+    @property
+    def share(self) -> float:
+        """Returns half the band's width, relative to T."""
+        return (self.high_s - self.low_s) / 2 / self.predicted_s
+
+    def text(self) -> str:
+        """Formats it as a sentence for the terminal."""
+        return (
+            f"Chance in the measurements: in 90 % of draws the backward pass takes "
+            f"{self.low_s * 1e3:.1f} to {self.high_s * 1e3:.1f} ms. More {self.widest} would "
+            f"narrow this most: they alone move it by {self.moved:.1%}"
+        )
+
+
+def chance_at(calibration: Calibration, cap_mib: float | None) -> Chance:
+    """Computes by how much chance moves the prediction at a cap, and which samples do it most."""
     row = prediction_bands(calibration, [cap_mib], draws=100).table.iloc[0]
     spreads = spread_by_source(calibration, cap_mib)
     widest = max(spreads, key=spreads.__getitem__)
-    return (
-        f"Chance in the measurements: in 90 % of draws the backward pass takes "
-        f"{row['low_ms']:.1f} to {row['high_ms']:.1f} ms. More {widest} would narrow this most: "
-        f"they alone move it by {spreads[widest]:.1%}"
-    )
+    predicted_s, low_s, high_s = row[["predicted_ms", "low_ms", "high_ms"]] / 1e3
+    return Chance(predicted_s, low_s, high_s, widest, spreads[widest])
 
 
 def _ends(level: float) -> tuple[float, float]:

@@ -15,7 +15,9 @@ from common.runtime.paths import project_root
 RANKS = 2
 HEALTHY = "healthy"
 PROPOSED = "as proposed"
-"""Value of a remedy's flag: what the diagnosis of the run with the fault proposes."""
+"""Value of a remedy's flag, or strength of what is planted instead of the fault: what the diagnosis
+of the run with the fault proposes."""
+BUCKET_CAP = "bucket-cap"
 PLANTED = project_root() / "common" / "studies" / "planted_faults.py"
 SCRIPTS = project_root() / "assignments" / "assignment4" / "scripts"
 
@@ -34,6 +36,7 @@ class Case:
         held_out: whether it was not looked at when thresholds were set.
         remedy: flags of the run without the fault, where it is no planted one; one of them may be
             PROPOSED.
+        instead: what is planted in the run without the fault.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Case:
     rate: str = ""
     held_out: bool = False
     remedy: tuple[tuple[str, object], ...] = ()
+    instead: str = HEALTHY
 
     @property
     def is_removed(self) -> bool:
@@ -68,15 +72,19 @@ class Case:
     @property
     def takes_proposal(self) -> bool:
         """Returns True if the remedy is not known before the run with the fault was diagnosed."""
-        return PROPOSED in dict(self.remedy).values()
+        return PROPOSED in dict(self.remedy).values() or self.instead.endswith(PROPOSED)
 
     def with_proposal(self, settings: StepSettings | None) -> Case:
         """Returns the case with the remedy that a diagnosis proposes.
 
         Args:
             settings: those of the step that it proposes. Without any, or with the same batch, there
-                is no run without the fault.
+                is no run without a batch that is too small; and a bucket cap is DDP's default.
         """
+        if self.instead.endswith(PROPOSED):
+            cap = settings.bucket_cap_mb if settings else None
+            planted = HEALTHY if cap is None else f"{BUCKET_CAP}={cap:g}"
+            return replace(self, instead=HEALTHY if planted == self.fault else planted)
         now = dict(self.flags)["batch_size"]
         batch = settings.batch_per_rank if settings else now
         return replace(self, remedy=(("batch_size", batch),) if batch != now else ())
@@ -86,13 +94,15 @@ class Case:
         name = f"{self.name}-removed" if removed else self.name
         if removed and self.changes_batch:
             name = f"{self.name}-batch-{dict(self.remedy)['batch_size']}"
+        if removed and self.instead != HEALTHY:
+            name = f"{self.name}-{self.instead.replace('=', '-')}"
         return f"{name}-round-{number}" if number else name
 
     def words(self, removed: bool) -> list[str]:
         """Returns the program that is watched: the planting, the fault, the script."""
         flags = dict(self.flags) | (dict(self.remedy) if removed else {})
         given = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-        fault = HEALTHY if removed else self.fault
+        fault = self.instead if removed else self.fault
         script = str(SCRIPTS / f"{self.script}.py")
         return [str(PLANTED), fault, script, *given]
 
@@ -104,7 +114,8 @@ def _pair(cause: str, *two: tuple, rates: tuple[str, str] = ("", "")) -> Iterato
         name = f"{cause}-{script}{'-held-out' if held else ''}"
         if fault != HEALTHY:
             name = f"{cause}-{fault.partition('=')[0]}-{script}"
-        yield Case(name, cause, script, fault, flags, rate, held, remedy)
+        instead = f"{BUCKET_CAP}={PROPOSED}" if fault.startswith(BUCKET_CAP) else HEALTHY
+        yield Case(name, cause, script, fault, flags, rate, held, remedy, instead)
 
 
 CASES = (
@@ -127,7 +138,7 @@ CASES = (
     ),
     *_pair(
         "bucket-cap",
-        ("plain", "bucket-cap=1000", {"width": 768, "batch_size": 1536}),
+        ("trainer", "bucket-cap=1000", {"batch_size": 8}),
         ("streaming", "bucket-cap=0.002", {"width": 96, "batch_size": 4}),
         rates=("1gbit", ""),
     ),
@@ -155,6 +166,7 @@ CASES = (
             {"channels": 1, "accumulation": 1, "batch_size": 1},
             {"batch_size": PROPOSED},
         ),
+        rates=("", "1gbit"),  # over loopback its exchange is less than a fifth of the step
     ),
     *_pair(
         "network-too-slow",

@@ -23,7 +23,7 @@ from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
 from common.perfmodel.calibration import read_calibration
 from common.perfmodel.expected_error import expectation
-from common.perfmodel.uncertainty import chance_text
+from common.perfmodel.uncertainty import chance_at
 from common.runtime.environment import describe_environment
 from common.runtime.process_group import Worker
 from common.runtime.progress import Progress
@@ -195,9 +195,10 @@ def _expected_error(measured: Measured, cap_mib: float | None, recorder: Recorde
         backend=measured.backend,
     )
     network = str(run.environment["network"])
-    return "\n".join(
-        (expectation(model, measured.backend, network), chance_text(calibration, cap_mib))
-    )
+    chance = chance_at(calibration, cap_mib)
+    predicted_s = model.backward_s(cap_mib)
+    expected = expectation(model, measured.backend, network, predicted_s, chance.share)
+    return f"{expected}\n{chance.text()}"
 
 
 def rank_candidates(

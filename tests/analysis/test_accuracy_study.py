@@ -312,6 +312,26 @@ def test_what_a_message_takes_from_computation_is_the_median_of_a_jobs_networks(
     assert max(slower["a_2_balanced"]) < 0.1
 
 
+def test_intervals_are_judged_by_the_errors_of_other_cases(study):
+    errors = study.errors
+    rows = list(errors.itertuples())
+    for row, error, expected in zip(rows, errors[FULL], errors["expected"], strict=True):
+        others = [
+            abs(other_error)
+            for other, other_error in zip(rows, errors[FULL], strict=True)
+            if other.case != row.case
+            and (other.regime, other.hosts > 2) == (row.regime, row.hosts > 2)
+            and (other.model == "replay") == (row.model == "replay")
+            and (other.added_latency_ms > 0) == (row.added_latency_ms > 0)
+        ]
+        if others:
+            assert expected == (abs(error) <= np.quantile(others, 0.9))
+        else:
+            assert np.isnan(expected)
+    by_regime = study.by_regime()
+    assert by_regime["expected"].dropna().between(0, 1).all()
+
+
 def test_predictions_that_were_written_first_are_the_ones_that_are_judged(study, tmp_path):
     folder = tmp_path / "new"
     write_study(folder, CASES)

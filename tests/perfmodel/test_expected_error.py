@@ -66,9 +66,21 @@ def test_the_newest_study_counts(tmp_path):
 
 
 def test_of_gpus_nothing_is_promised():
-    assert "not known" in expectation(model(1.0), "nccl", "NVLink")
-    assert "loopback" in expectation(model(1.0), "gloo", "TCP over loopback")
-    assert "balanced" in expectation(model(1.0), "gloo", "2 emulated hosts at 1 Gbit/s")
+    assert "not known" in expectation(model(1.0), "nccl", "NVLink", 1.0)
+    assert "loopback" in expectation(model(1.0), "gloo", "TCP over loopback", 1.0)
+    assert "balanced" in expectation(model(1.0), "gloo", "2 emulated hosts at 1 Gbit/s", 1.0)
+
+
+def test_the_interval_holds_what_the_error_allows(tmp_path):
+    write_study(tmp_path, "one/study-accuracy", "2026-11-22", 0.03)  # 90 % within 7 %
+    found = expected_error("balanced", tmp_path)
+    low_s, high_s = found.interval_s(2.0)
+    # At both ends the prediction is off by 7 % of what was measured.
+    assert [2.0 / low_s - 1, 2.0 / high_s - 1] == pytest.approx([0.07, -0.07])
+    # Chance in the measurements adds to it, as independent errors do: 0.07² + 0.24² = 0.25².
+    low_s, high_s = found.interval_s(2.0, chance=0.24)
+    assert [2.0 / low_s - 1, 2.0 / high_s - 1] == pytest.approx([0.25, -0.25])
+    assert found.interval_s(2.0, chance=3.0)[1] > 0  # however large
 
 
 @pytest.mark.parametrize(

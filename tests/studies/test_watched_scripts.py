@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from common.perfmodel.scaling.step_model import StepSettings
-from common.studies.script_cases import CASES
+from common.studies.script_cases import CASES, HEALTHY, Case
 from common.studies.watched_scripts import copy_case, run_under_traceml, traceml_verdict
 
 
@@ -44,7 +45,7 @@ def test_a_case_is_taken_over_with_all_its_rounds_and_logs(tmp_path: Path) -> No
 
 
 def test_the_remedy_of_a_small_batch_is_the_one_that_is_proposed() -> None:
-    case = next(case for case in CASES if case.takes_proposal)
+    case = next(case for case in CASES if case.cause == "batch-too-small")
     batch = dict(case.flags)["batch_size"]
     remedied = case.with_proposal(StepSettings(batch_per_rank=7 * batch))
     before, after = remedied.words(removed=False), remedied.words(removed=True)
@@ -56,7 +57,21 @@ def test_the_remedy_of_a_small_batch_is_the_one_that_is_proposed() -> None:
 
 
 def test_without_another_batch_to_try_nothing_is_removed() -> None:
-    case = next(case for case in CASES if case.takes_proposal)
+    case = next(case for case in CASES if case.cause == "batch-too-small")
     batch = dict(case.flags)["batch_size"]
     for proposed in (None, StepSettings(batch_per_rank=batch, accumulation=16)):
         assert case.with_proposal(proposed).planted_or_not == (False,)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.cause == "bucket-cap"])
+def test_the_remedy_of_a_bucket_cap_is_the_one_that_is_proposed(case: Case) -> None:
+    settings = StepSettings(batch_per_rank=8, bucket_cap_mb=0.75)
+    remedied = case.with_proposal(settings)
+    assert remedied.words(removed=False)[1] == case.fault
+    assert remedied.words(removed=True)[1] == "bucket-cap=0.75"
+    assert remedied.bundle(removed=True) == f"{case.name}-bucket-cap-0.75"
+    # Where the diagnosis proposes no other cap, DDP's default is tried.
+    planted = float(case.fault.partition("=")[2])
+    for proposed in (None, replace(settings, bucket_cap_mb=planted)):
+        assert case.with_proposal(proposed).words(removed=True)[1] == HEALTHY
+        assert case.with_proposal(proposed).planted_or_not == (False, True)

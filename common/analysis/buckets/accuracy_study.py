@@ -30,7 +30,13 @@ from common.analysis.statistics import MOST_NOISE
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.ddp.profile import DdpCosts, SecondsBySize, of_size
-from common.perfmodel.expected_error import ERROR_COLUMNS, LATENCY, LOOPBACK, REGIMES
+from common.perfmodel.expected_error import (
+    ERROR_COLUMNS,
+    LATENCY,
+    LOOPBACK,
+    REGIMES,
+    interval_s,
+)
 from common.perfmodel.model import COPIES, FULL, RUNGS, SEVERAL
 from common.perfmodel.simulator import profile_buckets
 from common.perfmodel.tables import read_table
@@ -65,10 +71,12 @@ class JudgedStudy:
         default), num_buckets, measured_ms, measured_step_ms, noise (floor of the case), standard
         error (of measured_ms, relative), rounds, predicted_ms; error of the backward pass under
         each rung and each of ``BESIDE`` (NaN for ``OTHERS`` where there are none), excess (of the
-        model's error), inside (whether the 90 % band holds the measurement; NaN without bands), and
-        step error (of the model).
+        model's error), inside (whether the 90 % band holds the measurement; NaN without bands),
+        expected (whether the interval of ``expected_error`` does, from the group's other cases
+        alone; NaN without any), and step error (of the model).
         """
-        return pd.concat([_judge(case, self._of_others(case)) for case in self.cases])
+        errors = pd.concat([_judge(case, self._of_others(case)) for case in self.cases])
+        return errors.assign(expected=_expected(errors))
 
     def _of_others(self, case: JudgedCase) -> DdpCosts | None:
         """Combines the case's own copies with the contention of the other models on such a network.
@@ -103,7 +111,7 @@ class JudgedStudy:
 
         Besides: n (median standard error), judged (bucketings whose own is no more than
         ``MOST_NOISE``, of ``JUDGED_ROUNDS`` or more; none where n is above that), excess and excess
-        p90 (of these; NaN of none), inside (share of bands that hold
+        p90 (of these; NaN of none), inside and expected (shares of bands and of intervals that hold
         the measurement).
         """
         rows = []
@@ -117,7 +125,7 @@ class JudgedStudy:
             judged = known if row["n"] <= MOST_NOISE else own[:0]
             row |= {"judged": len(judged), "excess": judged["excess"].median()}
             row["excess p90"] = judged["excess"].quantile(0.9)
-            row["inside"] = own["inside"].astype(float).mean()
+            row |= {name: own[name].astype(float).mean() for name in ("inside", "expected")}
             for what, column in (("", FULL), ("step ", "step error")):
                 size = own[column].abs()
                 row |= {f"{what}median": size.median(), f"{what}p90": size.quantile(0.9)}
@@ -209,6 +217,23 @@ def _inside(case: JudgedCase, measured_ms: pd.Series) -> list[bool] | float:
     }
     found = [bands[cap] for cap in caps_of(case.judged)]
     return [low <= ms <= high for (low, high), ms in zip(found, measured_ms, strict=True)]
+
+
+def _expected(errors: pd.DataFrame) -> list[float]:
+    """Checks if each judged bucketing is within the interval that the group's other cases give.
+
+    1 or 0, and NaN in a group of one case.
+    """
+    groups = grouped(errors)
+    found = []
+    for (_, row), group in zip(errors.iterrows(), groups, strict=True):
+        others = errors.loc[((groups == group) & (errors["case"] != row["case"])).to_numpy(), FULL]
+        if others.empty:
+            found.append(np.nan)
+            continue
+        low, high = interval_s(row["predicted_ms"], others.abs().quantile(0.9))
+        found.append(float(low <= row["measured_ms"] <= high))
+    return found
 
 
 def _regrets(case: JudgedCase) -> dict:

@@ -58,6 +58,9 @@ def judgement_table(study: JudgedStudy) -> Table:
     def text(column: str) -> pd.Series:
         return found[column].map("{:.1%}".format).where(judged, "not judged")
 
+    def held(column: str, without: str) -> list[str]:
+        return [without if share != share else f"{share:.0%}" for share in found[column]]
+
     return Table(
         pd.DataFrame(
             {
@@ -69,9 +72,8 @@ def judgement_table(study: JudgedStudy) -> Table:
                 ],
                 "excess": text("excess"),
                 "excess, 90 %": text("excess p90"),
-                "in band": [
-                    "no bands" if share != share else f"{share:.0%}" for share in found["inside"]
-                ],
+                "in band": held("inside", "no bands"),
+                "in expected interval": held("expected", "one case"),
             }
         ),
         {"n": "{:.1%}"},
