@@ -27,7 +27,7 @@ from common.runtime.recorder import Recorder, record_run, require_not_negative, 
 from common.scheduling.cost import TokensCost, TokensSquaredCost
 from common.scheduling.loader import AheadLoader, MicroBatch
 from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
-from common.scheduling.speeds import RankCosts
+from common.scheduling.rank_speeds import RankCosts
 from common.training.cost_calibration import calibrate, exchange_ratios
 from common.training.micro_batch_config import TextSettings, slow_factor_of
 from common.training.micro_batch_log import batch_facts, part_facts, split_exchange

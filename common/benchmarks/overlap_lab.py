@@ -35,7 +35,7 @@ from common.benchmarks.lasting_messages import MOST, LastingMessages
 from common.benchmarks.steps import FixedBatchStep
 from common.runtime.collective_timing import start_together, time_in_flight
 from common.runtime.gradient_marks import ready_marks, ready_seconds
-from common.runtime.own_group import own_group
+from common.runtime.one_rank_group import own_group
 from common.runtime.process_group import Worker
 from common.runtime.timing import clock_for
 from common.training.ddp import SETTLING_STEPS, make_ddp

@@ -9,7 +9,7 @@ import numpy as np
 
 from common.errors import UserError, unknown_name
 from common.perfmodel.ddp.profile import BackwardProfile
-from common.perfmodel.recorded import DATA, LAYERS, load_recorded
+from common.perfmodel.published import DATA, LAYERS, load_recorded
 from common.perfmodel.tables import read_ready_times
 from common.runtime.paths import project_root
 from common.runtime.run_directory import find_table

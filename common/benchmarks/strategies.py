@@ -28,7 +28,7 @@ from common.perfmodel.fsdp.communication import all_broadcasts, step_collectives
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.collective_timing import time_one_by_one
 from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows, ready_seconds
-from common.runtime.own_group import own_group
+from common.runtime.one_rank_group import own_group
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from common.analysis.buckets.sweep import BucketSweep
     from common.analysis.buckets.timelines import MeasuredTimelines
     from common.perfmodel.model import DdpModel
-    from common.perfmodel.trace import Around
+    from common.perfmodel.perfetto_trace import Around
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TraceRequest:
         """
         from common.analysis.buckets.timelines import gaps
         from common.perfmodel.buckets import cap_label
-        from common.perfmodel.trace import trace_json
+        from common.perfmodel.perfetto_trace import trace_json
         from common.runtime.run_directory import write_atomically
 
         watched = self.watched.caps() if self.watched else []
@@ -65,7 +65,7 @@ class TraceRequest:
         """Returns forward pass and update of both; none where no steps without DDP were timed."""
         from common.analysis.buckets.timelines import around_passes
         from common.perfmodel.ddp.step import read_step_parts
-        from common.perfmodel.trace import Around
+        from common.perfmodel.perfetto_trace import Around
 
         if self.local is None:
             return {}

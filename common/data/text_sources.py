@@ -15,7 +15,7 @@ import numpy as np
 
 from common.data.text_files import SPLIT_FILES, check_label, check_text, read_split, split_files
 from common.errors import UserError, unknown_name
-from common.runtime.hub import check_hub
+from common.runtime.hugging_face_hub import check_hub
 
 if TYPE_CHECKING:
     import datasets

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from common.runtime.hub import check_hub
+from common.runtime.hugging_face_hub import check_hub
 from common.runtime.progress import Progress
 
 if TYPE_CHECKING:

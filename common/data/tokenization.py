@@ -19,7 +19,7 @@ import numpy as np
 
 from common.data.shard_files import LARGEST_TOKEN
 from common.errors import UserError
-from common.runtime.hub import check_hub
+from common.runtime.hugging_face_hub import check_hub
 from common.runtime.progress import Progress
 
 if TYPE_CHECKING:

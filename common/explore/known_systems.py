@@ -28,7 +28,7 @@ from common.perfmodel.model import DdpModel
 from common.perfmodel.nccl import NcclAllReduce
 from common.perfmodel.one_device.peaks import known_peak
 from common.perfmodel.one_device.workload import Workload
-from common.perfmodel.recorded import DATA, UMD_A100, load_recorded
+from common.perfmodel.published import DATA, UMD_A100, load_recorded
 from common.perfmodel.tables import numbers, read_table
 from common.runtime.paths import relative_to_project
 from common.runtime.run_directory import find_table, read_environment

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.errors import UserError
-from common.runtime.hub import check_hub
+from common.runtime.hugging_face_hub import check_hub
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

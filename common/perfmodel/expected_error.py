@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.perfmodel.model import DdpModel
-from common.perfmodel.recorded import DATA
+from common.perfmodel.published import DATA
 from common.perfmodel.tables import read_table
 
 REGIMES = {"communication-bound": 1.8, "balanced": 1.0, "compute-bound": 0.45}

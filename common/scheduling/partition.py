@@ -10,7 +10,7 @@ one than before.
 
 It remains to choose where to cut and, for unequal ranks, the order of the ranks. Exercise A3.1
 does it for identical ranks and ``unequal_ranks`` for up to three kinds or eight ranks, and for more
-that take no longer; both are exact. ``many_kinds`` does the rest, with a lower bound on the
+that take no longer; both are exact. ``many_speeds`` does the rest, with a lower bound on the
 optimum.
 """
 
@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from common.errors import UserError
 from common.exercises.min_max_partition import SortedBatch, min_max_partition
 from common.scheduling.cost import Cost
-from common.scheduling.many_kinds import heuristic_order
+from common.scheduling.many_speeds import heuristic_order
 from common.scheduling.unequal_ranks import kinds_of, optimal_order, trial_steps
 
 logger = logging.getLogger(__name__)

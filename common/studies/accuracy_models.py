@@ -17,7 +17,7 @@ from common.benchmarks.steps import FixedBatchStep, StepSettings, make_step, mod
 from common.errors import UserError, unknown_name
 from common.models.mlp import MLP
 from common.models.text_classifier import TextClassifier, TextClassifierConfig
-from common.perfmodel.recorded import UMD_A100
+from common.perfmodel.published import UMD_A100
 from common.runtime.process_group import Worker
 from common.runtime.seeding import seed_everything
 

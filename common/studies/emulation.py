@@ -15,7 +15,7 @@ import pandas as pd
 
 from common.cluster.emulated import MAX_HOSTS, why_not
 from common.errors import UserError
-from common.perfmodel.recorded import UMD_A100, load_recorded
+from common.perfmodel.published import UMD_A100, load_recorded
 from common.report.progress import StageProgress
 from common.studies.cluster_starts import START_COLUMNS, survive
 from common.studies.ring_bandwidth import replay_bucket, ring_bandwidth, summarise

@@ -16,7 +16,7 @@ import pandas as pd
 from common.cluster.emulated import EmulatedCluster, parse_rate
 from common.cluster.launch import launch
 from common.perfmodel.collectives import algorithm_bandwidth
-from common.perfmodel.recorded import UMD_A100
+from common.perfmodel.published import UMD_A100
 from common.report.progress import StageProgress
 from common.runtime.paths import project_root
 from common.runtime.run_directory import read_environment

@@ -26,11 +26,11 @@ from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
 from common.runtime.recorder import require_positive
 from common.studies.study import earlier_table, study_run, with_verdicts
+from common.tuning.ddp_setting import DEFAULT
 from common.tuning.exhaustive import runoff_regret
 from common.tuning.launched import tune_on_ranks
 from common.tuning.recommendation import Recommendation
-from common.tuning.setting import DEFAULT
-from common.tuning.settings import SWEEP_ROUNDS
+from common.tuning.tune_settings import SWEEP_ROUNDS
 
 CASES = "cases.csv"
 NEEDED = ("model", "network", "half_width", "regret", "regret_low", "share")

@@ -13,7 +13,7 @@ from common.runtime.recorder import Recorder
 from common.scheduling.cost import CalibratedCost
 from common.scheduling.loader import MicroBatch
 from common.scheduling.modes import StepPlan
-from common.scheduling.speeds import RankCosts
+from common.scheduling.rank_speeds import RankCosts
 from common.training.micro_batch_config import TextSettings
 from common.training.micro_batch_step import MicroBatchStep
 from common.training.text_task import Task

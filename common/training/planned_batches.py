@@ -19,7 +19,7 @@ from common.runtime.run_directory import write_atomically
 from common.scheduling.cost import TokensCost, TokensSquaredCost
 from common.scheduling.loader import AheadLoader, MicroBatch
 from common.scheduling.modes import Planner, StepPlan
-from common.scheduling.speeds import RankCosts
+from common.scheduling.rank_speeds import RankCosts
 from common.training.cost_calibration import calibrate, exchange_ratios
 from common.training.evaluation import LabelledBatch
 from common.training.micro_batch_config import MicroBatchConfig

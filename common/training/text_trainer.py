@@ -21,11 +21,11 @@ from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import Recorder, record_run
 from common.training.data_parallel_step import DataParallelStep
 from common.training.evaluation import LabelledBatch, evaluate
+from common.training.learning_rate import linear, set_learning_rate
 from common.training.micro_batch_config import MicroBatchConfig
 from common.training.micro_batch_step import MicroBatchStep
 from common.training.planned_batches import PlannedRun
 from common.training.sampled_batches import SampledRun
-from common.training.schedule import linear, set_learning_rate
 from common.training.text_scaling_config import TextScalingConfig
 
 logger = logging.getLogger(__name__)

@@ -25,13 +25,13 @@ from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import record_run
 from common.training.checkpoint_files import mark_stopped
 from common.training.config import TrainingConfig
+from common.training.learning_rate import cosine, set_learning_rate
 from common.training.parallel import gradient_sync, parallelise
 from common.training.resume import checkpoint_facts, free_run_id, open_checkpoints, run_facts
-from common.training.schedule import cosine, set_learning_rate
-from common.training.source import open_data
 from common.training.step import TokenBatch, TrainingStep, build_model
 from common.training.step_log import StepLog
 from common.training.stop_request import StopRequest, stop_requests
+from common.training.token_source import open_data
 from common.training.trace_tables import write_trace_tables
 
 logger = logging.getLogger(__name__)

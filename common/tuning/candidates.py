@@ -19,7 +19,7 @@ from common.perfmodel.ddp.comm_hooks import CastHook
 from common.perfmodel.ddp.step import StepOptions, StepParts
 from common.perfmodel.model import DdpModel
 from common.perfmodel.search import Bucketing, Candidate, distinct_bucketings
-from common.tuning.setting import DEFAULT, DdpSetting, short_cap
+from common.tuning.ddp_setting import DEFAULT, DdpSetting, short_cap
 
 if TYPE_CHECKING:
     from common.tuning.measured import Measured

@@ -21,10 +21,10 @@ from common.runtime.progress import Progress
 from common.runtime.recorder import record_run, require_positive
 from common.runtime.script import run_script
 from common.runtime.seeding import seed_everything
+from common.tuning.ddp_setting import DEFAULT, DdpSetting
 from common.tuning.recommendation import read_recommendation
 from common.tuning.same_graph import check_same_graph, on_main, together
-from common.tuning.setting import DEFAULT, DdpSetting
-from common.tuning.settings import SWEEP_ROUNDS
+from common.tuning.tune_settings import SWEEP_ROUNDS
 from common.tuning.user_model import load_user_model, user_step
 from common.tuning.visits import VISIT_COLUMNS, Visits, check_under_ddp, left_as_it_was
 

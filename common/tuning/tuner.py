@@ -29,12 +29,12 @@ from common.runtime.process_group import Worker
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run
 from common.tuning.candidates import Predicted, Prediction, cap_of, ddp_model, predict_all
+from common.tuning.ddp_setting import DEFAULT
 from common.tuning.measured import Measured, WatchedPasses, measure_all, watch_passes
 from common.tuning.plan import ROUNDS_PER_LEVEL, VisitPlan, plan_visits, with_final_rounds
 from common.tuning.recommendation import Recommendation, Verified, write_recommendation
 from common.tuning.same_graph import check_same_graph, on_main, together
-from common.tuning.setting import DEFAULT
-from common.tuning.settings import SWEEP_ROUNDS, TuneSettings
+from common.tuning.tune_settings import SWEEP_ROUNDS, TuneSettings
 from common.tuning.user_model import UserModel, checked_model, user_step
 from common.tuning.visits import (
     STEPS,

@@ -25,8 +25,8 @@ from common.runtime.progress import Progress
 from common.runtime.run_directory import SampleStream
 from common.runtime.timing import clock_for
 from common.training.ddp import compress_gradients, exchanging, make_ddp
+from common.tuning.ddp_setting import DEFAULT, DdpSetting
 from common.tuning.same_graph import together
-from common.tuning.setting import DEFAULT, DdpSetting
 from common.tuning.user_model import UserModel, checked_loss, said
 
 WARMUP_STEPS, STEPS = 2, 4

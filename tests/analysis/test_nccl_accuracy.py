@@ -26,7 +26,7 @@ from common.analysis.clusters.nccl_accuracy import (
 from common.analysis.clusters.nccl_figures import plot_nccl_accuracy
 from common.perfmodel.cluster.nccl_fit import calibrate_ramp
 from common.perfmodel.nccl import RAMP
-from common.perfmodel.recorded import UMD_A100
+from common.perfmodel.published import UMD_A100
 
 pytestmark = pytest.mark.xdist_group("nccl_accuracy")  # its tables are made once
 

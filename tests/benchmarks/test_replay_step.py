@@ -21,7 +21,7 @@ from common.analysis.buckets.sweep import read_sweep
 from common.benchmarks.replayed_profile import open_replayed
 from common.cli.predict import Predict, Report
 from common.errors import UserError
-from common.perfmodel.recorded import load_recorded
+from common.perfmodel.published import load_recorded
 from common.perfmodel.tables import read_costs, read_ready_times
 from common.runtime.paths import project_root
 

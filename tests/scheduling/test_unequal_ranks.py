@@ -15,7 +15,7 @@ from partition_support import LENGTHS, bottleneck, optimum, problems
 
 from common.exercises.min_max_partition import SortedBatch
 from common.scheduling.cost import CalibratedCost, TokensCost
-from common.scheduling.many_kinds import heuristic_order
+from common.scheduling.many_speeds import heuristic_order
 from common.scheduling.partition import bounded_plan, min_max_contiguous
 from common.scheduling.unequal_ranks import kinds_of, optimal_order
 

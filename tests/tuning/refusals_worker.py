@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.runtime.process_group import process_group
 from common.tuning import tune
 from common.tuning.same_graph import together
-from common.tuning.settings import TuneSettings
+from common.tuning.tune_settings import TuneSettings
 from common.tuning.user_model import load_user_model
 
 

@@ -11,8 +11,8 @@ from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.tables import AllReduceTable
 from common.tuning.candidates import APART, predict, predict_all
+from common.tuning.ddp_setting import DEFAULT, DdpSetting
 from common.tuning.measured import Measured, curve_sizes
-from common.tuning.setting import DEFAULT, DdpSetting
 
 MIB = 2**20
 

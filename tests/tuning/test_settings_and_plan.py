@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
+from common.tuning.ddp_setting import DdpSetting, short_cap
 from common.tuning.plan import (
     FEWEST_FINAL,
     MOST_FINAL,
@@ -16,8 +17,7 @@ from common.tuning.plan import (
     plan_visits,
     with_final_rounds,
 )
-from common.tuning.setting import DdpSetting, short_cap
-from common.tuning.settings import TuneSettings
+from common.tuning.tune_settings import TuneSettings
 
 
 @given(low=st.integers(1, 2**40), more=st.integers(0, 2**40))

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import UserError
-from common.tuning.setting import DEFAULT, DdpSetting
+from common.tuning.ddp_setting import DEFAULT, DdpSetting
 from common.tuning.target import parse_target
 from common.tuning.user_model import TrainedPart, load_user_model, ready_order
 

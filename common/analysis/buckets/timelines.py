@@ -26,9 +26,9 @@ from common.analysis.buckets.sweep import BucketSweep
 from common.analysis.style import Table
 from common.errors import UserError
 from common.perfmodel.buckets import cap_label
+from common.perfmodel.perfetto_trace import Around, copy_starts_s
 from common.perfmodel.simulator import BackwardTimeline, BucketEvent
 from common.perfmodel.tables import numbers, read_table
-from common.perfmodel.trace import Around, copy_starts_s
 from common.runtime.run_directory import find_table
 
 TABLE = "bucket-timeline.csv"

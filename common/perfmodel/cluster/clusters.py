@@ -15,7 +15,7 @@ import yaml
 
 from common.errors import UserError, unknown_name
 from common.perfmodel.one_device.peaks import GPUS, known_peak
-from common.perfmodel.recorded import DATA
+from common.perfmodel.published import DATA
 
 CLUSTERS = DATA / "clusters"
 GENERATIONS = ("ampere", "hopper")

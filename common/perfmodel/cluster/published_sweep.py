@@ -31,7 +31,7 @@ from common.perfmodel.model import DdpModel
 from common.perfmodel.nccl import NcclAllReduce
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.peaks import GPUS
-from common.perfmodel.recorded import DATA
+from common.perfmodel.published import DATA
 from common.perfmodel.simulator import BackwardTimeline
 from common.perfmodel.tables import numbers, read_table
 

@@ -14,7 +14,7 @@ import yaml
 from scipy.optimize import minimize_scalar
 
 from common.errors import UserError
-from common.perfmodel.recorded import DATA
+from common.perfmodel.published import DATA
 from common.perfmodel.scaling.mlp_step import Mlp, TwoGpuModel, bandwidth_root, fit_one_device
 from common.perfmodel.tables import numbers, read_table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-WORKER = Path(__file__).with_name("own_group_worker.py")
+WORKER = Path(__file__).with_name("one_rank_group_worker.py")
 
 
 def test_each_rank_is_alone_in_a_group_that_it_makes_in_one_call(rank_server):

@@ -15,8 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfmodel_support import CAPS_BYTES, greedy_groups, networks, profiles
 
+from common.perfmodel.perfetto_trace import (
+    Around,
+    copy_starts_s,
+    in_flight_lanes,
+    slices,
+    trace_json,
+)
 from common.perfmodel.simulator import BackwardTimeline, BucketEvent, simulate_buckets
-from common.perfmodel.trace import Around, copy_starts_s, in_flight_lanes, slices, trace_json
 
 # Two buckets one after another, 100 and 50 kB: the second waits for 1 ms, both are copied back.
 PREDICTED = BackwardTimeline(

@@ -7,7 +7,7 @@ import json
 import torch
 import torch.distributed as dist
 
-from common.runtime.own_group import own_group
+from common.runtime.one_rank_group import own_group
 from common.runtime.process_group import process_group
 
 with process_group("cpu") as worker:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.scheduling.cost import CalibratedCost
-from common.scheduling.speeds import WINDOW, RankCosts, alike
+from common.scheduling.rank_speeds import WINDOW, RankCosts, alike
 
 COST = CalibratedCost(2e-3, 1e-4, 1e-8)
 SIZES = [(1, 8), (4, 8), (16, 8), (1, 64), (4, 64), (16, 64)]
