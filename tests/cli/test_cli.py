@@ -4,6 +4,7 @@ One refusal is that of a process of its own; everything else comes from the same
 process. CI runs the README's commands as processes.
 """
 
+import math
 import os
 import re
 import shutil
@@ -46,6 +47,20 @@ def test_predict_reads_a_run_directory_and_compares_as_the_students_script_does(
     script = ASSIGNMENT2 / "predict_bucket_size.py"
     done = rank_server.run(script, "--run_dir", RECORDED, variables={"COLUMNS": "100"})
     assert (done.exit_codes, done.stdout) == ([0], [predicted])
+
+
+def test_predict_gives_the_interval_that_the_studys_errors_and_chance_make() -> None:
+    said = answered("predict", "--run-dir", RECORDED)
+
+    def numbers(pattern: str) -> list[float]:
+        return list(map(float, re.search(pattern, said).groups()))
+
+    [predicted] = numbers(r"b\* = .*? MiB: ([\d.]+) ms")
+    [error] = numbers(r"90 % were within ([\d.]+)%")
+    chance = numbers(r"in 90 % of draws the backward pass takes ([\d.]+) to ([\d.]+) ms")
+    wide = math.hypot(error / 100, (chance[1] - chance[0]) / 2 / predicted)
+    expected = numbers(r"So expect ([\d.]+) to ([\d.]+) ms")
+    assert expected == pytest.approx([predicted / (1 + wide), predicted / (1 - wide)], abs=0.2)
 
 
 def test_predict_says_where_contention_was_measured_in_an_earlier_way(tmp_path: Path) -> None:
