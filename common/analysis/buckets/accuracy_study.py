@@ -11,6 +11,7 @@ bucketing is not judged.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -72,8 +73,8 @@ class JudgedStudy:
         error (of measured_ms, relative), rounds, predicted_ms; error of the backward pass under
         each rung and each of ``BESIDE`` (NaN for ``OTHERS`` where there are none), excess (of the
         model's error), inside (whether the 90 % band holds the measurement; NaN without bands),
-        expected (whether the interval of ``expected_error`` does, from the group's other cases
-        alone; NaN without any), and step error (of the model).
+        chance (half its width; 0 without), expected (whether the interval of ``expected_error``
+        does, from the group's other cases alone; NaN without any), and step error (of the model).
         """
         errors = pd.concat([_judge(case, self._of_others(case)) for case in self.cases])
         return errors.assign(expected=_expected(errors))
@@ -204,19 +205,18 @@ def _judge(case: JudgedCase, of_others: DdpCosts | None) -> pd.DataFrame:
     table[FULL] = table["predicted_ms"] / table["measured_ms"] - 1
     table["excess"] = np.sqrt(np.maximum(0, table[FULL] ** 2 - table["standard error"] ** 2))
     table["step error"] = (table["predicted_ms"] + case.around_s * 1e3) / steps - 1
-    return table.assign(inside=_inside(case, table["measured_ms"]))
-
-
-def _inside(case: JudgedCase, measured_ms: pd.Series) -> list[bool] | float:
-    """Checks if each judged bucketing's band holds its measured median; NaN without bands."""
     if case.predictions is None:
-        return float("nan")
+        return table.assign(inside=np.nan, chance=0.0)
     bands = {
         None if pd.isna(row.bucket_cap_mib) else row.bucket_cap_mib: (row.low_ms, row.high_ms)
         for row in case.predictions.itertuples()
     }
-    found = [bands[cap] for cap in caps_of(case.judged)]
-    return [low <= ms <= high for (low, high), ms in zip(found, measured_ms, strict=True)]
+    low, high = np.array([bands[cap] for cap in caps]).T
+    measured_ms, predicted_ms = table["measured_ms"], table["predicted_ms"]
+    return table.assign(
+        inside=(low <= measured_ms) & (measured_ms <= high),
+        chance=(high - low) / 2 / predicted_ms,
+    )
 
 
 def _expected(errors: pd.DataFrame) -> list[float]:
@@ -231,7 +231,8 @@ def _expected(errors: pd.DataFrame) -> list[float]:
         if others.empty:
             found.append(np.nan)
             continue
-        low, high = interval_s(row["predicted_ms"], others.abs().quantile(0.9))
+        error = math.hypot(others.abs().quantile(0.9), row["chance"])
+        low, high = interval_s(row["predicted_ms"], error)
         found.append(float(low <= row["measured_ms"] <= high))
     return found
 
