@@ -114,7 +114,7 @@ def test_each_change_is_run_as_often_as_the_script_as_it_is(ranks, tmp_path: Pat
     watch = {"verify": 1}
     run_loop(ranks, tmp_path, "--accumulation", 3, "--no_sync", 0, "--find_unused", 1, watch=watch)
     for number in (0, 1):
-        # On a busy machine the script may wait for its data; workers are tried in rounds of their own.
+        # Where a busy machine lets the script wait for its data, workers have rounds of their own.
         rows = [row for row in rows_of(tmp_path, number, "trials") if row["kind"] != "workers"]
         kinds = {row["kind"] for row in rows}
         assert {AS_IT_IS, "bucket_cap_mb", "compression", "no_sync"} <= kinds
