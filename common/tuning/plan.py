@@ -14,7 +14,9 @@ ROUNDS_PER_LEVEL = 2
 LADDERS = ((8, 4, 2), (6, 3), (4, 2), (3,), (2,), (1,))
 """Candidates at each level, the richest plan first. With one candidate there is no choice."""
 FEWEST_FINAL, MOST_FINAL = 6, 14
-"""Bounds on the rounds of the winner: fewer than six give no interval of 95 %."""
+"""Bounds on the final rounds of a plan: fewer than six give no interval of 95 %."""
+MOST_WITH_TIME_LEFT = 30
+"""Bound on the final rounds of the winner, where there is time after those of the plan."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,16 @@ def with_final_rounds(plan: VisitPlan, visits: float) -> VisitPlan:
         if rounds >= FEWEST_FINAL:
             return replace(plan, final_rounds=rounds, options=options)
     return replace(plan, final_rounds=FEWEST_FINAL, options=())
+
+
+def rounds_with_time_left(done: int, visits: float) -> int:
+    """Returns how many more rounds of the winner and the default fit into the ``visits`` left.
+
+    Args:
+        done: final rounds so far.
+        visits: that there is time for.
+    """
+    return max(0, min(MOST_WITH_TIME_LEFT - done, int(visits // 2)))
 
 
 def plan_visits(visits: int, candidates: int, options: Sequence[int] = ()) -> VisitPlan:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 from torch import Tensor, nn
@@ -31,7 +32,13 @@ from common.runtime.recorder import Recorder, record_run
 from common.tuning.candidates import Predicted, Prediction, cap_of, ddp_model, predict_all
 from common.tuning.ddp_setting import DEFAULT
 from common.tuning.measured import Measured, WatchedPasses, measure_all, watch_passes
-from common.tuning.plan import ROUNDS_PER_LEVEL, VisitPlan, plan_visits, with_final_rounds
+from common.tuning.plan import (
+    ROUNDS_PER_LEVEL,
+    VisitPlan,
+    plan_visits,
+    rounds_with_time_left,
+    with_final_rounds,
+)
 from common.tuning.recommendation import Recommendation, Verified, write_recommendation
 from common.tuning.same_graph import check_same_graph, on_main, together
 from common.tuning.tune_settings import SWEEP_ROUNDS, TuneSettings
@@ -47,7 +54,29 @@ from common.tuning.visits import (
 )
 
 FINAL = "final"
-CAUTION = 0.85
+CAUTION = 0.9
+"""The part of the promised time that visits are planned for: what a sweep takes is an estimate."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The time for tuning, in visits to DDP's default.
+
+    Attributes:
+        visits: all of tuning may take the time of so many.
+        began: the moment at which tuning began, by ``time.perf_counter`` of this rank.
+        visiting: the moment at which visits began, likewise.
+    """
+
+    visits: float
+    began: float
+    visiting: float
+
+    def left(self, visits: Visits) -> float:
+        """Returns how many more fit, by the cost of those made; the same on every rank."""
+        now = time.perf_counter()
+        visit_s = (now - self.visiting) / visits.count
+        return visits.worker.broadcast(self.visits - (now - self.began) / visit_s)
 
 
 def tune(
@@ -112,28 +141,28 @@ def _tune(
     measured = measure_all(step, passes, worker, recorder)
     predicted = on_main(worker, lambda: predict_all(measured, takes_cap_list()))
     spent_s = worker.broadcast(time.perf_counter() - began)
+    allowed = CAUTION * settings.share * len(predicted.bucketings) * SWEEP_ROUNDS
     plan = plan_visits(
-        _affordable(settings.share, spent_s, measured, predicted),
+        _affordable(allowed, spent_s, measured, predicted),
         len(predicted.candidates),
         [option.setting.accumulation for option in predicted.options],
     )
     if recorder.run:
         recorder.run.write_table("predictions.csv", bucketing_table(predicted, measured))
-    visiting = time.perf_counter()
+    budget = Budget(allowed, began, visiting=time.perf_counter())
     sink = recorder.run.stream("visits.csv", VISIT_COLUMNS) if recorder.run else None
     visits = Visits(step, worker, sink, Progress(plan.visits, worker.is_main))
     ranked = rank_candidates(visits, predicted.candidates, plan)
     best = ranked[0]
     if visits.count:
-        so_far = time.perf_counter()
-        visit_s = (so_far - visiting) / visits.count
-        left = _visits_allowed(settings.share, predicted) - (so_far - began) / visit_s
-        plan = with_final_rounds(plan, worker.broadcast(left))
-    options = predicted.options[: len(plan.options)]
-    finalists = [DEFAULT, best.setting, *(option.setting for option in options)]
-    final = instance_times(visits.rounds(FINAL, finalists, plan.final_rounds))
+        plan = with_final_rounds(plan, budget.left(visits))
+    options = [option.setting for option in predicted.options[: len(plan.options)]]
+    samples = visits.rounds(FINAL, [DEFAULT, best.setting, *options], plan.final_rounds)
+    more = rounds_with_time_left(plan.final_rounds, budget.left(visits))
+    added = visits.rounds(FINAL, [DEFAULT, best.setting], more, first=plan.final_rounds)
+    final = instance_times(pd.concat([samples, added]))
     now = time.perf_counter()
-    visit_s = (now - visiting) / visits.count
+    visit_s = (now - budget.visiting) / visits.count
     sweep_s = len(predicted.bucketings) * SWEEP_ROUNDS * visit_s
     tuning_s, sweep_s = worker.broadcast((now - began, sweep_s))
     everything = all_instance_times(visits.samples)
@@ -243,20 +272,15 @@ def bucketing_table(predicted: Predicted, measured: Measured) -> pd.DataFrame:
     )
 
 
-def _affordable(share: float, spent_s: float, measured: Measured, predicted: Predicted) -> int:
-    """Returns how many visits fit into the time that is left of the share, before any was made.
+def _affordable(allowed: float, spent_s: float, measured: Measured, predicted: Predicted) -> int:
+    """Returns how many of the visits that are ``allowed`` there is time for, before any was made.
 
     A visit is estimated as its steps at the predicted time, and one all-reduce of all bytes for
     making the instance, which sends all weights once.
     """
     wrapping_s = float(measured.networks["none"].curve.time_s(measured.profile.total_bytes))
     visit_s = wrapping_s + (WARMUP_STEPS + STEPS) * predicted.default.step_s
-    return int(_visits_allowed(share, predicted) - spent_s / visit_s)
-
-
-def _visits_allowed(share: float, predicted: Predicted) -> float:
-    """Returns the share of an exhaustive sweep's visits, less a margin for errors of estimates."""
-    return CAUTION * share * len(predicted.bucketings) * SWEEP_ROUNDS
+    return int(allowed - spent_s / visit_s)
 
 
 def _hardware(worker: Worker) -> str:

@@ -13,8 +13,10 @@ from common.tuning.ddp_setting import DdpSetting, short_cap
 from common.tuning.plan import (
     FEWEST_FINAL,
     MOST_FINAL,
+    MOST_WITH_TIME_LEFT,
     ROUNDS_PER_LEVEL,
     plan_visits,
+    rounds_with_time_left,
     with_final_rounds,
 )
 from common.tuning.tune_settings import TuneSettings
@@ -81,6 +83,15 @@ def test_the_end_of_a_plan_fits_into_what_is_left(visits, left):
     assert shorter.final_rounds <= plan.final_rounds
     ends = shorter.final_rounds * (2 + sum(shorter.options))
     assert ends <= left or (shorter.final_rounds, shorter.options) == (FEWEST_FINAL, ())
+
+
+@given(done=st.integers(FEWEST_FINAL, MOST_FINAL), left=st.floats(-100, 300))
+def test_rounds_with_time_left_fit_into_it(done, left):
+    more = rounds_with_time_left(done, left)
+    assert 0 <= 2 * more <= max(0, left)
+    assert done + more <= MOST_WITH_TIME_LEFT
+    # one more would not fit, or is not wanted
+    assert 2 * (more + 1) > left or done + more == MOST_WITH_TIME_LEFT
 
 
 @given(visits=st.integers(0, 300), more=st.integers(0, 100))
