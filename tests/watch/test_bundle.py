@@ -10,7 +10,10 @@ import pandas as pd
 import pytest
 
 from common.analysis.diagnosis.bundle import read_bundle, tables_of, write_run
-from common.analysis.diagnosis.evidence import open_evidence
+from common.analysis.diagnosis.causes import Case
+from common.analysis.diagnosis.causes_ranks import slow_rank, unequal_lengths
+from common.analysis.diagnosis.causes_validity import mixed_configurations
+from common.analysis.diagnosis.evidence import NotJudged, open_evidence
 from common.errors import UserError
 
 ABOUT = {
@@ -196,3 +199,65 @@ def test_buckets_are_those_of_the_last_backward_pass(tmp_path: Path) -> None:
     found = buckets.groupby(["rank", "step"])[["bucket", "size_bytes"]].agg(list)
     assert found["bucket"].tolist() == [[0, 1]] * 4
     assert found["size_bytes"].tolist() == [[1000, 2000]] * 4
+
+
+def changed_rows(folder: Path, table: str, change: dict, ranks: tuple[int, ...] = (0, 1)) -> None:
+    """Changes the rows of a table in a bundle."""
+    for rank in ranks:
+        path = folder / f"rank{rank}.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [row | change if row["table"] == table else row for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("status", "resumed_at", "goes_on"),
+    [
+        ("ended", None, True),
+        ("interrupted", None, False),
+        ("interrupted", 3, False),
+        ("interrupted", 9, True),
+    ],
+)
+def test_a_stall_is_over_if_a_later_step_came_or_the_script_ended_by_itself(
+    tmp_path: Path, status: str, resumed_at: int | None, goes_on: bool
+) -> None:
+    # A stall after step 8; a rank may have gone on after an earlier one, which says nothing of it.
+    folder = write_bundle(tmp_path / "b")
+    changed_rows(folder, "end", {"status": status})
+    rows = [{"table": "stalled", "step": 8, "seconds": 60.0, "phase": "data", "stack": ["a"]}]
+    if resumed_at is not None:
+        rows.append({"table": "resumed", "step": resumed_at, "seconds": 61.0})
+    with (folder / "rank1.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    assert tables_of(read_bundle(folder))["stalls.csv"]["resumed"].tolist() == [goes_on]
+
+
+def test_steps_whose_samples_are_not_known_name_no_rank(tmp_path: Path) -> None:
+    # A model that is called with an object of its own kind: samples are 0.
+    folder = write_bundle(tmp_path / "b")
+    counts = dict.fromkeys(("samples", "tokens", "padded_tokens"), 0)
+    changed_rows(folder, "steps", counts)
+    case = Case(open_evidence(write_run(read_bundle(folder), tmp_path / "run")))
+    for cause in (slow_rank, unequal_lengths):
+        with pytest.raises(NotJudged, match="samples"):
+            cause(case)
+    assert case.speedup_now is None
+
+
+@pytest.mark.parametrize(("of_rank_1", "differs"), [((4, 4), True), ((4, 16), False)])
+def test_batches_of_no_fixed_number_are_not_compared(
+    tmp_path: Path, of_rank_1: tuple[int, int], differs: bool
+) -> None:
+    # Rank 0 takes 8 samples in both steps. Rank 1 takes fewer, or what a budget of tokens makes.
+    folder = write_bundle(tmp_path / "b")
+    path = folder / "rank1.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if row["table"] == "steps":
+            row["samples"] = of_rank_1[row["step"]]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = mixed_configurations(
+        Case(open_evidence(write_run(read_bundle(folder), tmp_path / "r")))
+    )
+    assert bool(found and "samples of a step" in str(found.evidence)) == differs

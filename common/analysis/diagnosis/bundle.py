@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from tempfile import mkdtemp
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from common import tables
 from common.analysis.diagnosis.evidence import (
@@ -172,6 +174,8 @@ def _notes(bundle: Bundle) -> list[str]:
         notes.append(f"The record of {_ranks(cut)} breaks off: it was killed, or it still runs.")
     elif (bundle.of("end")["status"] == "ended").any():
         notes.append("The script ended before the watch did: fewer steps than asked for.")
+    elif (bundle.of("end")["status"] == "interrupted").any():
+        notes.append("The script ended by an exception, or by Ctrl-C, before the watch did.")
     return notes
 
 
@@ -233,8 +237,11 @@ def _steps(bundle: Bundle) -> pd.DataFrame:
     steps = steps[complete].sort_values(["rank", "step"])
     if steps.empty:
         raise UserError(f"{bundle.folder}: no step is in the records of all ranks")
-    between_s = steps["began_s"] - steps.groupby("rank")["ended_s"].shift()
-    steps["between_time_ms"] = between_s.clip(lower=0) * 1e3
+    if "between_time_ms" not in steps:  # of an earlier watch
+        steps["between_time_ms"] = (
+            steps["began_s"] - steps.groupby("rank")["ended_s"].shift()
+        ) * 1e3
+    steps["between_time_ms"] = pd.to_numeric(steps["between_time_ms"]).clip(lower=0)
     exchange = pd.to_numeric(steps["exchange_time_ms"])
     steps["communication_time_ms"] = exchange.groupby(steps["step"]).transform("min")
     steps["waiting_time_ms"] = exchange - steps["communication_time_ms"]
@@ -312,16 +319,38 @@ def _samples(bundle: Bundle) -> pd.DataFrame:
     identities, facts = bundle.of("identities"), bundle.of("facts")
     known = pd.to_numeric(facts["data_samples"], errors="coerce") if len(facts) else pd.Series([])
     size = int(known.max()) if known.notna().any() else None
-    rows: list[dict] = []
     if identities.empty:
         return pd.DataFrame()
+    by_epoch: dict[int, list[NDArray]] = {}
     for epoch, group in identities.groupby("epoch"):
-        if group["rank"].nunique() < bundle.about["rank"].nunique():
-            continue
-        by_rank = {int(row["rank"]): np.array(row["samples"]) for _, row in group.iterrows()}
-        everyone = [by_rank[rank] for rank in sorted(by_rank)]
-        rows += sample_rows(everyone, arm=0, epoch=int(epoch), data_samples=size)
-    return pd.DataFrame(rows)
+        if group["rank"].nunique() == bundle.about["rank"].nunique():
+            by_rank = {int(row["rank"]): np.array(row["samples"]) for _, row in group.iterrows()}
+            by_epoch[int(epoch)] = [by_rank[rank] for rank in sorted(by_rank)]
+    orders = _orders(by_epoch)
+    rows = [
+        row | {"order": orders.get((epoch, row["rank"]))}
+        for epoch, everyone in by_epoch.items()
+        for row in sample_rows(everyone, arm=0, epoch=epoch, data_samples=size)
+    ]
+    is_hashed = "is_hashed" in identities and identities["is_hashed"].fillna(False).any()
+    return pd.DataFrame(rows).assign(is_hashed=bool(is_hashed))
+
+
+def _orders(by_epoch: dict[int, list[NDArray]]) -> dict[tuple[int, int], str]:
+    """Returns a checksum of each rank's order in an epoch, by (epoch, rank).
+
+    The window begins in the middle of its first epoch, and ends in that of its last. So the first
+    has none, and the others' are of as many samples as each of them has. Samples in ascending order
+    were not to be shuffled: they have none.
+    """
+    orders: dict[tuple[int, int], str] = {}
+    for rank in range(max(map(len, by_epoch.values()), default=0)):
+        begun = {epoch: by_epoch[epoch][rank] for epoch in sorted(by_epoch)[1:]}
+        length = min(map(len, begun.values()), default=0)
+        for epoch, ids in begun.items():
+            if length > 1 and not (np.diff(ids[:length]) > 0).all():
+                orders[epoch, rank] = f"{zlib.crc32(ids[:length].tobytes()):08x}"
+    return orders
 
 
 def _stalls(bundle: Bundle) -> pd.DataFrame:
@@ -329,10 +358,16 @@ def _stalls(bundle: Bundle) -> pd.DataFrame:
     stalled = bundle.of("stalled")
     if stalled.empty:
         return stalled
-    resumed = set(map(tuple, bundle.of("resumed").get(["rank"], pd.DataFrame()).to_numpy()))
+    resumed, end = bundle.of("resumed"), bundle.of("end")
+    last = resumed.groupby("rank")["step"].max().to_dict() if len(resumed) else {}
+    # A script that came to its own end did go on, if only to what follows its last step.
+    over = set(end.loc[end["status"] != "interrupted", "rank"]) if len(end) else set()
     return stalled.assign(
         stack=["\n".join(lines) for lines in stalled["stack"]],
-        resumed=[(rank,) in resumed for rank in stalled["rank"]],
+        resumed=[
+            rank in over or last.get(rank, -1) > step
+            for rank, step in zip(stalled["rank"], stalled["step"], strict=True)
+        ],
     )
 
 

@@ -104,6 +104,8 @@ def confidence(
         error: the standard error of the value.
         steps: how many the value was taken from.
     """
+    if math.isnan(value) or math.isnan(error):
+        return "low", "how much it is by chance is not known"
     distance = abs(value - threshold)
     errors = distance / error if error > 0 else math.inf
     said = f"{value:.3g} against a threshold of {threshold:.3g}"
@@ -156,7 +158,7 @@ class Case:
     def speedup_now(self) -> float | None:
         """Returns the samples per second over those of one rank; None where that is not known."""
         one = self.one_rank_throughput
-        return None if one is None else self.run.throughput / one
+        return None if not one else self.run.throughput / one
 
     def speedup_without(self, lost_share: float) -> float | None:
         """Returns the speedup if this share of the step fell away."""

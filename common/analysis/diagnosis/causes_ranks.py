@@ -182,14 +182,14 @@ def slow_rank(case: Case) -> Verdict | None:
     """Judges whether one rank computes longer than the others, step after step."""
     if case.ranks < 2:
         raise NotJudged("one rank has no other to be slower than")
-    compute, tokens = _compute(case), _tokens(case)
-    rate = compute / tokens.loc[compute.index]
+    compute, tokens = _compute_and_tokens(case)
+    rate = compute / tokens
     slowest = int(rate.median().idxmax())
     others = rate.drop(columns=slowest).median(axis=1)
     ratios = rate[slowest] / others
     ratio, error = float(ratios.median()), standard_error(ratios)
     often = float((rate.idxmax(axis=1) == slowest).mean())
-    if ratio < SLOW_RATIO or often < SLOWEST_OFTEN:
+    if not (ratio >= SLOW_RATIO and often >= SLOWEST_OFTEN):  # none of them if not known
         return None
     medians = compute.median()
     over_ms = float(medians[slowest] - medians.drop(slowest).mean())
@@ -290,8 +290,7 @@ def unequal_lengths(case: Case) -> Verdict | None:
     """Judges whether ranks take turns as stragglers, with the longest texts of a step."""
     if case.ranks < 2:
         raise NotJudged("one rank has nobody to wait for")
-    compute, tokens = _compute(case), _tokens(case)
-    tokens = tokens.loc[compute.index]
+    compute, tokens = _compute_and_tokens(case)
     uneven = tokens.max(axis=1) / tokens.mean(axis=1) - 1
     if uneven.mean() < UNEQUAL_SHARE / 2:
         return None
@@ -356,9 +355,20 @@ def _compute(case: Case) -> pd.DataFrame:
     return both.dropna()
 
 
-def _tokens(case: Case) -> pd.DataFrame:
-    """Returns padded tokens by step and rank, or samples where nothing is padded."""
-    tokens = case.run.by_step("padded_tokens")
+def _compute_and_tokens(case: Case) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Returns forward and backward pass in ms, and padded tokens, by step and rank.
+
+    Samples stand for tokens where nothing is padded. Steps of which they are not known on all ranks
+    are left out.
+
+    Raises:
+        NotJudged: they are known of no step.
+    """
+    compute, tokens = _compute(case), case.run.by_step("padded_tokens")
     if tokens.empty or (tokens <= 0).any(axis=None):
         tokens = case.run.by_step("samples")
-    return tokens
+    counted = tokens.loc[compute.index]
+    counted = counted[(counted > 0).all(axis=1)]
+    if counted.empty:
+        raise NotJudged(f"{STEPS} does not count the samples of a step")
+    return compute.loc[counted.index], counted

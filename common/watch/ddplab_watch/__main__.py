@@ -37,7 +37,8 @@ def main(words: list[str]) -> None:
         options = Options.from_environment(environment)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    options = replace(options, folder=str(Path(folder or options.folder).absolute()))
+    chosen = str(Path(folder or options.folder).absolute())
+    options = replace(options, folder=chosen, named=bool(folder) or options.named)
     os.environ.update(options.to_environment())  # of processes that the script starts
     auto.install()
     if words[0] == "-m":

@@ -64,16 +64,26 @@ def is_whole(tensor: Tensor) -> bool:
 def content_hashes(batch: Any) -> list[int] | None:
     """Returns a number for each sample that depends on what is in it alone; None for no tensor.
 
-    The same sample has the same number on every rank. It is a checksum of 32 bits: the sample
-    cannot be had back from it. Tensors on a GPU are left alone.
+    The same sample has the same number on every rank. It is a checksum of 32 bits over all tensors
+    of the batch (a label by itself is the same for many samples), of large ones over columns spread
+    evenly: the sample cannot be had back from it. Tensors on a GPU are left alone.
     """
+    found: list[int] | None = None
     for _, tensor in tensors_in(batch):
-        if tensor.dim() >= 1 and tensor.device.type == "cpu" and len(tensor) and tensor.numel():
-            rows = tensor.detach().reshape(len(tensor), -1).contiguous()
-            kept = max(1, HASHED_BYTES // rows.element_size())
-            octets = rows[:, :kept].contiguous().view(torch.uint8)
-            return [zlib.crc32(row.numpy().tobytes()) for row in octets]
-    return None
+        is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+        if not (is_plain and tensor.dim() and tensor.numel()):
+            continue
+        rows = tensor.detach().reshape(len(tensor), -1)
+        kept = max(1, HASHED_BYTES // rows.element_size())
+        every = -(-rows.shape[1] // kept)
+        octets = rows[:, ::every].contiguous().view(torch.uint8)
+        found = [0] * len(octets) if found is None else found
+        if len(octets) == len(found):
+            found = [
+                zlib.crc32(row.numpy().tobytes(), so_far)
+                for row, so_far in zip(octets, found, strict=True)
+            ]
+    return found
 
 
 def halved(value: Any, samples: int, factor: float) -> Any:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -66,7 +67,10 @@ def watch_updates(hooks: Hooks, ended: Callable[[Any, bool], None]) -> None:
     def scaled(plain: Callable) -> Callable:
         def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             updated = []
-            handle = optimizer.register_step_post_hook(lambda *_: updated.append(True))
+            try:
+                handle = optimizer.register_step_post_hook(lambda *_: updated.append(True))
+            except Exception:  # no optimizer of torch's; the scaler takes whatever has a ``step``
+                return plain(self, optimizer, *args, **kwargs)
             try:
                 return plain(self, optimizer, *args, **kwargs)
             finally:
@@ -80,15 +84,24 @@ def watch_updates(hooks: Hooks, ended: Callable[[Any, bool], None]) -> None:
 
 
 def watch_backward(hooks: Hooks, began: Callable[[], None], ended: Callable[[], None]) -> None:
-    """Calls ``began`` and ``ended`` around each backward pass."""
+    """Calls ``began`` and ``ended`` around each backward pass.
+
+    Not around one inside of another: reentrant checkpointing has one for each block.
+    """
+    depth = 0
 
     def watched(plain: Callable) -> Callable:
         def backward(*args: Any, **kwargs: Any) -> None:
-            began()
+            nonlocal depth
+            depth += 1
+            if depth == 1:
+                began()
             try:
                 plain(*args, **kwargs)
             finally:
-                ended()
+                depth -= 1
+                if depth == 0:
+                    ended()
 
         return backward
 
@@ -149,8 +162,9 @@ def watch_fetches(
 def roots_of(parameters: Iterable[nn.Parameter]) -> list[nn.Module]:
     """Finds the outermost modules that hold any of the parameters, among all objects there are."""
     wanted = {id(parameter) for parameter in parameters}
-    # By the type: asking an object for its class may import what a lazy module stands for.
-    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    with _nothing_frozen():
+        # By the type: asking an object for its class may import what a lazy module stands for.
+        modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
     inner = {
         id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()
     }
@@ -159,6 +173,25 @@ def roots_of(parameters: Iterable[nn.Parameter]) -> list[nn.Module]:
         for module in modules
         if id(module) not in inner and any(id(p) in wanted for p in module.parameters())
     ]
+
+
+@contextmanager
+def _nothing_frozen() -> Iterator[None]:
+    """Shows objects that the script has hidden from the collector, and hides them again.
+
+    Nothing is collected meanwhile.
+    """
+    frozen, is_enabled = gc.get_freeze_count(), gc.isenabled()
+    if frozen:
+        gc.disable()
+        gc.unfreeze()
+    try:
+        yield
+    finally:
+        if frozen:
+            gc.freeze()
+            if is_enabled:
+                gc.enable()
 
 
 def watch_forward(

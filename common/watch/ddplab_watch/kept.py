@@ -87,25 +87,58 @@ def keep_gradients(output: Any, into: dict[int, Tensor]) -> None:
 
 
 @contextmanager
-def left_as_it_was(module: nn.Module) -> Iterator[None]:
-    """Puts back a module's buffers and all random numbers at the end of the block."""
-    buffers = [(buffer, buffer.detach().to("cpu", copy=True)) for buffer in module.buffers()]
+def left_as_it_was(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Puts back what a module holds, and all random numbers, at the end of the block.
+
+    A forward pass may change more than the gradients show: running means, the averaged weights of a
+    second encoder, a counter. Parameters, buffers, and attributes that are tensors, numbers or
+    texts are put back, where an attribute was given another tensor, too. Lists are not.
+
+    Args:
+        module: without DDP around it.
+        device: of the module, whose random numbers are put back.
+
+    Raises:
+        RuntimeError: a copy of it may not fit into the host's memory.
+    """
+    held = list(_held(module))
+    tensors = {id(value): value for _, _, value in held if isinstance(value, Tensor)}
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    known = free_host_bytes()
+    if known is not None and needed > known[0] / 2:
+        raise RuntimeError(f"a copy of {needed / 2**30:.1f} GiB may not fit into the host's memory")
+    # With each tensor the storage that it has now: ``tensor.data = other`` gives it another one.
+    before = [
+        (tensor, tensor.data, tensor.detach().to("cpu", copy=True)) for tensor in tensors.values()
+    ]
     states = (random.getstate(), torch.get_rng_state())
-    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     numpy = sys.modules.get("numpy")
     of_numpy = numpy.random.get_state() if numpy is not None else None
     try:
         yield
     finally:
+        for table, name, value in held:
+            table[name] = value
         with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            for tensor, storage, values in before:
+                tensor.data = storage
+                tensor.data.copy_(values)
         random.setstate(states[0])
         torch.set_rng_state(states[1])
         if on_gpu is not None:
-            torch.cuda.set_rng_state(on_gpu)
+            torch.cuda.set_rng_state(on_gpu, device)
         if numpy is not None:
             numpy.random.set_state(of_numpy)
+
+
+def _held(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yields what a forward pass may change: where it stands, its name there, and its value."""
+    for part in module.modules():
+        for table in (part._parameters, part._buffers, vars(part)):
+            for name, value in table.items():
+                if isinstance(value, Tensor | int | float | str | None):
+                    yield table, name, value
 
 
 def free_host_bytes() -> tuple[int, int] | None:

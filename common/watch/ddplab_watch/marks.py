@@ -32,12 +32,19 @@ class HostClock:
 
 
 class CudaClock:
-    """The clock of a GPU: marks are events in the current stream."""
+    """The clock of a GPU: marks are events in its current stream.
+
+    Args:
+        device: the model's, which need not be the current one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     def mark(self) -> Any:
         """Records an event; it does not wait for the device."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
     def passed(self, mark: Any) -> bool:
@@ -46,7 +53,7 @@ class CudaClock:
 
     def wait(self) -> None:
         """Blocks until the device has done all that was launched."""
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self.device)
 
     def elapsed_s(self, start: Any, end: Any) -> float:
         """Returns the seconds between two marks that the device has passed."""
@@ -55,4 +62,4 @@ class CudaClock:
 
 def clock_of(device: torch.device) -> HostClock | CudaClock:
     """Returns the clock for work on ``device``."""
-    return CudaClock() if device.type == "cuda" else HostClock()
+    return CudaClock(device) if device.type == "cuda" else HostClock()

@@ -19,6 +19,8 @@ class Options:
 
     Attributes:
         folder: where the bundle goes; made when the first step has ended.
+        named: the folder was chosen for this run: all ranks have the same, and it must be unused.
+            Otherwise they take rank 0's.
         warmup: steps before the window, which are recorded as warm-up.
         window: steps that are timed as they are.
         bucket_steps: steps after these in which gradients and buckets are watched, too.
@@ -39,6 +41,7 @@ class Options:
     verify: bool = False
     to_end: bool = False
     anonymise: bool = False
+    named: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError for too small a number, or ``verify`` without probes to follow."""
@@ -82,13 +85,16 @@ class Options:
                 found[name] = kinds[name](int(text))
             except ValueError:
                 raise ValueError(f"{SETTINGS}: {name} is {text!r}; a whole number") from None
-        return replace(cls(), folder=environment.get(FOLDER) or job_folder(environment), **found)
+        folder = environment.get(FOLDER)
+        found.setdefault("named", bool(folder))
+        return replace(cls(), folder=folder or job_folder(environment), **found)
 
 
 def job_folder(environment: Mapping[str, str] = os.environ) -> str:
-    """Returns a folder that all ranks of this job name alike, and no other job does.
+    """Returns a folder named after this job.
 
-    Ranks that one launcher started have its process in common; jobs have their number.
+    Ranks that one launcher started have its process in common; jobs have their number, which may
+    be used again. What ranks on several hosts name otherwise, ``team.same_folder`` settles.
     """
     job = environment.get("SLURM_JOB_ID") or environment.get("TORCHELASTIC_RUN_ID")
     if job in (None, "", "none"):

@@ -12,12 +12,17 @@ import torch
 
 
 class Pauses:
-    """Counts and times between two calls of ``taken``."""
+    """Counts and times between two calls of ``taken``.
 
-    def __init__(self) -> None:
+    Args:
+        device: of the model, whose allocator is asked.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.collecting_s = 0.0
         self._began: float | None = None
-        self._before = _counted()
+        self._before = _counted(device)
 
     def install(self) -> None:
         """Begins to listen to the garbage collector."""
@@ -37,7 +42,7 @@ class Pauses:
 
     def taken(self) -> dict[str, float]:
         """Returns collecting_time_ms, recompilations and allocator_retries since the last call."""
-        now, before = _counted(), self._before
+        now, before = _counted(self.device), self._before
         self._before = now
         collecting_s, self.collecting_s = self.collecting_s, 0.0
         return {
@@ -47,8 +52,8 @@ class Pauses:
         }
 
 
-def _counted() -> dict[str, int]:
-    return {"recompilations": _compiled_frames(), "allocator_retries": _retries()}
+def _counted(device: torch.device) -> dict[str, int]:
+    return {"recompilations": _compiled_frames(), "allocator_retries": _retries(device)}
 
 
 def _compiled_frames() -> int:
@@ -60,17 +65,22 @@ def _compiled_frames() -> int:
     return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
 
 
-def _retries() -> int:
+def _retries(device: torch.device) -> int:
     """Returns how often the CUDA allocator had to give memory back and ask again."""
-    if not torch.cuda.is_initialized():
+    if device.type != "cuda":
         return 0
-    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
 
 
 class Memory:
-    """The process's memory; its file stays open, as opening it takes ten times the reading."""
+    """The process's memory; its file stays open, as opening it takes ten times the reading.
 
-    def __init__(self) -> None:
+    Args:
+        device: of the model.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.page_bytes = os.sysconf("SC_PAGE_SIZE")
         try:
             self.file: int | None = os.open("/proc/self/statm", os.O_RDONLY)
@@ -82,7 +92,8 @@ class Memory:
         resident = 0
         if self.file is not None:
             resident = int(os.pread(self.file, 64, 0).split()[1]) * self.page_bytes
-        allocated = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+        on_gpu = self.device.type == "cuda"
+        allocated = torch.cuda.memory_allocated(self.device) if on_gpu else 0
         return {"resident_bytes": resident, "allocated_bytes": allocated}
 
     def close(self) -> None:

@@ -16,6 +16,9 @@ from torch.utils.data import dataloader
 if TYPE_CHECKING:
     from ddplab_watch.hooks import Hooks
 
+COLLECTIVES = ("c10d::", "_c10d_functional::")
+"""Beginnings of the operators that exchange something."""
+
 
 def loader_iterator() -> type | None:
     """Returns the class of a DataLoader's iterators, whose ``__next__`` fetches a batch."""
@@ -109,6 +112,11 @@ def job_store() -> Any:
     return None if get is None else get()
 
 
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Returns True for a module that torch.compile runs, wrapped or in place."""
+    return type(module).__name__ == "OptimizedModule" or is_compiled_in_place(module)
+
+
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
     """Returns True if hooks on a module would be compiled with it (``module.compile()``)."""
     return getattr(module, "_compiled_call_impl", None) is not None
@@ -146,6 +154,34 @@ def dtype_before_casts(tensor: torch.Tensor) -> torch.dtype:
 def hides_its_passes(root: torch.nn.Module) -> bool:
     """Returns True for a model whose passes hooks cannot see into."""
     return is_compiled_in_place(root) or any(map(is_fsdp, root.modules()))
+
+
+def is_capturing(device: torch.device | None) -> bool:
+    """Returns True while a CUDA graph is captured on the current stream."""
+    on_gpu = device is not None and device.type == "cuda"
+    return on_gpu and torch.cuda.is_current_stream_capturing()
+
+
+def collectives_in(run: Callable[[], object]) -> bool:
+    """Runs something; returns True if a collective was called in it, in forward or backward.
+
+    The process must not be under a profiler.
+    """
+    with torch.autograd.profiler.profile() as seen:
+        run()
+    return any(event.name.startswith(COLLECTIVES) for event in seen.function_events)
+
+
+def matmul_precision() -> str:
+    """Returns how float32 is multiplied on a GPU: highest, high or medium; empty if not known.
+
+    A script may set it in either of two ways, and the older one cannot be read after the newer.
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        newer = getattr(torch.backends.cuda.matmul, "fp32_precision", "")
+        return {"tf32": "high", "ieee": "highest"}.get(newer, "")
 
 
 def is_profiling() -> bool:

@@ -1,20 +1,25 @@
 """Measures, after the window, what a step is made of: passes without exchange, and all-reduces.
 
 The training goes on as if nothing had been: gradients are taken by ``torch.autograd.grad``, which
-leaves ``.grad`` and DDP's hooks alone; buffers and random numbers are put back; no optimizer
-updates.
+leaves ``.grad`` and DDP's hooks alone; what the model holds and random numbers are put back; no
+optimizer updates. What can fail on one rank alone is tried on all before any goes on: a rank that
+left by itself would leave the others waiting in a collective.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 import time
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddplab_watch import private
 from ddplab_watch.kept import Kept, free_host_bytes, left_as_it_was
 from ddplab_watch.record import Record
 from ddplab_watch.team import Team
@@ -51,29 +56,28 @@ class Probes:
         self.kept, self.team, self.record, self.step_s = kept, team, record, step_s
         self.clock, self.device = team.clock, team.device
         self.parameters = {name: p for name, p in kept.inner.named_parameters() if p.requires_grad}
+        self.is_compiled = any(map(private.is_compiled, kept.inner.modules()))
 
     def run(self) -> None:
         """Measures all that can be; says what could not be."""
         began = time.monotonic()
-        with left_as_it_was(self.kept.inner):
-            worked, why = self.team.agreed(self.try_out)
+        with ExitStack() as stack:
+            putting_back = left_as_it_was(self.kept.inner, self.device)
+            worked, why = self.team.agreed(lambda: stack.enter_context(putting_back))
             if worked:
-                # A model may take one size of batch only; all ranks must leave out the same.
-                self.sizes = [1.0]
-                for size in (0.5, 2.0):
-                    if self.team.agreed(lambda size=size: self.try_size(size))[0]:
-                        self.sizes.append(size)
-                self.passes()
-            else:
+                worked, why = self.team.agreed(self.try_out)
+            if worked:
+                self.find_sizes()
+                worked, why = self.passes()
+            if not worked:
                 self.record.unseen("passes without exchange", why)
         gradient_bytes = self.kept.gradient_bytes
-        self.copies(gradient_bytes)
+        worked, why = self.team.agreed(lambda: self.copies(gradient_bytes))
+        if not worked:
+            self.record.unseen("copies of gradients", why)
         for table, dtype in WIRES.items():
             if self.team.ranks > 1 and self.team.all_agree(time.monotonic() - began < LONGEST_S):
-                try:
-                    self.all_reduces(gradient_bytes // 4, dtype, table)
-                except (RuntimeError, TypeError) as error:  # a backend that does not add these
-                    self.record.unseen(f"all-reduces of {dtype}", str(error).splitlines()[0])
+                self.all_reduces(gradient_bytes // 4, dtype, table)
         self.record.add("probed", seconds=time.monotonic() - began)
 
     def try_out(self) -> None:
@@ -82,10 +86,29 @@ class Probes:
             raise RuntimeError(f"steps of {self.step_s:.0f} s: it would take too long")
         if not self.kept.gradients:
             raise RuntimeError("no output of the model has a gradient")
+        if self.is_compiled and "torch._inductor.cudagraph_trees" in sys.modules:
+            # Its graphs write into the same memory each time, which the script may still read.
+            raise RuntimeError("CUDA graphs keep what a pass computes")
+        # A rank alone would wait in such a pass for the others, who wait for it elsewhere.
         if any(isinstance(m, nn.SyncBatchNorm) and m.training for m in self.kept.inner.modules()):
-            # A rank alone would wait in its norms for the others, who wait for it elsewhere.
             raise RuntimeError("SyncBatchNorm exchanges inside of a pass")
-        self.one_pass(1.0)
+        if self.team.ranks == 1:
+            self.one_pass(1.0)
+        elif private.is_profiling():
+            raise RuntimeError("the script profiles itself")
+        elif private.collectives_in(lambda: self.one_pass(1.0)):
+            raise RuntimeError("the model exchanges inside of a pass")
+
+    def find_sizes(self) -> None:
+        """Finds the sizes of batches that can be run, the same on all ranks.
+
+        A model may take one size only. A compiled one would be compiled again for another size, and
+        the script's own batches might run the code of that from then on.
+        """
+        self.sizes = [1.0]
+        for size in () if self.is_compiled else (0.5, 2.0):
+            if self.team.agreed(lambda size=size: self.try_size(size))[0]:
+                self.sizes.append(size)
 
     def try_size(self, size: float) -> None:
         """Runs a pass of another size; raises where there can be none, or memory is short."""
@@ -96,14 +119,18 @@ class Probes:
     def has_room(self) -> bool:
         """Returns True if twice the batch surely fits into memory."""
         if self.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info()
-            peak = torch.cuda.max_memory_allocated()
-            return free + torch.cuda.memory_reserved() > 2.2 * peak
+            free, _ = torch.cuda.mem_get_info(self.device)
+            peak = torch.cuda.max_memory_allocated(self.device)
+            return free + torch.cuda.memory_reserved(self.device) > 2.2 * peak
         known = free_host_bytes()
         return known is not None and known[0] > known[1] / 2
 
-    def passes(self) -> None:
-        """Times passes in rotated order: all ranks at once, and a few of them alone."""
+    def passes(self) -> tuple[bool, str]:
+        """Times passes in rotated order: all ranks at once, and a few of them alone.
+
+        Returns:
+            whether all of them worked on all ranks, and why not here.
+        """
         arms: list[tuple[float, bool]] = [(size, True) for size in self.sizes]
         if self.team.ranks > 1:
             arms.append((1.0, False))
@@ -111,22 +138,31 @@ class Probes:
         for repeat in range(REPEATS):
             shift = repeat % len(arms)
             for size, together in arms[shift:] + arms[:shift]:
-                self.one_pass(size)  # the size before must not be felt
+                # Once before it is timed: the size before must not be felt.
+                attempts = [partial(self.one_pass, size)]
                 for turn in [None] if together else alone:
-                    self.team.meet()
-                    if turn in (None, self.team.rank):
-                        watched = together and size == 1.0
-                        times, ready = self.one_pass(size, watched=watched)
-                        self.record.add(
-                            "probes",
-                            batch_per_rank=max(1, round(self.kept.samples * size)),
-                            together=together,
-                            repeat=repeat,
-                            **times,
-                        )
-                        for row in ready:
-                            self.record.add("gradient-ready-times", iteration=repeat, **row)
-                self.team.meet()
+                    here = turn in (None, self.team.rank)
+                    attempts.append(partial(self.timed_pass, size, together, repeat, here))
+                for attempt in attempts:
+                    worked, why = self.team.agreed(attempt)
+                    if not worked:
+                        return False, why
+        return True, ""
+
+    def timed_pass(self, size: float, together: bool, repeat: int, here: bool) -> None:
+        """Times a pass, if it is ``here``, and writes its rows."""
+        if not here:
+            return
+        times, ready = self.one_pass(size, watched=together and size == 1.0)
+        self.record.add(
+            "probes",
+            batch_per_rank=max(1, round(self.kept.samples * size)),
+            together=together,
+            repeat=repeat,
+            **times,
+        )
+        for row in ready:
+            self.record.add("gradient-ready-times", iteration=repeat, **row)
 
     def one_pass(self, size: float, watched: bool = False) -> tuple[dict, list[dict]]:
         """Runs a forward and a backward pass without an exchange.
@@ -195,11 +231,27 @@ class Probes:
     def all_reduces(self, most: int, dtype: torch.dtype, table: str) -> None:
         """Times all-reduces of one element up to ``most``, one after another."""
         sizes = sorted({1, *(max(1, int(most * share)) for share in SHARES)})
+        found: list[torch.Tensor] = []
+
+        def prepare() -> None:
+            found.append(torch.zeros(sizes[-1], device=self.device, dtype=dtype))
+
+        worked, why = self.team.agreed(prepare)
+        if not worked:
+            self.record.unseen(f"all-reduces of {dtype}", why)
+            return
+        try:
+            self.time_all_reduces(found[0], sizes, table)
+        except (RuntimeError, TypeError) as error:  # a backend that does not add these, on no rank
+            self.record.unseen(f"all-reduces of {dtype}", str(error).splitlines()[0])
+
+    def time_all_reduces(self, whole: torch.Tensor, sizes: list[int], table: str) -> None:
+        """Writes the times of all-reduces of the first elements of ``whole``, by size."""
         for round_ in range(ROUNDS):
             for numel in sizes if round_ % 2 == 0 else sizes[::-1]:
-                size_bytes = numel * dtype.itemsize
+                size_bytes = numel * whole.element_size()
                 calls = SMALL_CALLS if size_bytes <= SMALL_BYTES else CALLS
-                tensor = torch.zeros(numel, device=self.device, dtype=dtype)
+                tensor = whole[:numel]
                 self.team.meet()
                 marks = [self.clock.mark()]
                 for _ in range(calls):

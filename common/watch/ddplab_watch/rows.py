@@ -106,7 +106,7 @@ def facts(
         "gradient_bytes": sum(p.numel() * p.element_size() for p in trained),
         "gradient_dtype": " ".join(sorted({str(p.dtype)[6:] for p in trained})),
         "compute_dtype": str(narrowed or compute_dtype).removeprefix("torch."),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "float32_matmul_precision": private.matmul_precision(),
         "gpu_capability": ".".join(map(str, capability)),
         "model": " ".join(type(inside(root)).__name__ for root in roots),
         "data": type(data).__name__ if data is not None else "",

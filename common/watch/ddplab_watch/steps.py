@@ -114,6 +114,8 @@ class Loop:
         self.clock, self.host_s, self.cpu_s = clock, host_s, cpu_s
         self.phase = "between"
         self.segment = Segment()
+        self.sees_calls = False
+        """True once calls of the model are told of: a backward pass without one is a second one."""
         self.step: Step | None = None
         """The one that the next segment may still belong to."""
         self.ended: list[Step] = []
@@ -164,8 +166,12 @@ class Loop:
 
     def backward_began(self) -> None:
         """Notes that backward() is called."""
-        if self.current is None:  # the model's call was not seen
-            self.forward_began()
+        if self.current is None:
+            passes = self.segment.passes
+            if self.sees_calls and passes:  # a second loss of the same call
+                self.current = passes[-1]
+            else:  # the model's call was not seen
+                self.forward_began()
         self.phase = "backward"
         if self.current.backward is None:
             self.current.backward = self.clock.mark()
@@ -187,10 +193,13 @@ class Loop:
         is_new = self.step is None or fetches or optimizer in self.step.optimizers
         if is_new:
             self.finish()
-            began = fetches[0] if fetches else None
+            # A loop that loads ahead fetches the next batch after its forward pass.
+            starts = [(fetch.began_s, fetch.began) for fetch in fetches[:1]]
+            starts += [(each.forward_s, each.forward) for each in passes[:1]]
+            began_s, began = min(starts, key=lambda start: start[0])
             self.step = Step(
-                began=began.began if began else passes[0].forward,
-                began_s=began.began_s if began else passes[0].forward_s,
+                began=began,
+                began_s=began_s,
                 passes=passes,
                 fetches=fetches,
                 evaluation_s=segment.evaluation_s,

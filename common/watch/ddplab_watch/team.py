@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,9 @@ import torch.distributed as dist
 
 HERE = timedelta(seconds=20)
 """Rank 0 waits so long for the other ranks' watches, which come after the same update."""
+GO_ON, LEAVE_OUT = "go on", "leave out"
+FOLDER = "ddplab-watch/folder"
+"""Key of the job's store under which rank 0 names the bundle."""
 
 
 class Team:
@@ -69,8 +74,9 @@ def all_are_here(store: Any, job: str, rank: int, ranks: int) -> bool:
     """Returns True on all ranks if the watch of every rank has come here; False on all others.
 
     A rank whose watch has ended trains on, and a collective of the probes would meet one of its
-    training. So the ranks agree through the store, where nobody waits for ever: rank 0 waits for
-    all of them, decides, and the others wait for that.
+    training. So the ranks agree through the store, where nobody waits for ever. Rank 0 waits for
+    all of them, and the others for its decision. Whoever has waited for too long decides to leave
+    the probes out, and the first decision holds for all.
 
     Args:
         store: of the job.
@@ -79,15 +85,38 @@ def all_are_here(store: Any, job: str, rank: int, ranks: int) -> bool:
     """
     if store is None:
         return False
+    decided = f"{job}/decided"
     store.set(f"{job}/{rank}", "here")
-    if rank == 0:
-        try:
-            store.wait([f"{job}/{other}" for other in range(ranks)], HERE)
-            store.set(f"{job}/decided", "go on")
-        except RuntimeError:  # of a store: it took too long
-            store.set(f"{job}/decided", "leave out")
     try:
-        store.wait([f"{job}/decided"], 2 * HERE)
-    except RuntimeError:
-        return False
-    return store.get(f"{job}/decided") == b"go on"
+        if rank == 0:
+            store.wait([f"{job}/{other}" for other in range(ranks)], HERE)
+            return store.compare_set(decided, "", GO_ON) == GO_ON.encode()
+        store.wait([decided], 2 * HERE)
+    except RuntimeError:  # of a store: it took too long
+        return store.compare_set(decided, "", LEAVE_OUT) == GO_ON.encode()
+    return store.get(decided) == GO_ON.encode()
+
+
+def same_folder(folder: Path, store: Any, rank: int, record: str) -> Path:
+    """Returns the folder that rank 0 chooses for the bundle of all ranks.
+
+    Ranks on several hosts have launchers of their own, and name a folder after them.
+
+    Args:
+        folder: that this rank would choose; rank 0 takes another one where it has been used.
+        store: of the job; None leaves each rank its own.
+        rank: of this process.
+        record: name of this rank's file in it.
+    """
+    if (folder / record).exists():
+        folder = folder.with_name(f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if store is None:
+        return folder
+    if rank == 0:
+        store.set(FOLDER, str(folder))
+        return folder
+    try:
+        store.wait([FOLDER], HERE)
+    except RuntimeError:  # rank 0 is not watched
+        return folder
+    return Path(store.get(FOLDER).decode())

@@ -20,7 +20,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,12 @@ class Trials:
         """Tries all changes; says what could not be tried."""
         began = time.monotonic()
         self.now = self.team.gather(self.now)[0]
-        with left_as_it_was(self.kept.inner), _quick_collection():
-            worked, why = self.team.agreed(self.prepare)
+        with ExitStack() as stack:
+            stack.enter_context(_quick_collection())
+            putting_back = left_as_it_was(self.kept.inner, self.team.device)
+            worked, why = self.team.agreed(lambda: stack.enter_context(putting_back))
+            if worked:
+                worked, why = self.team.agreed(self.prepare)
             if worked:
                 self.rounds(began)
             else:
@@ -114,8 +118,9 @@ class Trials:
     def free_bytes(self) -> int | None:
         """Returns the memory that is free where the model is; None if it is not known."""
         if self.team.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info()
-            return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+            device = self.team.device
+            free, _ = torch.cuda.mem_get_info(device)
+            return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         known = free_host_bytes()
         return known[0] if known else None
 

@@ -17,9 +17,11 @@ import os
 import socket
 import statistics
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from ddplab_watch.options import Options
 from ddplab_watch.record import Record
@@ -51,7 +53,8 @@ def start(folder: str | None = None, **settings: Any) -> None:
     from dataclasses import replace
 
     options = Options.from_environment()
-    options = replace(options, **({"folder": folder} if folder else {}), **settings)
+    chosen = {"folder": folder, "named": True} if folder else {}
+    options = replace(options, **chosen, **settings)
     _active = Watch(options)
     _active.install()
 
@@ -73,6 +76,8 @@ class Watch:
 
         self.options = options
         self.hooks, self.update_hooks = Hooks(), Hooks()
+        self.device: Any = None
+        """The model's; None before the first update."""
         self.is_over = False
         """Nothing more is looked at. Hooks may still be there: none can be taken off while it, or
         another one of its kind, is being called."""
@@ -84,7 +89,18 @@ class Watch:
         self.written = 0
         self.recent_s: list[float] = []
         self.epochs: dict[int, int] = {}
+        """Passes over each data set so far; ``epoch_of``: which of them an iterator makes."""
+        self.epoch_of: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self.identities: dict[int, list[int]] = {}
+        self.identities_left = MOST_IDENTITIES
+        self.hashed: set[int] = set()
+        """Epochs whose samples are told apart by their content."""
+        self.thread_id = 0
+        """The thread that trains."""
+        self.loads_elsewhere = False
+        """Batches are fetched by a thread that does not train."""
+        self.last_ended: Any = None
+        """Mark of the end of the step that was read last."""
         self.facts: dict[str, Any] = {}
         self.kept: Any = None
         self.buckets: Any = None
@@ -117,15 +133,19 @@ class Watch:
             self.guarded(self.fetch_ended),
             self.guarded(self.emptied),
         )
-        atexit.register(self.close, "ended")
+        atexit.register(self.leave)
         if multiprocessing.parent_process() is not None:  # such a child leaves without atexit
-            multiprocessing.util.Finalize(None, self.close, args=("ended",), exitpriority=100)
+            multiprocessing.util.Finalize(None, self.leave, exitpriority=100)
 
     def guarded(self, function: Any) -> Any:
-        """Returns a function that ends the watch instead of raising: the training goes on."""
+        """Returns a function that ends the watch instead of raising: the training goes on.
+
+        While a CUDA graph is captured nothing is noted: marks would be captured, too.
+        """
+        from ddplab_watch import private
 
         def call(*args: Any) -> Any:
-            if self.is_over:
+            if self.is_over or private.is_capturing(self.device):
                 return None
             try:
                 return function(*args)
@@ -146,6 +166,10 @@ class Watch:
         self.guarded(self.update_ended)(optimizer, skipped)
         if self.is_over and not self.closed:
             self.close("failed")
+
+    def leave(self) -> None:
+        """Ends the watch as the process ends: by itself, or by an exception such as Ctrl-C."""
+        self.close("ended" if getattr(sys, "last_type", None) is None else "interrupted")
 
     def close(self, status: str) -> None:
         """Takes off all hooks but those of updates, and writes what is left; at most once."""
@@ -178,7 +202,18 @@ class Watch:
 
     def fetch_began(self) -> Any:
         """Notes that a batch is asked for."""
-        return self.loop.fetch_began() if self.loop else None
+        return self.loop.fetch_began() if self.is_trained_here() else None
+
+    def is_trained_here(self) -> bool:
+        """Returns True in the thread that trains. One that loads ahead makes nobody wait."""
+        if self.loop is None:
+            return False
+        if threading.get_ident() == self.thread_id:
+            return True
+        if not self.loads_elsewhere:
+            self.loads_elsewhere = True
+            self.record.unseen("waiting for data", "a thread that does not train loads it")
+        return False
 
     def fetch_ended(self, began: Any, iterator: Any, ids: Any, batch: Any) -> None:
         """Notes a batch: its loader, its epoch, its samples."""
@@ -187,8 +222,9 @@ class Watch:
         from ddplab_watch.steps import Fetch
 
         loader = private.loader_of(iterator)
-        if private.fetched(iterator) <= 1:
-            self.epochs[loader] = self.epochs.get(loader, -1) + 1
+        if private.fetched(iterator) <= 1 or iterator not in self.epoch_of:
+            data = id(private.data_set(iterator))  # a loop may make a loader anew for each epoch
+            self.epoch_of[iterator] = self.epochs[data] = self.epochs.get(data, -1) + 1
         if self.loop is None or began is None:
             return
         self.remember(iterator, ids)
@@ -213,7 +249,7 @@ class Watch:
                 began=None,
                 began_s=0.0,
                 ended_s=0.0,
-                epoch=self.epochs.get(loader, 0),
+                epoch=self.epoch_of[iterator],
                 identities=list(ids) if ids is not None else hashed,
                 is_hashed=ids is None,
             ),
@@ -234,7 +270,7 @@ class Watch:
 
     def emptied(self) -> None:
         """Notes that an epoch's last batch has been fetched: what follows lies between steps."""
-        if self.loop:
+        if self.is_trained_here():
             self.loop.phase = "between"
 
     def forward_began(self, module: Any, args: tuple, kwargs: dict) -> None:
@@ -348,14 +384,20 @@ class Watch:
         from ddplab_watch.pauses import Memory, Pauses
         from ddplab_watch.stacks import Stacks
         from ddplab_watch.steps import Loop
+        from ddplab_watch.team import same_folder
 
+        self.thread_id = threading.get_ident()
         in_group = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if in_group else int(os.environ.get("RANK", 0))
         self.ranks = dist.get_world_size() if in_group else int(os.environ.get("WORLD_SIZE", 1))
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.device = self.parameters[0].device
         options, folder = self.options, Path(self.options.folder).absolute()
-        path = folder / f"rank{self.rank}.jsonl"
+        file = f"rank{self.rank}.jsonl"
+        if not options.named:
+            store = private.job_store() if in_group and self.ranks > 1 else None
+            folder = same_folder(folder, store, self.rank, file)
+        self.folder, path = folder, folder / file
         if path.exists():
             raise FileExistsError(f"{path} exists; give each run a folder of its own")
         self.record = record = Record(path, options.anonymise)
@@ -366,8 +408,8 @@ class Watch:
         for what, why in private.missing().items():
             record.unseen(what, why)
         self.loop = Loop(clock_of(self.device), time.perf_counter, time.process_time)
-        self.memory = Memory()
-        self.pauses = Pauses()
+        self.memory = Memory(self.device)
+        self.pauses = Pauses(self.device)
         self.pauses.install()
         self.roots = hooks.roots_of(self.parameters)
         began, ended = self.guarded(self.forward_began), self.guarded(self.forward_ended)
@@ -377,6 +419,7 @@ class Watch:
                 record.unseen("forward passes", "the model is compiled in place")
             else:
                 hooks.watch_forward(self.hooks, root, began, ended)
+                self.loop.sees_calls = True
         if options.profile_steps and any(map(private.hides_its_passes, self.roots)):
             self.profiled_steps = 1 + options.profile_steps
         if not self.roots:
@@ -489,7 +532,7 @@ class Watch:
         from ddplab_watch.team import Team, all_are_here
 
         if self.ranks > 1:
-            job = f"ddplab-watch/{self.options.folder}"
+            job = f"ddplab-watch/{self.folder}"
             if not all_are_here(private.job_store(), job, self.rank, self.ranks):
                 self.record.unseen("passes without exchange", "not every rank is watched")
                 return
@@ -566,18 +609,35 @@ class Watch:
             return
         number, clock = self.written, self.loop.clock
         self.written += 1
+        # By the same clock as the step: a host that waits for its GPU does so within the step.
+        before, self.last_ended = self.last_ended, step.ended
+        between_ms = None if before is None else clock.elapsed_s(before, step.began) * 1e3
         self.recent_s = [*self.recent_s[1 - USUAL_OF :], clock.elapsed_s(step.began, step.ended)]
         waited_s = sum(clock.elapsed_s(p.fetched, p.forward) for p in step.passes)
         self.recent_waits_s = [*self.recent_waits_s[1 - USUAL_OF :], waited_s]
         if number == 0:
             self.record.add("facts", **rows.facts(self.roots, self.parameters, self.trained_on()))
         is_warmup = number < self.options.warmup
-        self.record.add("steps", step=number, warmup=is_warmup, **rows.of_step(step, clock))
+        self.record.add(
+            "steps",
+            step=number,
+            warmup=is_warmup,
+            between_time_ms=between_ms,
+            **rows.of_step(step, clock),
+        )
         for row in rows.of_buckets(step, clock):
             self.record.add("buckets", step=number, **row)
         if not is_warmup:
             for fetch in step.fetches:
-                self.identities.setdefault(fetch.epoch, []).extend(fetch.identities or [])
+                self.keep_identities(fetch)
+
+    def keep_identities(self, fetch: Any) -> None:
+        """Keeps which samples a batch was made of, of so many samples in all."""
+        identities = (fetch.identities or [])[: self.identities_left]
+        self.identities_left -= len(identities)
+        self.identities.setdefault(fetch.epoch, []).extend(identities)
+        if fetch.is_hashed:
+            self.hashed.add(fetch.epoch)
 
     def trained_on(self) -> tuple[str, Any, bool | None]:
         """Returns what the model computed in, the iterator that fed it last, and what it gave."""
@@ -589,8 +649,8 @@ class Watch:
 
     def write_identities(self) -> None:
         """Writes which samples the steps were made of, by epoch."""
-        left = MOST_IDENTITIES
         for epoch, identities in sorted(self.identities.items()):
-            if identities and left > 0:
-                self.record.add("identities", epoch=epoch, samples=identities[:left])
-                left -= len(identities)
+            if identities:
+                self.record.add(
+                    "identities", epoch=epoch, samples=identities, is_hashed=epoch in self.hashed
+                )

@@ -10,6 +10,8 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 
 import numpy as np
 import torch
@@ -41,6 +43,17 @@ parser.add_argument("--compiled", type=int, default=0)
 parser.add_argument("--profiles_itself", type=int, default=0)
 parser.add_argument("--host_waits", type=int, default=0)
 parser.add_argument("--synchronised_norm", type=int, default=0)
+parser.add_argument("--gathers", type=int, default=0)
+parser.add_argument("--averages", type=int, default=0)
+parser.add_argument("--checkpointed", type=int, default=0)
+parser.add_argument("--two_losses", type=int, default=0)
+parser.add_argument("--loads_ahead", type=int, default=0)
+parser.add_argument("--loads_in_thread", type=int, default=0)
+parser.add_argument("--new_loaders", type=int, default=0)
+parser.add_argument("--set_epoch", type=int, default=1)
+parser.add_argument("--hides_objects", type=int, default=0)
+parser.add_argument("--compiled_inside", type=int, default=0)
+parser.add_argument("--passes_of_rank_1", type=int, default=0)
 arguments = parser.parse_args()
 
 if "RANK" in __import__("os").environ:
@@ -88,8 +101,35 @@ class Model(nn.Module):
         self.layers = nn.Sequential(
             nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10)
         )
+        self.passes = 0
+        if arguments.averages:  # a second encoder that follows the first, as contrastive learning's
+            self.follower = nn.Parameter(torch.zeros(64, 32), requires_grad=False)
+            self.register_buffer("mean", torch.zeros(64, 32))
+            self.moving = torch.zeros(64, 32)
+
+    def follow(self):
+        weight = self.layers[0].weight.detach()
+        self.follower.data = 0.9 * self.follower.data + 0.1 * weight
+        self.mean = 0.8 * self.mean + 0.2 * weight
+        self.moving = 0.7 * self.moving + 0.3 * weight
+        return self.follower.sum() + self.mean.sum() + self.moving.sum() + self.passes
 
     def forward(self, values):
+        if arguments.averages or arguments.passes_of_rank_1:
+            self.passes += 1
+        if rank == 1 and self.passes > arguments.passes_of_rank_1 > 0:
+            raise RuntimeError("out of memory")
+        if arguments.gathers:
+            everyone = [torch.empty_like(values) for _ in range(ranks)]
+            dist.all_gather(everyone, values)
+        if arguments.averages:
+            values = values + 1e-3 * self.follow()
+        if arguments.checkpointed:
+            from torch.utils.checkpoint import checkpoint
+
+            for part in (self.layers[:2], self.layers[2:]):
+                values = checkpoint(part, values.requires_grad_(), use_reentrant=True)
+            return values
         if arguments.slow_rank_s and rank == 1 and torch.is_grad_enabled():
             time.sleep(arguments.slow_rank_s)
         for _ in range(arguments.host_waits and arguments.host_waits * mode[0]):
@@ -110,6 +150,19 @@ class ExchangingNorm(nn.SyncBatchNorm):
         pass
 
 
+def in_a_thread(batches):
+    """Yields batches that another thread loads ahead."""
+    loaded = Queue(maxsize=2)
+
+    def load():
+        for batch in batches:
+            loaded.put(batch)
+        loaded.put(None)
+
+    Thread(target=load, daemon=True).start()
+    return iter(loaded.get, None)
+
+
 torch.manual_seed(3)
 data = Samples(torch.randn(arguments.samples, 32), torch.randint(0, 10, (arguments.samples,)))
 torch.manual_seed(7 + rank)
@@ -122,6 +175,10 @@ loader = DataLoader(
     data, arguments.batch_size, sampler=sampler, shuffle=False, num_workers=arguments.workers
 )
 model = Model()
+if arguments.compiled_inside:
+    model = torch.compile(model, backend="eager")
+if arguments.hides_objects:
+    __import__("gc").freeze()
 if arguments.sharded:
     from torch.distributed.fsdp import fully_shard
 
@@ -130,7 +187,9 @@ if arguments.sharded:
         fully_shard(part, mesh=mesh)
 elif dist.is_initialized():
     model = DistributedDataParallel(
-        model, bucket_cap_mb=0.002, find_unused_parameters=bool(arguments.find_unused)
+        model,
+        bucket_cap_mb=25 if arguments.compiled_inside else 0.002,
+        find_unused_parameters=bool(arguments.find_unused),
     )
     if arguments.synchronised_norm:  # now, as DDP refuses SyncBatchNorm on a CPU
         model.module.layers[1].__class__ = ExchangingNorm
@@ -156,15 +215,30 @@ losses, indices, step, micro = [], [], 0, 0
 epoch = 0
 while step < arguments.steps:
     if sampler is not None:
-        sampler.set_epoch(epoch)
+        sampler.set_epoch(epoch if arguments.set_epoch else 0)
         indices.append(list(sampler))
-    for values, targets in loader:
+    if arguments.new_loaders:
+        loader = DataLoader(data, arguments.batch_size, sampler=sampler)
+    batches = in_a_thread(loader) if arguments.loads_in_thread else iter(loader)
+    batch = next(batches) if arguments.loads_ahead else None
+    while True:
+        if not arguments.loads_ahead:
+            batch = next(batches, None)
+        if batch is None:
+            break
+        values, targets = batch
         micro += 1
         last = micro % arguments.accumulation == 0
         skip = not last and arguments.no_sync and isinstance(model, DistributedDataParallel)
         with model.no_sync() if skip else nullcontext():
             loss = nn.functional.cross_entropy(model(values), targets) / arguments.accumulation
-            loss.backward()
+            if arguments.loads_ahead:
+                batch = next(batches, None)
+            if arguments.two_losses:
+                (0.5 * loss).backward(retain_graph=True)
+                (0.5 * loss).backward()
+            else:
+                loss.backward()
         losses.append(loss.item().hex())
         if not last:
             continue

@@ -1,0 +1,113 @@
+"""Models and loops of other kinds, watched: they compute the same, and their records are true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from watch_support import SHORT, rows_of, run_loop
+
+from common.analysis.diagnosis.bundle import read_bundle, tables_of
+
+STEPS = sum(SHORT.values())
+
+
+@pytest.fixture
+def ranks(rank_server):
+    return rank_server.run
+
+
+def watched_as_unwatched(ranks, folder: Path, *flags: object, count: int = 2) -> Path:
+    """Runs the loop both ways and compares to the last bit; returns the watched one's folder."""
+    plain, watched = folder / "plain", folder / "watched"
+    plain.mkdir()
+    watched.mkdir()
+    expected = run_loop(ranks, plain, *flags, count=count)
+    found = run_loop(ranks, watched, *flags, count=count, watch={})
+    for before, after in zip(expected, found, strict=True):
+        for name in ("losses", "parameters", "buffers", "random", "indices"):
+            assert before[name] == after[name], name
+    return watched
+
+
+def test_a_model_that_gathers_in_its_pass_is_not_probed_alone(ranks, tmp_path: Path) -> None:
+    # As contrastive learning does. A rank by itself would wait for the others, who wait for it.
+    watched = watched_as_unwatched(ranks, tmp_path, "--gathers", 1)
+    assert "the model exchanges inside of a pass" in str(rows_of(watched, 0, "unseen"))
+    assert not rows_of(watched, 0, "probes")
+    assert rows_of(watched, 0, "allreduce-samples")
+
+
+def test_probes_put_back_all_that_a_pass_moves(ranks, tmp_path: Path) -> None:
+    # Weights that follow others, in their storage or a new one, a buffer made anew, a counter.
+    watched = watched_as_unwatched(ranks, tmp_path, "--averages", 1)
+    assert rows_of(watched, 0, "probes")
+
+
+def test_passes_that_fail_on_one_rank_end_the_probes_on_all(ranks, tmp_path: Path) -> None:
+    # The training takes 21 passes and the probes come after 10; rank 1 fails in the midst of them.
+    watched = watched_as_unwatched(ranks, tmp_path, "--passes_of_rank_1", 21)
+    for rank, why in ((0, "failed on another rank"), (1, "out of memory")):
+        assert why in str(rows_of(watched, rank, "unseen"))
+        assert rows_of(watched, rank, "end")[0]["status"] == "complete"
+
+
+def test_a_compiled_model_is_not_compiled_again_for_other_batches(ranks, tmp_path: Path) -> None:
+    watched = watched_as_unwatched(ranks, tmp_path, "--compiled_inside", 1)
+    assert {row["batch_per_rank"] for row in rows_of(watched, 0, "probes")} == {8}
+
+
+@pytest.mark.parametrize("flag", ["--checkpointed", "--two_losses"])
+def test_backward_passes_of_one_forward_pass_are_one(ranks, tmp_path: Path, flag: str) -> None:
+    # Reentrant checkpointing has a backward pass for each part inside of the backward pass.
+    watched = watched_as_unwatched(ranks, tmp_path, flag, 1, count=1)
+    steps = rows_of(watched, 0, "steps")
+    assert {(row["micro_batches"], row["samples"]) for row in steps} == {(1, 8)}
+    for row in steps:
+        parts = ("data", "forward", "backward", "exchange", "optimizer")
+        whole = sum(row[f"{part}_time_ms"] or 0.0 for part in parts)
+        assert whole == pytest.approx(row["step_time_ms"], rel=1e-6)
+
+
+def test_a_loop_that_loads_ahead_has_its_forward_passes_in_its_steps(ranks, tmp_path: Path) -> None:
+    watched = watched_as_unwatched(
+        ranks, tmp_path, "--loads_ahead", 1, "--slow_rank_s", 0.02, count=2
+    )
+    for row in rows_of(watched, 1, "steps")[1:]:
+        assert row["forward_time_ms"] > 20
+        assert row["step_time_ms"] > row["forward_time_ms"]
+        assert row["between_time_ms"] < 20
+
+
+def test_a_thread_that_loads_ahead_makes_nobody_wait(ranks, tmp_path: Path) -> None:
+    words = ("--loads_in_thread", 1, "--slow_data_s", 0.01)
+    watched = watched_as_unwatched(ranks, tmp_path, *words, count=1)
+    assert "a thread that does not train loads it" in str(rows_of(watched, 0, "unseen"))
+    for row in rows_of(watched, 0, "steps"):
+        assert (row["samples"], row["data_time_ms"]) == (8, 0.0)
+
+
+def test_a_model_is_found_among_objects_hidden_from_the_collector(ranks, tmp_path: Path) -> None:
+    watched = watched_as_unwatched(ranks, tmp_path, "--hides_objects", 1, count=1)
+    assert {row["samples"] for row in rows_of(watched, 0, "steps")} == {8}
+
+
+def test_loaders_made_anew_begin_a_new_epoch(ranks, tmp_path: Path) -> None:
+    words = ("--new_loaders", 1, "--samples", 64, "--evaluate", 3)  # four batches a rank
+    watched = watched_as_unwatched(ranks, tmp_path, *words)
+    samples = tables_of(read_bundle(watched / "bundle"))["samples.csv"]
+    assert (samples["processed"] == samples["distinct"]).all()
+    assert samples["epoch"].nunique() >= 3
+
+
+@pytest.mark.parametrize(("set_epoch", "orders"), [(0, 1), (1, 2)])
+def test_the_order_of_epochs_is_compared_from_their_beginnings(
+    ranks, tmp_path: Path, set_epoch: int, orders: int
+) -> None:
+    # The window begins in the middle of an epoch, and ends in that of another one.
+    words = ("--samples", 64, "--set_epoch", set_epoch, "--steps", 14)
+    run_loop(ranks, tmp_path, *words, watch={})
+    samples = tables_of(read_bundle(tmp_path / "bundle"))["samples.csv"]
+    known = samples.dropna(subset=["order"]).groupby("rank")["order"]
+    assert known.size().tolist() == [2, 2]
+    assert known.nunique().tolist() == [orders, orders]

@@ -1,0 +1,92 @@
+"""Ranks agree on what they do together, however late one of them comes."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddplab_watch import hooks, team
+from ddplab_watch.batches import content_hashes
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> dist.FileStore:
+    return dist.FileStore(str(tmp_path / "store"), 2)
+
+
+def test_ranks_that_come_together_go_on(store) -> None:
+    found: dict[int, bool] = {}
+
+    def come(rank: int) -> None:
+        found[rank] = team.all_are_here(store, "job", rank, 2)
+
+    other = threading.Thread(target=come, args=(1,))
+    other.start()
+    come(0)
+    other.join()
+    assert found == {0: True, 1: True}
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_comes_too_late_finds_what_was_decided(store, monkeypatch, late) -> None:
+    # Rank 0 may evaluate for minutes before its update, when the other has gone on training.
+    monkeypatch.setattr(team, "HERE", timedelta(seconds=0.2))
+    early = 1 - late
+    assert not team.all_are_here(store, "job", early, 2)
+    assert not team.all_are_here(store, "job", late, 2)
+
+
+def test_hosts_take_the_folder_that_rank_0_names(store, tmp_path: Path) -> None:
+    # Each has a launcher of its own, after which its ranks would name the folder.
+    first = team.same_folder(tmp_path / "11", store, 0, "rank0.jsonl")
+    assert first == tmp_path / "11"
+    assert team.same_folder(tmp_path / "22", store, 1, "rank1.jsonl") == first
+
+
+def test_a_folder_that_was_used_is_not_used_again(store, tmp_path: Path) -> None:
+    # As of a job that was started again under its old number.
+    used = tmp_path / "job"
+    used.mkdir()
+    (used / "rank0.jsonl").touch()
+    first = team.same_folder(used, store, 0, "rank0.jsonl")
+    assert first != used
+    assert first.parent == tmp_path
+    assert team.same_folder(used, store, 1, "rank1.jsonl") == first
+
+
+class OtherOptimizer:
+    """Steps, and is none of torch's: wrappers of optimizers are such."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.param_groups = [{"params": [weight]}]
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+
+
+def test_a_scaler_steps_whatever_can_step() -> None:
+    watched = hooks.Hooks()
+    hooks.watch_updates(watched, lambda optimizer, skipped: None)
+    try:
+        weight = torch.ones(2, requires_grad=True)
+        optimizer, scaler = OtherOptimizer(weight), torch.amp.GradScaler("cpu")
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+    finally:
+        watched.remove()
+    assert optimizer.steps == 1
+
+
+def test_samples_of_equal_labels_or_beginnings_differ() -> None:
+    images = torch.zeros(2, 400, 400)
+    images[1, 300] = 1.0
+    first, second = content_hashes((torch.tensor([3, 3]), images))
+    assert first != second
+    again = content_hashes((torch.tensor([3, 3]), images.flip(0)))
+    assert again == [second, first]
+    assert content_hashes({"names": ["a", "b"]}) is None
