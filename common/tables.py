@@ -80,6 +80,9 @@ PROBE_COLUMNS = (
 """``probes.csv``: passes without any exchange: at half, once and twice the batch; with all ranks
 computing at the same time (``together`` True), or one at a time while the others wait (False)."""
 
+BESIDE_COLUMNS = ("rank", "repeat", "forward_time_ms", "backward_time_ms")
+"""``passes-beside.csv``: passes of one rank while all others compute without a pause, by rank."""
+
 COST_COLUMNS = ("rank", "cost", "size_bytes", "repeat", "time_ms")
 """``costs.csv``: ``copy``, ``fp16`` and ``bf16``: bringing a gradient of this size (in float32)
 into a bucket and back, as it is or through a 16-bit format."""

@@ -261,3 +261,28 @@ def test_batches_of_no_fixed_number_are_not_compared(
         Case(open_evidence(write_run(read_bundle(folder), tmp_path / "r")))
     )
     assert bool(found and "samples of a step" in str(found.evidence)) == differs
+
+
+@pytest.mark.parametrize(("beside_ms", "then_ms"), [(33.0, 13.0), (26.0, 8.0), (None, 8.0)])
+def test_a_rank_without_its_pauses_hinders_the_others_again(
+    tmp_path: Path, beside_ms: float | None, then_ms: float
+) -> None:
+    # Rank 1 sleeps 20 ms in a pass of 8 ms. With the other computing all the time its pass takes
+    # 33 ms, so that 13 are left without the sleep; never less than the other takes now.
+    folder = write_bundle(tmp_path / "b")
+    changed_rows(folder, "steps", {"forward_time_ms": 23.0, "step_time_ms": 40.0}, ranks=(1,))
+    changed_rows(folder, "steps", {"step_time_ms": 40.0}, ranks=(0,))
+    for rank, own_ms in ((0, 8.0), (1, 28.0)):
+        half = {"repeat": 0, "forward_time_ms": own_ms / 2, "backward_time_ms": own_ms / 2}
+        probe = {"table": "probes", "batch_per_rank": 8} | half
+        rows = [probe | {"together": True}, probe | {"together": False}]
+        if beside_ms is not None and rank == 1:
+            parts = {"forward_time_ms": beside_ms - 5.0, "backward_time_ms": 5.0}
+            rows.append({"table": "passes-beside", "repeat": 0} | parts)
+        with (folder / f"rank{rank}.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    case = Case(open_evidence(write_run(read_bundle(folder), tmp_path / "run")))
+    found = slow_rank(case)
+    assert found.title == "rank 1 is slower than the others"
+    assert found.lost_share == pytest.approx((28.0 - then_ms) / case.run.parts.step_ms)
+    assert ("hinder each other more" in str(found.evidence)) == (then_ms > 8)

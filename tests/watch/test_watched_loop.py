@@ -88,6 +88,7 @@ def test_gradients_of_the_probes_are_the_models_parameters(one_run) -> None:
         for kind in ("", "-bfloat16")
     )
     assert max(wide) == 2 * max(narrow) == 4 * 2890  # of all gradients
+    assert len(rows_of(folder, 1, "passes-beside")) == 5
     probes = rows_of(folder, 1, "probes")
     assert {(row["batch_per_rank"], row["together"]) for row in probes} >= {(8, True), (4, True)}
 

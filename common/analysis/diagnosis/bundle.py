@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from common import tables
 from common.analysis.diagnosis.evidence import (
     ARMS,
+    BESIDE,
     BUCKETS,
     COSTS,
     FACTS,
@@ -201,6 +202,7 @@ def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
         STACKS: bundle.of("stacks"),
         STALLS: _stalls(bundle),
         HOST_WAITS: bundle.of("host-waits"),
+        BESIDE: bundle.of("passes-beside"),
         TRACE_STEPS: bundle.of("trace-steps"),
         TRACE_OPERATIONS: bundle.of("trace-operations"),
         SURROUNDINGS: bundle.of("surroundings"),

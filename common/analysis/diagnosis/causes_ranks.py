@@ -6,7 +6,14 @@ import numpy as np
 import pandas as pd
 
 from common.analysis.diagnosis.causes import LIKELY, SURE, Case, Verdict, confidence, percent
-from common.analysis.diagnosis.evidence import PLACEMENT, PROBES, STEPS, NotJudged, standard_error
+from common.analysis.diagnosis.evidence import (
+    BESIDE,
+    PLACEMENT,
+    PROBES,
+    STEPS,
+    NotJudged,
+    standard_error,
+)
 from common.analysis.step_parts import flags
 
 TOGETHER_RATIO = 1.6
@@ -192,8 +199,11 @@ def slow_rank(case: Case) -> Verdict | None:
     if not (ratio >= SLOW_RATIO and often >= SLOWEST_OFTEN):  # none of them if not known
         return None
     medians = compute.median()
-    over_ms = float(medians[slowest] - medians.drop(slowest).mean())
-    lost = over_ms / case.run.parts.step_ms
+    others_ms = float(medians.drop(slowest).mean())
+    # Where ranks hinder each other, the others gained by its pauses, and will not without them.
+    hindered_ms = _without_pauses(case, slowest)
+    then_ms = others_ms if hindered_ms is None else max(others_ms, hindered_ms)
+    lost = max(0.0, float(medians[slowest]) - then_ms) / case.run.parts.step_ms
     level, reason = confidence(ratio, SLOW_RATIO, error, len(ratios))
     waited = case.run.by_step("waiting_time_ms").median().drop(slowest).mean()
     return Verdict(
@@ -201,11 +211,12 @@ def slow_rank(case: Case) -> Verdict | None:
         title=f"rank {slowest} is slower than the others",
         evidence=(
             f"Rank {slowest} computes {medians[slowest]:.3g} ms a step, the others "
-            f"{medians.drop(slowest).mean():.3g} ms: {ratio:.2f} times as long for the same work, "
+            f"{others_ms:.3g} ms: {ratio:.2f} times as long for the same work, "
             f"and it is the slowest in {percent(often)} of {len(ratios)} steps {case.file(STEPS)}.",
             *_slow_part(case, slowest),
             f"The others wait {waited:.3g} ms of each step {case.file(STEPS)}.",
             *_slow_by_itself(case, slowest),
+            *_then(case, then_ms, others_ms),
         ),
         lost_share=min(lost, 0.99),
         confidence=level,
@@ -232,6 +243,34 @@ def _slow_part(case: Case, slowest: int) -> list[str]:
         return []
     own, others = over[name]
     return [f"It is its {name} pass: {own:.3g} ms, the others' {others:.3g} ms {case.file(STEPS)}."]
+
+
+def _without_pauses(case: Case, slowest: int) -> float | None:
+    """Returns the ms of computation in a step if the slowest rank did not pause in its passes.
+
+    That rank's pass, while all others compute without a pause, less what it takes longer than
+    theirs where each computes alone. None where it was not measured.
+    """
+    beside, times = case.run.tables.get(BESIDE), _together_times(case)
+    if beside is None or times is None:
+        return None
+    own = beside[beside["rank"] == slowest]
+    alone = times[1].groupby("rank").median()
+    if own.empty or slowest not in alone.index or len(alone) < 2:
+        return None
+    hindered_ms = float((own["forward_time_ms"] + own["backward_time_ms"]).median())
+    longer_ms = float(alone[slowest] - alone.drop(slowest).mean())
+    return (hindered_ms - max(0.0, longer_ms)) * case.run.accumulation
+
+
+def _then(case: Case, then_ms: float, others_ms: float) -> list[str]:
+    """Returns a sentence where ranks will hinder each other more than they do now."""
+    if then_ms <= others_ms:
+        return []
+    return [
+        f"Without its pauses ranks will hinder each other more: they will compute {then_ms:.3g} ms "
+        f"a step {case.file(BESIDE)}."
+    ]
 
 
 def _slow_by_itself(case: Case, slowest: int) -> list[str]:

@@ -69,6 +69,8 @@ class Probes:
             if worked:
                 self.find_sizes()
                 worked, why = self.passes()
+            if worked and self.team.ranks > 1 and self.device.type == "cpu":
+                worked, why = self.passes_beside()
             if not worked:
                 self.record.unseen("passes without exchange", why)
         gradient_bytes = self.kept.gradient_bytes
@@ -82,7 +84,7 @@ class Probes:
 
     def try_out(self) -> None:
         """Runs a pass; raises where there can be none."""
-        if self.step_s * REPEATS * (3 + min(ALONE, self.team.ranks)) > LONGEST_S:
+        if self.step_s * REPEATS * (3 + 2 * min(ALONE, self.team.ranks)) > LONGEST_S:
             raise RuntimeError(f"steps of {self.step_s:.0f} s: it would take too long")
         if not self.kept.gradients:
             raise RuntimeError("no output of the model has a gradient")
@@ -134,13 +136,12 @@ class Probes:
         arms: list[tuple[float, bool]] = [(size, True) for size in self.sizes]
         if self.team.ranks > 1:
             arms.append((1.0, False))
-        alone = sorted({0, self.team.ranks - 1, *range(min(ALONE - 1, self.team.ranks))})
         for repeat in range(REPEATS):
             shift = repeat % len(arms)
             for size, together in arms[shift:] + arms[:shift]:
                 # Once before it is timed: the size before must not be felt.
                 attempts = [partial(self.one_pass, size)]
-                for turn in [None] if together else alone:
+                for turn in [None] if together else self.in_turn:
                     here = turn in (None, self.team.rank)
                     attempts.append(partial(self.timed_pass, size, together, repeat, here))
                 for attempt in attempts:
@@ -148,6 +149,44 @@ class Probes:
                     if not worked:
                         return False, why
         return True, ""
+
+    @property
+    def in_turn(self) -> list[int]:
+        """Returns the ranks that compute alone, one after another."""
+        return sorted({0, self.team.ranks - 1, *range(min(ALONE - 1, self.team.ranks))})
+
+    def passes_beside(self) -> tuple[bool, str]:
+        """Times passes of a rank while all others compute without a pause, in turn.
+
+        Ranks that share a machine's memory or cores hinder each other while they compute, and not
+        while one of them sleeps or waits. What they would lose without such pauses shows here.
+
+        Returns:
+            as ``passes``.
+        """
+        for repeat, turn in itertools.product(range(REPEATS), self.in_turn):
+            worked, why = self.team.agreed(partial(self.pass_beside, turn, repeat))
+            if not worked:
+                return False, why
+        return True, ""
+
+    def pass_beside(self, turn: int, repeat: int) -> None:
+        """Times a pass of rank ``turn``; on the others, computes until it has ended."""
+        ended = torch.zeros(1, device=self.device)
+        if self.team.rank == turn:
+            try:
+                self.one_pass(1.0)  # until the others have begun
+                times, _ = self.one_pass(1.0)
+                self.record.add("passes-beside", repeat=repeat, **times)
+            finally:
+                dist.all_reduce(ended, group=self.team.group)
+            return
+        end = dist.all_reduce(ended, group=self.team.group, async_op=True)
+        try:
+            while not end.is_completed():
+                self.one_pass(1.0)
+        finally:
+            end.wait()
 
     def timed_pass(self, size: float, together: bool, repeat: int, here: bool) -> None:
         """Times a pass, if it is ``here``, and writes its rows."""
