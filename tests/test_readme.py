@@ -15,6 +15,7 @@ CI = {
     "uv run ddplab course grade submissions/*.tar.gz": "uv run ddplab course grade "
     "outputs/class/*.tar.gz --output-dir outputs/class/grades --variant 2027",
 }
+"""The form in which CI runs a command, where it is another one than the README's."""
 TEACHING = {
     "uv run ddplab course export ../students-2 --assignment 2": "uv run ddplab course export "
     "outputs/class/tree --assignment 2 --solved A2.1 A2.2 A2.3",
@@ -38,7 +39,6 @@ TEACHING = {
     "autograder outputs/class/autograder.zip --variant 2027",
 }
 """The commands of assignments/README.md in the form in which CI runs them."""
-"""The form in which CI runs a command, where it is another one than the README's."""
 TESTS = {
     "uv run ddplab predict --model gpt2-large --cluster h100-ib --gpus 8..16384": "tests/cli/"
     "test_predict_cluster.py",

@@ -1,6 +1,6 @@
 """A0.1: the bytes that a training step keeps: weights, their states, and what autograd saves.
 
-States follow from the number of parameters (Rajbhandari et al. 2019, "ZeRO: Memory Optimizations
+States follow from the number of parameters (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations
 Toward Training Trillion Parameter Models", section 3.1). What a GPT-2 saves for its backward pass
 is counted operation by operation, from what each needs for its own gradients (Korthikanti et al.
 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.1). All figures are

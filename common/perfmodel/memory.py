@@ -4,7 +4,7 @@ What PyTorch keeps for the backward pass is written down per token and layer, an
 followed through the moments at which most memory is in use; the largest of them is the peak. The
 formulas are for eager execution: a compiled model saves less. They follow what autograd's nodes
 save (derivatives.yaml of PyTorch) and, for mixed precision, autocast's rules; Korthikanti et al.
-2022 (arXiv 2205.05198) count activations the same way, Rajbhandari et al. 2019 (arXiv 1910.02054)
+2022 (arXiv 2205.05198) count activations the same way, Rajbhandari et al. 2020 (arXiv 1910.02054)
 the states. All figures are bytes.
 """
 

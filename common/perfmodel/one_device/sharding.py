@@ -2,7 +2,7 @@
 
 DDP keeps all of them on every rank. ``ZERO1`` is DDP whose optimizer states are divided, each
 parameter's as a whole, as the sharded optimizer of exercise A1.4 does. ``SHARD_GRAD_OP`` and
-``FULL_SHARD`` are stages 2 and 3 of ZeRO (Rajbhandari et al. 2019, arXiv 1910.02054) in PyTorch's
+``FULL_SHARD`` are stages 2 and 3 of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) in PyTorch's
 words, as ``fully_shard`` does them with one unit per block and one for the rest (embeddings and
 last norm).
 """

@@ -54,7 +54,7 @@ class Options:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.verify and (self.to_end or not self.probe):
-            raise ValueError("verify follows the probes; leave out to_end and no_probe")
+            raise ValueError("verify follows the probes; leave out to_end, and keep probe")
 
     @property
     def last_step(self) -> int:
