@@ -116,6 +116,8 @@ def main(settings: ModeComparison) -> None:
         if worker.world_size < 2:
             raise UserError("compare_modes needs 2 ranks or more; start it with torchrun")
         settings.check_ranks(worker.world_size)
+        for reason in settings.without_effect() if worker.is_main else ():
+            logger.warning("without effect: %s", reason)
         slow_rank = settings.slow_rank if settings.slow_rank >= 0 else worker.world_size - 1
         is_slowed = settings.slow_steps and worker.device.type == "cpu"
         if settings.slow_steps and not is_slowed and worker.is_main:

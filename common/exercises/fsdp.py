@@ -71,7 +71,10 @@ class FSDP(nn.Module):
             weight.make_full(compute_dtype)
         for index, block in enumerate(blocks_of(module)):
             block.register_forward_pre_hook(functools.partial(self.before_forward, index))
-            block.register_forward_hook(functools.partial(self.after_forward, index))
+            # Activation checkpointing ends a block that it computes again by an exception.
+            block.register_forward_hook(
+                functools.partial(self.after_forward, index), always_call=True
+            )
         # END SOLUTION
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
@@ -163,6 +166,8 @@ class FSDP(nn.Module):
         """Makes a block's weights whole, and begins to gather those of the blocks that follow."""
         self.blocks[index].gather()
         self.blocks[index].lend()
+        if self.blocks[index].in_backward:  # computed again: those that follow are through
+            return
         for ahead in self.blocks[index + 1 : index + 1 + GATHERED_AHEAD]:
             ahead.start_gathering()
 

@@ -101,8 +101,19 @@ def peak_resident_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def resettable_peak_bytes() -> int | None:
+    """Returns the peak RAM since ``reset_peak_resident``, in bytes; None where it has no effect."""
+    try:
+        return _status_bytes("VmHWM")
+    except (OSError, LookupError):
+        return None
+
+
 def reset_peak_resident() -> None:
-    """Sets the peak to the RAM in use now, where the system allows it (Linux)."""
+    """Sets the peak to the RAM in use now, where the system allows it (Linux).
+
+    proc(5): 5 in this file sets the peak resident set size to the present one.
+    """
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -110,9 +121,15 @@ def reset_peak_resident() -> None:
 
 
 def _status_bytes(field: str) -> int:
-    """Reads a field of /proc/self/status, in bytes; the file has KiB."""
+    """Reads a field of /proc/self/status, in bytes; the file has KiB.
+
+    Raises OSError or LookupError where there is no such file or field.
+    """
     status = Path("/proc/self/status").read_text()
-    return int(re.search(rf"^{field}:\s+(\d+) kB", status, flags=re.M)[1]) * 1024
+    found = re.search(rf"^{field}:\s+(\d+) kB", status, flags=re.M)
+    if not found:
+        raise LookupError(f"/proc/self/status has no {field}")
+    return int(found[1]) * 1024
 
 
 def _own_groups(cgroups: Path, own: Path) -> Iterator[Path]:

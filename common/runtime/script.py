@@ -22,6 +22,7 @@ from typing import TypeVar
 import yaml
 
 from common.errors import Preempted, RunFailed, UserError, unknown_name
+from common.runtime.flags import as_flags, check_kind
 
 Settings = TypeVar("Settings")
 SAVED = 75
@@ -261,46 +262,37 @@ def read_yaml(path: Path) -> dict:
     return content
 
 
+def read_section(path: Path, section: str) -> dict:
+    """Reads the settings of a YAML file: its part ``section``, or all of a file without it.
+
+    Raises:
+        UserError: the file cannot be read, or is a preset that has no such section.
+    """
+    content = read_yaml(path)
+    if section not in content:
+        if "stages" in content:
+            raise UserError(f"{path}: no section {section!r}; has {', '.join(content)}")
+        return content
+    if not isinstance(content[section], dict):
+        raise UserError(f"{path}: section {section!r} holds no 'key: value' settings")
+    return content[section]
+
+
 def _yaml_arguments(path: Path, settings_type: type, section: str) -> list[str]:
     """Returns the settings of a YAML file as flags.
 
     Raises:
         UserError: no such section, an unknown setting, or a value of the wrong kind.
     """
-    content = read_yaml(path)
     types = typing.get_type_hints(settings_type)
-    values = content.get(section, content)
-    if values is content and "stages" in content:
-        raise UserError(f"{path}: no section {section!r}; has {', '.join(content)}")
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: section {section!r} holds no 'key: value' settings")
-    arguments: list[str] = []
-    for key, value in values.items():
+    settings: dict[str, object] = {}
+    for key, value in read_section(path, section).items():
         name = str(key).replace("-", "_")
         if name not in types:
             raise UserError(f"{path}: {unknown_name('setting', str(key), types)}")
-        _check_kind(path, str(key), value, types[name])
-        if isinstance(value, bool):
-            arguments.append(f"--{name}" if value else f"--no-{name}")
-        elif isinstance(value, list):
-            arguments += [f"--{name}", *map(str, value)]
-        elif value is not None:
-            arguments += [f"--{name}", str(value)]
-    return arguments
-
-
-def _check_kind(path: Path, key: str, value: object, expected: object) -> None:
-    """Raises UserError for a value that flags cannot express; tyro checks the rest as flags."""
-    one_of = typing.get_args(expected) or (expected,)
-    if (expected is bool) != isinstance(value, bool):
-        kind = "true or false" if expected is bool else f"{expected}, not true or false"
-        raise UserError(f"{path}: {key}: {value!r}; expected {kind}")
-    if isinstance(value, dict) or (
-        isinstance(value, list) and typing.get_origin(expected) is not tuple
-    ):
-        raise UserError(f"{path}: {key}: {value!r}; expected a single value")
-    if value is None and type(None) not in one_of:
-        raise UserError(f"{path}: {key} has no value")
+        check_kind(f"{path}: {key}", value, types[name])
+        settings[name] = value
+    return as_flags(settings)
 
 
 def leave_when_terminated(grace_s: float = 5.0) -> None:

@@ -34,7 +34,7 @@ from common.exercises.checkpoint_commit import (
 )
 from common.runtime.paths import relative_to_project
 from common.runtime.process_group import Worker
-from common.training.checkpoint_files import SavedCheckpoint, prune, remove_leftovers
+from common.training.checkpoint_files import SavedCheckpoint, prune, remove_leftovers, step_of
 from common.training.states import load_states, states_to_write
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Checkpoints:
     Args:
         folder: the folder of the checkpoints.
         worker: this rank.
-        keep: number of the newest checkpoints that stay.
+        keep: number of the newest intact checkpoints that stay.
         asynchronous: write while training goes on: each rank copies the part of the states that
             it writes, and a thread of it writes the copy. One is written at a time.
 
@@ -60,6 +60,8 @@ class Checkpoints:
         self.folder = folder
         self.worker = worker
         self.keep = keep
+        self._damaged: set[Path] = set()
+        """Those that ``newest_intact`` found damaged; rank 0 takes out what is written anew."""
         # A group of its own: a thread uses it while the trainer uses the others.
         self._group = dist.new_group(backend="gloo")
         self._thread = writer_thread(worker.device) if asynchronous else None
@@ -87,6 +89,7 @@ class Checkpoints:
             problem, saved = self._examine(path)
             if problem is None:
                 return saved
+            self._damaged.add(path)
             if self.worker.is_main:
                 logger.warning("%s is damaged: %s", relative_to_project(path), problem)
         if paths:
@@ -180,12 +183,13 @@ class Checkpoints:
 
     def _finish(self, partial: Path, facts: Mapping, files: Mapping[str, FileRecord]) -> None:
         commit_checkpoint(partial, facts, files)
-        prune(self.folder, self.keep)
+        self._damaged = {path for path in self._damaged if step_of(path) != facts["step"]}
+        prune(self.folder, self.keep, newest=facts["step"], damaged=self._damaged)
 
     def _explained(self, error: BaseException, step: int) -> UserError:
         if isinstance(error, CheckpointException):
             error = next(cause for cause, _ in error.failures.values())
-        kept = finished_checkpoints(self.folder)
+        kept = [p for p in finished_checkpoints(self.folder) if p not in self._damaged]
         last = f"the last good one is {kept[0].name}" if kept else "there is none before it"
         return UserError(f"checkpoint of step {step} in {self.folder}: {reason_of(error)}; {last}")
 

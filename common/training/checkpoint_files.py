@@ -7,11 +7,12 @@ the one that a run was told to stop with.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.exercises.checkpoint_commit import (
+    FINISHED,
     OLD,
     PARTIAL,
     finished_checkpoints,
@@ -62,7 +63,26 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Deletes all but the ``keep`` newest checkpoints."""
-    for path in finished_checkpoints(folder)[keep:]:
-        remove_checkpoint(path)
+def step_of(path: Path) -> int:
+    """Returns the number of steps in a finished checkpoint's name."""
+    return int(path.name[len(FINISHED) :])
+
+
+def prune(folder: Path, keep: int, newest: int, damaged: Collection[Path]) -> None:
+    """Deletes the checkpoints that have ``keep`` newer intact ones.
+
+    A damaged one does not count, and is deleted like any other. One of a later step than
+    ``newest`` was damaged when the run resumed from before it; it stays until the run has come that
+    far, as it may be the disk that could not be read for a while.
+
+    Args:
+        folder: the folder of the checkpoints.
+        keep: number of intact checkpoints that stay.
+        newest: step of the checkpoint that was just written.
+        damaged: those that the run found damaged when it began and has not replaced.
+    """
+    written = [path for path in finished_checkpoints(folder) if step_of(path) <= newest]
+    intact = [path for path in written if path not in damaged]
+    for path in written:
+        if len(intact) >= keep and step_of(path) < step_of(intact[keep - 1]):
+            remove_checkpoint(path)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
+from common.runtime.memory_limit import reset_peak_resident, resettable_peak_bytes
 from common.training.tracing import silence_profiler
-
-STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-RESET_PEAK = "5"  # proc(5): set the peak resident set size to the present one
 
 
 class PeakMemory:
@@ -32,19 +28,13 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             return
-        with contextlib.suppress(OSError):  # else the peak is that of the process up to now
-            CLEAR_REFS.write_text(RESET_PEAK)
+        reset_peak_resident()  # where that cannot be, the peak is that of the process up to now
 
     def peak_bytes(self) -> int | None:
         """Returns the peak since ``start``, in bytes; None where the system does not tell."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        try:
-            lines = STATUS.read_text().splitlines()
-        except OSError:
-            return None
-        kib = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-        return int(kib[0]) * 1024 if kib else None
+        return resettable_peak_bytes()
 
 
 class AllocationWatch:

@@ -10,6 +10,7 @@ from common.scheduling.loader import MicroBatch
 from common.tables import MICRO_BATCH_COLUMNS
 from common.training.memory_watch import PeakMemory
 from common.training.micro_batch_step import StepParts
+from common.training.timed_exchange import divided_exchange
 
 LOSS_COLUMNS = ("step", "loss", "learning_rate")
 EVALUATION_COLUMNS = ("rank", "step", "samples", "loss", "accuracy")
@@ -41,19 +42,9 @@ def part_facts(parts: StepParts, batch: MicroBatch) -> dict:
 
 
 def split_exchange(rows: Sequence[Mapping]) -> list[dict]:
-    """Returns the rows of one step, one per rank, with the exchange divided into its two parts.
-
-    The straggler, which comes last to the exchange, waits for nobody. So the shortest exchange of
-    all ranks is communication, and what the others took longer was waiting.
-    """
-    communication_ms = min(row["exchange_time_ms"] for row in rows)
-    divided = []
-    for row in rows:
-        rest = {name: value for name, value in row.items() if name != "exchange_time_ms"}
-        waiting_ms = row["exchange_time_ms"] - communication_ms
-        parts = {"communication_time_ms": communication_ms, "waiting_time_ms": waiting_ms}
-        divided.append(rest | parts)
-    return divided
+    """Returns the rows of one step, one per rank, each with its exchange divided."""
+    exchanges_ms = [row["exchange_time_ms"] for row in rows]
+    return [divided_exchange(row, exchanges_ms) for row in rows]
 
 
 class MicroBatchLog:

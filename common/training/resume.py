@@ -8,6 +8,8 @@ from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 
+import torch
+
 from common.data.markov_text import read_source
 from common.data.token_shards import TokenShards
 from common.errors import UserError
@@ -37,11 +39,11 @@ DECISIVE = (
 
 
 def open_checkpoints(
-    config: TrainingConfig, worker: Worker, workload: Workload
+    config: TrainingConfig, worker: Worker, workload: Workload, data: TokenShards
 ) -> tuple[Checkpoints | None, SavedCheckpoint | None]:
     """Opens the run's checkpoints, if it makes any, and finds the one that it resumes from.
 
-    Settings that differ from the checkpoint's are named in the log.
+    Settings and data that differ from the checkpoint's are named in the log.
 
     Returns:
         (the checkpoints, or None if none are made; the one to resume from, or None).
@@ -58,15 +60,23 @@ def open_checkpoints(
     if saved:
         _refuse_other_model(saved, config, workload)
         if worker.is_main:
-            for name, was, now in changed_settings(saved, config):
+            for name, was, now in changed_settings(saved, config, data):
                 logger.warning("%s was %s in the checkpoint and is %s now", name, was, now)
     return checkpoints, saved
 
 
 def checkpoint_facts(
-    step: int, position: int, config: TrainingConfig, workload: Workload, data: TokenShards
+    step: int,
+    position: int,
+    config: TrainingConfig,
+    workload: Workload,
+    data: TokenShards,
+    scaler: torch.amp.GradScaler,
 ) -> dict:
-    """Returns the facts for a manifest, after ``step`` steps and ``position`` tokens."""
+    """Returns the facts for a manifest, after ``step`` steps and ``position`` tokens.
+
+    The loss scaler's are numbers, the same on all ranks; none where nothing is scaled.
+    """
     return {
         "step": step,
         "position": position,
@@ -75,7 +85,18 @@ def checkpoint_facts(
         "optimizer": config.optimizer,
         "data_tokens": data.num_tokens,
         "settings": {name: getattr(config, name) for name in DECISIVE},
+        "scaler": scaler.state_dict(),
     }
+
+
+def restore_scaler(saved: SavedCheckpoint, scaler: torch.amp.GradScaler) -> None:
+    """Sets a loss scaler to its state in the checkpoint.
+
+    Without one, as after another precision or in an older checkpoint, the scaler starts anew.
+    """
+    state = saved.facts.get("scaler")
+    if state:
+        scaler.load_state_dict(state)
 
 
 def _refuse_other_model(saved: SavedCheckpoint, config: TrainingConfig, workload: Workload) -> None:
@@ -96,14 +117,19 @@ def _difference(was: object, now: object) -> str:
 
 
 def changed_settings(
-    saved: SavedCheckpoint, config: TrainingConfig
+    saved: SavedCheckpoint, config: TrainingConfig, data: TokenShards
 ) -> list[tuple[str, object, object]]:
-    """Returns (name, value in the checkpoint, value now) of each decisive setting that differs."""
-    was = saved.facts["settings"]
+    """Returns what losses depend on and is not as it was, the size of the data included.
+
+    Each is (name, value in the checkpoint, value now).
+    """
+    was = {"data_tokens": saved.facts.get("data_tokens", data.num_tokens)}
+    was |= saved.facts["settings"]
+    now = {name: getattr(config, name) for name in DECISIVE} | {"data_tokens": data.num_tokens}
     return [
-        (name, was[name], getattr(config, name))
-        for name in DECISIVE
-        if name in was and was[name] != getattr(config, name)
+        (name, was[name], value)
+        for name, value in now.items()
+        if name in was and was[name] != value
     ]
 
 

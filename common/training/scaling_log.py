@@ -19,6 +19,7 @@ from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
 from common.runtime.samples import sample_rows
 from common.training.data_parallel_step import Batch, DataParallelStep, StepTimes
+from common.training.timed_exchange import divided_exchange
 
 PARTS = {
     "step_time_ms": "step_s",
@@ -134,7 +135,8 @@ class ScalingLog:
         for row in (row for rows in gathered for row in rows):
             if row["exchange_time_ms"] is not None:
                 exchange.setdefault(_key(row), []).append(row["exchange_time_ms"])
-        self._write("steps.csv", [_divided(row, exchange.get(_key(row))) for row in self._rows])
+        divided = [divided_exchange(row, exchange.get(_key(row))) for row in self._rows]
+        self._write("steps.csv", divided)
         self._write("buckets.csv", self._buckets)
         self._rows, self._buckets = [], []
 
@@ -237,20 +239,6 @@ def single_arm(
         "precision": options.precision,
         "change": change,
     }
-
-
-def _divided(row: dict, exchanges_ms: Sequence[float] | None) -> dict:
-    """Returns the row with its exchange divided into communication and waiting.
-
-    The straggler waits for nobody: the shortest of ``exchanges_ms``, those of all ranks in this
-    step, is communication, and the rest of this rank's exchange was waiting.
-    """
-    own = {name: value for name, value in row.items() if name != "exchange_time_ms"}
-    communication = waiting = None
-    if exchanges_ms:
-        communication = min(exchanges_ms)
-        waiting = row["exchange_time_ms"] - communication
-    return own | {"communication_time_ms": communication, "waiting_time_ms": waiting}
 
 
 def _key(row: Mapping) -> tuple:

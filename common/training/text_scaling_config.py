@@ -17,6 +17,7 @@ from common.runtime.recorder import require_not_negative, require_positive
 from common.runtime.run_options import RankOptions
 from common.training.data_parallel_step import StepOptions
 from common.training.ddp import COMPRESSIONS
+from common.training.ignored_settings import ignored_data_settings
 from common.training.precision import PRECISION_NAMES, resolved_precision
 from common.training.text_scaling_data import LoaderOptions
 
@@ -251,10 +252,7 @@ class TextScalingConfig(RankOptions):
                 yield "bucket_cap_mb: one rank sends nothing"
             if self.static_graph:
                 yield "static_graph: one rank sends nothing"
-        if self.dataset == "synthetic" and self.dataset_dir != "datasets":
-            yield "dataset_dir: synthetic texts are made up"
-        if self.dataset != "synthetic" and self.synthetic_like != "ag_news":
-            yield f"synthetic_like: the data set is {self.dataset}"
+        yield from ignored_data_settings(self)
         if self.warmup_steps >= steps:
             yield (
                 f"lr {self.lr:g} is not reached: the run has {steps} steps, and the learning rate "

@@ -15,9 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from common.errors import UserError, unknown_name
-from common.runtime.flags import as_flags
+from common.runtime.flags import as_flags, check_kind
 from common.runtime.paths import project_root
-from common.runtime.script import exit_status, parse_settings, read_yaml, run_script
+from common.runtime.script import (
+    exit_status,
+    parse_settings,
+    read_section,
+    read_yaml,
+    run_script,
+)
 from common.training.text_scaling_config import TextScalingConfig
 
 FOLDER = project_root() / "assignments" / "assignment4" / "configs"
@@ -123,13 +129,7 @@ def file_settings(path: Path) -> dict[str, object]:
     Raises:
         UserError: it cannot be read, or names what is no setting.
     """
-    content = read_yaml(path)
-    if SCRIPT_SECTION in content:
-        content = content[SCRIPT_SECTION]
-        if not isinstance(content, dict):
-            raise UserError(f"{path}: section {SCRIPT_SECTION!r} holds no 'key: value' settings")
-    elif "stages" in content:
-        raise UserError(f"{path}: no section {SCRIPT_SECTION!r}; has {', '.join(content)}")
+    content = read_section(path, SCRIPT_SECTION)
     types = typing.get_type_hints(TextScalingConfig)
     settings = {}
     for key, value in _without_sections(path, content):
@@ -137,7 +137,7 @@ def file_settings(path: Path) -> dict[str, object]:
         if name not in types:
             known = [*types, *IN_FILES, *SECTIONS]
             raise UserError(f"{path}: {unknown_name('setting', key, known)}")
-        _check_kind(f"{path}: {key}", value, types[name])
+        check_kind(f"{path}: {key}", value, types[name])
         settings[name] = value
     return settings
 
@@ -162,14 +162,3 @@ def _not_here(name: str, section: str) -> str:
         if name in names:
             return f"{name} belongs in section {other}"
     return unknown_name("setting", name, SECTIONS[section])
-
-
-def _check_kind(where: str, value: object, expected: object) -> None:
-    """Raises UserError for what flags cannot express; the rest is checked as flags are."""
-    if (expected is bool) != isinstance(value, bool):
-        kind = "true or false" if expected is bool else "not true or false"
-        raise UserError(f"{where}: {value!r}; expected {kind}")
-    if isinstance(value, (dict, list)):
-        raise UserError(f"{where}: {value!r}; expected a single value")
-    if value is None and type(None) not in typing.get_args(expected):
-        raise UserError(f"{where} has no value")

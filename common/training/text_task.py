@@ -21,7 +21,7 @@ from common.scheduling.modes import Planner, StepPlan
 from common.training.evaluation import LabelledBatch, own_batches
 from common.training.micro_batch_config import TextSettings
 from common.training.micro_batch_step import MicroBatchStep
-from common.training.precision import autocast, resolved_precision
+from common.training.precision import autocast, check_precision, resolved_precision
 from common.training.text_model import build_on_rank, make_optimizer
 from common.training.timed_exchange import TimedExchange
 
@@ -54,8 +54,11 @@ def open_task(
         eval_samples: texts of the validation split; 0 for all.
 
     Raises:
-        UserError: settings, data or model that do not go together.
+        UserError: settings, data or model that do not go together, or a precision that the device
+            lacks.
     """
+    precision = resolved_precision(config.precision, worker.device)
+    check_precision(precision, worker.device)
     limit = model_limit(config.model_name)
     if limit is not None and config.max_length > limit:
         raise UserError(
@@ -67,7 +70,6 @@ def open_task(
         raise UserError(
             f"global_batch {config.global_batch}: {train.name} has {len(train.labels)} texts"
         )
-    precision = resolved_precision(config.precision, worker.device)
     build = functools.partial(
         build_text_classifier,
         config.model_name,

@@ -12,6 +12,7 @@ of the buckets it owes. All ranks see that in the last bucket, and that they mus
 # No "from __future__ import annotations": DDP looks at the annotations of its hook.
 import gc
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -176,3 +177,18 @@ class TimedExchange:
     def is_poisoned(self) -> bool:
         """Returns True if a NaN came back: a rank gave up, or the gradients themselves are NaN."""
         return self._last is not None and bool(torch.isnan(self._last[-1]).item())
+
+
+def divided_exchange(row: Mapping, exchanges_ms: Sequence[float] | None) -> dict:
+    """Returns a rank's row of a step with its exchange divided into communication and waiting.
+
+    The straggler, which comes last to the exchange, waits for nobody: the shortest of
+    ``exchanges_ms``, those of all ranks in this step, is communication, and the rest of this rank's
+    exchange was waiting. Without them neither is known, and both are None.
+    """
+    rest = {name: value for name, value in row.items() if name != "exchange_time_ms"}
+    communication_ms = waiting_ms = None
+    if exchanges_ms:
+        communication_ms = min(exchanges_ms)
+        waiting_ms = row["exchange_time_ms"] - communication_ms
+    return rest | {"communication_time_ms": communication_ms, "waiting_time_ms": waiting_ms}

@@ -27,7 +27,13 @@ from common.training.checkpoint_files import mark_stopped
 from common.training.config import TrainingConfig
 from common.training.learning_rate import cosine, set_learning_rate
 from common.training.parallel import gradient_sync, parallelise
-from common.training.resume import checkpoint_facts, free_run_id, open_checkpoints, run_facts
+from common.training.resume import (
+    checkpoint_facts,
+    free_run_id,
+    open_checkpoints,
+    restore_scaler,
+    run_facts,
+)
 from common.training.step import TokenBatch, TrainingStep, build_model
 from common.training.step_log import StepLog
 from common.training.stop_request import StopRequest, stop_requests
@@ -69,7 +75,7 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
     for reason in workload.without_effect(worker.device.type) if worker.is_main else ():
         logger.warning("without effect: %s", reason)
 
-    checkpoints, saved = open_checkpoints(config, worker, workload)
+    checkpoints, saved = open_checkpoints(config, worker, workload, data)
     first = saved.step if saved else 0
     if first >= config.num_steps:
         say(
@@ -95,6 +101,7 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
     )
     if saved:
         checkpoints.load(saved, model, step.optimizer)
+        restore_scaler(saved, step.scaler)
         batches.position = saved.position
         say(f"Resumed from {relative_to_project(saved.path)} ({saved.origin})")
     to_do = (config.num_steps - first) * config.global_batch_size * config.seq_len
@@ -121,7 +128,9 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
                 is_last = done == config.num_steps
                 if checkpoints and (stopping or is_last or is_due(done, config.save_every)):
                     log.flush()
-                    facts = checkpoint_facts(done, batches.position, config, workload, data)
+                    facts = checkpoint_facts(
+                        done, batches.position, config, workload, data, step.scaler
+                    )
                     with log.checkpoint():
                         checkpoints.save(model, step.optimizer, facts, wait=stopping or is_last)
                 if stopping and not is_last:

@@ -26,18 +26,26 @@ STRATEGIES = ("DDP", "FULL_SHARD", "SHARD_GRAD_OP", *OWN_STRATEGIES)
 
 @dataclass(frozen=True)
 class Case:
-    """A training, and whether rank 0's weights are kept from the other rank."""
+    """A training.
+
+    Attributes:
+        strategy, precision, micro_batch: as in the settings.
+        own_weights: rank 0's weights are kept from the other rank.
+        recomputed: activations are computed again, and checkpoints made in between as well.
+    """
 
     strategy: str
     precision: str = "float64"
     micro_batch: int = 8
     own_weights: bool = False
+    recomputed: bool = False
 
     @property
     def name(self) -> str:
         """Returns the name of its run directory, which is a test's id, too."""
         own = "-own-weights" if self.own_weights else ""
-        return f"{self.strategy}-{self.precision}-{self.micro_batch}{own}"
+        again = "-recomputed" if self.recomputed else ""
+        return f"{self.strategy}-{self.precision}-{self.micro_batch}{own}{again}"
 
     @property
     def steps(self) -> int:
@@ -64,6 +72,8 @@ class Case:
             "log_every": STEPS,
             "profile": False,
             "device": "cpu",
+            "activation_checkpointing": self.recomputed,
+            "save_every": 4 if self.recomputed else 0,
             "checkpoint_dir": str(folder / "checkpoints" / self.name) if self.saved else "",
             "output_dir": str(folder / "runs"),
             "run_id": self.name,
@@ -71,7 +81,11 @@ class Case:
         return config_of(self.strategy, **options)
 
 
-EXACT = tuple(Case(strategy, micro_batch=m) for strategy in STRATEGIES for m in (8, 4))
+RECOMPUTED = ("DDP", "FULL_SHARD", "MY_FSDP")
+EXACT = (
+    *(Case(strategy, micro_batch=m) for strategy in STRATEGIES for m in (8, 4)),
+    *(Case(strategy, micro_batch=4, recomputed=True) for strategy in RECOMPUTED),
+)
 ROUNDED = tuple(Case(strategy, "float32") for strategy in STRATEGIES)
 DIFFERENT = (Case("DDP", own_weights=True), Case("FULL_SHARD", own_weights=True))
 

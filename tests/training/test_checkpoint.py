@@ -5,8 +5,10 @@ The oracle is a run of the same settings that was not disturbed: losses are comp
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from common.data.token_shards import write_shard
 from common.errors import UserError
+from common.exercises.checkpoint_commit import read_manifest
 from common.runtime.process_group import process_group
 from common.training.config import BaselineConfig
 from common.training.trainer import train
@@ -160,6 +163,33 @@ def test_only_the_newest_checkpoints_are_kept(start, tmp_path, asynchronous):
     assert names(tmp_path) == ["step-00000005", "step-00000006"]
 
 
+def test_a_damaged_newer_checkpoint_takes_no_intact_ones_place(start, cut_off, capsys):
+    # The run goes on from step 2 and ends before the damaged one's step.
+    flip(cut_off / "checkpoints" / "step-00000004" / "__0_0.distcp")
+    start(cut_off, num_steps=3, save_every=1, keep_checkpoints=1)
+    assert names(cut_off) == ["step-00000003", "step-00000004"]
+    capsys.readouterr()
+    start(cut_off, num_steps=5, save_every=1, keep_checkpoints=1)
+    assert "step-00000003 (single" in capsys.readouterr().out
+    assert names(cut_off) == ["step-00000005"]
+
+
+@pytest.mark.parametrize(("last", "left"), [(6, [3, 4, 6]), (9, [6, 9])])
+def test_a_damaged_checkpoint_in_between_goes_when_enough_newer_ones_are_intact(
+    start, cut_off, last, left
+):
+    flip(cut_off / "checkpoints" / "step-00000004" / "__0_0.distcp")
+    start(cut_off, num_steps=last, save_every=3, keep_checkpoints=2)
+    assert names(cut_off) == [f"step-{step:08d}" for step in left]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_with_the_last_intact_one(start, cut_off):
+    flip(cut_off / "checkpoints" / "step-00000004" / "__0_0.distcp")
+    (cut_off / "checkpoints" / ".partial-00000003").touch()  # in the way of the folder
+    with pytest.raises(UserError, match="the last good one is step-00000002"):
+        start(cut_off, save_every=3)
+
+
 def test_what_a_killed_run_was_writing_or_deleting_is_removed(start, cut_off):
     for name in (".partial-00000006", ".old-step-00000001"):
         (cut_off / "checkpoints" / name).mkdir()
@@ -181,6 +211,55 @@ def test_changed_settings_are_said(start, cut_off, caplog):
         "num_steps was 6 in the checkpoint and is 5 now",
         "lr was 0.003 in the checkpoint and is 0.002 now",
     ]
+
+
+def test_other_data_are_said(start, cut_off, tmp_path, caplog):
+    # The tokens of the same path have become more, as by another download.
+    data = tmp_path / "tokens"
+    data.mkdir()
+    more = np.random.default_rng(0).integers(0, 256, 5001).astype("uint16")
+    write_shard(data / "a.bin", more)
+    start(cut_off, data=str(data))
+    assert warnings(caplog)[-1] == "data_tokens was 5000 in the checkpoint and is 5001 now"
+
+
+OVERFLOWING = {
+    **{"precision": "float16", "seq_len": 1, "global_batch_size": 2, "micro_batch_size": 1},
+    **{"lr": 3e-4},
+}
+"""In the first steps the scaled gradients do not fit into 16 bits, and the scale is lowered."""
+
+
+def rewrite_facts(checkpoint: Path, change: Callable[[dict], object]) -> None:
+    """Changes a checkpoint's facts and makes its manifest whole again."""
+    facts, files = read_manifest(checkpoint)
+    change(facts)
+    text = json.dumps({"facts": facts, "files": files})
+    whole = {"crc": zlib.crc32(text.encode()), "content": text}
+    (checkpoint / "manifest.json").write_text(json.dumps(whole))
+
+
+def scale(folder: Path, step: int) -> float:
+    return read_manifest(folder / "checkpoints" / f"step-{step:08d}")[0]["scaler"]["scale"]
+
+
+def test_a_float16_run_that_was_cut_off_goes_on_with_its_loss_scale(start, tmp_path):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    start(whole, **OVERFLOWING)
+    assert scale(whole, 2) < torch.amp.GradScaler("cpu").get_scale()  # or the test shows nothing
+    start(cut(whole, resumed, 2), **OVERFLOWING)
+    expected = from_step(rows(whole / "run"), 2)
+    pd.testing.assert_frame_equal(rows(resumed / "run"), expected, check_exact=True)
+    assert scale(resumed, 6) == scale(whole, 6)
+
+
+def test_a_checkpoint_from_before_scales_were_saved_is_still_loaded(start, tmp_path, capsys):
+    start(tmp_path / "whole", **OVERFLOWING)
+    folder = cut(tmp_path / "whole", tmp_path / "resumed", 4)
+    rewrite_facts(folder / "checkpoints" / "step-00000004", lambda facts: facts.pop("scaler"))
+    start(folder, **OVERFLOWING)
+    assert "Resumed from" in capsys.readouterr().out
+    assert len(rows(folder / "run")) == 2
 
 
 def truncate(path: Path) -> None:
@@ -265,7 +344,7 @@ def two_ranks(rank_server, start, tokens, tmp_path_factory) -> Path:
 
 
 @pytest.mark.two_ranks
-@pytest.mark.parametrize("strategy", RESUMED)
+@pytest.mark.parametrize("strategy", [*RESUMED, "float16"])
 def test_two_ranks_go_on_with_the_same_losses(two_ranks, strategy):
     expected = rows(two_ranks / "runs" / strategy)
     assert set(expected["rank"]) == {0, 1}

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 
 from common.benchmarks.compare_modes import ARMS, CONTROL, ModeComparison
 from common.errors import UserError
+from common.runtime.process_group import Worker
+from common.runtime.ranks import Ranks
 from common.scheduling.modes import MODES, SAME_BATCH
 from common.training.micro_batch_config import MicroBatchConfig
+from common.training.text_task import open_task
 
 pytestmark = [pytest.mark.two_ranks, pytest.mark.xdist_group("micro_batch_runs")]
 WORKER = Path(__file__).with_name("micro_batch_runs_worker.py")
@@ -24,8 +29,8 @@ ORIGINAL = (
 
 
 @pytest.fixture(scope="module")
-def runs(rank_server, tmp_path_factory) -> tuple[Path, dict[str, str]]:
-    """Returns the folder of all runs, and what was said of each refusal."""
+def runs(rank_server, tmp_path_factory) -> tuple[Path, dict[str, str], list[str]]:
+    """Returns the folder of all runs, what was said of each refusal, and the log of each rank."""
     folder = tmp_path_factory.mktemp("runs")
     done = rank_server.run(WORKER, folder, ranks=2, timeout_s=110)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
@@ -36,7 +41,7 @@ def runs(rank_server, tmp_path_factory) -> tuple[Path, dict[str, str]]:
         )
     ]
     assert refused[0] == refused[1]  # no rank goes on alone
-    return folder, refused[0]
+    return folder, refused[0], done.stderr
 
 
 def metrics(folder: Path) -> pd.DataFrame:
@@ -149,7 +154,7 @@ def test_the_slowed_rank_is_found_out_without_being_told(runs):
 
 
 def test_refusals_are_one_line_and_leave_nothing(runs):
-    folder, refused = runs
+    folder, refused, _ = runs
     words = {
         "too few texts for the ranks": "global_batch 1 on 2 ranks: each rank needs at least one",
         "limits below the batch": "global_batch 8: 2 ranks take at most 3 + 3 texts",
@@ -194,10 +199,61 @@ def test_a_larger_batch_has_a_larger_buffer():
     assert MicroBatchConfig(global_batch=48, buffer_size=96).buffer_size == 96
 
 
-def test_what_has_no_effect_is_said():
-    assert MicroBatchConfig(cost_type="calibrated").without_effect()
-    assert MicroBatchConfig(mode="dynamic", max_tokens=99).without_effect()
-    assert not MicroBatchConfig(mode="dynamic", cost_type="calibrated").without_effect()
+CALIBRATED = {"mode": "dynamic", "cost_type": "calibrated"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"cost_type": "calibrated"}, "cost_type"),
+        ({"mode": "dynamic", "max_tokens": 99}, "max_tokens"),
+        ({"refine_every": 3}, "refine_every"),
+        ({"mode": "dynamic", "refine_every": 3}, "refine_every"),
+        ({"mode": "dynamic", "cost_type": "tokens_sq", "speed_tolerance": 0.0}, "speed_tolerance"),
+        ({"synthetic_like": "imdb"}, "synthetic_like"),
+        ({"dataset": "synthetic", "dataset_dir": "elsewhere"}, "dataset_dir"),
+        ({"vocab_size": 999}, "vocab_size"),
+        ({"max_local_batch_cap": 8, "probe_max_batch": 9}, "probe_max_batch"),
+        ({"slow_factor": 3.0}, "slow_factor"),
+    ],
+)
+def test_what_has_no_effect_is_said(settings, word):
+    [said] = MicroBatchConfig(**settings).without_effect()
+    assert said.startswith(word)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {**CALIBRATED, "refine_every": 3, "speed_tolerance": 0.0},
+        {"dataset": "synthetic", "synthetic_like": "imdb", "vocab_size": 999},
+        {"dataset": "imdb", "dataset_dir": "elsewhere", "model_name": "small", "vocab_size": 999},
+        {"probe_max_batch": 9},
+        {"slow_rank": 1, "slow_factor": 3.0},
+    ],
+)
+def test_nothing_is_said_of_what_has_an_effect(settings):
+    assert MicroBatchConfig(**settings).without_effect() == []
+
+
+def test_what_a_run_ignores_is_said_by_rank_0(runs):
+    said, nothing = (
+        [line for line in log.splitlines() if line.startswith("without effect: ")]
+        for log in runs[2]
+    )
+    assert said == ["without effect: slow_factor: no slow_rank is given"] * 2  # in two runs
+    assert nothing == []
+
+
+def test_bfloat16_is_refused_on_a_gpu_that_has_none(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Pretend GPU")
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    worker = Worker(Ranks(), torch.device("cuda", 0), "gloo")
+    config = MicroBatchConfig(dataset="synthetic", model_name="small", precision="bf16")
+    with pytest.raises(UserError, match="precision bfloat16: Pretend GPU has no bfloat16"):
+        open_task(config, worker)
 
 
 def test_a_comparison_slows_a_rank_down_or_leaves_it_out():

@@ -1,0 +1,32 @@
+"""One of two ranks that counts what MY_FSDP sends in a pass: ``recomputation_worker.py``.
+
+Prints the bytes of a pass that keeps activations, and of one that computes them again, as JSON.
+"""
+
+import json
+
+import torch
+
+from common.exercises.fsdp import FSDP
+from common.models.gpt2 import CONFIGS, GPT2
+from common.runtime.process_group import Worker, process_group
+from common.runtime.socket_bytes import sent_bytes
+
+
+def bytes_of_a_pass(worker: Worker, recomputed: bool) -> int | None:
+    """Returns the bytes that this rank sends in a forward and backward pass, if it can be told."""
+    model = FSDP(GPT2(CONFIGS["gpt2-nano"], activation_checkpointing=recomputed))
+    tokens = torch.randint(CONFIGS["gpt2-nano"].vocab_size, (1, 8))
+    worker.barrier()
+    before = sent_bytes()
+    model(tokens, tokens).backward()
+    model.finish_gradient_synchronization()
+    after = sent_bytes()
+    worker.barrier()
+    return None if before is None else after - before
+
+
+with process_group("cpu") as worker:
+    bytes_of_a_pass(worker, recomputed=False)  # connections are there from now on
+    counts = {str(recomputed): bytes_of_a_pass(worker, recomputed) for recomputed in (False, True)}
+print(json.dumps(counts))
