@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
+from yaml.composer import ComposerError
 
 from common.errors import UserError, unknown_name
 
@@ -19,6 +20,16 @@ NUMBER, CHOICE, TEXT = "number", "choice", "text"
 LEVELS = ("none", "half", "full")
 """Of a text: what it takes for no, half and all of its points."""
 LARGEST_BYTES = 2**20
+
+
+class Loader(yaml.SafeLoader):
+    """Reads YAML without aliases, by which a few lines can stand for more than memory holds."""
+
+    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
+        """Returns the next node. Raises ComposerError for an alias."""
+        if self.check_event(yaml.AliasEvent):
+            raise ComposerError(None, None, "aliases are not read", self.peek_event().start_mark)
+        return super().compose_node(parent, index)
 
 
 @dataclass(frozen=True)
@@ -98,9 +109,13 @@ def checked(answer: object, question: Question, where: str) -> float | str:
     if question.kind == NUMBER:
         if isinstance(answer, bool) or not isinstance(answer, int | float):
             raise UserError(f"{place}expected a number, in {question.unit}; got {shown(answer)}")
-        if not math.isfinite(answer):
+        try:
+            number = float(answer)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
             raise UserError(f"{place}the number is not finite")
-        return float(answer)
+        return number
     if not isinstance(answer, str):
         raise UserError(
             f"{place}expected {'a letter' if question.choices else 'text'}; got {shown(answer)}"
@@ -108,6 +123,8 @@ def checked(answer: object, question: Question, where: str) -> float | str:
     if question.kind == CHOICE and answer.strip() not in question.choices:
         known = ", ".join(question.choices)
         raise UserError(f"{place}expected one of {known}; got {shown(answer)}")
+    if any("\ud800" <= letter <= "\udfff" for letter in answer):  # half of a letter of UTF-16
+        raise UserError(f"{place}the text has characters that are none")
     return answer.strip()
 
 
@@ -116,19 +133,22 @@ def load(content: bytes, where: str) -> dict[str, dict]:
     if len(content) > LARGEST_BYTES:
         raise UserError(f"{where}: more than {LARGEST_BYTES / 2**20:.0f} MB")
     try:
-        found = yaml.safe_load(content)
+        found = yaml.load(content, Loader)
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         place = f"{where}:{line + 1}" if line is not None else where
         raise UserError(f"{place}: {getattr(error, 'problem', None) or 'no YAML'}") from None
-    except (ValueError, RecursionError):
+    except Exception:  # of a value that is not what its tag says, PyYAML raises anything
         raise UserError(f"{where}: no YAML") from None
     if not isinstance(found, dict) or not all(isinstance(e, dict) for e in found.values()):
         raise UserError(f"{where}: expected questions, each with an answer below it")
-    return {str(name): entries for name, entries in found.items()}
+    return {name if isinstance(name, str) else shown(name): e for name, e in found.items()}
 
 
 def shown(answer: object) -> str:
     """Returns an answer for a message, short."""
     kinds = {list: "a list", dict: "a mapping", bool: "yes or no"}
-    return kinds.get(type(answer)) or repr(answer)[:40]
+    try:
+        return kinds.get(type(answer)) or repr(answer)[:40]
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return "a number of very many digits"

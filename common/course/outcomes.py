@@ -41,10 +41,12 @@ def run_tests(
     *,
     log: Path | None = None,
     on_output: Callable[[str], None] = lambda line: None,
+    timeout_s: float | None = None,
 ) -> list[Outcome]:
     """Runs pytest in ``folder`` with these arguments, and variables of its environment.
 
-    What it prints goes line by line to ``on_output``, its standard error to ``log``.
+    What it prints goes line by line to ``on_output``, its standard error to ``log``. After
+    ``timeout_s`` it is ended, and comes to no result.
 
     Raises:
         UserError: pytest is not installed.
@@ -61,7 +63,7 @@ def run_tests(
     with TemporaryDirectory() as scratch:
         results, errors = Path(scratch) / "results.xml", log or Path(scratch) / "log"
         flags = ["-p", "no:cacheprovider", "-n", "0", f"--junitxml={results}"]
-        run_child(
+        ended = run_child(
             "pytest",
             [*flags, *arguments],
             errors,
@@ -70,7 +72,10 @@ def run_tests(
             environment=own_variables()
             | {"PYTHONPATH": str(folder.absolute())}
             | dict(variables or {}),
+            timeout_s=timeout_s,
         )
+        if ended.timeout_s is not None:
+            raise RunFailed(f"pytest in {folder}: {ended.reason}")
         if not results.is_file():
             lines = (errors.read_text() or "\n".join(said)).strip().splitlines() or ["no word"]
             # Of a wrong option it says the root and the settings' file last.

@@ -29,6 +29,10 @@ from common.course.tasks import Task
 from common.errors import UserError
 
 PACKED_BYTES, UNPACKED_BYTES, MEMBERS = 20 * 2**20, 200 * 2**20, 1000
+TEXT_BYTES = 2**20
+"""Of an exercise or the manifest, which take many times their size when they are parsed."""
+NAME_BYTES, PART_BYTES, PATH_BYTES = 200, 250, 1000
+"""Of a student's name, and of a path's part and all of it: less than file systems take."""
 MANIFEST, ANSWERS, REPORT, EXERCISES, RUN = (
     "manifest.json",
     "answers.yaml",
@@ -39,6 +43,8 @@ MANIFEST, ANSWERS, REPORT, EXERCISES, RUN = (
 KINDS_OF_TABLES = (".csv", ".yaml", ".json")
 PARTS = {1: (("A1.1", "A1.2", "A1.3"), ("A1.4", "A1.5", "A1.6"))}
 """Assignments that are handed in in parts. Questions are answered with the last."""
+SHOWN = 100
+"""Characters of a name in a message."""
 STEM = re.compile(r"(?P<name>.+)-assign(?P<number>\d)(-part(?P<part>[12]))?")
 
 
@@ -96,12 +102,15 @@ class Submission:
         }
 
     def write_run(self, folder: Path) -> None:
-        """Writes the run's tables below ``folder``."""
+        """Writes the run's tables below ``folder``. Raises UserError where one cannot be."""
         for name, content in self.files.items():
             if name.startswith(f"{RUN}/"):
                 path = folder / name.removeprefix(f"{RUN}/")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
+                try:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content)
+                except OSError as error:
+                    raise UserError(f"{shown(name)}: {error.strerror}") from None
 
 
 def handed_in(name: str, assignment: int, part: int = 0) -> HandedIn:
@@ -119,7 +128,9 @@ def handed_in(name: str, assignment: int, part: int = 0) -> HandedIn:
 def is_name(text: str) -> bool:
     """Returns True for lastname-firstname: lower-case letters of any script, and their marks."""
     words = text.split("-")
-    return len(words) > 1 and all(
+    if len(words) < 2 or len(text.encode(errors="replace")) > NAME_BYTES:
+        return False
+    return all(
         word
         and word == word.lower()
         and all(unicodedata.category(letter)[0] in "LM" for letter in word)
@@ -188,21 +199,46 @@ def read_files(path: Path, of: HandedIn) -> dict[str, bytes]:
             for count, member in enumerate(tar, start=1):
                 if count > MEMBERS:
                     raise UserError(f"{path.name}: it has more than {MEMBERS} members")
-                name = unicodedata.normalize("NFC", member.name)
-                if member.isdir():
-                    continue
-                if not member.isreg():
-                    raise UserError(f"{path.name}: {name} is no file")
-                inside = path_inside(name, of)
-                if inside is None:
-                    raise UserError(f"{path.name}: {name} does not belong in it")
-                if inside in files:
-                    raise UserError(f"{path.name}: {name} is in it twice")
-                files[inside] = tar.extractfile(member).read()
-    except (tarfile.TarError, EOFError) as error:
-        raise UserError(f"{path.name}: no whole tarball: {error}") from None
+                if not member.isdir():
+                    inside = checked_path(path, of, member, files)
+                    files[inside] = read_member(path, tar, member, inside)
+    except UserError:
+        raise
+    except Exception as error:  # of a header that is none, tarfile raises anything
+        raise UserError(f"{path.name}: no whole tarball: {shown(str(error))}") from None
     check_manifest(path.name, files)
     return {name: content for name, content in files.items() if name != MANIFEST}
+
+
+def checked_path(
+    path: Path, of: HandedIn, member: tarfile.TarInfo, files: Mapping[str, bytes]
+) -> str:
+    """Returns a member's path below the tarball's folder.
+
+    Raises:
+        UserError: it is no plain file, may not be there, or stands in the way of one before it.
+    """
+    name = unicodedata.normalize("NFC", member.name)
+    if not member.isreg() or member.issparse():  # a sparse one may claim any size
+        raise UserError(f"{path.name}: {shown(name)} is no file")
+    inside = path_inside(name, of)
+    if inside is None:
+        raise UserError(f"{path.name}: {shown(name)} does not belong in it")
+    if inside in files:
+        raise UserError(f"{path.name}: {name} is in it twice")
+    if any(inside.startswith(f"{o}/") or o.startswith(f"{inside}/") for o in files):
+        raise UserError(f"{path.name}: {name} is a file and a folder")
+    return inside
+
+
+def read_member(path: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, inside: str) -> bytes:
+    """Reads a member. Raises UserError for a text that is too long, before it is read."""
+    is_text = inside == MANIFEST or inside.startswith(f"{EXERCISES}/")
+    most = TEXT_BYTES if is_text else UNPACKED_BYTES
+    content = tar.extractfile(member).read(most + 1)
+    if len(content) > most:
+        raise UserError(f"{path.name}: {inside} has more than {most / 2**20:.0f} MB")
+    return content
 
 
 def unpacked(path: Path) -> bytes:
@@ -224,7 +260,13 @@ def unpacked(path: Path) -> bytes:
 def path_inside(name: str, of: HandedIn) -> str | None:
     """Returns a member's path below the tarball's folder; None for one that may not be there."""
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or path.parts[0] != of.stem:
+    if path.is_absolute() or ".." in path.parts or "\\" in name or path.parts[:1] != (of.stem,):
+        return None
+    if not name.isprintable():  # not UTF-8, or several lines
+        return None
+    if max(len(part.encode()) for part in path.parts) > PART_BYTES:
+        return None
+    if len(name.encode()) > PATH_BYTES:
         return None
     inside = "/".join(path.parts[1:])
     folder, _, rest = inside.partition("/")
@@ -249,4 +291,10 @@ def check_manifest(name: str, files: Mapping[str, bytes]) -> None:
         if file != MANIFEST and pairs.pop(file, "") != hashlib.sha256(content).hexdigest():
             raise UserError(f"{name}: {file} is not what {MANIFEST} says")
     if pairs:
-        raise UserError(f"{name}: {min(pairs)} is missing")
+        raise UserError(f"{name}: {shown(min(pairs))} is missing")
+
+
+def shown(name: str) -> str:
+    """Returns a name of somebody else's for a message: in a line, and in letters that there are."""
+    short = name if len(name) <= SHOWN else f"{name[:SHOWN]}…"
+    return short if short.isprintable() else ascii(short)

@@ -8,7 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,16 +26,25 @@ RANK_VARIABLES = re.compile(
 
 @dataclass(frozen=True)
 class ChildExit:
-    """The end of a child: ``status`` as subprocess gives it, negative after a signal."""
+    """The end of a child.
+
+    Attributes:
+        status: as subprocess gives it, negative after a signal.
+        log: its standard error.
+        timeout_s: after which it was ended; None where it ended by itself.
+    """
 
     status: int
     log: Path
+    timeout_s: float | None = None
 
     @property
     def reason(self) -> str:
         """Returns the reason of the failure in one line; empty if the child did not fail."""
         if self.status == 0:
             return ""
+        if self.timeout_s is not None:
+            return f"no end after {self.timeout_s:g} s"
         if self.status < 0:
             name = signal.Signals(-self.status).name
             guess = ": the kernel ran out of memory?" if name == "SIGKILL" else ""
@@ -53,13 +63,14 @@ def run_child(
     *,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
 ) -> ChildExit:
     """Runs ``python -m module`` in ``folder`` (by default the project's) and waits for it.
 
     Its standard output goes line by line to ``on_output``, its standard error to ``log``. The child
     is no rank, even if this process is one. It ends with this process (on Linux even if that is
     killed), and before an exception here, such as Ctrl-C, is passed on. Its environment is this
-    process's, or the one that is given.
+    process's, or the one that is given. After ``timeout_s`` it is killed with its process group.
 
     Raises:
         UserError: the log cannot be written.
@@ -82,13 +93,38 @@ def run_child(
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the child
         )
-        with process.stdout:
+        with process.stdout, ended_after(process, timeout_s) as is_over:
             try:
                 for line in process.stdout:
                     on_output(line.rstrip())
-                return ChildExit(process.wait(), log)
+                status = process.wait()
+                return ChildExit(status, log, timeout_s if is_over.is_set() else None)
             except BaseException:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # with the workers of torch.compile
+                kill_group(process)
                 process.wait()
                 raise
+
+
+@contextlib.contextmanager
+def ended_after(process: subprocess.Popen, timeout_s: float | None) -> Iterator[threading.Event]:
+    """Kills a process's group if the block takes longer; yields the event that it has."""
+    is_over = threading.Event()
+
+    def end() -> None:
+        is_over.set()
+        kill_group(process)
+
+    timer = threading.Timer(timeout_s or 0.0, end)
+    timer.daemon = True
+    if timeout_s is not None:
+        timer.start()
+    try:
+        yield is_over
+    finally:
+        timer.cancel()
+
+
+def kill_group(process: subprocess.Popen) -> None:
+    """Kills a process that leads a group and all of the group, the workers of torch.compile too."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -96,6 +96,14 @@ def test_answers_of_each_kind() -> None:
         ("Q1: {answer: [", "answers.yaml:"),
         ("Q1: !!python/object/apply:os.system ['true']", "answers.yaml:1"),
         ("[" * 5000, "answers.yaml"),
+        (f"Q1: {{answer: {10**400}}}", "Q1: the number is not finite"),
+        (f"Q3: {{answer: 0x{'f' * 5000}}}", "Q3: expected text; got a number of very many digits"),
+        (f"? 0x{'f' * 5000}\n: {{}}", "unknown question 'a number of very many digits'"),
+        ("Q1: {answer: !!bool x}", "answers.yaml: no YAML"),
+        ('Q1: {answer: !!int ""}', "answers.yaml: no YAML"),
+        ("Q1: {answer: !!timestamp x}", "answers.yaml: no YAML"),
+        ('Q3: {answer: "\\udcff"}', "Q3: the text has characters that are none"),
+        ("Q3: {answer: &a [x], more: [*a, *a]}", "answers.yaml:1: aliases are not read"),
     ],
 )
 def test_answers_that_cannot_be_read(text: str, words: str) -> None:

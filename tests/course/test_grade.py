@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +15,14 @@ import yaml
 
 from common.course.answers import CHOICE, NUMBER, questions_path, read_questions
 from common.course.grading.classes import Class
-from common.course.grading.grade import Grader, marks_of
+from common.course.grading.grade import FAULT, Grader, marks_of, write_json
 from common.course.grading.imports import violations
 from common.course.grading.isolation import strongest_isolation
 from common.course.grading.judged_answers import read_key
+from common.course.grading.marks import Grade
 from common.course.markers import student_source
 from common.course.numbers import assignment3
-from common.course.outcomes import Outcome
+from common.course.outcomes import Outcome, run_tests
 from common.course.overlay import with_overlay
 from common.course.submission import handed_in, pack
 from common.course.tasks import read_tasks
@@ -114,6 +120,98 @@ def test_a_tarball_that_cannot_be_read_has_every_check(tmp_path: Path) -> None:
     assert len(grade.marks) == checks + len(read_questions(ROOT, 3))
 
 
+@pytest.fixture
+def broken_root(tmp_path: Path) -> Iterator[Path]:
+    """Yields the project with a key that breaks the grader where the first number is answered."""
+    key = read_key(ROOT, 3)
+    number = next(name for name, q in read_questions(ROOT, 3).items() if q.kind == NUMBER)
+    del key[number]["number"]
+    overlay = tmp_path / "overlay" / "assignments" / "assignment3"
+    overlay.mkdir(parents=True)
+    (overlay / "key.yaml").write_text(yaml.safe_dump(key, allow_unicode=True))
+    with with_overlay(ROOT, tmp_path / "overlay") as merged:
+        yield merged
+
+
+def test_a_fault_of_the_grader_is_one_submissions_and_no_zero(
+    tmp_path: Path, broken_root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blank = questions_path(ROOT, 3).read_bytes()
+    paths = [submission(tmp_path, "a-first", {}, answered())]
+    paths.append(submission(tmp_path, "b-second", {}, blank))
+    said: list[str] = []
+    with caplog.at_level(logging.ERROR):
+        broken, other = Class(Grader(broken_root), paths).grade(tmp_path / "grades", said.append)
+    assert broken.remark == "not graded: KeyError"
+    assert {mark.score for mark in broken.marks} == {None}
+    assert [mark.name for mark in broken.marks] == [mark.name for mark in other.marks]
+    assert other.remark == ""
+    assert {mark.score for mark in other.marks} == {0}
+    assert "Traceback" in caplog.text
+    assert [line.partition(":")[0] for line in said] == ["a-first-assign3", "b-second-assign3"]
+    assert len((tmp_path / "grades" / "grades.csv").read_text().splitlines()) == 3
+    found = json.loads((tmp_path / "grades" / "a-first-assign3.json").read_text())
+    assert found["output"] == "not graded: KeyError"
+
+
+def autograde(
+    root: Path, uploaded: Path, results: Path, variant: str
+) -> subprocess.CompletedProcess:
+    """Runs what Gradescope runs."""
+    command = [sys.executable, "-m", "common.course.grading.autograde", uploaded, results, variant]
+    return subprocess.run(
+        command, cwd=root, env={"PYTHONPATH": str(root)}, capture_output=True, text=True
+    )
+
+
+def test_gradescope_gets_a_result_whatever_happens(tmp_path: Path, broken_root: Path) -> None:
+    uploaded = tmp_path / "uploaded"
+    uploaded.mkdir()
+    submission(uploaded, "a-first", {}, answered())
+    for variant, words in (("7", "KeyError"), ("seven", "ValueError")):
+        results = tmp_path / variant / "results.json"
+        done = autograde(broken_root, uploaded, results, variant)
+        assert done.returncode == 1
+        assert "Traceback" in done.stderr
+        found = json.loads(results.read_text())
+        assert found == {"score": 0.0, "output": found["output"], "tests": []}
+        assert words in found["output"]
+    shutil.rmtree(uploaded)
+    done = autograde(broken_root, uploaded, tmp_path / "results.json", "7")
+    assert done.returncode == 0
+    assert "0 tarballs" in json.loads((tmp_path / "results.json").read_text())["output"]
+
+
+def test_what_a_student_says_is_no_fault_of_the_grader(tmp_path: Path) -> None:
+    begin = "    # BEGIN SOLUTION A3.2\n"
+    said = "    raise RuntimeError('common.errors.RunFailed: the sandbox does not start')\n"
+    files = {"loss_scale.py": reference()["loss_scale.py"].replace(begin, said)}
+    grade = Grader(ROOT).grade(submission(tmp_path, "clever-one", files, answered()))
+    scores = {mark.of: mark.score for mark in grade.marks if mark.of in TASKS}
+    assert scores == dict.fromkeys(TASKS, 0.0)
+
+
+def test_a_sandbox_that_does_not_start_is_told_from_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\nfrom common.errors import RunFailed\n"
+        "from common.course.grading.wire import Raised\nWORDS = 'the sandbox does not start: x'\n"
+        "@pytest.fixture\ndef broken():\n    raise RunFailed(WORDS)\n\n"
+        "def test_fault_before(broken):\n    pass\n\n"
+        "def test_fault():\n    raise RunFailed(WORDS)\n\n"
+        "def test_raised():\n    raise Raised(f'common.errors.RunFailed: {WORDS}')\n\n"
+        "def test_asserted():\n    said = WORDS\n    assert said == '', said\n"
+    )
+    found = run_tests(tmp_path, ["test_some.py"], {"PYTHONPATH": str(ROOT)})
+    faults = [each.name for each in found if FAULT.match(each.message)]
+    assert len(found) == 4
+    assert faults == ["test_fault_before", "test_fault"]
+
+
+def test_results_have_only_characters_that_there_are(tmp_path: Path) -> None:
+    write_json(Grade("a-b-assign3", [], "", 0, "half of one: \udcff, ü"), tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text())["output"] == "half of one: \udcff, ü"
+
+
 def test_two_of_one_name_and_several_assignments(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
@@ -156,11 +254,54 @@ def test_a_check_needs_all_of_its_cases_and_one_that_was_skipped_is_not_judged()
         ("exec('1')", "exec is not for exercises"),
         ("().__class__.__base__.__subclasses__()", "__subclasses__ is not"),
         ("def f(:", "line 1: "),
+        ("eval = eval", "eval is not for exercises"),
+        ("def compile(text): ...\ncompile('1', '', 'exec')", "compile is not for exercises"),
+        ("import os\nos.sys.modules['builtins'].eval('1')", "eval is not for exercises"),
+        ("run = model.eval", "eval is not for exercises"),
+        ("import os\nre = os.sys.modules['builtins']\nre.compile('1', '', 'exec')", "compile is"),
+        ("import re\nre.compile = print", "compile is not for exercises"),
+        ("def f(re):\n    return re.compile('1')", "compile is not for exercises"),
+        (
+            "from torch._C._distributed_c10d import Reducer\nclass Reducer: ...",
+            "Reducer is not for exercises",
+        ),
+        ("import torch\nclass Reducer: ...\ntorch._C._distributed_c10d.Reducer", "Reducer is"),
+        (
+            "from torch.nn.parallel import *\nif 0:\n    DistributedDataParallel = 0\n"
+            "DistributedDataParallel(0)",
+            "DistributedDataParallel is not for exercises",
+        ),
+        (
+            "import torch\nself = torch.nn.parallel\nDistributedDataParallel = 0\n"
+            "self.DistributedDataParallel(0)",
+            "line 4: DistributedDataParallel is not for exercises",
+        ),
+        ("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", "is not for exercises"),
+        ("torch._flash_attention_forward", "is not for exercises"),
+        ("from torch.nn.functional import scaled_dot_product_attention as a", "is not for"),
     ],
 )
 def test_what_an_exercise_may_not_use(source: str, words: str) -> None:
     [found, *_] = violations(source, "import torch", ["bucket_assignment"])
     assert words in found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "model.eval()",
+        "import re\nre.compile('[a-z]')",
+        "class Model:\n    def eval(self):\n        return super().eval()",
+        "class Reducer: ...\nReducer()",
+        "def replicate(model): ...\nreplicate(1)",
+        "def fill(replicate=True):\n    return replicate",
+        "class Ring:\n    def replicate(self): ...\n    def run(self):\n        self.replicate()",
+        "def flash_attention_tile(query): ...\nflash_attention_tile(1)",
+        "from common.exercises.bucket_assignment import replicate\nreplicate(1)",
+    ],
+)
+def test_names_that_mean_something_else(source: str) -> None:
+    assert violations(source, "import torch", ["bucket_assignment"]) == []
 
 
 def test_references_use_only_what_exercises_may() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from common.course.outcomes import Outcome, run_tests
@@ -63,6 +65,22 @@ def test_real_tests_are_run_and_read(tmp_path: Path) -> None:
     assert "1 == 2" in found[1].message
     with pytest.raises(RunFailed, match="pytest in"):
         run_tests(tmp_path, ["--no-such-option"])
+
+
+def test_pytest_is_ended_after_its_time_with_what_it_started(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import subprocess, time\n\ndef test_endless():\n"
+        "    started = subprocess.Popen(['sleep', '60'])\n"
+        f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(started.pid))\n"
+        "    while True:\n        try:\n            time.sleep(60)\n"
+        "        except BaseException:\n            pass\n"
+    )
+    began = time.monotonic()
+    with pytest.raises(RunFailed, match="no end after 6 s"):
+        run_tests(tmp_path, ["test_some.py"], timeout_s=6)
+    assert time.monotonic() - began < 30
+    started = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(started) or psutil.Process(started).status() == "zombie"
 
 
 def test_a_task_that_is_none_and_a_tree_without_tests_are_refused(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,7 +20,7 @@ import pytest
 from common.course.grading.grade import Grader
 from common.course.grading.isolation import strongest_isolation, why_not
 from common.course.grading.sandbox import Sandbox
-from common.course.grading.student import lay_out, lay_out_student
+from common.course.grading.student import Student, lay_out, lay_out_student
 from common.course.grading.wire import Ended, Raised, Remote
 from common.course.outcomes import Outcome
 from common.course.submission import HandedIn, Submission
@@ -30,7 +33,24 @@ ENDLESS_S = 4.0
 """How long an attack is waited for that never answers."""
 GIB = 2**30
 KINDS = [kind for kind in ("namespaces", "user namespaces") if not why_not(kind)]
+ALL_KINDS = KINDS + [kind for kind in ("other user",) if not why_not(kind)]
 TARGET = "loss_scale.py"
+
+
+def speaks(text: str, *buffers: str) -> str:
+    """Returns an exercise that answers by a message of its own: JSON, and buffers behind it.
+
+    Args:
+        text, buffers: expressions in Python.
+    """
+    return (
+        "import struct, sys, time\n\ndef attack():\n    peer = sys._getframe(1).f_locals['self']\n"
+        f"    text, buffers = ({text}).encode(), [{', '.join(buffers)}]\n"
+        "    head = struct.pack('<QI', len(text), len(buffers))\n"
+        "    head += b''.join(struct.pack('<Q', len(buffer)) for buffer in buffers)\n"
+        "    peer.connection.sendall(head + text + b''.join(buffers))\n    time.sleep(60)\n"
+    )
+
 
 # What a student may write in place of ``loss_scale``; the words that an honest end has.
 ATTACKS = {
@@ -120,12 +140,52 @@ ATTACKS = {
         "import numpy as np\n\ndef attack():\n    return [np.zeros(2**27)] * 9",
         "message|process has ended|MemoryError",
     ),
+    "sends a tensor without bytes": (
+        speaks("""'{"list": ["value", {"tensor": ["float32", [1000], 0]}]}'""", "b''"),
+        "message cannot be read",
+    ),
+    "sends a buffer again and again": (
+        speaks(
+            """'{"list": ["value", {"list": [' + ','.join(['{"bytes": 0}'] * 9) + ']}]}'""",
+            "bytes(2**20)",
+        ),
+        "message cannot be read",
+    ),
+    "sends a column of a single value": (
+        speaks(
+            """'{"list": ["value", {"table": {"list": [{"list": ["a", 1]},'"""
+            """'{"list": ["b", {"array": ["|u1", [4], 0]}]}]}}]}'""",
+            "bytes(4)",
+        ),
+        "message cannot be read",
+    ),
+    "sends millions of empty lists": (
+        speaks("""'[' + '[],' * 2**22 + '[]]'"""),
+        "message is too large",
+    ),
+    "calls torch's attention by its operator": (
+        "import torch\n\ndef attack():\n    query = torch.ones(1, 2, 8, 4)\n"
+        "    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, query, query)",
+        "PermissionError: .*not for exercises",
+    ),
+    "calls torch's attention below autograd": (
+        "import torch\n\ndef attack():\n    query = torch.ones(1, 2, 8, 4)\n"
+        "    with torch.no_grad():\n"
+        "        torch._C._nn.scaled_dot_product_attention(query, query, query)",
+        "PermissionError: .*not for exercises",
+    ),
     "nests without end": (
         "def attack():\n    found = []\n    for _ in range(10**5):\n        found = [found]\n"
         "    return found",
         "RecursionError|message|process has ended",
     ),
 }
+
+
+def first_and_slow(kinds: list[str]) -> list:
+    """Returns kinds of sandboxes of which the first is tested each time, and the others as slow."""
+    slow = pytest.mark.slow
+    return [pytest.param(kind, marks=[slow] if number else []) for number, kind in enumerate(kinds)]
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +305,130 @@ def test_only_the_functions_that_were_handed_over_can_be_called(
         module.attack(lambda: None)
 
 
+def test_what_nobody_reads_is_not_kept(sandbox: Sandbox, part: Callable) -> None:
+    source = (
+        "import os\n\ndef attack():\n    for _ in range(400):\n        os.write(2, bytes(2**20))\n"
+        "    return 7\n"
+    )
+    module = sandbox.start(part(source), timeout_s=ANSWER_S).module("exercise loss_scale")
+    own = psutil.Process()
+    before = own.memory_info().rss
+    assert module.attack() == 7
+    assert own.memory_info().rss - before < 100 * 2**20
+
+
+class TimeIsUp(BaseException):
+    """A time limit, as pytest-timeout raises one: no Exception."""
+
+
+def test_a_time_limit_is_not_given_to_the_student(sandbox: Sandbox, part: Callable) -> None:
+    source = (
+        "def attack(function):\n    while True:\n        try:\n            function()\n"
+        "        except BaseException:\n            pass\n"
+    )
+    module = sandbox.start(part(source)).module("exercise loss_scale")
+    calls = []
+
+    def over() -> None:
+        calls.append(1)
+        raise TimeIsUp
+
+    with pytest.raises(TimeIsUp):
+        module.attack(over)
+    assert len(calls) == 1
+
+
+def test_a_time_limit_ends_ranks_that_call_without_end(sandbox: Sandbox, tmp_path: Path) -> None:
+    probes = tmp_path / "probes"
+    probes.mkdir()
+    (probes / "on_ranks.py").write_text(
+        "def begin():\n    pass\n\ndef ask(function):\n    while True:\n        function()\n"
+    )
+    sandbox.afresh()
+    exercise = ROOT / "common" / "exercises" / TARGET
+    lay_out_student(sandbox.folder, ROOT, "ranks", probes, Path.read_text, [exercise])
+    ranks = Student(sandbox, "ranks").on_ranks(2)
+
+    def over(*_: object) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGUSR1, over)  # pytest-timeout has SIGALRM
+    timer = threading.Timer(2, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(TimeIsUp):
+            ranks.call("ask", lambda: None)
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGUSR1, before)
+
+
+LEAVES_THINGS = """
+import os
+
+def attack(folders):
+    for folder in folders:
+        os.symlink('/usr', f'{folder}/link')
+        os.symlink('nowhere', f'{folder}/broken')
+        open(f'{folder}/file', 'w').close()
+        os.chdir(folder)
+        for _ in range(1500):
+            os.mkdir('deeper')
+            os.chdir('deeper')
+
+def left(folders):
+    return [name for folder in folders for name in os.listdir(folder)]
+"""
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_nothing_is_left_for_the_next_check(sandbox: Sandbox, part: Callable, kind: str) -> None:
+    folders = ["/tmp", "/dev/shm"] if kind in KINDS else [sandbox.scratch_inside]
+    below, first = part(LEAVES_THINGS), sandbox.process.pid
+    module = sandbox.start(below).module("exercise loss_scale")
+    module.attack(folders)
+    assert len(module.left(folders)) == 4 * len(folders)
+    sandbox.afresh()
+    assert sandbox.start(below).module("exercise loss_scale").left(folders) == []
+    assert sandbox.process.pid == first, "it was started again"
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from common.course.grading.sandbox import Sandbox
+
+with Sandbox(Path(sys.argv[1]), sys.argv[2]) as sandbox:
+    sandbox.start("part").module("exercise loss_scale").attack()
+    print(sandbox.first_pid(), sandbox.uid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("kind", first_and_slow(ALL_KINDS[::-1]))
+def test_a_sandbox_ends_with_an_owner_whose_group_is_killed(kind: str) -> None:
+    source = "import os, time\n\ndef attack():\n    if os.fork() == 0:\n        time.sleep(99)\n"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        folder.chmod(0o755)
+        lay_out(folder, ROOT)
+        (folder / "none").mkdir()
+        exercise = ROOT / "common" / "exercises" / TARGET
+        lay_out_student(folder, ROOT, "part", folder / "none", lambda _: source, [exercise])
+        owner = subprocess.Popen(
+            [sys.executable, "-c", OWNER, str(folder), kind],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": scratch},
+        )
+        with owner:
+            first, uid = map(int, owner.stdout.readline().split())
+            os.killpg(owner.pid, signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(first))
+    wait_until(lambda: uid not in [p.info["uids"].real for p in psutil.process_iter(["uids"])])
+
+
 def test_a_sandbox_ends_with_its_owner(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -269,16 +453,46 @@ def test_another_user_cannot_read_what_root_keeps(tmp_path: Path) -> None:
     assert done.returncode != 0
 
 
-def test_bytecode_of_this_process_is_used_wherever_it_lies(
+LOOKS_FOR_BYTECODE = """
+import json, os
+
+def attack(project):
+    paths = [f'{root}/{name}' for root, _, names in os.walk('/') for name in names]
+    compiled = [path for path in paths if path.endswith('.pyc')]
+    found = [path for path in compiled if f'{project}/tests/' in path or 'exercises/' in path]
+    return found, json.__cached__ in compiled
+"""
+
+
+@pytest.mark.parametrize("kind", first_and_slow(KINDS))
+def test_bytecode_of_python_is_shown_and_of_checks_and_references_not(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as compiled:
+    with ExitStack() as stack:
+        # Bytecode below /tmp, too, where the sandbox has another folder.
+        compiled, scratch = (
+            stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")) for _ in range(2)
+        )
+        theirs = [ROOT / "tests" / "exercises", ROOT / "common" / "exercises"]
+        theirs += [ROOT / "common" / "course" / "grading", Path(json.__file__).parent]
+        subprocess.run(
+            [sys.executable, "-m", "compileall", "-q", *theirs],
+            env={"PYTHONPYCACHEPREFIX": compiled},
+            check=True,
+        )
+        names = {path.name.partition(".")[0] for path in Path(compiled).rglob("*.pyc")}
+        assert {"test_models", "loss_scale", "grade"} <= names
         monkeypatch.setattr(sys, "pycache_prefix", compiled)
-        folder = tmp_path / "folder"
-        folder.mkdir()
+        folder, probes = Path(scratch), tmp_path / "probes"
+        probes.mkdir()
         lay_out(folder, ROOT)
+        exercise = ROOT / "common" / "exercises" / TARGET
+        lay_out_student(folder, ROOT, "part", probes, lambda _: LOOKS_FOR_BYTECODE, [exercise])
         with Sandbox(folder, kind) as sandbox:
-            sandbox.sweep()
+            peer = sandbox.start("part", timeout_s=ANSWER_S)
+            found, is_pythons_shown = peer.module("exercise loss_scale").attack(str(ROOT))
+    assert found == []
+    assert is_pythons_shown
 
 
 def test_a_sandbox_that_does_not_start_is_nobodys_zero(
@@ -286,7 +500,7 @@ def test_a_sandbox_that_does_not_start_is_nobodys_zero(
 ) -> None:
     said = 'failed on setup with "common.errors.RunFailed: the sandbox does not start: no mount"'
     outcome = Outcome("test_models", "test_a", "failed", said)
-    monkeypatch.setattr("common.course.grading.grade.run_tests", lambda *_: [outcome])
+    monkeypatch.setattr("common.course.grading.grade.run_tests", lambda *_, **__: [outcome])
     of = HandedIn("doe-jane", 3)
     submission = Submission(of, {"exercises/loss_scale.py": b""})
     with pytest.raises(RunFailed, match="the sandbox does not start"):

@@ -108,6 +108,70 @@ def test_a_member_twice_and_one_too_many(tmp_path: Path) -> None:
         read_submission(tarball(tmp_path, *many))
 
 
+@pytest.mark.parametrize(
+    ("info", "words"),
+    [
+        (tarfile.TarInfo("."), "does not belong"),
+        (tarfile.TarInfo(f"{DOE.stem}/run/\udcff.csv"), "does not belong"),
+        (tarfile.TarInfo(f"{DOE.stem}/run/a\nb.csv"), "does not belong"),
+        (tarfile.TarInfo(f"{DOE.stem}/run/{'a' * 300}.csv"), "does not belong"),
+    ],
+)
+def test_names_that_are_none_of_a_file(tmp_path: Path, info: tarfile.TarInfo, words: str) -> None:
+    path = tmp_path / f"{DOE.stem}.tar.gz"
+    with tarfile.open(path, "w:gz", format=tarfile.GNU_FORMAT) as tar:
+        tar.addfile(info)
+    with pytest.raises(UserError, match=words) as error:
+        read_submission(path)
+    assert str(error.value).encode().decode().isprintable()
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    both = [member("run/a.csv", b"x"), member("run/a.csv/b.csv", b"x")]
+    for members in (both, both[::-1]):
+        with pytest.raises(UserError, match="is a file and a folder"):
+            read_submission(tarball(tmp_path, *members))
+
+
+def sparse(**headers: str) -> tuple[tarfile.TarInfo, bytes]:
+    """Returns a sparse member, of which the tarball has nothing but a map."""
+    info, content = member("run/x.csv", b"1\n0\n0\n".ljust(512, b"\0"))
+    info.pax_headers = {name.replace("_", "."): value for name, value in headers.items()}
+    return info, content
+
+
+def test_sparse_members_and_headers_that_are_none(tmp_path: Path) -> None:
+    version = {"GNU_sparse_major": "1", "GNU_sparse_minor": "0"}
+    bad = {
+        "is no file": sparse(**version, GNU_sparse_realsize=str(2**40)),
+        "no whole tarball": sparse(GNU_sparse_map="x"),
+    }
+    for words, one in bad.items():
+        with pytest.raises(UserError, match=words):
+            read_submission(tarball(tmp_path, one))
+
+
+def test_texts_that_are_parsed_are_short(tmp_path: Path) -> None:
+    long = b"[]," * 2**19
+    for name in ("exercises/cap_search.py", "manifest.json"):
+        path = tarball(tmp_path, member(name, long), listed=name != "manifest.json")
+        with pytest.raises(UserError, match=f"{name} has more than 1 MB"):
+            read_submission(path)
+
+
+def test_names_of_students_fit_into_file_names() -> None:
+    with pytest.raises(UserError, match="lastname-firstname"):
+        handed_in(f"{'a' * 220}-b", 2)
+
+
+def test_a_manifest_names_what_is_missing_in_letters_that_there_are(tmp_path: Path) -> None:
+    text = b'{"\\udcff": "0"}'
+    path = tarball(tmp_path, member("manifest.json", text), listed=False)
+    with pytest.raises(UserError, match="is missing") as error:
+        read_submission(path)
+    assert str(error.value).encode()
+
+
 def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
     path = tmp_path / f"{DOE.stem}.tar.gz"
     with gzip.open(path, "wb", compresslevel=9) as file:

@@ -1,7 +1,8 @@
 """Gradescope's grader: ``python -m common.course.grading.autograde SUBMISSION RESULTS``.
 
 SUBMISSION is the folder of what a student uploaded, which is one tarball, and RESULTS the file that
-Gradescope reads. Whatever happens, that file is there afterwards.
+Gradescope reads. Whatever happens in here, that file is there afterwards; of a fault of the grader
+it says so, and the traceback is printed.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from common.runtime.paths import project_root
 
 
 def main() -> None:
-    """Grades, or says why not."""
+    """Grades, or says why not; a fault of the grader is raised afterwards."""
     folder, results = Path(sys.argv[1]), Path(sys.argv[2])
-    variant = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     try:
+        variant = int(sys.argv[3]) if len(sys.argv) > 3 else 0
         found = sorted(folder.glob("*.tar.gz"))
         if len(found) != 1:
             raise UserError(
@@ -27,9 +28,17 @@ def main() -> None:
             )
         write_json(Grader(project_root(), variant).grade(found[0]), results)
     except (UserError, RunFailed) as error:
-        results.parent.mkdir(parents=True, exist_ok=True)
-        results.write_text(json.dumps({"score": 0.0, "output": str(error), "tests": []}) + "\n")
+        write_refusal(results, str(error))
         print(error)
+    except Exception as error:
+        write_refusal(results, f"not graded: {type(error).__name__} in the grader; tell the staff")
+        raise
+
+
+def write_refusal(results: Path, reason: str) -> None:
+    """Writes a result without points that says why there are none."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.write_text(json.dumps({"score": 0.0, "output": reason, "tests": []}) + "\n")
 
 
 if __name__ == "__main__":

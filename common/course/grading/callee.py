@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -21,11 +20,13 @@ from pathlib import Path
 from types import ModuleType
 
 from common.course.grading import confinement
+from common.course.grading.scratch import empty
 from common.course.grading.wire import Peer
 
 PRELOADED = ("numpy", "pandas", "torch.distributed", "torch._dynamo", "torch.testing")
 PACKAGES = {"exercise": "common.exercises", "probe": "probes"}
-SCRATCH = Path("/tmp")
+SCRATCH = (Path("/tmp"), Path("/dev/shm"))
+"""Folders of a root of its own that student code may write to."""
 NAMESPACES = ("namespaces", "user namespaces")
 REAPED_EVERY_S = 0.2
 GONE_S = 15.0
@@ -86,8 +87,8 @@ def sweep(isolation: str, uid: int) -> None:
             break
         time.sleep(0.01)
     if isolation in NAMESPACES:
-        for path in SCRATCH.iterdir():
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+        for folder in SCRATCH:
+            empty(folder)
 
 
 def kill_all(isolation: str, uid: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ from common.course.grading.judged_answers import read_key
 from common.course.grading.marks import Grade
 from common.course.grading.reading import blank_levels, reading_sheet
 from common.course.submission import ANSWERS, read_name, read_submission
-from common.errors import UserError
+from common.errors import RunFailed, UserError
 from common.runtime.bytecode import shared_bytecode
 from common.runtime.run_directory import write_atomically
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,17 +45,34 @@ class Class:
             raise UserError("submissions of several assignments; grade one assignment at a time")
 
     def grade(self, folder: Path, say: Callable[[str], None]) -> list[Grade]:
-        """Grades all; writes STEM.json for each, grades.csv, reading.html and levels.csv."""
+        """Grades all; writes STEM.json for each, grades.csv, reading.html and levels.csv.
+
+        A submission at which the grader breaks is not judged; its grade says so, and the log why.
+
+        Raises:
+            UserError: this machine cannot grade, a key is missing, or nothing can be written.
+        """
         grades = []
         with shared_bytecode():
             for path in self.paths:
-                grade = self.grader.grade(path)
+                grade = self.grade_one(path)
                 write_json(grade, folder / f"{grade.stem}.json")
                 say(line_of(grade))
                 grades.append(grade)
         write_atomically(folder / "grades.csv", table_of(grades))
         self.write_sheet(folder)
         return grades
+
+    def grade_one(self, path: Path) -> Grade:
+        """Grades one; where the grader breaks, nothing is judged."""
+        try:
+            return self.grader.grade(path)
+        except UserError:
+            raise
+        except Exception as error:
+            logger.exception("%s: the grader broke", path)
+            why = str(error) if isinstance(error, RunFailed) else type(error).__name__
+            return self.grader.without_checks(read_name(path), None, f"not graded: {why}")
 
     def write_sheet(self, folder: Path) -> None:
         """Writes the sheet of texts to read, and the table that a reader fills in."""
@@ -65,7 +85,7 @@ class Class:
             try:
                 files = read_submission(path).files
                 answers[read_name(path).stem] = read_answers(files.get(ANSWERS, b"{}"), questions)
-            except UserError:
+            except Exception:  # its grade says what is wrong with it
                 answers[read_name(path).stem] = {}
         if any(question.kind == TEXT for question in questions.values()):
             key = read_key(self.grader.root, of.assignment)

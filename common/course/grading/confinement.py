@@ -6,6 +6,7 @@ Limits bind a user, and root hardly at all: so a process first becomes somebody 
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import os
 import resource
@@ -35,6 +36,8 @@ WITHHELD = {
     "torch.nn.functional": ("scaled_dot_product_attention",),
     "torch._C._distributed_c10d": ("Reducer", "_compute_bucket_assignment_by_size"),
 }
+KERNELS = ("scaled_dot_product", "flash_attention", "efficient_attention")
+"""Parts of the names by which PyTorch computes attention."""
 HIDDEN_FILES = (
     "nn/parallel/distributed.py",
     "distributed/fsdp",
@@ -62,6 +65,25 @@ def withhold() -> None:
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if id(value) in functions:
                 setattr(module, name, refuse(functions[id(value)]))
+    withhold_attention()
+
+
+@functools.cache  # the cache keeps the library, without which the operators are as before
+def withhold_attention() -> object:
+    """Puts refusals in the place of PyTorch's operators of attention, by whatever name called.
+
+    Returns:
+        the library that registers them.
+    """
+    import torch
+
+    library = torch.library.Library("aten", "IMPL")
+    for operator in torch._C._dispatch_get_all_op_names():
+        space, _, name = operator.partition("::")
+        if space == "aten" and "attention" in name:
+            for key in ("CPU", "AutogradCPU"):
+                library.impl(name, refuse(name), key)
+    return library
 
 
 def refuse(name: str):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -24,13 +25,18 @@ from common.course.grading.student import lay_out, lay_out_student
 from common.course.markers import student_source
 from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome, run_tests
 from common.course.progress import reason_of
-from common.course.submission import ANSWERS, Submission, read_name, read_submission
+from common.course.submission import ANSWERS, HandedIn, Submission, read_name, read_submission
 from common.course.tasks import Task, read_tasks
 from common.errors import NotYetWritten, RunFailed, UserError, unwritten_task
 
 HIDDEN = Path("tests") / "exercises" / "hidden"
 TIME_S = 330
 """For the checks of a submission; what has not begun by then fails."""
+LONGEST_S = TIME_S + 180
+"""For pytest: the last check may take its 120 s, and what is left has to be ended."""
+FAULT = re.compile(rf'(failed on setup with ")?common\.errors\.RunFailed: {NOT_STARTED}')
+"""Beginning of a failure's message that is the grader's fault. What a student's code raises begins
+otherwise, whatever it says."""
 PART = "own"
 
 
@@ -62,21 +68,22 @@ class Grader:
             raise UserError(f"{path.name}: there is no assignment {of.assignment}")
         try:
             submission = read_submission(path)
-            remark = ""
         except UserError as error:
-            submission, remark = Submission(of, {}), str(error)
+            return self.without_checks(of, 0.0, str(error))
         marks = [*self.checks(submission, isolation), *self.answers(submission)]
-        if remark:
-            marks = [Mark(mark.of, mark.name, mark.points, 0.0, remark) for mark in marks]
-            isolation = ""
         seconds = time.monotonic() - began
-        return Grade(of.stem, marks, isolation, self.variant, remark, seconds)
+        return Grade(of.stem, marks, isolation, self.variant, seconds=seconds)
+
+    def without_checks(self, of: HandedIn, score: float | None, remark: str) -> Grade:
+        """Returns a grade in which every check and question has this score, and this reason."""
+        tasks = of.tasks(read_tasks(self.root))
+        marks = [*marks_of(tasks, [], {}), *self.answers(Submission(of, {}))]
+        marks = [Mark(mark.of, mark.name, mark.points, score, remark) for mark in marks]
+        return Grade(of.stem, marks, "", self.variant, remark)
 
     def checks(self, submission: Submission, isolation: str) -> list[Mark]:
         """Runs the hidden tests of a submission's tasks; returns a mark for each check."""
         tasks = submission.of.tasks(read_tasks(self.root))
-        if not submission.files:
-            return marks_of(tasks, [], {})
         exercises = {
             name: text.decode(errors="replace") for name, text in submission.exercises().items()
         }
@@ -87,6 +94,8 @@ class Grader:
             for name, task in tasks.items()
             if task.file in exercises and name not in refused
         }
+        if not taken:
+            return marks_of(tasks, [], refused)
         with tempfile.TemporaryDirectory(prefix="ddplab-grading-") as scratch:
             folder = Path(scratch)
             folder.chmod(0o755)
@@ -103,9 +112,9 @@ class Grader:
             arguments = [f"{HIDDEN}/{check}" for task in tasks.values() for check in task.checks]
             arguments += [f"--hypothesis-seed={self.variant}", "-p", "no:randomly", "-q"]
             variables = {"DDPLAB_GRADED": json.dumps(graded), "OMP_NUM_THREADS": "1"}
-            outcomes = run_tests(self.root, arguments, variables)
+            outcomes = run_tests(self.root, arguments, variables, timeout_s=LONGEST_S)
         for outcome in outcomes:  # the grader's fault is no student's
-            if NOT_STARTED in outcome.message:
+            if FAULT.match(outcome.message):
                 raise RunFailed(reason_of(outcome.message))
         return marks_of(tasks, outcomes, refused)
 
@@ -158,7 +167,10 @@ class Grader:
             answers, why = {}, str(error)
         with tempfile.TemporaryDirectory() as scratch:
             run = Path(scratch)
-            submission.write_run(run)
+            try:
+                submission.write_run(run)
+            except UserError as error:
+                why = why or str(error)
             marks = judge_answers(questions, answers, key, run, of.assignment, levels)
         return [Mark(m.of, m.name, m.points, 0.0, why) for m in marks] if why else marks
 
@@ -197,9 +209,11 @@ def marks_of(
 def write_json(grade: Grade, path: Path) -> None:
     """Writes Gradescope's file, whole or not at all."""
     beside = path.with_name(f".{path.name}.partial")
+    text = json.dumps(grade.results(), indent=1, ensure_ascii=False) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(grade.results(), indent=1, ensure_ascii=False) + "\n")
+        # A character that UTF-8 has not becomes JSON's escape of it.
+        beside.write_bytes(text.encode(errors="backslashreplace"))
         os.replace(beside, path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None

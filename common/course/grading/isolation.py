@@ -18,8 +18,10 @@ ISOLATIONS = ("namespaces", "user namespaces", "other user", "none")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache")
 DEVICES = ("null", "zero", "random", "urandom")
 KINDS = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=SIGKILL")
+PACKAGES = ("/usr/lib", "/usr/local/lib")
+"""Folders of the system in which Pythons and their packages lie."""
 INSIDE, BYTECODE = Path("/run/work"), Path("/run/bytecode")
-"""Paths in the sandbox of the folder that it is given, and of this process's bytecode."""
+"""Paths in the sandbox of the folder that it is given, and of bytecode that this process shares."""
 SCRATCH = "/tmp"
 """Folder that student code may write to, in a root of its own."""
 SCRATCH_BYTES = 2**29
@@ -84,9 +86,7 @@ def root_of_its_own(folder: Path, uid: int) -> list[str]:
         elif os.path.exists(path):
             steps.append(f"mkdir -p {new}{os.path.dirname(path)}; touch {new}{path}")
             steps += read_only(path, f"{new}{path}")
-    shown = {INSIDE: str(folder)}
-    if sys.pycache_prefix:
-        shown[BYTECODE] = os.path.abspath(sys.pycache_prefix)
+    shown = {str(INSIDE): str(folder)} | shown_bytecode()
     for inside, path in shown.items():
         steps += [f"mkdir -p {new}{inside}", *read_only(path, f"{new}{inside}")]
     steps.append(f"mkdir {new}/dev {new}/proc {new}/tmp {new}/old")
@@ -109,6 +109,18 @@ def root_of_its_own(folder: Path, uid: int) -> list[str]:
         "umount -l /old",
         "mount -o remount,ro / 2>/dev/null || true",
     ]
+
+
+def shown_bytecode() -> dict[str, str]:
+    """Returns where the bytecode of Python and its packages is shown → where it lies.
+
+    Beside it in the same folder is that of hidden tests and reference solutions.
+    """
+    if not sys.pycache_prefix:
+        return {}
+    prefix = os.path.abspath(sys.pycache_prefix)
+    folders = [f"{prefix}{path}" for path in [*PACKAGES, *python_paths()]]
+    return {f"{BYTECODE}{path[len(prefix) :]}": path for path in folders if os.path.isdir(path)}
 
 
 def read_only(path: str, at: str) -> list[str]:

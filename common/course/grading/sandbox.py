@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -36,6 +37,7 @@ from common.course.grading.isolation import (
     isolated,
     strongest_isolation,
 )
+from common.course.grading.scratch import empty
 from common.course.grading.wire import Ended, Peer
 from common.errors import RunFailed, UserError
 from common.runtime import bytecode
@@ -43,6 +45,7 @@ from common.runtime import bytecode
 START_S, SWEEP_S, ANSWER_S = 120.0, 20.0, 20.0
 MEMORY_BYTES, PROCESSES = 6 * 2**30, 400
 LOOKED_EVERY_S = 0.05
+PIECE_BYTES = 2**16
 NOT_STARTED = "the sandbox does not start"
 FIRST_UID = 2**30
 _NUMBERS = itertools.count()
@@ -91,6 +94,9 @@ class Sandbox:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
+                # Who ends this process's group does not end the first process, which then still
+                # sweeps: it sees its control socket closed.
+                start_new_session=True,
                 env=self.environment(),
                 cwd="/",
             )
@@ -101,7 +107,7 @@ class Sandbox:
             words = self.process.stderr.read().decode(errors="replace").strip().splitlines()
             self.__exit__()
             raise RunFailed(f"{NOT_STARTED}: {(words or ['no reason'])[-1]}") from None
-        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+        threading.Thread(target=discard, args=(self.process.stderr,), daemon=True).start()
         self.guard = threading.Thread(target=self.watch, daemon=True)
         self.guard.start()
         return self
@@ -123,6 +129,8 @@ class Sandbox:
                 with suppress(psutil.Error):
                     process.kill()
             time.sleep(LOOKED_EVERY_S)
+        with suppress(OSError):
+            empty(self.scratch)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def command(self, control: int) -> list[str]:
@@ -201,8 +209,10 @@ class Sandbox:
             if self.broken:
                 raise Ended(self.broken)
             self.sweeps += 1
-        for path in self.scratch.iterdir():
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+        try:
+            empty(self.scratch)
+        except OSError as error:
+            raise Ended(str(error)) from None
 
     def expect(self, word: bytes, seconds: float) -> None:
         """Waits for a word of the first process."""
@@ -294,6 +304,12 @@ class Sandbox:
             if name.strip() == "lo":
                 return int(counts.split()[8])
         raise RunFailed("the sandbox has no loopback interface")
+
+
+def discard(stream: IO[bytes]) -> None:
+    """Reads to the end of a stream, of which nothing is kept."""
+    while stream.read(PIECE_BYTES):
+        pass
 
 
 def used_bytes(folder: Path) -> int:

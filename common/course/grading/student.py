@@ -15,7 +15,7 @@ from common.course.grading.sandbox import ANSWER_S, Sandbox
 from common.course.grading.wire import Ended, Peer, Remote
 from common.course.tasks import EXERCISES
 
-CALLEE = ("wire", "callee", "confinement", "__init__")
+CALLEE = ("wire", "callee", "confinement", "scratch", "__init__")
 SETTLED_S, LONGEST_S = 0.3, 10.0
 
 
@@ -93,10 +93,13 @@ class Ranks:
 
         with ThreadPoolExecutor(len(self.peers)) as pool:
             futures = [pool.submit(call_on, peer) for peer in self.peers]
-            done, waiting = wait(futures, return_when=FIRST_EXCEPTION)
-            if waiting:
-                for peer in self.peers:
-                    shut(peer)
+            waiting = futures
+            try:
+                done, waiting = wait(futures, return_when=FIRST_EXCEPTION)
+            finally:  # a time limit is raised here, too; the pool then waits for its threads
+                if waiting:
+                    for peer in self.peers:
+                        shut(peer)
             failed = [future.exception() for future in done if future.exception()]
         if failed:
             # That a process has ended says less than what another one raised.

@@ -9,6 +9,7 @@ it is being called, so that a check can hand a function to a student's.
 from __future__ import annotations
 
 import json
+import math
 import socket
 import struct
 from collections.abc import Callable, Mapping
@@ -17,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-LARGEST_BYTES = 2**30
-"""Of a message; more is not read."""
+LARGEST_BYTES, TEXT_BYTES, BUFFERS = 2**26, 2**22, 2**14
+"""Of a message, of its JSON, which takes many times its size when it is parsed, and the number of
+its buffers; a message with more is not read."""
 HEAD = struct.Struct("<QI")
 """Bytes of the JSON, and number of buffers behind it."""
 PLAIN = (bool, int, float, str)
@@ -111,6 +113,9 @@ class Peer:
         except Raised as error:  # of a function of the other side: as it was
             answer = ["raised", str(error)]
         except BaseException as error:  # whatever a student's code raises, SystemExit, too
+            if self.modules is None and not isinstance(error, Exception):
+                self.connection.close()  # the check's time is up, which is not for the student
+                raise
             answer = ["raised", f"{type(error).__name__}: {error}"]
         self.send(answer)
 
@@ -140,7 +145,7 @@ class Peer:
     def receive(self) -> list:
         """Returns the next message. Raises Ended where none comes, or none that can be read."""
         length, count = HEAD.unpack(self.read(HEAD.size))
-        if length + 8 * count > LARGEST_BYTES:
+        if length > TEXT_BYTES or count > BUFFERS:
             raise Ended("a message is too large")
         sizes = struct.unpack(f"<{count}Q", self.read(8 * count))
         if length + sum(sizes) > LARGEST_BYTES:
@@ -149,7 +154,7 @@ class Peer:
         buffers = [self.read(size) for size in sizes]
         try:
             message = self.unpack(json.loads(text), buffers)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        except Exception:  # whatever JSON, NumPy, torch and pandas say of somebody's bytes
             raise Ended("a message cannot be read") from None
         if not isinstance(message, list) or not message or not isinstance(message[0], str):
             raise Ended("a message is none")
@@ -203,8 +208,8 @@ class Peer:
         self.kept.append(value)
         return {"mine": [len(self.kept) - 1, type(value).__name__]}
 
-    def unpack(self, packed: Any, buffers: list[bytes]) -> Any:
-        """Returns the value that ``pack`` was given."""
+    def unpack(self, packed: Any, buffers: list[bytes | None]) -> Any:
+        """Returns the value that ``pack`` was given; takes each buffer away that it has read."""
         if packed is None or type(packed) in PLAIN:
             return packed
         [(kind, content)] = packed.items()
@@ -220,15 +225,13 @@ class Peer:
         if kind == "path":
             return Path(content)
         if kind == "bytes":
-            return buffers[content]
+            return taken(buffers, content)
         if kind == "array":
             return unpack_array(*content, buffers)
         if kind == "tensor":
             return unpack_tensor(*content, buffers)
         if kind == "table":
-            import pandas as pd
-
-            return pd.DataFrame(dict(self.unpack(content, buffers)))
+            return table_of(self.unpack(content, buffers))
         raise ValueError(kind)
 
 
@@ -243,12 +246,31 @@ def is_a(value: Any, package: str, name: str) -> bool:
     return any(each.__name__ == name and each.__module__.startswith(package) for each in classes)
 
 
-def unpack_array(dtype: str, shape: list[int], index: int, buffers: list[bytes]) -> np.ndarray:
+def taken(buffers: list[bytes | None], index: int) -> bytes:
+    """Returns a buffer, once: a short message cannot name a long one again and again."""
+    buffer, buffers[index] = buffers[index], None
+    if buffer is None:
+        raise ValueError(index)
+    return buffer
+
+
+def table_of(columns: list) -> Any:
+    """Returns a table of columns that are as long as they were sent."""
+    import pandas as pd
+
+    if any(not isinstance(column, list) and np.ndim(column) != 1 for _, column in columns):
+        raise ValueError("of a single value pandas makes a whole column")
+    return pd.DataFrame(dict(columns))
+
+
+def unpack_array(
+    dtype: str, shape: list[int], index: int, buffers: list[bytes | None]
+) -> np.ndarray:
     """Returns an array of its own memory."""
     kind = np.dtype(dtype)
     if kind.kind not in ARRAY_KINDS:
         raise ValueError(dtype)
-    return np.frombuffer(buffers[index], kind).reshape(shape).copy()
+    return np.frombuffer(taken(buffers, index), kind).reshape(shape).copy()
 
 
 def pack_tensor(tensor: Any, buffers: list[bytes]) -> dict:
@@ -261,13 +283,16 @@ def pack_tensor(tensor: Any, buffers: list[bytes]) -> dict:
     return {"tensor": [dtype, list(tensor.shape), len(buffers) - 1]}
 
 
-def unpack_tensor(dtype: str, shape: list[int], index: int, buffers: list[bytes]) -> Any:
+def unpack_tensor(dtype: str, shape: list[int], index: int, buffers: list[bytes | None]) -> Any:
     """Returns a tensor of its own memory."""
     import torch
 
     kind = getattr(torch, dtype)
     if not isinstance(kind, torch.dtype):
         raise ValueError(dtype)
-    if not buffers[index]:
-        return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(bytearray(buffers[index]), dtype=kind).reshape(shape)
+    buffer = taken(buffers, index)
+    if buffer:
+        return torch.frombuffer(bytearray(buffer), dtype=kind).reshape(shape)
+    if math.prod(shape):
+        raise ValueError("elements without bytes would be whatever this process's memory held")
+    return torch.empty(shape, dtype=kind)

@@ -14,7 +14,8 @@ from common.course.grading.wire import Ended
 
 FOLDER = "/checkpoints"
 CONTENTS = {1: [b"one" * 50], 2: [b"two" * 50], 3: [b"three" * 50, b"three again" * 50]}
-MOST_OPERATIONS = 200
+MOST_OPERATIONS, LEAST_POWER_CUTS = 200, 10
+"""Operations on files that the scene may have, and of those that each checkpoint needs."""
 WHERE = "probe checkpoints"
 
 
@@ -37,15 +38,16 @@ def ours(student: Student):
 
 
 def test_a_power_cut_leaves_the_newest_whole_checkpoint(student: Student, folder: str) -> None:
-    newest_before = 1
+    newest_before, power_cuts = 1, 0
     for dies_at in range(1, MOST_OPERATIONS):
         student.afresh()
         ours = student.another_process().module(WHERE)
         student.probe("checkpoints").write(folder, 1, {"weights.bin": CONTENTS[1][0]})
         try:
             said = student.another_process().module(WHERE).write_until_death(folder, dies_at)
-        except Ended:
-            said = ""
+        except Ended as end:
+            said, power_cuts = str(end), power_cuts + 1
+        assert said in ("done", "its process has ended"), f"{said}, before operation {dies_at}"
         found = student.probe("checkpoints").newest(folder)
         files = ours.files_of(folder)
         assert found is not None, f"nothing is left after operation {dies_at}"
@@ -59,6 +61,7 @@ def test_a_power_cut_leaves_the_newest_whole_checkpoint(student: Student, folder
         if step == 2:  # from here on only step 3 is newer; replacing it may take it away again
             newest_before = 2
         if said == "done":
+            assert power_cuts >= LEAST_POWER_CUTS, f"its process ended {power_cuts} times only"
             assert step == 3
             assert finished == ["step-00000001", "step-00000003"]
             assert not [name for name in files if not name.startswith("step-")]

@@ -5,6 +5,7 @@ Every rank draws its own weights, so that a wrapper that does not hand out rank 
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import ExitStack
 
@@ -57,14 +58,24 @@ def check_accumulation(on_ranks, name: str, ranks: int, seed: int) -> None:
 
 
 def check_overlap(on_ranks, name: str, ranks: int) -> None:
-    """Checks that nine tenths of the all-reduces, and of their bytes, precede the last gradient."""
+    """Checks that nine tenths of the all-reduces, and of their bytes, precede the last gradient.
+
+    The bytes are read here when a rank asks, and are not told to it: it could not give them back
+    changed.
+    """
     together = on_ranks(ranks)
-    found = together.call("overlap", name, together.sent_when_quiet)
-    for one in found:
+    readings: dict[int, list[int]] = {}  # each rank is served by a thread of its own
+
+    def read() -> None:
+        sent = together.sent_when_quiet()
+        readings.setdefault(threading.get_ident(), []).append(sent)
+
+    for one in together.call("overlap", name, read):
         assert one["calls"] > 10
         assert one["launched"] >= 0.9 * one["calls"], f"{one['launched']} of {one['calls']}"
-    start, end = (max(one[moment] for one in found) for moment in ("start", "end"))
-    early = max(one["before_last"] for one in found) - start
+    assert [len(own) for own in readings.values()] == [3] * ranks, "bytes were read otherwise"
+    start, before_last, end = (max(moment) for moment in zip(*readings.values(), strict=True))
+    early = before_last - start
     assert early >= 0.85 * (end - start), f"{early} of {end - start} bytes"
 
 
