@@ -41,10 +41,17 @@ class BucketMarks:
     A bucket is marked when DDP hands it over, which is when it is ready, and when it comes back;
     the marks are the clock's, CUDA events on a GPU and readings on the CPU. It is for hooks that
     serve one bucket after another. By itself it exchanges as DDP does.
+
+    Over gloo on a GPU a bucket comes back on a thread of gloo's, whose stream is the one that
+    computes: a mark there is reached after all kernels of the backward pass that wait in it. So the
+    mark is made in a stream of its own. It says when the CPU has the sum; the copy of it to the
+    device, which comes next, is not in it.
     """
 
     def __init__(self, ddp: DistributedDataParallel, worker: Worker) -> None:
         self.ddp, self.worker, self.clock = ddp, worker, clock_for(worker.device)
+        over_gloo = worker.device.type == "cuda" and worker.backend == "gloo"
+        self._own_stream = torch.cuda.Stream(worker.device) if over_gloo else None
         self.clear()
 
     def clear(self) -> None:
@@ -62,12 +69,18 @@ class BucketMarks:
             self._ready[index] = self.clock.mark()
 
             def back(done: torch.futures.Future) -> torch.Tensor:
-                self._done[index] = self.clock.mark()
+                self._done[index] = self._mark_back()
                 return done.value()
 
             return hook(state, bucket).then(back)
 
         self.ddp.register_comm_hook(state, marked)
+
+    def _mark_back(self) -> object:
+        """Marks the moment at which a bucket comes back, on the thread that it comes back on."""
+        own = self._own_stream
+        with torch.cuda.stream(own) if own is not None else nullcontext():
+            return self.clock.mark()
 
     def average(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Averages a bucket over the ranks, as DDP does without a hook."""

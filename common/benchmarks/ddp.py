@@ -40,6 +40,8 @@ STEP_COLUMNS = (
     "backward_time_ms",
     "step_time_ms",
 )
+TIMES_COLUMNS = (*STEP_COLUMNS, "bucket_bytes")
+"""``ddp-times.csv``; ``bucket_bytes``: the sizes of all buckets in order, blank-separated."""
 BUCKET_COLUMNS = ("bucket_cap_mib", "rank", "bucket", "size_bytes", "parameters")
 OVERLAP_COLUMNS = (
     "bucket_cap_mib",
@@ -146,8 +148,8 @@ def measure(
     hook: LatencyHook | None = None,
 ) -> pd.DataFrame:
     """Visits the caps in rotated rounds; returns the measured samples of all ranks, on rank 0."""
-    times = recorder.stream("ddp-times.csv", STEP_COLUMNS)
-    warmup = recorder.stream("ddp-warmup-times.csv", STEP_COLUMNS)
+    times = recorder.stream("ddp-times.csv", TIMES_COLUMNS)
+    warmup = recorder.stream("ddp-warmup-times.csv", TIMES_COLUMNS)
     buckets = recorder.stream("ddp-buckets.csv", BUCKET_COLUMNS)
     overlap = recorder.stream("ddp-overlap-times.csv", OVERLAP_COLUMNS)
     local = recorder.stream("local-times.csv", LOCAL_COLUMNS)
@@ -171,6 +173,7 @@ def measure(
             "num_buckets": len(described),
             "first_bucket_bytes": described[0]["size_bytes"],
             "last_bucket_bytes": described[-1]["size_bytes"],
+            "bucket_bytes": " ".join(str(row["size_bytes"]) for row in described),
         }
         times.write([keys | sizes | row for row in rows if row["iteration"] >= 0])
         warmup.write([keys | sizes | row for row in rows if row["iteration"] < 0])

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from common.benchmarks.ddp_record import exposed_s
-from common.benchmarks.lasting_messages import MOST, LastingMessages
+from common.benchmarks.lasting_messages import MOST, LastingMessages, gradient_dtype
 from common.benchmarks.steps import FixedBatchStep
 from common.runtime.collective_timing import start_together, time_in_flight
 from common.runtime.gradient_marks import ready_marks, ready_seconds
@@ -96,21 +96,27 @@ class OverlapLab:
         self.clock = clock_for(worker.device)
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in step.model.parameters())
         self.one_rank_group = own_group(worker)
-        self.messages = LastingMessages(worker, max(BUFFER_BYTES, self.gradient_bytes))
+        self.messages = LastingMessages(
+            worker,
+            memory_bytes=max(BUFFER_BYTES, self.gradient_bytes),
+            dtype=gradient_dtype(step.model.parameters()),
+        )
         self.ready_order, self.backward_s = self._watch_backward()
 
     def plan(self, sizes_bytes: Sequence[int] = ()) -> tuple[OverlapArm, ...]:
         """Returns the arms, with so many all-reduces of each size that they outlast the pass.
 
         Alone they take LASTING times as long as the pass, which they make longer. By default they
-        are of ``SHARES`` of all gradients.
+        are of ``SHARES`` of all gradients. One larger than all gradients is never launched as they
+        become ready, so that arm is left out.
         """
-        total = self.gradient_bytes
+        total, least = self.gradient_bytes, self.messages.dtype.itemsize
         arms = [OverlapArm("local"), OverlapArm("bookkeeping")]
-        for size in sizes_bytes or [max(4, total // share) for share in SHARES]:
+        for size in sizes_bytes or [max(least, total // share) for share in SHARES]:
             count = self.messages.lasting(size, LASTING * self.backward_s)
+            if size <= total:
+                arms.append(OverlapArm("launched", size, min(MOST, total // size)))
             arms += [
-                OverlapArm("launched", size, max(1, min(MOST, total // size))),
                 OverlapArm("continuous", size, count),
                 OverlapArm("all_reduce", size, count),
             ]

@@ -105,7 +105,7 @@ class ScalingBenchmark(RankOptions):
     regimes: tuple[str, ...] = REGIMES
     """strong (the global batch stays) and weak (the batch per rank stays)."""
     world_sizes: tuple[int, ...] = ()
-    """Of a sweep; by default 1, 2, 4 … and all ranks there are."""
+    """Of a sweep, the largest all ranks there are; by default 1, 2, 4 … and these."""
     batch_sizes: tuple[int, ...] = ()
     """Of a sweep, per rank on the most ranks; by default batch_size."""
     rounds: int = 4
@@ -198,13 +198,19 @@ class ScalingBenchmark(RankOptions):
     def sweep_plan(self, ranks: int) -> SweepPlan:
         """Returns the plan of a sweep on a job's ``ranks``.
 
-        Raises UserError for a world size above them.
+        Raises UserError for a world size above them, or none that is all of them: the probes, of
+        which predictions are made, are of all ranks.
         """
         powers = [2**k for k in range(ranks.bit_length()) if 2**k <= ranks]
         sizes = self.world_sizes or tuple(sorted({*powers, ranks}))
         beyond = [size for size in sizes if size > ranks]
         if beyond:
             raise UserError(f"world_sizes {beyond[0]}: the job has {ranks} ranks")
+        if ranks not in sizes:
+            raise UserError(
+                f"world_sizes {max(sizes)} at most: the job has {ranks} ranks, on which passes and "
+                f"all-reduces are measured apart; add {ranks}, or start the job on {max(sizes)}"
+            )
         return SweepPlan(
             world_sizes=tuple(sorted(set(sizes))),
             regimes=self.regimes,

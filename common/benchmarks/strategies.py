@@ -24,7 +24,12 @@ from common.benchmarks.rounds import rotated
 from common.data.synthetic import random_tokens
 from common.errors import UserError, unknown_name
 from common.exercises.sharded_optimizer import ShardedOptimizer
-from common.perfmodel.fsdp.communication import all_broadcasts, step_collectives
+from common.perfmodel.ddp.step import BUCKET_VIEW
+from common.perfmodel.fsdp.communication import (
+    all_broadcasts,
+    gathered_item_bytes,
+    step_collectives,
+)
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.collective_timing import time_one_by_one
 from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows, ready_seconds
@@ -148,7 +153,10 @@ def main(settings: StrategyBenchmark) -> None:
             raise UserError("compare_strategies needs 2 ranks or more; start it with torchrun")
         for strategy in settings.sharded:
             refuse_unshardable(strategy, worker)
-        with record_run(settings, "compare_strategies", worker) as recorder:
+        facts = {BUCKET_VIEW: settings.strategy_config("DDP").gradient_as_bucket_view}
+        with record_run(
+            settings, "compare_strategies", worker, recorded_settings=facts
+        ) as recorder:
             times = measure(settings, worker, recorder)
             if recorder.run:
                 keys = ["strategy", "accumulation"]
@@ -202,20 +210,16 @@ def measure(settings: StrategyBenchmark, worker: Worker, recorder: Recorder) -> 
 def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:
     """Times each collective of the FSDP strategies' steps by itself, one call after another.
 
-    The broadcasts of MY_ZERO1 are under way together, and are timed as one.
+    Each has the dtype that the step sends: blocks may be gathered in bfloat16. The broadcasts of
+    MY_ZERO1 are under way together, and are timed as one.
 
     Returns this rank's rows of COLLECTIVE_COLUMNS, but for the round and the rank.
     """
     config, ranks = settings.workload(1).config, worker.world_size
-    found = {
-        (collective.operation, collective.size_bytes)
-        for strategy in settings.sharded
-        for collective in step_collectives(config, strategy, ranks)
-    }
     calls: dict[tuple[str, int], Callable[[], object]] = {}
-    for operation, size_bytes in sorted(found):
-        whole = torch.zeros(size_bytes // 4, device=worker.device)
-        part = torch.zeros(size_bytes // 4 // ranks, device=worker.device)
+    for (operation, size_bytes), dtype in sharded_messages(settings, ranks).items():
+        whole = torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=worker.device)
+        part = torch.zeros(whole.numel() // ranks, dtype=dtype, device=worker.device)
         if operation == "all_gather":
             call = functools.partial(dist.all_gather_into_tensor, whole, part)
         else:
@@ -235,6 +239,24 @@ def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:
             for iteration, time_s in enumerate(times_s)
         ]
     return rows
+
+
+def sharded_messages(settings: StrategyBenchmark, ranks: int) -> dict[tuple[str, int], torch.dtype]:
+    """Returns operation and bytes of each distinct collective of the FSDP steps, and its dtype."""
+    found: dict[tuple[str, int], torch.dtype] = {}
+    for strategy in settings.sharded:
+        item_bytes = gathered_item_bytes(strategy, settings.precision)
+        collectives = step_collectives(
+            settings.workload(1).config,
+            strategy,
+            ranks,
+            parameter_bytes=item_bytes,
+            root_parameter_bytes=4,
+        )
+        for one in collectives:
+            halved = item_bytes == 2 and (one.operation, one.unit) == ("all_gather", "block")
+            found[one.operation, one.size_bytes] = torch.bfloat16 if halved else torch.float32
+    return dict(sorted(found.items(), key=lambda item: item[0]))
 
 
 class _Visit:

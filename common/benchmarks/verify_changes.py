@@ -69,7 +69,9 @@ def main(settings: VerifyChanges) -> None:
         folder = find_sweep(settings)
         base = read_settings(folder)
         index, arm = find_arm(folder, settings, worker.world_size)
-        model = model_from_evidence(open_evidence(folder, index))
+        model = model_from_evidence(
+            open_evidence(folder, index), gradient_as_bucket_view=base.gradient_as_bucket_view
+        )
         changes = chosen_changes(model, settings.kinds)
         arms = [made for change in changes for made in change_arms(change, arm, base.options())]
         workload = base.open_workload(worker.device)

@@ -85,6 +85,7 @@ class Report:
         from common.perfmodel.buckets import parse_cap
         from common.perfmodel.calibration import calibrated_model
         from common.perfmodel.ddp.profile import NO_COSTS
+        from common.perfmodel.ddp.step import BUCKET_VIEW
         from common.perfmodel.tables import read_all_reduce, read_overlap_samples
 
         caps = [parse_cap(text) for text in asked.bucket_cap_mb]
@@ -106,6 +107,7 @@ class Report:
         costs = overlap.costs() if overlap else NO_COSTS
         latency_s = added_latency_s(settings)
         self.backend: str | None = settings.get("backend")
+        self.has_views = bool(settings.get(BUCKET_VIEW))
         self.model = calibrated_model(
             profile,
             table.curve,
@@ -113,6 +115,7 @@ class Report:
             crowded=table.crowded,
             backend=self.backend,
             added_latency_s=latency_s,
+            gradient_as_bucket_view=self.has_views,
         )
         self.notes += contention_notes(overlap)
         if latency_s:
@@ -174,6 +177,7 @@ class Report:
             asked.overlap,
             backend=self.backend,
             added_latency_s=self.model.added_latency_s,
+            gradient_as_bucket_view=self.has_views,
         )
         return chance_at(calibration, best.cap_mib)
 

@@ -38,6 +38,7 @@ def calibrated_model(
     crowded: AllReduceModel | None = None,
     backend: str | None = None,
     added_latency_s: float = 0.0,
+    gradient_as_bucket_view: bool = False,
 ) -> DdpModel:
     """Returns the model of one system.
 
@@ -46,12 +47,13 @@ def calibrated_model(
         crowded: seconds per all-reduce while several are in flight, where measured.
         backend: decides how many all-reduces are in flight; one where it is not known, and where
             latency is added, as the hook that adds it takes up buckets one by one.
+        gradient_as_bucket_view: as for DDP, of the runs that are predicted; nothing is copied back.
     """
     in_flight = 1 if added_latency_s else IN_FLIGHT.get(backend or "", 1)
     return DdpModel(
         profile,
         network,
-        costs,
+        costs.as_bucket_view() if gradient_as_bucket_view else costs,
         in_flight=in_flight,
         crowded_network=crowded if in_flight > 1 else None,
         added_latency_s=added_latency_s,
@@ -68,7 +70,7 @@ class Calibration:
         crowded: several in flight, where that was measured.
         overlap: DDP's costs where they were measured; else ``costs`` are taken as they are.
         costs: DDP's costs where there is no ``overlap``.
-        backend, added_latency_s: as for ``calibrated_model``.
+        backend, added_latency_s, gradient_as_bucket_view: as for ``calibrated_model``.
     """
 
     ready: ReadySamples
@@ -78,6 +80,7 @@ class Calibration:
     costs: DdpCosts = NO_COSTS
     backend: str | None = None
     added_latency_s: float = 0.0
+    gradient_as_bucket_view: bool = False
 
     def model(self) -> DdpModel:
         """Returns the model from all samples, by which the prediction itself is made."""
@@ -118,6 +121,7 @@ class Calibration:
             crowded=curve(self.crowded) if self.crowded else None,
             backend=self.backend,
             added_latency_s=self.added_latency_s,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
         )
 
 
@@ -129,6 +133,7 @@ def read_calibration(
     costs: DdpCosts = NO_COSTS,
     backend: str | None = None,
     added_latency_s: float = 0.0,
+    gradient_as_bucket_view: bool = False,
 ) -> Calibration:
     """Reads ``gradient-ready-times.csv``, ``allreduce-samples.csv`` and ``overlap-times.csv``.
 
@@ -142,4 +147,5 @@ def read_calibration(
         costs=costs,
         backend=backend,
         added_latency_s=added_latency_s,
+        gradient_as_bucket_view=gradient_as_bucket_view,
     )

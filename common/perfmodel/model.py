@@ -62,6 +62,12 @@ class DdpModel:
     crowded_network: AllReduceModel | None = None
     added_latency_s: float = 0.0
 
+    @property
+    def line(self) -> AlphaBeta:
+        """Returns α–β through the network, α with the latency that is added to every bucket."""
+        line = as_alpha_beta(self.network)
+        return replace(line, alpha_s=line.alpha_s + self.added_latency_s)
+
     def backward(
         self,
         options: DdpOptions | None = None,
@@ -134,16 +140,14 @@ class DdpModel:
             one_rank: the profile of a single rank; the rungs below ``SLOWEST`` then take it.
         """
         # Built from the full model downwards: each rung lacks a term that the next one has.
-        line = as_alpha_beta(self.network)
-        later = AlphaBeta(line.alpha_s + self.added_latency_s, line.bandwidth_bytes_per_s)
         unslowed = self.costs.without("communication_slowdown")
         copies = unslowed.without("launch", "compute_slowdown")
         one_by_one = replace(self, in_flight=1, crowded_network=None)
         bare = replace(one_by_one, costs=NO_COSTS)
         own = replace(bare, profile=one_rank or self.profile)
-        by_hand = closed_form(own.profile, later)
+        by_hand = closed_form(own.profile, self.line)
         models = {
-            LINE: replace(own, network=line),
+            LINE: replace(own, network=as_alpha_beta(self.network)),
             CURVE: own,
             SLOWEST: bare,
             COPIES: replace(one_by_one, costs=copies),

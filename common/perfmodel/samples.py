@@ -124,15 +124,17 @@ class AllReduceSamples:
     def drawn(self, generator: np.random.Generator) -> MeasuredAllReduce:
         """Returns the curve of as many samples drawn with replacement: rounds, then calls in each.
 
-        Rounds are the same for all sizes. Where a size has fewer calls than another, only those
-        that are there are drawn from.
+        Rounds are the same for all sizes. Where a size has fewer calls than another, as many are
+        drawn as there are, and of these: the median of two calls is known worse than that of 16.
         """
         # A bootstrap in two stages, as calls of one round are alike. The known calls of a round
-        # stand first, so a number from 0 to 1 times their count is the index of one of them.
+        # stand first, so a number from 0 to 1 times their count is the index of one of them, and
+        # the last place is NaN where there are fewer than places.
         sizes, rounds, calls = self.time_s.shape
         chosen = generator.integers(rounds, size=rounds)
         known = (~np.isnan(self.time_s[:, chosen])).sum(axis=2, keepdims=True)
         iterations = (generator.random((sizes, rounds, calls)) * known).astype(int)
+        iterations = np.where(np.arange(calls) < known, iterations, calls - 1)
         return self.curve(chosen, iterations)
 
     def curve(

@@ -12,7 +12,7 @@ one DDP instance differs by from the next: a measured median may lie outside. Th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -138,6 +138,16 @@ class Chance:
     def share(self) -> float:
         """Returns half the band's width, relative to T."""
         return (self.high_s - self.low_s) / 2 / self.predicted_s
+
+    def around(self, predicted_s: float) -> Chance:
+        """Returns a band of the same relative width around another prediction, in seconds."""
+        factor = predicted_s / self.predicted_s
+        return replace(
+            self,
+            predicted_s=predicted_s,
+            low_s=self.low_s * factor,
+            high_s=self.high_s * factor,
+        )
 
     def text(self) -> str:
         """Formats it as a sentence for the terminal."""

@@ -9,7 +9,7 @@ from functools import partial
 import pandas as pd
 
 from common.errors import UserError
-from common.perfmodel.collectives import AllReduceModel, as_alpha_beta, scaled
+from common.perfmodel.collectives import AllReduceModel, scaled
 from common.perfmodel.ddp.closed_form import closed_form
 from common.perfmodel.model import DdpModel
 from common.perfmodel.search import BestCap
@@ -41,11 +41,17 @@ class Case:
 
 
 def cases(model: DdpModel, ranks: int, factors: Sequence[float]) -> list[Case]:
-    """Changes one quantity of a system of so many ranks at a time, by each factor."""
+    """Changes one quantity of a system of so many ranks at a time, by each factor.
+
+    Latency that is added to every bucket is a part of α. Once per bucket, it does not grow with the
+    ranks.
+    """
     found = []
     for factor in factors:
+        later = _with_network(model, partial(scaled, latency=factor))
+        later = replace(later, added_latency_s=model.added_latency_s * factor)
         found += [
-            Case("latency α", factor, _with_network(model, partial(scaled, latency=factor))),
+            Case("latency α", factor, later),
             Case(
                 "bandwidth β",
                 factor,
@@ -75,14 +81,14 @@ def best_caps(found: Sequence[Case]) -> pd.DataFrame:
     """Finds b* of each case, by simulation and by the hand-derived equation, in MiB.
 
     Columns: quantity, factor, best_mib, low_mib and high_mib (the interval of caps around b*
-    within 1 % of the best), closed_form_mib (of the α–β line through the network, without the
-    limit B/L), total_ms.
+    within 1 % of the best), closed_form_mib (of ``DdpModel.line``, without the limit B/L),
+    total_ms.
     """
     rows = []
     for case in found:
         best = case.model.best_cap()
         low, high = near_interval(best)
-        by_hand = closed_form(case.model.profile, as_alpha_beta(case.model.network))
+        by_hand = closed_form(case.model.profile, case.model.line)
         unlimited = replace(by_hand, layers=10**9)
         rows.append(
             {

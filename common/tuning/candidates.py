@@ -154,8 +154,8 @@ def best_compressed(measured: Measured, bucketings: Sequence[Bucketing]) -> list
     for name in measured.cast_s_per_byte:
         model, hook = ddp_model(measured, name), cast_hook(measured, name)
         best = model.best_cap(bucketings=bucketings, hook=hook)
-        fastest = min(best.candidates, key=lambda c: c.total_s)
-        found.append(predict(measured, DdpSetting(cap_of(fastest), compression=name)))
+        fastest = cap_of(best.candidate(best.cap_mib))
+        found.append(predict(measured, DdpSetting(fastest, compression=name)))
     return [min(found, key=lambda p: p.step_s)]
 
 

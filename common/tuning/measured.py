@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 
 from common.benchmarks.calibration import PASS_COLUMNS, crowd, passes_without_ddp
+from common.benchmarks.lasting_messages import gradient_dtype
 from common.benchmarks.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapLab
 from common.benchmarks.rounds import rotated_rounds
 from common.benchmarks.steps import FixedBatchStep
@@ -47,7 +48,8 @@ class Measured:
     Attributes:
         forward_s: the forward pass of the slowest rank.
         profile: of the backward pass without DDP, all ranks computing at the same time.
-        networks: compression → all-reduces of bytes in that format, over the job's network.
+        networks: compression → all-reduces of bytes in that format, over the job's network; of
+            ``none`` in the dtype that most bytes of gradients have.
         costs: DDP's copies, and what computation and communication take from each other.
         backend: of the process group.
         cast_s_per_byte: compression → rounding a byte of gradient and turning it back.
@@ -74,7 +76,9 @@ def measure_all(
 ) -> Measured:
     """Measures all inputs but those from ``passes``, and writes all tables."""
     forward_s, profile = write_passes(passes, worker, recorder)
-    networks = measure_all_reduces(profile, worker, recorder)
+    networks = measure_all_reduces(
+        profile, gradient_dtype(step.model.parameters()), worker, recorder
+    )
     costs = measure_costs(step, worker, recorder)
     rows = [row for own in worker.gather(_copies(profile, worker)) for row in own]
     casts = pd.DataFrame(rows).groupby("cost")
@@ -151,22 +155,22 @@ def curve_sizes(total_bytes: int) -> list[int]:
 
 
 def measure_all_reduces(
-    profile: BackwardProfile, worker: Worker, recorder: Recorder
+    profile: BackwardProfile, dtype: torch.dtype, worker: Worker, recorder: Recorder
 ) -> dict[str, AllReduceTable]:
-    """Times all-reduces in float32 (``none``), and in each 16-bit format at fewer sizes.
+    """Times all-reduces in the gradients' ``dtype`` (``none``), and in 16 bits at fewer sizes.
 
     Writes allreduce-samples.csv and one for each format. Returns the tables by format.
     """
     sizes = curve_sizes(profile.total_bytes)
-    rows = _time_sizes(sizes, torch.float32, worker)
+    rows = _time_sizes(sizes, dtype, worker)
     path = _write(recorder, "allreduce-samples.csv", ALL_REDUCE_COLUMNS, rows)
     networks = {"none": on_main(worker, lambda: read_all_reduce(path))}
-    for name, dtype in WIRE_DTYPES.items():
+    for name, wire_dtype in WIRE_DTYPES.items():
         # Gradients take half the bytes of float32. The smallest size is timed, all gradients at
         # once and, of the larger sizes between them, every second one.
         between = (size // 2 for size in sizes[len(sizes) // 2 : -1 : 2])
         some = {sizes[0], *between, max(sizes[-1] // 2, 2 * sizes[0])}
-        narrow = _time_sizes(sorted(some), dtype, worker)
+        narrow = _time_sizes(sorted(some), wire_dtype, worker)
         path = _write(recorder, f"allreduce-samples-{name}.csv", ALL_REDUCE_COLUMNS, narrow)
         networks[name] = on_main(worker, lambda path=path: read_all_reduce(path))
     return networks

@@ -208,14 +208,15 @@ def _tune(
         sweep_s=sweep_s,
         run_dir=folder,
         on_gpu=worker.device.type == "cuda",
-        expected_error=on_main(
-            worker, lambda: _expected_error(measured, best.setting.cap_mib, recorder)
-        ),
+        expected_error=on_main(worker, lambda: _expected_error(measured, best, recorder)),
     )
 
 
-def _expected_error(measured: Measured, cap_mib: float | None, recorder: Recorder) -> str:
-    """Returns how far off to expect predictions, and by how much chance moves them, on rank 0."""
+def _expected_error(measured: Measured, best: Prediction, recorder: Recorder) -> str:
+    """Returns how far off to expect a prediction, and by how much chance moves it, on rank 0.
+
+    A band is drawn at the setting's cap, and has the same relative width with its other options.
+    """
     run, model = recorder.run, ddp_model(measured)
     calibration = read_calibration(
         run.path / "gradient-ready-times.csv",
@@ -224,9 +225,8 @@ def _expected_error(measured: Measured, cap_mib: float | None, recorder: Recorde
         backend=measured.backend,
     )
     network = str(run.environment["network"])
-    chance = chance_at(calibration, cap_mib)
-    predicted_s = model.backward_s(cap_mib)
-    expected = expectation(model, measured.backend, network, predicted_s, chance.share)
+    chance = chance_at(calibration, best.setting.cap_mib).around(best.backward_s)
+    expected = expectation(model, measured.backend, network, best.backward_s, chance.share)
     return f"{expected}\n{chance.text()}"
 
 

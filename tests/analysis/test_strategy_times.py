@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from assignment1_support import (
     BENCHMARK,
     ENVIRONMENT,
@@ -24,7 +26,10 @@ from common.analysis.data_parallel.strategy_times import (
     open_strategies,
     over_fastest,
 )
+from common.benchmarks.strategies import StrategyBenchmark, sharded_messages
 from common.errors import UserError
+from common.models.gpt2 import GPT2
+from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.fsdp.communication import (
     step_collectives,
     step_control_bytes,
@@ -275,6 +280,40 @@ def test_steps_on_emulated_hosts_are_predicted_as_by_hand(tmp_path: Path) -> Non
     assert found.median_error == pytest.approx(1 - (26 - 4 / 2 + once_ms) / 100)
     assert found.predicted_fastest == "SHARD_GRAD_OP"
     assert found.noise == 0
+
+
+def test_bucket_views_are_not_copied_back_where_the_run_says_so(tmp_path: Path) -> None:
+    write_emulated(tmp_path / "emulated-2x1gbit")
+    # A byte takes 1 ns to copy back; all 27.6 MB are in one bucket, the last.
+    slow = replace(open_emulated(tmp_path), costs=DdpCosts(copy_out_s_per_byte=1e-9))
+    predicted = {}
+    for views in (None, False, True):
+        said = {} if views is None else {"gradient_as_bucket_view": views}
+        measured = replace(slow.measured, settings=slow.measured.settings | said)
+        predicted[views] = replace(slow, measured=measured).predict("DDP", 1).total_s
+    assert predicted[None] == predicted[False]  # older runs do not say
+    assert predicted[False] - predicted[True] == pytest.approx(4 * 6_901_760 * 1e-9)
+
+
+@pytest.mark.parametrize(("precision", "item_bytes"), [("float32", 4), ("bfloat16", 2)])
+def test_the_collectives_that_are_timed_are_those_of_the_step(precision, item_bytes) -> None:
+    settings = StrategyBenchmark(
+        strategies=("FULL_SHARD", "SHARD_GRAD_OP"),
+        model="gpt2-nano",
+        seq_len=64,
+        precision=precision,
+    )
+    model = GPT2(settings.workload(1).config)
+    block = sum(p.numel() for p in model.blocks[0].parameters())
+    root = sum(p.numel() for p in model.parameters()) - len(model.blocks) * block
+    narrow = torch.bfloat16 if item_bytes == 2 else torch.float32
+    # Blocks are gathered as autocast computes, the root and gradients are float32.
+    assert sharded_messages(settings, 2) == {
+        ("all_gather", item_bytes * block): narrow,
+        ("all_gather", 4 * root): torch.float32,
+        ("reduce_scatter", 4 * block): torch.float32,
+        ("reduce_scatter", 4 * root): torch.float32,
+    }
 
 
 def test_slow_calls_among_collectives_count_in_their_sum_and_a_slow_round_does_not(

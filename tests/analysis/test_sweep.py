@@ -1,6 +1,7 @@
 """Sweeps: the slowest rank, the noise floor, distinct bucketings, accuracy; on made-up tables."""
 
 import itertools
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from common.analysis.buckets.sweep import (
     read_sweep,
 )
 from common.errors import UserError
+from common.perfmodel.ddp.profile import BackwardProfile
 
 
 def raw(times: dict[float, list[list[tuple[float, float]]]], buckets: dict[float, int]) -> list:
@@ -87,6 +89,43 @@ def test_caps_with_the_same_buckets_are_one_case(path: Path) -> None:
 
 def test_a_case_is_as_wide_as_the_caps_that_gave_its_buckets(path: Path) -> None:
     assert read_sweep(path).widths() == {1.0: 1.0, 2.0: 4.0}
+
+
+def with_sizes(rows: list, sizes: dict[float, str]) -> list:
+    return [row | {"bucket_bytes": sizes[row["bucket_cap_mib"]]} for row in rows]
+
+
+def test_bucketings_are_told_apart_by_all_their_sizes_where_these_are_known(tmp_path: Path) -> None:
+    # Caps 2 and 4 make three buckets, the first and the last alike; the second differs at cap 4.
+    caps = {1.0: 2, 2.0: 3, 4.0: 3, 8.0: 3}
+    rows = raw({cap: [[(10, 12)]] for cap in caps}, caps)
+    sizes = {1.0: "200 7", 2.0: "300 50 7", 4.0: "300 60 7", 8.0: "300 60 7"}
+    known = read_sweep(write(tmp_path / "known.csv", with_sizes(rows, sizes)))
+    assert known.smallest_alike() == {1.0: 1.0, 2.0: 2.0, 4.0: 4.0, 8.0: 4.0}
+    older = read_sweep(write(tmp_path / "older.csv", rows))
+    assert older.smallest_alike() == {1.0: 1.0, 2.0: 2.0, 4.0: 2.0, 8.0: 2.0}
+
+
+def test_a_sweep_of_one_bucket_each_is_read_as_any_other(tmp_path: Path) -> None:
+    # pandas takes a column of single sizes for numbers.
+    rows = with_sizes(raw({1.0: [[(10, 12)]]}, {1.0: 1}), {1.0: "100"})
+    assert set(read_sweep(write(tmp_path / "t.csv", rows)).steps["bucket_bytes"]) == {"100"}
+
+
+def test_buckets_of_other_sizes_in_the_middle_are_of_another_model(tmp_path: Path) -> None:
+    # Gradients of 300, 50 and 7 bytes; at a cap of 40 bytes each makes a bucket of its own.
+    cap = 40 / 2**20
+    profile = BackwardProfile(
+        names=("a", "b", "c"),
+        sizes_bytes=np.array([300, 50, 7]),
+        ready_s=np.array([1.0, 2.0, 3.0]),
+        backward_s=3.0,
+    )
+    rows = raw({cap: [[(10, 12)]]}, {cap: 3})
+    for sizes, refused in (("300 50 7", False), ("300 51 7", True)):
+        sweep = read_sweep(write(tmp_path / "t.csv", with_sizes(rows, {cap: sizes})))
+        with pytest.raises(UserError, match="of other sizes") if refused else nullcontext():
+            sweep.check_buckets(profile)
 
 
 def test_what_a_rank_waits_for_another_is_not_its_exposed_communication(tmp_path: Path) -> None:

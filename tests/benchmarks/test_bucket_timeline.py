@@ -4,14 +4,20 @@ known times, and the table that ddp_benchmark.py writes of a GPT-2."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 from bucket_timeline_worker import APART_S, LARGE, LATENCY_MS, OPTIONS, SMALL
 
 from common.analysis.buckets.timelines import read_timelines
+from common.benchmarks import bucket_timeline
+from common.benchmarks.bucket_timeline import BucketMarks
 
 pytestmark = pytest.mark.xdist_group("assignment2_runs")
 
@@ -71,6 +77,48 @@ def test_computation_ends_when_the_recorded_one_did_and_small_all_reduces_wait_f
         for row in rows:
             assert row["start_ms"] - row["ready_ms"] < LATE_MS
             assert row["end_ms"] - row["start_ms"] < 2 * LATE_MS  # the other rank may be late
+
+
+class Streams:
+    """Stands in for a GPU's streams and the clock that marks the current one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current = "computes"
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"own stream of {device}")
+        monkeypatch.setattr(torch.cuda, "stream", self.entered)
+        monkeypatch.setattr(bucket_timeline, "clock_for", lambda device: self)
+
+    @contextmanager
+    def entered(self, stream: str) -> Iterator[None]:
+        self.current, before = stream, self.current
+        yield
+        self.current = before
+
+    def mark(self) -> str:
+        return self.current
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"), [("gloo", "own stream of cuda:0"), ("nccl", "computes")]
+)
+def test_on_a_gpu_the_end_of_a_gloo_exchange_does_not_wait_for_queued_kernels(
+    monkeypatch, backend, expected
+):
+    # Queued kernels are in the stream that computes; over NCCL the callback has a stream that
+    # waits for the exchange.
+    streams, hooks = Streams(monkeypatch), []
+    ddp = SimpleNamespace(register_comm_hook=lambda state, hook: hooks.append(hook))
+    worker = SimpleNamespace(device=torch.device("cuda:0"), backend=backend)
+    marks = BucketMarks(ddp, worker)
+    done: torch.futures.Future = torch.futures.Future()
+    marks.register_comm_hook(None, lambda state, bucket: done)
+    bucket = SimpleNamespace(buffer=lambda: torch.zeros(4), index=lambda: 0)
+    answer = hooks[0](None, bucket)
+    assert marks._ready == {0: "computes"}  # on the thread of the backward pass
+    done.set_result(torch.ones(4))
+    assert answer.wait().tolist() == [1.0] * 4
+    assert marks._done == {0: expected}
+    assert streams.current == "computes"
 
 
 @pytest.mark.two_ranks

@@ -50,7 +50,7 @@ def test_the_table_has_exactly_the_published_columns(ddp_run):
     header = (ddp_run / "ddp-times.csv").read_text().splitlines()[0]
     assert header == (
         "bucket_cap_mib,num_buckets,first_bucket_bytes,last_bucket_bytes,round,iteration,rank,"
-        "forward_time_ms,backward_time_ms,step_time_ms"
+        "forward_time_ms,backward_time_ms,step_time_ms,bucket_bytes"
     )
 
 
@@ -90,7 +90,7 @@ def test_every_round_also_times_the_step_without_ddp(ddp_run):
 
 
 @pytest.mark.parametrize("cap", CAPS)
-def test_number_first_and_last_size_are_those_of_the_bucket_table(times, buckets, cap):
+def test_number_and_sizes_are_those_of_the_bucket_table(times, buckets, cap):
     for rank in range(RANKS):
         own = of(buckets, cap, rank)
         assert list(own["bucket"]) == list(range(len(own)))
@@ -100,6 +100,7 @@ def test_number_first_and_last_size_are_those_of_the_bucket_table(times, buckets
         assert set(described.itertuples(index=False, name=None)) == {
             (len(sizes), sizes[0], sizes[-1])
         }
+        assert set(rows["bucket_bytes"].astype(str)) == {" ".join(map(str, sizes))}
 
 
 @pytest.mark.parametrize("cap", CAPS)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from common.benchmarks import lasting_messages
-from common.benchmarks.lasting_messages import LastingMessages
+from common.benchmarks.lasting_messages import LastingMessages, gradient_dtype
+from common.benchmarks.overlap_lab import OverlapArm, OverlapLab
 from common.perfmodel.collectives import AlphaBeta
 
 MIB, GIB = 2**20, 2**30
@@ -38,7 +39,7 @@ def messages_on(
     """Makes messages without memory, on a rank of a network that does not exist."""
     zeros = torch.zeros
     patch.setattr(lasting_messages, "time_in_flight", network.time)
-    patch.setattr(torch, "zeros", lambda numel, device: zeros(numel, device="meta"))
+    patch.setattr(torch, "zeros", lambda numel, dtype, device: zeros(numel, device="meta"))
     worker = SimpleNamespace(device=device, is_main=True, gather=lambda item: [item])
     return LastingMessages(worker, memory_bytes)
 
@@ -67,3 +68,30 @@ def test_messages_take_turns_in_eight_buffers():
     assert all(made[i] is made[i + 8] for i in range(12))
     assert {message.nbytes for message in made} == {1024}
     assert len({id(message) for message in LastingMessages(worker, 3000).make(1024, 20)}) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_messages_have_the_dtype_and_the_bytes_that_were_asked_for(dtype):
+    made = LastingMessages(SimpleNamespace(device=CPU), GIB, dtype).make(1024, 3)
+    assert {message.dtype for message in made} == {dtype}
+    assert {message.nbytes for message in made} == {1024}
+
+
+def test_gradients_are_sent_in_the_dtype_of_most_of_their_bytes():
+    # Nine norms in float32 have 36 bytes, one matrix in bfloat16 has 200.
+    norms = [torch.nn.Parameter(torch.zeros(1)) for _ in range(9)]
+    matrix = torch.nn.Parameter(torch.zeros(10, 10, dtype=torch.bfloat16))
+    assert gradient_dtype([*norms, matrix]) == torch.bfloat16
+    wide = torch.nn.Parameter(torch.zeros(100))
+    assert gradient_dtype([*norms, matrix, wide]) == torch.float32
+
+
+def test_messages_larger_than_all_gradients_are_not_launched_by_them():
+    lab = OverlapLab.__new__(OverlapLab)  # its ranks and passes have no part in the plan
+    lab.gradient_bytes, lab.backward_s = 1000, 1.0
+    lab.messages = SimpleNamespace(dtype=torch.float32, lasting=lambda size, duration_s: 7)
+    arms = lab.plan([300, 1000, 1001])
+    launched = {arm.size_bytes: arm.messages for arm in arms if arm.kind == "launched"}
+    assert launched == {300: 3, 1000: 1}  # of 1001 bytes none is ever full
+    for kind in ("continuous", "all_reduce"):
+        assert OverlapArm(kind, 1001, 7) in arms

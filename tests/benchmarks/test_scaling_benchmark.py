@@ -14,6 +14,7 @@ from common.analysis.diagnosis.changes import open_changes
 from common.benchmarks.scaling import ScalingBenchmark
 from common.benchmarks.scaling_workloads import MlpSizes, mlp_workload
 from common.benchmarks.text_workload import global_batch
+from common.errors import UserError
 from common.models.mlp import MLP
 from common.tables import ARM_COLUMNS, SAMPLE_COLUMNS, STEP_COLUMNS
 
@@ -165,3 +166,12 @@ def test_a_global_batch_of_texts_is_the_same_on_any_number_of_ranks():
     # Every text once before any comes again: steps 0 to 4 are three passes over ten texts.
     passes = [text for step in range(5) for text in global_batch(10, 6, step, seed=0)]
     assert all(sorted(passes[first : first + 10]) == list(range(10)) for first in (0, 10, 20))
+
+
+def test_a_sweep_goes_up_to_all_ranks_of_the_job_as_its_probes_are_of_them():
+    with pytest.raises(UserError) as refused:
+        ScalingBenchmark(sweep=True, world_sizes=(1, 2)).sweep_plan(4)
+    assert str(refused.value).startswith("world_sizes 2 at most: the job has 4 ranks")
+    assert "\n" not in str(refused.value)
+    assert ScalingBenchmark(sweep=True, world_sizes=(1, 4)).sweep_plan(4).world_sizes == (1, 4)
+    assert ScalingBenchmark(sweep=True).sweep_plan(6).world_sizes == (1, 2, 4, 6)

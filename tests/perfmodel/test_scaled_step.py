@@ -102,6 +102,36 @@ def test_a_16_bit_exchange_follows_its_own_curve_and_pays_for_its_casts():
     assert "compression" in {each.kind for each in propose(fast)}
 
 
+def test_bucket_views_are_not_copied_back_and_casts_stay():
+    # One bucket of 4 MiB: copies there and back take 1 ms a MiB, of which half is left.
+    copies = {"copy": AlphaBeta(0.0, 1000 * MIB), "fp16": AlphaBeta(0.0, 500 * MIB)}
+    networks = dict.fromkeys(("float32", "float16"), AlphaBeta(ALPHA, BETA))
+    plain = make_model(costs=copies, networks=networks)
+    views = replace(plain, gradient_as_bucket_view=True)
+    assert predict(plain).step_n_s - predict(views).step_n_s == pytest.approx(0.002)
+    asked = StepSettings(8, compression="fp16", bucket_cap_mb=100.0)
+    assert predict(plain, asked).step_n_s == pytest.approx(predict(views, asked).step_n_s)
+
+
+def test_of_bucketings_that_are_as_fast_the_one_with_fewest_buckets_is_best():
+    # All gradients are ready at once and a message has no latency: any buckets take the same.
+    model = make_model(AlphaBeta(0.0, BETA))
+    late = replace(model.profile, ready_s=np.full(GRADIENTS, model.profile.backward_s))
+    cap = best_cap_mb(replace(model, profile=late))
+    found = predict(replace(model, profile=late), StepSettings(8, bucket_cap_mb=cap))
+    assert found.exchange.num_buckets == 1
+
+
+def test_the_best_cap_of_several_dtypes_is_as_fast_as_any_of_many_caps():
+    kinds = ("float32", "bfloat16", "float32", "bfloat16")
+    model = make_model(AlphaBeta(0.003, BETA))
+    model = replace(model, profile=replace(model.profile, kinds=kinds))
+    caps = np.linspace(0.01, 5, 300)
+    totals = [predict(model, StepSettings(8, bucket_cap_mb=cap)).step_n_s for cap in caps]
+    best = predict(model, StepSettings(8, bucket_cap_mb=best_cap_mb(model)))
+    assert best.step_n_s == pytest.approx(min(totals))
+
+
 def test_caps_count_bytes_of_float32_whatever_is_sent():
     model = make_model(networks=dict.fromkeys(("float32", "float16"), AlphaBeta(ALPHA, BETA)))
     for compression in ("none", "fp16"):
@@ -146,6 +176,22 @@ def test_the_best_cap_is_that_of_brute_force():
     }
     best = predict(model, StepSettings(8, bucket_cap_mb=best_cap_mb(model))).step_n_s
     assert best == pytest.approx(min(totals.values()))
+
+
+def test_more_messages_than_a_step_had_do_not_shorten_it_by_more():
+    # One bucket, an exchange of 41 ms; the step was 8.2 ms shorter than its pieces: κ is −0.2.
+    bare = make_model()
+    model = calibrated(bare, predict(bare).step_n_s - 0.0082)
+    assert model.contention == pytest.approx(-0.2)
+    four = StepSettings(8, bucket_cap_mb=0.5)  # four messages of 11 ms in turn
+    assert predict(bare, four).exchange.communication_s == pytest.approx(0.044)
+    saved_s = predict(bare, four).step_n_s - predict(model, four).step_n_s
+    assert saved_s == pytest.approx(0.0082)
+    # Half the bytes, in 21 ms, save in proportion.
+    half = dict.fromkeys(("float32", "float16"), AlphaBeta(ALPHA, BETA))
+    narrow = StepSettings(8, compression="fp16", bucket_cap_mb=100.0)
+    steps = [predict(replace(each, networks=half), narrow).step_n_s for each in (bare, model)]
+    assert steps[0] - steps[1] == pytest.approx(0.2 * 0.021)
 
 
 def test_the_bandwidth_needed_gives_the_efficiency_asked_for():

@@ -14,7 +14,7 @@ from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.samples import AllReduceSamples, ReadySamples
 from common.perfmodel.simulator import simulate_backward
 from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
-from common.perfmodel.uncertainty import prediction_bands, spread_by_source
+from common.perfmodel.uncertainty import Chance, prediction_bands, spread_by_source
 
 RECORDED = Path(__file__).resolve().parents[2] / "data" / "epyc-2-cores" / "assignment2"
 TABLES = (
@@ -74,6 +74,27 @@ def test_samples_without_spread_leave_no_band():
     row = bands.table.iloc[0]
     assert row["low_ms"] == row["predicted_ms"] == row["high_ms"] == pytest.approx(4000)
     assert row["best_share"] == 1
+
+
+def test_a_size_with_few_calls_is_known_as_badly_as_few_calls_tell():
+    # 1 and 3 s were measured, each once. Two draws of them are 1 and 1, 1 and 3 (in either order)
+    # or 3 and 3: their median is 1, 2, 2 or 3. A size with 64 calls has 64 draws.
+    few = np.full(64, np.nan)
+    few[:2] = 1.0, 3.0
+    many = np.tile([1.0, 3.0], 32)
+    samples = AllReduceSamples(np.array([4.0, 8.0]), np.stack([few, many])[:, None], 2)
+    generator = np.random.default_rng(0)
+    drawn = np.array([samples.drawn(generator).times_s[0] for _ in range(2000)])
+    shares = [float((drawn == median).mean()) for median in (1.0, 2.0, 3.0)]
+    assert shares == pytest.approx([0.25, 0.5, 0.25], abs=0.04)
+
+
+def test_a_band_around_another_prediction_keeps_its_relative_width():
+    chance = Chance(predicted_s=2.0, low_s=1.8, high_s=2.4, widest="all-reduces", moved=0.2)
+    moved = chance.around(1.0)
+    assert (moved.predicted_s, moved.low_s, moved.high_s) == pytest.approx((1.0, 0.9, 1.2))
+    assert moved.share == pytest.approx(chance.share)
+    assert "900.0 to 1200.0 ms" in moved.text()
 
 
 def test_the_band_of_one_median_is_that_of_order_statistics():

@@ -43,6 +43,18 @@ def test_b_star_grows_with_latency(profile: BackwardProfile) -> None:
     assert ratios == pytest.approx([2, 2], rel=0.05)
 
 
+def test_latency_added_to_each_bucket_counts_as_the_links_own(profile: BackwardProfile) -> None:
+    # Nothing is slowed and one bucket is under way at a time: 0.3 of 0.4 ms may stand in either.
+    added = DdpModel(profile, AlphaBeta(1e-4, 1e9), added_latency_s=3e-4)
+    own = DdpModel(profile, AlphaBeta(4e-4, 1e9))
+    tables = [best_caps(cases(model, 2, (0.5, 1, 4))) for model in (added, own)]
+    # More ranks make more turns on the link, and an added latency once a bucket all the same.
+    tables = [table[table["quantity"] != "ranks n (ring)"] for table in tables]
+    assert len(tables[0]) == 4 * 3
+    for column in ("best_mib", "closed_form_mib", "total_ms"):
+        assert tables[0][column].tolist() == pytest.approx(tables[1][column].tolist())
+
+
 def test_only_whole_numbers_of_ranks_are_asked_about(profile: BackwardProfile) -> None:
     found = cases(DdpModel(profile, AlphaBeta(1e-4, 1e9)), 2, (0.25, 0.5, 1, 2))
     assert [case.factor for case in found if case.quantity.startswith("ranks")] == [1, 2]

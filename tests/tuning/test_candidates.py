@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.tables import AllReduceTable
+from common.perfmodel.uncertainty import Chance
+from common.tuning import measured as inputs
+from common.tuning import tuner
 from common.tuning.candidates import APART, predict, predict_all
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
 from common.tuning.measured import Measured, curve_sizes
@@ -128,3 +135,59 @@ def test_sizes_to_measure_span_the_model():
     assert sizes[-1] == 40 * MIB
     assert all(b <= 4 * a for a, b in itertools.pairwise(sizes))
     assert curve_sizes(10) == [1024, 2048]
+
+
+def test_of_caps_that_compress_alike_the_largest_is_taken():
+    # As above: without latency only the last bucket counts, 4 MiB of ten buckets and of two.
+    fast = AllReduceTable(AlphaBeta(0.0, 10_000 * MIB), None, 2, "made up")
+    found = measured(alpha_s=0.0, bandwidth_bytes_per_s=10_000 * MIB)
+    found = replace(found, networks=dict.fromkeys(found.networks, fast))
+    compressed = predict_all(found).options[0]
+    assert compressed.setting.compression != "none"
+    assert compressed.num_buckets == 2
+    assert compressed.step_s == pytest.approx(0.02 + 0.1 + 2 / 10_000, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_reduces_are_timed_in_the_gradients_dtype_and_as_many_bytes(monkeypatch, dtype):
+    timed: dict[torch.dtype, list[int]] = {}
+
+    def time_all_reduces(numel: int, dtype: torch.dtype, *_: object, **__: object) -> list:
+        timed.setdefault(dtype, []).append(numel * dtype.itemsize)
+        return []
+
+    monkeypatch.setattr(inputs, "time_all_reduces", time_all_reduces)
+    monkeypatch.setattr(inputs, "_write", lambda *_: None)
+    monkeypatch.setattr(inputs, "on_main", lambda *_: None)
+    inputs.measure_all_reduces(measured().profile, dtype, worker=None, recorder=None)
+    assert set(timed) == {dtype, torch.float16, torch.bfloat16}
+    assert set(curve_sizes(40 * MIB)) <= set(timed[dtype])
+
+
+def test_the_error_to_expect_is_that_of_the_best_setting_and_not_of_its_cap_alone(monkeypatch):
+    # The cap alone takes 0.151 s, of which chance moves 10 % up and down; a view saves 40 ms.
+    slow = measured(DdpCosts(copy_out_s_per_byte=1e-3 / MIB))
+    best = predict(slow, DdpSetting(40, bucket_view=True))
+    assert predict(slow, DdpSetting(40)).backward_s == pytest.approx(best.backward_s + 0.04)
+    asked = {}
+
+    def chance_at(calibration: object, cap_mib: float) -> Chance:
+        asked["cap"] = cap_mib
+        return Chance(0.2, 0.18, 0.22, "all-reduces", 0.1)
+
+    def expectation(model, backend, network, predicted_s, chance) -> str:
+        asked.update(predicted_s=predicted_s, chance=chance)
+        return "expected"
+
+    monkeypatch.setattr(tuner, "read_calibration", lambda *_, **__: None)
+    monkeypatch.setattr(tuner, "chance_at", chance_at)
+    monkeypatch.setattr(tuner, "expectation", expectation)
+    run = SimpleNamespace(path=Path("run"), environment={"network": "a cable"})
+    text = tuner._expected_error(slow, best, SimpleNamespace(run=run))
+    assert asked == {
+        "cap": 40,
+        "predicted_s": best.backward_s,
+        "chance": pytest.approx(0.1),
+    }
+    low_ms, high_ms = best.backward_s * 900, best.backward_s * 1100
+    assert f"{low_ms:.1f} to {high_ms:.1f} ms" in text

@@ -14,6 +14,7 @@ from common.analysis.runs import Run, choose_folder, is_recorded, origin
 from common.errors import UserError
 from common.perfmodel.calibration import Calibration, calibrated_model, read_calibration
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
+from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.model import DdpModel
 from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs, read_ready_times
 from common.runtime.paths import relative_to_project
@@ -31,7 +32,7 @@ WRITTEN_BY = {
 """The label of the run that a table is taken from: other assignments write some of them too."""
 TRAINING = ("model", "batch_size", "max_seq_len", "dtype", "compile")
 REPLAYED = ("replay", "replay_factor", "replay_time_factor", "added_latency_ms")
-COMPARED = (*TRAINING, *REPLAYED, "backend", "device")
+COMPARED = (*TRAINING, *REPLAYED, BUCKET_VIEW, "backend", "device")
 WITHOUT_COMMUNICATION = ("gradient-ready-times.csv",)
 COMMAND = "uv run ddplab run assignment2"
 
@@ -42,7 +43,8 @@ class Assignment2Run:
 
     Attributes:
         caption: hardware, date and source, for every figure.
-        settings: model, batch_size, max_seq_len, dtype, backend and device.
+        settings: model, batch_size, max_seq_len, dtype, gradient_as_bucket_view (of DDP's steps;
+            not in older runs), backend and device.
         profile: gradients of the backward pass, without communication.
         all_reduce: the measured curve, calls one after another.
         costs: DDP's bookkeeping and contention.
@@ -83,6 +85,7 @@ class Assignment2Run:
             crowded=self.all_reduce.crowded,
             backend=self.settings.get("backend"),
             added_latency_s=added_latency_s(self.settings),
+            gradient_as_bucket_view=bool(self.settings.get(BUCKET_VIEW)),
         )
 
     @property
@@ -94,6 +97,7 @@ class Assignment2Run:
             _table(self.run_dir, "overlap-times.csv"),
             backend=self.settings.get("backend"),
             added_latency_s=added_latency_s(self.settings),
+            gradient_as_bucket_view=bool(self.settings.get(BUCKET_VIEW)),
         )
 
     @property
@@ -160,9 +164,9 @@ def check_comparable(tables: Iterable[Path]) -> dict:
     """Returns the settings that the runs of all these tables share.
 
     Raises UserError naming one that differs: model, batch, sequence, precision, what is replayed
-    and by what factors, the latency added to buckets, backend or device (a model's long and short
-    name are one), the number of ranks, the GPU or CPU, or the network. Tables without a run's
-    ``config.yaml`` beside them say nothing.
+    and by what factors, the latency added to buckets, DDP's gradient_as_bucket_view, backend or
+    device (a model's long and short name are one), the number of ranks, the GPU or CPU, or the
+    network. Tables without a run's ``config.yaml`` beside them say nothing.
     """
     known: list[tuple[str, dict]] = []
     measured: list[Measured] = []

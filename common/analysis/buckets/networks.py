@@ -20,6 +20,7 @@ from common.analysis.runs import Run, recorded_assignment
 from common.errors import UserError
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.ddp.profile import DdpCosts
+from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.model import DdpModel
 from common.perfmodel.samples import NO_CONTENTION
 from common.perfmodel.tables import read_all_reduce, read_overlap_samples
@@ -166,6 +167,7 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
             crowded=all_reduce.crowded,
             backend=settings.get("backend"),
             added_latency_s=added_latency_s(settings),
+            gradient_as_bucket_view=bool(settings.get(BUCKET_VIEW)),
         ),
         contention=overlap.contention if overlap else NO_CONTENTION,
         sweep=sweep,

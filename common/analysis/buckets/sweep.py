@@ -19,6 +19,8 @@ from common.perfmodel.tables import numbers, read_table
 
 KEYS = ["bucket_cap_mib", "round", "iteration"]
 BUCKETS = ["num_buckets", "first_bucket_bytes", "last_bucket_bytes"]
+BUCKET_BYTES = "bucket_bytes"
+"""All buckets' bytes in order, blank-separated; not in runs from before 2026-11-25."""
 TIMES = ["forward_time_ms", "backward_time_ms", "step_time_ms"]
 
 
@@ -28,7 +30,8 @@ class BucketSweep:
 
     Attributes:
         steps: columns bucket_cap_mib (NaN is DDP's default), round, iteration, num_buckets,
-            first_bucket_bytes, last_bucket_bytes and the three times in ms.
+            first_bucket_bytes, last_bucket_bytes, bucket_bytes (not in older runs) and the three
+            times in ms.
         world_size: number of ranks.
     """
 
@@ -82,22 +85,31 @@ class BucketSweep:
 
     def check_buckets(self, profile: BackwardProfile) -> None:
         """Raises UserError where DDP's buckets were not those of the profile's model."""
-        caps = self.steps.drop_duplicates("bucket_cap_mib")[["bucket_cap_mib", *BUCKETS]]
+        columns = bucket_columns(self.steps)
+        caps = self.steps.drop_duplicates("bucket_cap_mib")[["bucket_cap_mib", *columns]]
         for cap, *found in caps.itertuples(index=False):
             options = DdpOptions(None if pd.isna(cap) else cap)
             buckets = profile_buckets(profile, options)
-            sizes = [int(profile.sizes_bytes[bucket].sum()) for bucket in (buckets[0], buckets[-1])]
-            if found != [len(buckets), *sizes]:
+            sizes = [int(profile.sizes_bytes[bucket].sum()) for bucket in buckets]
+            expected = [len(sizes), sizes[0], sizes[-1], " ".join(map(str, sizes))]
+            label = cap_label(options.bucket_cap_mib)
+            if found[:3] != expected[:3]:
                 raise UserError(
-                    f"at a cap of {cap_label(options.bucket_cap_mib)} MiB DDP made {found[0]} "
-                    f"buckets, the first of {found[1]:,} bytes; the gradients given make "
-                    f"{len(buckets)}, the first of {sizes[0]:,}: another model or DDP options"
+                    f"at a cap of {label} MiB DDP made {found[0]} buckets, the first of "
+                    f"{found[1]:,} bytes; the gradients given make {len(buckets)}, the first of "
+                    f"{sizes[0]:,}: another model or DDP options"
+                )
+            if found != expected[: len(found)]:
+                raise UserError(
+                    f"at a cap of {label} MiB DDP made {found[0]} buckets of other sizes than the "
+                    "gradients given make: another model or DDP options"
                 )
 
     def smallest_alike(self) -> dict[float, float]:
         """Maps each explicit cap to the smallest cap (MiB) that gave the same buckets."""
         explicit = self.steps.dropna(subset="bucket_cap_mib")
-        smallest = explicit.groupby(BUCKETS)["bucket_cap_mib"].transform("min")
+        buckets = explicit.groupby(bucket_columns(explicit))
+        smallest = buckets["bucket_cap_mib"].transform("min")
         return dict(zip(explicit["bucket_cap_mib"], smallest, strict=True))
 
     def widths(self) -> dict[float, float]:
@@ -135,8 +147,16 @@ def read_sweep(path: Path | str) -> BucketSweep:
 
 def slowest_steps(table: pd.DataFrame) -> pd.DataFrame:
     """Reduces one row per step and rank to one per step: its times are its slowest rank's."""
-    steps = table.groupby([*KEYS, *BUCKETS], dropna=False, sort=False)[TIMES].max()
+    columns = bucket_columns(table)
+    if BUCKET_BYTES in columns:  # a column of single buckets is read as numbers
+        table = table.assign(bucket_bytes=table[BUCKET_BYTES].astype(str))
+    steps = table.groupby([*KEYS, *columns], dropna=False, sort=False)[TIMES].max()
     return steps.reset_index()
+
+
+def bucket_columns(table: pd.DataFrame) -> list[str]:
+    """Returns the columns that tell bucketings apart: all sizes where a table has them."""
+    return [*BUCKETS, BUCKET_BYTES] if BUCKET_BYTES in table else BUCKETS
 
 
 @dataclass(frozen=True)

@@ -250,7 +250,8 @@ def copy_facts(
     """
     bookkeeping_ms = run.calibration.overlap.bookkeeping_s * 1e3
     low, middle, high = np.nanquantile(bookkeeping_ms, [0.25, 0.5, 0.75])
-    per_byte = run.costs.copy_in_s_per_byte + run.costs.copy_out_s_per_byte
+    costs = run.model.costs
+    per_byte = costs.copy_in_s_per_byte + costs.copy_out_s_per_byte
     copies_ms = per_byte * run.profile.total_bytes * 1e3
     facts = {
         "copies can be told from nothing": "yes" if low > 0 else "no",

@@ -16,7 +16,7 @@ from common.errors import NotYetWritten, UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
-from common.perfmodel.ddp.step import StepOptions, StepParts
+from common.perfmodel.ddp.step import BUCKET_VIEW, StepOptions, StepParts
 from common.perfmodel.fsdp.communication import Collective, all_broadcasts
 from common.perfmodel.fsdp.step import StepPrediction, predict_fsdp_step
 from common.perfmodel.one_device.sharding import whole_tensors
@@ -102,6 +102,8 @@ class EmulatedStrategies:
                 self.costs,
                 crowded=self.all_reduce.crowded,
                 backend=self.measured.backend,
+                # Runs from before this was recorded are predicted as they were.
+                gradient_as_bucket_view=bool(self.measured.settings.get(BUCKET_VIEW)),
             )
             ddp = StepOptions(DdpOptions(cap_mib))
             if strategy == "DDP":

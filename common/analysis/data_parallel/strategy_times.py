@@ -19,9 +19,9 @@ from common.analysis.data_parallel.training_runs import (
     open_training,
 )
 from common.perfmodel.fsdp.communication import (
-    SHARDED,
     STRATEGIES,
     Collective,
+    gathered_item_bytes,
     step_collectives,
     step_control_bytes,
     step_wire_bytes,
@@ -121,7 +121,6 @@ class StrategyTimes:
 
     def collectives(self, strategy: str, accumulation: int) -> list[Collective]:
         """Returns the collectives of a step; blocks in half precision where that was set."""
-        half = self.settings["precision"] == "bfloat16" and strategy in SHARDED
         hybrid = strategy == "HYBRID_SHARD"
         return step_collectives(
             self.config,
@@ -129,7 +128,7 @@ class StrategyTimes:
             self.ranks,
             accumulation=accumulation,
             shard_size=self.settings.get("shard_size") if hybrid else None,
-            parameter_bytes=2 if half else 4,
+            parameter_bytes=gathered_item_bytes(strategy, self.settings["precision"]),
             root_parameter_bytes=4,
             bucket_cap_mb=self.settings.get("bucket_cap_mb"),
         )

@@ -12,6 +12,7 @@ from common.analysis.diagnosis.evidence import (
     ALL_REDUCE,
     BUCKETS,
     COSTS,
+    FACTS,
     PLACEMENT,
     PROBES,
     READY_TIMES,
@@ -23,8 +24,9 @@ from common.analysis.step_parts import flags
 from common.errors import UserError
 from common.exercises.cap_search import cap_interval
 from common.perfmodel.buckets import MIB, DdpOptions, assign_buckets
-from common.perfmodel.collectives import MeasuredAllReduce, as_alpha_beta
+from common.perfmodel.collectives import AllReduceModel, MeasuredAllReduce, as_alpha_beta
 from common.perfmodel.ddp.profile import BackwardProfile
+from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.scaling.pass_times import LinearTime, PassTimes
 from common.perfmodel.scaling.step_model import StepModel, StepSettings, calibrated
 from common.perfmodel.simulator import profile_buckets
@@ -45,19 +47,26 @@ SMALL_BYTES = 2**14
 """A message of so many takes 0.13 ms on a link of 1 Gbit/s, about as long as its latency."""
 
 
-def model_from_evidence(evidence: Evidence) -> StepModel:
+def model_from_evidence(
+    evidence: Evidence, *, gradient_as_bucket_view: bool | None = None
+) -> StepModel:
     """Builds the model of this run's step on its ranks, with the contention that the run shows.
+
+    Args:
+        evidence: the run.
+        gradient_as_bucket_view: as for DDP; None takes what a watched script's facts say, and
+            False where there are none, as a diagnosis reads no settings.
 
     Raises:
         UserError: what the run lacks for it, such as probes or all-reduce times.
     """
     try:
-        return step_model(evidence)
+        return step_model(evidence, gradient_as_bucket_view=gradient_as_bucket_view)
     except NotJudged as missing:
         raise UserError(f"no prediction for {evidence.name}: {missing}") from None
 
 
-def step_model(evidence: Evidence) -> StepModel:
+def step_model(evidence: Evidence, *, gradient_as_bucket_view: bool | None = None) -> StepModel:
     """Builds the same as ``model_from_evidence``, but raises NotJudged for what is missing."""
     [probes] = evidence.need(PROBES)
     for name in (READY_TIMES, ALL_REDUCE):
@@ -67,10 +76,12 @@ def step_model(evidence: Evidence) -> StepModel:
         raise NotJudged(f"{evidence.name} ran on one rank")
     profile = read_ready_times(evidence.folder / READY_TIMES)
     networks = {
-        wire: read_all_reduce(evidence.folder / name).curve
+        wire: _all_reduce(evidence, name)
         for wire, name in WIRES.items()
         if (evidence.folder / name).is_file()
     }
+    if gradient_as_bucket_view is None:
+        gradient_as_bucket_view = _saw_bucket_views(evidence)
     together = flags(probes["together"])
     several = probes[together] if together.any() else probes
     drift, uneven = _in_the_step(evidence, several)
@@ -89,11 +100,23 @@ def step_model(evidence: Evidence) -> StepModel:
         profile=profile,
         networks=networks,
         costs=_costs(evidence),
+        gradient_as_bucket_view=gradient_as_bucket_view,
         optimizer_s=_mean_rank(several, "optimizer_time_ms").median() / 1e3,
         data_s_per_sample=float(data_ms / samples / 1e3) if samples else 0.0,
         shares_cores=_shares_cores(evidence),
     )
     return calibrated(model, evidence.step_ms / 1e3)
+
+
+def _all_reduce(evidence: Evidence, name: str) -> MeasuredAllReduce:
+    """Returns the all-reduces of a table; raises NotJudged where the steps had other ranks."""
+    table = read_all_reduce(evidence.folder / name)
+    if table.world_size != evidence.world_size:
+        raise NotJudged(
+            f"all-reduces in {evidence.name} were measured on {table.world_size} ranks, "
+            f"the steps of arm {evidence.arm['arm']} on {evidence.world_size}"
+        )
+    return table.curve
 
 
 def latency_share(evidence: Evidence, wire: str, bucket_bytes: float) -> float:
@@ -223,6 +246,14 @@ def times_longer(line: LinearTime, factor: float) -> LinearTime:
     )
 
 
+def _saw_bucket_views(evidence: Evidence) -> bool:
+    """Returns True if a watched script's gradients were seen to be views of DDP's buckets."""
+    facts = evidence.tables.get(FACTS)
+    if facts is None or facts.empty or BUCKET_VIEW not in facts:
+        return False
+    return bool(flags(facts[BUCKET_VIEW]).all())
+
+
 def _shares_cores(evidence: Evidence) -> bool:
     """Returns True if all ranks are on the CPU of one machine without links in between."""
     placement = evidence.tables.get(PLACEMENT)
@@ -266,8 +297,8 @@ def _mean_rank(probes: pd.DataFrame, column: str) -> pd.Series:
     return probes.groupby(["batch_per_rank", "repeat"])[column].mean()
 
 
-def _costs(evidence: Evidence) -> dict[str, MeasuredAllReduce]:
-    """Returns the times of copies and casts by size; of a single size, in proportion to it."""
+def _costs(evidence: Evidence) -> dict[str, AllReduceModel]:
+    """Returns the times of copies and casts by size, in proportion below the smallest measured."""
     costs = evidence.tables.get(COSTS)
     if costs is None or costs.empty:
         return {}
@@ -277,7 +308,7 @@ def _costs(evidence: Evidence) -> dict[str, MeasuredAllReduce]:
     for name in medians.index.unique("cost"):
         curve = medians[name].sort_index()
         sizes, times = curve.index.to_numpy(float), curve.to_numpy(float)
-        if len(sizes) == 1:
-            sizes, times = np.array([sizes[0] / 2, sizes[0]]), np.array([times[0] / 2, times[0]])
-        curves[name] = MeasuredAllReduce(sizes, times)
+        # A copy has no latency. An all-reduce's curve is flat below its first size, so that this
+        # one begins at a byte; the curve is in proportion to its last size beyond it by itself.
+        curves[name] = MeasuredAllReduce([1.0, *sizes], [times[0] / sizes[0], *times])
     return curves

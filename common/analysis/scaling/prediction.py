@@ -24,6 +24,7 @@ from common.analysis.runs import Run
 from common.analysis.step_parts import flags
 from common.errors import UserError
 from common.perfmodel.collectives import AllReduceModel, MeasuredAllReduce, as_alpha_beta
+from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.scaling.pass_times import LinearTime, PassTimes
 from common.perfmodel.scaling.step_model import StepModel, predict
 
@@ -48,7 +49,9 @@ def predicted_steps(opened: Run, tables: Mapping[str, pd.DataFrame]) -> pd.DataF
         raise UserError("no arm has two ranks or more: there is no exchange to predict")
     place = several.sort_values(["world_size", "batch_per_rank"]).iloc[-1]
     evidence = evidence_of(opened, tables, int(place["arm"]))
-    reference = model_from_evidence(evidence)
+    reference = model_from_evidence(
+        evidence, gradient_as_bucket_view=bool(opened.settings.get(BUCKET_VIEW))
+    )
     apart = from_pieces(reference, evidence.tables[PROBES])
     rows = []
     for arm in plain.itertuples():
@@ -144,7 +147,8 @@ def smaller_ring(network: AllReduceModel, measured: int, ranks: int) -> Measured
 
     A ring of n ranks takes 2(n − 1) turns, each of which costs a latency, and sends 2(n − 1)/n of
     the message: the latency of the measured curve (by an α–β fit, at most its least time) shrinks
-    with the turns, the rest with the bytes.
+    with the turns, the rest with the bytes. ``whatif.scale_ranks`` takes the least time itself for
+    the latency, which a curve has to begin at small messages for; this one need not.
 
     Raises UserError for a network that has no sizes of its own.
     """

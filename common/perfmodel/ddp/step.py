@@ -21,6 +21,9 @@ from common.perfmodel.ddp.comm_hooks import CommHook
 from common.perfmodel.simulator import BackwardTimeline
 from common.perfmodel.tables import numbers, read_table
 
+BUCKET_VIEW = "gradient_as_bucket_view"
+"""The name of DDP's argument, under which a run's settings and a watched script's facts have it."""
+
 
 @dataclass(frozen=True)
 class StepParts:

@@ -135,6 +135,15 @@ def step_collectives(
     return found
 
 
+def gathered_item_bytes(strategy: str, precision: str) -> int:
+    """Returns the bytes of an element of a block's parameters as they are gathered.
+
+    They are 2 where a sharded model computes in bfloat16, as its blocks are gathered in that
+    (``block_precision`` in common/training/parallel.py); else 4. The root's are always 4.
+    """
+    return 2 if precision == "bfloat16" and strategy in SHARDED else 4
+
+
 def wire_bytes(collective: Collective, backend: str) -> int:
     """Computes the payload that a rank sends for one collective (not times ``count``), in bytes.
 

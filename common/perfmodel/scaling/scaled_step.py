@@ -13,21 +13,20 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from common.exercises.cap_search import cap_interval
-from common.perfmodel.buckets import MIB, assign_buckets
 from common.perfmodel.collectives import AlphaBeta, as_alpha_beta
 from common.perfmodel.scaling.step_model import (
     WIRE_TYPES,
     Prediction,
     StepModel,
     StepSettings,
+    contention_s,
     exchange,
     predict,
 )
+from common.perfmodel.search import ROUNDING, distinct_bucketings
 
 CHECKED, MOST_TRIED = 17, 4096
 """Numbers at which a function is looked at before it is bisected, and where it cannot be."""
-ROUNDING = 1e-9
 
 
 def at_bandwidth(model: StepModel, factor: float) -> StepModel:
@@ -212,26 +211,22 @@ def _changes(model: StepModel, factors: Sequence[int]) -> list[list[StepSettings
 
 
 def best_cap_mb(model: StepModel, settings: StepSettings | None = None) -> float:
-    """Finds b* in MiB: of the caps that give different buckets, the one with the shortest step."""
-    # One cap per bucketing, from the smallest up: the geometric mean of the caps that give it.
-    # Gradients of several dtypes have no such interval; there the caps double.
+    """Finds b* in MiB: of the distinct bucketings, the one with the shortest step.
+
+    It is the middle of the caps that give it, and larger caps win ties, as in ``best_bucket_cap``:
+    fewer messages depend less on the latency. Here a step's costs depend on its buckets.
+    """
     asked = settings or model.settings
-    sizes = model.profile.sizes_bytes.tolist()
-    mixed = len(set(model.profile.kinds)) > 1
-    candidates: list[float] = []
-    cap = 1
-    while cap <= model.profile.total_bytes:
-        high = 2 * cap if mixed else cap_interval(sizes, assign_buckets(sizes, cap))[1]
-        high = min(high, model.profile.total_bytes)
-        candidates.append(float(np.sqrt(cap * high)) / MIB)
-        cap = high + 1
 
     def total_s(cap_mb: float) -> float:
         timeline = exchange(model, replace(asked, bucket_cap_mb=cap_mb))
-        return timeline.total_s + model.contention * timeline.communication_s
+        return timeline.total_s + contention_s(model, timeline)
 
-    # Larger caps win ties: fewer messages depend less on the latency.
-    return min(reversed(candidates), key=total_s)
+    bucketings = distinct_bucketings(model.profile)
+    caps = [float(np.sqrt(one.low_mib * one.high_mib)) for one in bucketings]
+    times_s = {cap: total_s(cap) for cap in caps}
+    least_s = min(times_s.values())
+    return max(cap for cap, time_s in times_s.items() if time_s <= least_s * (1 + ROUNDING))
 
 
 def _proposal(model: StepModel, changed: StepSettings, before: Prediction) -> Proposal:

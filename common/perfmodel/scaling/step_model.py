@@ -9,8 +9,9 @@ last pass, whose backward part is simulated bucket by bucket (``simulator``)::
 
 with a passes, forward f, backward r, update u, data d, and C the seconds all-reduces are active. κ
 is what a second of all-reduce takes from everything else on this machine (``contention``); it is
-0 unless measured. A 16-bit exchange follows the measured curve of its own type: on a CPU it may be
-slower than float32's.
+0 unless measured, and below 0 counts for no more of C than was measured (``contention_s``). A
+16-bit exchange follows the measured curve of its own type: on a CPU it may be slower than
+float32's.
 
 A change is applied to one rank and to N alike. speedup = N · t(1) / t(N), as each of N ranks has
 the batch that one rank has; efficiency = speedup / N.
@@ -84,6 +85,9 @@ class StepModel:
         costs: into a bucket and back (``copy``, ``fp16``, ``bf16``), by bytes in float32.
         optimizer_s, data_s_per_sample: update, and loading of a sample.
         contention: seconds that a second of all-reduce adds to the step.
+        contended_s: all-reduces of an exchange in the step that contention was found in.
+        gradient_as_bucket_view: as for DDP; gradients are not copied back. What a compression casts
+            it casts all the same.
         shares_cores: True if the cores that compute also do the all-reduces (gloo within one
             machine): beside computation an all-reduce then takes from it what it takes alone.
     """
@@ -98,6 +102,8 @@ class StepModel:
     optimizer_s: float = 0.0
     data_s_per_sample: float = 0.0
     contention: float = 0.0
+    contended_s: float = float("inf")
+    gradient_as_bucket_view: bool = False
     shares_cores: bool = False
 
     def __post_init__(self) -> None:
@@ -155,15 +161,26 @@ def predict(model: StepModel, settings: StepSettings | None = None) -> Predictio
         hook=_hook(asked),
     )
     step = ddp_model(model, asked).step(parts, options)
-    contention_s = asked.exchanges * model.contention * step.backward.communication_s
+    added_s = asked.exchanges * contention_s(model, step.backward)
     one_s = parts.before_s + passes * model.alone.time_s(batch) + model.optimizer_s
     return Prediction(
         ranks=model.ranks,
         step_1_s=one_s,
-        step_n_s=step.total_s + contention_s,
+        step_n_s=step.total_s + added_s,
         without_exchange_s=step.without_ddp_s,
         exchange=step.backward,
     )
+
+
+def contention_s(model: StepModel, backward: BackwardTimeline) -> float:
+    """Returns the seconds that contention adds to a step for each of its exchanges.
+
+    Where it is below 0, all-reduces of the step it was found in were faster than those measured
+    apart. More all-reduces than that step had save no more: else each bucket would seem to gain.
+    """
+    if model.contention < 0:
+        return model.contention * min(backward.communication_s, model.contended_s)
+    return model.contention * backward.communication_s
 
 
 def exchange(model: StepModel, settings: StepSettings) -> BackwardTimeline:
@@ -194,6 +211,8 @@ def ddp_model(model: StepModel, settings: StepSettings) -> DdpModel:
     if copies is not None:
         per_byte = float(np.sum(copies.time_s(sizes))) / 2 / profile.total_bytes
         costs = DdpCosts(copy_in_s_per_byte=per_byte, copy_out_s_per_byte=per_byte)
+        if model.gradient_as_bucket_view and settings.compression == "none":
+            costs = costs.as_bucket_view()
     if model.shares_cores:
         sent = np.unique(sizes * WIRE_SHARES[settings.compression])
         lost_s = np.atleast_1d(network.time_s(sent))
@@ -218,4 +237,8 @@ def calibrated(model: StepModel, measured_step_s: float) -> StepModel:
     # A step cannot be shorter than its computation, however well all-reduces hide.
     spare_s = bare.exchange.exposed_communication_s * model.settings.exchanges
     over_s = max(measured_step_s - bare.step_n_s, -spare_s)
-    return replace(model, contention=over_s / active_s)
+    return replace(
+        model,
+        contention=over_s / active_s,
+        contended_s=bare.exchange.communication_s,
+    )

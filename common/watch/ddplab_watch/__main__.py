@@ -20,7 +20,8 @@ from ddplab_watch.options import SETTINGS, Options
 
 USAGE = (
     "usage: python -m ddplab_watch [folder=FOLDER] [window=30] [warmup=5] [bucket_steps=10] "
-    "[profile_steps=3] [probe=1] [verify=0] [to_end=0] [anonymise=0] SCRIPT.py|-m MODULE [ARGUMENT ...]"
+    "[profile_steps=3] [probe=1] [verify=0] [to_end=0] [anonymise=0] "
+    "SCRIPT.py|-m MODULE [ARGUMENT ...]"
 )
 
 
