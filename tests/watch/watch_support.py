@@ -24,6 +24,8 @@ def run_loop(
         words = [str(MAIN), *(f"{name}={value}" for name, value in settings.items()), *words]
     done = ranks(Path(words[0]), *words[1:], ranks=count, variables={"DDPLAB_WATCH_DEBUG": "1"})
     assert done.exit_codes == [0] * count, "\n".join(done.stderr)
+    if "--profiles_itself" not in flags:  # nothing of the watch's own profiles is to be read
+        assert not any("profiler_start" in text for text in done.stderr)
     return [json.loads((folder / f"out-{rank}.json").read_text()) for rank in range(count)]
 
 

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +18,8 @@ from torch.utils.data import dataloader
 if TYPE_CHECKING:
     from ddplab_watch.hooks import Hooks
 
+LOG_LEVEL = "KINETO_LOG_LEVEL"
+"""Variable of the environment that PyTorch's profiler reads when it starts."""
 COLLECTIVES = ("c10d::", "_c10d_functional::")
 """Beginnings of the operators that exchange something."""
 
@@ -167,9 +171,21 @@ def collectives_in(run: Callable[[], object]) -> bool:
 
     The process must not be under a profiler.
     """
-    with torch.autograd.profiler.profile() as seen:
+    with silent_profiler(), torch.autograd.profiler.profile() as seen:
         run()
     return any(event.name.startswith(COLLECTIVES) for event in seen.function_events)
+
+
+@contextmanager
+def silent_profiler() -> Iterator[None]:
+    """Keeps a profiler that starts inside the block from telling the script's user of itself."""
+    own_level = os.environ.get(LOG_LEVEL)
+    os.environ[LOG_LEVEL] = own_level or "99"
+    try:
+        yield
+    finally:
+        if own_level is None:
+            del os.environ[LOG_LEVEL]
 
 
 def matmul_precision() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +35,6 @@ ARGUMENTS = (
     "Group size",
 )
 MOST_BYTES = 2**29
-LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
 class ShortProfile:
@@ -66,17 +64,14 @@ class ShortProfile:
         self._profile = profiler.profile(activities=activities)
         private.watch_profilers(self._hooks, self._give_way)
         self._is_starting = True
-        own_level = os.environ.get(LOG_LEVEL)
-        os.environ[LOG_LEVEL] = own_level or "99"  # or it would tell the script's user of itself
         try:
-            self._profile.start()
+            with private.silent_profiler():
+                self._profile.start()
         except RuntimeError as error:
             self._profile, self.unseen = None, str(error).splitlines()[0]
             self._hooks.remove()
         finally:
             self._is_starting = False
-            if own_level is None:
-                del os.environ[LOG_LEVEL]
 
     def _give_way(self) -> None:
         """Ends the profile as another one begins: torch has one at a time."""
