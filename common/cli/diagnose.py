@@ -160,6 +160,7 @@ class Diagnose:
         try:
             return Options(
                 folder=str(folder),
+                named=True,
                 warmup=self.warmup,
                 window=self.window,
                 bucket_steps=self.bucket_steps,

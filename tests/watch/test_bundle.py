@@ -286,3 +286,10 @@ def test_a_rank_without_its_pauses_hinders_the_others_again(
     assert found.title == "rank 1 is slower than the others"
     assert found.lost_share == pytest.approx((28.0 - then_ms) / case.run.parts.step_ms)
     assert ("hinder each other more" in str(found.evidence)) == (then_ms > 8)
+
+
+def test_what_is_no_archive_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty.tar.gz").touch()
+    with pytest.raises(UserError, match="cannot be unpacked") as told:
+        read_bundle(tmp_path / "empty.tar.gz")
+    assert "\n" not in str(told.value)

@@ -129,7 +129,9 @@ def _unpacked(path: Path) -> Path:
             into = Path(mkdtemp(prefix="ddplab-bundle-"))
             archive.extractall(into, filter="data")
     except (OSError, tarfile.TarError, EOFError) as error:
-        raise UserError(f"{path}: cannot be unpacked ({error})") from None
+        # tarfile tells, line by line, of each way that it tried.
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: cannot be unpacked ({why})") from None
     found = next(into.rglob("rank*.jsonl"), None)
     return found.parent if found else into
 
