@@ -169,11 +169,11 @@ QUANTITIES: dict[str, list[tuple[str, str]]] = {
     ],
     "error of other arms' steps": [
         (SYNTHETIC, rf"the other three arms are off by {N} % in the median"),
-        (SYNTHETIC, rf"range \| -5% to \+20% \|\n.*median \| ± {N}%"),
+        (SYNTHETIC, rf"range \| -\d+% to \+\d+% \|\n.*median \| ± {N}%"),
     ],
     "error of other arms' steps, between hosts": [
         (SYNTHETIC, rf"the others are still off by {N} % in the median"),
-        (SYNTHETIC, rf"range \| -54% to -1% \|\n.*median \| ± {N}%"),
+        (SYNTHETIC, rf"range \| -\d+% to -\d+% \|\n.*median \| ± {N}%"),
     ],
     "error of Amdahl's law": [
         (SYNTHETIC, rf"\| strong \| Amdahl \|(?:{CELL}){{4}} {N}%"),
