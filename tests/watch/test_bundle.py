@@ -9,7 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from common.analysis.diagnosis.bundle import read_bundle, tables_of, write_run
+from common.analysis.diagnosis.bundle import read_bundle
+from common.analysis.diagnosis.bundle_tables import tables_of, write_run
 from common.analysis.diagnosis.causes import Case
 from common.analysis.diagnosis.causes_ranks import slow_rank, unequal_lengths
 from common.analysis.diagnosis.causes_validity import mixed_configurations

@@ -12,7 +12,8 @@ from ddplab_watch import stacks
 from ddplab_watch.record import Record
 from test_bundle import write_bundle
 
-from common.analysis.diagnosis.bundle import read_bundle, write_run
+from common.analysis.diagnosis.bundle import read_bundle
+from common.analysis.diagnosis.bundle_tables import write_run
 from common.analysis.diagnosis.causes import Case
 from common.analysis.diagnosis.causes_script import hang
 from common.analysis.diagnosis.evidence import open_evidence

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from watch_support import SHORT, rows_of, run_loop
 
-from common.analysis.diagnosis.bundle import read_bundle, tables_of
+from common.analysis.diagnosis.bundle import read_bundle
+from common.analysis.diagnosis.bundle_tables import tables_of
 
 STEPS = sum(SHORT.values())
 

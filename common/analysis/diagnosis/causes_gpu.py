@@ -11,13 +11,13 @@ import math
 import pandas as pd
 
 from common.analysis.diagnosis.causes import MINOR, Case, Verdict, percent
-from common.analysis.diagnosis.causes_ranks import on_gpu
 from common.analysis.diagnosis.causes_settings import (
     BUSY_SHARE,
     NOT_ON_A_GPU,
     Signal,
     of_signals,
 )
+from common.analysis.diagnosis.causes_sharing import on_gpu
 from common.analysis.diagnosis.evidence import (
     ALL_REDUCE,
     FACTS,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from common.analysis.diagnosis.causes import MINOR, PERFORMANCE, Case, Verdict, percent
-from common.analysis.diagnosis.causes_ranks import compute_share, cores_got, on_gpu, starved
+from common.analysis.diagnosis.causes_sharing import compute_share, cores_got, on_gpu, starved
 from common.analysis.diagnosis.evidence import PLACEMENT, STEPS, SURROUNDINGS, NotJudged
 from common.analysis.diagnosis.measured_surroundings import (
     cores_of,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from common.analysis.diagnosis.causes import MINOR, Case, Verdict, percent
-from common.analysis.diagnosis.causes_ranks import on_gpu
+from common.analysis.diagnosis.causes_sharing import on_gpu
 from common.analysis.diagnosis.evidence import FACTS, SURROUNDINGS, NotJudged
 from common.analysis.diagnosis.measured_surroundings import (
     exchanges_by,

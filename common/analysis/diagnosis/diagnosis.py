@@ -34,13 +34,7 @@ from common.analysis.diagnosis.causes_left_behind import (
 from common.analysis.diagnosis.causes_left_behind import slow_rank as slow_rank_of_traces
 from common.analysis.diagnosis.causes_machine import cpu_quota, too_few_threads, wrong_interface
 from common.analysis.diagnosis.causes_profiled import by_profile, profiled
-from common.analysis.diagnosis.causes_ranks import (
-    oversubscribed_cores,
-    shared_device,
-    slow_rank,
-    slow_update,
-    unequal_lengths,
-)
+from common.analysis.diagnosis.causes_ranks import slow_rank, slow_update, unequal_lengths
 from common.analysis.diagnosis.causes_script import (
     allocator_retries,
     collecting,
@@ -51,6 +45,7 @@ from common.analysis.diagnosis.causes_script import (
     recompiling,
 )
 from common.analysis.diagnosis.causes_settings import gpu_surroundings, nccl_settings
+from common.analysis.diagnosis.causes_sharing import oversubscribed_cores, shared_device
 from common.analysis.diagnosis.causes_surroundings import data_loading, evaluation_or_logging
 from common.analysis.diagnosis.causes_tried import borne_out, shown_by_trials
 from common.analysis.diagnosis.causes_validity import (

@@ -10,7 +10,8 @@ from tempfile import mkdtemp
 
 import pandas as pd
 
-from common.analysis.diagnosis.bundle import TABLES_FOLDER, is_bundle, read_bundle, write_run
+from common.analysis.diagnosis.bundle import is_bundle, read_bundle
+from common.analysis.diagnosis.bundle_tables import TABLES_FOLDER, write_run
 from common.analysis.diagnosis.causes import Case
 from common.analysis.diagnosis.diagnosis import Diagnosis, case_of, examine_case, lines_of
 from common.analysis.diagnosis.evidence import NotJudged
