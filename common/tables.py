@@ -101,6 +101,9 @@ FACT_COLUMNS = (
 """``facts.csv``: what ran, as seen in the first step: shapes and types of tensors. ``input_shape``
 is that of one sample (the longest text's tokens, or the input's width); ``data_samples`` is the
 size of the data set, blank where it is endless."""
+WRITTEN_FACT_COLUMNS = (*FACT_COLUMNS, "gradient_as_bucket_view")
+"""As runs have written ``facts.csv`` since 2026-11-25: the last column is True where DDP's buckets
+are the gradients. Readers ask for the others only, so that earlier runs open."""
 
 PLACEMENT_COLUMNS = (
     "rank",

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from common import tables as columns
+from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
 from common.runtime.samples import sample_rows
@@ -56,7 +57,7 @@ class ScalingLog:
                 "steps.csv": columns.STEP_COLUMNS,
                 "buckets.csv": columns.BUCKET_COLUMNS,
                 "samples.csv": columns.SAMPLE_COLUMNS,
-                "facts.csv": columns.FACT_COLUMNS,
+                "facts.csv": columns.WRITTEN_FACT_COLUMNS,
                 "placement.csv": columns.PLACEMENT_COLUMNS,
             }
             self._streams = {name: recorder.run.stream(name, of) for name, of in tables.items()}
@@ -180,7 +181,9 @@ class ScalingLog:
         row = model_facts(step.model, step.output_dtype)
         shape = (longest,) if longest else tuple(batch.inputs[0].shape[1:]) if batch.inputs else ()
         row |= {"input_shape": "x".join(map(str, shape)), "model": model, "data": data}
-        self._write("facts.csv", [row | {"data_samples": data_samples}])
+        row |= {"data_samples": data_samples}
+        row |= {BUCKET_VIEW: getattr(step.ddp, BUCKET_VIEW, False)}  # of a step on one rank: no DDP
+        self._write("facts.csv", [row])
 
     def _write(self, name: str, rows: Sequence[Mapping]) -> None:
         gathered = self.worker.gather(list(rows))

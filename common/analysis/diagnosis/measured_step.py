@@ -54,8 +54,8 @@ def model_from_evidence(
 
     Args:
         evidence: the run.
-        gradient_as_bucket_view: as for DDP; None takes what a watched script's facts say, and
-            False where there are none, as a diagnosis reads no settings.
+        gradient_as_bucket_view: as for DDP; None takes what the run's facts say, and False
+            where they do not say it, as a diagnosis reads no settings.
 
     Raises:
         UserError: what the run lacks for it, such as probes or all-reduce times.
@@ -247,7 +247,7 @@ def times_longer(line: LinearTime, factor: float) -> LinearTime:
 
 
 def _saw_bucket_views(evidence: Evidence) -> bool:
-    """Returns True if a watched script's gradients were seen to be views of DDP's buckets."""
+    """Returns True if gradients were seen to be views of DDP's buckets."""
     facts = evidence.tables.get(FACTS)
     if facts is None or facts.empty or BUCKET_VIEW not in facts:
         return False

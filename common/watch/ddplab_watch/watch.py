@@ -15,13 +15,11 @@ import atexit
 import multiprocessing.util
 import os
 import socket
-import statistics
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from ddplab_watch.options import Options
 from ddplab_watch.record import Record
@@ -30,9 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 _active: Watch | None = None
-USUAL_OF = 20
-"""A step's usual time is the median of so many of the last."""
-MOST_IDENTITIES = 200_000
 MOST_PLACES = 50
 """Lines at which the host waits for its GPU."""
 
@@ -72,52 +67,34 @@ class Watch:
     """Hooks, the loop that they tell of, and the record of it."""
 
     def __init__(self, options: Options) -> None:
+        from ddplab_watch.feed import Feed
         from ddplab_watch.hooks import Hooks
 
         self.options = options
         self.hooks, self.update_hooks = Hooks(), Hooks()
-        self.device: Any = None
-        """The model's; None before the first update."""
+        self.feed = Feed()
         self.is_over = False
         """Nothing more is looked at. Hooks may still be there: none can be taken off while it, or
         another one of its kind, is being called."""
-        self.record: Record | None = None
-        self.loop: Any = None
         self.closed = False
         self.updated = 0
         """Steps that have been updated; the newest may not be written yet."""
-        self.written = 0
-        self.recent_s: list[float] = []
-        self.epochs: dict[int, int] = {}
-        """Passes over each data set so far; ``epoch_of``: which of them an iterator makes."""
-        self.epoch_of: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self.identities: dict[int, list[int]] = {}
-        self.identities_left = MOST_IDENTITIES
-        self.hashed: set[int] = set()
-        """Epochs whose samples are told apart by their content."""
-        self.thread_id = 0
-        """The thread that trains."""
         self.loads_elsewhere = False
         """Batches are fetched by a thread that does not train."""
-        self.last_ended: Any = None
-        """Mark of the end of the step that was read last."""
-        self.facts: dict[str, Any] = {}
-        self.kept: Any = None
         self.buckets: Any = None
         self.waits: Any = None
         self.profile: Any = None
         self.profiled_steps = 0
         """Steps that go on under the profiler: one to warm up, and those that it records."""
-        self.unread: list[Any] = []
-        """Steps that have ended and are not written yet."""
-        self.newest_iterator: Any = None
-        self.asked: list[Any] = []
-        """Indices that it was asked for of late, batch by batch."""
-        self.recent_waits_s: list[float] = []
-        """Of the same steps as ``recent_s``, the time for data."""
-        self.output_gradients: dict[int, Any] = {}
-        self._evaluating: float | None = None
-        self._depth = 0
+        # Known from the first update on; ``open`` sets these and what belongs to them.
+        self.device: Any = None
+        """The model's."""
+        self.thread_id = 0
+        """The thread that trains."""
+        self.record: Record | None = None
+        self.loop: Any = None
+        self.roots: list[Any] = []
+        """The outermost modules that are trained."""
 
     def install(self) -> None:
         """Hooks what tells of the loop."""
@@ -186,17 +163,15 @@ class Watch:
             return
         self.pauses.remove()
         self.memory.close()
-        self.loop.finish()
-        self.collect()
-        self.read(wait=status != "failed")
-        self.write_identities()
+        self.steps.finish(wait=status != "failed")
+        for row in self.feed.rows():
+            self.record.add("identities", **row)
         self.stacks.flush()
-        self.record.add("end", status=status, steps=self.written, unix_s=time.time())
+        self.record.add("end", status=status, steps=self.steps.written, unix_s=time.time())
         self.stacks.stop()
-        self.roots, self.parameters, self.unread = [], [], []  # nothing is kept alive
-        self.kept = self.newest_iterator = None
-        self.asked = []
-        self.output_gradients = {}
+        self.roots, self.parameters = [], []  # nothing is kept alive
+        self.calls.forget()
+        self.feed.forget()
 
     # What the loop calls ------------------------------------------------------------------------
 
@@ -217,102 +192,14 @@ class Watch:
 
     def fetch_ended(self, began: Any, iterator: Any, ids: Any, batch: Any) -> None:
         """Notes a batch: its loader, its epoch, its samples."""
-        from ddplab_watch import private
-        from ddplab_watch.batches import tensors_in
-        from ddplab_watch.steps import Fetch
-
-        loader = private.loader_of(iterator)
-        if private.fetched(iterator) <= 1 or iterator not in self.epoch_of:
-            data = id(private.data_set(iterator))  # a loop may make a loader anew for each epoch
-            self.epoch_of[iterator] = self.epochs[data] = self.epochs.get(data, -1) + 1
-        if self.loop is None or began is None:
-            return
-        self.remember(iterator, ids)
-        if "batches_on_host" not in self.facts:
-            devices = {tensor.device.type for _, tensor in tensors_in(batch)}
-            self.facts["batches_on_host"] = "cpu" in devices if devices else None
-        hashed = None
-        if ids is None:
-            from ddplab_watch.batches import content_hashes
-
-            hashed = content_hashes(batch)
-        elif not isinstance(ids, list | tuple):
-            ids = [ids]
-        if ids is not None and not (
-            ids and isinstance(ids[0], int)
-        ):  # of a sampler of its own kind
-            ids = None
-        self.loop.fetch_ended(
-            began,
-            Fetch(
-                loader=loader,
-                began=None,
-                began_s=0.0,
-                ended_s=0.0,
-                epoch=self.epoch_of[iterator],
-                identities=list(ids) if ids is not None else hashed,
-                is_hashed=ids is None,
-            ),
-        )
-
-    def remember(self, iterator: Any, ids: Any) -> None:
-        """Keeps which iterator gave the newest batch, and for which indices."""
-        from ddplab_watch import private
-        from ddplab_watch.loading import SEEN
-
-        if self.newest_iterator is not None and (
-            private.loader_of(self.newest_iterator) != private.loader_of(iterator)
-        ):
-            self.asked = []
-        if ids is not None:
-            self.asked = [*self.asked[1 - SEEN :], ids]
-        self.newest_iterator = iterator
+        self.feed.count_epochs(iterator)
+        if self.loop is not None and began is not None:
+            self.loop.fetch_ended(began, self.feed.fetch(iterator, ids, batch))
 
     def emptied(self) -> None:
         """Notes that an epoch's last batch has been fetched: what follows lies between steps."""
         if self.is_trained_here():
             self.loop.phase = "between"
-
-    def forward_began(self, module: Any, args: tuple, kwargs: dict) -> None:
-        """Notes that the model is called."""
-        import torch
-
-        from ddplab_watch import rows
-        from ddplab_watch.batches import counts
-
-        self._depth += 1
-        if self._depth > 1:  # of a model inside of DDP, whose call is under way
-            return
-        if not torch.is_grad_enabled():
-            self._evaluating = time.perf_counter()
-            self.loop.phase = "evaluation"
-            return
-        self.loop.forward_began(**counts((args, kwargs)))
-        if self.is_last_watched():
-            self.kept = (module, args, kwargs, rows.autocast(self.device))
-
-    def forward_ended(self, module: Any, output: Any) -> None:
-        """Notes that the model has returned."""
-        from ddplab_watch import private, rows
-        from ddplab_watch.batches import tensors_in
-        from ddplab_watch.kept import keep_gradients
-
-        self._depth -= 1
-        if self._depth > 0:
-            return
-        if self._evaluating is not None:
-            self.loop.evaluated(time.perf_counter() - self._evaluating)
-            self._evaluating = None
-            return
-        if "compute_dtype" not in self.facts:
-            floats = [t for _, t in tensors_in(output) if t.is_floating_point()]
-            if floats:
-                enabled, dtype = rows.autocast(self.device)
-                own = private.dtype_before_casts(floats[-1])
-                self.facts["compute_dtype"] = str(dtype if enabled else own)
-        if self.kept is not None and self.kept[0] is module:
-            self.output_gradients = {}
-            keep_gradients(output, self.output_gradients)
 
     def backward_began(self) -> None:
         """Notes that backward() is called."""
@@ -336,8 +223,7 @@ class Watch:
             return
         before = self.loop.step
         self.loop.update_ended(id(optimizer), skipped)
-        self.collect()
-        self.read(wait=False)
+        self.steps.collect()
         step = self.loop.step
         if step is None or step is before:
             return
@@ -379,12 +265,13 @@ class Watch:
         from torch.nn.parallel import DistributedDataParallel
 
         from ddplab_watch import hooks, private, rows
+        from ddplab_watch.calls import Calls
+        from ddplab_watch.ended_steps import EndedSteps
         from ddplab_watch.machine_cores import read_cpu_times
         from ddplab_watch.marks import clock_of
         from ddplab_watch.pauses import Memory, Pauses
         from ddplab_watch.stacks import Stacks
         from ddplab_watch.steps import Loop
-        from ddplab_watch.team import same_folder
 
         self.thread_id = threading.get_ident()
         in_group = dist.is_available() and dist.is_initialized()
@@ -392,27 +279,24 @@ class Watch:
         self.ranks = dist.get_world_size() if in_group else int(os.environ.get("WORLD_SIZE", 1))
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.device = self.parameters[0].device
-        options, folder = self.options, Path(self.options.folder).absolute()
-        file = f"rank{self.rank}.jsonl"
-        if not options.named:
-            store = private.job_store() if in_group and self.ranks > 1 else None
-            folder = same_folder(folder, store, self.rank, file)
-        self.folder, path = folder, folder / file
-        if path.exists():
-            raise FileExistsError(f"{path} exists; give each run a folder of its own")
-        self.record = record = Record(path, options.anonymise)
+        options = self.options
+        self.record = record = Record(self.file(in_group), options.anonymise)
+        self.loop = Loop(clock_of(self.device), time.perf_counter, time.process_time)
+        self.calls = Calls(self.loop, self.device, self.is_last_watched)
+        self.steps = EndedSteps(self.loop, record, self.feed, options.warmup, self.facts)
+        self.memory = Memory(self.device)
+        self.pauses = Pauses(self.device)
+        self.stacks = Stacks(
+            record, lambda: self.loop.phase, lambda: (self.updated, self.steps.usual_s())
+        )
         record.add("about", **rows.about(record, options, self.rank, self.ranks, self.device))
         record.add("placement", **rows.placement(record, self.device))
         self.look_around(None)
         self.cpu_times = read_cpu_times()
         for what, why in private.missing().items():
             record.unseen(what, why)
-        self.loop = Loop(clock_of(self.device), time.perf_counter, time.process_time)
-        self.memory = Memory(self.device)
-        self.pauses = Pauses(self.device)
-        self.pauses.install()
         self.roots = hooks.roots_of(self.parameters)
-        began, ended = self.guarded(self.forward_began), self.guarded(self.forward_ended)
+        began, ended = self.guarded(self.calls.began), self.guarded(self.calls.ended)
         inner = [r.module for r in self.roots if isinstance(r, DistributedDataParallel)]
         for root in [*self.roots, *inner]:  # an evaluation may call the model inside of DDP
             if private.is_compiled_in_place(root):
@@ -424,10 +308,25 @@ class Watch:
             self.profiled_steps = 1 + options.profile_steps
         if not self.roots:
             record.unseen("forward passes", "no module holds the optimizer's parameters")
-        self.stacks = Stacks(
-            record, lambda: self.loop.phase, lambda: (self.updated, self.usual_s())
-        )
+        self.pauses.install()
         self.stacks.start()
+
+    def file(self, in_group: bool) -> Path:
+        """Returns the path of this rank's record, in the folder that all ranks share.
+
+        Raises:
+            FileExistsError: an earlier run has used it.
+        """
+        from ddplab_watch import private
+        from ddplab_watch.team import same_folder
+
+        folder, name = Path(self.options.folder).absolute(), f"rank{self.rank}.jsonl"
+        if not self.options.named:
+            store = private.job_store() if in_group and self.ranks > 1 else None
+            folder = same_folder(folder, store, self.rank, name)
+        if (folder / name).exists():
+            raise FileExistsError(f"{folder / name} exists; give each run a folder of its own")
+        return folder / name
 
     def look_around(self, earlier: Any) -> None:
         """Records this rank's surroundings, and the processors' time since an earlier reading."""
@@ -437,16 +336,24 @@ class Watch:
         seen = surroundings(index, socket.gethostname(), earlier)
         self.record.add("surroundings", host=self.record.name(socket.gethostname()), **seen)
 
-    def usual_s(self) -> float:
-        """Returns a step's usual time in seconds; 0 before there is one."""
-        return statistics.median(self.recent_s) if self.recent_s else 0.0
+    def is_sharded(self) -> bool:
+        """Returns True for a model under FSDP."""
+        from ddplab_watch import private
+
+        return any(private.is_fsdp(part) for root in self.roots for part in root.modules())
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the row on what is trained, in which type, and from which data."""
+        from ddplab_watch import rows
+
+        trained_on = (self.calls.compute_dtype, self.feed.iterator, self.feed.on_host)
+        return rows.facts(self.roots, self.parameters, trained_on)
 
     def watch_buckets(self) -> None:
         """Begins to watch gradients and buckets."""
-        from ddplab_watch import private
         from ddplab_watch.buckets import BucketWatch
 
-        if not self.roots or any(private.is_fsdp(m) for r in self.roots for m in r.modules()):
+        if not self.roots or self.is_sharded():
             self.record.unseen("buckets", "FSDP has none" if self.roots else "no module was found")
             return
         self.buckets = BucketWatch(self.roots[0], self.loop.clock)
@@ -515,142 +422,10 @@ class Watch:
 
     def end_window(self) -> None:
         """Probes what a step is made of, and ends the watch."""
+        from ddplab_watch.after_window import probe
+
         self.end_profile()
         if self.options.probe:
-            self.probe()
+            self.stacks.is_training = False
+            probe(self)
         self.close("complete")
-
-    def probe(self) -> None:
-        """Runs the probes, or says why there are none."""
-        self.stacks.is_training = False
-        import torch.distributed as dist
-        from torch.nn.parallel import DistributedDataParallel
-
-        from ddplab_watch import private
-        from ddplab_watch.kept import Kept
-        from ddplab_watch.probes import Probes
-        from ddplab_watch.team import Team, all_are_here
-
-        if self.ranks > 1:
-            job = f"ddplab-watch/{self.folder}"
-            if not all_are_here(private.job_store(), job, self.rank, self.ranks):
-                self.record.unseen("passes without exchange", "not every rank is watched")
-                return
-        if self.kept is None or any(private.is_fsdp(m) for r in self.roots for m in r.modules()):
-            why = "FSDP" if self.kept else "the model's call was not seen"
-            self.record.unseen("passes without exchange", why)
-            return
-        module, args, kwargs, autocast = self.kept
-        is_ddp = isinstance(module, DistributedDataParallel)
-        group = module.process_group if is_ddp else None  # under torch.compile it is further in
-        if group is None and dist.is_initialized() and self.ranks > 1:
-            self.record.unseen("passes without exchange", "the model is not under DDP")
-            return
-        step = self.loop.step
-        kept = Kept(
-            module=module,
-            inner=module.module if is_ddp else module,
-            args=args,
-            kwargs=kwargs,
-            samples=step.passes[-1].samples,
-            gradients=self.output_gradients,
-            autocast=autocast,
-        )
-        self.kept = None
-        team = Team(group, kept.device, self.loop.clock)
-        Probes(kept, team, self.record, self.usual_s()).run()
-        if self.options.verify:
-            self.try_changes(kept, team, is_ddp)
-
-    def try_changes(self, kept: Any, team: Any, is_ddp: bool) -> None:
-        """Tries what a diagnosis may propose, or says why not."""
-        from ddplab_watch.changes import exchange_of
-        from ddplab_watch.loading import Loading
-        from ddplab_watch.trials import Trials
-
-        if not is_ddp or team.ranks < 2:
-            self.record.unseen("changes that were to be tried", "nothing is exchanged")
-            return
-        step = self.loop.step
-        sent_bytes = sum(bucket.size_bytes for bucket in step.buckets)
-        now = exchange_of(kept.module, len(step.passes), sent_bytes)
-        waits = sum(self.recent_waits_s) / max(sum(self.recent_s), 1e-9)
-        iterator, asked = self.newest_iterator, self.asked  # trials fetch batches, too
-        Trials(
-            kept=kept,
-            team=team,
-            record=self.record,
-            now=now,
-            step_s=self.usual_s(),
-            waits=waits,
-            loading=lambda: Loading.of(iterator, asked),
-        ).run()
-
-    # What is written ----------------------------------------------------------------------------
-
-    def collect(self) -> None:
-        """Takes the steps that have ended."""
-        for step in self.loop.ended:
-            self.unread.append(step)
-        self.loop.ended = []
-
-    def read(self, wait: bool) -> None:
-        """Writes the steps whose marks the device has passed; all of them if ``wait``."""
-        if wait and self.unread:
-            self.loop.clock.wait()
-        while self.unread and self.loop.clock.passed(self.unread[0].ended):
-            self.write_step(self.unread.pop(0))
-
-    def write_step(self, step: Any) -> None:
-        """Writes a step's rows."""
-        from ddplab_watch import rows
-
-        if step.profiled:
-            return
-        number, clock = self.written, self.loop.clock
-        self.written += 1
-        # By the same clock as the step: a host that waits for its GPU does so within the step.
-        before, self.last_ended = self.last_ended, step.ended
-        between_ms = None if before is None else clock.elapsed_s(before, step.began) * 1e3
-        self.recent_s = [*self.recent_s[1 - USUAL_OF :], clock.elapsed_s(step.began, step.ended)]
-        waited_s = sum(clock.elapsed_s(p.fetched, p.forward) for p in step.passes)
-        self.recent_waits_s = [*self.recent_waits_s[1 - USUAL_OF :], waited_s]
-        if number == 0:
-            self.record.add("facts", **rows.facts(self.roots, self.parameters, self.trained_on()))
-        is_warmup = number < self.options.warmup
-        self.record.add(
-            "steps",
-            step=number,
-            warmup=is_warmup,
-            between_time_ms=between_ms,
-            **rows.of_step(step, clock),
-        )
-        for row in rows.of_buckets(step, clock):
-            self.record.add("buckets", step=number, **row)
-        if not is_warmup:
-            for fetch in step.fetches:
-                self.keep_identities(fetch)
-
-    def keep_identities(self, fetch: Any) -> None:
-        """Keeps which samples a batch was made of, of so many samples in all."""
-        identities = (fetch.identities or [])[: self.identities_left]
-        self.identities_left -= len(identities)
-        self.identities.setdefault(fetch.epoch, []).extend(identities)
-        if fetch.is_hashed:
-            self.hashed.add(fetch.epoch)
-
-    def trained_on(self) -> tuple[str, Any, bool | None]:
-        """Returns what the model computed in, the iterator that fed it last, and what it gave."""
-        return (
-            str(self.facts.get("compute_dtype", "")),
-            self.newest_iterator,
-            self.facts.get("batches_on_host"),
-        )
-
-    def write_identities(self) -> None:
-        """Writes which samples the steps were made of, by epoch."""
-        for epoch, identities in sorted(self.identities.items()):
-            if identities:
-                self.record.add(
-                    "identities", epoch=epoch, samples=identities, is_hashed=epoch in self.hashed
-                )

@@ -1,0 +1,102 @@
+"""What the training is fed with: by which loaders, in which epochs, with which samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ddplab_watch import private
+from ddplab_watch.batches import content_hashes, tensors_in
+from ddplab_watch.loading import SEEN, Loading
+from ddplab_watch.steps import Fetch
+
+MOST_IDENTITIES = 200_000
+
+
+class Feed:
+    """Tells fetches apart, counts epochs, and keeps which samples steps were made of."""
+
+    def __init__(self) -> None:
+        self.iterator: Any = None
+        """The one that gave the newest batch."""
+        self.on_host: bool | None = None
+        """Whether the first batch had tensors in the host's memory; None without a tensor."""
+        self._is_first = True
+        self._asked: list[Any] = []
+        """Indices that the iterator was asked for of late, batch by batch."""
+        self._epochs: dict[int, int] = {}
+        """Passes over each data set so far; ``_epoch_of``: which of them an iterator makes."""
+        self._epoch_of: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._identities: dict[int, list[int]] = {}
+        self._identities_left = MOST_IDENTITIES
+        self._hashed: set[int] = set()
+        """Epochs whose samples are told apart by their content."""
+
+    def count_epochs(self, iterator: Any) -> None:
+        """Begins an epoch where an iterator has given its first batch."""
+        if private.fetched(iterator) <= 1 or iterator not in self._epoch_of:
+            data = id(private.data_set(iterator))  # a loop may make a loader anew for each epoch
+            self._epoch_of[iterator] = self._epochs[data] = self._epochs.get(data, -1) + 1
+
+    def fetch(self, iterator: Any, ids: Any, batch: Any) -> Fetch:
+        """Returns a batch's fetch, whose moments the loop adds.
+
+        Args:
+            iterator: the loader's, whose epoch has been counted.
+            ids: indices of the batch's samples; None where the data set has none.
+            batch: as the loop gets it.
+        """
+        self._remember(iterator, ids)
+        if self._is_first:
+            devices = {tensor.device.type for _, tensor in tensors_in(batch)}
+            self.on_host = "cpu" in devices if devices else None
+            self._is_first = False
+        identities = content_hashes(batch) if ids is None else _indices(ids)
+        return Fetch(
+            loader=private.loader_of(iterator),
+            began=None,
+            began_s=0.0,
+            ended_s=0.0,
+            epoch=self._epoch_of[iterator],
+            identities=identities,
+            is_hashed=ids is None,
+        )
+
+    def _remember(self, iterator: Any, ids: Any) -> None:
+        """Keeps which iterator gave the newest batch, and for which indices."""
+        if self.iterator is not None and (
+            private.loader_of(self.iterator) != private.loader_of(iterator)
+        ):
+            self._asked = []
+        if ids is not None:
+            self._asked = [*self._asked[1 - SEEN :], ids]
+        self.iterator = iterator
+
+    def keep(self, fetch: Fetch) -> None:
+        """Keeps which samples a step's batch was made of, of so many samples in all."""
+        identities = (fetch.identities or [])[: self._identities_left]
+        self._identities_left -= len(identities)
+        self._identities.setdefault(fetch.epoch, []).extend(identities)
+        if fetch.is_hashed:
+            self._hashed.add(fetch.epoch)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yields a row for each epoch with the samples that were kept."""
+        for epoch, identities in sorted(self._identities.items()):
+            if identities:
+                yield {"epoch": epoch, "samples": identities, "is_hashed": epoch in self._hashed}
+
+    def loading(self) -> Loading:
+        """Reads how the newest batches were loaded; raises as ``Loading.of``."""
+        return Loading.of(self.iterator, self._asked)
+
+    def forget(self) -> None:
+        """Lets go of the script's loader."""
+        self.iterator, self._asked = None, []
+
+
+def _indices(ids: Any) -> list[int] | None:
+    """Returns a batch's indices as a list; None if its sampler gives something else."""
+    found = list(ids) if isinstance(ids, list | tuple) else [ids]
+    return found if found and isinstance(found[0], int) else None
