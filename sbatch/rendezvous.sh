@@ -2,7 +2,12 @@
 # torchrun per node, which starts one rank per GPU (or RANKS_PER_NODE ranks).
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-if [ -f sbatch/modules.sh ]; then source sbatch/modules.sh; fi # see README.md
+if [ -f sbatch/modules.sh ]; then # see README.md
+    set +u # what sites source there reads variables that need not be set
+    source sbatch/modules.sh
+    set -u
+fi
+export SLURM_EXPORT_ENV=ALL # after `sbatch --export=…` srun would pass on no more than that
 
 OUTPUT_DIR=${OUTPUT_DIR:-outputs/assignment2/cluster}
 
@@ -40,7 +45,7 @@ rendezvous_endpoint() {
 }
 
 # choose_model LIST: sets MODEL. Task i of a job array takes item i, and writes below
-# OUTPUT_DIR/MODEL; without an array it is the first item.
+# OUTPUT_DIR/MODEL (and CHECKPOINT_DIR/MODEL); without an array it is the first item.
 choose_model() {
     local models index=${SLURM_ARRAY_TASK_ID:-0}
     read -r -a models <<<"${1//,/ }"
@@ -51,6 +56,7 @@ choose_model() {
     MODEL=${models[index]}
     if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
         OUTPUT_DIR=$OUTPUT_DIR/$MODEL
+        CHECKPOINT_DIR=${CHECKPOINT_DIR:+$CHECKPOINT_DIR/$MODEL}
     elif [ "${#models[@]}" -gt 1 ]; then
         echo "MODEL has ${#models[@]} items; only $MODEL without sbatch --array=0-$((${#models[@]} - 1))"
     fi
@@ -85,15 +91,17 @@ newest_checkpoint() {
 # requeue_job WHERE: put this job back into the queue, unless Slurm has done so or ends it anyway
 # (`scontrol requeue`, preemption, `scancel`, the time limit: the state is then another).
 requeue_job() {
-    local state restarts=${SLURM_RESTART_COUNT:-0}
-    state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
+    local state restarts=${SLURM_RESTART_COUNT:-0} job=$SLURM_JOB_ID
+    # One task of an array has the array's id as its own, by which Slurm means all tasks.
+    if [ -n "${SLURM_ARRAY_JOB_ID:-}" ]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
+    state=$(squeue --noheader --jobs="$job" --format=%T)
     if [ "$state" != RUNNING ]; then return 75; fi
     if [ "$restarts" -ge "${MAX_REQUEUES:-20}" ]; then
         echo "stopped at $1 after $restarts requeues (MAX_REQUEUES): submit again to go on" >&2
         return 75
     fi
     trap '' TERM # Slurm ends a job that it requeues, at times before the last line below
-    if ! scontrol requeue "$SLURM_JOB_ID"; then # --no-requeue, or a site that allows it to nobody
+    if ! scontrol requeue "$job"; then # --no-requeue, or a site that allows it to nobody
         trap - TERM
         echo "stopped at $1 and not requeued: submit again to go on" >&2
         return 75

@@ -13,7 +13,7 @@ import torch
 
 from common.benchmarks import allreduce, allreduce_chunks, ddp, layers, overlap, scaling
 from common.data.markov_text import synthetic_shards
-from common.errors import RunFailed, UserError
+from common.errors import RunFailed
 from common.runtime.child import run_child
 from common.runtime.collective_timing import check_sum
 from common.runtime.device import hides_gpus, why_unusable
@@ -208,15 +208,8 @@ def own_tokens(worker: Worker, folder: Path) -> str:
 
     Returns its path. Raises UserError on all ranks where one of them could not write.
     """
-    path, problem = "", None
-    try:
-        path = str(synthetic_shards(folder / f"tokens-{worker.rank}", num_tokens=4096))
-    except UserError as error:
-        problem = str(error)
-    problems = [found for found in worker.gather(problem) if found]
-    if problems:
-        raise UserError(problems[0])
-    return path
+    with worker.mistakes_shared():
+        return str(synthetic_shards(folder / f"tokens-{worker.rank}", num_tokens=4096))
 
 
 STEP = {"model": "gpt2-nano", "batch_size": 1, "max_seq_len": 16}

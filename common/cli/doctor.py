@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from common.cli.gpu_checks import Check, reachable_peers
 from common.errors import UserError
 from common.runtime.device import granted_gpus, hides_gpus
-from common.runtime.network import counted
+from common.runtime.wording import counted
 
 if TYPE_CHECKING:
     from common.runtime.gpus import GpuFacts

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.runtime.gpus import Gpu, GpuPair
-from common.runtime.network import counted
+from common.runtime.wording import counted
 
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_BYTES = 2**30

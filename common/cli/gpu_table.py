@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from common.runtime.gpus import Clock, Gpu, GpuFacts, GpuPair
-from common.runtime.network import counted
 from common.runtime.pci import Nearest
+from common.runtime.wording import counted
 
 UNKNOWN = "not known"
 MANY = 8

@@ -14,12 +14,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from common.errors import UserError
 from common.runtime.network import describe_rates
-from common.runtime.paths import search_path
+from common.runtime.paths import project_root, search_path
+from common.runtime.wording import counted
 
 MAX_HOSTS = 16
 RANK_PREFIX = r"^\[host\d+ rank \d+\] ?:?"
@@ -74,8 +77,8 @@ class EmulatedCluster:
         return self.hosts * self.ranks_per_host
 
     def __str__(self) -> str:
-        hosts = f"{self.hosts} emulated host{'s' if self.hosts > 1 else ''}"
         delay = f", {self.delay_ms:g} ms delay" if self.delay_ms else ""
+        hosts = counted(self.hosts, "emulated host")
         return f"{hosts} at {describe_rates(self.rates_bit_per_s)}{delay}"
 
 
@@ -117,6 +120,8 @@ def own_namespaces() -> list[str]:
     for tool, package in TOOLS.items():
         if not shutil.which(tool, path=search_path()):
             raise UserError(f"emulated hosts: no {tool} here; install {package}")
+    for what, place in hidden_places().items():
+        raise UserError(f"emulated hosts have a /run of their own, and {what} is in it: {place}")
     kinds = ["--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
     ways = [["unshare", "--user", "--map-root-user", *kinds]]
     if os.geteuid() == 0:
@@ -132,6 +137,16 @@ def own_namespaces() -> list[str]:
         "root, or allow user namespaces: sysctl user.max_user_namespaces, "
         "kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns"
     )
+
+
+def hidden_places() -> dict[str, Path]:
+    """Returns what emulated hosts could not see of this project, as it lies below ``/run``."""
+    places = {
+        "the project": project_root(),
+        "Python": Path(sys.prefix),
+        "TMPDIR": Path(tempfile.gettempdir()),
+    }
+    return {what: at for what, at in places.items() if at.resolve().is_relative_to("/run")}
 
 
 def why_not() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -102,8 +103,8 @@ def launch_series(
 
     The ranks are started, and links probed, once. What the scripts import is imported once, which
     for each of them would take ten seconds; each still runs in a process of its own (``series``).
-    When the block is left, scripts that were added and not waited for are run to their end; if an
-    exception leaves it, what runs is ended.
+    Each script is waited for, as nobody else reads what it prints. If an exception leaves the
+    block, what runs is ended.
     """
     with tempfile.TemporaryDirectory(prefix="ddplab-series-") as folder:
         queue, error_file = Path(folder) / "queue", Path(folder) / "error"
@@ -269,6 +270,13 @@ def own_identity() -> str:
 
 
 def _created(pid: int) -> str:
+    """Returns when a process was created, in a form that a step of the system's clock leaves alone.
+
+    On Linux that is in ticks since the machine was started: field 22 of ``/proc/PID/stat``.
+    """
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return stat.rpartition(")")[2].split()[19]  # a program's name may hold spaces
     try:
         return str(psutil.Process(pid).create_time())
     except psutil.Error:

@@ -9,6 +9,7 @@ number of tokens, then the tokens as little-endian uint16. Files are mapped, nev
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -115,7 +116,7 @@ class _Part:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        self.partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         self.count = 0
         try:
             self._file: BinaryIO = self.partial.open("wb")
@@ -124,7 +125,10 @@ class _Part:
         self._file.write(bytes(HEADER_BYTES))
 
     def append(self, tokens: np.ndarray) -> None:
-        self._file.write(tokens.astype("<u2").tobytes())
+        try:
+            self._file.write(tokens.astype("<u2").tobytes())
+        except OSError as error:
+            raise UserError(f"{self.path}: {error.strerror}") from None
         self.count += len(tokens)
 
     def finish(self) -> None:

@@ -51,16 +51,40 @@ def split_files(folder: Path, split: str) -> Iterator[list[Path]]:
     A candidate is one file, or the parts of one parquet table (``train-00000-of-00002.parquet``).
 
     Raises:
-        UserError: several files have the same name, so it is not clear which is meant.
+        UserError: several files have the same name, so it is not clear which is meant; or a part
+            of a table is missing.
     """
     for name in SPLIT_FILES[split]:
         found = [[path] for ending in ENDINGS if (path := folder / f"{name}{ending}").is_file()]
         if parts := sorted(folder.glob(f"{name}-*-of-*.parquet")):
+            check_parts(folder, name, parts)
             found.append(parts)
         if len(found) > 1:
             names = " and ".join(paths[0].name for paths in found)
             raise UserError(f"{folder}: both {names} are there; keep the one that is meant")
         yield from found
+
+
+def check_parts(folder: Path, name: str, parts: Sequence[Path]) -> None:
+    """Checks that the files are all parts of one table, each of them once.
+
+    Raises:
+        UserError: parts of two tables, or a part that is missing.
+    """
+    totals = {path.stem.rpartition("-of-")[2] for path in parts}
+    if len(totals) > 1:
+        raise UserError(
+            f"{folder}: parts of {name} of {' and of '.join(sorted(totals))} are there; keep those "
+            "that are meant"
+        )
+    [total] = totals
+    if not total.isdecimal():
+        raise UserError(f"{parts[0]}: no part of a table; such as {name}-00000-of-00002.parquet")
+    wanted = [f"{name}-{part:05d}-of-{total}.parquet" for part in range(int(total))]
+    missing = [file for file in wanted if file not in {path.name for path in parts}]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise UserError(f"{folder}: {missing[0]}{more} missing; all {int(total)} parts are needed")
 
 
 def read_split(

@@ -239,9 +239,15 @@ def _vocabulary_file(path: Path) -> TextTokenizer:
 
 def _hub_tokenizer(name: str) -> TextTokenizer:
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
     def is_cached(file: str) -> bool:
-        return isinstance(try_to_load_from_cache(name, file), str)
+        try:
+            return isinstance(try_to_load_from_cache(name, file), str)
+        except HFValidationError:
+            raise UserError(
+                f"tokenizer {name}: neither a folder here nor a name that the hub can have"
+            ) from None
 
     # transformers asks the hub for missing files, which takes a minute without a network.
     cached = is_cached("config.json") and (is_cached("tokenizer.json") or is_cached("vocab.txt"))

@@ -19,6 +19,7 @@ from common.runtime.device import choose_device
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.run_directory import read_environment
 from common.runtime.script import read_yaml
+from common.runtime.wording import counted
 
 PRESETS = ("smoke", "laptop", "gpu")
 
@@ -143,7 +144,3 @@ def where_text(stage: Stage, ranks: Mapping[Stage, int]) -> str:
     """Returns a stage's title with the hosts or the number of ranks that it runs on."""
     where = str(stage.hosts) if stage.hosts else counted(ranks[stage], "rank")
     return f"{stage.title} ({where})"
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -14,9 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from common.runtime.gpus import GpuFacts, build_versions, cuda_devices, read_gpu_facts
-from common.runtime.network import counted, emulated_network, network_name, ranks_by_host
+from common.runtime.network import emulated_network, network_name, ranks_by_host
 from common.runtime.paths import project_root
 from common.runtime.ranks import current_ranks, listed_hosts
+from common.runtime.wording import counted
 
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "pandas", "ddplab")
 COMMIT = "DDPLAB_COMMIT"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from common.runtime.ranks import current_ranks
+from common.runtime.wording import counted
 
 EMULATED_NETWORK = "DDPLAB_EMULATED_NETWORK"
 
@@ -19,6 +20,15 @@ def emulated_network(env: Mapping[str, str] = os.environ) -> dict | None:
     probe (the rate of a plain TCP stream on each link, in bit/s of payload).
     """
     return json.loads(env[EMULATED_NETWORK]) if EMULATED_NETWORK in env else None
+
+
+def ranks_on_machine(ranks_on_host: int, env: Mapping[str, str] = os.environ) -> int:
+    """Returns the number of ranks that share this machine's memory and cores.
+
+    Emulated hosts are one machine.
+    """
+    emulated = emulated_network(env)
+    return ranks_on_host * (emulated["hosts"] if emulated else 1)
 
 
 def network_name(
@@ -63,7 +73,7 @@ def describe_network(
     if emulated:
         delay = f", {emulated['delay_ms']:g} ms delay" if emulated["delay_ms"] else ""
         rates = describe_rates(emulated["rates_bit_per_s"])
-        name = f"{emulated['hosts']} emulated hosts at {rates}{delay}"
+        name = f"{counted(emulated['hosts'], 'emulated host')} at {rates}{delay}"
     if ranks_per_gpu == 1:
         return name
     where = name if emulated or len(hosts) > 1 else backend
@@ -104,11 +114,6 @@ def ranks_by_host(world_size: int | None = None, rank_hosts: Sequence[str] = ())
         return (world_size or 1,)
     hosts, rest = divmod(ranks.world_size, ranks.local_world_size)
     return (ranks.local_world_size,) * hosts + ((rest,) if rest else ())
-
-
-def counted(number: int, noun: str) -> str:
-    """Returns a number with its noun: ``1 rank``, ``2 ranks``."""
-    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def describe_rates(rates_bit_per_s: Sequence[float]) -> str:

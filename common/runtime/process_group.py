@@ -20,7 +20,13 @@ import torch.distributed as dist
 from common.errors import Preempted, RunFailed, UserError
 from common.runtime.device import choose_device
 from common.runtime.orphans import die_with_parent
-from common.runtime.ranks import Ranks, current_ranks, node_address, rendezvous_environment
+from common.runtime.ranks import (
+    Ranks,
+    current_ranks,
+    meeting_port,
+    node_address,
+    rendezvous_environment,
+)
 from common.runtime.rendezvous import agree_on_attempt
 
 BACKENDS = ("nccl", "gloo")
@@ -84,6 +90,22 @@ class Worker:
         items = [item]
         dist.broadcast_object_list(items, src=0, group=self.objects)
         return items[0]
+
+    @contextmanager
+    def mistakes_shared(self) -> Iterator[None]:
+        """Makes a UserError of one rank in the block one of all ranks, which all enter it.
+
+        What only a later host can see, such as a folder that is missing there, its ranks would say
+        to nobody: rank 0 prints a mistake.
+        """
+        problem = None
+        try:
+            yield
+        except UserError as error:
+            problem = str(error)
+        problems = [found for found in self.gather(problem) if found]
+        if problems:
+            raise UserError(problems[0])
 
     def barrier(self, group: dist.ProcessGroup | None = None) -> None:
         """Waits for all ranks, or for those of a group that this one is in, and for their GPUs."""
@@ -217,14 +239,21 @@ def _rendezvous(ranks: Ranks, rendezvous_s: float = 300) -> dist.Store:
         try:
             store, _, _ = next(iter(dist.rendezvous("env://", timeout=limit)))
         except dist.DistError as error:
-            first_line = str(error).splitlines()[0]
-            raise RunFailed(f"rank {ranks.rank} found no rendezvous: {first_line}") from None
+            raise _no_rendezvous(ranks, error) from None
         store = dist.PrefixStore("ddplab", store)
         attempt = agree_on_attempt(store, ranks.rank, ranks.world_size, rendezvous_s)
         return dist.PrefixStore(attempt, store)
     meet = rendezvous_environment()
-    host, port = node_address(meet["MASTER_ADDR"]), int(meet["MASTER_PORT"])
-    return dist.TCPStore(host, port, ranks.world_size, is_master=ranks.is_main)
+    host, port = node_address(meet["MASTER_ADDR"]), meeting_port(meet)
+    try:
+        return dist.TCPStore(host, port, ranks.world_size, is_master=ranks.is_main)
+    except dist.DistError as error:
+        raise _no_rendezvous(ranks, error) from None
+
+
+def _no_rendezvous(ranks: Ranks, error: dist.DistError) -> RunFailed:
+    first_line = str(error).splitlines()[0]
+    return RunFailed(f"rank {ranks.rank} found no rendezvous: {first_line}")
 
 
 def _choose_device(ranks: Ranks, device_type: str, backend: str) -> torch.device:

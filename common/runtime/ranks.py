@@ -43,7 +43,7 @@ def current_ranks(env: Mapping[str, str] = os.environ) -> Ranks:
             rank=_integer(env, "RANK"),
             world_size=_integer(env, "WORLD_SIZE"),
             local_rank=_integer(env, "LOCAL_RANK"),
-            local_world_size=_integer(env, "LOCAL_WORLD_SIZE", default=1),
+            local_world_size=_ranks_on_this_node(env),
             launcher="torchrun",
         )
     elif "SLURM_PROCID" in env and not _is_batch_shell(env):
@@ -98,6 +98,36 @@ def node_address(node: str) -> str:
         found = re.search(r"\bNodeAddr=(\S+)", _ask_scontrol("node", node))
         return found[1] if found else node
     return node
+
+
+def meeting_port(env: Mapping[str, str]) -> int:
+    """Returns ``MASTER_PORT``.
+
+    Raises:
+        UserError: it is no port.
+    """
+    port = _integer(env, "MASTER_PORT")
+    if not 0 < port < 2**16:
+        raise UserError(f"MASTER_PORT={port} is no port; legal are 1 to {2**16 - 1}")
+    return port
+
+
+def _ranks_on_this_node(env: Mapping[str, str]) -> int:
+    """Returns ``LOCAL_WORLD_SIZE``; where only the others were set, what Slurm says.
+
+    Raises:
+        UserError: neither tells, and there is more than one.
+    """
+    if "LOCAL_WORLD_SIZE" in env:
+        return _integer(env, "LOCAL_WORLD_SIZE")
+    on_node, local_rank = tasks_on_this_node(env), _integer(env, "LOCAL_RANK")
+    if local_rank and on_node == 1:
+        raise UserError(
+            f"LOCAL_WORLD_SIZE is not set, though LOCAL_RANK is {local_rank}: set it to the number "
+            "of ranks on this node, or use torchrun",
+            this_rank_only=True,
+        )
+    return on_node
 
 
 def _integer(env: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -34,12 +34,16 @@ def new_run_id(label: str) -> str:
 
 def write_atomically(path: Path, text: str) -> None:
     """Writes beside ``path``, flushes to disk and renames: readers see all of it or none."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with beside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with beside.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 class RunDirectory:
@@ -72,8 +76,11 @@ class RunDirectory:
         except OSError as error:
             raise UserError(f"output folder {path}: {error.strerror}") from None
         run = cls(path, {"label": label, **environment})
-        write_atomically(path / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
-        run._write_environment()
+        try:
+            write_atomically(path / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+            run._write_environment()
+        except OSError as error:
+            raise UserError(f"output folder {path}: {error.strerror}") from None
         return run
 
     def write_table(self, name: str, table: pd.DataFrame, index: bool = False) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import errno
 import io
 import logging
 import os
@@ -27,6 +28,8 @@ from common.runtime.flags import as_flags, check_kind
 Settings = TypeVar("Settings")
 SAVED = 75
 """Exit status of a program that was told to stop and can go on from what it saved."""
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+"""Errors of the system that a user can mend: missing permissions, no room."""
 
 
 def run_script(
@@ -91,7 +94,13 @@ def exit_status() -> Iterator[None]:
 
 
 def _user_mistake(error: BaseException) -> UserError | None:
-    """Returns the one-line error for a GPU that is out of memory or busy; None for other errors."""
+    """Returns the one-line error for what a user can mend; None for other errors.
+
+    That is a file that may not be read or written, a full disk, and a GPU that is out of memory or
+    busy.
+    """
+    if isinstance(error, OSError) and error.errno in REFUSED:
+        return UserError(f"{error.filename or 'a file of this run'}: {error.strerror}")
     if "torch" not in sys.modules:
         return None
     from common.runtime.device import refused_by_gpu
@@ -252,7 +261,7 @@ def read_yaml(path: Path) -> dict:
         raise UserError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # YAML's dates may be impossible ones
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
         problem = " ".join(str(getattr(error, "problem", error)).split())

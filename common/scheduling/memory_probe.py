@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from common.errors import RunFailed, UserError
 from common.runtime.memory_limit import is_out_of_memory
+from common.runtime.network import ranks_on_machine
 from common.runtime.process_group import Worker
 from common.runtime.seeding import kept_random_numbers
 from common.scheduling.step_memory import MARGIN, measure_step_memory, rank_limit_bytes
@@ -76,7 +77,9 @@ def probe_largest_batches(
     if real_steps:
         largest = largest_micro_batch(step, upper_bound, worker.gather).largest
     else:
-        largest = calculated_batch(step, upper_bound, worker.ranks.local_world_size)
+        largest = calculated_batch(
+            step, upper_bound, ranks_on_machine(worker.ranks.local_world_size)
+        )
     found = worker.gather(largest)
     short = [str(rank) for rank, batch_size in enumerate(found) if batch_size == 0]
     if short:
@@ -197,9 +200,12 @@ class LocalStep:
         return int(MARGIN * torch.cuda.get_device_properties(self.device).total_memory)
 
 
-def calculated_batch(step: LocalStep, upper_bound: int, ranks_on_host: int) -> int:
-    """Calculates the largest batch size; 0 if not even the small steps for it fit."""
-    limit_bytes = rank_limit_bytes(ranks_on_host)
+def calculated_batch(step: LocalStep, upper_bound: int, ranks_here: int) -> int:
+    """Calculates the largest batch size; 0 if not even the small steps for it fit.
+
+    ``ranks_here`` are those that share this machine's memory.
+    """
+    limit_bytes = rank_limit_bytes(ranks_here)
     try:
         memory = measure_step_memory(step, step.model, step.besides_bytes)
     except Exception as error:

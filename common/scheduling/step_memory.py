@@ -67,9 +67,12 @@ def measure_step_memory(
     return StepMemory(held_bytes, 3 * two - 2 * three, three - two)
 
 
-def rank_limit_bytes(ranks_on_host: int) -> int:
-    """Returns the bytes that a rank may still take: its host share or own limit, less a margin."""
-    share = available_memory_bytes() / ranks_on_host
+def rank_limit_bytes(ranks_here: int) -> int:
+    """Returns the bytes that a rank may still take: its share or its own limit, less a margin.
+
+    ``ranks_here`` are those that share this machine's memory.
+    """
+    share = available_memory_bytes() / ranks_here
     return int((1 - MARGIN) * min(share, _below_own_limit_bytes()))
 
 

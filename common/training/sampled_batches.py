@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from common.models.text_classifier import TextClassifier
 from common.runtime.environment import usable_cores
+from common.runtime.network import ranks_on_machine
 from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
 from common.training.data_parallel_step import Batch, DataParallelStep, StepTimes
@@ -50,7 +51,8 @@ class SampledRun:
         if config.threads:
             torch.set_num_threads(config.threads)
         self.config, self.worker = config, worker
-        self.train, self.validation = open_texts(config.texts())
+        with worker.mistakes_shared():
+            self.train, self.validation = open_texts(config.texts())
         loading = config.loading()
         self.collate = Collate(self.train.texts.pad_id, loading.width)
         self.loader = open_loader(self.train, self.collate, loading, worker)
@@ -177,7 +179,7 @@ def loss_of(outputs: Tensor, batch: Batch) -> Tensor:
 
 def warn_of_processes(workers: int, worker: Worker) -> None:
     """Warns, on rank 0, of more loading processes here than there are cores."""
-    processes = workers * worker.ranks.local_world_size
+    processes = workers * ranks_on_machine(worker.ranks.local_world_size)
     if worker.is_main and processes > usable_cores():
         logger.warning(
             f"workers: {workers} for each rank here are {processes} processes beside "

@@ -65,7 +65,8 @@ def open_task(
             f"max_length {config.max_length}: {config.model_name} takes at most {limit} tokens; "
             f"give --max_length {limit} or less"
         )
-    train, validation = open_texts(config.texts(eval_samples), config.model_name)
+    with worker.mistakes_shared():
+        train, validation = open_texts(config.texts(eval_samples), config.model_name)
     if len(train.labels) < config.global_batch:
         raise UserError(
             f"global_batch {config.global_batch}: {train.name} has {len(train.labels)} texts"

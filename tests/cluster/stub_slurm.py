@@ -28,6 +28,7 @@ case "$name $*" in
 "scontrol show hostnames "*) printf 'n1\nn2\n' ;;
 "scontrol show node n1") echo "   NodeAddr=10.0.0.1 NodeHostName=n1 Version=24.11" ;;
 "scontrol requeue "*) exit "${REQUEUE_STATUS:-0}" ;;
+"squeue "*"--jobs=${SLURM_ARRAY_JOB_ID:-none} "*) printf 'RUNNING\nRUNNING\n' ;; # of all tasks
 "squeue "*) echo "${JOB_STATE:-RUNNING}" ;;
 "getent "*) exit 2 ;;
 "uv run --no-sync python -m common.runtime.job_device"*) exit "${DEVICE_STATUS:-0}" ;;

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -202,6 +203,13 @@ def test_missing_tools_are_named_with_their_package(
     monkeypatch.setattr(emulated, "search_path", lambda: str(tmp_path))
     with pytest.raises(UserError, match="no ip here; install iproute2"):
         emulated.own_namespaces()
+
+
+def test_what_emulated_hosts_would_hide_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/run/user/0")
+    with pytest.raises(UserError, match="a /run of their own, and TMPDIR is in it: /run/user/0"):
+        emulated.own_namespaces()
+    assert "TMPDIR" in emulated.why_not()
 
 
 @needs_hosts

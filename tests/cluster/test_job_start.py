@@ -71,7 +71,8 @@ def test_a_project_root_that_is_not_there_is_one_line(tmp_path):
 
 
 def test_what_a_site_needs_in_the_job_is_sourced_before_anything_else_runs(run, project):
-    (project / "sbatch" / "modules.sh").write_text("export LOADED=yes\n")
+    # Sites' own files read variables that need not be set.
+    (project / "sbatch" / "modules.sh").write_text("export LOADED=yes$UNSET_HERE\n")
     job = run(SBATCH / "launch-options.sbatch")
     assert {call.variables.get("LOADED") for call in job.calls} == {"yes"}
 
@@ -96,6 +97,12 @@ def test_one_torchrun_per_node_starts_a_rank_per_gpu_and_all_meet_at_the_first_n
         # Who does not expect USR1 dies of it; the ranks inherit that it is ignored.
         assert torchrun.ignores_usr1
     assert step.ignores_usr1
+
+
+def test_steps_get_the_jobs_variables_also_after_sbatch_export(run):
+    job = run(SBATCH / "launch-options.sbatch", SLURM_EXPORT_ENV="MODEL")
+    [step] = job.calls_of("srun")
+    assert step.variables["SLURM_EXPORT_ENV"] == "ALL"
 
 
 @each_that_runs_ranks
@@ -132,6 +139,18 @@ def test_ranks_that_were_told_to_stop_and_got_further_are_requeued(run, path):
     [call] = job.calls_of("scontrol", "requeue")
     assert call.words[2:] == (str(JOB_ID),)
     assert len(job.torchruns) == 1
+
+
+def test_a_task_of_an_array_is_requeued_by_itself(run):
+    # One task has the id of the whole array, by which Slurm means all of its tasks.
+    array = {"SLURM_ARRAY_JOB_ID": str(JOB_ID), "SLURM_ARRAY_TASK_ID": "1"}
+    settings = {"MODEL": "gpt2 gpt2-medium", "CHECKPOINT_DIR": "saved"}
+    job = run(SBATCH / "launch-train-ddp.sbatch", RANKS=STOPPED, **array, **settings)
+    assert (job.status, job.stdout) == (0, "stopped at step 12: requeued\n")
+    [call] = job.calls_of("scontrol", "requeue")
+    assert call.words[2:] == (f"{JOB_ID}_1",)
+    [torchrun] = job.torchruns
+    assert torchrun.program[-2:] == ("--checkpoint_dir", "saved/gpt2-medium")
 
 
 @pytest.mark.parametrize(

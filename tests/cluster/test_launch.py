@@ -17,7 +17,14 @@ import pytest
 from interruptible import start_interruptible
 from quick_torchrun import write_quick_torchrun
 
-from common.cluster.launch import MARK, launch, launch_series, threads_per_rank
+from common.cluster.launch import (
+    MARK,
+    end_orphaned_clusters,
+    launch,
+    launch_series,
+    started,
+    threads_per_rank,
+)
 from common.errors import RunFailed, UserError
 
 pytestmark = pytest.mark.two_ranks
@@ -169,6 +176,17 @@ def test_two_launches_at_once_each_run_their_script_on_every_rank(tmp_path, writ
     assert [len(port) for port in ports] == [1, 1]
     assert ports[0] != ports[1]
     assert alive() == 0
+
+
+def test_a_launch_is_no_orphan_after_a_step_of_the_systems_clock(tmp_path, monkeypatch, alive):
+    identity = {"PATH": os.environ["PATH"]}
+    with started(["sleep", "60"], "a mark of this test", identity, grace_s=0) as process:
+        shifted = psutil.Process.create_time
+        monkeypatch.setattr(psutil.Process, "create_time", lambda self: shifted(self) + 1.0)
+        assert alive() == 1
+        assert end_orphaned_clusters() == 0
+        assert process.poll() is None
+        process.kill()
 
 
 def test_a_ranks_refusal_arrives_with_its_own_message(tmp_path, write):

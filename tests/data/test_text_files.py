@@ -245,6 +245,14 @@ def test_where_files_are_looked_for(tmp_path: Path) -> None:
     parquet(folder / "imdb" / "train-00000-of-00002.parquet", {"text": ["a"], "label": [0]})
     parquet(folder / "imdb" / "train-00001-of-00002.parquet", {"text": ["b"], "label": [1]})
     assert load_texts("imdb", dataset_dir=folder).texts == ["a", "b"]
+    third = folder / "imdb" / "train-00002-of-00003.parquet"
+    parquet(third, {"text": ["c"], "label": [1]})
+    assert "parts of train of 00002 and of 00003" in problem(load_texts, "imdb", dataset_dir=folder)
+    third.unlink()
+    (folder / "imdb" / "train-00000-of-00002.parquet").unlink()
+    assert "train-00000-of-00002.parquet missing; all 2 parts" in problem(
+        load_texts, "imdb", dataset_dir=folder
+    )
     # Another data set's folder is not taken for this one's, nor one of two files chosen.
     assert "not those of imdb" in problem(load_texts, "imdb", dataset_dir=folder / "sst2")
     write(folder / "sst2" / "train.csv", CSV)

@@ -14,7 +14,7 @@ import sys
 import pytest
 
 from common.runtime.environment import describe_environment, hardware_line
-from common.runtime.network import EMULATED_NETWORK, network_name
+from common.runtime.network import EMULATED_NETWORK, network_name, ranks_on_machine
 from common.runtime.paths import project_root
 
 
@@ -174,6 +174,9 @@ def test_emulated_networks_keep_their_names(monkeypatch) -> None:
     emulated = {"hosts": 2, "rates_bit_per_s": [1e9, 1e9], "delay_ms": 0.5}
     monkeypatch.setenv(EMULATED_NETWORK, json.dumps(emulated))
     assert network_name("gloo") == "2 emulated hosts at 1 Gbit/s, 0.5 ms delay"
+    assert ranks_on_machine(3) == 6  # both hosts have this machine's memory
+    monkeypatch.setenv(EMULATED_NETWORK, json.dumps(emulated | {"hosts": 1}))
+    assert network_name("gloo") == "1 emulated host at 1 Gbit/s, 0.5 ms delay"
     record = describe_environment("gloo", "cpu", 2, rank_hosts=["here", "here"])
     assert record["network"] == "2 emulated hosts at 1 Gbit/s, 0.5 ms delay"
     assert record["hosts"] == 2

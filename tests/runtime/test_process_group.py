@@ -42,6 +42,7 @@ PROBE = """
 import json, os, pathlib, sys, time
 import torch
 import torch.distributed as dist
+from common.errors import UserError
 from common.runtime.environment import describe_environment
 from common.runtime.process_group import process_group
 
@@ -50,6 +51,13 @@ with process_group("cpu") as worker:
     total = torch.full((3,), float(worker.rank + 1))
     dist.all_reduce(total)
     gathered = worker.gather({"rank": worker.rank, "pid": os.getpid()})
+    mistake = ""
+    try:
+        with worker.mistakes_shared():
+            if worker.rank == 1:
+                raise UserError("rank 1 has no such folder")
+    except UserError as error:
+        mistake = str(error)
     told = worker.broadcast(["from", worker.rank])
     if worker.rank == 1:
         time.sleep(0.3)
@@ -61,6 +69,7 @@ with process_group("cpu") as worker:
         "gathered_ranks": [item["rank"] for item in gathered],
         "processes": len({item["pid"] for item in gathered}),
         "told": told,
+        "mistake": mistake,
         "saw_the_late_rank": (folder / "late").exists(),
         "environment": describe_environment(worker.backend, "cpu", worker.world_size),
     }
@@ -122,6 +131,7 @@ def test_two_ranks_reduce_gather_broadcast_and_wait(joined):
         assert own["gathered_ranks"] == [0, 1]  # rank order, everywhere
         assert own["processes"] == 2
         assert own["told"] == ["from", 0]
+        assert own["mistake"] == "rank 1 has no such folder"  # on both, though one had it
         assert own["saw_the_late_rank"]  # nobody passes a barrier before all are there
         assert own["left"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.errors import UserError
-from common.runtime.ranks import Ranks, current_ranks, rendezvous_environment
+from common.runtime.ranks import Ranks, current_ranks, meeting_port, rendezvous_environment
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 SLURM = {
@@ -54,6 +54,20 @@ def test_the_steps_own_size_wins_over_that_of_the_allocation():
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": "1"}
     ranks = current_ranks(SLURM | {"SLURM_NTASKS": "8", "SLURM_NODEID": "0"} | step)
     assert (ranks.world_size, ranks.local_world_size) == (2, 2)
+
+
+def test_ranks_that_a_shell_names_after_slurm_know_how_many_are_on_their_node():
+    named = {"RANK": "9", "WORLD_SIZE": "11", "LOCAL_RANK": "1"}
+    assert current_ranks(SLURM | named) == Ranks(9, 11, 1, 3, "torchrun")
+    with pytest.raises(UserError, match="LOCAL_WORLD_SIZE is not set, though LOCAL_RANK is 1"):
+        current_ranks(named)
+    assert current_ranks(named | {"LOCAL_RANK": "0"}).local_world_size == 1
+
+
+@pytest.mark.parametrize("port", ["abc", "", "0", "70000"])
+def test_what_is_no_port_is_refused_by_name(port):
+    with pytest.raises(UserError, match="MASTER_PORT"):
+        meeting_port(rendezvous_environment({"MASTER_ADDR": "n1", "MASTER_PORT": port}))
 
 
 def test_the_shell_of_a_batch_script_is_no_rank():

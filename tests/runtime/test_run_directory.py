@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -126,16 +127,19 @@ def test_a_reader_never_sees_half_a_table(tmp_path):
     assert all(seen)
 
 
-def test_a_table_that_cannot_be_made_leaves_the_one_before_it(tmp_path):
-    class Broken(pd.DataFrame):
-        def to_csv(self, *_args, **_kwargs):
-            raise OSError("no space left on device")
+def test_a_table_that_cannot_be_written_leaves_the_one_before_it(tmp_path, monkeypatch):
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     run = new_run(tmp_path)
     path = run.write_table("table.csv", pd.DataFrame(ROWS))
-    with pytest.raises(OSError, match="no space"):
-        run.write_table("table.csv", Broken(ROWS[:1]))
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        run.write_table("table.csv", pd.DataFrame(ROWS[:1]))
+    with pytest.raises(UserError, match="output folder .*: No space"):
+        new_run(tmp_path, "another")
     pd.testing.assert_frame_equal(pd.read_csv(path), pd.DataFrame(ROWS))
+    assert not list(tmp_path.rglob(".*.partial"))
 
 
 def test_the_id_of_an_existing_run_is_refused_and_that_run_is_not_touched(tmp_path):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import pytest
 import yaml
@@ -189,6 +190,7 @@ class Settings:
 def main(settings):
     if settings.how == "mistake": raise UserError("rounds is 0; it must be above 0")
     if settings.how == "broken": raise RunFailed("rank 1 died")
+    if settings.how == "full": open("/dev/full", "w").write("x" * 2**20)
     if settings.how == "bug": raise ZeroDivisionError("a bug")
     if settings.how == "wait":
         print("ready", flush=True)
@@ -213,6 +215,10 @@ def script(tmp_path_factory):
         (["--rounds", "x"], 2, "error: "),
         (["--config", "missing.yaml"], 2, "error: missing.yaml: No such file or directory"),
         (["--how", "broken"], 1, "failed: rank 1 died"),
+        pytest.param(
+            *(["--how", "full"], 2, "error: a file of this run: No space left on device"),
+            marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full"),
+        ),
     ],
 )
 def test_the_exit_status_says_how_it_went_and_one_line_why(

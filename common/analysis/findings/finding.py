@@ -89,8 +89,3 @@ def span(low: float, high: float, form: str = "{:.2f}") -> str:
     if pd.isna(low) or pd.isna(high):
         return "–"
     return f"{form.format(low)} to {form.format(high)}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Returns ``1 rank``, ``2 ranks``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.analysis.findings.finding import MEASURED, PREDICTED, Found, Question, counted, span
+from common.analysis.findings.finding import MEASURED, PREDICTED, Found, Question, span
 from common.analysis.one_device.memory import open_memory_run
 from common.analysis.one_device.profile import open_profile
 from common.analysis.one_device.throughput import open_throughput
+from common.runtime.wording import counted
 
 GB = 1e9
 

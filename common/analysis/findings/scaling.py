@@ -14,9 +14,10 @@ from common.analysis.diagnosis.changes import (
     sweep_before,
 )
 from common.analysis.diagnosis.diagnosis import diagnose_folder
-from common.analysis.findings.finding import MEASURED, Found, Question, counted, span
+from common.analysis.findings.finding import MEASURED, Found, Question, span
 from common.analysis.runs import Run, complete_runs
 from common.errors import UserError
+from common.runtime.wording import counted
 
 
 def main_cause(folder: Path) -> Found:
