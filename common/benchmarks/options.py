@@ -9,7 +9,6 @@ others rest on the host.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import logging
 from collections.abc import Callable
@@ -26,7 +25,6 @@ from common.benchmarks.rounds import rotated_rounds
 from common.data.batches import BatchStream
 from common.errors import UserError
 from common.perfmodel.memory import estimated_states, predict_memory
-from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.memory_limit import available_memory_bytes, is_out_of_memory
 from common.runtime.progress import Progress
@@ -80,8 +78,7 @@ class OptionsBenchmark(DeviceOptions, Workload):
 
     def baseline(self) -> Workload:
         """Returns the part of the settings that says what is computed."""
-        names = [each.name for each in dataclasses.fields(Workload)]
-        return Workload(**{name: getattr(self, name) for name in names})
+        return Workload.of(vars(self))
 
 
 def main(settings: OptionsBenchmark) -> None:
@@ -193,7 +190,7 @@ class Bench:
         self._first_step_s: dict[str, float] = {}
         self._peak_bytes: dict[str, int] = {}
         seed_everything(settings.seed)
-        vocabulary = GPT2Config.named(settings.model).vocab_size  # padding is no token
+        vocabulary = settings.unpadded.vocab_size
         self._batches = {
             ahead: BatchStream(
                 batch_size=settings.batch_size,

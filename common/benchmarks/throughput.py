@@ -22,7 +22,6 @@ from common.benchmarks.throughput_point import (
     ThroughputPoint,
 )
 from common.errors import RunFailed, UserError
-from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.memory_fit import what_would_fit
 from common.perfmodel.one_device.peaks import DevicePeak, known_peak
 from common.perfmodel.one_device.workload import Workload
@@ -129,7 +128,7 @@ def report(settings: ThroughputBenchmark, points: Points) -> None:
     elapsed_s = sum(headline.step_times_ms) / 1e3
     tokens_per_s = settings.tokens_per_step * settings.num_steps / elapsed_s
     print(text.results_block(headline.step_times_ms, settings.tokens_per_step))
-    parameters = GPT2Config.named(settings.model).num_parameters()
+    parameters = settings.unpadded.num_parameters()
     print(text.naive_block(settings.title, tokens_per_s, parameters))
     for batch_size in settings.batch_sizes:
         print(f"Testing batch_size={batch_size}...", flush=True)

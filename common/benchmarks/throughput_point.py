@@ -17,7 +17,6 @@ import torch
 
 from common.data.batches import BatchStream
 from common.errors import UserError
-from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.kept_memory import kept_memory
 from common.runtime.memory_limit import (
@@ -95,7 +94,7 @@ def measure(point: ThroughputPoint) -> PointOutcome:
     batches = BatchStream(
         batch_size=point.batch_size,
         seq_len=point.seq_len,
-        vocab_size=GPT2Config.named(point.model).vocab_size,  # padding is no token
+        vocab_size=point.unpadded.vocab_size,
         device=device,
         asynchronous=point.async_batches,
     )

@@ -76,7 +76,8 @@ def predict_memory(workload: Workload, sharding: Sharding | None = None) -> Memo
     """Predicts the memory of one rank at each moment of a step that is not the first.
 
     The first step has no optimizer states yet. What the libraries take (CUDA context, workspaces)
-    is not in it.
+    is not in it. Sharded blocks are gathered in the type that they are computed in, as this
+    project's trainer does it.
     """
     return _Step(workload, sharding or Sharding()).prediction()
 
@@ -128,7 +129,9 @@ class _Step:
             "optimizer states": self.sharding.of_states(states["optimizer states"], self.config),
         }
         base["batch"] = 16 * self.tokens  # tokens and targets
-        base["communication"] = self.sharding.communication_bytes(self.config, phase, block)
+        base["communication"] = self.sharding.communication_bytes(
+            self.config, phase, block, item_bytes=self.size
+        )
         found = base | named
         return Moment(name, {key: found[key] for key in COMPONENTS if found.get(key)})
 
@@ -171,7 +174,9 @@ class _Step:
         """Returns bytes of weights (and biases) that autocast copied and autograd still needs."""
         if not self.mixed:
             return 0
-        if self.workload.activation_checkpointing:
+        if self.sharding.shards:
+            blocks = 0  # they are gathered in 16 bits: nothing is cast
+        elif self.workload.activation_checkpointing:
             blocks = 0 if head else 1  # the one that is computed again
         matrices = blocks * self.config.matrix_parameters_per_layer()
         return 2 * (matrices + (self.head if head else 0))
@@ -181,7 +186,8 @@ class _Step:
         if not self.mixed:
             return 0
         block = self.config.matrix_parameters_per_layer() + 9 * self.config.n_embd
-        return 2 * (self.config.n_layer * block + self.head)
+        blocks = 0 if self.sharding.shards else self.config.n_layer  # as in ``casts``
+        return 2 * (blocks * block + self.head)
 
     def forward_of_block(self, blocks: int, gradients: int) -> Moment:
         """Returns the moment of the last block's forward pass.
@@ -351,7 +357,7 @@ class _Step:
             temporary = {
                 "fused": 0,
                 "foreach": self.sharding.of_states(self.all_gradients, self.config),
-                "for-loop": 2 * FLOAT32 * self.head,
+                "for-loop": self.sharding.of_parameters(2 * FLOAT32 * self.head),
             }[self.workload.optimizer_implementation]
         return self.moment(
             "update", "update", gradients=self.all_gradients, temporary_buffers=temporary

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from common.runtime.ranks import current_ranks
 from common.runtime.wording import counted
 
+OVER_LOOPBACK = "TCP over loopback"
 EMULATED_NETWORK = "DDPLAB_EMULATED_NETWORK"
 
 
@@ -88,7 +89,7 @@ def layout_name(backend: str | None, hosts: Sequence[int]) -> str | None:
     if backend not in ("gloo", "nccl"):
         return None
     if backend == "gloo" and len(hosts) == 1:
-        return "TCP over loopback"
+        return OVER_LOOPBACK
     if sum(hosts) == 1:
         return None
     shown = "NCCL" if backend == "nccl" else backend

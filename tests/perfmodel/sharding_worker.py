@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -15,9 +16,13 @@ from common.benchmarks.memory_tracker import empty_batch
 from common.perfmodel.one_device.sharding import STRATEGIES
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.process_group import process_group
+from common.training.config import TrainingConfig
+from common.training.parallel import block_precision
 from common.training.step import TrainingStep, build_model
 
 WORKLOAD = Workload("gpt2-nano", 2, 128, optimizer_implementation="fused")
+CASES = [("float32", strategy) for strategy in STRATEGIES[1:]]
+CASES += [("bfloat16", strategy) for strategy in ("SHARD_GRAD_OP", "FULL_SHARD")]
 PROFILED_STEPS = 3
 
 
@@ -27,13 +32,17 @@ def local_bytes(tensors) -> int:
     return sum(tensor.nbytes for tensor in own if tensor.numel() > 1)
 
 
-def parallel(strategy: str, model: torch.nn.Module) -> torch.nn.Module:
-    """Wraps the model in a strategy, in one unit per block and one for the rest."""
+def parallel(strategy: str, precision: str, model: torch.nn.Module) -> torch.nn.Module:
+    """Wraps the model in a strategy, in one unit per block and one for the rest.
+
+    Blocks are gathered in the precision that they are computed in, as the trainer does it.
+    """
     if strategy in ("DDP", "ZERO1"):
         return DistributedDataParallel(model)
     reshard = strategy == "FULL_SHARD"
     for block in model.blocks:
-        fully_shard(block, reshard_after_forward=reshard)
+        policy = block_precision(TrainingConfig(precision=precision))
+        fully_shard(block, reshard_after_forward=reshard, mp_policy=policy)
     return fully_shard(model, reshard_after_forward=reshard)
 
 
@@ -47,10 +56,11 @@ def highest_above(step: TrainingStep, tokens: torch.Tensor, targets: torch.Tenso
 
 
 with process_group("cpu") as worker:
-    for strategy in STRATEGIES[1:]:
-        model = parallel(strategy, build_model(WORKLOAD, worker.device))
-        step = TrainingStep(WORKLOAD, worker.device, model=model, shard_states=strategy == "ZERO1")
-        batches = itertools.repeat(empty_batch(WORKLOAD, worker.device))
+    for precision, strategy in CASES:
+        workload = replace(WORKLOAD, precision=precision)
+        model = parallel(strategy, precision, build_model(workload, worker.device))
+        step = TrainingStep(workload, worker.device, model=model, shard_states=strategy == "ZERO1")
+        batches = itertools.repeat(empty_batch(workload, worker.device))
         for _ in range(2):
             step.run(batches)
         # The profiler does not see what one of gloo's threads frees, which happens when that thread
@@ -68,7 +78,12 @@ with process_group("cpu") as worker:
         most = torch.tensor(local_bytes(states))
         dist.all_reduce(most, dist.ReduceOp.MAX)
         found = {
-            **{"strategy": strategy, "parameters": parameters, "gradients": gradients},
+            **{
+                "strategy": strategy,
+                "precision": precision,
+                "parameters": parameters,
+                "gradients": gradients,
+            },
             **{"states": most.item()},
         }
         found["peak"] = parameters + found["states"] + buckets + min(above)

@@ -128,6 +128,15 @@ def test_nothing_fits_where_the_states_do_not():
     advice = what_would_fit(Workload("gpt2", 64, 1024), 23e9)
     assert advice.startswith("largest batch predicted to fit: 17,")
     assert "--activation_checkpointing" in advice
+    # One sequence has fewer tokens than this loss is in pieces; eight pieces would need more memory.
+    advice = what_would_fit(Workload("gpt2", 64, 128, loss_chunks=256), 4e9)
+    assert "with --loss_chunks 256" in advice
+
+
+def test_padding_of_the_vocabulary_is_in_the_model_but_no_token():
+    workload = Workload.of({"model": "gpt2", "vocab_size": 100_000, "seed": 1}, vocab_multiple=64)
+    assert workload.unpadded.vocab_size == 100_000
+    assert workload.config.vocab_size == 100_032
 
 
 def test_a_compiled_step_is_refused_in_one_line():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,19 +19,25 @@ WORKLOAD = Workload("gpt2-nano", 2, 128, optimizer_implementation="fused")  # th
 
 
 @pytest.fixture(scope="module")
-def seen(rank_server) -> dict[str, dict]:
-    """Returns what rank 0 of 2 held, by strategy."""
+def seen(rank_server) -> dict[tuple[str, str], dict]:
+    """Returns what rank 0 of 2 held, by precision and strategy."""
     done = rank_server.run(Path(__file__).with_name("sharding_worker.py"), ranks=2, timeout_s=100)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     lines = [json.loads(line) for line in done.stdout[0].splitlines() if line.startswith("{")]
-    return {line["strategy"]: line for line in lines}
+    return {(line["precision"], line["strategy"]): line for line in lines}
 
 
 @pytest.mark.two_ranks
-@pytest.mark.parametrize("strategy", STRATEGIES[1:])
-def test_a_rank_holds_what_is_predicted(seen, strategy):
-    prediction = predict_memory(WORKLOAD, Sharding(strategy, 2))
-    update, found = prediction.at("update").components, seen[strategy]
+@pytest.mark.parametrize(
+    ("precision", "strategy"),
+    [
+        *(("float32", strategy) for strategy in STRATEGIES[1:]),
+        *(("bfloat16", strategy) for strategy in ("SHARD_GRAD_OP", "FULL_SHARD")),
+    ],
+)
+def test_a_rank_holds_what_is_predicted(seen, precision, strategy):
+    prediction = predict_memory(replace(WORKLOAD, precision=precision), Sharding(strategy, 2))
+    update, found = prediction.at("update").components, seen[precision, strategy]
     assert update["parameters"] == found["parameters"]
     assert update["gradients"] == found["gradients"]
     assert update["optimizer states"] == found["states"]

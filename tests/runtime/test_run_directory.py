@@ -136,7 +136,7 @@ def test_a_table_that_cannot_be_written_leaves_the_one_before_it(tmp_path, monke
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         run.write_table("table.csv", pd.DataFrame(ROWS[:1]))
-    with pytest.raises(UserError, match="output folder .*: No space"):
+    with pytest.raises(UserError, match=r"output folder .*: No space"):
         new_run(tmp_path, "another")
     pd.testing.assert_frame_equal(pd.read_csv(path), pd.DataFrame(ROWS))
     assert not list(tmp_path.rglob(".*.partial"))

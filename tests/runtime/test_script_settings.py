@@ -165,8 +165,11 @@ def test_a_missing_file_is_refused_by_name(parse, tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"- 1\n- 2\n", b"rounds", b"rounds: [1", b"a: \x00", b"\xff\xfe\x00", b"a: b: c"],
-    ids=["empty", "list", "word", "unclosed", "control", "binary", "two colons"],
+    [
+        *(b"", b"- 1\n- 2\n", b"rounds", b"rounds: [1"),
+        *(b"a: \x00", b"\xff\xfe\x00", b"a: b: c", b"a: 2026-02-30"),
+    ],
+    ids=["empty", "list", "word", "unclosed", "control", "binary", "two colons", "no such day"],
 )
 def test_a_file_that_holds_no_settings_is_refused_by_name(parse, content):
     assert "sweep.yaml" in refusal(parse, config=content)

@@ -16,6 +16,7 @@ from common.analysis.buckets.measurements import (
     open_run,
 )
 from common.analysis.buckets.sweep import Accuracy, BucketSweep, evaluate, read_sweep
+from common.analysis.comparable import network_of
 from common.analysis.runs import Run, recorded_assignment
 from common.errors import UserError
 from common.perfmodel.calibration import calibrated_model
@@ -24,6 +25,7 @@ from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.model import DdpModel
 from common.perfmodel.samples import NO_CONTENTION
 from common.perfmodel.tables import read_all_reduce, read_overlap_samples
+from common.runtime.network import OVER_LOOPBACK
 from common.runtime.paths import relative_to_project
 from common.runtime.run_directory import find_table
 from common.runtime.socket_bytes import PAYLOAD_SHARE
@@ -40,13 +42,13 @@ class NetworkRun:
     """DDP's sweep over one network, with what predicts it.
 
     Attributes:
-        name: such as ``2 emulated hosts at 1 Gbit/s``, or ``loopback``.
+        name: such as ``2 emulated hosts at 1 Gbit/s``, ``loopback`` or ``NCCL, 1 host × 4 ranks``.
         folder: of the sweep.
         caption: hardware, network, date and source.
         model: predicts backward passes over this network.
         contention: how it is known (``OverlapSamples.contention``).
-        links: per host what a TCP stream reached, in Mbit/s; empty over loopback.
-        rate_bit_per_s: of the slowest link; infinite over loopback.
+        links: per host what a TCP stream reached, in Mbit/s; empty where none is emulated.
+        rate_bit_per_s: of the slowest link; infinite where none is emulated.
     """
 
     name: str
@@ -60,7 +62,7 @@ class NetworkRun:
 
     @property
     def link(self) -> str:
-        """Returns the name for a table: the rate of the links, or loopback."""
+        """Returns the name for a table: the rate of emulated links, else the network's name."""
         return self.name.rpartition(" at ")[2]
 
     def accuracy(self) -> Accuracy:
@@ -114,9 +116,12 @@ def open_networks(run_dir: str | Path | None = None) -> Networks:
 
 
 def measured_networks(run: Assignment2Run) -> tuple[NetworkRun, ...]:
-    """Returns loopback and the emulated networks that this very run measured, slowest first."""
+    """Returns the network that the ranks are on and the emulated ones, slowest first.
+
+    Only those that this very run measured.
+    """
     emulated = [folder for folder in sorted(run.run_dir.glob("emulated-*")) if _complete(folder)]
-    runs = [_loopback(run), *(_emulated(run, folder) for folder in emulated)]
+    runs = [_not_emulated(run), *(_emulated(run, folder) for folder in emulated)]
     return tuple(sorted(runs, key=lambda found: found.rate_bit_per_s))
 
 
@@ -124,10 +129,12 @@ def _complete(folder: Path) -> bool:
     return all(find_table(folder, name) for name in ("allreduce-samples.csv", "ddp-times.csv"))
 
 
-def _loopback(run: Assignment2Run) -> NetworkRun:
+def _not_emulated(run: Assignment2Run) -> NetworkRun:
+    folder = find_table(run.run_dir, "ddp-times.csv").parent
+    network = network_of(Run(folder, run.run_dir).environment)
     return NetworkRun(
-        name="loopback",
-        folder=find_table(run.run_dir, "ddp-times.csv").parent,
+        name="loopback" if network in (None, OVER_LOOPBACK) else network,
+        folder=folder,
         caption=run.caption,
         model=run.model,
         contention=run.calibration.overlap.contention,

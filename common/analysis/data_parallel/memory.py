@@ -21,8 +21,8 @@ SHARDINGS = {
 
 
 def predict(run: TrainingRun) -> MemoryPrediction | None:
-    """Predicts the run's memory from its sizes; None for a strategy that the model lacks."""
-    if run.strategy not in SHARDINGS:
+    """Predicts the run's memory; None for a strategy, or a precision, that the model lacks."""
+    if run.strategy not in SHARDINGS or run.settings["precision"] == "float64":
         return None
     views = bool(run.settings.get("gradient_as_bucket_view"))
     sharding = Sharding(SHARDINGS[run.strategy], run.ranks, views)

@@ -205,12 +205,19 @@ def from_training(training: Training) -> StrategyTimes:
         named = named.assign(strategy=run.strategy, accumulation=largest.accumulation, round=0)
         rows.append(named[list(STRATEGY_COLUMNS)])
     caps = [run.settings["bucket_cap_mb"] for run in training.compared if run.strategy == "DDP"]
+    sizes = [
+        run.settings["shard_size"] for run in training.compared if run.strategy == "HYBRID_SHARD"
+    ]
+    own = {
+        "bucket_cap_mb": caps[0] if caps else None,
+        "shard_size": sizes[0] if sizes else None,
+    }
     return StrategyTimes(
         folder=training.folder,
         caption=training.caption,
         recorded=training.recorded,
         rotated=False,
-        settings=largest.settings | {"bucket_cap_mb": caps[0] if caps else None},
+        settings=largest.settings | own,
         environment=largest.environment,
         times=pd.concat(rows, ignore_index=True),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -99,13 +99,13 @@ class TrainingRun(runs.OfRun):
     @property
     def workload(self) -> Workload:
         """Returns the computation of one rank in a step."""
-        known = {field.name for field in fields(Workload)}
-        values = {name: value for name, value in self.settings.items() if name in known}
-        if values.get("precision") == "float64":
-            values["precision"] = "float32"
-        values["batch_size"] = self.settings["micro_batch_size"]
-        values["gradient_accumulation"] = self.accumulation
-        return Workload(**values)
+        precision = self.settings["precision"]
+        return Workload.of(
+            self.settings,
+            batch_size=self.settings["micro_batch_size"],
+            gradient_accumulation=self.accumulation,
+            precision="float32" if precision == "float64" else precision,
+        )
 
     @cached_property
     def loss(self) -> pd.Series:

@@ -32,12 +32,15 @@ def best_cap(folder: Path) -> Found:
         ),
         kind=PREDICTED,
         runs=(run,),
-        hidden=(
-            "noise hides which cap is best"
-            if times.max() / times.min() - 1 <= accuracy.noise_floor
-            else ""
-        ),
+        hidden=_hidden(times.max() / times.min() - 1, accuracy.noise_floor),
     )
+
+
+def _hidden(difference: float, noise_floor: float) -> str:
+    """Returns why it is not known which cap is best; empty where the measurement tells."""
+    if np.isnan(noise_floor):
+        return "a single round does not tell which cap is best"
+    return "noise hides which cap is best" if difference <= noise_floor else ""
 
 
 def gain_over_default(folder: Path) -> Found:
@@ -92,7 +95,7 @@ def error_of_prediction(folder: Path) -> Found:
 
 
 def slowest_network(folder: Path) -> tuple[NetworkRun, Run]:
-    """Returns the slowest network that the run measured: an emulated one, else loopback."""
+    """Returns the slowest network that the run measured: an emulated one, else its own."""
     network = measured_networks(open_run(folder))[0]
     return network, Run(network.folder, folder)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
+
 from common.analysis.data_parallel.strategy_times import exchange_cost, open_strategies
 from common.analysis.findings.finding import MEASURED, Found, Question, span
 from common.analysis.runs import Run
@@ -33,11 +35,14 @@ def speedup_of_ddp(folder: Path) -> Found:
         )
     low, high = row["speedup_low"], row["speedup_high"]
     hidden = "noise hides whether this is faster than one device" if low < 1 < high else ""
+    rounds = f"{span(low, high)} over rounds"
+    if pd.isna(row["noise"]):
+        rounds, hidden = "a single round", "a single round does not tell it from noise"
     return Found(
         value=(
             f"{row['speedup']:.2f} times on {ranks} ranks, efficiency {row['speedup'] / ranks:.0%}"
         ),
-        spread=f"{span(low, high)} over rounds{lost}",
+        spread=f"{rounds}{lost}",
         kind=MEASURED,
         runs=(Run(strategies.folder, folder),),
         hidden=hidden,

@@ -60,7 +60,7 @@ def largest_kind_of_work(folder: Path) -> Found:
     run = open_profile(folder)
     kinds = run.categories()
     name, row = kinds.index[0], kinds.iloc[0]
-    shares = span(row["low_ms"] / run.step_ms, row["high_ms"] / run.step_ms, "{:.0%}")
+    shares = span(row["low_share"], row["high_share"], "{:.0%}")
     steps = run.operators["step"].nunique()
     return Found(
         value=f"{row['share']:.0%} {run.category_name(name)}",

@@ -85,8 +85,8 @@ def loss_curves(runs: Runs, caption: str) -> Figure:
 def max_step_time(runs: Runs, caption: str) -> Figure:
     """Draws the slowest rank's time by step, and its mean."""
     with figure(caption) as (fig, axes):
-        for place, (name, run) in enumerate(runs.items()):
-            colour = colour_of(run, place)
+        for name, run in runs.items():
+            colour = colour_of(run, runs)
             _by_step(axes, run.slowest, name, colour)
             axes.axhline(run.slowest.mean(), color=colour, linestyle="--", linewidth=1)
         _step_axis(axes, "step of the slowest rank (ms)")
@@ -103,8 +103,8 @@ def std_step_time(runs: Runs, caption: str) -> Figure:
     }
     with figure(caption, figsize=(7.2, 3.6), ncols=2, sharey=True) as (fig, grid):
         for axes, (column, title) in zip(grid, panels.items(), strict=True):
-            for place, (name, run) in enumerate(runs.items()):
-                _by_step(axes, run.over_ranks(column), name, colour_of(run, place))
+            for name, run in runs.items():
+                _by_step(axes, run.over_ranks(column), name, colour_of(run, runs))
             axes.set_title(title, loc="left", fontsize=9)
             _step_axis(axes, "")
         grid[0].set_ylim(bottom=0)
@@ -130,8 +130,8 @@ def step_time_distribution(runs: Runs, caption: str) -> Figure:
     bins = int(np.clip(len(times[0]) / 3, 8, 32))
     edges = np.linspace(low, max(high, low * 1.01), bins + 1)
     with figure(caption, figsize=(7.2, 3.6), ncols=2) as (fig, (left, right)):
-        for place, (name, run) in enumerate(runs.items()):
-            colour, found = colour_of(run, place), run.slowest.sort_values()
+        for name, run in runs.items():
+            colour, found = colour_of(run, runs), run.slowest.sort_values()
             left.hist(
                 found.clip(upper=edges[-1]),
                 bins=edges,
@@ -194,9 +194,10 @@ def save(fig: Figure, path: Path) -> None:
     fig.savefig(path, format="png", dpi=DPI)
 
 
-def colour_of(run: MicroBatchRun, place: int) -> str:
-    """Returns the mode's colour; a second run of mode static has another one."""
-    return COLOURS.get(run.mode, BLUE) if place == 0 or run.mode != "static" else RED
+def colour_of(run: MicroBatchRun, runs: Runs) -> str:
+    """Returns the colour of a run's mode; the second of two runs of one mode has another one."""
+    first = next(one for one in runs.values() if one.mode == run.mode)
+    return COLOURS.get(run.mode, BLUE) if run is first else RED
 
 
 def _draw_steps(axes: Axes, run: MicroBatchRun, ranks: int) -> tuple[list[int], float]:
@@ -221,11 +222,11 @@ def _draw_steps(axes: Axes, run: MicroBatchRun, ranks: int) -> tuple[list[int], 
 def _spread(runs: Runs, caption: str, column: str, label: str) -> Figure:
     with figure(caption) as (fig, axes):
         unknown = True
-        for place, (name, run) in enumerate(runs.items()):
+        for name, run in runs.items():
             found = run.over_ranks(column).dropna()
             if not found.empty:
                 unknown = False
-                _by_step(axes, found, name, colour_of(run, place))
+                _by_step(axes, found, name, colour_of(run, runs))
         _step_axis(axes, label)
         if unknown:
             axes.text(

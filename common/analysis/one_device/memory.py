@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -70,11 +70,9 @@ class MemoryRun:
 def open_memory_run(run_dir: str | Path | None = None) -> MemoryRun:
     """Opens a run of memory_analysis.py; by default the newest complete one, else the recorded."""
     opened = open_run_with(run_dir, "assignment0", PEAKS, TABLES)
-    names = {field.name for field in fields(Workload)}
-    settings = {key: value for key, value in opened.settings.items() if key in names}
     return MemoryRun(
         opened=opened,
-        workload=Workload(**settings),
+        workload=Workload.of(opened.settings),
         peaks=opened.table(PEAKS),
     )
 

@@ -146,12 +146,15 @@ class ProfileRun(OfRun):
     def categories(self) -> pd.DataFrame:
         """Returns the time of each kind of work.
 
-        Index: categories, the longest first. Columns: ms, share; low_ms, high_ms over steps.
+        Index: categories, the longest first. Columns: ms, share; low_ms, high_ms over steps;
+        low_share, high_share, each of its own step.
         """
         by_step = self.operators.groupby(["step", "category"])["time_us"].sum().unstack() / 1e3
         by_step = by_step.fillna(0.0)
         ms = self.step.groupby("category")["time_us"].sum() / 1e3
+        shares = by_step.div(by_step.sum(axis=1), axis=0)
         spread = {"low_ms": by_step.min(), "high_ms": by_step.max()}
+        spread |= {"low_share": shares.min(), "high_share": shares.max()}
         table = pd.DataFrame({"ms": ms, "share": ms / self.step_ms} | spread).fillna(0.0)
         return table.sort_values("ms", ascending=False)
 

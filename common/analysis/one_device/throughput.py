@@ -22,7 +22,7 @@ from common.analysis.one_device.throughput_text import (
 from common.analysis.runs import OfRun, complete_runs, gpu_folder, open_run_with, read_peak
 from common.analysis.style import digits
 from common.errors import UserError
-from common.perfmodel.one_device.architecture import CONFIGS, TITLES, GPT2Config
+from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.extrapolation import (
     ONE_TRILLION,
     PARAMETERS,
@@ -32,6 +32,7 @@ from common.perfmodel.one_device.extrapolation import (
 )
 from common.perfmodel.one_device.flops import matrix_parameters, training_flops_per_token
 from common.perfmodel.one_device.peaks import DevicePeak
+from common.perfmodel.one_device.workload import Workload
 from common.perfmodel.tables import numbers
 
 BATCHES, PEAK = "throughput-batches.csv", "device-peak.csv"
@@ -81,12 +82,17 @@ class ThroughputRun(OfRun):
     @property
     def config(self) -> GPT2Config:
         """Returns the model's own sizes, without padding of the vocabulary."""
-        return GPT2Config.named(self.settings["model"])
+        return self.workload.unpadded
+
+    @property
+    def workload(self) -> Workload:
+        """Returns the step that was timed."""
+        return Workload.of(self.settings)
 
     @property
     def title(self) -> str:
         """Returns the model's name, such as GPT-2 Small."""
-        return next(TITLES[name] for name in CONFIGS if CONFIGS[name] == self.config)
+        return self.workload.title
 
     @cached_property
     def measured(self) -> pd.DataFrame:

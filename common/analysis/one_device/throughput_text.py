@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.extrapolation import (
     ONE_TRILLION,
     ONE_TRILLION_SOURCE,
@@ -106,7 +105,7 @@ def operations_block(
     workload: Workload, tokens_per_s: float, peak: DevicePeak | None, device: str
 ) -> str:
     """Returns achieved operations per second, MFU, and the extrapolation by operations."""
-    per_token = training_flops_per_token(GPT2Config.named(workload.model), workload.seq_len)
+    per_token = training_flops_per_token(workload.unpadded, workload.seq_len)
     flops_per_s = tokens_per_s * per_token
     peak_flops_per_s = peak.flops(workload.precision, workload.tf32) if peak else None
     large = by_operations(flops_per_s)

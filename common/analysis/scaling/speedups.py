@@ -266,6 +266,21 @@ def ratio_interval(base: list[NDArray], other: list[NDArray]) -> tuple[float, fl
     return float(low), float(high), OVER_EPOCHS
 
 
+def paired_interval(ratios: NDArray) -> tuple[float, float]:
+    """Computes the 95 % interval of a ratio that was measured in several rounds.
+
+    Student's t on the logarithms. Draws with replacement would be far too narrow: of two rounds,
+    all of them lie between the two.
+
+    Args:
+        ratios: [rounds], at least two; each of times that were measured side by side.
+    """
+    logs = np.log(ratios)
+    error = np.std(logs, ddof=1) / np.sqrt(len(logs))
+    off = stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * error
+    return float(np.exp(np.mean(logs) - off)), float(np.exp(np.mean(logs) + off))
+
+
 def _welch(base: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
     """Computes the interval of exp(mean(base) − mean(other)) by Welch's t.
 

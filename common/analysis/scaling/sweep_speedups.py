@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from common.analysis.scaling.speedups import CONFIDENCE, DRAWS
+from common.analysis.scaling.speedups import paired_interval
 from common.analysis.scaling.training_run import STRONG
 from common.analysis.step_parts import PLAIN, STEP, flags
 from common.errors import UserError
@@ -33,8 +33,8 @@ def sweep_speedups(arms: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Computes each arm's speedup over one rank under the same change, in the same regime.
 
     Speedup is in samples per second, so it means the same for strong and for weak scaling. Its
-    interval (95 %) comes from drawing the rounds anew, the same ones for both sides: arms of one
-    round were measured side by side. With a single round there is none.
+    interval (95 %) is Student's, of the speedups of the rounds: arms of one round were measured
+    side by side. With a single round there is none.
 
     Args:
         arms: ``arms.csv``.
@@ -48,10 +48,7 @@ def sweep_speedups(arms: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     missing = sorted(set(arms["arm"]) - set(rounds.columns))
     if missing:
         raise UserError(f"steps.csv: no measured step of arm {', '.join(map(str, missing))}")
-    chosen = np.random.default_rng(0).integers(0, len(rounds), (DRAWS, len(rounds)))
-    return pd.DataFrame(
-        [_row(arm, arms, rounds, chosen) for _, arm in arms.iterrows()], columns=[*COLUMNS]
-    )
+    return pd.DataFrame([_row(arm, arms, rounds) for _, arm in arms.iterrows()], columns=[*COLUMNS])
 
 
 def unwatched_steps(steps: pd.DataFrame) -> pd.DataFrame:
@@ -76,14 +73,13 @@ def step_times_by_round(steps: pd.DataFrame) -> pd.DataFrame:
     return slowest.groupby(["round", "arm"]).median().unstack("arm")
 
 
-def _row(arm: pd.Series, arms: pd.DataFrame, rounds: pd.DataFrame, chosen: NDArray) -> dict:
+def _row(arm: pd.Series, arms: pd.DataFrame, rounds: pd.DataFrame) -> dict:
     """Returns the row of an arm.
 
     Args:
         arm: a row of ``arms``.
         arms: ``arms.csv``.
         rounds: of ``step_times_by_round``.
-        chosen: [draws, rounds], the places of the rounds of each draw.
     """
     step_ms = float(rounds[arm["arm"]].median())
     row = {name: arm[name] for name in OF_THE_ARM} | {
@@ -103,7 +99,7 @@ def _row(arm: pd.Series, arms: pd.DataFrame, rounds: pd.DataFrame, chosen: NDArr
     samples_ratio = arm["global_batch"] / base["global_batch"]
     both = rounds[[base["arm"], arm["arm"]]].to_numpy()
     value = float(np.nanmedian(both[:, 0]) / np.nanmedian(both[:, 1]) * samples_ratio)
-    low, high = _interval(both, samples_ratio, chosen)
+    low, high = _interval(both, value, samples_ratio)
     if base["arm"] == arm["arm"]:
         low = high = 1.0
     return row | {
@@ -114,26 +110,22 @@ def _row(arm: pd.Series, arms: pd.DataFrame, rounds: pd.DataFrame, chosen: NDArr
     }
 
 
-def _interval(both: NDArray, samples_ratio: float, chosen: NDArray) -> tuple[float, float]:
+def _interval(both: NDArray, value: float, samples_ratio: float) -> tuple[float, float]:
     """Computes the 95 % interval of a speedup; NaN with fewer than two complete rounds.
 
-    The bootstrap over rounds: rounds are drawn with replacement, the same ones for both sides, so
-    that a moment at which the machine was slow is slow for both and cancels in the ratio.
+    A moment at which the machine was slow is slow for both sides of a round, and cancels in the
+    round's ratio.
 
     Args:
         both: [rounds, 2], step times of the base and of the arm.
+        value: the speedup, which the interval contains.
         samples_ratio: samples of the arm's step over those of the base's.
-        chosen: [draws, rounds], the places of the rounds of each draw.
     """
-    complete = ~np.isnan(both).any(axis=1)
-    count = int(complete.sum())
-    if count < 2:
+    complete = both[~np.isnan(both).any(axis=1)]
+    if len(complete) < 2:
         return float("nan"), float("nan")
-    drawn = chosen if complete.all() else np.flatnonzero(complete)[chosen % count]
-    middle = np.median(both[drawn], axis=1)
-    bounds = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
-    low, high = np.quantile(middle[:, 0] / middle[:, 1] * samples_ratio, bounds)
-    return float(low), float(high)
+    low, high = paired_interval(complete[:, 0] / complete[:, 1] * samples_ratio)
+    return min(low, value), max(high, value)
 
 
 def baseline_of(arm: pd.Series, arms: pd.DataFrame) -> pd.Series | None:

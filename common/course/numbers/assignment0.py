@@ -10,8 +10,8 @@ from scipy.optimize import nnls
 
 from common.course.numbers.tables import table
 from common.errors import UserError
-from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.flops import mfu
+from common.perfmodel.one_device.workload import Workload
 from common.runtime.script import read_yaml
 
 LEAST_BATCHES = 3
@@ -34,7 +34,7 @@ def mfu_percent(run: Path) -> float:
     if precision not in peaks.index:
         raise UserError(f"device-peak.csv: no peak in {precision}")
     tokens_per_s = batch_size * _tokens_per_sequence(settings) / step_s[batch_size]
-    config = GPT2Config.named(settings["model"])
+    config = Workload.of(settings).unpadded
     return float(100 * mfu(tokens_per_s, config, settings["seq_len"], peaks[precision]))
 
 

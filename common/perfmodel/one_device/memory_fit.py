@@ -15,7 +15,9 @@ def largest_batch(
     """Finds the largest batch size with a predicted peak within ``capacity_bytes``; 0 if none."""
 
     def fits(batch_size: int) -> bool:
-        sized = replace(workload, batch_size=batch_size)
+        # A small batch has fewer tokens than its loss may be in pieces.
+        chunks = min(workload.loss_chunks, batch_size * workload.seq_len)
+        sized = replace(workload, batch_size=batch_size, loss_chunks=chunks)
         return predict_memory(sized, sharding).peak_bytes <= capacity_bytes
 
     if not fits(1):
@@ -31,11 +33,13 @@ def largest_batch(
 
 def what_would_fit(workload: Workload, capacity_bytes: float) -> str:
     """Says how to make a step fit: the largest batch, as it is and with what saves memory."""
+    chunks = max(8, workload.loss_chunks)
+    in_pieces = replace(workload, loss_chunks=chunks)
     ways = {
         "": workload,
-        " with --loss_chunks 8": replace(workload, loss_chunks=8),
+        f" with --loss_chunks {chunks}": in_pieces,
         " with --activation_checkpointing": replace(workload, activation_checkpointing=True),
-        " with both": replace(workload, loss_chunks=8, activation_checkpointing=True),
+        " with both": replace(in_pieces, activation_checkpointing=True),
     }
     fits = {way: largest_batch(changed, capacity_bytes) for way, changed in ways.items()}
     if not fits[" with both"]:

@@ -65,7 +65,9 @@ class Sharding:
             return size_bytes * max(shares) // sum(shares)
         return -(-size_bytes // self.ranks) if self.shards else size_bytes
 
-    def communication_bytes(self, config: GPT2Config, phase: str, block: int = 1) -> int:
+    def communication_bytes(
+        self, config: GPT2Config, phase: str, block: int = 1, item_bytes: int = FLOAT32
+    ) -> int:
         """Computes the bytes of buffers for communication in ``phase`` of a step.
 
         DDP: its buckets, as large as all gradients, which may be views of them. Sharded: the
@@ -80,19 +82,25 @@ class Sharding:
             phase: ``forward``, ``loss``, ``backward`` (of ``block``, counted from 1),
                 ``embedding`` (its backward pass) or ``update``.
             block: the block whose backward pass it is.
+            item_bytes: of a number in a gathered block. Those of the embeddings' unit and those of
+                gradients take 4.
         """
         everything = FLOAT32 * config.num_parameters()
         if self.has_buckets:
             return everything
         if not self.shards or phase == "update":
             return 0
-        per_block = FLOAT32 * config.parameters_per_layer()
+        per_block = config.parameters_per_layer()
         if self.strategy == "FULL_SHARD":
-            blocks = {"forward": 2, "loss": 1, "backward": 3, "embedding": 2}[phase]
+            gathered = {"forward": 2, "loss": 1, "backward": 1, "embedding": 0}[phase]
         else:
             every = config.n_layer
-            blocks = {"forward": every, "loss": every, "backward": block + 1, "embedding": 3}[phase]
-        return everything + (blocks - config.n_layer) * per_block
+            gathered = {"forward": every, "loss": every, "backward": block, "embedding": 1}[phase]
+        gradients = 0 if phase in ("forward", "loss") else 2
+        if self.strategy == "SHARD_GRAD_OP" and phase == "backward":
+            gradients = 1
+        embeddings = everything - FLOAT32 * config.n_layer * per_block
+        return embeddings + (gathered * item_bytes + gradients * FLOAT32) * per_block
 
 
 def whole_tensors(sizes: Sequence[int], ranks: int) -> list[int]:

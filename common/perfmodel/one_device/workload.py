@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
 from common.errors import UserError, unknown_name
 from common.perfmodel.one_device.architecture import CONFIGS, TITLES, GPT2Config
@@ -76,16 +77,27 @@ class Workload:
                 "tokens of a batch"
             )
 
+    @classmethod
+    def of(cls, settings: Mapping[str, object], **other: object) -> Workload:
+        """Returns the step among a run's settings, with ``other`` in place of its own."""
+        names = {field.name for field in fields(Workload)}
+        own = {name: value for name, value in settings.items() if name in names}
+        return Workload(**own | other)
+
     def _check_at_least_one(self, name: str) -> None:
         if getattr(self, name) < 1:
             raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
     @property
+    def unpadded(self) -> GPT2Config:
+        """Returns the sizes of the model without padding, which is no token."""
+        own = GPT2Config.named(self.model)
+        return replace(own, vocab_size=self.vocab_size or own.vocab_size)
+
+    @property
     def config(self) -> GPT2Config:
         """Returns the sizes of the model, with the padded vocabulary."""
-        own = GPT2Config.named(self.model)
-        sized = replace(own, vocab_size=self.vocab_size or own.vocab_size)
-        return sized.padded_vocabulary(self.vocab_multiple)
+        return self.unpadded.padded_vocabulary(self.vocab_multiple)
 
     @property
     def title(self) -> str:

@@ -187,9 +187,12 @@ def propose(
     if bandwidth is not None and before.exchange_efficiency < target:
         wire = WIRE_TYPES[now.compression]
         factor = bandwidth / as_alpha_beta(model.networks[wire]).bandwidth_bytes_per_s
-        after = predict(at_bandwidth(model, factor))
         bus = bandwidth * 2 * (model.ranks - 1) / model.ranks
-        proposals.append(_filled(f"network={bus / 1e9:.3g} GB/s", now, after, before, now))
+        # A line through the measured times may reach the target as it is: nothing is to be changed.
+        if factor > 1:
+            after = predict(at_bandwidth(model, factor))
+            network = _filled(f"network={bus / 1e9:.3g} GB/s", now, after, before, now)
+            proposals += [network] if network.gain >= least_gain else []
     return proposals
 
 
