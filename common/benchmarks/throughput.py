@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 
@@ -139,7 +140,9 @@ def report(settings: ThroughputBenchmark, points: Points) -> None:
             print(f"Failed at batch_size={batch_size}: {outcome.reason}")
     peak = write_peak(settings, points.device, points.run)
     print(text.batch_block(points.table(), points.device.type))
-    print(text.operations_block(settings, tokens_per_s, peak, device_name(points.device)))
+    median_s = statistics.median(headline.step_times_ms) / 1e3
+    rate = settings.tokens_per_step / median_s  # of the median step, as the notebook has it
+    print(text.operations_block(settings, rate, peak, device_name(points.device)))
 
 
 def require_result(outcome: PointOutcome, settings: Workload, points: Points) -> None:

@@ -78,13 +78,8 @@ with process_group("cpu") as worker:
         most = torch.tensor(local_bytes(states))
         dist.all_reduce(most, dist.ReduceOp.MAX)
         found = {
-            **{
-                "strategy": strategy,
-                "precision": precision,
-                "parameters": parameters,
-                "gradients": gradients,
-            },
-            **{"states": most.item()},
+            **{"strategy": strategy, "precision": precision, "states": most.item()},
+            **{"parameters": parameters, "gradients": gradients},
         }
         found["peak"] = parameters + found["states"] + buckets + min(above)
         if worker.is_main:

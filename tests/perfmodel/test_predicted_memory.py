@@ -128,7 +128,7 @@ def test_nothing_fits_where_the_states_do_not():
     advice = what_would_fit(Workload("gpt2", 64, 1024), 23e9)
     assert advice.startswith("largest batch predicted to fit: 17,")
     assert "--activation_checkpointing" in advice
-    # One sequence has fewer tokens than this loss is in pieces; eight pieces would need more memory.
+    # One sequence has fewer tokens than this loss is in pieces, and eight pieces need more memory.
     advice = what_would_fit(Workload("gpt2", 64, 128, loss_chunks=256), 4e9)
     assert "with --loss_chunks 256" in advice
 

@@ -27,11 +27,18 @@ def workload_text(settings: Mapping) -> str:
     return "{model}, batch {batch_size}, sequence {seq_len}, {precision}".format(**settings)
 
 
+def product_type(settings: Mapping) -> str:
+    """Returns what matrix products are computed in, such as bfloat16 or TF32."""
+    is_tf32 = settings["tf32"] and settings["precision"] == "float32"
+    return "TF32" if is_tf32 else settings["precision"]
+
+
 def step_text(settings: Mapping) -> str:
     """Returns ``workload_text``, the optimizer, and what is not the default."""
     pieces = settings["loss_chunks"]
     parts = [
         workload_text(settings),
+        "TF32" if product_type(settings) == "TF32" else "",
         f"{settings['optimizer']} ({settings['optimizer_implementation']})",
         "attention written out" if settings["attention"] == "eager" else "",
         "compiled" if settings["compile"] else "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from common.analysis.one_device.origin import product_type
 from common.analysis.one_device.profile import ProfileRun, open_profile
 from common.analysis.runs import gpu_folder
 from common.analysis.style import Table
@@ -74,7 +75,7 @@ def peaks_text(run: ProfileRun) -> str:
         return "unknown for this device, so what bounds an operator cannot be said"
     rate, bandwidth = run.roof.flops_per_s / 1e9, run.roof.memory_bytes_per_s / 1e9
     return (
-        f"{rate:,.0f} GFLOP/s in {run.settings['precision']} and {bandwidth:,.0f} GB/s, so the "
+        f"{rate:,.0f} GFLOP/s in {product_type(run.settings)} and {bandwidth:,.0f} GB/s, so the "
         f"ridge is at {run.roof.ridge:.3g} FLOP/byte ({run.peak.source})"
     )
 
@@ -182,7 +183,7 @@ def roof_facts(run: ProfileRun) -> dict[str, str]:
         return {"the peaks of this device are known": "no, and no operator's bound is"}
     return {
         "the peaks of this device are known": "yes",
-        f"peak in {run.settings['precision']}": f"{run.roof.flops_per_s / 1e9:,.0f} GFLOP/s",
+        f"peak in {product_type(run.settings)}": f"{run.roof.flops_per_s / 1e9:,.0f} GFLOP/s",
         "memory bandwidth": f"{run.roof.memory_bytes_per_s / 1e9:,.0f} GB/s",
         "ridge": f"{run.roof.ridge:.3g} FLOP/byte",
         "source": run.peak.source,
