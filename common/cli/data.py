@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -27,14 +28,19 @@ class Record:
     """The run directory."""
     machine: str
     """Name of the machine's folder, like h100-8."""
-    assignment: str = "assignment2"
+    assignment: str = ""
+    """Name of the run's folder there, like study-accuracy; by default the assignment it is of."""
 
     def run(self) -> None:
         """Copies the tables and says where they are."""
         from common.report.recording import keep_run
         from common.runtime.paths import relative_to_project
 
-        print(relative_to_project(keep_run(Path(self.run_dir), self.machine, self.assignment)))
+        run_dir = Path(self.run_dir)
+        name = self.assignment or run_dir.absolute().parent.name
+        if not self.assignment and not re.fullmatch(r"assignment\d", name):
+            raise UserError(f"{run_dir}: of no assignment by its path; give --assignment NAME")
+        print(relative_to_project(keep_run(run_dir, self.machine, name)))
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,8 @@ class Diagnose:
 
     def _new_folder(self) -> Path:
         folder = Path(self.bundle or f"outputs/watch/{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+        if folder.is_file():
+            raise UserError(f"--bundle {folder}: it is a file, and a folder is needed")
         if folder.exists() and any(folder.iterdir()):
             raise UserError(f"--bundle {folder}: exists; give each run a folder of its own")
         try:

@@ -6,6 +6,7 @@ Gradescope unpacks it, runs setup.sh once as root, and run_autograder for each s
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
 from pathlib import Path
 
@@ -72,7 +73,8 @@ def bundle(root: Path, out: Path, variant: int, overlay: Path | None = None) -> 
     except OSError as error:
         raise UserError(f"{out}: {error.strerror}") from None
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a folder that is none
+            beside.unlink()
     return len(names) + 2
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.course.outcomes import PASSED, SKIPPED, Outcome, run_tests
+from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome, run_tests
 from common.course.tasks import Task, read_tasks
 from common.errors import UserError, unknown_name, unwritten_task
 
@@ -57,18 +57,26 @@ def progress(root: Path, wanted: str = "") -> list[Progress]:
         wanted: a task, or all.
 
     Raises:
-        UserError: no such task, or a tree without public tests.
+        UserError: no such task, a tree without public tests, or a file that cannot be imported,
+            so that no test of it runs.
     """
     tasks = read_tasks(root)
     if wanted and wanted not in tasks:
         raise UserError(unknown_name("task", wanted, tasks))
     if not (root / PUBLIC).is_dir():
         raise UserError(f"{root}: there is no {PUBLIC} in it")
-    arguments = [str(PUBLIC)]
+    arguments = [str(PUBLIC), "--continue-on-collection-errors"]
     if wanted:
         number = wanted[1:].replace(".", "_")
         arguments += ["-k", f"test_a{number} or {wanted}"]
-    return by_task(tasks, run_tests(root, arguments), wanted)
+    outcomes = run_tests(root, arguments)
+    found = by_task(tasks, outcomes, wanted)
+    failed = [one for one in outcomes if one.outcome == FAILED]
+    not_loaded = next((one for one in failed if not TASK.search(one.name)), None)
+    if not_loaded and not (wanted and found[0].outcomes):
+        where = not_loaded.name.rpartition(".")[2]
+        raise UserError(f"{where} cannot be loaded: {reason_of(not_loaded.message)}")
+    return found
 
 
 def by_task(

@@ -13,6 +13,7 @@ Whoever reads one believes nothing of it: neither names, sizes nor kinds of its 
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -164,7 +165,8 @@ def pack(path: Path, of: HandedIn, files: Mapping[str, bytes]) -> None:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a folder that is none
+            beside.unlink()
 
 
 def read_submission(path: Path) -> Submission:

@@ -27,6 +27,7 @@ from common.explore.buckets import (
     explore,
     falls_below,
     first_settings,
+    shown_ranks,
 )
 from common.explore.controls import Command, Slider, box, choice, steps_between
 from common.explore.predict_line import predict_line
@@ -108,7 +109,8 @@ class BucketTab:
             self._offer("alpha_us", now.alpha_us, f"latency α, {now.ranks} ranks")
             self._offer("beta_gb_per_s", now.beta_gb_per_s, f"bandwidth β, {now.ranks} ranks")
             self.sliders["cap_mib"].offer(caps, now.cap_mib)
-            for name in ("ranks", "compute", "contention"):
+            self.sliders["ranks"].offer(shown_ranks(self.system), now.ranks)
+            for name in ("compute", "contention"):
                 slider = self.sliders[name]
                 slider.offer(slider.values, getattr(now, name))
         finally:

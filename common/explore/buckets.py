@@ -27,7 +27,7 @@ from common.perfmodel.search import BestCap
 from common.perfmodel.simulator import BackwardTimeline
 
 RANKS = tuple(2**power for power in range(1, 11))
-"""Numbers of ranks that efficiency is computed for, beside 1."""
+"""Numbers of ranks that efficiency is computed for, beside 1 and the system's own."""
 SMALLEST_SHOWN_MIB = 1 / 16
 Found = TypeVar("Found")
 
@@ -151,9 +151,15 @@ def explore(system: System, settings: BucketSettings, known: BestCap | None = No
     best = known or if_written(
         lambda: here.model.best_cap(system.caps_mib, bucketings=system.bucketings)
     )
-    at_cap = if_written(lambda: efficiency(system, settings, settings.cap_mib))
-    at_best = best and if_written(lambda: efficiency(system, settings, best.cap_mib))
-    return BucketView(timeline, best, (1, *RANKS), at_cap, at_best, tuple(unwritten))
+    ranks = shown_ranks(system)
+    at_cap = if_written(lambda: efficiency(system, settings, settings.cap_mib, ranks))
+    at_best = best and if_written(lambda: efficiency(system, settings, best.cap_mib, ranks))
+    return BucketView(timeline, best, (1, *ranks), at_cap, at_best, tuple(unwritten))
+
+
+def shown_ranks(system: System) -> list[int]:
+    """Returns the numbers of ranks that efficiency is computed for, the system's own among them."""
+    return sorted({*RANKS, system.ranks})
 
 
 def efficiency(

@@ -62,7 +62,10 @@ def known_systems(run_dir: str | Path | None = None) -> dict[str, Opener]:
 
 def _of_run(folder: Path) -> dict[str, Opener]:
     """Returns the systems of one run: over the network it ran on, then over emulated ones."""
-    whose = "recorded" if is_recorded(folder) else "your run"
+    whose = "your run"
+    if is_recorded(folder):
+        is_usual = folder == recorded_assignment("assignment2").resolve()
+        whose = "recorded" if is_usual else f"recorded on {folder.parent.name}"
     for name, label in WRITTEN_BY.items():
         if find_table(folder, name, label) is None:
             raise UserError(f"{relative_to_project(folder)}: no complete run with {name}")

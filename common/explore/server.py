@@ -24,6 +24,7 @@ from pathlib import Path
 
 import psutil
 
+from common.analysis.runs import given_folder
 from common.errors import RunFailed, UserError
 from common.runtime.child import RANK_VARIABLES
 from common.runtime.orphans import ending_with_parent
@@ -151,7 +152,7 @@ def _variables(folder: Path, run_dir: str) -> dict[str, str]:
         "JUPYTER_PATH": str(OWN),
         "IPYTHONDIR": str(folder / "ipython"),
         "PYTHONPATH": os.pathsep.join(path),
-        RUN_DIR_VARIABLE: str(Path(run_dir).absolute()) if run_dir else "",
+        RUN_DIR_VARIABLE: str(given_folder(run_dir).resolve()) if run_dir else "",
     }
 
 

@@ -24,11 +24,12 @@ def execute_notebooks(
         the notebooks that were executed, and the UserErrors of cells in the others.
 
     Raises:
-        RunFailed: a cell failed in another way; the message names the notebook and its error.
+        RunFailed: a cell failed in another way, or a kernel died; the message names the notebook.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import papermill
+        from nbclient.exceptions import DeadKernelError
     logging.getLogger("papermill").setLevel(logging.ERROR)
     folder.mkdir(exist_ok=True)
 
@@ -53,6 +54,9 @@ def execute_notebooks(
                 return UserError(f"{notebook.stem}: {error.evalue}")
             message = re.sub(r"\x1b\[[0-9;]*m", "", f"{error.ename}: {error.evalue}")
             raise RunFailed(f"{notebook.stem}, cell {error.exec_count}: {message}") from None
+        except DeadKernelError:
+            why = "its kernel died, perhaps of lack of memory"
+            raise RunFailed(f"{notebook.stem}: {why}") from None
         return result
 
     with ThreadPoolExecutor(max_workers=2) as pool:  # a kernel mostly waits for imports

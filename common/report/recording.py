@@ -26,11 +26,16 @@ LIMIT_MIB = 6
 def keep_run(run_dir: Path, machine: str, assignment: str, folder: Path | None = None) -> Path:
     """Copies the complete run's tables to ``data/<machine>/<assignment>``, replacing what is there.
 
-    Raises UserError for a run that is not complete, a machine name that is no folder name, or
-    tables above ``LIMIT_MIB`` in all.
+    Raises UserError for a run that is not complete, a name that is no folder's, tables above
+    ``LIMIT_MIB`` in all, or a file that cannot be read or written.
     """
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", machine):
         raise UserError(f"machine {machine!r}: lower-case letters, digits and '-', like h100-8")
+    parts = assignment.split("/")
+    if not all(re.fullmatch(r"[a-z0-9][a-z0-9-]*", part) for part in parts):
+        raise UserError(
+            f"assignment {assignment!r}: lower-case letters, digits and '-', like study-accuracy"
+        )
     if not (run_dir / "environment.json").is_file():
         raise UserError(f"{run_dir}: not a run directory (no environment.json)")
     status = read_environment(run_dir)["status"]
@@ -45,17 +50,22 @@ def keep_run(run_dir: Path, machine: str, assignment: str, folder: Path | None =
     target = (folder or project_root() / "data") / machine / assignment
     beside = target.with_name(f".{target.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    for table in tables:
-        copy = beside / table.relative_to(run_dir)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(table, copy)
-    for record in run_dir.glob("**/environment.json"):
-        copy = beside / record.parent.relative_to(run_dir)
-        if copy.is_dir():
-            _copy_description(record.parent, copy)
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(beside, target)
+    try:
+        beside.mkdir(parents=True)
+        for table in tables:
+            copy = beside / table.relative_to(run_dir)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(table, copy)
+        for record in run_dir.glob("**/environment.json"):
+            copy = beside / record.parent.relative_to(run_dir)
+            if copy.is_dir():
+                _copy_description(record.parent, copy)
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(beside, target)
+    except OSError as error:
+        raise UserError(f"{error.filename or target}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
     return target
 
 

@@ -22,7 +22,9 @@ from common.errors import UserError
 LIBRARIES = ("site-packages", "dist-packages", "lib/python", "torch/", "<")
 """Parts of the file names of frames that are no user's code."""
 COMPLETED = "completed"
-AT_END = re.compile(r"(\d+)(?:\.\w+)*$")
+AT_END = re.compile(r"(\d+)(?:\.[A-Za-z]+)*$")
+OF_A_TRACE = (b"schemaVersion", b"traceEvents")
+"""A profiler's trace has one of these at its beginning, and names process groups, too."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ def is_dump(path: Path) -> bool:
     try:
         head = path.open("rb").read(4096)
     except OSError:
+        return False
+    if any(mark in head for mark in OF_A_TRACE):
         return False
     return b"pg_config" in head or (b"entries" in head and b"version" in head)
 
@@ -197,7 +201,7 @@ def _stop(
         if not behind and all(call.is_done for call in here.values()):
             continue
         kinds = [call.what for call in here.values()]
-        usual = max(set(kinds), key=kinds.count) if kinds else ""
+        usual = max(dict.fromkeys(kinds), key=kinds.count, default="")  # of equals the first
         return Stop(
             group=name,
             number=number,

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MARK = b"NCCL "
-RANK_OF = re.compile(r"(\S+):(\d+):\d+ \[\d+\] NCCL INFO .*\brank (\d+) nranks (\d+)")
+PROCESS = re.compile(r"([^\s:\]]+):(\d+):\d+ \[\d+\] NCCL ")
+RANK_OF = re.compile(r"NCCL INFO .*\brank (\d+) nranks (\d+)")
 CHANNEL = re.compile(
     r"NCCL INFO Channel \S+ : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(?:send|receive)\])? via (\S+)"
 )
@@ -68,22 +69,47 @@ def is_nccl_log(path: Path) -> bool:
 
 
 def read_nccl_logs(paths: Iterable[Path]) -> NcclLog:
-    """Reads the logs of a job."""
+    """Reads the logs of a job.
+
+    Ranks are numbered anew in each communicator, and a job may have some of a part of its ranks.
+    Hosts and transports are those of the largest.
+    """
+    by_size: dict[int, NcclLog] = {}
+    sizes: dict[tuple[str, str], int] = {}
     found = NcclLog()
     for path in paths:
         for line in path.read_text(errors="replace").splitlines():
             _take(line, found)
+            _take_connection(line, by_size, sizes)
+    if by_size:
+        largest = by_size[max(by_size)]
+        found.hosts, found.transports = largest.hosts, largest.transports
     return found
 
 
-def _take(line: str, found: NcclLog) -> None:
-    if match := RANK_OF.search(line):
-        host, _, rank, _ = match.groups()
-        found.hosts[int(rank)] = host
-    if match := CHANNEL.search(line):
+def _take_connection(
+    line: str, by_size: dict[int, NcclLog], sizes: dict[tuple[str, str], int]
+) -> None:
+    """Takes who is where, and how a pair is connected, from a line.
+
+    Args:
+        line: of a log.
+        by_size: number of a communicator's ranks → what is known of it.
+        sizes: (host, process) → ranks of the communicator that it last began.
+    """
+    process = PROCESS.search(line)
+    if process and (match := RANK_OF.search(line)):
+        rank, size = map(int, match.groups())
+        sizes[process.groups()] = size
+        by_size.setdefault(size, NcclLog()).hosts[rank] = process.group(1)
+    if process and (match := CHANNEL.search(line)):
         first, second, transport = match.groups()
         pair = (min(int(first), int(second)), max(int(first), int(second)))
-        found.transports.setdefault(pair, Counter())[transport] += 1
+        own = by_size.setdefault(sizes.get(process.groups(), 0), NcclLog())
+        own.transports.setdefault(pair, Counter())[transport] += 1
+
+
+def _take(line: str, found: NcclLog) -> None:
     if match := NETWORK.search(line):
         found.networks.add(match.group(1) or match.group(2))
     if NO_INFINIBAND.search(line):

@@ -97,6 +97,14 @@ def test_ranks_that_call_different_things_are_told_apart(tmp_path: Path) -> None
     assert "Rank 2 called something else: nccl:broadcast [64]" in found.evidence[1]
 
 
+def test_the_rank_is_the_last_number_of_a_dumps_name(tmp_path: Path) -> None:
+    dump(tmp_path, 0, entry(1), entry(2, state="started"))
+    dump(tmp_path, 1, entry(1))
+    for path in list(tmp_path.iterdir()):
+        path.rename(path.with_name(f"job.1234.{path.name}"))
+    assert verdict(tmp_path, "hang").title == "rank 1 did not come to a collective"
+
+
 def test_a_rank_without_a_dump_is_suspected(tmp_path: Path) -> None:
     dump(tmp_path, 0, entry(1), entry(2, state="scheduled"))
     found = verdict(tmp_path, "hang")
@@ -210,6 +218,36 @@ def test_one_ranks_trace_has_no_other_to_compare_with(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+def test_a_trace_that_names_its_process_groups_is_no_dump(tmp_path: Path) -> None:
+    for rank, compute_us in ((0, 40_000), (1, 90_000)):
+        packed = trace(tmp_path, rank, compute_us=compute_us, reduce_us=100_000 - compute_us)
+        content = json.loads(gzip.decompress(packed.read_bytes()))
+        group = {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1]}
+        content["distributedInfo"] |= {"world_size": 2, "pg_count": 1, "pg_config": [group]}
+        (tmp_path / f"node1_47{rank}.1764.pt.trace.json").write_text(json.dumps(content))
+        packed.unlink()
+    assert verdict(tmp_path, "slow-rank").title == "rank 1 keeps the others waiting"
+    assert "hang" in not_judged(tmp_path)
+
+
+def test_a_rank_may_have_a_trace_for_each_cycle_of_its_schedule(tmp_path: Path) -> None:
+    for rank, compute_us in ((0, 40_000), (1, 90_000)):
+        packed = trace(tmp_path, rank, compute_us=compute_us, reduce_us=100_000 - compute_us)
+        text = gzip.decompress(packed.read_bytes()).decode()
+        for step in reversed(range(10)):  # the second cycle's steps have later numbers
+            text = text.replace(f'ProfilerStep#{step}"', f'ProfilerStep#{step + 20}"')
+        (tmp_path / f"later-{rank}.pt.trace.json").write_text(text)
+    assert verdict(tmp_path, "slow-rank").title == "rank 1 keeps the others waiting"
+
+
+def test_ranks_without_a_step_in_common_are_not_compared(tmp_path: Path) -> None:
+    trace(tmp_path, 0, compute_us=40_000, reduce_us=60_000)
+    packed = trace(tmp_path, 1, compute_us=90_000, reduce_us=10_000)
+    text = gzip.decompress(packed.read_bytes()).decode()
+    packed.write_bytes(gzip.compress(text.replace("ProfilerStep#", "ProfilerStep#9").encode()))
+    assert "slow-rank" in not_judged(tmp_path)
+
+
 # NCCL's log ---------------------------------------------------------------------------------------
 
 
@@ -247,6 +285,29 @@ def test_sockets_between_hosts_and_warnings_are_named(tmp_path: Path) -> None:
     assert "NCCL found no InfiniBand" in found.evidence[0]
     assert "Connection refused" in found.evidence[1]
     assert len(found.evidence) == 2
+
+
+def test_ranks_of_a_part_of_the_job_are_not_taken_for_the_jobs(tmp_path: Path) -> None:
+    # Two hosts of two GPUs each. Ranks 0 and 2 of the job, of different hosts, are 0 and 1 of a
+    # smaller communicator, and their lines begin as torchrun's --tee writes them.
+    def line(host: str, process: int, text: str) -> str:
+        return f"[default{process}]:{host}:{process}:9 [0] {text}"
+
+    def began(rank: int, ranks: int) -> str:
+        return (
+            f"NCCL INFO ncclCommInitRank comm 0x1 rank {rank} nranks {ranks} cudaDev 0 - Init START"
+        )
+
+    places = [("a", 70), ("a", 71), ("b", 70), ("b", 71)]
+    lines = [line(*place, began(rank, 4)) for rank, place in enumerate(places)]
+    lines += [
+        line("a", 70, connected(0, 1, "P2P/CUMEM")),
+        line("a", 71, connected(1, 2, "NET/IB/0")),
+    ]
+    lines += [line("a", 70, began(0, 2)), line("b", 70, began(1, 2))]
+    lines += [line("a", 70, connected(0, 1, "NET/IB/0"))]
+    (tmp_path / "job.out").write_text("\n".join(lines))
+    assert names(tmp_path) == []
 
 
 def test_good_connections_are_no_cause(tmp_path: Path) -> None:

@@ -42,6 +42,21 @@ def test_tests_belong_to_the_tasks_that_they_name() -> None:
 UNWRITTEN = "common.errors.NotYetWritten: task A1.3 is not written yet"
 
 
+def test_a_file_that_cannot_be_imported_is_told_in_one_line(tmp_path: Path) -> None:
+    public = tmp_path / "tests" / "exercises" / "public"
+    public.mkdir(parents=True)
+    (tmp_path / "assignments").mkdir()
+    text = (project_root() / "assignments" / "course.yaml").read_text()
+    (tmp_path / "assignments" / "course.yaml").write_text(text)
+    (public / "test_public_assignment2.py").write_text("from broken import nothing\n")
+    (public / "test_public_assignment4.py").write_text("def test_a4_1_runs(): pass\n")
+    for wanted in ("", "A2.1"):
+        with pytest.raises(UserError, match=r"test_public_assignment2 cannot be loaded: .*broken"):
+            progress(tmp_path, wanted)
+    [found] = progress(tmp_path, "A4.1")
+    assert found.passed == 1
+
+
 def test_a_failure_is_told_in_a_line() -> None:
     assert reason_of("E   assert 1 == 2\nE   AssertionError: wrong\n") == "AssertionError: wrong"
     assert reason_of("assert 1 == 2\nmore") == "assert 1 == 2"

@@ -114,6 +114,13 @@ def test_efficiency_is_one_ranks_step_over_the_step() -> None:
     assert view.at_cap[place] < 0.8 <= view.at_cap[place - 1]
 
 
+def test_a_system_of_any_number_of_ranks_has_its_own_among_those_shown() -> None:
+    system = replace(small_system(), ranks=6)
+    view = explore(system, first_settings(system, 4.0))
+    assert view.ranks[:5] == (1, 2, 4, 6, 8)
+    assert len(view.at_cap) == len(view.ranks)
+
+
 def test_the_curve_has_every_bucketing_and_marks_those_near_the_best() -> None:
     system = small_system()
     best = explore(system, first_settings(system, 2.0)).best

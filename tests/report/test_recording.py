@@ -59,6 +59,25 @@ def test_a_run_that_cannot_be_kept_leaves_nothing(
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize("name", ["", "..", "../other/assignment2", "a b"])
+def test_a_name_that_is_no_folders_removes_nothing(tmp_path: Path, name: str) -> None:
+    run = finished_run(tmp_path)
+    kept = keep_run(run, "h100-1", "assignment0", tmp_path / "data")
+    with pytest.raises(UserError, match="lower-case letters, digits"):
+        keep_run(run, "h100-1", name, tmp_path / "data")
+    assert (kept / "times.csv").is_file()
+
+
+def test_a_run_that_lacks_a_file_leaves_what_was_recorded(tmp_path: Path) -> None:
+    run = finished_run(tmp_path)
+    kept = keep_run(run, "h100-1", "assignment0", tmp_path / "data")
+    (run / "config.yaml").unlink()
+    with pytest.raises(UserError, match=r"config\.yaml: No such file"):
+        keep_run(run, "h100-1", "assignment0", tmp_path / "data")
+    assert [path.name for path in kept.parent.iterdir()] == ["assignment0"]
+    assert (kept / "config.yaml").is_file()
+
+
 def test_tables_that_are_too_large_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="at most 6 are recorded"):
         keep_run(finished_run(tmp_path, rows=1_200_000), "h100-1", "assignment0", tmp_path / "data")

@@ -73,11 +73,14 @@ class LeftBehind:
     def by_step(self, column: str) -> pd.DataFrame:
         """Returns a column of the traces: a row per step that all ranks have, a column per rank.
 
-        Raises NotJudged where there are no traces.
+        Raises NotJudged where there are no traces, or no such step.
         """
         if self.steps.empty:
             raise NotJudged("no profiler trace with steps")
-        return self.steps.pivot_table(index="step", columns="rank", values=column).dropna()
+        found = self.steps.pivot_table(index="step", columns="rank", values=column).dropna()
+        if found.empty:
+            raise NotJudged("the traces have no step that all ranks have")
+        return found
 
 
 def read_left_behind(folder: Path | str) -> LeftBehind:
@@ -113,11 +116,15 @@ def read_left_behind(folder: Path | str) -> LeftBehind:
 
 
 def read_traces(paths: Sequence[Path]) -> Traces:
-    """Reads traces of torch.profiler, one a rank; one that cannot be read is noted."""
+    """Reads traces of torch.profiler; one that cannot be read is noted.
+
+    A rank has one, or one for each cycle of its schedule.
+    """
     notes: list[str] = []
     parts = _read_all(_steps_of, paths, notes)
     ranks = [rank for rank, *_ in parts]
-    if len(set(ranks)) < len(ranks):  # of one process each, or names without a rank
+    named = [(rank, step) for rank, steps, _ in parts for step in steps["step"].unique()]
+    if len(set(named)) < len(named):  # of one process each, or names without a rank
         ranks = list(range(len(parts)))
     tables = [
         [table.assign(rank=rank) for table in found]
