@@ -222,6 +222,19 @@ def test_validity_comes_before_speed_and_then_what_costs_most(tmp_path):
     assert lines.index("1. wrong sampler") < lines.index("2. rank 0") < lines.index("3. the step")
 
 
+def test_a_loader_that_is_slow_on_one_rank_can_be_as_quick_as_the_others(tmp_path):
+    folder = MadeUp(data_ms=4.0).write(tmp_path / "run")
+    steps = pd.read_csv(folder / "steps.csv")
+    is_slow = steps["rank"] == 1
+    steps.loc[is_slow, "data_time_ms"] += 20.0
+    steps.loc[~is_slow, "waiting_time_ms"] += 20.0
+    steps["step_time_ms"] += 20.0
+    steps.to_csv(folder / "steps.csv", index=False)
+    verdict = next(v for v in diagnose_folder(folder).verdicts if v.cause == "data-loading")
+    slowest = steps[~steps["warmup"]].groupby(["round", "epoch", "step"])["step_time_ms"].max()
+    assert verdict.lost_share == pytest.approx(20.0 / slowest.mean(), rel=0.02)
+
+
 def test_no_line_is_longer_than_a_report_is_wide(tmp_path):
     found = diagnose_folder(MadeUp(data_ms=8.0, slow={0: 1.6}).write(tmp_path / "run"))
     long = "rank 0 is slower than the others, and one word after another makes its title longer"

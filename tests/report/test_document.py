@@ -131,7 +131,7 @@ def test_anchors_are_the_notebooks_name_and_the_words_of_the_heading(parts: list
     assert found["assignment1_ddp-gradient-accumulation"].text == "Gradient accumulation"
     assert found["assignment1_ddp-gradient-accumulation"].level == 2
     first = parts[0].contents[0]
-    assert (first.level, first.text) == (1, "Part 1: data-parallel training with DDP")
+    assert (first.level, first.text) == (1, "Data-parallel training with DDP")
 
 
 def test_headings_come_in_order_under_one_title(text: str) -> None:

@@ -100,8 +100,9 @@ def test_the_largest_kind_of_work(found: dict[str, Finding]) -> None:
     one = found["Where a step's time goes"].found
     assert name in one.value
     assert shown(one.value, by_step.loc[middle, name] / lengths[middle], "{:.0%}")
-    for end in (by_step[name].min(), by_step[name].max()):
-        assert shown(one.spread, end / lengths[middle], "{:.0%}")
+    shares = by_step[name] / by_step.sum(axis=1)
+    for end in (shares.min(), shares.max()):
+        assert shown(one.spread, end, "{:.0%}")
 
 
 def test_the_speedup_of_ddp_and_what_the_exchange_adds(found: dict[str, Finding]) -> None:

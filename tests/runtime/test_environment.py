@@ -175,11 +175,11 @@ def test_emulated_networks_keep_their_names(monkeypatch) -> None:
     monkeypatch.setenv(EMULATED_NETWORK, json.dumps(emulated))
     assert network_name("gloo") == "2 emulated hosts at 1 Gbit/s, 0.5 ms delay"
     assert ranks_on_machine(3) == 6  # both hosts have this machine's memory
-    monkeypatch.setenv(EMULATED_NETWORK, json.dumps(emulated | {"hosts": 1}))
-    assert network_name("gloo") == "1 emulated host at 1 Gbit/s, 0.5 ms delay"
     record = describe_environment("gloo", "cpu", 2, rank_hosts=["here", "here"])
     assert record["network"] == "2 emulated hosts at 1 Gbit/s, 0.5 ms delay"
     assert record["hosts"] == 2
+    monkeypatch.setenv(EMULATED_NETWORK, json.dumps(emulated | {"hosts": 1}))
+    assert network_name("gloo") == "1 emulated host at 1 Gbit/s, 0.5 ms delay"
 
 
 def test_different_gpus_of_one_host_are_all_named() -> None:

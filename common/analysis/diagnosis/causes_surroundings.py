@@ -47,6 +47,9 @@ def data_loading(case: Case) -> Verdict | None:
     level, reason = confidence(share, DATA_SHARE, error, len(data))
     alone = len(by_rank) > 1 and by_rank.min() < by_rank.max() / 2
     whose = f" (rank {slowest}; others less)" if alone else ""
+    # One rank alone can be as quick as the others, whose own fetches stay.
+    others_ms = float(by_rank.drop(slowest).mean()) if alone else 0.0
+    lost = min(share * (1 - others_ms / float(by_rank[slowest])), 0.99)
     return Verdict(
         cause="data-loading",
         title=f"rank {slowest} waits for its data" if alone else "the step waits for its data",
@@ -54,12 +57,12 @@ def data_loading(case: Case) -> Verdict | None:
             f"Fetching batches takes {by_rank[slowest]:.3g} of {steps_ms.mean():.3g} ms, "
             f"{percent(share)} of the step{whose} {case.file(STEPS)}.",
         ),
-        lost_share=min(share, 0.99),
+        lost_share=lost,
         confidence=level,
         reason=f"share of the step: {reason}",
         change=_load_ahead(case, float(by_rank[slowest]), float(steps_ms.mean())),
         speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(share),
+        predicted_speedup=case.speedup_without(lost),
     )
 
 

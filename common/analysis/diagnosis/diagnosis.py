@@ -256,7 +256,7 @@ def _summary(case: Case) -> str:
     try:
         parts = case.run.parts
     except NotJudged:
-        if left := profiled(case):
+        if (left := profiled(case)) and left.common_steps:
             sentences.append(f"{profiled_step(left)} {case.file(TRACE_STEPS)}.")
         return " ".join(sentences)
     shares = ", ".join(

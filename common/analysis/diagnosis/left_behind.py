@@ -70,6 +70,14 @@ class LeftBehind:
         """Returns True if the traces have kernels of a GPU."""
         return len(self.steps) > 0 and bool(flags(self.steps["on_device"]).any())
 
+    @property
+    def common_steps(self) -> int:
+        """Returns the number of steps that all ranks have."""
+        if self.steps.empty:
+            return 0
+        by_step = self.steps.groupby("step")["rank"].nunique()
+        return int((by_step == self.steps["rank"].nunique()).sum())
+
     def by_step(self, column: str) -> pd.DataFrame:
         """Returns a column of the traces: a row per step that all ranks have, a column per rank.
 

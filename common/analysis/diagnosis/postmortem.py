@@ -64,11 +64,11 @@ def _summary(left: LeftBehind) -> str:
     """Returns what was read, and where a step's time goes in the traces."""
     read = []
     if len(left.steps):
-        ranks, steps = left.steps["rank"].nunique(), len(left.by_step("step_ms"))
+        ranks, steps = left.steps["rank"].nunique(), left.common_steps
         read.append(f"profiler traces of {ranks} rank{'s' if ranks > 1 else ''}, {steps} steps")
     if left.log is not None:
         read.append(f"NCCL's log of {len(left.log.hosts)} ranks")
     if left.dumps:
         read.append(f"flight recorders' dumps of {len(left.dumps)} ranks")
     said = f"Read: {'; '.join(read)}."
-    return said if left.steps.empty else f"{said} {profiled_step(left)}."
+    return f"{said} {profiled_step(left)}." if left.common_steps else said
