@@ -39,7 +39,7 @@ class Record:
         run_dir = Path(self.run_dir)
         name = self.assignment or run_dir.absolute().parent.name
         if not run_dir.is_dir():
-            raise UserError(f"{run_dir}: not a run directory")
+            raise UserError(f"{run_dir}: not a run directory (no environment.json)")
         if not self.assignment and not re.fullmatch(r"assignment\d", name):
             raise UserError(f"{run_dir}: of no assignment by its path; give --assignment NAME")
         print(relative_to_project(keep_run(run_dir, self.machine, name)))
