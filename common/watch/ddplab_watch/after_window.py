@@ -1,4 +1,4 @@
-"""What the ranks measure together after the window: probes and trials, or why there are none."""
+"""The measurements of all ranks after the window: probes and trials, or why there are none."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Calls:
     def __init__(self, loop: Loop, device: torch.device, is_last: Callable[[], bool]) -> None:
         self.loop, self.device, self.is_last = loop, device, is_last
         self.compute_dtype = ""
-        """What the model computed in; empty while no output has told."""
+        """Type that the model computes in; empty while no output has told."""
         self._depth = 0
         """Of calls under way: DDP's, and that of the model inside of it."""
         self._evaluating_since: float | None = None

@@ -1,4 +1,4 @@
-"""What the training is fed with: by which loaders, in which epochs, with which samples."""
+"""The batches that feed the training: their loaders, epochs and samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Feed:
         self.iterator: Any = None
         """The one that gave the newest batch."""
         self.on_host: bool | None = None
-        """Whether the first batch had tensors in the host's memory; None without a tensor."""
+        """True if the first batch had tensors in the host's memory; None without a tensor."""
         self._is_first = True
         self._asked: list[Any] = []
         """Indices that the iterator was asked for of late, batch by batch."""
