@@ -10,12 +10,13 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import runpy
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
+
+from common.runtime.ranks import free_port
 
 ASSIGNMENT2 = Path(__file__).resolve().parents[1] / "assignments" / "assignment2"
 PRELOADED = ["torch._dynamo", "tyro", "common.benchmarks.selftest"]
@@ -91,13 +92,6 @@ def torchrun_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return {name: str(value) for name, value in (own | place).items()}
-
-
-def free_port() -> int:
-    """Finds a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _be_a_rank(script: str, arguments: list[str], environment: Mapping, output: str) -> None:

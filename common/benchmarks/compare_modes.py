@@ -106,6 +106,8 @@ class ModeComparison(TextSettings):
         super().__post_init__()
         require_positive(self, "steps")
         require_not_negative(self, "warmup", "slow_steps")
+        if self.slow_rank < -1:
+            raise UserError(f"slow_rank is {self.slow_rank}; a rank, or -1 for the last")
         if not 1 < self.slow_factor < float("inf"):
             raise UserError(f"slow_factor is {self.slow_factor}; it must be above 1 and finite")
 

@@ -58,8 +58,6 @@ def main(settings: LayerBenchmark) -> None:
     with process_group(settings.device, settings.backend) as worker:
         step = make_step(settings.step_settings(), worker)
         sizes = None if settings.replay else layer_sizes(step.model)
-        if settings.layer_size_output and worker.is_main:
-            _write_copy(sizes, Path(settings.layer_size_output))
         with record_run(
             settings,
             "train_benchmark",
@@ -67,6 +65,8 @@ def main(settings: LayerBenchmark) -> None:
             recorded_settings=step.recorded_settings,
             notes=(step.note,),
         ) as recorder:
+            if recorder.run and settings.layer_size_output:
+                _write_copy(sizes, Path(settings.layer_size_output))
             layers = measure(settings, step, worker, recorder)
             if recorder.run:
                 _report(recorder.run, sizes, layers)

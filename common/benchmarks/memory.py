@@ -20,7 +20,11 @@ from common.perfmodel.memory import (
     predict_memory,
 )
 from common.perfmodel.one_device.activations import saved_per_layer
-from common.perfmodel.one_device.memory_fit import largest_batch, what_would_fit
+from common.perfmodel.one_device.memory_fit import (
+    largest_batch,
+    more_loss_chunks,
+    what_would_fit,
+)
 from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.recorder import Recorder, record_run, single_device
@@ -191,11 +195,12 @@ def layers_table(workload: Workload) -> pd.DataFrame:
 
 def largest_batches(settings: MemoryAnalysis) -> pd.DataFrame:
     """Returns the largest batch in each memory size, as asked for and with what saves memory."""
+    chunks = more_loss_chunks(settings)
     ways: Mapping[str, dict] = {
         "as_asked": {},
-        "chunked_loss": {"loss_chunks": max(8, settings.loss_chunks)},
+        "chunked_loss": {"loss_chunks": chunks},
         "checkpointing": {"activation_checkpointing": True},
-        "both": {"loss_chunks": max(8, settings.loss_chunks), "activation_checkpointing": True},
+        "both": {"loss_chunks": chunks, "activation_checkpointing": True},
     }
     rows = []
     for size in settings.capacity_gb:

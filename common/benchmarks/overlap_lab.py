@@ -112,7 +112,7 @@ class OverlapLab:
         """
         total, least = self.gradient_bytes, self.messages.dtype.itemsize
         arms = [OverlapArm("local"), OverlapArm("bookkeeping")]
-        for size in sizes_bytes or [max(least, total // share) for share in SHARES]:
+        for size in dict.fromkeys(sizes_bytes or [max(least, total // s) for s in SHARES]):
             count = self.messages.lasting(size, LASTING * self.backward_s)
             if size <= total:
                 arms.append(OverlapArm("launched", size, min(MOST, total // size)))

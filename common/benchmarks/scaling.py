@@ -149,6 +149,10 @@ class ScalingBenchmark(RankOptions):
             raise UserError(unknown_name("workload", self.workload, WORKLOADS))
         if self.workload != "mlp" and not self.sweep:
             raise UserError(f"--workload {self.workload} is for --sweep")
+        if not self.regimes:
+            raise UserError(f"regimes is empty; give one or more of {', '.join(REGIMES)}")
+        if self.profile and (self.sweep or not self.timed_steps):
+            raise UserError("--profile traces watched steps: not with --sweep or --timed-steps 0")
         for regime in self.regimes:
             if regime not in REGIMES:
                 raise UserError(unknown_name("regime", regime, REGIMES))

@@ -228,6 +228,9 @@ def _visit(step: DataParallelStep, workload: Workload, log: ScalingLog, visit: V
 def describe(arm: Arm, workload: Workload, worker: Worker, log: ScalingLog) -> None:
     """Writes the facts of what runs (``facts.csv``), from one pass on all ranks."""
     step = open_step(arm, workload, worker, None, timed=False)
+    # A static graph must not begin with a pass that exchanges nothing, as accumulation has.
+    settling = workload.make_batch(1, 0, worker.rank, step.ranks)
+    step.settle(lambda: settling)
     batch = workload.make_batch(arm.batch_per_rank, 0, worker.rank, step.ranks)
     step.run(lambda: batch)
     log.facts(step, batch, model=workload.model, data=workload.data, longest=workload.longest)

@@ -117,7 +117,13 @@ class StrategyBenchmark(RankOptions):
                 raise UserError(unknown_name("strategy", name, KNOWN))
         if min(self.accumulations) < 1:
             raise UserError(f"accumulations {self.accumulations}: each is at least 1")
+        for name in ("strategies", "accumulations"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise UserError(f"{name} {', '.join(map(str, values))}: give each once")
         self.workload(1)
+        for name in self.strategies:
+            self.strategy_config(name)
 
     def workload(self, accumulation: int) -> Workload:
         """Makes one rank's workload of a step.

@@ -19,7 +19,7 @@ from common.analysis.diagnosis.measured_step import model_from_evidence
 from common.analysis.scaling.sweep_speedups import baseline_of, sweep_speedups
 from common.benchmarks.scaling import ScalingBenchmark
 from common.benchmarks.scaling_sweep import Arm, visit_arms
-from common.errors import UserError
+from common.errors import UserError, unknown_name
 from common.perfmodel.scaling.scaled_step import Proposal, StepModel, StepSettings, predict, propose
 from common.runtime.kept_memory import kept_memory
 from common.runtime.paths import project_root, relative_to_project
@@ -31,8 +31,8 @@ from common.training.data_parallel_step import StepOptions
 
 SWEEP = "assignment4-sweep"
 NEWEST = "newest"
-UNTESTABLE = "network"
-"""A change that no flag makes."""
+KINDS = ("accumulation", "batch_per_rank", "compression", "bucket_cap_mb")
+"""Kinds of proposals that can be run here: all but another network, for which there is no flag."""
 FACTORS = (2, 4, 8, 16, 32)
 """Factors by which accumulation and batch may be multiplied."""
 
@@ -53,7 +53,7 @@ class VerifyChanges(RankOptions):
     """strong or weak: which of the sweep's arms on most ranks is changed."""
     batch_per_rank: int = 0
     """The arm's batch per rank, where the sweep has several; by default the first."""
-    kinds: tuple[str, ...] = ("accumulation", "batch_per_rank", "compression", "bucket_cap_mb")
+    kinds: tuple[str, ...] = KINDS
     """Of each of these kinds the best change is run."""
     rounds: int = 4
     steps_per_visit: int = 4
@@ -61,6 +61,11 @@ class VerifyChanges(RankOptions):
 
     def __post_init__(self) -> None:
         require_positive(self, "rounds", "steps_per_visit")
+        if not self.kinds:
+            raise UserError(f"kinds is empty; give one or more of {', '.join(KINDS)}")
+        for kind in self.kinds:
+            if kind not in KINDS:
+                raise UserError(unknown_name("kind", kind, KINDS))
 
 
 def main(settings: VerifyChanges) -> None:
@@ -177,7 +182,7 @@ def chosen_changes(model: StepModel, kinds: tuple[str, ...]) -> list[tuple[str, 
     """Returns names and settings of no change and of the best proposal of each kind."""
     chosen: dict[str, Proposal] = {}
     for proposal in propose(model, factors=FACTORS):
-        if proposal.kind in kinds and proposal.kind != UNTESTABLE:
+        if proposal.kind in kinds:
             chosen.setdefault(proposal.kind, proposal)
     return [("none", model.settings), *((each.change, each.settings) for each in chosen.values())]
 

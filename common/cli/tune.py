@@ -65,7 +65,7 @@ class Tune:
         from common.tuning.launched import tune_on_ranks
         from common.tuning.report import print_recommendation
 
-        function, output_dir = values.pop("function"), values.pop("output_dir")
+        function, output_dir = values.pop("function"), values.pop("output_dir", Tune.output_dir)
         run_id = values.pop("run_id", "")
         progress = StageProgress()
         with progress.stage(f"tune {function} ({ranks} ranks)") as update:

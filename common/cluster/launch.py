@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
@@ -25,9 +24,9 @@ from common.errors import RunFailed, UserError
 from common.runtime.environment import usable_cores
 from common.runtime.orphans import ending_with_parent
 from common.runtime.paths import project_root, relative_to_project, search_path
+from common.runtime.process_identity import LAUNCHER, has_ended, own_identity
 
 MARK = "DDPLAB_LAUNCH_ID"
-LAUNCHER = "DDPLAB_LAUNCHER"
 
 
 def threads_per_rank(ranks: int, cores: int | None = None) -> int:
@@ -245,42 +244,17 @@ def end_orphaned_clusters() -> int:
     hang in doing so. A launcher in another process namespace (a container) cannot be seen from
     here, so what it started is left alone.
     """
-    here = own_identity().rpartition(":")[2]
     orphans: dict[str, int] = {}
     for process in psutil.process_iter():
         try:
             variables = process.environ()
-            pid, created, namespace = variables[LAUNCHER].split(":")
+            if has_ended(variables[LAUNCHER]):
+                orphans[variables[MARK]] = orphans.get(variables[MARK], 0) + 1
         except (psutil.Error, OSError, KeyError, ValueError):
             continue
-        if namespace == here and created != _created(int(pid)):
-            orphans[variables[MARK]] = orphans.get(variables[MARK], 0) + 1
     for mark in orphans:
         end_marked_processes(mark, 0)
     return sum(orphans.values())
-
-
-def own_identity() -> str:
-    """Returns what tells this process from all others: id, time of creation, PID namespace."""
-    try:
-        namespace = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        namespace = 0
-    return f"{os.getpid()}:{_created(os.getpid())}:{namespace}"
-
-
-def _created(pid: int) -> str:
-    """Returns when a process was created, in a form that a step of the system's clock leaves alone.
-
-    On Linux that is in ticks since the machine was started: field 22 of ``/proc/PID/stat``.
-    """
-    with contextlib.suppress(OSError):
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        return stat.rpartition(")")[2].split()[19]  # a program's name may hold spaces
-    try:
-        return str(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return "gone"
 
 
 def end_marked_processes(mark: str, grace_s: float) -> None:

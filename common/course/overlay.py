@@ -36,7 +36,7 @@ def with_overlay(root: Path, overlay: Path | None) -> Iterator[Path]:
         for path in root.iterdir():
             if path.name in (*COPIED, *own) and path.is_dir():
                 shutil.copytree(path, merged / path.name, ignore=NOT_COPIED)
-            elif not path.name.startswith("."):
+            elif path.name not in own and not path.name.startswith("."):
                 (merged / path.name).symlink_to(path.absolute())
         shutil.copytree(overlay, merged, dirs_exist_ok=True, ignore=NOT_COPIED)
         yield merged

@@ -22,7 +22,8 @@ def backward_time_s(
 
     Args:
         sizes_bytes: of each gradient.
-        ready_s: when each gradient is final, in seconds; the last of them ends the computation.
+        ready_s: when each gradient is final, in seconds, in no order; the latest of them ends the
+            computation.
         buckets: in the order of their all-reduces, each the indices of its gradients.
         all_reduce_s: seconds of an all-reduce of so many bytes.
     """

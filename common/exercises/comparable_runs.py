@@ -36,9 +36,10 @@ class Conditions:
 def differing_conditions(one: Conditions, other: Conditions) -> str | None:
     """Returns ``device`` or ``network``, the first that makes a comparison void, or None.
 
-    What is not recorded is no difference. A study of scaling has jobs of different numbers of
-    ranks, of which one may lie on one host and another on several: such networks may have different
-    names, if neither is emulated and the ranks exchange over one backend, with as many on a GPU.
+    What is not recorded is no difference, but for the name of a network where one is emulated. A
+    study of scaling has jobs of different numbers of ranks, of which one may lie on one host and
+    another on several: such networks may have different names, if neither is emulated and the ranks
+    exchange over one backend, with as many on a GPU.
     """
     # BEGIN SOLUTION A4.1
     if None not in (one.device, other.device) and one.device != other.device:

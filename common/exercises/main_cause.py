@@ -16,8 +16,8 @@ from common.exercises.cap_search import fastest_cap
 
 Tables = Mapping[str, pd.DataFrame]
 """Tables of a run by the names of their files without ``.csv``: ``steps``, ``facts``, ``samples``,
-``probes``, ``buckets``, ``gradient-ready-times``, ``allreduce-samples``, and with epochs
-``epochs``."""
+``placement``, ``probes``, ``buckets``, ``gradient-ready-times``, ``allreduce-samples``, and with
+epochs ``epochs``."""
 
 HEALTHY = "healthy"
 CAUSES = (

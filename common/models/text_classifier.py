@@ -151,6 +151,7 @@ def build_text_classifier(
     if name == "small":
         sizes = TextClassifierConfig(vocab_size, num_labels, max_length, dropout=dropout or 0.0)
         return TextClassifier(sizes)
+    name = expanded(name)
     config = _read_config(name)
     limit = _longest_input(config)
     if limit is not None and max_length > limit:
@@ -200,7 +201,12 @@ def model_limit(name: str) -> int | None:
     Raises:
         UserError: the model cannot be had or read.
     """
-    return None if name == "small" else _longest_input(_read_config(name))
+    return None if name == "small" else _longest_input(_read_config(expanded(name)))
+
+
+def expanded(name: str) -> str:
+    """Returns a model's name, with the home folder in place of ``~``, which no shell may see."""
+    return str(Path(name).expanduser()) if name.startswith("~") else name
 
 
 def _read_config(name: str) -> PretrainedConfig:
@@ -241,7 +247,8 @@ def _longest_input(config: PretrainedConfig) -> int | None:
 def _set_dropout(config: PretrainedConfig, dropout: float) -> None:
     """Gives every probability of dropout in a configuration the same value."""
     for entry in config.to_dict():
-        if "dropout" in entry and not isinstance(getattr(config, entry), bool):
+        is_one = "dropout" in entry or entry.endswith("pdrop")  # as GPT-2 names them
+        if is_one and not isinstance(getattr(config, entry), bool):
             setattr(config, entry, dropout)
 
 

@@ -131,7 +131,9 @@ class AllReduceSamples:
         # stand first, so a number from 0 to 1 times their count is the index of one of them, and
         # the last place is NaN where there are fewer than places.
         sizes, rounds, calls = self.time_s.shape
-        chosen = generator.integers(rounds, size=rounds)
+        # A run that was stopped in a round has not all sizes in it.
+        whole = np.flatnonzero((~np.isnan(self.time_s)).any(axis=2).all(axis=0))
+        chosen = whole[generator.integers(len(whole), size=rounds)]
         known = (~np.isnan(self.time_s[:, chosen])).sum(axis=2, keepdims=True)
         iterations = (generator.random((sizes, rounds, calls)) * known).astype(int)
         iterations = np.where(np.arange(calls) < known, iterations, calls - 1)

@@ -54,7 +54,8 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
     except OSError as error:
         reason = "it is a file" if output.is_file() else error.strerror
         raise UserError(f"output folder {output}: {reason}") from None
-    watch = RunWatch(output, plan(presets, label, output, titles), progress)
+    timetable = plan(presets, label, output, titles, with_hosts=why_not() is None)
+    watch = RunWatch(output, timetable, progress)
     measured = Measured()
     folders = []
     with watch.until_the_end(), KeptRanks() as kept:

@@ -9,7 +9,8 @@ from those over loopback.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,6 +66,15 @@ class Preset:
     stages: tuple[Stage, ...]
     notebooks: tuple[Path, ...]
     content: dict
+
+    def identity(self, stage: Stage) -> str:
+        """Returns a text that is the same for stages that measure the same, in any preset.
+
+        They run the same script with the same settings on the same ranks or hosts.
+        """
+        settings = self.content.get(stage.script.stem, {}) | dict(stage.settings)
+        where = str(stage.hosts) if stage.hosts else stage.ranks
+        return json.dumps([str(stage.script.resolve()), where, settings], sort_keys=True)
 
 
 def known_assignments() -> list[str]:
@@ -137,6 +147,20 @@ def count_ranks(ranks: int | str) -> int:
             f"the preset wants a rank per GPU and at least 2; torch can use {found} here. "
             "Without them: --preset laptop"
         )
+    return found
+
+
+def stages_that_run(presets: Sequence[Preset], with_hosts: bool) -> set[tuple[str, str]]:
+    """Returns assignment and key of the stages that one run of these presets measures.
+
+    What an earlier assignment has measured is copied. Without emulated hosts theirs are left out.
+    """
+    found, measured = set(), set()
+    for preset in presets:
+        stages = [s for s in preset.stages if with_hosts or not s.hosts]
+        new = [stage for stage in stages if preset.identity(stage) not in measured]
+        found |= {(preset.assignment, stage.key) for stage in new}
+        measured |= {preset.identity(stage) for stage in new}
     return found
 
 

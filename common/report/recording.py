@@ -17,7 +17,7 @@ from common.errors import UserError
 from common.runtime.paths import project_root
 from common.runtime.run_directory import read_environment, write_atomically
 
-PRIVATE = ("host", "host_names", "pid", "slurm_job_id")
+PRIVATE = ("host", "host_names", "process", "launched_by", "slurm_job_id")
 SHARED_VARIABLES = ("NCCL_", "OMP_", "GLOO_", "MKL_", "PYTORCH_", "CUDA_VISIBLE", "SLURM_NNODES")
 LIMIT_MIB = 6
 """Of a recorded run's tables; git keeps them in a fifth of that."""

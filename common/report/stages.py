@@ -25,8 +25,7 @@ from common.runtime.run_directory import read_environment, write_atomically
 class Measured:
     """The stages that one ``ddplab run`` has measured, for assignments that need the same again.
 
-    Stages are the same if they run the same script with the same settings on the same ranks or
-    hosts. A copy's ``environment.json`` has ``copied_from``, the run directory that was measured.
+    A copy's ``environment.json`` has ``copied_from``, the run directory that was measured.
     """
 
     def __init__(self) -> None:
@@ -34,14 +33,14 @@ class Measured:
 
     def add(self, stage: Stage, preset: Preset, run_dir: Path) -> None:
         """Notes that a stage has been measured below ``run_dir``."""
-        self._runs[self._key(stage, preset)] = run_dir / stage.folder / stage.name
+        self._runs[preset.identity(stage)] = run_dir / stage.folder / stage.name
 
     def copy(self, stage: Stage, preset: Preset, run_dir: Path) -> Path | None:
         """Copies an earlier measurement of the stage below ``run_dir``.
 
         Returns the run directory that was copied; None where there is none.
         """
-        source = self._runs.get(self._key(stage, preset))
+        source = self._runs.get(preset.identity(stage))
         if source is None:
             return None
         target = run_dir / stage.folder / stage.name
@@ -49,12 +48,6 @@ class Measured:
         environment = read_environment(target) | {"copied_from": relative_to_project(source)}
         write_atomically(target / "environment.json", json.dumps(environment, indent=1))
         return source
-
-    @staticmethod
-    def _key(stage: Stage, preset: Preset) -> str:
-        settings = preset.content.get(stage.script.stem, {}) | dict(stage.settings)
-        where = str(stage.hosts) if stage.hosts else stage.ranks
-        return json.dumps([str(stage.script.resolve()), where, settings], sort_keys=True)
 
 
 @dataclass(frozen=True, eq=False)

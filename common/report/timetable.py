@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from common.analysis.runs import RECORDING_MACHINE
-from common.report.presets import Preset
+from common.report.presets import Preset, stages_that_run
 from common.runtime.paths import project_root
 from common.runtime.run_directory import read_environment, write_atomically
 
@@ -134,7 +134,12 @@ def duration_text(seconds: float) -> str:
 
 
 def plan(
-    presets: Sequence[Preset], label: str, output: Path, titles: dict[str, dict[str, str]]
+    presets: Sequence[Preset],
+    label: str,
+    output: Path,
+    titles: dict[str, dict[str, str]],
+    *,
+    with_hosts: bool,
 ) -> Timetable:
     """Plans a run.
 
@@ -142,14 +147,19 @@ def plan(
         presets: of its assignments, in order.
         label: the preset's name.
         output: the folder with earlier runs.
-        titles: by assignment, the title of each stage that will run, by its key.
+        titles: by assignment, the title of each stage and of what follows them, by its key.
+        with_hosts: this machine can emulate hosts; without, their stages take no time.
     """
     entries, own = [], True
+    run = stages_that_run(presets, with_hosts=with_hosts)
+    passed_over = {(p.assignment, stage.key) for p in presets for stage in p.stages} - run
     for preset in presets:
         expected, from_here = _earlier_times(preset.assignment, label, output)
         own = own and from_here
         for key, title in titles[preset.assignment].items():
-            entries.append(Entry(preset.assignment, key, title, expected.get(key)))
+            is_passed_over = (preset.assignment, key) in passed_over
+            expected_s = 0.0 if is_passed_over else expected.get(key)
+            entries.append(Entry(preset.assignment, key, title, expected_s))
     known = any(entry.expected_s is not None for entry in entries)
     here, elsewhere = "as it did here before", "as on the machine of the recorded runs"
     return Timetable(entries, (here if own else elsewhere) if known else "")

@@ -16,6 +16,7 @@ from pathlib import Path
 from common.runtime.gpus import GpuFacts, build_versions, cuda_devices, read_gpu_facts
 from common.runtime.network import emulated_network, network_name, ranks_by_host
 from common.runtime.paths import project_root
+from common.runtime.process_identity import LAUNCHER, own_identity
 from common.runtime.ranks import current_ranks, listed_hosts
 from common.runtime.wording import counted
 
@@ -69,7 +70,8 @@ def describe_environment(
         "start_time": now(),
         "end_time": None,
         "host": socket.gethostname(),
-        "pid": os.getpid(),
+        "process": own_identity(),
+        "launched_by": os.environ.get(LAUNCHER, ""),
         "command": _command(),
         "git": _git(),
         "packages": _versions(),

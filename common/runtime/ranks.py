@@ -112,6 +112,13 @@ def meeting_port(env: Mapping[str, str]) -> int:
     return port
 
 
+def free_port() -> int:
+    """Finds a port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def _ranks_on_this_node(env: Mapping[str, str]) -> int:
     """Returns ``LOCAL_WORLD_SIZE``; where only the others were set, what Slurm says.
 

@@ -141,8 +141,8 @@ def require_positive(settings: Any, *names: str) -> None:
 
 
 def require_not_negative(settings: Any, *names: str) -> None:
-    """Raises UserError for the first of the named settings that is below zero."""
+    """Raises UserError for the first of the named settings that is not finite, or below zero."""
     for name in names:
         value = getattr(settings, name)
-        if value < 0:
-            raise UserError(f"{name} is {value}; it must be at least 0")
+        if not 0 <= value < float("inf"):
+            raise UserError(f"{name} is {value}; it must be at least 0 and finite")

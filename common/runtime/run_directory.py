@@ -12,7 +12,6 @@ import datetime
 import json
 import os
 import secrets
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ import yaml
 
 from common.errors import Preempted, UserError
 from common.runtime.environment import now
+from common.runtime.process_identity import has_ended
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,19 +151,17 @@ class SampleStream:
 def read_environment(path: Path) -> dict:
     """Reads the environment record of a run directory, and corrects its status.
 
-    A run marked as running whose process on this host is gone has failed.
+    A run marked as running has failed if its process has ended, or the one that launched it. Of an
+    emulated host's process only the latter can be seen from here.
     """
     try:
         record = json.loads((path / "environment.json").read_text())
     except (OSError, ValueError):
         return {"status": "failed", "reason": "its environment.json cannot be read"}
-    if record.get("status") == "running" and record.get("host") == socket.gethostname():
-        try:
-            os.kill(record["pid"], 0)
-        except ProcessLookupError:
+    if record.get("status") == "running":
+        known = [record.get(name) for name in ("process", "launched_by")]
+        if any(has_ended(identity) for identity in known if identity):
             record.update(status="failed", reason="its process was killed")
-        except PermissionError:
-            pass
     return record
 
 

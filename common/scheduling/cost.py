@@ -49,10 +49,10 @@ class TokensSquaredCost:
 
 @dataclass(frozen=True)
 class CalibratedCost:
-    """Seconds of a step: c0 + c1·b·m + c2·b·m².
+    """Seconds of a micro-batch's forward and backward pass: c0 + c1·b·m + c2·b·m².
 
-    c0 is the time of any step (launches, the update), c1 that of the layers for each token, c2 that
-    of attention for each pair of tokens. None may be negative: the cost would fall as batches grow.
+    c0 is the time of any pass (launches), c1 that of the layers for each token, c2 that of
+    attention for each pair of tokens. None may be negative: the cost would fall as batches grow.
     """
 
     c0_s: float

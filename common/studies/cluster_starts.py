@@ -11,9 +11,9 @@ from pathlib import Path
 import pandas as pd
 import psutil
 
-from common.cluster.launch import LAUNCHER
 from common.errors import RunFailed
 from common.report.progress import StageProgress
+from common.runtime.process_identity import LAUNCHER
 from common.runtime.run_directory import SampleStream
 
 START_COLUMNS = (

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -69,6 +70,8 @@ def run_study(study: ExploreStudy, output_dir: str, progress: StageProgress) -> 
     chromium = shutil.which("chromium")
     if chromium is None:
         raise UserError("study explore needs chromium, which is not installed")
+    if find_spec("playwright") is None:
+        raise UserError("study explore needs playwright: uv sync --group dev")
     with study_run("explore", study, output_dir, progress, backend=None, ranks=1) as run:
         with progress.stage("in the kernel"):
             rows = list(in_kernel(study))
@@ -99,10 +102,8 @@ def in_kernel(study: ExploreStudy) -> Iterator[dict]:
 
 def in_browser(study: ExploreStudy, chromium: str) -> list[dict]:
     """Returns the time of each move until it is seen."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        raise UserError("study explore needs playwright: uv sync --group dev") from None
+    from playwright.sync_api import sync_playwright
+
     rows = []
     with serving() as served, sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium, args=list(QUIET))

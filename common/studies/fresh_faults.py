@@ -44,6 +44,10 @@ def plant(out: Path, seed: int, progress: StageProgress, only: Sequence[str] = (
     beside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(beside, ignore_errors=True)
     try:
+        beside.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{out}: {error.strerror}") from None
+    try:
         with TemporaryDirectory() as scratch:
             folder = Path(scratch)
             (folder / "logs").mkdir()

@@ -33,7 +33,7 @@ from torch.utils.data import distributed
 from torch.utils.data._utils import fetch
 
 from common.errors import UserError, unknown_name
-from common.runtime.script import leave_rank
+from common.runtime.script import exit_status, leave_rank
 
 USAGE = "usage: planted_faults.py FAULT[=STRENGTH] SCRIPT [ARGUMENT ...]"
 
@@ -376,8 +376,8 @@ def parse_faults(text: str) -> list[tuple[str, float]]:
     return found
 
 
-def main(words: list[str]) -> None:
-    """Plants the faults and runs the script in this process."""
+def plant(words: list[str]) -> Path:
+    """Plants the faults in this process, whose arguments become the script's; returns that."""
     if len(words) < 2:
         raise UserError(USAGE)
     text, script = words[0], Path(words[1])
@@ -388,12 +388,11 @@ def main(words: list[str]) -> None:
         FAULTS[name][0](strength)
     sys.argv = [str(script), *words[2:]]
     sys.path[0] = str(script.absolute().parent)
-    runpy.run_path(str(script), run_name="__main__")
+    return script
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as refused:
-        sys.exit(f"error: {refused}")
+    with exit_status():
+        chosen = plant(sys.argv[1:])
+    runpy.run_path(str(chosen), run_name="__main__")
     leave_rank()  # as the lab's own scripts end, so that a rank that has finished fails no job

@@ -15,8 +15,9 @@ from pathlib import Path
 import pandas as pd
 
 from common.analysis.diagnosis.changes import Changes, open_changes
-from common.cluster.emulated import EmulatedCluster
+from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch, launch_series
+from common.errors import UserError
 from common.report.progress import StageProgress
 from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
@@ -55,7 +56,13 @@ class RemedyStudy:
 
 
 def run_study(study: RemedyStudy, output_dir: str, progress: StageProgress) -> Path:
-    """Sweeps, runs the proposed changes and trains; returns the run directory."""
+    """Sweeps, runs the proposed changes and trains; returns the run directory.
+
+    Raises:
+        UserError: this machine cannot emulate hosts.
+    """
+    if reason := why_not():
+        raise UserError(reason)
     with study_run("remedies", study, output_dir, progress, backend="gloo", ranks=HOSTS) as run:
         (run.path / "logs").mkdir()
         cluster = EmulatedCluster.of(HOSTS, [study.rate])

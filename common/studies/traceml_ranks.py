@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,12 +23,10 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
-from common.runtime.orphans import ending_with_parent
+from common.studies.traceml import LONGEST_S, RUN, Aggregator
 
-RUN = "traceml"
 PORT = 29_765
-LONGEST_S = 90
-"""The aggregator waits up to 60 s for what ranks have not sent yet."""
+"""On the first host, where nothing else of a study listens."""
 
 
 class Steps:
@@ -64,26 +61,12 @@ class Steps:
             opened.close()
 
 
-def aggregate(logs: str, ranks: int) -> None:
-    """Starts TraceML's aggregator, and ends it with this process, after its summary is written."""
-    flags = ["--mode", "summary", "--logs-dir", logs, "--run-name", RUN]
-    flags += ["--nnodes", "1", "--nproc-per-node", str(ranks)]
-    flags += ["--aggregator-bind-host", "0.0.0.0", "--aggregator-port", str(PORT)]
-    serve = [sys.executable, "-m", "traceml_ai.launcher.cli", "serve", *flags]
-    process = subprocess.Popen(ending_with_parent(serve), stdout=subprocess.DEVNULL)
-
-    def end() -> None:
-        process.terminate()
-        process.wait(LONGEST_S)
-
-    atexit.register(end)  # after TraceML's own end here, which is registered later
-
-
 def main() -> None:
     """Runs the script that is named."""
     logs, *program = sys.argv[1:]
     if int(os.environ["RANK"]) == 0:
-        aggregate(logs, int(os.environ["WORLD_SIZE"]))
+        aggregator = Aggregator(logs, int(os.environ["WORLD_SIZE"]), PORT)
+        atexit.register(aggregator.end)  # after TraceML's own end here, which is registered later
     host = os.environ["MASTER_ADDR"]
     traceml.init(
         session_id=RUN,

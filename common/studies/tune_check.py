@@ -3,10 +3,12 @@
 Five models that no other study measures, over loopback and between two emulated hosts. Each is
 tuned, as a user would, and then swept: every distinct bucketing, visited as often. What counts is
 how much slower the recommendation is than the best of the sweep's few fastest, in rounds of their
-own: neither the recommendation nor those few were chosen by them. Where even so many rounds leave
-an interval wider than ``HALF_WIDTH`` to either side, the case is not judged.
+own: neither the recommendation nor those few were chosen by them, and a round is compared with the
+one of the few that other rounds have as the fastest (``runoff_regret``). Where even so many rounds
+leave an interval wider than ``HALF_WIDTH`` to either side, the case is not judged.
 ``cases.csv`` holds what was found, ``verdicts.csv`` what was promised and whether it held. A cut
-study is continued: ``ddplab study tune --continues RUN_DIR`` takes over complete cases.
+study is continued: ``ddplab study tune --continues RUN_DIR`` takes over complete cases, whose
+regrets are computed anew from their samples.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from common.tuning.recommendation import Recommendation
 from common.tuning.tune_settings import SWEEP_ROUNDS
 
 CASES = "cases.csv"
-NEEDED = ("model", "network", "half_width", "regret", "regret_low", "share")
+NEEDED = ("model", "network", "recommended", "half_width", "regret", "regret_low", "share")
 EXHAUSTIVE = project_root() / "common" / "tuning" / "exhaustive.py"
 EXAMPLES = "common.tuning.examples"
 RANKS = 2
@@ -75,11 +77,15 @@ def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Pat
     """Tunes and sweeps each case; returns the run directory.
 
     Raises:
-        UserError: this machine cannot emulate hosts.
+        UserError: this machine cannot emulate hosts, or the study to continue lacks the folder of
+            a case.
     """
     networks = networks_of(study)
     earlier = earlier_table(study.continues, CASES, NEEDED)
     known = {(row["model"], row["network"]): row for row in earlier.to_dict("records")}
+    for model, network in known:
+        if not (Path(study.continues) / f"{model}-{network}" / "sweep").is_dir():
+            raise UserError(f"--continues {study.continues}: no {model}-{network}/sweep in it")
     with study_run("tune", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:
         rows = []
         for network, hosts in networks.items():
@@ -88,6 +94,7 @@ def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Pat
                 case = run.path.absolute() / name  # ranks start in another folder
                 if row := known.get((model, network)):
                     shutil.copytree(Path(study.continues) / name, case)
+                    row |= regrets(row["recommended"], case / "sweep")
                 else:
                     found = check(study, model, hosts, case, progress)
                     row = {"model": model, "network": network} | found
@@ -160,7 +167,24 @@ def check(
 
 
 def compare(found: Recommendation, sweep: Path) -> dict:
-    """Compares the recommendation with the sweep; returns columns of ``cases.csv``.
+    """Compares the recommendation with the sweep; returns columns of ``cases.csv``."""
+    sweep_s = float(pd.read_csv(sweep / "sweep.csv")["sweep_s"].iloc[0])
+    return {
+        "bucketings": found.bucketings,
+        "recommended": found.setting.label,
+        **regrets(found.setting.label, sweep),
+        "expected_gain": found.best.predicted_gain,
+        "verified_gain": found.best.gain.estimate if found.best.gain else float("nan"),
+        "worth_it": found.worth_it,
+        "noise": found.noise,
+        "tuning_s": found.tuning_s,
+        "sweep_s": sweep_s,
+        "share": found.tuning_s / sweep_s,
+    }
+
+
+def regrets(label: str, sweep: Path) -> dict:
+    """Computes the regret of a setting, and DDP's default's; returns columns of ``cases.csv``.
 
     ``regret_sweep`` is taken from the sweep's own medians, whose best looks better than it is;
     ``regret`` from the rounds of the run-off, with its interval, against the fastest there of the
@@ -169,13 +193,8 @@ def compare(found: Recommendation, sweep: Path) -> dict:
     visits = pd.read_csv(sweep / "sweep-visits.csv")
     swept = instance_times(visits).median()
     runoff = pd.read_csv(sweep / "runoff-visits.csv")
-    sweep_s = float(pd.read_csv(sweep / "sweep.csv")["sweep_s"].iloc[0])
-    label = found.setting.label
     against = runoff_regret(runoff, visits, label)
-    of_default = runoff_regret(runoff, visits, DEFAULT.label)
-    row = {
-        "bucketings": found.bucketings,
-        "recommended": label,
+    return {
         "best_of_sweep": swept.idxmin(),
         "regret": against.estimate,
         "regret_low": against.low,
@@ -183,15 +202,8 @@ def compare(found: Recommendation, sweep: Path) -> dict:
         "half_width": against.half_width,
         "rounds": runoff["round"].nunique(),
         "regret_sweep": swept[label] / swept.min() - 1 if label in swept else float("nan"),
-        "default_regret": of_default.estimate,
-        "expected_gain": found.best.predicted_gain,
-        "verified_gain": found.best.gain.estimate if found.best.gain else float("nan"),
-        "worth_it": found.worth_it,
-        "noise": found.noise,
-        "tuning_s": found.tuning_s,
-        "sweep_s": sweep_s,
+        "default_regret": runoff_regret(runoff, visits, DEFAULT.label).estimate,
     }
-    return row | {"share": found.tuning_s / sweep_s}
 
 
 def judge(cases: pd.DataFrame) -> pd.DataFrame:
@@ -203,7 +215,11 @@ def judge(cases: pd.DataFrame) -> pd.DataFrame:
     """
     judged = cases[cases["half_width"] <= HALF_WIDTH]
     found = [
-        ("the recommendation is within this of the sweep's best", WITHIN, judged["regret"].max()),
+        (
+            "the recommendation is within this of the sweep's best",
+            WITHIN,
+            judged["regret"].max(),
+        ),
         ("its regret may be as low as", WITHIN, judged["regret_low"].max()),
         ("share of the cases whose regret is known too badly", 0.0, 1 - len(judged) / len(cases)),
         ("tuning takes this share of the sweep", SHARE, cases["share"].max()),

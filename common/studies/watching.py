@@ -1,14 +1,19 @@
 """``ddplab study watching``: what ``ddplab-watch`` adds to a step.
 
-Two ranks train the same model without a watch, twice, in its plain window and in its bucket window,
-in rotated rounds, each with a new model under DDP. A step is the slowest rank's. The visits without
-a watch beside each other show the noise, which on a shared machine is larger than what is looked
-for; so the hooks also time themselves. What they do in a step does not grow with the step.
+Two ranks train the same model without a watch, twice, in its plain window, in its bucket window
+and, where it is installed, under TraceML, in rotated rounds, each with a new model under DDP. A
+step is the slowest rank's. The visits without a watch beside each other show the noise, which on a
+shared machine is larger than what is looked for; so the hooks also time themselves. What they do in
+a step does not grow with the step.
+
+A visit's median step does not show what comes once in many steps, such as a sample of the system:
+its mean step does, with more noise.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -37,12 +42,12 @@ DRAWS = 2000
 class WatchingStudy:
     """Settings of the study."""
 
-    widths: tuple[int, ...] = (16, 448)
-    rounds: int = 40
-    steps: int = 10
+    widths: tuple[int, ...] = (64, 448)
+    rounds: int = 16
+    visit_s: float = 4.0
 
     def __post_init__(self) -> None:
-        require_positive(self, "rounds", "steps")
+        require_positive(self, "rounds", "visit_s")
 
 
 def run_study(study: WatchingStudy, output_dir: str, progress: StageProgress) -> Path:
@@ -52,7 +57,7 @@ def run_study(study: WatchingStudy, output_dir: str, progress: StageProgress) ->
         settings = {
             "widths": study.widths,
             "rounds": study.rounds,
-            "steps": study.steps,
+            "visit_s": study.visit_s,
             "device": "cpu",
             "output_dir": folder,
             "run_id": "ranks",
@@ -71,25 +76,26 @@ def run_study(study: WatchingStudy, output_dir: str, progress: StageProgress) ->
 def added(samples: pd.DataFrame) -> pd.DataFrame:
     """Computes what each arm adds to a step, as a share of it, with its 95 % interval.
 
-    A visit's time is the median of its steps; a round's bare time is the mean of its two bare
-    visits. The share is the median over rounds of an arm's time over the bare one, minus 1; its
-    interval comes from drawing the rounds anew.
+    A visit's time is its median step, or its mean one; a round's bare time is the mean of its two
+    bare visits. The share is the median over rounds of an arm's time over the bare one, minus 1;
+    its interval comes from drawing the rounds anew.
 
     Args:
         samples: rows of rank, width, arm, round, step and step_time_ms.
 
     Returns:
-        A row per width and arm: width, arm, bare_ms, added, low, high, and hooks_us, the median
-        microseconds of a step that the slowest rank was in hooks of the watch.
+        A row per width, step ("median" or "mean") and arm: width, step, arm, bare_ms, added, low,
+        high, and hooks_us, the median microseconds of a step that the slowest rank was in hooks of
+        the watch.
     """
     slowest = samples.groupby(["width", "arm", "round", "step"])["step_time_ms"].max()
-    visits = slowest.groupby(["width", "arm", "round"]).median()
+    visits = slowest.groupby(["width", "arm", "round"]).agg(["median", "mean"])
     in_hooks = samples.groupby(["width", "arm", "round", "step"])["hooks_time_ms"].max()
     hooks_ms = in_hooks.groupby(["width", "arm"]).median()
     draw = np.random.default_rng(0)
     rows = []
-    for width, own in visits.groupby("width"):
-        wide = own.droplevel("width").unstack("arm")
+    for (width, own), step in product(visits.groupby("width"), visits.columns):
+        wide = own[step].droplevel("width").unstack("arm")
         bare = (wide[BARE] + wide[AGAIN]) / 2
         for arm in wide.columns.drop(BARE):
             beside = wide[BARE] if arm == AGAIN else bare
@@ -99,6 +105,7 @@ def added(samples: pd.DataFrame) -> pd.DataFrame:
             rows.append(
                 {
                     "width": width,
+                    "step": step,
                     "arm": arm,
                     "bare_ms": float(bare.median()),
                     "added": float(np.median(shares)),
@@ -111,7 +118,7 @@ def added(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def judge(found: pd.DataFrame) -> pd.DataFrame:
-    """Compares what the windows add with what is promised; returns a row per width and arm.
+    """Compares what the windows add with what is promised; returns a row per width, step and arm.
 
     The promise is judged by the hooks' own time, and by the steps where the noise allows it.
     """
@@ -119,9 +126,9 @@ def judge(found: pd.DataFrame) -> pd.DataFrame:
     for row in found.itertuples():
         bound = PROMISED.get(row.arm)
         known = row.bare_ms >= LONG_MS and (row.high - row.low) / 2 <= MOST_NOISE
-        what = f"{row.arm}, steps of {row.bare_ms:.1f} ms"
+        what = f"{row.arm}, {row.step} step of {row.bare_ms:.1f} ms"
         rows.append({"promise": what, "at_most": bound if known else None, "found": row.added})
-        if row.hooks_us > 0:
+        if row.hooks_us > 0 and row.step == "median":
             what = f"{row.arm}, hooks of {row.hooks_us:.0f} µs beside a step of {LONG_MS:.0f} ms"
             share = row.hooks_us / 1e3 / LONG_MS
             rows.append({"promise": what, "at_most": bound, "found": share})

@@ -18,9 +18,16 @@ from common.exercises.step_apart import StepApart
 
 
 def arithmetic() -> ModuleType:
-    """Returns the module that computes with intervals: A4.2, or this one where A4.2 is open."""
+    """Returns the module that computes with intervals: A4.2, or this one where A4.2 is open.
+
+    A4.2 is open until all of its functions are written.
+    """
+    none = np.zeros((0, 2))
     try:
-        step_apart.union([])
+        step_apart.union(none)
+        step_apart.difference(none, none)
+        step_apart.intersection(none, none)
+        step_apart.length(none)
     except NotYetWritten:
         return sys.modules[__name__]
     return step_apart

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from common.perfmodel.one_device.workload import Workload
 from common.runtime.process_group import Worker
 from common.runtime.recorder import require_not_negative, require_positive
 from common.runtime.run_options import RankOptions
+from common.training.ignored_settings import is_changed
 
 DDP_STRATEGIES = ("DDP", "MY_DDP", "MY_BUCKETS", "MY_ZERO1")
 FSDP_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD")
@@ -137,6 +139,16 @@ class TrainingConfig(RankOptions):
                 f"warmup_steps {self.warmup_steps}: must be below num_steps {self.num_steps}"
             )
 
+    def without_effect(self) -> Iterator[str]:
+        """Yields the settings that change nothing beside others, each with the reason."""
+        if self.optimizer == "sgd" and is_changed(self, "weight_decay"):
+            yield "weight_decay: sgd has none here"
+        if not self.checkpointing and is_changed(self, "keep_checkpoints"):
+            yield "keep_checkpoints: none are made without save_every or checkpoint_dir"
+        for name in ("profile_wait", "profile_warmup", "profile_active"):
+            if not self.profile and is_changed(self, name):
+                yield f"{name}: no step is traced"
+
     @property
     def title(self) -> str:
         """Returns the run's name in the line that says that it is completed."""
@@ -247,6 +259,14 @@ class DdpConfig(TrainingConfig):
             require_positive(self, "bucket_cap_mb")
             if self.strategy == "MY_DDP":
                 raise UserError("bucket_cap_mb: MY_DDP has no buckets")
+
+    def without_effect(self) -> Iterator[str]:
+        """Yields the settings that change nothing beside others, each with the reason."""
+        yield from super().without_effect()
+        if self.strategy in ("MY_DDP", "MY_BUCKETS") and is_changed(
+            self, "gradient_as_bucket_view"
+        ):
+            yield f"gradient_as_bucket_view: an option of DDP's own, not of {self.strategy}"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -251,8 +251,3 @@ class DataParallelStep:
         if outputs.dtype in (torch.float16, torch.bfloat16):
             outputs = outputs.float()
         return self.loss_of(outputs, batch)
-
-
-def option_facts(options: StepOptions) -> dict[str, object]:
-    """Returns the options as ``config.yaml`` has them."""
-    return {field.name: getattr(options, field.name) for field in fields(options)}

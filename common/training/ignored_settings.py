@@ -1,4 +1,4 @@
-"""Settings of text training that change nothing beside others, for the warning of a run."""
+"""Settings of a training that change nothing beside others, for the warning of a run."""
 
 from __future__ import annotations
 

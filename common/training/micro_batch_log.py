@@ -8,6 +8,7 @@ from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
 from common.scheduling.loader import MicroBatch
 from common.tables import MICRO_BATCH_COLUMNS
+from common.training.divergence import require_finite
 from common.training.memory_watch import PeakMemory
 from common.training.micro_batch_step import StepParts
 from common.training.timed_exchange import divided_exchange
@@ -120,13 +121,17 @@ class MicroBatchLog:
 
     def _flush(self) -> None:
         """Writes the rows added since the last call, and prints a line about the newest step."""
-        gathered = self.worker.gather(self._rows)
+        steps = list(zip(*self.worker.gather(self._rows), strict=True))
         self._rows = []
-        if not self._metrics:
-            return
-        for ranks in zip(*gathered, strict=True):
-            # Each rank's loss is its part of the global mean: the parts add up to it.
-            loss = sum(row["loss"] for row in ranks)
+        # Each rank's loss is its part of the global mean: the parts add up to it.
+        losses = [sum(row["loss"] for row in ranks) for ranks in steps]
+        if self._metrics:
+            self._write(steps, losses)
+        require_finite(losses, steps[0][0]["step"], "lower --lr, or take --precision fp32")
+
+    def _write(self, steps: list[tuple[dict, ...]], losses: list[float]) -> None:
+        """Writes the rows of all ranks, by step, with the step's loss."""
+        for ranks, loss in zip(steps, losses, strict=True):
             of_all = {name: ranks[0][name] for name in ("step", "learning_rate")}
             self._losses.write([of_all | {"loss": loss}])
             for rank, row in enumerate(split_exchange(ranks)):

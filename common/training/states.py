@@ -29,6 +29,8 @@ from common.training.parallel import without_wrapper
 
 MODEL, OPTIMIZER, STATE = "model", "optimizer", "state"
 """Keys of states: model → name → tensor, and optimizer → state → name → kind → tensor."""
+SETTINGS = "param_groups"
+"""Key of an optimizer's own settings, beside its states: learning rate, weight decay and others."""
 
 
 def states_to_write(model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker) -> dict:
@@ -69,7 +71,10 @@ def load_states(
         for keys, whole in wholes.items():
             _at(states, keys).copy_(model.part(parts[keys], whole))
     others = _without(states, parts)
+    # Of the optimizer only its states: settings are this run's, which may differ from those saved.
+    settings = others[OPTIMIZER].pop(SETTINGS)
     dcp.load(others, checkpoint_id=path, process_group=group)
+    others[OPTIMIZER][SETTINGS] = settings
     for keys in parts:
         _put(others, keys, _at(states, keys))
     set_state_dict(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from common.errors import RunFailed
 from common.runtime.process_group import Worker
 from common.runtime.recorder import Recorder
 from common.tables import EPOCH_COLUMNS, METRIC_COLUMNS
 from common.training.data_parallel_step import Batch, StepTimes
+from common.training.divergence import require_finite
 from common.training.scaling_log import ScalingLog
 
 logger = logging.getLogger(__name__)
@@ -119,10 +118,5 @@ class EpochLog:
                 f"train_time={train_s:.2f}s | val_loss={loss:.4f} | val_acc={accuracy:.4f}",
                 flush=True,
             )
-        if not math.isfinite(losses[-1]):
-            bad = span.start + int(np.flatnonzero(~np.isfinite(losses))[0])
-            raise RunFailed(
-                f"the loss is {losses[-1]} since step {bad}: training went apart; lower --lr, or "
-                "take --precision fp32"
-            )
+        require_finite(losses.tolist(), span.start, "lower --lr, or take --precision fp32")
         self._own_losses, self._rates, self._samples = [], [], 0

@@ -59,7 +59,8 @@ def open_task(
     """
     precision = resolved_precision(config.precision, worker.device)
     check_precision(precision, worker.device)
-    limit = model_limit(config.model_name)
+    with worker.mistakes_shared():
+        limit = model_limit(config.model_name)
     if limit is not None and config.max_length > limit:
         raise UserError(
             f"max_length {config.max_length}: {config.model_name} takes at most {limit} tokens; "
@@ -80,7 +81,8 @@ def open_task(
         dropout=config.dropout,
         pad_id=train.pad_id,
     )
-    model = build_on_rank(build, seed=config.seed, precision=precision, worker=worker)
+    with worker.mistakes_shared():
+        model = build_on_rank(build, seed=config.seed, precision=precision, worker=worker)
     limits = find_limits(config, model, train, worker, precision)
     exchange = TimedExchange(
         model,
@@ -152,8 +154,12 @@ def most_texts(config: TextSettings, worker: Worker) -> int:
 
 
 def planner_for(config: TextSettings, mode: str, task: Task, worker: Worker) -> Planner:
-    """Makes the planner of a mode, from the seed and the lengths of all texts."""
-    return Planner(
+    """Makes the planner of a mode, from the seed and the lengths of all texts.
+
+    Raises:
+        UserError: this mode has no plan for these texts, ranks and limits.
+    """
+    planner = Planner(
         mode,
         task.train.lengths,
         world_size=worker.world_size,
@@ -161,6 +167,9 @@ def planner_for(config: TextSettings, mode: str, task: Task, worker: Worker) -> 
         seed=config.seed,
         max_tokens=config.max_tokens,
     )
+    if mode != "dynamic":  # whose plans go by costs, which are measured in the run
+        planner(0, None, task.limits)
+    return planner
 
 
 def first_texts(data: TokenizedTexts, worker: Worker) -> MicroBatch:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import record_run
 from common.training.checkpoint_files import mark_stopped
 from common.training.config import TrainingConfig
+from common.training.divergence import require_finite
 from common.training.learning_rate import cosine, set_learning_rate
 from common.training.parallel import gradient_sync, parallelise
 from common.training.resume import (
@@ -72,7 +74,8 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
         vocab_size=config.workload(1).config.vocab_size,
     )
     workload = config.workload(batches.accumulation)
-    for reason in workload.without_effect(worker.device.type) if worker.is_main else ():
+    ignored = chain(config.without_effect(), workload.without_effect(worker.device.type))
+    for reason in ignored if worker.is_main else ():
         logger.warning("without effect: %s", reason)
 
     checkpoints, saved = open_checkpoints(config, worker, workload, data)
@@ -124,6 +127,10 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
                 loss, gradient_norm, stopping = agree(loss, step.gradient_norm, stop, worker)
                 next_lr = learning_rate(index + 1, config)
                 log.add(loss, gradient_norm, lr, next_lr)
+                # In float16 the scaler leaves out an update that overflows.
+                if not math.isfinite(loss) and not step.scaler.is_enabled():
+                    log.flush()
+                    require_finite([loss], index)
                 done = index + 1
                 is_last = done == config.num_steps
                 if checkpoints and (stopping or is_last or is_due(done, config.save_every)):

@@ -19,6 +19,7 @@ from common.perfmodel.tables import read_table
 from common.runtime.process_group import process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import record_run, require_positive
+from common.runtime.run_options import RankOptions
 from common.runtime.script import run_script
 from common.runtime.seeding import seed_everything
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
@@ -30,7 +31,7 @@ from common.tuning.visits import VISIT_COLUMNS, Visits, check_under_ddp, left_as
 
 
 @dataclass(frozen=True)
-class Exhaustive:
+class Exhaustive(RankOptions):
     """Sweep every bucketing of a tuning run, then run its recommendation off against the best.
 
     Recipe: uv run torchrun --nproc_per_node=2 common/tuning/exhaustive.py --function my_model:make
@@ -51,11 +52,8 @@ class Exhaustive:
     within: float = 0.02
     runoff_best: int = 3
     """Number of the sweep's fastest that run off against the recommendation."""
-    device: str | None = None
-    backend: str | None = None
     seed: int = 42
     output_dir: str = "outputs/tune"
-    run_id: str = ""
 
     def __post_init__(self) -> None:
         require_positive(self, "rounds", "runoff_rounds", "most_runoff_rounds", "runoff_best")
@@ -88,8 +86,10 @@ def main(settings: Exhaustive) -> None:
                 sweep_s = time.perf_counter() - began
                 finalists = _finalists(caps, swept, recommended.setting, settings.runoff_best)
                 runoff = Visits(step, worker, sinks[1])
-                for first in range(0, settings.most_runoff_rounds, settings.runoff_rounds):
-                    runoff.rounds("runoff", finalists, settings.runoff_rounds, first)
+                most = settings.most_runoff_rounds
+                for first in range(0, most, settings.runoff_rounds):
+                    rounds = min(settings.runoff_rounds, most - first)
+                    runoff.rounds("runoff", finalists, rounds, first)
                     # Every rank has all samples, and decides alike.
                     regret = runoff_regret(runoff.samples, swept, recommended.setting.label)
                     if regret.half_width <= settings.within:
@@ -102,7 +102,9 @@ def main(settings: Exhaustive) -> None:
 def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Regret:
     """Returns the regret of a setting against its fastest rival in the run-off.
 
-    Rivals are the settings in the run-off that the sweep visited, too.
+    Rivals are the settings in the run-off that the sweep visited, too. Which one is the fastest is
+    chosen for rounds of even numbers by those of odd ones, and the other way round: the one that
+    looks fastest in its own rounds looks faster than it is.
 
     Args:
         runoff: samples of the run-off, VISIT_COLUMNS.
@@ -111,8 +113,13 @@ def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Regr
     """
     times = instance_times(runoff)
     chosen = [name for name in times if name in set(swept["setting"]) and name != label]
-    rival = min(chosen, key=lambda name: times[name].median())
-    return paired_regret(times[label], times[rival])
+    is_even = times.index % 2 == 0
+    rival = pd.Series(index=times.index, dtype=float)
+    for own in (is_even, ~is_even):
+        choosing = times[~own] if (~own).any() else times  # of a single round
+        fastest = choosing[chosen].median().idxmin()
+        rival[own] = times.loc[own, fastest]
+    return paired_regret(times[label], rival)
 
 
 def _finalists(

@@ -93,7 +93,7 @@ def load_user_model(target: str, folder: Path, device: torch.device) -> UserMode
     function = _find(module_name, function_name, folder)
     try:
         made = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{target} raised {said(error)}") from None
     return checked_model(made, target, device)
 
@@ -101,7 +101,7 @@ def load_user_model(target: str, folder: Path, device: torch.device) -> UserMode
 def _find(module_name: str, function_name: str, folder: Path) -> Callable:
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # as of a script that trains when it is imported
         own = isinstance(error, ModuleNotFoundError) and error.name
         if own and f"{module_name}.".startswith(f"{error.name}."):
             raise UserError(no_module(module_name, folder)) from None

@@ -316,6 +316,19 @@ def test_the_collectives_that_are_timed_are_those_of_the_step(precision, item_by
     }
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"precision": "float16"}, "not supported under FSDP"),
+        ({"accumulations": (1, 1)}, "accumulations 1, 1: give each once"),
+        ({"strategies": ("DDP", "local", "DDP")}, "strategies DDP, local, DDP: give each once"),
+    ],
+)
+def test_what_a_comparison_cannot_be_of_is_told_before_it_begins(settings, said) -> None:
+    with pytest.raises(UserError, match=said):
+        StrategyBenchmark(model="gpt2-nano", seq_len=16, **settings)
+
+
 def test_slow_calls_among_collectives_count_in_their_sum_and_a_slow_round_does_not(
     tmp_path: Path,
 ) -> None:

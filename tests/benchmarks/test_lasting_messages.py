@@ -95,3 +95,4 @@ def test_messages_larger_than_all_gradients_are_not_launched_by_them():
     assert launched == {300: 3, 1000: 1}  # of 1001 bytes none is ever full
     for kind in ("continuous", "all_reduce"):
         assert OverlapArm(kind, 1001, 7) in arms
+    assert lab.plan([300, 300]) == lab.plan([300])

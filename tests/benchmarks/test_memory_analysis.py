@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from refusal_support import refused_line
 
-from common.benchmarks.memory import MemoryAnalysis
+from common.benchmarks.memory import MemoryAnalysis, largest_batches
 from common.errors import UserError
 from common.runtime.run_directory import read_environment
 
@@ -83,6 +83,12 @@ def test_bad_settings_get_one_line_that_says_what_is_legal(settings, message):
     with pytest.raises(UserError, match=re.escape(message)) as raised:
         MemoryAnalysis(**settings)
     assert "\n" not in str(raised.value)
+
+
+def test_the_largest_batches_of_a_step_of_few_tokens_have_fewer_pieces_of_the_loss():
+    settings = MemoryAnalysis(model="gpt2-nano", batch_size=1, seq_len=4, capacity_gb=(24,))
+    [row] = largest_batches(settings).to_dict("records")
+    assert row["as_asked"] <= row["chunked_loss"] <= row["both"]
 
 
 def test_a_step_that_this_machine_cannot_hold_is_refused_before_it_starts(tmp_path):

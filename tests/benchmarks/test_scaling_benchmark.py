@@ -14,6 +14,7 @@ from common.analysis.diagnosis.changes import open_changes
 from common.benchmarks.scaling import ScalingBenchmark
 from common.benchmarks.scaling_workloads import MlpSizes, mlp_workload
 from common.benchmarks.text_workload import global_batch
+from common.benchmarks.verify_changes import VerifyChanges
 from common.errors import UserError
 from common.models.mlp import MLP
 from common.tables import ARM_COLUMNS, SAMPLE_COLUMNS, STEP_COLUMNS
@@ -119,6 +120,23 @@ def test_changes_without_a_sweep_are_refused(tmp_path):
     assert "no complete sweep below" in line
 
 
+def test_a_sweep_with_accumulation_begins_with_an_exchange(run):
+    # DDP's static graph fails where its first backward pass exchanges nothing.
+    visits = ("--rounds", 1, "--steps-per-visit", 1, "--regimes", "weak", "--no-plain")
+    done, folder = run("benchmark", *TINY, "--sweep", "--accumulation", 2, *visits)
+    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    arms = pd.read_csv(folder / "arms.csv")
+    assert (arms["global_batch"] == arms["world_size"] * 2 * arms["batch_per_rank"]).all()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"), [(("bucket_cap",), "did you mean 'bucket_cap_mb'"), ((), "kinds is empty")]
+)
+def test_kinds_of_changes_are_known_ones(kinds, said):
+    with pytest.raises(UserError, match=said):
+        VerifyChanges(kinds=kinds)
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -128,6 +146,9 @@ def test_changes_without_a_sweep_are_refused(tmp_path):
         (("--workload", "text"), "is for --sweep"),
         (("--workload", "mpl"), "mlp"),
         (("--sweep", "--regimes", "week"), "weak"),
+        (("--sweep", "--regimes"), "regimes is empty; give one or more of strong, weak"),
+        (("--sweep", "--profile"), "--profile traces watched steps: not with --sweep"),
+        (("--profile", "--timed-steps", 0), "--profile traces watched steps"),
         (("--device", "cuda"), "torch can use no GPU"),
         (("--backend", "nccl"), "nccl needs GPUs"),
         (("--batch-size", 0), "above 0"),

@@ -245,6 +245,8 @@ def test_options_without_effect_are_named_once(
         ({"model": "gpt3"}, "did you mean 'gpt2'"),
         ({"precision": "fp8"}, "unknown precision 'fp8'"),
         ({"memory_limit_gib": -1}, "memory_limit_gib is -1"),
+        ({"memory_limit_gib": float("nan")}, "memory_limit_gib is nan"),
+        ({"memory_limit_gib": float("inf")}, "memory_limit_gib is inf"),
         ({"loss_chunks": 40}, "loss_chunks 40: more than the 32 tokens"),
     ],
     ids=lambda value: str(value)[:24],

@@ -21,6 +21,9 @@ def test_what_needs_no_rank_is_refused_before_any_is_started(tmp_path):
         assert "--nproc 1" in refused_to_tune("my_model:make", "--nproc", 1)
         assert "share is 0" in refused_to_tune("my_model:make", "--share", 0)
         assert "no module 'nowhere_to_be_found'" in refused_to_tune("nowhere_to_be_found:make")
+        assert "no module 'nowhere_to_be_found'" in refused_to_tune(
+            "nowhere_to_be_found:make", "--output-dir", ""
+        )
         blocked = tmp_path / "file"
         blocked.touch()
         assert "output folder" in refused_to_tune("json:dumps", "--output_dir", blocked / "below")

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,10 +25,11 @@ from quick_torchrun import write_quick_torchrun
 from common.analysis.buckets.measurements import check_comparable
 from common.cluster import emulated
 from common.cluster.emulated import EmulatedCluster, parse_rate
-from common.cluster.launch import LAUNCHER, launch, launch_series
+from common.cluster.launch import launch, launch_series
 from common.cluster.switch import BURSTS_BYTES
 from common.errors import UserError
 from common.runtime.network import layout_name
+from common.runtime.process_identity import LAUNCHER
 from common.runtime.run_directory import read_environment
 
 pytestmark = pytest.mark.xdist_group("emulated")
@@ -45,6 +47,13 @@ said |= {"host": socket.gethostname(), "arguments": sys.argv[1:]}
 said |= {"found": socket.gethostbyname("host2"), "cards": sorted(os.listdir("/sys/class/net"))}
 said |= {"network": json.loads(os.environ["DDPLAB_EMULATED_NETWORK"])}
 print(json.dumps(said))
+"""
+MEASURE = """
+import sys, time
+from common.runtime.environment import describe_environment
+from common.runtime.run_directory import RunDirectory
+RunDirectory.create(sys.argv[1], "probe", {}, describe_environment("gloo", "cpu"), "run")
+time.sleep(600)
 """
 FAIL = """
 import os, sys
@@ -357,6 +366,23 @@ def test_killed_interrupted_or_bereft_of_a_host_nothing_is_left(
     subprocess.run([DDPLAB, "emulate", "--clean"], check=True, capture_output=True)
     for pid in pids.values():
         assert processes_of(pid) == []
+
+
+@needs_hosts
+def test_a_run_on_an_emulated_host_reads_as_failed_once_its_launcher_was_killed(
+    script, quick_torchrun, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    more = ("--hosts", 1, "--", script(MEASURE), tmp_path)
+    emulator = start(*more, variables=quick_torchrun)
+    wait_for((run / "environment.json").exists)
+    assert read_environment(run)["host"] != socket.gethostname()
+    assert read_environment(run)["status"] == "running"
+    emulator.kill()
+    emulator.wait(timeout=30)
+    assert read_environment(run)["status"] == "failed"
+    subprocess.run([DDPLAB, "emulate", "--clean"], check=True, capture_output=True)
+    assert processes_of(emulator.pid) == []
 
 
 @needs_hosts

@@ -7,6 +7,7 @@ import logging
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from common.course.answers import CHOICE, NUMBER, questions_path, read_questions
+from common.course.autograder import bundle
 from common.course.grading.classes import Class
 from common.course.grading.grade import FAULT, Grader, marks_of, write_json
 from common.course.grading.imports import violations
@@ -324,3 +326,36 @@ def test_an_overlay_takes_the_projects_place(tmp_path: Path) -> None:
     assert not merged.exists()
     with pytest.raises(UserError, match="expected a folder"), with_overlay(ROOT, tmp_path / "no"):
         pass
+
+
+@pytest.fixture
+def overlay_of_a_repository(tmp_path: Path) -> Path:
+    """Makes an overlay as a course's private repository looks like after its tests were run."""
+    overlay = tmp_path / "overlay"
+    for name in (
+        "README.md",
+        ".git/HEAD",
+        "tests/exercises/hidden/extra.py",
+        "tests/exercises/hidden/__pycache__/extra.pyc",
+    ):
+        (overlay / name).parent.mkdir(parents=True, exist_ok=True)
+        (overlay / name).write_text("theirs")
+    return overlay
+
+
+def test_an_overlays_own_files_do_not_reach_the_project(overlay_of_a_repository: Path) -> None:
+    before = (ROOT / "README.md").read_bytes()
+    with with_overlay(ROOT, overlay_of_a_repository) as merged:
+        assert (merged / "README.md").read_text() == "theirs"
+    assert (ROOT / "README.md").read_bytes() == before
+
+
+def test_a_bundle_takes_of_an_overlay_what_grades(
+    overlay_of_a_repository: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "autograder.zip"
+    bundle(ROOT, out, 0, overlay_of_a_repository)
+    with zipfile.ZipFile(out) as archive:
+        names = archive.namelist()
+        assert archive.read("project/tests/exercises/hidden/extra.py") == b"theirs"
+    assert not [name for name in names if "__pycache__" in name or "/.git/" in name]

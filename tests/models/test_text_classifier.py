@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, BertConfig, DistilBertConfig
 
@@ -180,6 +181,21 @@ def test_random_weights_are_said_and_dropout_is_set_everywhere(kind, tmp_path, c
     dropouts = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
     assert dropouts == {0.3}
     assert model_limit(str(tmp_path)) == 24
+
+
+def test_dropout_is_set_in_models_that_name_it_in_gpt2s_way(tmp_path):
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 24}
+    transformers.GPT2Config(vocab_size=50, **sizes).save_pretrained(tmp_path)
+    model = build_text_classifier(str(tmp_path), 2, 50, 24, dropout=0.3)
+    dropouts = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
+    assert dropouts == {0.3}
+
+
+def test_a_folder_below_the_home_folder_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    CONFIGS["bert"].save_pretrained(tmp_path / "bert")
+    assert model_limit("~/bert") == 24
+    assert build_text_classifier("~/bert", 2, 50, 24).num_labels == 2
 
 
 def test_a_model_may_number_its_positions_from_beyond_its_padding(tmp_path):

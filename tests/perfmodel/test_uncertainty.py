@@ -150,6 +150,17 @@ def test_sizes_with_fewer_calls_are_drawn_from_the_calls_that_they_have():
     assert drawn[:, 0].min() < 2 < 3 < drawn[:, 0].max()
 
 
+def test_a_round_that_was_cut_off_is_not_drawn():
+    times_s = np.arange(1.0, 13).reshape(2, 2, 3)
+    times_s[1, 1] = np.nan  # the run ended before the second size's second round
+    samples = AllReduceSamples(np.array([4.0, 8.0]), times_s, 2)
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        small, large = samples.drawn(generator).times_s
+        assert 1 <= small <= 3
+        assert 7 <= large <= 9
+
+
 def test_added_latency_is_paid_by_every_bucket():
     samples = Calibration(
         *(made_up([3.0] * 4, [1.0] * 4).ready, made_up([3.0], [1.0]).all_reduce),

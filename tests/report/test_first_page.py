@@ -171,7 +171,7 @@ def test_the_time_left_is_that_of_earlier_runs_of_the_same_preset(tmp_path: Path
     earlier_run(tmp_path, "2026-9", "laptop", 500)
     preset = load_preset("assignment0", "smoke")
     titles = {"assignment0": {"throughput": "throughput (1 rank)", "new": "never run"}}
-    timetable = plan([preset], "smoke", tmp_path, titles)
+    timetable = plan([preset], "smoke", tmp_path, titles, with_hosts=True)
     assert timetable.left_text() == "at least 20 s left"  # the median; one stage is unknown
     assert timetable.source == "as it did here before"
     timetable.end(timetable.begin("assignment0", "throughput"), DONE)
@@ -182,12 +182,27 @@ def test_the_time_left_is_that_of_earlier_runs_of_the_same_preset(tmp_path: Path
 def test_the_first_run_expects_what_was_recorded(tmp_path: Path) -> None:
     preset = load_preset("assignment2", "laptop")
     titles = {"assignment2": {stage.key: stage.title for stage in preset.stages}}
-    timetable = plan([preset], "laptop", tmp_path, titles)
+    timetable = plan([preset], "laptop", tmp_path, titles, with_hosts=True)
     assert "machine of the recorded runs" in timetable.source
     recorded = pd.read_csv(DATA / "stage-times.csv").query("preset == 'laptop'")
     own = recorded[recorded["assignment"] == "assignment2"].set_index("stage")["seconds"]
     expected = own.reindex([stage.key for stage in preset.stages]).sum()
     assert timetable.left_s() == pytest.approx(expected)
+
+
+def test_stages_that_are_copied_or_left_out_take_no_time(tmp_path: Path) -> None:
+    presets = [load_preset(name, "laptop") for name in ("assignment1", "assignment2")]
+    titles = {p.assignment: {stage.key: stage.title for stage in p.stages} for p in presets}
+    recorded = pd.read_csv(DATA / "stage-times.csv").query("preset == 'laptop'")
+    own = recorded[recorded["assignment"].isin(titles)]
+    own = own[~own["stage"].isin(("notebooks", "report"))]
+    # The recorded run copied two calibrations between emulated hosts of assignment 1 for 2.
+    timetable = plan(presets, "laptop", tmp_path, titles, with_hosts=True)
+    assert len(timetable.entries) == len(own) + 2
+    assert timetable.left_text() == f"about {own['seconds'].sum() / 60:.0f} minutes left"
+    timetable = plan(presets, "laptop", tmp_path, titles, with_hosts=False)
+    here = own[~own["stage"].str.startswith("emulated-")]
+    assert timetable.left_s() == pytest.approx(here["seconds"].sum())
 
 
 def test_an_output_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from rank_support import free_port, torchrun_variables
+from rank_support import torchrun_variables
 
 from common.errors import RunFailed, UserError
 from common.runtime.process_group import (
@@ -26,7 +26,7 @@ from common.runtime.process_group import (
     is_lost_peer,
     process_group,
 )
-from common.runtime.ranks import Ranks, current_ranks
+from common.runtime.ranks import Ranks, current_ranks, free_port
 
 PRETENDED = Path(__file__).with_name("pretended_gpus_worker.py")
 SLOW_HOST = """

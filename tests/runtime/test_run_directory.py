@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import yaml
 
 from common.errors import RunFailed, UserError
 from common.runtime.environment import describe_environment
+from common.runtime.process_identity import own_identity
 from common.runtime.run_directory import (
     RunDirectory,
     find_table,
@@ -159,17 +161,41 @@ def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path, below):
     assert file.read_text() == "not a folder"
 
 
-def test_a_running_record_whose_process_is_gone_reads_as_failed(tmp_path):
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    assert read_environment(new_run(tmp_path, pid=gone.pid).path)["status"] == "failed"
+def identity_of_one_that_ended():
+    code = "from common.runtime.process_identity import own_identity; print(own_identity())"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return ended.stdout.strip()
+
+
+def test_a_running_record_whose_process_or_launcher_is_gone_reads_as_failed(tmp_path):
+    gone = identity_of_one_that_ended()
+    # A process of an emulated host is numbered in a namespace that is not seen from here.
+    unseen = gone.replace(f":{socket.gethostname()}", ":host2")
+    for number, known in enumerate(({"process": gone}, {"process": unseen, "launched_by": gone})):
+        path = new_run(tmp_path, f"run{number}", **known).path
+        assert read_environment(path)["status"] == "failed"
 
 
 def test_a_running_record_of_a_living_process_or_of_another_host_stays_running(tmp_path):
-    alive = new_run(tmp_path, "alive", pid=os.getpid())
-    elsewhere = new_run(tmp_path, "elsewhere", pid=2**22 + 1, host="another-host")
-    assert read_environment(alive.path)["status"] == "running"
-    assert read_environment(elsewhere.path)["status"] == "running"
+    gone = identity_of_one_that_ended()
+    another_host = gone.replace(f":{socket.gethostname()}", ":another-host")
+    pid, created, _, host = gone.split(":")
+    for number, known in enumerate(
+        (
+            {},
+            {"launched_by": own_identity()},
+            {"process": another_host},
+            {"process": f"{pid}:{created}:7:{host}"},  # in a container
+        )
+    ):
+        path = new_run(tmp_path, f"run{number}", **known).path
+        assert read_environment(path)["status"] == "running"
+
+
+def test_another_process_with_the_number_of_one_that_ended_is_not_taken_for_it(tmp_path):
+    _, created, namespace, host = own_identity().split(":")
+    earlier = f"{os.getpid()}:{int(created) - 1}:{namespace}:{host}"
+    assert read_environment(new_run(tmp_path, process=earlier).path)["status"] == "failed"
 
 
 def test_the_newest_complete_run_is_chosen_by_its_start_not_its_name(tmp_path):

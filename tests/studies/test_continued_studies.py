@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -11,22 +13,80 @@ from common.errors import UserError
 from common.report.progress import StageProgress
 from common.runtime.paths import project_root
 from common.studies.tune_check import TuneStudy, run_study
+from common.tuning.exhaustive import runoff_regret
 
 OF_BEFORE = project_root() / "data" / "xeon-2-cores" / "study-tune"
 
 
-def test_complete_cases_are_taken_over_with_their_samples(tmp_path: Path) -> None:
-    cut = tmp_path / "cut"
-    row = {"model": "convolutions", "network": "loopback", "half_width": 0.01, "share": 0.1}
-    row |= {"regret": 0.004, "regret_low": -0.001}
-    (cut / "convolutions-loopback" / "sweep").mkdir(parents=True)
-    (cut / "convolutions-loopback" / "sweep" / "sweep.csv").write_text("sweep_s\n9\n")
-    pd.DataFrame([row]).to_csv(cut / "cases.csv", index=False)
+def visits(times_ms: dict[str, float], rounds: int) -> pd.DataFrame:
+    """Returns visits of two ranks, of which rank 1 is the slower by a tenth."""
+    rows = [
+        {"setting": name, "round": round_, "rank": rank, "iteration": iteration}
+        | {"step_time_ms": time_ms * (0.9 + 0.1 * rank) * (1 + 0.01 * round_)}
+        for name, time_ms in times_ms.items()
+        for round_ in range(rounds)
+        for rank in (0, 1)
+        for iteration in range(2)
+    ]
+    return pd.DataFrame(rows)
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Path:
+    """Makes a study that was cut after a case whose recommendation is 0.4 % from the best."""
+    folder = tmp_path / "cut"
+    sweep = folder / "convolutions-loopback" / "sweep"
+    sweep.mkdir(parents=True)
+    times_ms = {"default": 103.0, "1 MiB": 100.4, "2 MiB": 100.0, "4 MiB": 120.0}
+    visits(times_ms, 2).to_csv(sweep / "sweep-visits.csv", index=False)
+    visits(times_ms, 12).to_csv(sweep / "runoff-visits.csv", index=False)
+    row = {"model": "convolutions", "network": "loopback", "recommended": "1 MiB", "share": 0.1}
+    row |= {"regret": 0.5, "regret_low": 0.4, "half_width": 0.1}  # as an earlier version had it
+    pd.DataFrame([row]).to_csv(folder / "cases.csv", index=False)
+    return folder
+
+
+def test_complete_cases_are_taken_over_with_their_samples_and_judged_anew(
+    cut: Path, tmp_path: Path
+) -> None:
     study = TuneStudy(models=("convolutions",), rate="", continues=str(cut))
     path = run_study(study, str(tmp_path / "new"), StageProgress())
-    assert pd.read_csv(path / "cases.csv").to_dict("records") == [row]
-    assert (path / "convolutions-loopback" / "sweep" / "sweep.csv").is_file()
+    [row] = pd.read_csv(path / "cases.csv").to_dict("records")
+    assert (row["recommended"], row["share"], row["rounds"]) == ("1 MiB", 0.1, 12)
+    assert row["best_of_sweep"] == "2 MiB"
+    assert row["regret"] == pytest.approx(0.004)
+    assert row["default_regret"] == pytest.approx(0.03)
+    assert row["half_width"] == pytest.approx(0, abs=1e-9)
+    assert (path / "convolutions-loopback" / "sweep" / "runoff-visits.csv").is_file()
     assert pd.read_csv(path / "verdicts.csv")["held"].all()
+
+
+def test_a_case_whose_folder_is_gone_is_told_before_anything_is_written(
+    cut: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(cut / "convolutions-loopback")
+    study = TuneStudy(models=("convolutions",), rate="", continues=str(cut))
+    with pytest.raises(UserError, match="no convolutions-loopback/sweep in it"):
+        run_study(study, str(tmp_path / "new"), StageProgress())
+    assert not (tmp_path / "new").exists()
+
+
+def test_settings_that_are_alike_have_no_regret_of_each_other() -> None:
+    """However many rivals there are: the fastest in a round's own company would be too fast."""
+    draw = np.random.default_rng(0)
+    names = ["chosen", "a", "b", "c"]
+    swept = pd.DataFrame({"setting": names})
+    found = []
+    for _ in range(200):
+        times_ms = 100 * np.exp(0.03 * draw.standard_normal((12, len(names))))
+        rows = [
+            {"setting": name, "round": round_, "iteration": 0, "step_time_ms": time_ms}
+            for round_, of_round in enumerate(times_ms)
+            for name, time_ms in zip(names, of_round, strict=True)
+        ]
+        found.append(runoff_regret(pd.DataFrame(rows), swept, "chosen").estimate)
+    error = np.std(found) / np.sqrt(len(found))
+    assert abs(np.mean(found)) < 3 * error
 
 
 def test_a_study_of_an_older_kind_is_refused_in_a_line(tmp_path: Path) -> None:

@@ -9,7 +9,16 @@ import pytest
 
 from common.analysis.diagnosis.diagnosis import diagnose_folder, diagnosis_lines
 from common.errors import UserError
-from common.studies.diagnosis import CASES, FLAGS, Case, DiagnosisStudy, faults_table
+from common.report.progress import StageProgress
+from common.studies import fresh_faults
+from common.studies.diagnosis import (
+    CASES,
+    FLAGS,
+    PLANTED,
+    Case,
+    DiagnosisStudy,
+    faults_table,
+)
 from common.studies.planted_faults import FAULTS, parse_faults
 
 BRIEF = {
@@ -26,6 +35,27 @@ TESTED = {
     ),
     "healthy": Case("run", "healthy", "benchmark", flags=(("batch_size", 2048),)),
 }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["slow-dta=4", "x.py"], "unknown fault 'slow-dta'"),
+        (["slow-data=many", "x.py"], "'many' is not a number"),
+        (["slow-data=4", "none.py"], "none.py: no such file"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(rank_server, words, said):
+    done = rank_server.run(PLANTED, *words, ranks=2)
+    assert done.exit_codes == [2, 2]
+    assert said in done.error_line
+
+
+def test_fresh_faults_need_a_folder_that_can_be_made_before_any_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(fresh_faults, "run_cases", lambda *_: pytest.fail("cases were run"))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="Not a directory"):
+        fresh_faults.plant(tmp_path / "file" / "faults", 0, StageProgress())
 
 
 ATTEMPTS = 3  # a shared machine takes cores away for seconds, which is a fault nobody has planted

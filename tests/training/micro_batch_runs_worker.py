@@ -11,7 +11,7 @@ import json
 import sys
 
 from common.benchmarks import compare_modes
-from common.errors import UserError
+from common.errors import RunFailed, UserError
 from common.runtime.process_group import process_group
 from common.scheduling.modes import MODES
 from common.training.micro_batch_config import MicroBatchConfig
@@ -28,6 +28,7 @@ REFUSED = {
     "fewer texts than a batch": {"max_train_samples": 6},
     "no such rank to slow down": {"slow_rank": 2},
     "budget below the longest text": {"mode": "token_budget", "max_tokens": 5},
+    "no plan for two ranks": {"mode": "token_budget", "max_tokens": 10**7},
     "no such folder": {"dataset": "imdb", "dataset_dir": "nowhere"},
 }
 
@@ -57,6 +58,11 @@ def run_everything(common: dict) -> None:
             train_text(MicroBatchConfig(**common | settings, run_id="refused"))
         except UserError as error:
             print(json.dumps({"refused": name, "error": str(error)}), flush=True)
+    apart = {"lr": 1e30, "warmup_steps": 0, "log_every": 2, "mode": "dynamic"}
+    try:
+        train_text(MicroBatchConfig(**common | TRAINING | apart, run_id="apart"))
+    except RunFailed as error:
+        print(json.dumps({"refused": "no number", "error": str(error)}), flush=True)
 
 
 folder, *datasets = sys.argv[1:]

@@ -50,6 +50,10 @@ with process_group("cpu") as worker:
     run("DDP", "exact", **exact)
     cut("exact", "moved", 2)
     run("FULL_SHARD", "moved", **exact)
+    by_sgd = exact | {"optimizer": "sgd", "lr": 0.1}
+    run("DDP", "sgd", **by_sgd)
+    cut("sgd", "sgd-sharded", 2)
+    run("FULL_SHARD", "sgd-sharded", **by_sgd)
     # And from one device, where the test leaves a checkpoint, to DDP.
     run("DDP", "from-one-device", **exact)
     # Through all of the exercises, a step each, at a learning rate that does not change.

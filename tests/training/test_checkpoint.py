@@ -19,7 +19,7 @@ import yaml
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from common.data.token_shards import write_shard
-from common.errors import UserError
+from common.errors import RunFailed, UserError
 from common.exercises.checkpoint_commit import read_manifest
 from common.runtime.process_group import process_group
 from common.training.config import BaselineConfig
@@ -213,6 +213,42 @@ def test_changed_settings_are_said(start, cut_off, caplog):
     ]
 
 
+def test_a_resumed_run_decays_weights_as_it_was_told_and_not_as_before(
+    start, undisturbed, tmp_path
+):
+    # AdamW takes lr · weight_decay of the weights before it updates them (Loshchilov and Hutter).
+    lr, after = 0.003, {}
+    for decay in (0.1, 0.5):
+        folder = cut(undisturbed, tmp_path / str(decay), 4)
+        start(folder, num_steps=5, min_lr=lr, weight_decay=decay, save_every=1)
+        after[decay] = held(folder / "checkpoints" / "step-00000005", folder / "held.pt")
+    before = held(undisturbed / "checkpoints" / "step-00000004", tmp_path / "held.pt")
+    weights = [name for name in before if name.startswith("/model/")]
+    assert weights
+    for name in weights:
+        moved = after[0.1][name] - after[0.5][name]
+        torch.testing.assert_close(moved, lr * 0.4 * before[name], rtol=1e-2, atol=1e-6)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_before_checkpoints_hold_it(start, tmp_path):
+    said = r"the loss is (nan|inf) since step \d+: training went apart"
+    with pytest.raises(RunFailed, match=said):
+        start(tmp_path, lr=1e30, save_every=1, keep_checkpoints=2)
+    for name in names(tmp_path):
+        for value in held(tmp_path / "checkpoints" / name, tmp_path / "held.pt").values():
+            assert not isinstance(value, torch.Tensor) or value.isfinite().all()
+    losses = rows(tmp_path / "run")["loss"]  # the step is in the record
+    assert losses.iloc[:-1].notna().all()
+
+
+def test_settings_without_effect_are_said(start, tmp_path, caplog):
+    start(tmp_path, num_steps=1, optimizer="sgd", weight_decay=0.5, profile_wait=3)
+    assert {line.partition(";")[0] for line in warnings(caplog)} >= {
+        "without effect: weight_decay: sgd has none here",
+        "without effect: profile_wait: no step is traced",
+    }
+
+
 def test_other_data_are_said(start, cut_off, tmp_path, caplog):
     # The tokens of the same path have become more, as by another download.
     data = tmp_path / "tokens"
@@ -385,6 +421,16 @@ def test_any_strategy_and_number_of_ranks_goes_on_from_any_other(two_ranks):
         assert own.to_numpy() == pytest.approx(expected.loc[own.index].to_numpy(), abs=1e-10)
     # Weights that were not taken over would show: the losses have moved by far more than that.
     assert abs(expected.iloc[0] - expected.iloc[-1]) > 1e-3
+
+
+@pytest.mark.two_ranks
+def test_sgd_goes_on_under_another_strategy_whose_implementation_is_another(two_ranks):
+    """DDP's is fused, for which PyTorch has no kernel where parameters are sharded."""
+    whole, sharded = (rows(two_ranks / "runs" / name) for name in ("sgd", "sgd-sharded"))
+    assert set(sharded["step"]) == {2, 3, 4, 5}
+    expected = from_step(whole, 2)
+    for what in ("loss", "gradient_norm"):
+        assert sharded[what].to_numpy() == pytest.approx(expected[what].to_numpy(), abs=1e-10)
 
 
 @pytest.mark.two_ranks

@@ -161,7 +161,9 @@ def test_refusals_are_one_line_and_leave_nothing(runs):
         "fewer texts than a batch": "global_batch 8: synthetic has 6 texts",
         "no such rank to slow down": "slow_rank 2: there are 2 ranks",
         "budget below the longest text": "max_tokens 5; the longest",
+        "no plan for two ranks": "batches of up to 10000000 tokens: 1 for the whole data set",
         "no such folder": "--dataset_dir nowhere does not exist",
+        "no number": "the loss is nan since step ",
     }
     assert refused.keys() == words.keys()
     for name, start in words.items():

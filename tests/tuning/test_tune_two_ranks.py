@@ -184,7 +184,7 @@ def test_the_figure_has_a_line_points_and_a_caption(found):
 def swept(rank_server, tuned) -> Path:
     """Runs the exhaustive sweep of what was tuned."""
     folder, _ = tuned
-    flags = ("--rounds", 1, "--runoff_rounds", 2, "--most_runoff_rounds", 4, "--within", 1e-9)
+    flags = ("--rounds", 1, "--runoff_rounds", 2, "--most_runoff_rounds", 3, "--within", 1e-9)
     flags += ("--device", "cpu", "--run_id", "sweep")
     done = rank_server.run(
         COMMON / "tuning" / "exhaustive.py",
@@ -200,6 +200,8 @@ def swept(rank_server, tuned) -> Path:
 def test_a_sweep_visits_every_bucketing_and_runs_off_the_best(found, swept):
     visits = pd.read_csv(swept / "sweep-visits.csv")
     assert visits["setting"].nunique() == found.bucketings
+    runoff = pd.read_csv(swept / "runoff-visits.csv")
+    assert runoff["round"].nunique() == 3  # two, and the one that is left of the most
     row = tune_check.compare(found, swept)
     assert row["recommended"] == found.setting.label
     assert row["regret_low"] <= row["regret"] <= row["regret_high"]

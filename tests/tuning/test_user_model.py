@@ -78,6 +78,8 @@ def test_a_module_that_cannot_be_imported_is_one_line(tmp_path):
     assert "SyntaxError" in refusal("broken_model:make", tmp_path)
     assert "broken_model.py, line 2" in refusal("broken_model:make", tmp_path)
     (tmp_path / "needy_model.py").write_text("import missing_library_of_the_user\n")
+    (tmp_path / "leaving_model.py").write_text("import sys\nsys.exit(0)\n")
+    assert "SystemExit" in refusal("leaving_model:make", tmp_path)
     said = refusal("needy_model:make", tmp_path)
     assert "cannot be imported: ModuleNotFoundError" in said
     assert "missing_library_of_the_user" in said

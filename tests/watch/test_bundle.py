@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from common.analysis.diagnosis.bundle import read_bundle
+from common.analysis.diagnosis.bundle import is_bundle, read_bundle
 from common.analysis.diagnosis.bundle_tables import tables_of, write_run
 from common.analysis.diagnosis.causes import Case
 from common.analysis.diagnosis.causes_ranks import slow_rank, unequal_lengths
@@ -146,6 +146,19 @@ def test_what_is_none_is_refused_in_a_line(tmp_path: Path, spoil, said: str) -> 
     with pytest.raises(UserError, match=said) as raised:
         read_bundle(folder)
     assert len(str(raised.value).splitlines()) == 1
+
+
+def test_other_files_named_after_ranks_are_left_alone(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b")
+    before = tables_of(read_bundle(folder))["steps.csv"]
+    (folder / "rank-loss.jsonl").write_text("{}")
+    (folder / "rank_notes.jsonl").write_text("of somebody else")
+    assert tables_of(read_bundle(folder))["steps.csv"].equals(before)
+    for file in folder.glob("rank[0-9]*.jsonl"):
+        file.unlink()
+    assert not is_bundle(folder)
+    with pytest.raises(UserError, match="no bundle; it has no rank0"):
+        read_bundle(folder)
 
 
 def test_a_packed_bundle_that_was_cut_off_is_refused(tmp_path: Path) -> None:

@@ -136,6 +136,17 @@ def test_what_is_fetched_and_run_for_an_evaluation_is_no_step(script: Script) ->
     assert steps[1].began == 9  # after the evaluation's five fetches
 
 
+def test_an_evaluation_between_a_fetch_and_its_pass_ends_nothing(script: Script) -> None:
+    for _ in range(2):
+        script.fetch()
+        script.loop.evaluated(1.0)  # as where every so many batches begin with a validation
+        script.passes()
+        script.update()
+    first, second = script.steps()
+    assert (first.began, second.began) == (1.0, 5.0)  # with the forward passes
+    assert first.evaluated == 1
+
+
 def test_a_step_that_the_scaler_left_out_is_one(script: Script) -> None:
     for skipped in (False, True, False):
         script.fetch()

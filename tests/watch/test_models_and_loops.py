@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
+import torch
+from ddplab_watch import hooks
+from ddplab_watch.calls import Calls
+from ddplab_watch.marks import HostClock
+from ddplab_watch.steps import Loop
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from watch_support import SHORT, rows_of, run_loop
 
 from common.analysis.diagnosis.bundle import read_bundle
@@ -112,3 +121,46 @@ def test_the_order_of_epochs_is_compared_from_their_beginnings(
     known = samples.dropna(subset=["order"]).groupby("rank")["order"]
     assert known.size().tolist() == [2, 2]
     assert known.nunique().tolist() == [orders, orders]
+
+
+class Wrapped(DistributedDataParallel):
+    """DDP without a process group."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+
+
+def test_the_batch_that_is_kept_is_the_one_that_ddp_has_moved() -> None:
+    model = Wrapped(nn.Linear(2, 2))
+    loop = Loop(HostClock(), lambda: 0.0, lambda: 0.0)
+    calls = Calls(loop, torch.device("cpu"), is_last=lambda: True)
+    given, moved, evaluated = (torch.full((4, 2), float(value)) for value in range(3))
+    calls.began(model, (given,), {})
+    calls.began(model.module, (moved,), {})
+    calls.ended(model.module, moved)
+    calls.ended(model, moved)
+    with torch.no_grad():
+        calls.began(model, (evaluated,), {})
+        calls.began(model.module, (evaluated,), {})
+        calls.ended(model.module, evaluated)
+        calls.ended(model, evaluated)
+    kept = calls.take(samples=4)
+    assert kept.args[0] is moved
+
+
+@pytest.mark.parametrize("is_frozen_itself", [False, True])
+def test_finding_a_model_keeps_no_later_one_from_the_collector(is_frozen_itself: bool) -> None:
+    try:
+        earlier = nn.Linear(2, 2)
+        gc.freeze()  # as a script does before it forks workers
+        model = earlier if is_frozen_itself else nn.Linear(2, 2)
+        if not is_frozen_itself:
+            model.__dict__["itself"] = model  # a cycle, as DDP lies in
+        assert hooks.roots_of(model.parameters()) == [model]
+        seen = weakref.ref(model)
+        del model, earlier
+        gc.collect()
+        assert seen() is None
+    finally:
+        gc.unfreeze()

@@ -128,6 +128,21 @@ def test_each_change_is_run_as_often_as_the_script_as_it_is(ranks, tmp_path: Pat
     assert not [row for row in rows_of(tmp_path, 0, "unseen") if "change" in row["what"]]
 
 
+def test_a_copy_that_fails_on_one_rank_is_tried_on_none(ranks, tmp_path: Path) -> None:
+    plain, watched = tmp_path / "plain", tmp_path / "watched"
+    for folder in (plain, watched):
+        folder.mkdir()
+    flags = ("--copies_of_rank_1_fail", 1)
+    expected = run_loop(ranks, plain, *flags)
+    found = run_loop(ranks, watched, *flags, watch={"verify": 1})
+    assert [each["losses"] for each in found] == [each["losses"] for each in expected]
+    for number, why in enumerate(("it failed on another rank", "RuntimeError: out of memory")):
+        unseen = rows_of(watched, number, "unseen")
+        assert [row["why"] for row in unseen if "changes" in row["what"]] == [why]
+        assert rows_of(watched, number, "end")
+        assert not rows_of(watched, number, "trials")
+
+
 def test_trials_end_before_the_memory_does(ranks, tmp_path: Path) -> None:
     run_loop(ranks, tmp_path, "--shrinking_memory", 1, watch={"verify": 1})
     for number in (0, 1):

@@ -76,6 +76,13 @@ def test_buckets_are_those_of_ddp(one_run) -> None:
     assert {row["exchanged_bytes"] for row in steps[-3:]} == {facts["gradient_bytes"]}
 
 
+def test_ddps_map_of_used_parameters_is_no_bucket(rank_server, tmp_path: Path) -> None:
+    found = run_loop(rank_server.run, tmp_path, "--find_unused", 1, watch={"probe": 0})
+    buckets = rows_of(tmp_path, 0, "buckets")
+    sizes = [row["size_bytes"] for row in buckets if row["step"] == STEPS - 1]
+    assert sizes == [int(size) for size in found[0]["buckets"].split(",")]
+
+
 def test_gradients_of_the_probes_are_the_models_parameters(one_run) -> None:
     folder, _ = one_run
     rows = rows_of(folder, 1, "gradient-ready-times")

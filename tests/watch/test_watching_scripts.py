@@ -80,7 +80,7 @@ def test_a_mistake_is_said_in_a_line(tmp_path: Path, words: list[str], said: str
     done = run(*words, cwd=tmp_path)
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-    assert done.returncode != 0
+    assert done.returncode == 2
 
 
 def test_where_nothing_can_be_written_the_script_runs_all_the_same(tmp_path: Path) -> None:
@@ -110,6 +110,21 @@ def test_the_variable_starts_it_in_processes_of_others(tmp_path: Path) -> None:
         DDPLAB_WATCH=str(tmp_path / "bundle"),
         DDPLAB_WATCH_OPTIONS="warmup=2,window=4,bucket_steps=2",
     )
+    assert done.returncode == 0, done.stderr
+    assert '"status": "complete"' in (tmp_path / "bundle" / "rank0.jsonl").read_text()
+
+
+def test_a_look_whether_torch_is_there_does_not_keep_the_watch_away(tmp_path: Path) -> None:
+    # As datasets, transformers and accelerate look when they are imported, before torch is.
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import importlib.util, runpy, sys\n"
+        "assert importlib.util.find_spec('torch') and 'torch' not in sys.modules\n"
+        f"sys.argv[0] = {str(SCRIPTS / 'loop.py')!r}\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    words = (f"folder={tmp_path}/bundle", "warmup=2", "window=4", "bucket_steps=2")
+    done = run(*words, script, tmp_path / "out", "--steps", "12", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert '"status": "complete"' in (tmp_path / "bundle" / "rank0.jsonl").read_text()
 

@@ -54,7 +54,13 @@ class Bundle:
 
 def is_bundle(path: Path) -> bool:
     """Returns True for a folder with a rank's file in it, or a packed one."""
-    return path.name.endswith(".tar.gz") or any(path.glob("rank*.jsonl"))
+    return path.name.endswith(".tar.gz") or bool(files_of_ranks(path))
+
+
+def files_of_ranks(folder: Path) -> dict[int, Path]:
+    """Returns the file of each rank in a folder, by rank."""
+    named = {file.stem.removeprefix("rank"): file for file in folder.glob("rank*.jsonl")}
+    return dict(sorted((int(rank), file) for rank, file in named.items() if rank.isdecimal()))
 
 
 def read_bundle(path: Path | str) -> Bundle:
@@ -64,16 +70,14 @@ def read_bundle(path: Path | str) -> Bundle:
         UserError: it is none, it is from a later version, or no rank has written a step.
     """
     folder = _unpacked(Path(path)) if str(path).endswith(".tar.gz") else Path(path)
-    files = sorted(folder.glob("rank*.jsonl"), key=lambda file: int(file.stem.removeprefix("rank")))
+    files = files_of_ranks(folder)
     if not files:
         raise UserError(f"{path}: no bundle; it has no rank0.jsonl")
     notes: list[str] = []
     by_table: dict[str, list[dict]] = {}
-    for file in files:
+    for rank, file in files.items():
         for row in _lines(file, notes):
-            by_table.setdefault(row.pop("table"), []).append(
-                {"rank": int(file.stem.removeprefix("rank"))} | row
-            )
+            by_table.setdefault(row.pop("table"), []).append({"rank": rank} | row)
     if "about" not in by_table:
         raise UserError(f"{path}: no rank says who it was; the files were cut off at their start")
     about = pd.DataFrame(by_table.pop("about"))

@@ -264,7 +264,6 @@ def _environment(bundle: Bundle) -> dict[str, object]:
         "start_time": str(first["started"]),
         "end_time": None,
         "host": first["host"],
-        "pid": int(first["process"]),
         "command": first["command"],
         "packages": {"torch": first["torch"]},
         "python": first["python"],

@@ -125,13 +125,18 @@ def bucket_cap(case: Case) -> Verdict | None:
         lost_share=gain,
         confidence=level,
         reason=f"predicted gain: {reason}",
-        change=case.change(
-            f"--bucket-cap-mb {best:.3g}",
-            f"DistributedDataParallel(model, ..., bucket_cap_mb={best:.3g})",
-        ),
+        change=cap_change(case, best),
         proposed=proposed,
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_with(proposed),
+    )
+
+
+def cap_change(case: Case, cap_mb: float) -> str:
+    """Returns how a bucket cap is changed."""
+    return case.change(
+        f"--bucket-cap-mb {cap_mb:.3g}",
+        f"DistributedDataParallel(model, ..., bucket_cap_mb={cap_mb:.3g})",
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import pandas as pd
 
 from common.analysis.diagnosis.causes import PERFORMANCE, Case, Verdict, percent
+from common.analysis.diagnosis.causes_communication import cap_change
 from common.analysis.diagnosis.evidence import PLACEMENT, TRIALS
 from common.analysis.diagnosis.tried import Tried, pass_share, tried_against
 
@@ -32,24 +33,32 @@ TITLES = {
 
 REMEDIES = ("bucket-cap", "needless-search", "needless-synchronisation", "wide-gradients")
 """Causes whose remedy is the very change that was tried."""
+PREDICTED = ("bucket-cap", "wide-gradients")
+"""Those that are only named because a gain is predicted; the others are facts of the script."""
 
 
 def borne_out(case: Case, tried: Sequence[Tried], found: Sequence[Verdict]) -> list[Verdict]:
     """Returns verdicts as their trials leave them.
 
-    A remedy that saved less than ``LEAST_GAIN`` of a step even at the upper end of its interval
-    leaves its cause a low confidence. What a needless search costs is known from its trial alone.
+    Where a remedy was tried, what it saved is what it is predicted to save, in place of the model's
+    answer. If it saved less than ``LEAST_GAIN`` of a step even at the upper end of its interval,
+    its cause has low confidence; if it surely costs time, a predicted cause is none. What a
+    needless search costs is known from its trial alone.
     """
-    return [_borne_out(case, verdict, tried_against(verdict, tried)) for verdict in found]
+    judged = (_borne_out(case, verdict, tried_against(verdict, tried)) for verdict in found)
+    return [verdict for verdict in judged if verdict is not None]
 
 
-def _borne_out(case: Case, verdict: Verdict, trial: Tried | None) -> Verdict:
+def _borne_out(case: Case, verdict: Verdict, trial: Tried | None) -> Verdict | None:
     is_remedy = trial is not None and trial.passes is None and verdict.cause in REMEDIES
     if not is_remedy or _rounds(case) < LEAST_ROUNDS:
         return verdict
     share = pass_share(case)
     low, high = percent(trial.gain.low * share), percent(trial.gain.high * share)
     reason = f"tried in {_rounds(case)} rounds: a step then takes {low} to {high} less"
+    if trial.gain.high < 0 and verdict.cause in PREDICTED:
+        return None
+    verdict = _as_tried(case, verdict, trial)
     if trial.gain.high * share < LEAST_GAIN:
         return replace(verdict, confidence="low", reason=reason)
     if verdict.cause == "needless-search" and trial.gain.low > 0:
@@ -65,6 +74,29 @@ def _borne_out(case: Case, verdict: Verdict, trial: Tried | None) -> Verdict:
             speedup_high=trial.speedup_high,
         )
     return verdict
+
+
+def _as_tried(case: Case, verdict: Verdict, trial: Tried) -> Verdict:
+    """Returns a verdict whose prediction is what its trial measured; a cap is then the tried one.
+
+    The interval is left to be that of a prediction: from one run to another a machine changes by
+    more than from one round of trials to another.
+    """
+    if verdict.predicted_speedup is None or trial.speedup is None:
+        return verdict
+    if verdict.proposed is not None and trial.kind == "bucket_cap_mb":
+        cap_mb = float(trial.change.partition("=")[2])
+        proposed = replace(verdict.proposed, bucket_cap_mb=cap_mb)
+        verdict = replace(verdict, proposed=proposed, change=cap_change(case, cap_mb))
+    if trial.kind == "compression":
+        hook = f"ddp.register_comm_hook(None, default_hooks.{trial.change})"
+        verdict = replace(verdict, change=hook)
+    return replace(
+        verdict,
+        evidence=(*verdict.evidence, _measured(case, trial)),
+        lost_share=max(0.0, trial.gain.estimate * pass_share(case)),
+        predicted_speedup=trial.speedup,
+    )
 
 
 def shown_by_trials(case: Case, tried: Sequence[Tried], found: Collection[str]) -> list[Verdict]:
@@ -117,15 +149,11 @@ def _gains(case: Case, tried: Tried) -> bool:
 
 
 def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:
-    gain = tried.gain
     return Verdict(
         cause=cause,
         title=TITLES[cause],
-        evidence=(
-            f"With {tried.change} a pass takes {percent(gain.estimate)} less "
-            f"({percent(gain.low)} to {percent(gain.high)}) {case.file(TRIALS)}.",
-        ),
-        lost_share=gain.estimate * pass_share(case),
+        evidence=(_measured(case, tried),),
+        lost_share=tried.gain.estimate * pass_share(case),
         confidence="medium",
         reason=(
             f"tried in {_rounds(case)} rounds, one of {changes} changes; no other table "
@@ -136,4 +164,13 @@ def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:
         predicted_speedup=tried.speedup,
         speedup_low=tried.speedup_low,
         speedup_high=tried.speedup_high,
+    )
+
+
+def _measured(case: Case, tried: Tried) -> str:
+    """Returns what a trial measured, as a sentence of evidence."""
+    gain = tried.gain
+    return (
+        f"With {tried.change} a pass takes {percent(gain.estimate)} less "
+        f"({percent(gain.low)} to {percent(gain.high)}) {case.file(TRIALS)}."
     )

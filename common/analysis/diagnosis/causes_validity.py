@@ -201,7 +201,11 @@ def _other_batch(case: Case) -> list[str]:
 
 
 def warm_up_counted(case: Case) -> Verdict | None:
-    """Judges whether slow first steps are not marked as warm-up and so count in the mean."""
+    """Judges whether slow first steps are not marked as warm-up and so count in the mean.
+
+    A watched script's window is chosen by the watch, and speedups rest on medians: no comparison of
+    its author's becomes void.
+    """
     times = case.run.step_times_ms
     if len(times) < MANY_STEPS:
         raise NotJudged(f"{len(times)} measured steps are too few to see a warm-up in")
@@ -240,5 +244,5 @@ def warm_up_counted(case: Case) -> Verdict | None:
         ),
         speedup_now=None if case.speedup_now is None else case.speedup_now * steady / mean,
         predicted_speedup=case.speedup_now,
-        group=VALIDITY,
+        group=MINOR if case.run.watched else VALIDITY,
     )

@@ -14,6 +14,7 @@ from typing import Any
 from common.course.grading.sandbox import ANSWER_S, Sandbox
 from common.course.grading.wire import Ended, Peer, Remote
 from common.course.tasks import EXERCISES
+from common.runtime.ranks import free_port
 
 CALLEE = ("wire", "callee", "confinement", "scratch", "__init__")
 SETTLED_S, LONGEST_S = 0.3, 10.0
@@ -124,13 +125,6 @@ def shut(peer: Peer) -> None:
     """Ends a connection, so that nobody waits for it any more."""
     with suppress(OSError):
         peer.connection.shutdown(socket.SHUT_RDWR)
-
-
-def free_port() -> int:
-    """Returns a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def lay_out(folder: Path, root: Path) -> None:

@@ -31,9 +31,14 @@ def largest_batch(
     return low
 
 
+def more_loss_chunks(workload: Workload) -> int:
+    """Returns a number of pieces of the loss that saves memory: at least 8, if there are tokens."""
+    return min(max(8, workload.loss_chunks), workload.batch_size * workload.seq_len)
+
+
 def what_would_fit(workload: Workload, capacity_bytes: float) -> str:
     """Says how to make a step fit: the largest batch, as it is and with what saves memory."""
-    chunks = max(8, workload.loss_chunks)
+    chunks = more_loss_chunks(workload)
     in_pieces = replace(workload, loss_chunks=chunks)
     ways = {
         "": workload,

@@ -14,6 +14,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from ddplab_watch import auto
 from ddplab_watch.options import SETTINGS, Options
@@ -29,7 +30,10 @@ def main(words: list[str]) -> None:
     """Runs what the words name, watched."""
     settings, words = split(words)
     if not words or words[0] in ("-h", "--help") or words == ["-m"]:
-        sys.exit(USAGE if not words or words == ["-m"] else print(USAGE))
+        if words and words != ["-m"]:
+            print(USAGE)
+            return
+        refuse(USAGE)
     environment = dict(os.environ)
     folder = settings.pop("folder", None)
     if settings:
@@ -37,7 +41,7 @@ def main(words: list[str]) -> None:
     try:
         options = Options.from_environment(environment)
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        refuse(f"error: {error}")
     chosen = str(Path(folder or options.folder).absolute())
     options = replace(options, folder=chosen, named=bool(folder) or options.named)
     os.environ.update(options.to_environment())  # of processes that the script starts
@@ -49,10 +53,16 @@ def main(words: list[str]) -> None:
         return
     script = Path(words[0])
     if not script.is_file():
-        sys.exit(f"error: {script}: no such file; {USAGE}")
+        refuse(f"error: {script}: no such file; {USAGE}")
     sys.argv = words
     sys.path[0] = str(script.absolute().parent)
     run_as_main(script.absolute())
+
+
+def refuse(text: str) -> NoReturn:
+    """Ends the process as the user's mistake asks for: the text on stderr, status 2."""
+    print(text, file=sys.stderr)
+    sys.exit(2)
 
 
 def run_as_main(script: Path) -> None:

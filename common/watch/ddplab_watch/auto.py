@@ -15,21 +15,31 @@ from types import ModuleType
 
 
 class AfterTorch(MetaPathFinder):
-    """Finds torch as it would be found anyway, and starts the watch once it is imported."""
+    """Finds torch as it would be found anyway, and starts the watch once it is imported.
+
+    Other packages ask for its spec only to learn whether it is there: it stays until it was loaded.
+    """
+
+    is_asking = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Returns the spec of torch, with a loader that starts the watch; None for others."""
-        if name != "torch":
+        if name != "torch" or self.is_asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.is_asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.is_asking = False
         if spec is not None and spec.loader is not None:
             plain = spec.loader.exec_module
 
             def and_start(module: ModuleType) -> None:
                 plain(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 start_now()
 
             spec.loader.exec_module = and_start  # type: ignore[method-assign]

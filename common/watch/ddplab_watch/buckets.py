@@ -40,7 +40,12 @@ class WatchedGroup(dist.ProcessGroup):
         self._lock = threading.Lock()
 
     def allreduce(self, tensors: list[torch.Tensor], *options: Any) -> Any:
-        """Starts an all-reduce of the real group; notes when it was asked for and is done."""
+        """Starts an all-reduce of the real group; notes when it was asked for and is done.
+
+        DDP also sends a map of the parameters that were used, as integers, which is no bucket.
+        """
+        if not tensors[0].is_floating_point():
+            return self.inner.allreduce(tensors, *options)
         bucket = Bucket(sum(t.numel() * t.element_size() for t in tensors), self.clock.mark())
         with self._lock:
             self.buckets.append(bucket)

@@ -40,6 +40,7 @@ class Calls:
         """Notes that the model is called."""
         self._depth += 1
         if self._depth > 1:
+            self._keep_moved(module, args, kwargs)
             return
         if not torch.is_grad_enabled():
             self._evaluating_since = time.perf_counter()
@@ -48,6 +49,17 @@ class Calls:
         self.loop.forward_began(**counts((args, kwargs)))
         if self.is_last():
             self._newest = (module, args, kwargs, rows.autocast(self.device))
+
+    def _keep_moved(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """Keeps the arguments as DDP hands them on: it may have moved them to the model's device.
+
+        DDP takes them as well, as what is there already is not moved.
+        """
+        if self._newest is None or self._evaluating_since is not None or not self.is_last():
+            return
+        outermost, _, _, autocast = self._newest
+        if isinstance(outermost, DistributedDataParallel) and outermost.module is module:
+            self._newest = (outermost, args, kwargs, autocast)
 
     def ended(self, module: nn.Module, output: Any) -> None:
         """Notes that the model has returned."""

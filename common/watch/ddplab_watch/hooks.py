@@ -162,9 +162,23 @@ def watch_fetches(
 def roots_of(parameters: Iterable[nn.Parameter]) -> list[nn.Module]:
     """Finds the outermost modules that hold any of the parameters, among all objects there are."""
     wanted = {id(parameter) for parameter in parameters}
-    with _nothing_frozen():
-        # By the type: asking an object for its class may import what a lazy module stands for.
-        modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    roots = _roots(_modules(), wanted)
+    if wanted - {id(parameter) for root in roots for parameter in root.parameters()}:
+        with _nothing_frozen():
+            roots = _roots(_modules(), wanted)
+    return roots
+
+
+def _modules() -> list[nn.Module]:
+    """Returns the modules among the objects that the collector looks at.
+
+    By the type: asking an object for its class may import what a lazy module stands for.
+    """
+    return [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+
+
+def _roots(modules: list[nn.Module], wanted: set[int]) -> list[nn.Module]:
+    """Returns the outermost modules that hold any of the parameters, given by their ids."""
     inner = {
         id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()
     }
@@ -177,9 +191,10 @@ def roots_of(parameters: Iterable[nn.Parameter]) -> list[nn.Module]:
 
 @contextmanager
 def _nothing_frozen() -> Iterator[None]:
-    """Shows objects that the script has hidden from the collector, and hides them again.
+    """Shows objects that the script has hidden from the collector, and hides all there are then.
 
-    Nothing is collected meanwhile.
+    Nothing is collected meanwhile. Python can hide all objects only: later ones, too, are not
+    collected any more. So this is for a script that has hidden its model itself.
     """
     frozen, is_enabled = gc.get_freeze_count(), gc.isenabled()
     if frozen:

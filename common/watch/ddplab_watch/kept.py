@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddplab_watch import private
 from ddplab_watch.batches import halved, tensors_in
 
 
@@ -50,6 +51,18 @@ class Kept:
         """Returns the bytes of all gradients."""
         trained = [p for p in self.inner.parameters() if p.requires_grad]
         return sum(p.numel() * p.element_size() for p in trained)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Returns True if torch.compile has a part in the model."""
+        return any(map(private.is_compiled, self.inner.modules()))
+
+    def why_once(self) -> str:
+        """Returns why the pass cannot be run again; empty where it can."""
+        if self.is_compiled and "torch._inductor.cudagraph_trees" in sys.modules:
+            # Its graphs write into the same memory each time, which the script may still read.
+            return "CUDA graphs keep what a pass computes"
+        return ""
 
     def sized(self, size: float) -> Kept:
         """Returns the same pass on ``size`` (½, 1 or 2) times as many samples."""

@@ -9,7 +9,6 @@ left by itself would leave the others waiting in a collective.
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -27,7 +26,7 @@ from ddplab_watch.team import Team
 REPEATS = 5
 ALONE = 3
 """Ranks that compute alone, one after another: the others wait for each."""
-LONGEST_S = 120.0
+LONGEST_S = 240.0
 """Upper bound on what the probes may take; far below any watchdog's limit."""
 SHARES = (1.0, 0.5, 0.25, 1 / 16, 1 / 64, 1 / 512)
 """Sizes of all-reduces, as shares of all gradients; and one element."""
@@ -56,7 +55,6 @@ class Probes:
         self.kept, self.team, self.record, self.step_s = kept, team, record, step_s
         self.clock, self.device = team.clock, team.device
         self.parameters = {name: p for name, p in kept.inner.named_parameters() if p.requires_grad}
-        self.is_compiled = any(map(private.is_compiled, kept.inner.modules()))
 
     def run(self) -> None:
         """Measures all that can be; says what could not be."""
@@ -78,19 +76,34 @@ class Probes:
         if not worked:
             self.record.unseen("copies of gradients", why)
         for table, dtype in WIRES.items():
-            if self.team.ranks > 1 and self.team.all_agree(time.monotonic() - began < LONGEST_S):
+            if self.team.ranks == 1:
+                break
+            if self.team.all_agree(time.monotonic() - began < LONGEST_S):
                 self.all_reduces(gradient_bytes // 4, dtype, table)
+            else:
+                self.record.unseen(f"all-reduces of {dtype}", "what came before took too long")
         self.record.add("probed", seconds=time.monotonic() - began)
+
+    @property
+    def most_passes(self) -> int:
+        """Returns how long all passes take, as a multiple of one of the script's own.
+
+        In each repeat every size runs twice (½, 1 and 2 batches), and one more while a rank is
+        alone in turn. Beside others a rank runs twice while they end a third.
+        """
+        turns = len(self.in_turn) if self.team.ranks > 1 else 0
+        beside = 3 * turns if self.team.ranks > 1 and self.device.type == "cpu" else 0
+        tried = 4  # 1, ½ and 2 batches, before
+        return tried + REPEATS * (7 + (1 + turns if turns else 0) + beside)
 
     def try_out(self) -> None:
         """Runs a pass; raises where there can be none."""
-        if self.step_s * REPEATS * (3 + 2 * min(ALONE, self.team.ranks)) > LONGEST_S:
+        if self.step_s * self.most_passes > LONGEST_S:
             raise RuntimeError(f"steps of {self.step_s:.0f} s: it would take too long")
         if not self.kept.gradients:
             raise RuntimeError("no output of the model has a gradient")
-        if self.is_compiled and "torch._inductor.cudagraph_trees" in sys.modules:
-            # Its graphs write into the same memory each time, which the script may still read.
-            raise RuntimeError("CUDA graphs keep what a pass computes")
+        if why := self.kept.why_once():
+            raise RuntimeError(why)
         # A rank alone would wait in such a pass for the others, who wait for it elsewhere.
         if any(isinstance(m, nn.SyncBatchNorm) and m.training for m in self.kept.inner.modules()):
             raise RuntimeError("SyncBatchNorm exchanges inside of a pass")
@@ -108,7 +121,7 @@ class Probes:
         the script's own batches might run the code of that from then on.
         """
         self.sizes = [1.0]
-        for size in () if self.is_compiled else (0.5, 2.0):
+        for size in () if self.kept.is_compiled else (0.5, 2.0):
             if self.team.agreed(lambda size=size: self.try_size(size))[0]:
                 self.sizes.append(size)
 

@@ -148,7 +148,7 @@ class Loop:
         since = mark
         if passes and passes[-1].ended is not None:
             since = passes[-1].ended
-        elif fetches:
+        elif fetches[self.segment.first_fetch :]:
             since = self.segment.of_training()[0].began
         elif not passes:
             self._cpu_began_s = self.cpu_s()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,10 @@ class Team:
         if self.ranks == 1:
             return [value]
         found: list[Any] = [None] * self.ranks
-        dist.all_gather_object(found, value, group=self.group)
+        # NCCL's objects go through the current device, which a script need not have set.
+        on_gpu = self.device.type == "cuda"
+        with torch.cuda.device(self.device) if on_gpu else nullcontext():
+            dist.all_gather_object(found, value, group=self.group)
         return found
 
 

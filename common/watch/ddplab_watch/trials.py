@@ -85,6 +85,8 @@ class Trials:
             if worked:
                 worked, why = self.team.agreed(self.prepare)
             if worked:
+                worked, why = self.team.agreed(self.look_for_unused)
+            if worked:
                 self.rounds(began)
             else:
                 self.record.unseen("changes that were to be tried", why)
@@ -93,6 +95,8 @@ class Trials:
 
     def prepare(self) -> None:
         """Copies the model. Raises where that, or making the script's DDP anew, cannot be."""
+        if why := self.kept.why_once():
+            raise RuntimeError(why)
         hook = self.now.facts["comm_hook"]
         if hook and not hook.endswith(tuple(COMPRESSIONS)):
             raise RuntimeError("the script has a communication hook of its own")
@@ -124,14 +128,13 @@ class Trials:
         known = free_host_bytes()
         return known[0] if known else None
 
-    def leaves_some_unused(self) -> bool:
-        """Returns True if the pass leaves a trained parameter without a gradient."""
+    def look_for_unused(self) -> None:
+        """Notes whether the pass leaves a trained parameter without a gradient."""
         with torch.enable_grad():
             torch.autograd.backward(*self.kept.forward(self.model))
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        unused = any(parameter.grad is None for parameter in trained)
+        self.has_unused = any(parameter.grad is None for parameter in trained)
         self.model.zero_grad(set_to_none=True)
-        return unused
 
     def rounds(self, began: float) -> None:
         """Visits all changes in rotated rounds."""
@@ -141,7 +144,7 @@ class Trials:
             "cores": sorted(own_cores()),
             "machine": sorted(online_cores()),
             "threads": torch.get_num_threads(),
-            "unused": self.leaves_some_unused(),
+            "unused": self.has_unused,
         }
         ranks = self.team.gather(here)
         unused = any(rank["unused"] for rank in ranks)
@@ -176,6 +179,8 @@ class Trials:
             return
         free_before = self.free_bytes()
         for round_ in range(most):
+            if not left:  # each of them failed
+                return
             # A model that keeps something of each pass must not fill the memory: a round may take
             # as much as the one before.
             free = self.free_bytes()
@@ -193,6 +198,7 @@ class Trials:
                     lambda change=change, rows=rows: rows.extend(self.visit(change))
                 )
                 if not worked:
+                    gc.collect()  # what the error held, too: hooks of its DDP on the same copy
                     self.record.unseen(f"the change {change.name}", why)
                     left = [other for other in left if other is not change]
                     continue
@@ -216,16 +222,18 @@ class Trials:
         fetches: Iterator[Any] = itertools.repeat(None)
         with _threads(change.threads), _cores(change.cores):
             ddp = self.wrapped(change)
-            if change.workers is not None:
-                fetches = self.loading.fetches(change.workers, (warmup + timed) * passes)
-            times_s = [
-                self.step_s_of(ddp, passes, last_only, fetches) for _ in range(warmup + timed)
-            ]
-            if change.workers is not None:
-                next(fetches, None)  # there is none, and workers end
-            self.model.zero_grad(set_to_none=True)
-            del ddp
-            gc.collect()  # its hooks and buckets
+            try:
+                if change.workers is not None:
+                    fetches = self.loading.fetches(change.workers, (warmup + timed) * passes)
+                times_s = [
+                    self.step_s_of(ddp, passes, last_only, fetches) for _ in range(warmup + timed)
+                ]
+                if change.workers is not None:
+                    next(fetches, None)  # there is none, and workers end
+            finally:
+                self.model.zero_grad(set_to_none=True)
+                del ddp
+                gc.collect()  # its hooks and buckets
         times_s = times_s[warmup:]
         if change.workers is not None:
             times_s = [statistics.fmean(times_s)]

@@ -163,7 +163,10 @@ class Watch:
             return
         self.pauses.remove()
         self.memory.close()
-        self.steps.finish(wait=status != "failed")
+        try:
+            self.steps.finish(wait=status != "failed")
+        except RuntimeError as error:  # of a GPU that has failed
+            self.record.unseen("the last steps", str(error).splitlines()[0])
         for row in self.feed.rows():
             self.record.add("identities", **row)
         self.stacks.flush()

@@ -125,6 +125,13 @@ NUMBERS = (
         "test_models.py::test_any_split_of_a_batch_makes_the_update_of_the_whole",
     ),
     Mutant(
+        "small gradients are enlarged to the bound",
+        "accumulated_step",
+        "max_norm is not None and norm > max_norm",
+        "max_norm is not None",
+        "test_models.py::test_any_split_of_a_batch_makes_the_update_of_the_whole",
+    ),
+    Mutant(
         "sums are not shrunk as the maximum grows",
         "tiled_attention",
         "total = total * shrink + weights.sum(-1)",
@@ -167,6 +174,13 @@ NUMBERS = (
         "test_models.py::test_buckets_are_those_of_torch",
     ),
     Mutant(
+        "buckets left open come in the order of their kinds",
+        "bucket_assignment",
+        "left_open[::-1]",
+        "left_open",
+        "test_models.py::test_buckets_are_those_of_torch",
+    ),
+    Mutant(
         "all-reduces do not wait for each other",
         "bucket_time",
         "end = max(end, ready) + duration",
@@ -178,6 +192,20 @@ NUMBERS = (
         "bucket_time",
         "[max(ready_s[index] for index in bucket) for bucket in buckets]",
         "[min(ready_s[index] for index in bucket) for bucket in buckets]",
+        "test_models.py::test_the_time_of_a_pass_is_the_simulators_without_costs",
+    ),
+    Mutant(
+        "a bucket is ready with the gradient that joined it last",
+        "bucket_time",
+        "[max(ready_s[index] for index in bucket) for bucket in buckets]",
+        "[ready_s[bucket[-1]] for bucket in buckets]",
+        "test_models.py::test_the_time_of_a_pass_is_the_simulators_without_costs",
+    ),
+    Mutant(
+        "the computation ends with the last gradient of the list",
+        "bucket_time",
+        "max(max(ready_s), *ends_s)",
+        "max(ready_s[-1], *ends_s)",
         "test_models.py::test_the_time_of_a_pass_is_the_simulators_without_costs",
     ),
     Mutant(
@@ -280,6 +308,21 @@ NUMBERS = (
         "test_models.py::test_a_planted_cost_is_found_and_noise_makes_none_negative",
     ),
     Mutant(
+        "errors are absolute",
+        "cost_fit",
+        "nnls(terms / scale / time_s[:, None], np.ones_like(time_s))",
+        "nnls(terms / scale, time_s)",
+        "test_models.py::test_a_planted_cost_is_found_and_noise_makes_none_negative",
+    ),
+    Mutant(
+        "negative coefficients are cut off",
+        "cost_fit",
+        "solution, _ = nnls(terms / scale / time_s[:, None], np.ones_like(time_s))",
+        "rows = terms / scale / time_s[:, None]\n"
+        "    solution = np.maximum(np.linalg.lstsq(rows, np.ones_like(time_s))[0], 0)",
+        "test_models.py::test_a_planted_cost_is_found_and_noise_makes_none_negative",
+    ),
+    Mutant(
         "scales are not undone",
         "cost_fit",
         "(solution / scale).tolist()",
@@ -347,6 +390,13 @@ NUMBERS = (
         "step_apart",
         "is_first = np.append(True, pairs[1:, 0] > reached[:-1])",
         "is_first = np.append(True, pairs[1:, 0] > pairs[:-1, 1])",
+        "test_models.py::test_every_moment_of_a_step_is_one_of_its_parts",
+    ),
+    Mutant(
+        "nothing is taken away",
+        "step_apart",
+        "    return intersection(left, edges)",
+        "    return left",
         "test_models.py::test_every_moment_of_a_step_is_one_of_its_parts",
     ),
     Mutant(

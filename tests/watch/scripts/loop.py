@@ -54,6 +54,7 @@ parser.add_argument("--set_epoch", type=int, default=1)
 parser.add_argument("--hides_objects", type=int, default=0)
 parser.add_argument("--compiled_inside", type=int, default=0)
 parser.add_argument("--passes_of_rank_1", type=int, default=0)
+parser.add_argument("--copies_of_rank_1_fail", type=int, default=0)
 arguments = parser.parse_args()
 
 if "RANK" in __import__("os").environ:
@@ -102,6 +103,7 @@ class Model(nn.Module):
             nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10)
         )
         self.passes = 0
+        self.original = id(self)
         if arguments.averages:  # a second encoder that follows the first, as contrastive learning's
             self.follower = nn.Parameter(torch.zeros(64, 32), requires_grad=False)
             self.register_buffer("mean", torch.zeros(64, 32))
@@ -118,6 +120,8 @@ class Model(nn.Module):
         if arguments.averages or arguments.passes_of_rank_1:
             self.passes += 1
         if rank == 1 and self.passes > arguments.passes_of_rank_1 > 0:
+            raise RuntimeError("out of memory")
+        if arguments.copies_of_rank_1_fail and rank == 1 and self.original != id(self):
             raise RuntimeError("out of memory")
         if arguments.gathers:
             everyone = [torch.empty_like(values) for _ in range(ranks)]
