@@ -51,7 +51,7 @@ class Study:
     assignments: tuple[int, ...] = ()
     """Those that grading grades; by default all."""
     only: tuple[str, ...] = ()
-    """Cases or causes that diagnosis or scripts runs; by default all."""
+    """Cases that diagnosis, scripts or tune runs, or causes; by default all."""
     tests: str = ""
     """Folder of a clone of Stanford CS336's assignment 2, for cs336."""
 

@@ -14,7 +14,9 @@ regrets are computed anew from their samples.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -22,7 +24,7 @@ import pandas as pd
 from common.analysis.statistics import instance_times
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
-from common.errors import UserError
+from common.errors import UserError, unknown_name
 from common.report.progress import StageProgress
 from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
@@ -64,6 +66,8 @@ class TuneStudy:
     runoff_rounds: int = 12
     """Rounds at a time, until a regret is known to ``HALF_WIDTH``."""
     most_runoff_rounds: int = 60
+    only: tuple[str, ...] = ()
+    """Cases, such as convolutions-loopback; by default all."""
     continues: str = ""
     """Run directory of a study that was cut."""
 
@@ -71,6 +75,24 @@ class TuneStudy:
         require_positive(self, "rounds", "runoff_rounds", "most_runoff_rounds")
         if not self.models:
             raise UserError("models is empty; give at least one")
+        known = {f"{model}-{network}" for model in self.models for network in self.networks}
+        for name in self.only:
+            if name not in known:
+                raise UserError(unknown_name("case", name, sorted(known)))
+
+    @property
+    def networks(self) -> dict[str, EmulatedCluster | None]:
+        """Returns the networks by name: emulated hosts, or None for loopback."""
+        networks: dict[str, EmulatedCluster | None] = {"loopback": None}
+        if self.rate:
+            networks[f"{RANKS}x{self.rate}"] = EmulatedCluster.of(RANKS, [self.rate])
+        return networks
+
+    def cases(self) -> Iterator[tuple[str, str, EmulatedCluster | None]]:
+        """Yields model, network and hosts of each case asked for."""
+        for (network, hosts), model in product(self.networks.items(), self.models):
+            if not self.only or f"{model}-{network}" in self.only:
+                yield model, network, hosts
 
 
 def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Path:
@@ -80,7 +102,9 @@ def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Pat
         UserError: this machine cannot emulate hosts, or the study to continue lacks the folder of
             a case.
     """
-    networks = networks_of(study)
+    cases = list(study.cases())
+    if any(hosts for *_, hosts in cases) and (reason := why_not()):
+        raise UserError(reason)
     earlier = earlier_table(study.continues, CASES, NEEDED)
     known = {(row["model"], row["network"]): row for row in earlier.to_dict("records")}
     for model, network in known:
@@ -88,39 +112,23 @@ def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Pat
             raise UserError(f"--continues {study.continues}: no {model}-{network}/sweep in it")
     with study_run("tune", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:
         rows = []
-        for network, hosts in networks.items():
-            for model in study.models:
-                name = f"{model}-{network}"
-                case = run.path.absolute() / name  # ranks start in another folder
-                if row := known.get((model, network)):
-                    shutil.copytree(Path(study.continues) / name, case)
-                    row |= regrets(row["recommended"], case / "sweep")
-                else:
-                    found = check(study, model, hosts, case, progress)
-                    row = {"model": model, "network": network} | found
-                rows.append(row)
-                cases = pd.DataFrame(rows)
-                run.write_table(CASES, cases)  # whole after each
-        verdicts = judge(cases)
+        for model, network, hosts in cases:
+            name = f"{model}-{network}"
+            case = run.path.absolute() / name  # ranks start in another folder
+            if row := known.get((model, network)):
+                shutil.copytree(Path(study.continues) / name, case)
+                row |= regrets(row["recommended"], case / "sweep")
+            else:
+                found = check(study, model, hosts, case, progress)
+                row = {"model": model, "network": network} | found
+            rows.append(row)
+            table = pd.DataFrame(rows)
+            run.write_table(CASES, table)  # whole after each
+        verdicts = judge(table)
         run.write_table("verdicts.csv", verdicts)
-    progress.say(cases.to_string(index=False, float_format="%.4g"))
+    progress.say(table.to_string(index=False, float_format="%.4g"))
     progress.say(verdicts.to_string(index=False, float_format="%.3g"))
     return run.path
-
-
-def networks_of(study: TuneStudy) -> dict[str, EmulatedCluster | None]:
-    """Returns the networks by name: emulated hosts, or None for loopback.
-
-    Raises:
-        UserError: this machine cannot emulate hosts.
-    """
-    networks: dict[str, EmulatedCluster | None] = {"loopback": None}
-    if study.rate:
-        reason = why_not()
-        if reason:
-            raise UserError(reason)
-        networks[f"{RANKS}x{study.rate}"] = EmulatedCluster.of(RANKS, [study.rate])
-    return networks
 
 
 def check(

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from common.course import autograder
 from common.course.answers import CHOICE, NUMBER, questions_path, read_questions
-from common.course.autograder import bundle
 from common.course.grading.classes import Class
 from common.course.grading.grade import FAULT, Grader, marks_of, write_json
 from common.course.grading.imports import violations
@@ -351,10 +351,12 @@ def test_an_overlays_own_files_do_not_reach_the_project(overlay_of_a_repository:
 
 
 def test_a_bundle_takes_of_an_overlay_what_grades(
-    overlay_of_a_repository: Path, tmp_path: Path
+    overlay_of_a_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    monkeypatch.setattr(autograder, "tracked_files", lambda root: listed.stdout.splitlines())
     out = tmp_path / "autograder.zip"
-    bundle(ROOT, out, 0, overlay_of_a_repository)
+    autograder.bundle(ROOT, out, 0, overlay_of_a_repository)
     with zipfile.ZipFile(out) as archive:
         names = archive.namelist()
         assert archive.read("project/tests/exercises/hidden/extra.py") == b"theirs"

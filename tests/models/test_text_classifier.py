@@ -195,7 +195,7 @@ def test_a_folder_below_the_home_folder_is_found(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     CONFIGS["bert"].save_pretrained(tmp_path / "bert")
     assert model_limit("~/bert") == 24
-    assert build_text_classifier("~/bert", 2, 50, 24).num_labels == 2
+    assert build_text_classifier("~/bert", 2, 50, 24)(*padded(texts_of(9), 9)).shape == (1, 2)
 
 
 def test_a_model_may_number_its_positions_from_beyond_its_padding(tmp_path):

@@ -71,6 +71,15 @@ def test_a_case_whose_folder_is_gone_is_told_before_anything_is_written(
     assert not (tmp_path / "new").exists()
 
 
+def test_single_cases_can_be_asked_for() -> None:
+    study = TuneStudy(only=("convolutions-2x1gbit", "encoder_decoder-loopback"))
+    names = [f"{model}-{network}" for model, network, _ in study.cases()]
+    assert names == ["encoder_decoder-loopback", "convolutions-2x1gbit"]
+    assert len(list(TuneStudy().cases())) == 10
+    with pytest.raises(UserError, match="did you mean 'convolutions-loopback'"):
+        TuneStudy(only=("convolution-loopback",))
+
+
 def test_settings_that_are_alike_have_no_regret_of_each_other() -> None:
     """However many rivals there are: the fastest in a round's own company would be too fast."""
     draw = np.random.default_rng(0)

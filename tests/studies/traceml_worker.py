@@ -7,6 +7,7 @@ import threading
 import torch
 from torch import nn
 from torch.optim import SGD
+from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.data import DataLoader
 from traceml_ai.sdk.instrumentation import TraceState
 
@@ -40,8 +41,8 @@ def main() -> None:
 
 def state() -> list[object]:
     """Returns what TraceML patches, and the number of global hooks of optimizers."""
-    hooks = torch.optim.optimizer._global_optimizer_post_hooks
-    return [getattr(owner, name) for owner, name in PATCHED] + [len(hooks)]
+    functions = [getattr(owner, name) for owner, name in PATCHED]
+    return [*functions, len(_global_optimizer_post_hooks)]
 
 
 if __name__ == "__main__":

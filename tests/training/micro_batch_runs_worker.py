@@ -8,7 +8,11 @@ more.
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
+
+from transformers import BertConfig
 
 from common.benchmarks import compare_modes
 from common.errors import RunFailed, UserError
@@ -28,7 +32,9 @@ REFUSED = {
     "fewer texts than a batch": {"max_train_samples": 6},
     "no such rank to slow down": {"slow_rank": 2},
     "budget below the longest text": {"mode": "token_budget", "max_tokens": 5},
-    "no plan for two ranks": {"mode": "token_budget", "max_tokens": 10**7},
+    "no plan for two ranks": {
+        **{"mode": "token_budget", "max_tokens": 10**7, "max_local_batch_cap": 200}
+    },
     "no such folder": {"dataset": "imdb", "dataset_dir": "nowhere"},
 }
 
@@ -58,11 +64,26 @@ def run_everything(common: dict) -> None:
             train_text(MicroBatchConfig(**common | settings, run_id="refused"))
         except UserError as error:
             print(json.dumps({"refused": name, "error": str(error)}), flush=True)
-    apart = {"lr": 1e30, "warmup_steps": 0, "log_every": 2, "mode": "dynamic"}
+    apart = {"lr": 1e38, "warmup_steps": 0, "log_every": 2, "mode": "dynamic"}
     try:
         train_text(MicroBatchConfig(**common | TRAINING | apart, run_id="apart"))
     except RunFailed as error:
         print(json.dumps({"refused": "no number", "error": str(error)}), flush=True)
+    train_with_a_model_of_one_host(common)
+
+
+def train_with_a_model_of_one_host(common: dict) -> None:
+    """Trains with a model that is in rank 0's folder only, as on hosts that share none."""
+    here = Path(common["output_dir"]).absolute() / f"host{os.environ['RANK']}"
+    here.mkdir()
+    os.chdir(here)
+    if os.environ["RANK"] == "0":
+        sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+        BertConfig(vocab_size=200, intermediate_size=32, **sizes).save_pretrained("bert")
+    try:
+        train_text(MicroBatchConfig(**common | {"model_name": "./bert", "run_id": "refused"}))
+    except UserError as error:
+        print(json.dumps({"refused": "a model of one host", "error": str(error)}), flush=True)
 
 
 folder, *datasets = sys.argv[1:]

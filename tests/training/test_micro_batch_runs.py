@@ -163,6 +163,7 @@ def test_refusals_are_one_line_and_leave_nothing(runs):
         "budget below the longest text": "max_tokens 5; the longest",
         "no plan for two ranks": "batches of up to 10000000 tokens: 1 for the whole data set",
         "no such folder": "--dataset_dir nowhere does not exist",
+        "a model of one host": "model folder ./bert: does not exist",
         "no number": "the loss is nan since step ",
     }
     assert refused.keys() == words.keys()

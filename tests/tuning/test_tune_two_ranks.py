@@ -200,8 +200,6 @@ def swept(rank_server, tuned) -> Path:
 def test_a_sweep_visits_every_bucketing_and_runs_off_the_best(found, swept):
     visits = pd.read_csv(swept / "sweep-visits.csv")
     assert visits["setting"].nunique() == found.bucketings
-    runoff = pd.read_csv(swept / "runoff-visits.csv")
-    assert runoff["round"].nunique() == 3  # two, and the one that is left of the most
     row = tune_check.compare(found, swept)
     assert row["recommended"] == found.setting.label
     assert row["regret_low"] <= row["regret"] <= row["regret_high"]
@@ -209,7 +207,7 @@ def test_a_sweep_visits_every_bucketing_and_runs_off_the_best(found, swept):
     runoff = pd.read_csv(swept / "runoff-visits.csv")
     assert {found.setting.label, DEFAULT.label} <= set(runoff["setting"])
     # It goes on while the regret is not known, up to the most that is allowed.
-    assert sorted(runoff["round"].unique()) == [0, 1, 2, 3]
+    assert sorted(runoff["round"].unique()) == [0, 1, 2]
     assert row["half_width"] == pytest.approx((row["regret_high"] - row["regret_low"]) / 2)
 
 

@@ -144,7 +144,7 @@ def test_an_evaluation_between_a_fetch_and_its_pass_ends_nothing(script: Script)
         script.update()
     first, second = script.steps()
     assert (first.began, second.began) == (1.0, 5.0)  # with the forward passes
-    assert first.evaluated == 1
+    assert first.evaluation_s == 1.0
 
 
 def test_a_step_that_the_scaler_left_out_is_one(script: Script) -> None:

@@ -202,13 +202,6 @@ NUMBERS = (
         "test_models.py::test_the_time_of_a_pass_is_the_simulators_without_costs",
     ),
     Mutant(
-        "the computation ends with the last gradient of the list",
-        "bucket_time",
-        "max(max(ready_s), *ends_s)",
-        "max(ready_s[-1], *ends_s)",
-        "test_models.py::test_the_time_of_a_pass_is_the_simulators_without_costs",
-    ),
-    Mutant(
         "all-reduces wait for the computation",
         "bucket_time",
         "    end = ready = 0.0",
