@@ -23,7 +23,7 @@ STUDIES = {
     "remedies": ("remedies", "RemedyStudy", "changes proposed to a slow network, made", 7),
     "diagnosis": ("diagnosis", "DiagnosisStudy", "planted faults and what is named", 15),
     "scripts": ("watched_scripts", "ScriptsStudy", "ddplab diagnose on scripts of others", 110),
-    "watching": ("watching", "WatchingStudy", "what a watch adds to a step", 15),
+    "watching": ("watching", "WatchingStudy", "what a watch adds to a step", 10),
     "explore": ("explorer", "ExploreStudy", "a slider's move until it is seen", 3),
     "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 140),
     "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 20),

@@ -43,7 +43,7 @@ class WatchingStudy:
     """Settings of the study."""
 
     widths: tuple[int, ...] = (64, 448)
-    rounds: int = 16
+    rounds: int = 10
     visit_s: float = 4.0
 
     def __post_init__(self) -> None:

@@ -50,7 +50,7 @@ class Watching(RankOptions):
     """Of the model's layers: a step takes about 7 and 70 ms on two cores."""
     layers: int = 24
     batch_size: int = 64
-    rounds: int = 16
+    rounds: int = 10
     visit_s: float = 4.0
     """Of the timed steps of a visit. TraceML samples every 2 s."""
     output_dir: str = "outputs/studies"
