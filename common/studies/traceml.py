@@ -64,9 +64,13 @@ class Aggregator:
 
     def end(self) -> None:
         """Ends the aggregator, after its summary is written."""
-        self.go_on()
         self.process.terminate()
         self.process.wait(LONGEST_S)
+
+    def kill(self) -> None:
+        """Ends the aggregator without a summary, which takes minutes after many steps."""
+        self.process.kill()
+        self.process.wait()
 
 
 class ForAWhile:
@@ -90,7 +94,7 @@ class ForAWhile:
         self.aggregator: Aggregator | None = None
         if worker.is_main:
             self.aggregator = Aggregator(logs, worker.world_size, port)
-            self.at_end.callback(self.aggregator.end)
+            self.at_end.callback(self.aggregator.kill)
         if not wait_for_aggregator("127.0.0.1", port, timeout_sec=LONGEST_S):
             raise RunFailed(f"TraceML's aggregator did not start in {LONGEST_S} s")
         worker.barrier()
