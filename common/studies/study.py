@@ -12,6 +12,7 @@ import pandas as pd
 
 from common.errors import UserError
 from common.report.progress import StageProgress
+from common.runtime.bytecode import shared_bytecode
 from common.runtime.environment import describe_environment
 from common.runtime.run_directory import RunDirectory
 
@@ -33,6 +34,8 @@ def study_run(
 ) -> Iterator[RunDirectory]:
     """Opens a study's run directory; it is complete if the block ends without an error.
 
+    Processes that are started inside share bytecode: a study starts hundreds.
+
     Args:
         name: of the study, which the run directory is labelled with.
         study: its settings.
@@ -41,7 +44,7 @@ def study_run(
     environment = describe_environment(backend, device, ranks, note)
     run = RunDirectory.create(output_dir, name, asdict(study), environment)
     progress.say(f"{name} study: {run.path}")
-    with run:
+    with shared_bytecode(), run:
         yield run
 
 

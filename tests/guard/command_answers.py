@@ -85,7 +85,7 @@ def tune_answers() -> dict[str, str]:
             for each in tried
         )
         plans = [str(plan_visits(n, len(predicted.candidates), [1])) for n in (10, 40, 160)]
-        name = "-".join(folder.relative_to(PROJECT).parts[2:])
+        name = "-".join(folder.relative_to(PROJECT).parts[1:])
         bucketings = frame_text(bucketing_table(predicted, measured))
         answers[f"{name}.txt"] = "\n".join([frame_text(table), *plans, "", bucketings])
     return answers

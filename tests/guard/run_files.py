@@ -20,6 +20,7 @@ UNSTABLE = (
     (re.compile(r"\bslurm-\w{8}\b"), "slurm-NAME"),
     (re.compile(r"\bjob \d+"), "job N"),
     (re.compile(r"\d+(\.\d+)? (GB|GiB)\b|(at least) \d\.\d$"), "N GB"),
+    (re.compile(r"(out of memory on )(?!NVIDIA).*?(?= with N GB)"), r"\1CPU"),
     (re.compile(r"-{4,}"), "---"),
     (re.compile(r"Expected one of \([^)]*\)"), "Expected one of them"),
     (RUN_ID, "RUN"),
