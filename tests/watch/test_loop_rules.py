@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from ddplab_watch import rows
 from ddplab_watch.steps import Fetch, Loop
 
 
@@ -170,3 +171,22 @@ def test_several_calls_before_one_backward_pass_are_one_pass(script: Script) -> 
     script.update()
     [step] = script.steps()
     assert [p.samples for p in step.passes] == [8]
+
+
+def test_sending_buffers_is_no_forward_pass(script: Script) -> None:
+    script.fetch()
+    for _ in range(2):  # of two calls before one backward pass, each sends them
+        script.loop.forward_began(samples=4)
+        script.tick()
+        script.loop.buffers_sent()
+        script.tick()
+        script.tick()
+    script.loop.backward_began()
+    script.tick()
+    script.loop.backward_ended()
+    script.update()
+    [step] = script.steps()
+    row = rows.of_step(step, script.clock)
+    assert (row["buffers_time_ms"], row["forward_time_ms"]) == (2000, 4000)
+    parts = ("data", "buffers", "forward", "backward", "optimizer")
+    assert sum(row[f"{part}_time_ms"] for part in parts) == row["step_time_ms"]

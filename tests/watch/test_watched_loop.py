@@ -50,7 +50,7 @@ def test_each_step_is_recorded_once_and_its_parts_add_up(one_run) -> None:
         assert [row["warmup"] for row in steps] == [True] * 2 + [False] * 7
         assert {row["samples"] for row in steps} == {8}
         for row in steps:
-            parts = ("data", "forward", "backward", "exchange", "optimizer")
+            parts = ("data", "buffers", "forward", "backward", "exchange", "optimizer")
             whole = sum(row[f"{part}_time_ms"] or 0.0 for part in parts)
             assert whole == pytest.approx(row["step_time_ms"], rel=1e-6)
 
@@ -96,7 +96,7 @@ def test_gradients_of_the_probes_are_the_models_parameters(one_run) -> None:
         for kind in ("", "-bfloat16")
     )
     assert max(wide) == 2 * max(narrow) == 4 * 2890  # of all gradients
-    assert len(rows_of(folder, 1, "passes-beside")) == 5
+    assert len(rows_of(folder, 1, "passes-exchanging")) == 5 * 3
     probes = rows_of(folder, 1, "probes")
     assert {(row["batch_per_rank"], row["together"]) for row in probes} >= {(8, True), (4, True)}
 

@@ -41,7 +41,8 @@ def probe(watch: Watch) -> None:
         unseen(PASSES, "the model is not under DDP")
         return
     team = Team(group, kept.device, watch.loop.clock)
-    Probes(kept, team, watch.record, watch.steps.usual_s()).run()
+    buckets_bytes = [bucket.size_bytes for bucket in step.buckets]
+    Probes(kept, team, watch.record, watch.steps.usual_s(), buckets_bytes).run()
     if not watch.options.verify:
         return
     if is_ddp and team.ranks > 1:

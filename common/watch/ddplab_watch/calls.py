@@ -31,6 +31,8 @@ class Calls:
         """Type that the model computes in; empty while no output has told."""
         self._depth = 0
         """Of calls under way: DDP's, and that of the model inside of it."""
+        self._sending: nn.Module | None = None
+        """The model inside of a DDP that was called and sends its buffers first."""
         self._evaluating_since: float | None = None
         self._newest: tuple[nn.Module, tuple, dict, tuple[bool, torch.dtype]] | None = None
         """Module, arguments and autocast of the pass that is kept."""
@@ -40,13 +42,19 @@ class Calls:
         """Notes that the model is called."""
         self._depth += 1
         if self._depth > 1:
+            if module is self._sending:
+                self._sending = None
+                self.loop.buffers_sent()
             self._keep_moved(module, args, kwargs)
             return
+        self._sending = None
         if not torch.is_grad_enabled():
             self._evaluating_since = time.perf_counter()
             self.loop.phase = "evaluation"
             return
         self.loop.forward_began(**counts((args, kwargs)))
+        if private.sends_buffers(module):
+            self._sending = module.module
         if self.is_last():
             self._newest = (module, args, kwargs, rows.autocast(self.device))
 

@@ -154,6 +154,15 @@ def _held(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
                     yield table, name, value
 
 
+def free_bytes(device: torch.device) -> int | None:
+    """Returns the bytes that are free where a model is; None where it is not known."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    known = free_host_bytes()
+    return known[0] if known else None
+
+
 def free_host_bytes() -> tuple[int, int] | None:
     """Returns the bytes of host memory that are free, and all there are; None if unknown."""
     try:

@@ -80,6 +80,14 @@ def loader_arguments(iterator: Any) -> dict[str, Any]:
     }
 
 
+def sends_buffers(module: Any) -> bool:
+    """Returns True for DDP that will send rank 0's buffers to all ranks in its next call."""
+    try:
+        return isinstance(module, DistributedDataParallel) and module.will_sync_module_buffers()
+    except AttributeError:  # another version of torch
+        return False
+
+
 def reducer(ddp: DistributedDataParallel) -> Any:
     """Returns what exchanges DDP's gradients."""
     return getattr(ddp, "reducer", None)

@@ -1,4 +1,4 @@
-"""Measures, after the window, what a step is made of: passes without exchange, and all-reduces.
+"""Measures, after the window, what a step is made of: passes by themselves, and all-reduces.
 
 The training goes on as if nothing had been: gradients are taken by ``torch.autograd.grad``, which
 leaves ``.grad`` and DDP's hooks alone; what the model holds and random numbers are put back; no
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -19,13 +20,16 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab_watch import private
-from ddplab_watch.kept import Kept, free_host_bytes, left_as_it_was
+from ddplab_watch.exchanging import Exchange
+from ddplab_watch.kept import Kept, free_bytes, free_host_bytes, left_as_it_was
 from ddplab_watch.record import Record
 from ddplab_watch.team import Team
 
 REPEATS = 5
 ALONE = 3
 """Ranks that compute alone, one after another: the others wait for each."""
+EXCHANGED = 3
+"""Passes with an exchange in a repeat: these differ more than others."""
 LONGEST_S = 240.0
 """Upper bound on what the probes may take; far below any watchdog's limit."""
 SHARES = (1.0, 0.5, 0.25, 1 / 16, 1 / 64, 1 / 512)
@@ -39,6 +43,11 @@ WIRES = {
 """Tables, and what gradients are sent as in each."""
 ROUNDS = 3
 COPY_BYTES = 2**26
+TOGETHER, IN_TURN, EXCHANGING = "together", "in turn", "exchanging"
+"""Ways in which ranks run a pass: all at once, some of them one after another, or all at once with
+an exchange of their gradients."""
+PARTS = ("forward_time_ms", "backward_time_ms", "exchange_time_ms")
+"""Of a pass; the last only of one with an exchange."""
 
 
 class Probes:
@@ -49,12 +58,22 @@ class Probes:
         team: the ranks.
         record: where rows go.
         step_s: a step's usual time, which says how much may be repeated.
+        buckets_bytes: of the buckets that a step was seen to send; empty where none were.
     """
 
-    def __init__(self, kept: Kept, team: Team, record: Record, step_s: float) -> None:
+    def __init__(
+        self,
+        kept: Kept,
+        team: Team,
+        record: Record,
+        step_s: float,
+        buckets_bytes: Sequence[int] = (),
+    ) -> None:
         self.kept, self.team, self.record, self.step_s = kept, team, record, step_s
+        self.buckets_bytes = buckets_bytes
         self.clock, self.device = team.clock, team.device
         self.parameters = {name: p for name, p in kept.inner.named_parameters() if p.requires_grad}
+        self.exchange: Exchange | None = None
 
     def run(self) -> None:
         """Measures all that can be; says what could not be."""
@@ -66,9 +85,8 @@ class Probes:
                 worked, why = self.team.agreed(self.try_out)
             if worked:
                 self.find_sizes()
+                self.make_exchange()
                 worked, why = self.passes()
-            if worked and self.team.ranks > 1 and self.device.type == "cpu":
-                worked, why = self.passes_beside()
             if not worked:
                 self.record.unseen("passes without exchange", why)
         gradient_bytes = self.kept.gradient_bytes
@@ -88,13 +106,12 @@ class Probes:
     def most_passes(self) -> int:
         """Returns how long all passes take, as a multiple of one of the script's own.
 
-        In each repeat every size runs twice (½, 1 and 2 batches), and one more while a rank is
-        alone in turn. Beside others a rank runs twice while they end a third.
+        In each repeat every size runs twice (½, 1 and 2 batches); passes with their exchange, and
+        that of each rank that is alone in turn, have one more before them.
         """
         turns = len(self.in_turn) if self.team.ranks > 1 else 0
-        beside = 3 * turns if self.team.ranks > 1 and self.device.type == "cpu" else 0
-        tried = 4  # 1, ½ and 2 batches, before
-        return tried + REPEATS * (7 + (1 + turns if turns else 0) + beside)
+        tried = 5  # 1, ½ and 2 batches, and with the exchange, before
+        return tried + REPEATS * (7 + (2 + EXCHANGED + turns if turns else 0))
 
     def try_out(self) -> None:
         """Runs a pass; raises where there can be none."""
@@ -131,6 +148,26 @@ class Probes:
             raise RuntimeError("no such batch")
         self.one_pass(size)
 
+    def make_exchange(self) -> None:
+        """Makes the exchange of passes that send their gradients, where the ranks can."""
+        if self.team.ranks == 1:
+            return
+        sizes = self.team.gather(list(self.buckets_bytes))[0]
+
+        def make() -> None:
+            free = free_bytes(self.device)
+            if free is None or free < 3 * self.kept.gradient_bytes:
+                raise RuntimeError("memory is short")
+            parameters = list(self.parameters.values())
+            self.exchange = Exchange(sizes, parameters, self.team.group)
+
+        worked, why = self.team.agreed(make)
+        if worked:
+            worked, why = self.team.agreed(partial(self.one_pass, 1.0, exchange=self.exchange))
+        if not worked:
+            self.exchange = None
+            self.record.unseen("passes with their exchange", why)
+
     def has_room(self) -> bool:
         """Returns True if twice the batch surely fits into memory."""
         if self.device.type == "cuda":
@@ -141,21 +178,26 @@ class Probes:
         return known is not None and known[0] > known[1] / 2
 
     def passes(self) -> tuple[bool, str]:
-        """Times passes in rotated order: all ranks at once, and a few of them alone.
+        """Times passes in rotated order: all ranks at once, also with an exchange, and some alone.
 
         Returns:
             whether all of them worked on all ranks, and why not here.
         """
-        arms: list[tuple[float, bool]] = [(size, True) for size in self.sizes]
+        arms: list[tuple[float, str]] = [(size, TOGETHER) for size in self.sizes]
         if self.team.ranks > 1:
-            arms.append((1.0, False))
+            arms.append((1.0, IN_TURN))
+        if self.exchange is not None:
+            arms.append((1.0, EXCHANGING))
         for repeat in range(REPEATS):
             shift = repeat % len(arms)
-            for size, together in arms[shift:] + arms[:shift]:
+            for size, how in arms[shift:] + arms[:shift]:
                 # Once before it is timed: the size before must not be felt.
                 attempts = [partial(self.one_pass, size)]
-                for turn in [None] if together else self.in_turn:
+                for iteration in range(EXCHANGED if how == EXCHANGING else 0):
+                    attempts.append(partial(self.exchanging_pass, repeat, iteration))
+                for turn in {TOGETHER: [None], IN_TURN: self.in_turn}.get(how, []):
                     here = turn in (None, self.team.rank)
+                    together = how == TOGETHER
                     attempts.append(partial(self.timed_pass, size, together, repeat, here))
                 for attempt in attempts:
                     worked, why = self.team.agreed(attempt)
@@ -167,39 +209,6 @@ class Probes:
     def in_turn(self) -> list[int]:
         """Returns the ranks that compute alone, one after another."""
         return sorted({0, self.team.ranks - 1, *range(min(ALONE - 1, self.team.ranks))})
-
-    def passes_beside(self) -> tuple[bool, str]:
-        """Times passes of a rank while all others compute without a pause, in turn.
-
-        Ranks that share a machine's memory or cores hinder each other while they compute, and not
-        while one of them sleeps or waits. What they would lose without such pauses shows here.
-
-        Returns:
-            as ``passes``.
-        """
-        for repeat, turn in itertools.product(range(REPEATS), self.in_turn):
-            worked, why = self.team.agreed(partial(self.pass_beside, turn, repeat))
-            if not worked:
-                return False, why
-        return True, ""
-
-    def pass_beside(self, turn: int, repeat: int) -> None:
-        """Times a pass of rank ``turn``; on the others, computes until it has ended."""
-        ended = torch.zeros(1, device=self.device)
-        if self.team.rank == turn:
-            try:
-                self.one_pass(1.0)  # until the others have begun
-                times, _ = self.one_pass(1.0)
-                self.record.add("passes-beside", repeat=repeat, **times)
-            finally:
-                dist.all_reduce(ended, group=self.team.group)
-            return
-        end = dist.all_reduce(ended, group=self.team.group, async_op=True)
-        try:
-            while not end.is_completed():
-                self.one_pass(1.0)
-        finally:
-            end.wait()
 
     def timed_pass(self, size: float, together: bool, repeat: int, here: bool) -> None:
         """Times a pass, if it is ``here``, and writes its rows."""
@@ -216,11 +225,24 @@ class Probes:
         for row in ready:
             self.record.add("gradient-ready-times", iteration=repeat, **row)
 
-    def one_pass(self, size: float, watched: bool = False) -> tuple[dict, list[dict]]:
-        """Runs a forward and a backward pass without an exchange.
+    def exchanging_pass(self, repeat: int, iteration: int) -> None:
+        """Times a pass that sends its gradients while they are computed, and writes its row."""
+        times, _ = self.one_pass(1.0, exchange=self.exchange)
+        self.record.add("passes-exchanging", repeat=repeat, iteration=iteration, **times)
+
+    def one_pass(
+        self, size: float, watched: bool = False, exchange: Exchange | None = None
+    ) -> tuple[dict, list[dict]]:
+        """Runs a forward and a backward pass without DDP.
+
+        Args:
+            size: of the batch, as a multiple of the script's own.
+            watched: note when each gradient is ready.
+            exchange: what the gradients are sent by; None leaves them here.
 
         Returns:
-            forward_time_ms and backward_time_ms; rows of gradients' ready times if ``watched``.
+            forward_time_ms, backward_time_ms, and exchange_time_ms if there is one: what it takes
+            beyond the backward pass; rows of gradients' ready times if ``watched``.
         """
         kept, clock, names = self.kept.sized(size), self.clock, list(self.parameters)
         ready: dict[str, Any] = {}
@@ -230,6 +252,9 @@ class Probes:
                 parameter.register_hook(lambda _, name=name: ready.__setitem__(name, clock.mark()))
                 for name, parameter in self.parameters.items()
             ]
+        if exchange is not None:
+            exchange.begin()
+            handles = [p.register_hook(exchange.ready) for p in self.parameters.values()]
         clock.wait()
         marks = [clock.mark()]
         try:
@@ -242,9 +267,12 @@ class Probes:
         finally:
             for handle in handles:
                 handle.remove()
+            if exchange is not None:
+                exchange.finish()
+                marks.append(clock.mark())
         clock.wait()
-        forward_s, backward_s = (clock.elapsed_s(a, b) for a, b in itertools.pairwise(marks))
-        times = {"forward_time_ms": forward_s * 1e3, "backward_time_ms": backward_s * 1e3}
+        parts = [clock.elapsed_s(a, b) * 1e3 for a, b in itertools.pairwise(marks)]
+        times = dict(zip(PARTS, parts, strict=False))
         order = list(ready)
         rows = [
             {

@@ -139,9 +139,12 @@ def of_step(step: Step, clock: Any) -> dict[str, Any]:
     """Returns the row of a step that has ended; its parts add up to it.
 
     Where buckets were watched, what followed this rank's last gradient is the exchange, and what
-    came before it the backward pass. Elsewhere the backward pass holds both.
+    came before it the backward pass. Elsewhere the backward pass holds both. A forward pass begins
+    when DDP has sent its buffers: until then a rank may have waited for a late one.
     """
     elapsed = clock.elapsed_s
+    sending_s = sum(elapsed(*marks) for p in step.passes for marks in p.sending)
+    forward_s = sum(elapsed(p.forward, p.backward) for p in step.passes)
     backward_s = sum(elapsed(p.backward, p.ended) for p in step.passes)
     exchange_s = None
     if step.watched:
@@ -157,7 +160,8 @@ def of_step(step: Step, clock: Any) -> dict[str, Any]:
         "step_time_ms": elapsed(step.began, step.ended) * 1e3,
         "data_time_ms": sum(elapsed(p.fetched, p.forward) for p in step.passes) * 1e3,
         "fetch_time_ms": sum(f.ended_s - f.began_s for f in step.fetches) * 1e3,
-        "forward_time_ms": sum(elapsed(p.forward, p.backward) for p in step.passes) * 1e3,
+        "buffers_time_ms": sending_s * 1e3,
+        "forward_time_ms": (forward_s - sending_s) * 1e3,
         "backward_time_ms": (backward_s - (exchange_s or 0.0)) * 1e3,
         "exchange_time_ms": None if exchange_s is None else exchange_s * 1e3,
         "optimizer_time_ms": sum(elapsed(a, b) for a, b in step.updates) * 1e3,

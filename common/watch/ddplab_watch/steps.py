@@ -7,6 +7,7 @@ step yet. Micro-batches need no rule: an update ends what several passes began.
 
     data       from the step's first fetch to its forward pass, and from a backward to the next
     forward    from the call of the model to the call of backward(), the loss included
+    buffers    of it, what DDP takes to send rank 0's buffers to all ranks before its model runs
     backward   until backward() returns: computation and what is left of the exchange
     optimizer  from there to the end of the update: clipping, unscaling, update
     between    from one update to the first fetch of the next step: logging, evaluation
@@ -46,6 +47,8 @@ class Pass:
     tokens: int = 0
     padded_tokens: int = 0
     longest: int = 0
+    sending: list[tuple[Any, Any]] = field(default_factory=list)
+    """Marks of calls of DDP that sent buffers, and of the model inside, which runs after that."""
     backward: Any = None
     ended: Any = None
     ready: Any = None
@@ -120,6 +123,8 @@ class Loop:
         """The one that the next segment may still belong to."""
         self.ended: list[Step] = []
         self.current: Pass | None = None
+        self._called: Any = None
+        """Mark of the last call of the model."""
         self._cpu_began_s = cpu_s()
 
     def fetch_began(self) -> tuple[Any, float]:
@@ -139,7 +144,7 @@ class Loop:
     def forward_began(self, **counts: int) -> None:
         """Notes that the model is called for training."""
         self.phase = "forward"
-        mark = self.clock.mark()
+        mark = self._called = self.clock.mark()
         if self.current is not None and self.current.backward is None:
             for name, value in counts.items():  # a second call before one backward pass
                 setattr(self.current, name, getattr(self.current, name) + value)
@@ -154,6 +159,11 @@ class Loop:
             self._cpu_began_s = self.cpu_s()
         self.current = Pass(since, mark, self.host_s(), **counts)
         passes.append(self.current)
+
+    def buffers_sent(self) -> None:
+        """Notes that DDP has sent its buffers since it was called: the model inside of it runs."""
+        if self.current is not None:
+            self.current.sending.append((self._called, self.clock.mark()))
 
     def evaluated(self, seconds: float) -> None:
         """Notes a pass without gradients: what was fetched for it is no step's."""

@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab_watch.batches import tensors_in
 from ddplab_watch.changes import COMPRESSIONS, AsItIs, Change, changes, worker_changes
-from ddplab_watch.kept import Kept, free_host_bytes, left_as_it_was
+from ddplab_watch.kept import Kept, free_bytes, left_as_it_was
 from ddplab_watch.loading import Loading
 from ddplab_watch.machine_cores import online_cores, own_cores
 from ddplab_watch.record import Record
@@ -39,6 +39,9 @@ from ddplab_watch.team import Team
 ROUNDS = 6
 """Of so many the interval holds 95 %."""
 LEAST_ROUNDS = 3
+LEAST_FREE = 0.75
+"""Share of the free memory that trials leave to the script, where its model keeps something of each
+pass: the training goes on after them."""
 LONGEST_S = 180.0
 """Upper bound on what all trials may take."""
 LEAST_WAIT = 0.05
@@ -109,24 +112,11 @@ class Trials:
             raise RuntimeError("a copy of the model may not fit into memory")
         self.model = copy.deepcopy(self.kept.inner)
 
-    def has_room(self, more_bytes: int = 0) -> bool:
-        """Returns True if weights, gradients and buckets surely fit into memory once more.
-
-        Args:
-            more_bytes: that have to be free besides.
-        """
+    def has_room(self) -> bool:
+        """Returns True if weights, gradients and buckets surely fit into memory once more."""
         needed = 4 * sum(p.numel() * p.element_size() for p in self.kept.inner.parameters())
-        free = self.free_bytes()
-        return free is not None and free > needed + more_bytes
-
-    def free_bytes(self) -> int | None:
-        """Returns the memory that is free where the model is; None if it is not known."""
-        if self.team.device.type == "cuda":
-            device = self.team.device
-            free, _ = torch.cuda.mem_get_info(device)
-            return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        known = free_host_bytes()
-        return known[0] if known else None
+        free = free_bytes(self.team.device)
+        return free is not None and free > needed
 
     def look_for_unused(self) -> None:
         """Notes whether the pass leaves a trained parameter without a gradient."""
@@ -153,6 +143,7 @@ class Trials:
             self.record.unseen("changes that were to be tried", "parameters without a gradient")
             return
         known = [rank | {"own": rank["rank"] == self.team.rank} for rank in ranks]
+        self.free_at_first = free_bytes(self.team.device)
         self.visits(changes(self.now, self.kept.gradient_bytes, unused, known), began)
         if max(self.team.gather(self.waits)) >= LEAST_WAIT:
             self.other_workers(known, began)
@@ -177,16 +168,16 @@ class Trials:
             why = f"steps of {self.step_s:.1f} s: it would take too long"
             self.record.unseen("changes that were to be tried", why)
             return
-        free_before = self.free_bytes()
+        free_before = free_bytes(self.team.device)
         for round_ in range(most):
             if not left:  # each of them failed
                 return
-            # A model that keeps something of each pass must not fill the memory: a round may take
-            # as much as the one before.
-            free = self.free_bytes()
+            # A model may keep something of each pass: a round may take as much as the one before.
+            free = free_bytes(self.team.device)
             taken, free_before = max(0, free_before - free), free
-            if not self.team.all_agree(self.has_room(more_bytes=taken)):
-                why = "another round might fill the memory"
+            leaves_free = free - taken > LEAST_FREE * self.free_at_first
+            if not self.team.all_agree(leaves_free and self.has_room()):
+                why = "another round would leave the script too little memory"
                 self.record.unseen(f"changes after {round_} rounds", why)
                 return
             if not self.team.all_agree(time.monotonic() - began < LONGEST_S):
@@ -296,19 +287,22 @@ def _threads(count: int | None) -> Iterator[None]:
 
 @contextmanager
 def _cores(cores: frozenset[int] | None) -> Iterator[None]:
-    """Binds all threads of this process to cores, and puts back what each was bound to."""
+    """Binds all threads of this process to cores, and puts back what each was bound to.
+
+    Raises OSError where it may not compute on them.
+    """
     if cores is None:
         yield
         return
     before = {}
-    for thread in _thread_ids():
-        with contextlib.suppress(OSError):  # it has ended
-            before[thread] = os.sched_getaffinity(thread)
-            os.sched_setaffinity(thread, cores)
-    allowed = before[os.getpid()]
     try:
+        for thread in _thread_ids():
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                before[thread] = os.sched_getaffinity(thread)
+                os.sched_setaffinity(thread, cores)
         yield
     finally:
+        allowed = before[os.getpid()]
         for thread in _thread_ids():
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(thread, before.get(thread, allowed))

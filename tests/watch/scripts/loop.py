@@ -32,6 +32,7 @@ parser.add_argument("--slow_data_s", type=float, default=0.0)
 parser.add_argument("--shrinking_memory", type=int, default=0)
 parser.add_argument("--own_noise", type=int, default=0)
 parser.add_argument("--slow_rank_s", type=float, default=0.0)
+parser.add_argument("--slow_update_s", type=float, default=0.0)
 parser.add_argument("--evaluate", type=int, default=0)
 parser.add_argument("--sampler", type=int, default=1)
 parser.add_argument("--find_unused", type=int, default=0)
@@ -209,8 +210,8 @@ if arguments.shrinking_memory:
 
     from ddplab_watch import trials
 
-    left = count(8 * 2**38, -(2**38))  # each time that it is read there is less
-    trials.free_host_bytes = lambda: (next(left), 8 * 2**38)
+    left = count(40 * 2**38, -(2**38))  # each time that it is read there is less
+    trials.free_bytes = lambda device: next(left)
 if arguments.unwatched_rank == rank:
     import ddplab_watch
 
@@ -246,6 +247,8 @@ while step < arguments.steps:
         losses.append(loss.item().hex())
         if not last:
             continue
+        if arguments.slow_update_s and rank == 0:
+            time.sleep(arguments.slow_update_s)
         optimizer.step()
         optimizer.zero_grad()
         step += 1
