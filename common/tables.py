@@ -80,8 +80,16 @@ PROBE_COLUMNS = (
 """``probes.csv``: passes without any exchange: at half, once and twice the batch; with all ranks
 computing at the same time (``together`` True), or one at a time while the others wait (False)."""
 
-BESIDE_COLUMNS = ("rank", "repeat", "forward_time_ms", "backward_time_ms")
-"""``passes-beside.csv``: passes of one rank while all others compute without a pause, by rank."""
+EXCHANGING_COLUMNS = (
+    "rank",
+    "repeat",
+    "iteration",
+    "forward_time_ms",
+    "backward_time_ms",
+    "exchange_time_ms",
+)
+"""``passes-exchanging.csv``: passes that send their gradients in the script's own buckets, with all
+ranks computing at the same time; the exchange as far as it outlasts the backward pass."""
 
 COST_COLUMNS = ("rank", "cost", "size_bytes", "repeat", "time_ms")
 """``costs.csv``: ``copy``, ``fp16`` and ``bf16``: bringing a gradient of this size (in float32)

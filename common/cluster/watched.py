@@ -20,6 +20,8 @@ GRACE_S = 30.0
 
 def check_program(program: Sequence[str]) -> None:
     """Raises UserError where there is no such script, or no module is named."""
+    if Path(program[0]).is_dir():
+        raise UserError(f"{program[0]} is a folder; nothing follows it, flags come before it")
     if program[0] != "-m" and not Path(program[0]).is_file():
         raise UserError(f"script {program[0]}: no such file")
     if list(program) == ["-m"]:

@@ -88,6 +88,22 @@ def test_noise_alone_is_no_cause(seed, tmp_path):
     assert "No limiting cause found." in diagnosis_lines(tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("latency_ms", "bandwidth", "causes"),
+    [(1.2, 1e8, ["model-too-small"]), (0.01, 3.4e6, [])],
+)
+def test_only_messages_that_wait_for_a_processor_take_many_times_as_long_in_a_step(
+    tmp_path, latency_ms, bandwidth, causes
+):
+    """A bucket that takes 1.2 ms apart, and 5.5 ms in a step of some 22."""
+    run = MadeUp(
+        forward_ms=5.0, backward_ms=10.0, communication_ms=5.5, latency_ms=latency_ms,
+        bandwidth=bandwidth, buckets=(4 * MIB,), noise=0.0,
+    )  # fmt: skip
+    verdicts = diagnose_folder(run.write(tmp_path / "run")).verdicts
+    assert [verdict.cause for verdict in verdicts] == causes
+
+
 def test_latency_is_told_by_calls_that_nothing_disturbed(tmp_path):
     """0.3 ms + x / 1 GB/s; one element goes another way, and most small calls wait for a core."""
     folder = MadeUp().write(tmp_path / "run")

@@ -78,6 +78,7 @@ def test_two_bundles_are_compared(tmp_path: Path) -> None:
         (["--window", "0", "train.py"], "window is 0"),
         (["--compare", "."], "--compare takes two folders, not 1"),
         (["empty"], "no arms.csv"),
+        (["bundle", "--verify"], "bundle is a folder; nothing follows it"),
         (["--bundle", "taken", "train.py"], "give each run a folder of its own"),
         (["--baseline", "none", "bundle"], "none: no such folder"),
     ],

@@ -18,9 +18,9 @@ from common import tables
 from common.analysis.diagnosis.bundle import Bundle
 from common.analysis.diagnosis.evidence import (
     ARMS,
-    BESIDE,
     BUCKETS,
     COSTS,
+    EXCHANGING,
     FACTS,
     HOST_WAITS,
     PLACEMENT,
@@ -63,7 +63,7 @@ def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
         STACKS: bundle.of("stacks"),
         STALLS: _stalls(bundle),
         HOST_WAITS: bundle.of("host-waits"),
-        BESIDE: bundle.of("passes-beside"),
+        EXCHANGING: bundle.of("passes-exchanging"),
         TRACE_STEPS: bundle.of("trace-steps"),
         TRACE_OPERATIONS: bundle.of("trace-operations"),
         SURROUNDINGS: bundle.of("surroundings"),
@@ -93,7 +93,7 @@ def _steps(bundle: Bundle) -> pd.DataFrame:
     """Makes ``steps.csv``: those that all ranks have, the exchange divided as in a benchmark.
 
     The rank that comes last waits for nobody: the shortest exchange of a step is communication, and
-    what the others took longer was waiting.
+    what the others took longer was waiting. So it is where DDP sends buffers, a meeting of its own.
     """
     steps = _with_keys(bundle.of("steps"))
     complete = steps.groupby("step")["rank"].transform("nunique") == steps["rank"].nunique()
@@ -105,14 +105,21 @@ def _steps(bundle: Bundle) -> pd.DataFrame:
             steps["began_s"] - steps.groupby("rank")["ended_s"].shift()
         ) * 1e3
     steps["between_time_ms"] = pd.to_numeric(steps["between_time_ms"]).clip(lower=0)
-    exchange = pd.to_numeric(steps["exchange_time_ms"])
-    steps["communication_time_ms"] = exchange.groupby(steps["step"]).transform("min")
-    steps["waiting_time_ms"] = exchange - steps["communication_time_ms"]
+    if "buffers_time_ms" not in steps:  # of an earlier watch: a part of the forward pass
+        steps["buffers_time_ms"] = 0.0
+    exchange, buffers = (
+        pd.to_numeric(steps[name]) for name in ("exchange_time_ms", "buffers_time_ms")
+    )
+    steps["communication_time_ms"] = sum(
+        met.groupby(steps["step"]).transform("min") for met in (exchange, buffers)
+    )
+    steps["waiting_time_ms"] = exchange + buffers - steps["communication_time_ms"]
     waited_ms = _waited_before_forward(steps)
     steps["data_time_ms"] -= waited_ms
     steps["waiting_time_ms"] += waited_ms
+    # All that a pass takes beside the forward computation, sending DDP's buffers, too.
+    steps["whole_backward_time_ms"] = steps["backward_time_ms"] + exchange.fillna(0) + buffers
     # Without buckets it is not known what of a backward pass was exchange.
-    steps["whole_backward_time_ms"] = steps["backward_time_ms"] + exchange.fillna(0)
     steps["backward_time_ms"] = steps["backward_time_ms"].where(exchange.notna())
     # The epoch of a step is the ranks' last: one that is ahead has begun a new one.
     steps["epoch"] = steps.groupby("step")["epoch"].transform("max")

@@ -57,6 +57,8 @@ class Verdict:
             nothing to predict it from was measured.
         speedup_low, speedup_high: its interval at 90 %, of the steps' noise and the model's error.
         group: VALIDITY, PERFORMANCE or MINOR.
+        sure_share: the least that the cause takes, which then decides its place among others: of
+            several changes that were tried, the best looks better than it is.
     """
 
     cause: str
@@ -72,6 +74,7 @@ class Verdict:
     speedup_low: float | None = None
     speedup_high: float | None = None
     group: int = PERFORMANCE
+    sure_share: float | None = None
 
     def with_interval(self, noise: float) -> Verdict:
         """Returns the verdict with the interval of its predicted speedup.
@@ -91,7 +94,8 @@ class Verdict:
     @property
     def order(self) -> tuple[int, float]:
         """Returns a key that is smallest for the main cause."""
-        return self.group, -math.inf if self.lost_share is None else -self.lost_share
+        share = self.lost_share if self.sure_share is None else self.sure_share
+        return self.group, -math.inf if share is None else -share
 
 
 def confidence(

@@ -11,14 +11,18 @@ from common.analysis.diagnosis.causes import Case, Verdict, confidence, percent
 from common.analysis.diagnosis.evidence import (
     ALL_REDUCE,
     BUCKETS,
+    FACTS,
     PLACEMENT,
     PROBES,
     READY_TIMES,
-    STEP,
     STEPS,
     NotJudged,
 )
-from common.analysis.diagnosis.measured_step import bucket_sizes, latency_share
+from common.analysis.diagnosis.measured_step import (
+    bucket_sizes,
+    latency_share,
+    sent_over_gradients,
+)
 from common.analysis.style import size_text
 from common.perfmodel.collectives import bus_bandwidth
 from common.perfmodel.scaling.scaled_step import (
@@ -50,7 +54,8 @@ LATENCY_SHARE = 0.5
 """Latency-bound: latencies are most of the exchange, so that a smaller model would be no faster."""
 BELIEVED = 3.0
 """All-reduces in a step may take three times what they take apart, among computing ranks. What is
-beyond that is no communication: the machine did something else."""
+beyond that is no communication: the machine did something else. Small messages are excepted: each
+waits for a processor among computing ranks, however short it is itself."""
 MOST_BATCH = 16
 """The largest batch worth proposing, as a multiple."""
 SKIPPED = 1.5
@@ -62,12 +67,11 @@ def needless_synchronisation(case: Case) -> Verdict | None:
     micro = case.run.timed.groupby("rank")["micro_batches"].median().max()
     if micro <= 1:
         return None
-    sent = float(case.run.timed.groupby(STEP)["exchanged_bytes"].max().median())
     one = float(sum(bucket_sizes(case.run)))
     if not one:
-        [facts] = case.run.need("facts.csv")
+        [facts] = case.run.need(FACTS)
         one = float(facts["gradient_bytes"].max())
-    exchanges = sent / one
+    exchanges = sent_over_gradients(case.run, one)
     if not exchanges > SKIPPED:
         return None
     parts = case.run.parts
@@ -82,9 +86,9 @@ def needless_synchronisation(case: Case) -> Verdict | None:
         cause="needless-synchronisation",
         title="gradients are exchanged after every micro-batch",
         evidence=(
-            f"A step of {micro:g} micro-batches sends {size_text(sent)} {case.file(STEPS)}; its "
-            f"gradients are {size_text(one)} {case.file(BUCKETS)}: {exchanges:.1f} exchanges where "
-            "one is enough.",
+            f"A step of {micro:g} micro-batches sends {size_text(exchanges * one)} "
+            f"{case.file(STEPS)}; its gradients are {size_text(one)} {case.file(BUCKETS)}: "
+            f"{exchanges:.1f} exchanges where one is enough.",
             f"Communication that nothing hides takes {parts.parts_ms['communication']:.3g} of "
             f"{parts.step_ms:.3g} ms {case.file(STEPS)}.",
         ),
@@ -155,13 +159,31 @@ def _gain_on_a_line(model: StepModel, cap_mb: float) -> float:
 
 @dataclass(frozen=True)
 class _Exposed:
-    """Communication that stays exposed when all that is needless is gone, at the best cap."""
+    """Communication that stays exposed when all that is needless is gone, at the best cap.
+
+    Attributes:
+        share: of the step.
+        settings, prediction: of the step without what is needless.
+        latency: the share of its exchange that is latency.
+        measured_ms, step_ms: what was exposed of the step as it is.
+    """
 
     share: float
     settings: StepSettings
     prediction: Prediction
+    latency: float
     measured_ms: float
     step_ms: float
+
+    @property
+    def buckets(self) -> int:
+        """Returns the number of its all-reduces."""
+        return self.prediction.exchange.num_buckets
+
+    @property
+    def wire_bytes(self) -> int:
+        """Returns what they send in all."""
+        return _wire_bytes(self.settings, self.prediction)
 
     @property
     def beyond_model(self) -> float:
@@ -186,12 +208,9 @@ def communication_bound(case: Case) -> Verdict | None:
     level, reason = confidence(exposed.share, EXPOSED_SHARE, error, case.steps)
     model, settings = case.model, exposed.settings
     network = model.networks[WIRE_TYPES[settings.compression]]
-    count = exposed.prediction.exchange.num_buckets
+    count, wire = exposed.buckets, exposed.wire_bytes
     active_s = exposed.prediction.exchange.communication_s
-    gradients = sum(event.size_bytes for event in exposed.prediction.exchange.events)
-    wire = round(gradients * WIRE_SHARES[settings.compression])
     compute_s = settings.accumulation * model.together.time_s(settings.batch_per_rank)
-    latency = latency_share(case.run, WIRE_TYPES[settings.compression], wire / count)
     bus = float(bus_bandwidth(wire, float(network.time_s(float(wire))), case.ranks))
     evidence = [
         f"Communication that nothing hides takes {exposed.measured_ms:.3g} of "
@@ -204,10 +223,10 @@ def communication_bound(case: Case) -> Verdict | None:
         ),
         f"Computation takes {compute_s * 1e3:.3g} ms {case.file(PROBES)}, sending "
         f"{size_text(wire)} in {count} bucket{'s' if count > 1 else ''} {active_s * 1e3:.3g} ms, "
-        f"{latency * active_s * 1e3:.3g} ms of it latency {case.file(ALL_REDUCE)}.",
+        f"{exposed.latency * active_s * 1e3:.3g} ms of it latency {case.file(ALL_REDUCE)}.",
     ]
     found = {"evidence": evidence, "level": level, "reason": f"share of the step: {reason}"}
-    if latency >= LATENCY_SHARE:
+    if exposed.latency >= LATENCY_SHARE:
         return _model_too_small(case, exposed, **found)
     target = 1 - (1 - TARGET_EFFICIENCY) / exposed.beyond_model
     enough = {
@@ -226,7 +245,8 @@ def _exposed(case: Case) -> _Exposed:
 
     Needless are exchanges beyond one a step, and what a better bucket cap saves. The model predicts
     how long the step would then be; what it saves is taken from the communication that was measured
-    and from the step. Measured communication is limited to ``BELIEVED`` times the predicted one.
+    and from the step. Measured communication is limited to ``BELIEVED`` times the predicted one, if
+    that is not for the most part latency.
 
     Raises NotJudged without a step model: nothing could tell the causes apart.
     """
@@ -239,10 +259,19 @@ def _exposed(case: Case) -> _Exposed:
         after = plain
     avoidable_ms = max(0.0, (predict(model).step_n_s - after.step_n_s) * 1e3)
     active_ms = predict(model).exchange.communication_s * model.settings.exchanges * 1e3
+    each_bytes = _wire_bytes(settings, after) / after.exchange.num_buckets
+    latency = latency_share(case.run, WIRE_TYPES[settings.compression], each_bytes)
     step_ms = float(case.run.by_step("step_time_ms").max(axis=1).median())
-    measured_ms = min(case.share(COMMUNICATION)[0] * step_ms, BELIEVED * active_ms)
+    measured_ms = case.share(COMMUNICATION)[0] * step_ms
+    if latency < LATENCY_SHARE:
+        measured_ms = min(measured_ms, BELIEVED * active_ms)
     left = max(0.0, measured_ms - avoidable_ms) / (step_ms - min(avoidable_ms, measured_ms))
-    return _Exposed(left, settings, after, measured_ms, step_ms)
+    return _Exposed(left, settings, after, latency, measured_ms, step_ms)
+
+
+def _wire_bytes(settings: StepSettings, prediction: Prediction) -> int:
+    gradients = sum(event.size_bytes for event in prediction.exchange.events)
+    return round(gradients * WIRE_SHARES[settings.compression])
 
 
 def _model_too_small(

@@ -7,8 +7,8 @@ import pandas as pd
 
 from common.analysis.diagnosis.causes import SURE, Case, Verdict, confidence, percent
 from common.analysis.diagnosis.causes_sharing import together_times
+from common.analysis.diagnosis.equal_ranks import hindered_ms, hindered_said
 from common.analysis.diagnosis.evidence import (
-    BESIDE,
     PROBES,
     STEPS,
     NotJudged,
@@ -19,6 +19,9 @@ SLOW_RATIO = 1.15
 """Ranks on one machine differ by up to a tenth for no reason that anyone could remove."""
 SLOWEST_OFTEN = 0.8
 """The same rank is the slowest in so many steps; of two equal ones each is in half of them."""
+SLOW_SHARE = 0.03
+"""Share of the step that a rank as quick as the others must save: where ranks hinder each other,
+all of them may be as slow once nobody waits."""
 MAIN_PART = 0.75
 """Three quarters of what a rank takes longer are in one pass: a slow device slows both alike."""
 UPDATE_SHARE = 0.05
@@ -44,10 +47,17 @@ def slow_rank(case: Case) -> Verdict | None:
         return None
     medians = compute.median()
     others_ms = float(medians.drop(slowest).mean())
-    # Where ranks hinder each other, the others gained by its pauses, and will not without them.
-    hindered_ms = _without_pauses(case, slowest)
-    then_ms = others_ms if hindered_ms is None else max(others_ms, hindered_ms)
-    lost = max(0.0, float(medians[slowest]) - then_ms) / case.run.parts.step_ms
+    lasting = 1 - _passing_ms(case) / float(medians[slowest])
+    if ratio * lasting < SLOW_RATIO:
+        return None
+    # Of all steps that are seen. Watching buckets makes steps longer, but not the difference of two
+    # ranks' passes: in a script most steps are plain.
+    step_ms = float(case.run.by_step("step_time_ms").max(axis=1).median())
+    longer_ms = float(medians[slowest]) - others_ms
+    hindered = hindered_ms(case, slowest, longer_ms)
+    lost = max(0.0, longer_ms - hindered) / step_ms
+    if hindered and lost < SLOW_SHARE:
+        return None
     level, reason = confidence(ratio, SLOW_RATIO, error, len(ratios))
     waited = case.run.by_step("waiting_time_ms").median().drop(slowest).mean()
     return Verdict(
@@ -60,7 +70,7 @@ def slow_rank(case: Case) -> Verdict | None:
             *_slow_part(case, slowest),
             f"The others wait {waited:.3g} ms of each step {case.file(STEPS)}.",
             *_slow_by_itself(case, slowest),
-            *_then(case, then_ms, others_ms),
+            *hindered_said(case, slowest, longer_ms),
         ),
         lost_share=min(lost, 0.99),
         confidence=level,
@@ -75,6 +85,18 @@ def slow_rank(case: Case) -> Verdict | None:
     )
 
 
+def _passing_ms(case: Case) -> float:
+    """Returns the ms by which a script's watched steps are longer than its plain ones.
+
+    They are few and follow each other. What slows a rank in them alone is no slow rank: another
+    program has passed by. A benchmark's steps of both kinds take turns.
+    """
+    parts = case.run.parts
+    if not case.run.watched or not parts.plain_step_ms:
+        return 0.0
+    return max(0.0, parts.step_ms - parts.plain_step_ms)
+
+
 def _slow_part(case: Case, slowest: int) -> list[str]:
     """Returns a sentence on which pass of the slowest rank takes longer than the others'."""
     over = {}
@@ -87,34 +109,6 @@ def _slow_part(case: Case, slowest: int) -> list[str]:
         return []
     own, others = over[name]
     return [f"It is its {name} pass: {own:.3g} ms, the others' {others:.3g} ms {case.file(STEPS)}."]
-
-
-def _without_pauses(case: Case, slowest: int) -> float | None:
-    """Returns the ms of computation in a step if the slowest rank did not pause in its passes.
-
-    That rank's pass, while all others compute without a pause, less what it takes longer than
-    theirs where each computes alone. None where it was not measured.
-    """
-    beside, times = case.run.tables.get(BESIDE), together_times(case)
-    if beside is None or times is None:
-        return None
-    own = beside[beside["rank"] == slowest]
-    alone = times[1].groupby("rank").median()
-    if own.empty or slowest not in alone.index or len(alone) < 2:
-        return None
-    hindered_ms = float((own["forward_time_ms"] + own["backward_time_ms"]).median())
-    longer_ms = float(alone[slowest] - alone.drop(slowest).mean())
-    return (hindered_ms - max(0.0, longer_ms)) * case.run.accumulation
-
-
-def _then(case: Case, then_ms: float, others_ms: float) -> list[str]:
-    """Returns a sentence where ranks will hinder each other more than they do now."""
-    if then_ms <= others_ms:
-        return []
-    return [
-        f"Without its pauses ranks will hinder each other more: they will compute {then_ms:.3g} ms "
-        f"a step {case.file(BESIDE)}."
-    ]
 
 
 def _slow_by_itself(case: Case, slowest: int) -> list[str]:
@@ -148,6 +142,8 @@ def slow_update(case: Case) -> Verdict | None:
     share, error = float(shares.median()), standard_error(shares)
     if share < UPDATE_SHARE or float((over_ms > 0).mean()) < SLOWEST_OFTEN:
         return None
+    step_ms = float(case.run.by_step("step_time_ms").max(axis=1).median())
+    lost = min(max(0.0, share - hindered_ms(case, slowest) / step_ms), 0.99)
     level, reason = confidence(share, UPDATE_SHARE, error, len(shares))
     return Verdict(
         cause="slow-update",
@@ -156,8 +152,9 @@ def slow_update(case: Case) -> Verdict | None:
             f"From the end of its backward pass to the end of its update rank {slowest} takes "
             f"{updates[slowest].median():.3g} ms, the others "
             f"{updates.drop(columns=slowest).median(axis=1).median():.3g} ms {case.file(STEPS)}.",
+            *hindered_said(case, slowest),
         ),
-        lost_share=min(share, 0.99),
+        lost_share=lost,
         confidence=level,
         reason=f"share of the step: {reason}",
         change=(
@@ -165,7 +162,7 @@ def slow_update(case: Case) -> Verdict | None:
             "norms, logging), and share it among the ranks or do it every so many steps."
         ),
         speedup_now=case.speedup_now,
-        predicted_speedup=case.speedup_without(min(share, 0.99)),
+        predicted_speedup=case.speedup_without(lost),
     )
 
 

@@ -117,11 +117,13 @@ def needless_search(case: Case) -> Verdict | None:
 
 def collecting(case: Case) -> Verdict | None:
     """Judges whether Python's garbage collector stops the steps."""
-    steps = _extra(case, "collecting_time_ms")
-    share = float(steps["collecting_time_ms"].sum() / steps["step_time_ms"].sum())
+    # Ranks that collect for a shorter time, or not at all, wait for the one that does so longest.
+    steps = _extra(case, "collecting_time_ms").groupby(STEP)
+    longest_ms, steps_ms = steps["collecting_time_ms"].max(), steps["step_time_ms"].max()
+    share = float(longest_ms.sum() / steps_ms.sum())
     if share < COLLECTING_SHARE:
         return None
-    shares = steps["collecting_time_ms"] / steps["step_time_ms"]
+    shares = longest_ms / steps_ms
     error = float(shares.std() / len(shares) ** 0.5)
     level, reason = confidence(share, COLLECTING_SHARE, error, len(shares))
     return Verdict(

@@ -71,7 +71,7 @@ def oversubscribed_cores(case: Case) -> Verdict | None:
     doubt = 0.0 if crowds else LIKELY * _together_error(case)
     if ratio < threshold + doubt:
         return None
-    lost = (1 - 1 / ratio) * compute_share(case)
+    lost = (1 - 1 / ratio) * _share_on_cores(case)
     level, reason = confidence(ratio, threshold, _together_error(case))
     return Verdict(
         cause="oversubscribed-cores",
@@ -99,6 +99,13 @@ def compute_share(case: Case) -> float:
     """Returns the share of the step that forward and backward pass take."""
     parts = case.run.parts
     return min(1.0, parts.compute_ms / parts.step_ms)
+
+
+def _share_on_cores(case: Case) -> float:
+    """Returns the share of a step that a rank spends on its cores: all but the exchange."""
+    parts = case.run.parts
+    sending_ms = parts.parts_ms["waiting"] + parts.parts_ms["communication"]
+    return min(1.0, max(0.0, 1 - sending_ms / parts.step_ms))
 
 
 def together_times(case: Case) -> tuple[pd.Series, pd.Series] | None:

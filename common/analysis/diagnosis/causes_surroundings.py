@@ -7,6 +7,7 @@ import math
 import pandas as pd
 
 from common.analysis.diagnosis.causes import Case, Verdict, confidence, percent, places
+from common.analysis.diagnosis.equal_ranks import hindered_ms, hindered_said
 from common.analysis.diagnosis.evidence import (
     EPOCHS,
     FACTS,
@@ -49,13 +50,17 @@ def data_loading(case: Case) -> Verdict | None:
     whose = f" (rank {slowest}; others less)" if alone else ""
     # One rank alone can be as quick as the others, whose own fetches stay.
     others_ms = float(by_rank.drop(slowest).mean()) if alone else 0.0
-    lost = min(share * (1 - others_ms / float(by_rank[slowest])), 0.99)
+    lost = share * (1 - others_ms / float(by_rank[slowest]))
+    if alone:
+        lost -= hindered_ms(case, slowest) / float(steps_ms.mean())
+    lost = min(max(lost, 0.0), 0.99)
     return Verdict(
         cause="data-loading",
         title=f"rank {slowest} waits for its data" if alone else "the step waits for its data",
         evidence=(
             f"Fetching batches takes {by_rank[slowest]:.3g} of {steps_ms.mean():.3g} ms, "
             f"{percent(share)} of the step{whose} {case.file(STEPS)}.",
+            *(hindered_said(case, slowest) if alone else ()),
         ),
         lost_share=lost,
         confidence=level,

@@ -15,7 +15,7 @@ import pandas as pd
 from common.analysis.diagnosis.causes import PERFORMANCE, Case, Verdict, percent
 from common.analysis.diagnosis.causes_communication import cap_change
 from common.analysis.diagnosis.evidence import PLACEMENT, TRIALS
-from common.analysis.diagnosis.tried import Tried, pass_share, tried_against
+from common.analysis.diagnosis.tried import THREADS, Tried, tried_against
 
 LEAST_GAIN = 0.05
 """Of a step, at the lower end of the interval. Some ten changes are tried, so that now and then one
@@ -31,8 +31,17 @@ TITLES = {
     "wide-gradients": "gradients travel in 32 bits where 16 would do",
 }
 
-REMEDIES = ("bucket-cap", "needless-search", "needless-synchronisation", "wide-gradients")
+REMEDIES = (
+    "bucket-cap",
+    "needless-search",
+    "needless-synchronisation",
+    "oversubscribed-cores",
+    "wide-gradients",
+)
 """Causes whose remedy is the very change that was tried."""
+JUDGED = (*REMEDIES, "data-loading")
+"""Causes whose confidence the trial of their remedy decides. Workers hide loading where there are
+cores for them; what they save is not what data that need no preparing would."""
 PREDICTED = ("bucket-cap", "wide-gradients")
 """Those that are only named because a gain is predicted; the others are facts of the script."""
 
@@ -43,29 +52,30 @@ def borne_out(case: Case, tried: Sequence[Tried], found: Sequence[Verdict]) -> l
     Where a remedy was tried, what it saved is what it is predicted to save, in place of the model's
     answer. If it saved less than ``LEAST_GAIN`` of a step even at the upper end of its interval,
     its cause has low confidence; if it surely costs time, a predicted cause is none. What a
-    needless search costs is known from its trial alone.
+    needless search costs is known from its trial alone. Trials of loader workers decide only how
+    sure it is that loading can be shortened here.
     """
     judged = (_borne_out(case, verdict, tried_against(verdict, tried)) for verdict in found)
     return [verdict for verdict in judged if verdict is not None]
 
 
 def _borne_out(case: Case, verdict: Verdict, trial: Tried | None) -> Verdict | None:
-    is_remedy = trial is not None and trial.passes is None and verdict.cause in REMEDIES
-    if not is_remedy or _rounds(case) < LEAST_ROUNDS:
+    is_judged = trial is not None and trial.passes is None and verdict.cause in JUDGED
+    if not is_judged or _rounds(case) < LEAST_ROUNDS:
         return verdict
-    share = pass_share(case)
-    low, high = percent(trial.gain.low * share), percent(trial.gain.high * share)
+    low, high = (percent(saved * trial.share) for saved in (trial.gain.low, trial.gain.high))
     reason = f"tried in {_rounds(case)} rounds: a step then takes {low} to {high} less"
     if trial.gain.high < 0 and verdict.cause in PREDICTED:
         return None
-    verdict = _as_tried(case, verdict, trial)
-    if trial.gain.high * share < LEAST_GAIN:
+    if verdict.cause in REMEDIES:
+        verdict = _as_tried(case, verdict, trial)
+    if trial.gain.high * trial.share < LEAST_GAIN:
         return replace(verdict, confidence="low", reason=reason)
     if verdict.cause == "needless-search" and trial.gain.low > 0:
         return replace(
             verdict,
-            lost_share=trial.gain.estimate * share,
-            confidence="high" if trial.gain.low * share > LEAST_GAIN else "medium",
+            lost_share=trial.gain.estimate * trial.share,
+            confidence="high" if trial.gain.low * trial.share > LEAST_GAIN else "medium",
             reason=reason,
             group=PERFORMANCE,
             speedup_now=case.speedup_now,
@@ -94,7 +104,7 @@ def _as_tried(case: Case, verdict: Verdict, trial: Tried) -> Verdict:
     return replace(
         verdict,
         evidence=(*verdict.evidence, _measured(case, trial)),
-        lost_share=max(0.0, trial.gain.estimate * pass_share(case)),
+        lost_share=max(0.0, trial.gain.estimate * trial.share),
         predicted_speedup=trial.speedup,
     )
 
@@ -117,7 +127,7 @@ def shown_by_trials(case: Case, tried: Sequence[Tried], found: Collection[str]) 
 
 def _cause(case: Case, tried: Tried) -> str:
     """Returns the cause that a change mends; empty where it mends none, or changes the batch."""
-    if tried.kind == "threads":
+    if tried.kind == THREADS:
         return "oversubscribed-cores" if _more_threads_than_cores(case) else "too-few-threads"
     if tried.passes is not None:
         return ""
@@ -145,7 +155,7 @@ def _rounds(case: Case) -> int:
 
 
 def _gains(case: Case, tried: Tried) -> bool:
-    return _rounds(case) >= LEAST_ROUNDS and tried.gain.low * pass_share(case) > LEAST_GAIN
+    return _rounds(case) >= LEAST_ROUNDS and tried.gain.low * tried.share > LEAST_GAIN
 
 
 def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:
@@ -153,7 +163,7 @@ def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:
         cause=cause,
         title=TITLES[cause],
         evidence=(_measured(case, tried),),
-        lost_share=tried.gain.estimate * pass_share(case),
+        lost_share=tried.gain.estimate * tried.share,
         confidence="medium",
         reason=(
             f"tried in {_rounds(case)} rounds, one of {changes} changes; no other table "
@@ -164,6 +174,7 @@ def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:
         predicted_speedup=tried.speedup,
         speedup_low=tried.speedup_low,
         speedup_high=tried.speedup_high,
+        sure_share=tried.gain.low * tried.share,
     )
 
 

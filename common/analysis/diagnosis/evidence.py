@@ -27,7 +27,7 @@ ARMS, STEPS, BUCKETS = "arms.csv", "steps.csv", "buckets.csv"
 SAMPLES, PLACEMENT, FACTS = "samples.csv", "placement.csv", "facts.csv"
 PROBES, COSTS, EPOCHS = "probes.csv", "costs.csv", "epochs.csv"
 STACKS, STALLS, SURROUNDINGS = "stacks.csv", "stalls.csv", "surroundings.csv"
-TRIALS, HOST_WAITS, BESIDE = "trials.csv", "host-waits.csv", "passes-beside.csv"
+TRIALS, HOST_WAITS, EXCHANGING = "trials.csv", "host-waits.csv", "passes-exchanging.csv"
 TRACE_STEPS, TRACE_OPERATIONS = "trace-steps.csv", "trace-operations.csv"
 """Of watched scripts alone."""
 READY_TIMES, ALL_REDUCE = "gradient-ready-times.csv", "allreduce-samples.csv"
@@ -46,7 +46,7 @@ COLUMNS = {
     SURROUNDINGS: tables.SURROUNDING_COLUMNS,
     TRIALS: tables.TRIAL_COLUMNS,
     HOST_WAITS: tables.HOST_WAIT_COLUMNS,
-    BESIDE: tables.BESIDE_COLUMNS,
+    EXCHANGING: tables.EXCHANGING_COLUMNS,
     TRACE_STEPS: tables.TRACE_STEP_COLUMNS,
     TRACE_OPERATIONS: tables.TRACE_OPERATION_COLUMNS,
 }

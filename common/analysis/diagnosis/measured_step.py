@@ -148,7 +148,7 @@ def step_settings(evidence: Evidence, profile: BackwardProfile) -> StepSettings:
         accumulation=evidence.accumulation,
         compression=compression if isinstance(compression, str) else "none",
         bucket_cap_mb=watched_cap_mb(evidence, profile),
-        exchanges=min(watched_exchanges(evidence, profile), evidence.accumulation),
+        exchanges=watched_exchanges(evidence, profile.total_bytes),
     )
 
 
@@ -163,11 +163,25 @@ def bucket_sizes(evidence: Evidence) -> list[int]:
     return [int(size) for size in own.sort_values("bucket")["size_bytes"]]
 
 
-def watched_exchanges(evidence: Evidence, profile: BackwardProfile) -> int:
-    """Returns how often a step exchanged all gradients: bytes sent over those of one exchange."""
-    one = sum(bucket_sizes(evidence)) or profile.total_bytes
-    sent = evidence.timed.groupby(STEP)["exchanged_bytes"].max().median()
-    return max(1, round(float(sent) / one)) if np.isfinite(sent) else 1
+def sent_over_gradients(evidence: Evidence, gradient_bytes: float) -> float:
+    """Computes how many times its gradients a step sends: the exchanges of a step.
+
+    Args:
+        evidence: the run.
+        gradient_bytes: what one exchange sends where no buckets were watched.
+
+    Returns:
+        the median over steps; nan where nobody counted bytes.
+    """
+    one = sum(bucket_sizes(evidence)) or gradient_bytes
+    return float(evidence.timed.groupby(STEP)["exchanged_bytes"].max().median()) / one
+
+
+def watched_exchanges(evidence: Evidence, gradient_bytes: float) -> int:
+    """Returns how many of a step's passes exchanged gradients; see ``sent_over_gradients``."""
+    sent = sent_over_gradients(evidence, gradient_bytes)
+    exchanges = round(sent) if np.isfinite(sent) else 1
+    return max(1, min(exchanges, evidence.accumulation))
 
 
 def watched_cap_mb(evidence: Evidence, profile: BackwardProfile) -> float | None:

@@ -114,7 +114,7 @@ def modes_by_data_set(folder: Path) -> SmallFigure:
         axes.set_xlim(0, max(1.1, *(1.1 * row["ratio_high"] for _, row in rows)))
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("step of dynamic over static")
-        axes.legend(fontsize=7.5, loc="center left")
+        axes.legend(fontsize=7.5, loc="lower left", bbox_to_anchor=(0, 1))
     parts = ", ".join(f"{name} {row['ratio']:.2f}" for name, row in rows)
     return SmallFigure(
         "assignment3",
