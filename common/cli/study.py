@@ -22,7 +22,7 @@ STUDIES = {
     "text-scaling": ("text_scaling", "TextScalingStudy", "DDP on real texts, against one rank", 6),
     "remedies": ("remedies", "RemedyStudy", "changes proposed to a slow network, made", 7),
     "diagnosis": ("diagnosis", "DiagnosisStudy", "planted faults and what is named", 15),
-    "scripts": ("watched_scripts", "ScriptsStudy", "ddplab diagnose on scripts of others", 110),
+    "scripts": ("watched_scripts", "ScriptsStudy", "ddplab diagnose on scripts of others", 120),
     "watching": ("watching", "WatchingStudy", "what a watch adds to a step", 10),
     "explore": ("explorer", "ExploreStudy", "a slider's move until it is seen", 3),
     "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 140),
@@ -51,7 +51,10 @@ class Study:
     assignments: tuple[int, ...] = ()
     """Those that grading grades; by default all."""
     only: tuple[str, ...] = ()
-    """Cases that diagnosis, scripts or tune runs, or causes; by default all."""
+    """Cases that diagnosis, scripts or tune runs, or causes; by default all (of scripts, those of
+    its first two sets)."""
+    rounds: int = 0
+    """Rounds of each case, of a study that has some; by default its own."""
     tests: str = ""
     """Folder of a clone of Stanford CS336's assignment 2, for cs336."""
 
@@ -66,11 +69,14 @@ class Study:
             if not (error.name or "").startswith("common."):
                 raise
             raise UserError(f"study {self.what} is not in a student's tree") from None
+        if self.rounds < 0:
+            raise UserError(f"--rounds {self.rounds}: at least 1")
         settings = getattr(module, settings_name)()
         given = {
             "dataset_dir": "reads no texts",
             "continues": "cannot be continued",
             "only": "runs all of its cases",
+            "rounds": "has no rounds to choose",
             "tests": "has no tests of others",
             "assignments": "is not of assignments",
         }

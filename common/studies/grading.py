@@ -28,7 +28,6 @@ from common.course.submission import HandedIn
 from common.course.tasks import read_tasks
 from common.errors import UserError
 from common.report.progress import StageProgress
-from common.runtime.bytecode import shared_bytecode
 from common.runtime.paths import project_root
 from common.studies.study import earlier_table, study_run
 
@@ -86,10 +85,7 @@ def run_study(study: GradingStudy, output_dir: str, progress: StageProgress) -> 
     known = set(done[KEYS].itertuples(index=False, name=None)) if len(done) else set()
     cases = [case for case in all_cases(study) if case.key not in known]
     rows = done.to_dict("records")
-    with (
-        study_run("grading", study, output_dir, progress, backend="gloo", ranks=4) as run,
-        shared_bytecode(),
-    ):
+    with study_run("grading", study, output_dir, progress, backend="gloo", ranks=4) as run:
         for case in cases:
             what = f"assignment {case.of.assignment}"
             what += f", part {case.of.part}" if case.of.part else ""

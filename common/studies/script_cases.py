@@ -1,12 +1,16 @@
 """The cases of ``ddplab study scripts``: which fault is planted in which script.
 
 Each cause is planted in two scripts; thresholds were set on the first, and the second was held out.
+What was seen in the second changed the diagnosis, too. So there are later sets, ``fresh``,
+``fourth`` and ``fifth``: other scripts or other numbers, each written before any of its cases had
+run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from common.cluster.emulated import EmulatedCluster
 from common.perfmodel.scaling.step_model import StepSettings
@@ -18,6 +22,8 @@ PROPOSED = "as proposed"
 """Value of a remedy's flag, or strength of what is planted instead of the fault: what the diagnosis
 of the run with the fault proposes."""
 BUCKET_CAP = "bucket-cap"
+FRESH, FOURTH, FIFTH = "fresh", "fourth", "fifth"
+"""Sets of cases that were written after the diagnosis had changed for those before."""
 PLANTED = project_root() / "common" / "studies" / "planted_faults.py"
 SCRIPTS = project_root() / "assignments" / "assignment4" / "scripts"
 
@@ -37,6 +43,7 @@ class Case:
         remedy: flags of the run without the fault, where it is no planted one; one of them may be
             PROPOSED.
         instead: what is planted in the run without the fault.
+        later: the later set that it belongs to; empty for the first two.
     """
 
     name: str
@@ -48,6 +55,13 @@ class Case:
     held_out: bool = False
     remedy: tuple[tuple[str, object], ...] = ()
     instead: str = HEALTHY
+    later: str = ""
+
+    @property
+    def labels(self) -> set[str]:
+        """Returns the words by which ``--only`` finds it."""
+        labels = {self.name, self.cause, self.script}
+        return labels | {self.later} if self.later else labels
 
     @property
     def is_removed(self) -> bool:
@@ -107,6 +121,11 @@ class Case:
         return [str(PLANTED), fault, script, *given]
 
 
+def _instead_of(fault: str) -> str:
+    """Returns what is planted in the run without a fault: for a bucket cap the proposed one."""
+    return f"{BUCKET_CAP}={PROPOSED}" if fault.startswith(BUCKET_CAP) else HEALTHY
+
+
 def _pair(cause: str, *two: tuple, rates: tuple[str, str] = ("", "")) -> Iterator[Case]:
     """Yields the cases of a cause: (script, fault, flags, remedy), the second held out."""
     for (script, fault, *settings), rate, held in zip(two, rates, (False, True), strict=True):
@@ -114,10 +133,39 @@ def _pair(cause: str, *two: tuple, rates: tuple[str, str] = ("", "")) -> Iterato
         name = f"{cause}-{script}{'-held-out' if held else ''}"
         if fault != HEALTHY:
             name = f"{cause}-{fault.partition('=')[0]}-{script}"
-        instead = f"{BUCKET_CAP}={PROPOSED}" if fault.startswith(BUCKET_CAP) else HEALTHY
-        yield Case(name, cause, script, fault, flags, rate, held, remedy, instead)
+        yield Case(name, cause, script, fault, flags, rate, held, remedy, _instead_of(fault))
 
 
+def _later(
+    which: str,
+    cause: str,
+    script: str,
+    fault: str = HEALTHY,
+    *,
+    rate: str = "",
+    remedy: tuple[tuple[str, object], ...] = (),
+    **flags: object,
+) -> Case:
+    """Returns a case of a later set; ``flags`` are the script's."""
+    planted = () if fault == HEALTHY else (fault.partition("=")[0],)
+    return Case(
+        name="-".join((cause, *planted, script, which)),
+        cause=cause,
+        script=script,
+        fault=fault,
+        flags=tuple(flags.items()),
+        rate=rate,
+        held_out=True,
+        remedy=remedy,
+        instead=_instead_of(fault),
+        later=which,
+    )
+
+
+_fresh, _fourth, _fifth = (partial(_later, which) for which in (FRESH, FOURTH, FIFTH))
+
+ANOTHER_BATCH = (("batch_size", PROPOSED),)
+"""The remedy of a batch or a model that is too small."""
 CASES = (
     *_pair("wrong-sampler", ("plain", "missing-sampler"), ("accumulating", "overlapping-sampler")),
     *_pair("slow-rank", ("plain", "slow-forward=25"), ("trainer", "slow-forward=30")),
@@ -195,4 +243,164 @@ CASES = (
     Case("healthy-streaming-long", HEALTHY, "streaming", flags=(("tokens", 80),), held_out=True),
     Case("healthy-sharded", HEALTHY, "sharded"),
     Case("healthy-sharded-wide", HEALTHY, "sharded", flags=(("width", 640),), held_out=True),
+    _fresh("wrong-sampler", "accumulating", "missing-sampler"),
+    _fresh("slow-rank", "accumulating", "slow-forward=15"),
+    _fresh("slow-rank", "accelerated", "slow-forward=20"),
+    _fresh("slow-rank", "plain", "slow-backward=30"),
+    _fresh("slow-rank", "accelerated", "slow-backward=25"),
+    _fresh("data-loading", "streaming", "slow-loader=25"),
+    _fresh("data-loading", "accumulating", "slow-loader=10"),
+    _fresh("data-loading", "plain", "slow-data=20"),
+    _fresh("data-loading", "trainer", "slow-data=30"),
+    _fresh("slow-update", "accumulating", "slow-update=15"),
+    _fresh("slow-update", "streaming", "slow-update=25"),
+    _fresh("evaluation-or-logging", "streaming", "lone-checkpoint=80"),
+    _fresh("evaluation-or-logging", "trainer", "lone-checkpoint=120"),
+    _fresh(
+        cause="needless-synchronisation",
+        script="accelerated",
+        fault="always-synchronised",
+        rate="500mbit",
+        accumulation=3,
+        width=192,
+    ),
+    _fresh("bucket-cap", "streaming", "bucket-cap=0.001", width=64, batch_size=3, tokens=32),
+    _fresh("needless-search", "accelerated", "unused-search"),
+    _fresh("garbage-collection", "accelerated", "garbage=500"),
+    _fresh("growing-memory", "streaming", "growing-memory=20"),
+    _fresh("oversubscribed-cores", "accelerated", "one-core"),
+    _fresh("unequal-lengths", "trainer", uneven=1, batch_size=6, tokens=96),
+    _fresh(
+        cause="batch-too-small",
+        script="accumulating",
+        rate="1gbit",
+        remedy=ANOTHER_BATCH,
+        accumulation=1,
+        batch_size=8,
+        channels=48,
+    ),
+    _fresh(
+        cause="model-too-small",
+        script="plain",
+        rate="1gbit",
+        remedy=ANOTHER_BATCH,
+        width=16,
+        batch_size=64,
+    ),
+    _fresh(
+        cause="network-too-slow",
+        script="accumulating",
+        rate="50mbit",
+        accumulation=1,
+        batch_size=32,
+        channels=48,
+    ),
+    _fresh(HEALTHY, "plain", width=700),
+    _fresh(HEALTHY, "accumulating", accumulation=4),
+    _fresh(HEALTHY, "accelerated", width=192),
+    _fresh(HEALTHY, "streaming", rate="5gbit", batch_size=48),
+    # accelerate divides batches without torch's sampler, so that it cannot be left out there.
+    _fourth("wrong-sampler", "plain", "overlapping-sampler=0.4"),
+    _fourth("slow-rank", "plain", "slow-forward=18"),
+    _fourth("slow-rank", "streaming", "slow-forward=20"),
+    _fourth("slow-rank", "trainer", "slow-backward=25"),
+    _fourth("slow-rank", "accumulating", "slow-backward=12"),
+    _fourth("data-loading", "plain", "slow-loader=18"),
+    _fourth("data-loading", "trainer", "slow-loader=30"),
+    _fourth("data-loading", "streaming", "slow-data=20"),
+    _fourth("data-loading", "accelerated", "slow-data=25"),
+    _fourth("slow-update", "plain", "slow-update=30"),
+    _fourth("slow-update", "accelerated", "slow-update=25"),
+    _fourth("evaluation-or-logging", "plain", "lone-checkpoint=90"),
+    _fourth("evaluation-or-logging", "accumulating", "lone-checkpoint=50"),
+    _fourth(
+        cause="needless-synchronisation",
+        script="accumulating",
+        fault="always-synchronised",
+        rate="500mbit",
+        accumulation=3,
+        channels=40,
+    ),
+    _fourth("bucket-cap", "trainer", "bucket-cap=0.001", batch_size=2, tokens=32),
+    _fourth("needless-search", "accumulating", "unused-search"),
+    _fourth("garbage-collection", "trainer", "garbage=400"),
+    _fourth("growing-memory", "plain", "growing-memory=20"),
+    _fourth("oversubscribed-cores", "streaming", "one-core"),
+    _fourth("oversubscribed-cores", "plain", "many-threads=3"),
+    _fourth("unequal-lengths", "trainer", uneven=1, batch_size=5, tokens=112),
+    _fourth(
+        cause="batch-too-small",
+        script="streaming",
+        rate="1gbit",
+        remedy=ANOTHER_BATCH,
+        width=96,
+        batch_size=4,
+        tokens=64,
+    ),
+    _fourth(
+        cause="model-too-small",
+        script="accumulating",
+        rate="1gbit",
+        remedy=ANOTHER_BATCH,
+        channels=2,
+        accumulation=1,
+        batch_size=2,
+    ),
+    _fourth("network-too-slow", "accelerated", rate="50mbit", batch_size=8),
+    _fourth(HEALTHY, "plain", width=1000),
+    _fourth(HEALTHY, "trainer", tokens=128),
+    _fourth(HEALTHY, "accelerated", batch_size=96),
+    _fourth(HEALTHY, "streaming", tokens=56),
+    _fifth("wrong-sampler", "accumulating", "overlapping-sampler=0.6", channels=32),
+    _fifth("wrong-sampler", "plain", "missing-sampler", width=1100),
+    _fifth("slow-rank", "plain", "slow-forward=35", batch_size=384),
+    _fifth("slow-rank", "accelerated", "slow-forward=30"),
+    _fifth("slow-rank", "streaming", "slow-backward=18"),
+    _fifth("slow-rank", "accumulating", "slow-backward=25", accumulation=3),
+    _fifth("data-loading", "accelerated", "slow-loader=20"),
+    _fifth("data-loading", "streaming", "slow-loader=35"),
+    _fifth("data-loading", "accumulating", "slow-data=20"),
+    _fifth("data-loading", "trainer", "slow-data=40", tokens=80),
+    _fifth("slow-update", "streaming", "slow-update=18"),
+    _fifth("slow-update", "trainer", "slow-update=40"),
+    _fifth("evaluation-or-logging", "accelerated", "lone-checkpoint=70"),
+    _fifth("evaluation-or-logging", "streaming", "lone-checkpoint=120"),
+    _fifth(
+        cause="needless-synchronisation",
+        script="accelerated",
+        fault="always-synchronised",
+        rate="500mbit",
+        accumulation=4,
+        width=224,
+    ),
+    _fifth("bucket-cap", "streaming", "bucket-cap=0.0015", width=80, batch_size=4, tokens=40),
+    _fifth("needless-search", "streaming", "unused-search", batch_size=6),
+    _fifth("garbage-collection", "plain", "garbage=300"),
+    _fifth("growing-memory", "accumulating", "growing-memory=15"),
+    _fifth("oversubscribed-cores", "accelerated", "one-core", width=192),
+    _fifth("oversubscribed-cores", "trainer", "many-threads=4"),
+    _fifth("unequal-lengths", "trainer", uneven=1, batch_size=7, tokens=72),
+    _fifth(
+        cause="batch-too-small",
+        script="plain",
+        rate="1gbit",
+        remedy=ANOTHER_BATCH,
+        width=768,
+        batch_size=128,
+    ),
+    _fifth(
+        cause="model-too-small",
+        script="plain",
+        rate="1gbit",
+        remedy=ANOTHER_BATCH,
+        width=12,
+        batch_size=40,
+    ),
+    _fifth("network-too-slow", "streaming", rate="40mbit", batch_size=4, tokens=40),
+    _fifth(HEALTHY, "plain", width=1100, batch_size=448),
+    _fifth(HEALTHY, "accumulating", accumulation=3),
+    _fifth(HEALTHY, "trainer", tokens=112),
+    _fifth(HEALTHY, "accelerated", batch_size=48),
+    _fifth(HEALTHY, "streaming", batch_size=16),
+    _fifth(HEALTHY, "sharded", width=448),
 )

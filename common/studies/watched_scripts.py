@@ -28,7 +28,7 @@ import pandas as pd
 
 from common.analysis.diagnosis.evidence import SAMPLES
 from common.analysis.diagnosis.opened import Opened, open_diagnosis
-from common.analysis.diagnosis.tried import pass_share, tried_against
+from common.analysis.diagnosis.tried import tried_against
 from common.analysis.step_parts import STEP
 from common.cluster.emulated import why_not
 from common.cluster.launch import launch
@@ -52,7 +52,7 @@ class ScriptsStudy:
     """Settings of the study: the cases to run, by default all."""
 
     only: tuple[str, ...] = ()
-    """Names of cases, of causes or of scripts."""
+    """Names of cases, causes, scripts or later sets of cases; by default the first two sets."""
     rounds: int = 3
     """Runs with the fault and without, of each case that has one."""
     continues: str = ""
@@ -61,15 +61,18 @@ class ScriptsStudy:
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise UserError(f"rounds is {self.rounds}; it must be at least 1")
-        known = {name for case in CASES for name in (case.name, case.cause, case.script)}
+        known = {word for case in CASES for word in case.labels}
         for name in self.only:
             if name not in known:
-                raise UserError(f"unknown case {name!r}; known: {', '.join(sorted(known))}")
+                shared = sorted(known - {case.name for case in CASES})
+                raise UserError(
+                    f"unknown case {name!r}; a case's name, or one of {', '.join(shared)}"
+                )
 
     def cases(self) -> list[Case]:
-        """Returns the cases asked for."""
+        """Returns the cases asked for; all together would take more than three hours."""
         wanted = set(self.only)
-        return [c for c in CASES if not wanted or {c.name, c.cause, c.script} & wanted]
+        return [c for c in CASES if (c.labels & wanted if wanted else not c.later)]
 
 
 def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> Path:
@@ -113,7 +116,8 @@ def run_case(case: Case, folder: Path, rounds: int, update: Callable[[str], None
     run_watched(case, folder, update)
     case = settled(case, folder)
     for number in range(rounds) if case.is_removed else ():
-        for removed in case.planted_or_not:
+        both = case.planted_or_not
+        for removed in both if number % 2 == 0 else both[::-1]:
             run_watched(case, folder, update, removed=removed, number=number)
     if find_spec("traceml_ai") is not None and not traceml_log(case, folder).exists():
         run_under_traceml(case, folder, update)
@@ -127,12 +131,15 @@ def run_watched(
     removed: bool = False,
     number: int = 0,
 ) -> None:
-    """Runs a case watched, if its bundle is not there; probes and trials are the first round's."""
+    """Runs a case watched, if its bundle is not there.
+
+    Probes are the first round's, and trials that of the run with the fault.
+    """
     name = case.bundle(removed, number)
     if (folder / name).exists():
         return
-    whole = int(number == 0)
-    words = [f"folder={folder / name}", f"probe={whole}", f"verify={whole}", *case.words(removed)]
+    options = [f"probe={int(number == 0)}", f"verify={int(number == 0 and not removed)}"]
+    words = [f"folder={folder / name}", *options, *case.words(removed)]
     launch(WATCH, words, RANKS, folder / f"{name}.log", hosts=case.hosts, on_output=update)
 
 
@@ -252,7 +259,7 @@ def row_of(case: Case, faulty: Opened, gains: Sequence[float]) -> dict[str, obje
     first = verdicts[0] if verdicts else None
     predicted = low = high = tried_gain = None
     if first is not None and (tried := tried_against(first, faulty.found.tried)):
-        tried_gain = 1 / (1 - tried.gain.estimate * pass_share(faulty.case))
+        tried_gain = 1 / (1 - tried.gain.estimate * tried.share)
     if gains and first is not None and first.predicted_speedup and first.speedup_now:
         predicted = first.predicted_speedup / first.speedup_now
         if first.speedup_low is not None and first.speedup_high is not None:

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from common.perfmodel.scaling.step_model import StepSettings
-from common.studies.script_cases import CASES, HEALTHY, Case
-from common.studies.watched_scripts import copy_case, run_under_traceml, traceml_verdict
+from common.studies.script_cases import CASES, FOURTH, FRESH, HEALTHY, Case
+from common.studies.watched_scripts import (
+    ScriptsStudy,
+    copy_case,
+    run_under_traceml,
+    traceml_verdict,
+)
 
 
 @pytest.mark.slow
@@ -42,6 +47,23 @@ def test_a_case_is_taken_over_with_all_its_rounds_and_logs(tmp_path: Path) -> No
     copy_case(case, earlier, folder)
     found = {path.relative_to(folder) for path in folder.rglob("*")}
     assert found == {path.relative_to(earlier) for path in earlier.rglob("*")}
+
+
+@pytest.mark.parametrize("later", [FRESH, FOURTH])
+def test_a_later_set_can_be_run_by_itself(later: str) -> None:
+    cases = ScriptsStudy(only=(later,)).cases()
+    assert all(case.held_out for case in cases)
+    assert {case.cause for case in cases} == {case.cause for case in CASES}
+    assert len({case.name for case in CASES}) == len(CASES)
+    assert not set(cases) & set(ScriptsStudy().cases())
+
+
+def test_no_case_of_a_later_set_is_one_that_was_seen_before() -> None:
+    def what(case: Case) -> tuple:
+        return case.script, case.fault, case.flags, case.rate
+
+    known = {what(case) for case in CASES if case.later != FOURTH}
+    assert known.isdisjoint(what(case) for case in CASES if case.later == FOURTH)
 
 
 def test_the_remedy_of_a_small_batch_is_the_one_that_is_proposed() -> None:
