@@ -111,6 +111,23 @@ def test_loading_that_workers_do_not_shorten_has_low_confidence(
     assert verdict.predicted_speedup == pytest.approx(case.speedup_now / (1 - 0.15))
 
 
+@pytest.mark.parametrize(("tried_ms", "is_low"), [(39.0, True), (34.0, False)])
+def test_loading_has_low_confidence_where_noise_hides_a_trial_that_gains_little(
+    case: Case, tried_ms: float, is_low: bool
+) -> None:
+    """Rounds differ by a fifth, so that neither 2.5 % nor 15 % are told from no change."""
+    steps = pd.read_csv(case.run.folder / "steps.csv")
+    steps["data_time_ms"] = 0.15 * STEP_MS
+    steps.to_csv(case.run.folder / "steps.csv", index=False)
+    times = trials({("workers", "as it loads"): 40.0, ("workers", "num_workers=2"): tried_ms})
+    own = times["setting"] != "as it loads"
+    times.loc[own, "step_time_ms"] *= 1 + 0.2 * (-1.0) ** times.loc[own, "round"]
+    times.to_csv(case.run.folder / "trials.csv", index=False)
+    case = Case(open_evidence(case.run.folder))
+    [verdict] = [v for v in examine_case(case).verdicts if v.cause == "data-loading"]
+    assert (verdict.confidence == "low") == is_low
+
+
 def test_text_and_page_say_what_was_tried(case: Case) -> None:
     found = examine_case(case)
     text = "\n".join(lines_of(found))
