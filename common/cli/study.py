@@ -26,6 +26,7 @@ STUDIES = {
     "watching": ("watching", "WatchingStudy", "what a watch adds to a step", 10),
     "explore": ("explorer", "ExploreStudy", "a slider's move until it is seen", 3),
     "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 140),
+    "exchange": ("exchange", "study_of_device", "T(b) over an exchange of known duration", 12),
     "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 20),
     "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 90),
     "cs336": ("cs336", "Cs336Study", "the exercises under another course's tests", 2),
@@ -46,13 +47,13 @@ class Study:
     dataset_dir: str = ""
     """Folder of the real texts, for micro-batches, text-scaling, remedies."""
     continues: str = ""
-    """Run directory of an accuracy, grading, scripts or tune study that was cut: what is
+    """Run directory of an accuracy, exchange, grading, scripts or tune study that was cut: what is
     complete stays."""
     assignments: tuple[int, ...] = ()
     """Those that grading grades; by default all."""
     only: tuple[str, ...] = ()
-    """Cases that diagnosis, scripts or tune runs, or causes; by default all (of scripts, those of
-    its first two sets)."""
+    """Cases that diagnosis, exchange, scripts or tune runs, or causes; by default all (of scripts,
+    those of its first two sets)."""
     rounds: int = 0
     """Rounds of each case, of a study that has some; by default its own."""
     tests: str = ""

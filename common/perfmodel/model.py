@@ -35,6 +35,8 @@ COPIES = "with copies"
 SEVERAL = "several in flight"
 COMPUTE = "computation slowed"
 FULL = "full model"
+NO_OVERLAP, PERFECT_OVERLAP = "no overlap", "perfect overlap"
+"""The extremes of overlap, which know of buckets and all-reduces but not of when these begin."""
 RUNGS = (BY_HAND, LINE, CURVE, COPIES, SEVERAL, COMPUTE, FULL)
 """The ladder, simplest first. ``SLOWEST`` comes before the copies where ranks were told apart."""
 
@@ -161,3 +163,20 @@ class DdpModel:
             del models[SEVERAL]
         predictors: dict[str, Predictor] = {BY_HAND: by_hand.at_cap_s}
         return predictors | {name: model.backward_s for name, model in models.items()}
+
+    def extremes(self) -> dict[str, Predictor]:
+        """Returns two predictors that need no timeline: compute + Σ a(x), and their maximum.
+
+        Computation and all-reduces follow one another where nothing overlaps, and the shorter of
+        the two is hidden where all of it does.
+        """
+
+        def exchange_s(cap_mib: float | None) -> float:
+            sizes = [event.size_bytes for event in self.at_cap(cap_mib).events]
+            return sum(float(self.network.time_s(size)) + self.added_latency_s for size in sizes)
+
+        compute_s = self.profile.backward_s
+        return {
+            NO_OVERLAP: lambda cap_mib: compute_s + exchange_s(cap_mib),
+            PERFECT_OVERLAP: lambda cap_mib: max(compute_s, exchange_s(cap_mib)),
+        }

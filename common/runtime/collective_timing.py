@@ -37,7 +37,7 @@ def start_together(
     *,
     launch_included: bool = False,
 ) -> None:
-    """Returns on all ranks at the same time, with the device idle or, on NCCL, held back.
+    """Returns on all ranks at the same time, with the device idle or, but for gloo, held back.
 
     A device that is held back begins only when the host has launched all that is timed, so that
     launching costs no measured time. GPUs are not held equally long, as their clocks differ; an
@@ -50,7 +50,7 @@ def start_together(
     """
     clock.wait()
     worker.barrier()
-    if clock.runs_ahead and worker.backend == "nccl" and not launch_included:
+    if clock.runs_ahead and worker.backend != "gloo" and not launch_included:
         together = torch.zeros(1, device=worker.device)
         clock.hold((launches + 1) * LAUNCH_S)
         dist.all_reduce(together)

@@ -38,6 +38,7 @@ def describe_environment(
     note: str = "",
     ranks_per_gpu: int = 1,
     rank_hosts: Sequence[str] = (),
+    network: str | None = None,
 ) -> dict:
     """Returns all that is known of this process's environment, for ``environment.json``.
 
@@ -52,13 +53,14 @@ def describe_environment(
         note: text for every caption.
         ranks_per_gpu: above 1 where ranks share a GPU.
         rank_hosts: the host of every rank, in rank order, where they were gathered.
+        network: name of the network between the ranks; by default as ``network_name`` finds.
     """
     ranks = current_ranks()
     devices = cuda_devices() if device != "cpu" else []
     found = read_gpu_facts(devices) if devices else GpuFacts()
     device_name = name_of_device([gpu.name for gpu in devices])
     hosts = ranks_by_host(world_size, rank_hosts)
-    network = network_name(
+    network = network or network_name(
         backend,
         ranks_per_gpu=ranks_per_gpu,
         world_size=world_size,

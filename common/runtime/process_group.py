@@ -30,6 +30,7 @@ from common.runtime.ranks import (
 from common.runtime.rendezvous import agree_on_attempt
 
 BACKENDS = ("nccl", "gloo")
+TORCH_BACKENDS = tuple(dist.Backend.backend_list)
 OBJECTS_TIMEOUT_S = 1800
 """Time limit for another rank's object: a host may import or compile meanwhile."""
 LOST_PEER = (
@@ -152,7 +153,7 @@ def process_group(
     if backend is None and around and around.device.type == device_type:
         backend = around.backend
     backend = backend or ("nccl" if device_type == "cuda" else "gloo")
-    if backend not in BACKENDS:
+    if backend not in BACKENDS and backend not in registered_backends():
         raise UserError(f"backend {backend!r}: legal are {' and '.join(BACKENDS)}")
     if backend == "nccl" and device_type == "cpu":
         raise UserError("backend nccl needs GPUs; on the CPU use --backend gloo")
@@ -202,6 +203,11 @@ def process_group(
     finally:
         _joined.set(None)
         gc.unfreeze()
+
+
+def registered_backends() -> list[str]:
+    """Returns the backends that this process has added to torch's own."""
+    return [name for name in dist.Backend.backend_list if name not in TORCH_BACKENDS]
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -87,6 +87,7 @@ def record_run(
     *,
     recorded_settings: Mapping[str, object] | None = None,
     notes: Sequence[str] = (),
+    network: str | None = None,
 ) -> Iterator[Recorder]:
     """Opens the run directory named by ``settings.output_dir`` and ``settings.run_id``.
 
@@ -96,6 +97,7 @@ def record_run(
         settings: dataclass that is written to ``config.yaml``.
         recorded_settings: values in ``config.yaml`` for settings that mean nothing in this run.
         notes: texts that every caption of the run must have.
+        network: name of the network between the ranks, where only the program knows it.
 
     Raises:
         UserError: the folder cannot be written; on every rank, so that none waits for rank 0.
@@ -117,6 +119,7 @@ def record_run(
                     ", ".join(filter(None, notes)),
                     ranks_per_gpu=worker.ranks_per_gpu,
                     rank_hosts=rank_hosts,
+                    network=network,
                 ),
                 settings.run_id or None,
             )

@@ -15,11 +15,8 @@ complete. The raw samples of all cases are joined in tables (``accuracy_tables``
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-
-import pandas as pd
-import yaml
 
 from common.analysis.buckets.accuracy_study import open_study
 from common.cluster.emulated import EmulatedCluster, why_not
@@ -31,7 +28,7 @@ from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
 from common.runtime.recorder import require_positive
 from common.studies.accuracy_networks import FASTEST_MBIT, LOOPBACK, REGIMES, parse_network
-from common.studies.accuracy_tables import TABLES, case_rows
+from common.studies.accuracy_tables import earlier_cases, join_case, open_tables
 from common.studies.study import study_run
 
 RANKS = project_root() / "common" / "studies" / "accuracy_ranks.py"
@@ -144,12 +141,13 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
     """
     if reason := why_not():
         raise UserError(reason)
-    earlier = _earlier_rows(study)
+    jobs = [[f"{job.name}-{network}" for network in job.networks] for job in study.jobs()]
+    earlier = earlier_cases("accuracy", study, FREE, jobs)
     known = {row["case"] for row in earlier["cases.csv"]}
     with study_run("accuracy", study, output_dir, progress, backend="gloo", ranks=2) as run:
         scratch = (run.path / "runs").absolute()  # ranks start in another folder
         scratch.mkdir()
-        streams = {name: run.stream(name, columns) for name, columns in TABLES.items()}
+        streams = open_tables(run)
         for name, rows in earlier.items():
             streams[name].write(rows)
         for job in study.jobs():
@@ -163,58 +161,9 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
             with progress.stage(job.name) as update:
                 _launch(study, job, max(1.0, budget_s), scratch, update)
             for folder in folders:
-                tables = case_rows(folder)
-                last = tables.pop("cases.csv")  # a case that is named here is complete
-                for name, rows in tables.items():
-                    streams[name].write(rows)
-                streams["cases.csv"].write(last)
-                for table in folder.glob("*.csv"):
-                    table.unlink()  # its rows are in the joined tables
+                join_case(streams, folder)
     run.write_table(ERRORS, open_study(run.path).errors_by_regime())
     return run.path
-
-
-def _earlier_rows(study: AccuracyStudy) -> dict[str, list[dict]]:
-    """Returns the rows of the complete jobs of the study that this one continues, by table.
-
-    Raises:
-        UserError: there is no such study, or it measured something else.
-    """
-    if not study.continues:
-        return {name: [] for name in TABLES}
-    folder = Path(study.continues)
-    try:
-        settings = yaml.safe_load((folder / "config.yaml").read_text())
-        paths = {name: _table_or_its_part(folder / name) for name in TABLES}
-        tables = {name: pd.read_csv(path, dtype=object) for name, path in paths.items()}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"--continues {folder}: not an accuracy study ({error})") from None
-    if not isinstance(settings, dict):
-        raise UserError(f"--continues {folder}: its config.yaml has no settings")
-    for name, table in tables.items():
-        if missing := set(TABLES[name]) - set(table.columns):
-            raise UserError(f"--continues {folder}: its {name} has no column {min(missing)}")
-    wanted = yaml.safe_load(yaml.safe_dump(asdict(study)))  # with lists, as they were written
-    for name, value in wanted.items():
-        if name not in FREE and settings.get(name) != value:
-            raise UserError(
-                f"--continues {folder}: its {name} was {settings.get(name)}, now it is {value}"
-            )
-    known = set(tables["cases.csv"]["case"])
-    complete = {
-        f"{job.name}-{network}"
-        for job in study.jobs()
-        if known.issuperset(f"{job.name}-{network}" for network in job.networks)
-        for network in job.networks
-    }
-    return {
-        name: table[table["case"].isin(complete)].fillna("").to_dict("records")
-        for name, table in tables.items()
-    }
-
-
-def _table_or_its_part(path: Path) -> Path:
-    return path if path.exists() else path.with_name(f"{path.name}.partial")
 
 
 def _launch(study: AccuracyStudy, job: Job, budget_s: float, scratch: Path, update) -> None:

@@ -1,18 +1,23 @@
-"""The arms of one case of the accuracy study, and the tables they are written to.
+"""The arms of one case of the studies of T(b), and the tables they are written to.
 
-A case is a model on a network. It is calibrated first: the step without DDP, DDP's bookkeeping and
+A case is a model on a network (``accuracy``: links of emulated hosts; ``exchange``: a group whose
+all-reduces take a given time). It is calibrated first: the step without DDP, DDP's bookkeeping and
 its forward pass, all-reduces beside the backward pass and by themselves, and backward passes whose
 gradients are watched. Then what is predicted is written down. Only then come the judged arms: every
 bucketing in a fresh DDP instance, and the step without DDP once more, as a witness of how fast the
 machine is now.
+
+All cases of a job take turns, so that a slow minute of the machine meets all of them. Rounds of a
+case go on until its bucketings are known to ``noise``, or the time is up.
 """
 
 from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -32,7 +37,7 @@ from common.benchmarks.ddp_record import describe_buckets
 from common.benchmarks.latency_hook import LatencyHook
 from common.benchmarks.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapArm, OverlapLab
 from common.benchmarks.rounds import rotated
-from common.cluster.links import limit_own_link
+from common.benchmarks.steps import FixedBatchStep
 from common.perfmodel.buckets import DdpOptions, assign_buckets, cap_label
 from common.perfmodel.calibration import Calibration
 from common.perfmodel.ddp.distinct_caps import DistinctCap, choose_caps
@@ -40,11 +45,11 @@ from common.perfmodel.samples import AllReduceSamples, OverlapSamples, ReadySamp
 from common.perfmodel.uncertainty import prediction_bands
 from common.runtime.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
 from common.runtime.gradient_marks import READY_COLUMNS, ready_rows
-from common.runtime.recorder import Recorder
+from common.runtime.process_group import Worker
+from common.runtime.progress import Progress
+from common.runtime.recorder import Recorder, require_positive
 
-if TYPE_CHECKING:
-    from common.studies.accuracy_ranks import JobSettings
-
+INITIAL_STEPS = 12
 SMALLEST_MESSAGE_BYTES = 4096
 DEFAULT = DistinctCap(cap_mib=None, num_buckets=0)
 """DDP's own caps: 1 MiB for the first bucket, then 25."""
@@ -63,20 +68,62 @@ CAP_COLUMNS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoundSettings:
+    """How a job's cases are calibrated and judged."""
+
+    judged: int = 3
+    """Distinct bucketings to judge, beside DDP's default."""
+    max_buckets: int = 48
+    """No bucketing has more: caps below that lead to it are left out."""
+    sizes: int = 7
+    """Message sizes of the all-reduce curve."""
+    steps: int = 3
+    """Measured steps of each visit: few, as visits differ by more than the steps of one."""
+    probes: int = 3
+    """Measured repetitions of all-reduces and watched passes in each round."""
+    warmup_steps: int = 3
+    calibration_rounds: int = 6
+    rounds: int = 8
+    max_rounds: int = 80
+    noise: float = 0.01
+    """Rounds go on after ``rounds`` while the standard error of a judged median is above this."""
+    budget_s: float = 90.0
+    """No further round is begun that would end after this time; the first two always."""
+    output_dir: str = "outputs/studies"
+    run_id: str = ""
+    """Before the name of each network, the name of its run directory."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "judged", "sizes", "steps", "probes", "rounds", "max_rounds")
+        require_positive(self, "budget_s", "calibration_rounds")
+
+
 class CaseRounds:
-    """The arms of one case, a model on a network, and the tables they are written to."""
+    """The arms of one case, a model on a network, and the tables they are written to.
+
+    Args:
+        settings: the job's.
+        connect: puts the case's network between the ranks; all ranks call it before each round.
+        lab: the model beside all-reduces.
+        recorder: of the case's run directory.
+        hook: delays each bucket by ``latency_s``.
+        contention: measure what computation and all-reduces take from each other.
+    """
 
     def __init__(
         self,
-        settings: JobSettings,
-        rate_mbit: float,
+        settings: RoundSettings,
+        connect: Callable[[], None],
         lab: OverlapLab,
         recorder: Recorder,
-        hook: LatencyHook | None,
-        latency_s: float,
+        *,
+        hook: LatencyHook | None = None,
+        latency_s: float = 0.0,
+        contention: bool = True,
     ) -> None:
         self.latency_s, self.started = latency_s, time.monotonic()
-        self.case, self.rate_mbit = settings, rate_mbit
+        self.case, self.connect, self.contention = settings, connect, contention
         self.lab, self.step, self.worker, self.hook = lab, lab.step, lab.worker, hook
         stream = recorder.stream
         self.ready = stream("gradient-ready-times.csv", READY_COLUMNS)
@@ -117,7 +164,7 @@ class CaseRounds:
 
     def calibrate(self, round_: int) -> None:
         """Measures every input of the predictions once, on the case's network."""
-        self._set_link()
+        self.connect()
         arms = ("local", *self.between, "watch", "curve", "forward")
         for arm in rotated(arms, round_):
             self._visit(arm, round_)
@@ -138,7 +185,7 @@ class CaseRounds:
             all_reduce=one_by_one,
             crowded=several,
             overlap=OverlapSamples.of(self.overlap.table()),
-            backend="gloo",
+            backend=self.worker.backend,
             added_latency_s=self.latency_s,
         )
         table = prediction_bands(calibration, caps).table
@@ -147,25 +194,14 @@ class CaseRounds:
 
     def judge(self, round_: int) -> None:
         """Visits every judged bucketing once, and the step without DDP, on the case's network."""
-        self._set_link()
+        self.connect()
         for arm in rotated(("witness", *self.caps), round_):
             self._visit(arm, round_)
 
-    def _set_link(self) -> None:
-        if self.rate_mbit:
-            self.worker.barrier()
-            limit_own_link(self.rate_mbit * 1e6)
-            self.worker.barrier()
-
     @cached_property
     def between(self) -> tuple[OverlapArm, ...]:
-        """Returns the arms that measure DDP's bookkeeping and contention.
-
-        A replay has no contention: its sleep takes as long whatever runs beside it.
-        """
-        arms = self.lab.plan()
-        alone = self.case.model == "replay"
-        return tuple(arm for arm in arms if not (alone and arm.messages))
+        """Returns the arms that measure DDP's bookkeeping and contention."""
+        return tuple(arm for arm in self.lab.plan() if self.contention or not arm.messages)
 
     def known(self) -> bool:
         """Returns True on rank 0 if no standard error of a judged median exceeds the target.
@@ -178,7 +214,10 @@ class CaseRounds:
         table = self.ddp.table()
         caps = pd.to_numeric(table["bucket_cap_mib"], errors="coerce")  # NaN is DDP's default
         table = table.assign(bucket_cap_mib=caps)
-        return BucketSweep(slowest_steps(table), 2).standard_errors().max() <= self.case.noise
+        return (
+            BucketSweep(slowest_steps(table), self.worker.world_size).standard_errors().max()
+            <= self.case.noise
+        )
 
     def _visit(self, arm: OverlapArm | DistinctCap | str, round_: int) -> None:
         if isinstance(arm, OverlapArm):
@@ -267,3 +306,42 @@ class CaseRounds:
         if round_ == 0:
             first = {"bucket_cap_mib": arm.cap_mib, "began_s": began - self.started}
             self.caps_table.write([first | sizes])
+
+
+def computation_s(step: FixedBatchStep, worker: Worker) -> float:
+    """Returns the median time of a backward pass without DDP, in seconds; it also warms up."""
+    rows = [timed_step(step, step.forward_model, worker, index) for index in range(INITIAL_STEPS)]
+    times_ms = [row["backward_time_ms"] for row in rows[INITIAL_STEPS // 3 :]]
+    gc.collect()
+    gc.freeze()  # a collection after every visit then takes hardly any time
+    # A step takes as long as its slowest rank: first the maximum over ranks, then the median.
+    return float(np.median(np.max(worker.gather(times_ms), axis=0))) / 1e3
+
+
+def take_turns(settings: RoundSettings, cases: list[CaseRounds], worker: Worker) -> None:
+    """Calibrates and predicts all cases, then judges them until each is known well enough."""
+    progress = Progress(settings.calibration_rounds + settings.max_rounds, worker.is_main)
+    started = time.monotonic()
+    for round_ in range(settings.calibration_rounds):
+        for case in rotated(cases, round_):
+            case.calibrate(round_)
+        progress.step(f"calibration, round {round_ + 1} of {len(cases)} cases")
+    for case in cases:
+        case.predict()
+    judging = time.monotonic()
+    for round_ in range(settings.max_rounds):
+        for case in rotated(cases, round_):
+            case.judge(round_)
+        progress.step(f"round {round_ + 1} of {len(cases)} cases")
+        if round_ == 0:
+            continue  # one round does not show the noise
+        now = time.monotonic()
+        # The moment at which a further round would end, if it took as long as the mean so far.
+        next_s = now - started + (now - judging) / (round_ + 1)
+        if worker.broadcast(next_s) > settings.budget_s:
+            break
+        if round_ + 1 >= settings.rounds:
+            known = worker.broadcast([case.known() for case in cases])
+            cases = [case for case, enough in zip(cases, known, strict=True) if not enough]
+            if not cases:
+                break

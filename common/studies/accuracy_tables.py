@@ -1,4 +1,4 @@
-"""The accuracy study's tables: what all cases measured, joined and kept small.
+"""The tables of the studies of T(b): what all cases measured, joined and kept small.
 
 A step's times are its slowest rank's; the moments of gradients are medians over passes. All else
 is raw.
@@ -6,15 +6,22 @@ is raw.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import yaml
 
 from common.analysis.buckets.sweep import slowest_steps
+from common.errors import UserError
 from common.perfmodel.tables import read_ready_times
-from common.runtime.run_directory import read_environment
+from common.runtime.run_directory import RunDirectory, SampleStream, read_environment
 from common.studies.accuracy_rounds import PREDICTION_COLUMNS
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 ROUNDED = dict.fromkeys(
     (
@@ -38,6 +45,7 @@ FACTS = (
     "model",
     "batch_size",
     "regime",
+    "backend",
     "rate_mbit_per_s",
     "added_latency_ms",
     "replay_factor",
@@ -53,6 +61,7 @@ TABLES = {
         "network",
         "hosts",
         "regime",
+        "backend",
         "rate_mbit_per_s",
         "added_latency_ms",
         "replay_factor",
@@ -104,6 +113,68 @@ were judged), forward (DDP's, whose buffers are broadcast; nothing else is known
 ``mode`` is sequential (one all-reduce after another) or in_flight (several launched at once; the
 time of each). ``predictions.csv`` was written before ``judged_from_s``.
 """
+
+
+def earlier_cases(
+    what: str, study: DataclassInstance, free: Collection[str], jobs: Sequence[Sequence[str]]
+) -> dict[str, list[dict]]:
+    """Reads the rows of the complete jobs of the study that another one continues, by table.
+
+    Args:
+        what: name of the study, for messages.
+        study: the new one; ``continues`` is the run directory of the earlier one, or empty.
+        free: settings in which the two may differ.
+        jobs: the cases of each job, which is taken over if all of them are there.
+
+    Raises:
+        UserError: there is no such study, or it measured something else.
+    """
+    if not study.continues:
+        return {name: [] for name in TABLES}
+    folder = Path(study.continues)
+    try:
+        settings = yaml.safe_load((folder / "config.yaml").read_text())
+        paths = {name: _table_or_its_part(folder / name) for name in TABLES}
+        tables = {name: pd.read_csv(path, dtype=object) for name, path in paths.items()}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"--continues {folder}: not an {what} study ({error})") from None
+    if not isinstance(settings, dict):
+        raise UserError(f"--continues {folder}: its config.yaml has no settings")
+    for name, table in tables.items():
+        if missing := set(TABLES[name]) - set(table.columns):
+            raise UserError(f"--continues {folder}: its {name} has no column {min(missing)}")
+    wanted = yaml.safe_load(yaml.safe_dump(asdict(study)))  # with lists, as they were written
+    for name, value in wanted.items():
+        if name not in free and settings.get(name) != value:
+            raise UserError(
+                f"--continues {folder}: its {name} was {settings.get(name)}, now it is {value}"
+            )
+    known = set(tables["cases.csv"]["case"])
+    complete = {case for job in jobs if known.issuperset(job) for case in job}
+    return {
+        name: table[table["case"].isin(complete)].fillna("").to_dict("records")
+        for name, table in tables.items()
+    }
+
+
+def _table_or_its_part(path: Path) -> Path:
+    return path if path.exists() else path.with_name(f"{path.name}.partial")
+
+
+def open_tables(run: RunDirectory) -> dict[str, SampleStream]:
+    """Opens the joined tables of a study's run directory."""
+    return {name: run.stream(name, columns) for name, columns in TABLES.items()}
+
+
+def join_case(streams: dict[str, SampleStream], folder: Path) -> None:
+    """Adds a case's rows to the joined tables, and deletes its own tables."""
+    tables = case_rows(folder)
+    last = tables.pop("cases.csv")  # a case that is named here is complete
+    for name, rows in tables.items():
+        streams[name].write(rows)
+    streams["cases.csv"].write(last)
+    for table in folder.glob("*.csv"):
+        table.unlink()
 
 
 def case_rows(folder: Path) -> dict[str, list[dict]]:

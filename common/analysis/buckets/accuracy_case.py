@@ -69,7 +69,7 @@ class JudgedCase:
             self.curve,
             self.costs,
             crowded=self.crowded,
-            backend="gloo",
+            backend=self.facts.get("backend", "gloo"),
             added_latency_s=float(self.facts["added_latency_ms"]) / 1e3,
         )
 

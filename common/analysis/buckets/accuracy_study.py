@@ -71,7 +71,8 @@ class JudgedStudy:
         Columns: case, model, hosts, regime, added_latency_ms, bucket_cap_mib (NaN is DDP's
         default), num_buckets, measured_ms, measured_step_ms, noise (floor of the case), standard
         error (of measured_ms, relative), rounds, predicted_ms; error of the backward pass under
-        each rung and each of ``BESIDE`` (NaN for ``OTHERS`` where there are none), excess (of the
+        each rung, each extreme of overlap and each of ``BESIDE`` (NaN for ``OTHERS`` where there
+        are none), excess (of the
         model's error), inside (whether the 90 % band holds the measurement; NaN without bands),
         chance (half its width; 0 without), expected (whether the interval of ``expected_error``
         does, from the group's other cases alone; NaN without any), and step error (of the model).
@@ -192,7 +193,7 @@ def _judge(case: JudgedCase, of_others: DdpCosts | None) -> pd.DataFrame:
             "predicted_ms": [predicted_s[cap] * 1e3 for cap in caps],
         }
     )
-    predictors = case.model.ladder() | {
+    predictors = case.model.ladder() | case.model.extremes() | {
         LONGER: replace(case.model, costs=case.longer).backward_s,
         WITNESS: case.model_of_witness.backward_s,
     }
@@ -308,7 +309,8 @@ def open_study(folder: str | Path) -> JudgedStudy:
     environment = Run(folder, folder).environment
     if "cpu" not in environment:
         raise UserError(f"{folder}: no environment.json that says where and when it was measured")
-    caption = f"{environment['cpu']['model']}; {environment['start_time'][:10]}"
+    device = environment.get("device_name") or environment["cpu"]["model"]
+    caption = f"{device}; {environment['start_time'][:10]}"
     return JudgedStudy(folder, caption, tuple(opened))
 
 
