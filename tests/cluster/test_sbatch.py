@@ -101,7 +101,8 @@ run_ranks "$SCRIPT"
 SEEN = """
 import os
 seen = len([name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name])
-print("local rank", os.environ["LOCAL_RANK"], "of", os.environ["LOCAL_WORLD_SIZE"], "sees", seen)
+line = f"local rank {os.environ['LOCAL_RANK']} of {os.environ['LOCAL_WORLD_SIZE']} sees {seen}\\n"
+os.write(1, line.encode())  # at once, as other ranks write, too
 """
 
 COURSE = """#!/bin/bash
@@ -250,30 +251,37 @@ def test_usr1_reaches_the_ranks_and_nobody_dies_of_it(slurm, submit, tmp_path):
     assert (job.state, job.exit_status) == ("COMPLETED", 0)
 
 
+AS_IT_IS, THREE = {}, {"SBATCH_GPUS_PER_NODE": "3"}
+
+
 @pytest.mark.parametrize(
-    ("gpus", "asked"), [(8, ("", "8", "3")), (2, ("",)), (1, ("",)), (0, ("0",))]
+    ("gpus", "asked", "too_many"),
+    [
+        (8, (AS_IT_IS, {"SBATCH_GPUS_PER_NODE": "8"}, THREE), ()),
+        (2, (AS_IT_IS,), (THREE,)),
+        (1, (AS_IT_IS,), (THREE,)),
+        (0, ({"SBATCH_GPUS_PER_NODE": "0"},), (AS_IT_IS, THREE)),
+    ],
 )
 def test_a_job_has_a_rank_for_each_gpu_of_its_nodes_whatever_was_asked_for(
-    submit_to, tmp_path, gpus, asked
+    submit_to, tmp_path, gpus, asked, too_many
 ):
     quick = write_quick_torchrun(tmp_path)
     # As the self-test asks, and so all files (test_job_files.py).
     flags = re.findall(r"^#SBATCH.*$", (SBATCH / "selftest.sbatch").read_text(), flags=re.M)
     text = EACH_GPU.format(flags="\n".join(flags))
     with private_slurm(nodes=2, gpus_per_node=gpus) as cluster:
-        job_ids = [
-            submit_to(cluster, text, SEEN, **quick, SBATCH_GPUS_PER_NODE=count) for count in asked
-        ]
+        # More than a node has, or any of one that has none, Slurm refuses at once.
+        for site in too_many:
+            with pytest.raises(UserError, match="Requested node configuration is not available"):
+                submit_to(cluster, text, **site)
+        job_ids = [submit_to(cluster, text, SEEN, **quick, **site) for site in asked]
         for job_id in job_ids:
             job, said = ended(cluster, job_id)
             assert job.state == "COMPLETED", said
             ranks = max(1, gpus)  # without GPUs one, on the CPU
             each = [f"local rank {rank} of {ranks} sees {gpus}" for rank in range(ranks)]
             assert sorted(re.findall("^local rank.*", said, flags=re.M)) == sorted(each * 2)
-        # More than a node has, or any of one that has none, Slurm refuses at once.
-        for count in ("9",) if gpus else ("", "3"):
-            with pytest.raises(UserError, match="Requested node configuration is not available"):
-                submit_to(cluster, text, SBATCH_GPUS_PER_NODE=count)
 
 
 @pytest.mark.slow
