@@ -117,8 +117,8 @@ def with_dividing_batches(preset: Preset, say: Callable[[str], None]) -> Preset:
         if batch != wanted:
             stage = dataclasses.replace(stage, settings={**stage.settings, GLOBAL_BATCH: batch})
             changes.append(
-                f"{preset.assignment}: global batch {batch} and not {wanted}, which {most} ranks "
-                f"with micro-batches of {micro} do not divide"
+                f"{preset.assignment}: global batch of {batch} sequences, a multiple of {most} "
+                f"ranks × {micro}; the preset's {wanted} is none"
             )
         stages.append(stage)
     for change in dict.fromkeys(changes):

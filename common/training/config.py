@@ -11,6 +11,7 @@ from common.errors import UserError, unknown_name
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.global_batch import dividing_batch
+from common.runtime.placement import own_placement, split_groups
 from common.runtime.process_group import Worker
 from common.runtime.recorder import require_not_negative, require_positive
 from common.runtime.run_options import RankOptions
@@ -327,7 +328,8 @@ class FsdpConfig(TrainingConfig):
         """Returns the base class's settings, with the size of HYBRID_SHARD's groups filled in.
 
         Raises:
-            UserError: the ranks do not divide into 2 or more groups of 2 or more.
+            UserError: the ranks do not divide into 2 or more groups of 2 or more, or a group that
+                one host has room for is on several.
         """
         complete = super().resolved(worker)
         if self.strategy != "HYBRID_SHARD":
@@ -339,6 +341,9 @@ class FsdpConfig(TrainingConfig):
                 f"HYBRID_SHARD with shard_size {size} on {ranks} rank{'s' if ranks > 1 else ''}: "
                 "it takes at least 4 ranks, in 2 or more groups of 2 or more"
             )
+        split = split_groups(worker.gather(own_placement().host), size)
+        if split:
+            raise UserError(f"HYBRID_SHARD with shard_size {size}: {split[0]}")
         return dataclasses.replace(complete, shard_size=size)
 
 

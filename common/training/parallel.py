@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from common.exercises.fsdp import FSDP
 from common.exercises.naive_ddp import NaiveDDP
 from common.exercises.overlapped_ddp import OverlappedDDP
 from common.models.gpt2 import GPT2
-from common.runtime.placement import own_placement
 from common.runtime.process_group import Worker
 from common.training.ddp import exchanging, make_ddp
 from common.training.step import check_compiler
@@ -95,33 +93,11 @@ def refuse_unshardable(strategy: str, worker: Worker) -> None:
         )
 
 
-def refuse_split_groups(hosts: Sequence[str], shard_size: int) -> None:
-    """Raises UserError where a group of ranks is on several hosts, though one host has as many.
-
-    ``hosts`` has each rank's, in rank order.
-    """
-    if shard_size > max(Counter(hosts).values()):
-        return  # as was asked for
-    for first in range(0, len(hosts), shard_size):
-        on = list(dict.fromkeys(hosts[first : first + shard_size]))
-        if len(on) > 1:
-            raise UserError(
-                f"HYBRID_SHARD: the shard group of ranks {first} to {first + shard_size - 1} is on "
-                f"hosts {', '.join(on)}; number the ranks host by host (torchrun, or srun "
-                "--distribution=block), with a shard_size that divides those of a host"
-            )
-
-
 def make_mesh(config: TrainingConfig, worker: Worker) -> DeviceMesh:
-    """Makes a mesh of all ranks in one row, or HYBRID_SHARD's groups as rows.
-
-    Raises:
-        UserError: a group of HYBRID_SHARD, though small enough for one host, is on several.
-    """
+    """Makes a mesh of all ranks in one row, or HYBRID_SHARD's groups as rows."""
     device, ranks = worker.device.type, worker.world_size
     if config.strategy != "HYBRID_SHARD":
         return init_device_mesh(device, (ranks,))
-    refuse_split_groups(worker.gather(own_placement().host), config.shard_size)
     shape = (ranks // config.shard_size, config.shard_size)
     return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
 

@@ -60,8 +60,8 @@ def train(config: TrainingConfig) -> None:
         chosen = resolved.global_batch_size
         if worker.is_main and chosen not in (config.global_batch_size, GLOBAL_BATCH_SIZE):
             logger.warning(
-                "global batch of %d sequences: %d ranks with micro-batches of %d do not divide the "
-                "default of %d",
+                "global batch of %d sequences, a multiple of %d ranks × %d; the default of %d is "
+                "none",
                 chosen,
                 worker.world_size,
                 resolved.micro_batch_size,
