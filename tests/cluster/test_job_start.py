@@ -123,12 +123,6 @@ def test_the_step_has_all_gpus_of_its_nodes_whatever_the_job_asked_for(
     assert bool(job.stdout) == bool(said)
 
 
-def test_without_gpus_a_node_has_one_rank(run):
-    job = run(SBATCH / "selftest.sbatch", SLURM_GPUS_ON_NODE="", SLURM_GPUS_PER_NODE="0")
-    assert (job.status, job.stdout, job.stderr) == (0, "", "")
-    assert all("--nproc-per-node=1" in torchrun.words for torchrun in job.torchruns)
-
-
 def test_ranks_are_bound_to_a_numa_node_where_that_is_asked_for(run):
     path = SBATCH / "selftest.sbatch"
     bound = {word for call in run(path, NUMA_BINDING="node").torchruns for word in call.words}
