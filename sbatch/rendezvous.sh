@@ -1,5 +1,5 @@
 # Sourced by every sbatch file: goes to the project's root, loads the site's modules, and starts one
-# torchrun per node, which starts one rank per GPU (or RANKS_PER_NODE ranks).
+# torchrun per node, which starts one rank per GPU of the node (or RANKS_PER_NODE ranks).
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ -f sbatch/modules.sh ]; then # see README.md
@@ -8,6 +8,7 @@ if [ -f sbatch/modules.sh ]; then # see README.md
     set -u
 fi
 export SLURM_EXPORT_ENV=ALL # after `sbatch --export=…` srun would pass on no more than that
+export RANKS_PER_NODE # read on the nodes, also where a job file sets it
 
 OUTPUT_DIR=${OUTPUT_DIR:-outputs/assignment2/cluster}
 
@@ -20,16 +21,24 @@ trap '' USR1
 # --device DEVICE where that is set, in front, so that FLAGS win. The nodes meet at the first one; a
 # rank that fails ends the job. Status 2, after one line: the device cannot be had on this node.
 run_ranks() {
-    local endpoint program=("$1")
+    local endpoint program=("$1") asked=${SLURM_GPUS_PER_NODE:-1} granted=${SLURM_GPUS_ON_NODE:-}
     if [ "$1" = -m ]; then program+=("$2"); fi
     set -- "${program[@]}" ${DEVICE:+--device "$DEVICE"} "${@:1+${#program[@]}}"
     uv run --no-sync python -m common.runtime.job_device "${@:1+${#program[@]}}" || return
+    asked=${asked##*:} # of a100:4 the number
+    if [ "$asked" != 1 ] && [ "$asked" != "${granted:-$asked}" ] && [ -z "${RANKS_PER_NODE:-}" ]; then
+        echo "asked for $asked GPUs per node, granted all $granted: a rank on each (RANKS_PER_NODE takes fewer)"
+    fi
     endpoint=$(rendezvous_endpoint) || return
-    # shellcheck disable=SC2016  # expanded on each node, where SLURM_NODEID is known
-    srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none \
+    # With --exclusive a job has all GPUs of its nodes, but its steps only as many as were asked for,
+    # unless they ask themselves.
+    # shellcheck disable=SC2016  # expanded on each node, where what the step has is known
+    srun ${granted:+--gpus-per-node="$granted"} --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+        --kill-on-bad-exit=1 --cpu-bind=none \
         bash -c 'trap "" USR1
-            exec uv run --no-sync torchrun --rdzv-conf="is_host=$((SLURM_NODEID == 0)),join_timeout=${JOIN_TIMEOUT_S:-600}" "$@"' torchrun \
-        --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node="${RANKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}" \
+            exec uv run --no-sync torchrun --nproc-per-node="${RANKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}" \
+                --rdzv-conf="is_host=$((SLURM_NODEID == 0)),join_timeout=${JOIN_TIMEOUT_S:-600}" "$@"' torchrun \
+        --nnodes="$SLURM_JOB_NUM_NODES" ${NUMA_BINDING:+--numa-binding="$NUMA_BINDING"} \
         --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$endpoint" \
         "$@"
 }

@@ -21,6 +21,7 @@ from common.report.presets import (
     load_preset,
     preset_of,
     where_text,
+    with_dividing_batches,
 )
 from common.report.progress import StageProgress
 from common.report.run_page import RunPage
@@ -47,7 +48,8 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
     if what != "all" and what not in known:
         raise UserError(unknown_name("assignment", what, ["all", *known]))
     output = Path(output_dir).absolute()
-    presets = [load_preset(name, label) for name in (known if what == "all" else [what])]
+    named = [load_preset(name, label) for name in (known if what == "all" else [what])]
+    presets = [with_dividing_batches(preset, progress.say) for preset in named]
     titles = {preset.assignment: _titles(preset) for preset in presets}
     try:
         output.mkdir(parents=True, exist_ok=True)

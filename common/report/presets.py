@@ -9,20 +9,24 @@ from those over loopback.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.cluster.emulated import EmulatedCluster
 from common.errors import UserError
 from common.runtime.device import choose_device
+from common.runtime.global_batch import dividing_batch
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.run_directory import read_environment
 from common.runtime.script import read_yaml
 from common.runtime.wording import counted
 
 PRESETS = ("smoke", "laptop", "gpu")
+GLOBAL_BATCH = "global_batch_size"
+"""Setting of the scripts whose ranks must divide it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +100,30 @@ def load_preset(assignment: str, name: str) -> Preset:
         if not needed.is_file():
             raise UserError(f"{relative_to_project(path)} names {needed.name}, which is not there")
     return Preset(assignment, path, stages, notebooks, content)
+
+
+def with_dividing_batches(preset: Preset, say: Callable[[str], None]) -> Preset:
+    """Returns the preset with global batches that the largest number of ranks of a stage divides.
+
+    Stages on fewer ranks, such as one device, are compared with those and take the same. A change
+    is said before anything is measured.
+    """
+    most = max(count_ranks(stage.ranks) for stage in preset.stages)
+    stages, changes = [], []
+    for stage in preset.stages:
+        settings = preset.content.get(stage.script.stem, {}) | dict(stage.settings)
+        wanted, micro = settings.get(GLOBAL_BATCH, 0), settings.get("micro_batch_size", 1)
+        batch = wanted and dividing_batch(wanted, most * micro)
+        if batch != wanted:
+            stage = dataclasses.replace(stage, settings={**stage.settings, GLOBAL_BATCH: batch})
+            changes.append(
+                f"{preset.assignment}: global batch of {batch} sequences, a multiple of {most} "
+                f"ranks × {micro}; the preset's {wanted} is none"
+            )
+        stages.append(stage)
+    for change in dict.fromkeys(changes):
+        say(change)
+    return dataclasses.replace(preset, stages=tuple(stages))
 
 
 def preset_of(folder: Path, assignment: str) -> Preset:

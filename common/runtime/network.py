@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from common.runtime.ranks import current_ranks
 from common.runtime.wording import counted
@@ -30,6 +31,25 @@ def ranks_on_machine(ranks_on_host: int, env: Mapping[str, str] = os.environ) ->
     """
     emulated = emulated_network(env)
     return ranks_on_host * (emulated["hosts"] if emulated else 1)
+
+
+def give_gloo_the_interface_of_nccl(
+    env: MutableMapping[str, str] = os.environ, interfaces: Sequence[str] | None = None
+) -> None:
+    """Sets GLOO_SOCKET_IFNAME to NCCL_SOCKET_IFNAME where that names one interface of this host.
+
+    Ranks on NCCL exchange objects over gloo. Its own choice, the address of the host's name, may be
+    one that other nodes do not reach. NCCL also takes lists, prefixes and exclusions, which gloo
+    does not; these change nothing here, nor does anything where the user named gloo's interface.
+
+    Args:
+        interfaces: names of this host's interfaces; by default they are looked up.
+    """
+    if interfaces is None:
+        interfaces = [name for _, name in socket.if_nameindex()]
+    named = env.get("NCCL_SOCKET_IFNAME")
+    if named in interfaces:
+        env.setdefault("GLOO_SOCKET_IFNAME", named)
 
 
 def network_name(

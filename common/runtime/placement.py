@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -133,4 +134,25 @@ def placement_problems(placements: Sequence[Placement], ranks_per_gpu: int = 1) 
                 ranks = " and ".join(map(str, sharing))
                 rule = "one rank" if ranks_per_gpu == 1 else f"{ranks_per_gpu} ranks"
                 problems.append(f"{host}: ranks {ranks} share {place.device}; start {rule} per GPU")
+    return problems
+
+
+def split_groups(hosts: Sequence[str], size: int) -> list[str]:
+    """Returns a sentence for each group of ranks on several hosts, though one host has as many.
+
+    Args:
+        hosts: of every rank, in rank order.
+        size: of a group, whose ranks follow each other.
+    """
+    if size > max(Counter(hosts).values()):
+        return []  # as was asked for
+    problems = []
+    for first in range(0, len(hosts), size):
+        on = list(dict.fromkeys(hosts[first : first + size]))
+        if len(on) > 1:
+            problems.append(
+                f"the group of ranks {first} to {first + size - 1} is on hosts {', '.join(on)}; "
+                "number the ranks host by host (torchrun, or srun --distribution=block), in groups "
+                "that divide those of a host"
+            )
     return problems

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from common.errors import Preempted, RunFailed, UserError
 from common.runtime.device import choose_device
+from common.runtime.network import give_gloo_the_interface_of_nccl
 from common.runtime.orphans import die_with_parent
 from common.runtime.ranks import (
     Ranks,
@@ -171,6 +172,7 @@ def process_group(
         chosen, ranks_per_gpu = _agree_on_gpus(ranks, backend, store)
         if claim_gpu:
             torch.cuda.set_device(chosen)
+    give_gloo_the_interface_of_nccl()
     dist.init_process_group(
         backend,
         store=store,

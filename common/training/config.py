@@ -10,6 +10,8 @@ from typing import ClassVar
 from common.errors import UserError, unknown_name
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.workload import Workload
+from common.runtime.global_batch import dividing_batch
+from common.runtime.placement import own_placement, split_groups
 from common.runtime.process_group import Worker
 from common.runtime.recorder import require_not_negative, require_positive
 from common.runtime.run_options import RankOptions
@@ -22,6 +24,8 @@ OWN_STRATEGIES = (*DDP_STRATEGIES[1:], MY_FSDP)
 """Those of the exercises: A1.3, A2.4, A1.4 (states sharded, gradients by DDP) and A1.5."""
 ASYNCHRONOUS = ("auto", "on", "off")
 PRECISIONS = ("float32", "bfloat16", "float16", "float64")
+GLOBAL_BATCH_SIZE = 32
+MICRO_BATCH_SIZE = 8
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,10 @@ class TrainingConfig(RankOptions):
     GPU and gpt2-nano on a CPU."""
     vocab_size: int = 0
     """Give the model a vocabulary of this many tokens; 0 keeps its own."""
-    global_batch_size: int = 32
-    """Sequences per step, over all ranks."""
-    micro_batch_size: int = 8
-    """Sequences per forward pass of a rank."""
+    global_batch_size: int = 0
+    """Sequences per step, over all ranks; by default 32, or fewer that the ranks divide."""
+    micro_batch_size: int = 0
+    """Sequences per forward pass of a rank; by default 8, or fewer that divide a rank's share."""
     seq_len: int = 0
     """Tokens per sequence; by default 1024, or as many as the model has positions."""
     num_steps: int = 20
@@ -107,8 +111,6 @@ class TrainingConfig(RankOptions):
     def __post_init__(self) -> None:
         require_positive(
             self,
-            "global_batch_size",
-            "micro_batch_size",
             "num_steps",
             "lr",
             "log_every",
@@ -117,6 +119,8 @@ class TrainingConfig(RankOptions):
         )
         require_not_negative(
             self,
+            "global_batch_size",
+            "micro_batch_size",
             "seq_len",
             "min_lr",
             "warmup_steps",
@@ -187,9 +191,12 @@ class TrainingConfig(RankOptions):
         asynchronous = self.async_checkpoints
         if asynchronous == "auto":
             asynchronous = "on" if on_gpu else "off"
+        global_batch_size, micro_batch_size = self._batch_sizes(worker.world_size)
         complete = dataclasses.replace(
             self,
             model=model,
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
             optimizer_implementation=self.chosen_implementation,
             seq_len=self.seq_len or min(1024, GPT2Config.named(model).n_positions),
             async_checkpoints=asynchronous,
@@ -201,6 +208,14 @@ class TrainingConfig(RankOptions):
                 "start it with python, or use train_ddp.py or train_fsdp.py"
             )
         return complete
+
+    def _batch_sizes(self, ranks: int) -> tuple[int, int]:
+        """Returns sequences per step and per forward pass; those that are not set fit the ranks."""
+        at_once = ranks * (self.micro_batch_size or 1)
+        total = self.global_batch_size or dividing_batch(GLOBAL_BATCH_SIZE, at_once)
+        sizes = range(MICRO_BATCH_SIZE, 1, -1)
+        fitting = next((size for size in sizes if total % (ranks * size) == 0), 1)
+        return total, self.micro_batch_size or fitting
 
     def _default_checkpoint_dir(self) -> str:
         named = self.run_id or self.folder
@@ -313,7 +328,8 @@ class FsdpConfig(TrainingConfig):
         """Returns the base class's settings, with the size of HYBRID_SHARD's groups filled in.
 
         Raises:
-            UserError: the ranks do not divide into 2 or more groups of 2 or more.
+            UserError: the ranks do not divide into 2 or more groups of 2 or more, or a group that
+                one host has room for is on several.
         """
         complete = super().resolved(worker)
         if self.strategy != "HYBRID_SHARD":
@@ -325,6 +341,9 @@ class FsdpConfig(TrainingConfig):
                 f"HYBRID_SHARD with shard_size {size} on {ranks} rank{'s' if ranks > 1 else ''}: "
                 "it takes at least 4 ranks, in 2 or more groups of 2 or more"
             )
+        split = split_groups(worker.gather(own_placement().host), size)
+        if split:
+            raise UserError(f"HYBRID_SHARD with shard_size {size}: {split[0]}")
         return dataclasses.replace(complete, shard_size=size)
 
 

@@ -25,7 +25,7 @@ from common.runtime.paths import relative_to_project
 from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import record_run
 from common.training.checkpoint_files import mark_stopped
-from common.training.config import TrainingConfig
+from common.training.config import GLOBAL_BATCH_SIZE, TrainingConfig
 from common.training.divergence import require_finite
 from common.training.learning_rate import cosine, set_learning_rate
 from common.training.parallel import gradient_sync, parallelise
@@ -56,9 +56,19 @@ def train(config: TrainingConfig) -> None:
         Preempted: a signal asked to stop, and a checkpoint was made.
     """
     with process_group(config.device, config.backend) as worker:
-        config = config.resolved(worker)
-        with stop_requests(config.checkpointing) as stop:
-            _train(config, worker, stop)
+        resolved = config.resolved(worker)
+        chosen = resolved.global_batch_size
+        if worker.is_main and chosen not in (config.global_batch_size, GLOBAL_BATCH_SIZE):
+            logger.warning(
+                "global batch of %d sequences, a multiple of %d ranks × %d; the default of %d is "
+                "none",
+                chosen,
+                worker.world_size,
+                resolved.micro_batch_size,
+                GLOBAL_BATCH_SIZE,
+            )
+        with stop_requests(resolved.checkpointing) as stop:
+            _train(resolved, worker, stop)
 
 
 def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:

@@ -32,6 +32,7 @@ CLASSIFIER = (
 class Expected:
     """What a job file asks of Slurm and what it runs.
 
+    ``gpus`` are those that it uses of a node of four; all ask for nodes with one or more.
     ``reads`` has the variables that become settings: each with a value, the setting's name and
     what that value becomes. ``by_default`` are settings that it gives without any variable.
     """

@@ -16,9 +16,11 @@ from pathlib import Path
 
 SBATCH = Path(__file__).resolve().parents[2] / "sbatch"
 JOB_ID = 4711
+GPUS = 4  # of each node, all of which --exclusive grants, whatever was asked for
 NAMES = ("srun", "uv", "scontrol", "squeue", "getent")
 
-# srun runs its command on each node in turn. No node's name is a host's, as on many a cluster.
+# srun runs its command on each node in turn; a step gets the GPUs that it asks for, else as many as
+# the job asked for. No node's name is a host's, as on many a cluster.
 STUB = r"""#!/bin/bash
 name=${0##*/} call=$CALLS/$(find "$CALLS" -name '*.words' | wc -l)
 trap -p USR1 >"$call.trap"
@@ -34,7 +36,12 @@ case "$name $*" in
 "uv run --no-sync python -m common.runtime.job_device"*) exit "${DEVICE_STATUS:-0}" ;;
 "uv run --no-sync torchrun "*) eval "${RANKS:-}" ;;
 "srun "*)
-    while [[ $1 == --* ]]; do shift; done
+    gpus=${SLURM_GPUS_PER_NODE:-}
+    while [[ $1 == --* ]]; do
+        if [[ $1 == --gpus-per-node=* ]]; then gpus=${1#*=}; fi
+        shift
+    done
+    if [ -n "$gpus" ]; then export SLURM_GPUS_ON_NODE=$gpus; fi
     for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do SLURM_NODEID=$node "$@" || exit; done
     ;;
 esac
@@ -126,7 +133,8 @@ def run_job_file(
         "SLURM_JOB_NODELIST": f"n[1-{flags['nodes']}]",
     }
     if "gpus-per-node" in flags:
-        environment["SLURM_GPUS_ON_NODE"] = flags["gpus-per-node"]
+        environment["SLURM_GPUS_PER_NODE"] = flags["gpus-per-node"]
+        environment["SLURM_GPUS_ON_NODE"] = str(GPUS)
     done = subprocess.run(
         ["bash", copy],
         cwd=submitted_in,

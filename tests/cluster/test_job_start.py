@@ -99,6 +99,37 @@ def test_one_torchrun_per_node_starts_a_rank_per_gpu_and_all_meet_at_the_first_n
     assert step.ignores_usr1
 
 
+@pytest.mark.parametrize(
+    ("asked", "ranks_per_node", "ranks", "said"),
+    [
+        ("1", "", 8, ""),
+        ("8", "", 8, ""),
+        ("a100:8", "", 8, ""),
+        ("4", "", 8, "asked for 4 GPUs per node, granted all 8"),
+        ("4", "4", 4, ""),
+    ],
+)
+def test_the_step_has_all_gpus_of_its_nodes_whatever_the_job_asked_for(
+    run, asked, ranks_per_node, ranks, said
+):
+    granted = {"SLURM_GPUS_ON_NODE": "8", "SLURM_GPUS_PER_NODE": asked}
+    job = run(SBATCH / "selftest.sbatch", **granted, RANKS_PER_NODE=ranks_per_node)
+    assert (job.status, job.stderr) == (0, "")
+    assert len(job.torchruns) == 2
+    for torchrun in job.torchruns:
+        assert torchrun.variables["SLURM_GPUS_ON_NODE"] == "8"
+        assert f"--nproc-per-node={ranks}" in torchrun.words
+    assert job.stdout.startswith(said)
+    assert bool(job.stdout) == bool(said)
+
+
+def test_ranks_are_bound_to_a_numa_node_where_that_is_asked_for(run):
+    path = SBATCH / "selftest.sbatch"
+    bound = {word for call in run(path, NUMA_BINDING="node").torchruns for word in call.words}
+    free = {word for call in run(path).torchruns for word in call.words}
+    assert bound - free == {"--numa-binding=node"}
+
+
 def test_steps_get_the_jobs_variables_also_after_sbatch_export(run):
     job = run(SBATCH / "launch-options.sbatch", SLURM_EXPORT_ENV="MODEL")
     [step] = job.calls_of("srun")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import json
 import re
 import subprocess
@@ -17,8 +18,10 @@ import pandas as pd
 import psutil
 import pytest
 from job_files import CASES, EXPECTED, ROOT, SBATCH, submit_job_file
-from private_slurm import Job, PrivateSlurm, why_not
+from private_slurm import Job, PrivateSlurm, private_slurm, why_not
+from quick_torchrun import write_quick_torchrun
 
+from common.errors import UserError
 from common.runtime.device import gpus_visible
 
 pytestmark = [
@@ -89,6 +92,19 @@ def main(settings):
 run_script(main, Settings)
 """
 
+# What ranks have, started as job files on all GPUs are.
+EACH_GPU = """#!/bin/bash
+{flags}
+source "$PROJECT_ROOT/sbatch/rendezvous.sh"
+run_ranks "$SCRIPT"
+"""
+SEEN = """
+import os
+seen = len([name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name])
+line = f"local rank {os.environ['LOCAL_RANK']} of {os.environ['LOCAL_WORLD_SIZE']} sees {seen}\\n"
+os.write(1, line.encode())  # at once, as other ranks write, too
+"""
+
 COURSE = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --exclusive --mem=0
 srun --gpu-bind=none uv run --no-sync python assignments/assignment2/allreduce_benchmark.py \\
@@ -110,19 +126,25 @@ echo "status $?"
 
 
 @pytest.fixture
-def submit(slurm, tmp_path):
-    """Returns ``submit(text, script, **variables)``: submits a job file and script; the job id."""
+def submit_to(tmp_path):
+    """Returns ``submit_to(cluster, text, script, **variables)``, which returns the job's id."""
 
-    def submit(text: str, script: str = "", **variables: str) -> int:
+    def submit_to(cluster: PrivateSlurm, text: str, script: str = "", **variables: str) -> int:
         (tmp_path / "job.sbatch").write_text(text)
         (tmp_path / "script.py").write_text(script)
         places = {"SCRIPT": tmp_path / "script.py", "PROJECT_ROOT": ROOT, "OUTPUT_DIR": tmp_path}
         variables |= {name: str(place) for name, place in places.items()} | {"DEVICE": "cpu"}
-        return slurm.submit(
-            tmp_path / "job.sbatch", f"--output={tmp_path}/log", variables=variables
+        return cluster.submit(
+            tmp_path / "job.sbatch", f"--output={tmp_path}/log-%j", variables=variables
         )
 
-    return submit
+    return submit_to
+
+
+@pytest.fixture
+def submit(slurm, submit_to):
+    """Returns ``submit(text, script, **variables)``: the same, to the cluster that tests share."""
+    return functools.partial(submit_to, slurm)
 
 
 def ended(slurm: PrivateSlurm, job_id: int) -> tuple[Job, str]:
@@ -220,13 +242,46 @@ def test_usr1_reaches_the_ranks_and_nobody_dies_of_it(slurm, submit, tmp_path):
     job_id = submit(SIGNALLED, CHECKPOINT)
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("ready-*"))) < 8:
-        assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+        assert time.monotonic() < deadline, (tmp_path / f"log-{job_id}").read_text()
         time.sleep(0.1)
     slurm.command("scancel", "--signal=USR1", job_id)
     job, said = ended(slurm, job_id)
     assert len(list(tmp_path.glob("checkpoint-*"))) == 8
     assert said.count("went on to its end") == 8
     assert (job.state, job.exit_status) == ("COMPLETED", 0)
+
+
+AS_IT_IS, THREE = {}, {"SBATCH_GPUS_PER_NODE": "3"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "too_many"),
+    [
+        (8, (AS_IT_IS, {"SBATCH_GPUS_PER_NODE": "8"}, THREE), ()),
+        (2, (AS_IT_IS,), (THREE,)),
+        (1, (AS_IT_IS,), (THREE,)),
+        (0, ({"SBATCH_GPUS_PER_NODE": "0"},), (AS_IT_IS, THREE)),
+    ],
+)
+def test_a_job_has_a_rank_for_each_gpu_of_its_nodes_whatever_was_asked_for(
+    submit_to, tmp_path, gpus, asked, too_many
+):
+    quick = write_quick_torchrun(tmp_path)
+    # As the self-test asks, and so all files (test_job_files.py).
+    flags = re.findall(r"^#SBATCH.*$", (SBATCH / "selftest.sbatch").read_text(), flags=re.M)
+    text = EACH_GPU.format(flags="\n".join(flags))
+    with private_slurm(nodes=2, gpus_per_node=gpus) as cluster:
+        # More than a node has, or any of one that has none, Slurm refuses at once.
+        for site in too_many:
+            with pytest.raises(UserError, match="Requested node configuration is not available"):
+                submit_to(cluster, text, **site)
+        job_ids = [submit_to(cluster, text, SEEN, **quick, **site) for site in asked]
+        for job_id in job_ids:
+            job, said = ended(cluster, job_id)
+            assert job.state == "COMPLETED", said
+            ranks = max(1, gpus)  # without GPUs one, on the CPU
+            each = [f"local rank {rank} of {ranks} sees {gpus}" for rank in range(ranks)]
+            assert sorted(re.findall("^local rank.*", said, flags=re.M)) == sorted(each * 2)
 
 
 @pytest.mark.slow

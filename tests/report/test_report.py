@@ -20,8 +20,15 @@ from common.analysis.runs import recorded_assignment
 from common.errors import RunFailed, UserError
 from common.report.document import Document, render, write_page, write_pdf
 from common.report.notebooks import execute_notebooks
-from common.report.presets import Preset, Stage, known_assignments, load_preset
+from common.report.presets import (
+    Preset,
+    Stage,
+    known_assignments,
+    load_preset,
+    with_dividing_batches,
+)
 from common.report.stages import Measured
+from common.runtime.script import parse_settings
 from common.training.text_scaling_config import TextScalingConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,8 +173,6 @@ def test_a_failed_part_of_a_run_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", ["smoke", "laptop", "gpu"])
 @pytest.mark.parametrize("assignment", ASSIGNMENTS)
 def test_presets_give_every_stage_settings_that_it_accepts(assignment: str, preset: str) -> None:
-    from common.runtime.script import parse_settings
-
     assert known_assignments() == ASSIGNMENTS
     loaded = load_preset(assignment, preset)
     # each stage has a run directory of its own
@@ -198,6 +203,30 @@ def test_a_stage_that_runs_a_script_again_has_settings_of_its_own() -> None:
         ["--strategy", "FULL_SHARD"],
         ["--strategy", "SHARD_GRAD_OP"],
     ]
+
+
+@pytest.mark.parametrize("ranks", range(1, 10))
+def test_a_presets_global_batches_are_chosen_so_that_its_ranks_divide_them(ranks: int) -> None:
+    gpu = load_preset("assignment1", "gpu")
+    on_ranks = [
+        stage if stage.ranks == 1 else dataclasses.replace(stage, ranks=ranks)
+        for stage in gpu.stages
+    ]
+    said: list[str] = []
+    fitted = with_dividing_batches(dataclasses.replace(gpu, stages=tuple(on_ranks)), said.append)
+    found = {}
+    for stage in fitted.stages:
+        script = stage.script.stem
+        flags = ["--config", str(gpu.path), *stage.flags()]
+        settings = parse_settings(settings_type_of(stage.script), flags, script)
+        if script != "compare_strategies":  # whose batches are those of a rank
+            assert settings.global_batch_size % (stage.ranks * settings.micro_batch_size) == 0
+            found[stage.name] = settings.global_batch_size
+    # One device takes what the ranks take, with which it is compared.
+    assert len({batch for name, batch in found.items() if name != "learning"}) == 1
+    divides = ranks in (1, 2, 4, 8)
+    assert (found["train_ddp"] == 32, found["learning"] == 16) == (divides, divides)
+    assert len(said) == (0 if divides else 2)
 
 
 def test_emulated_stages_go_to_folders_apart_from_loopback() -> None:

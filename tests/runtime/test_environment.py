@@ -14,7 +14,12 @@ import sys
 import pytest
 
 from common.runtime.environment import describe_environment, hardware_line
-from common.runtime.network import EMULATED_NETWORK, network_name, ranks_on_machine
+from common.runtime.network import (
+    EMULATED_NETWORK,
+    give_gloo_the_interface_of_nccl,
+    network_name,
+    ranks_on_machine,
+)
 from common.runtime.paths import project_root
 
 
@@ -186,3 +191,28 @@ def test_different_gpus_of_one_host_are_all_named() -> None:
     record = describe_environment("nccl", "cpu", 2)
     mixed = [{"name": name} for name in ("NVIDIA A100", "NVIDIA H100", "NVIDIA A100")]
     assert hardware_line(record | {"gpus": mixed}) == ("2 ranks, NVIDIA A100 + NVIDIA H100, nccl")
+
+
+@pytest.mark.parametrize(
+    ("nccl", "gloo", "becomes"),
+    [
+        ("ib0", None, "ib0"),
+        ("ib0", "eth0", "eth0"),
+        (None, None, None),
+        # A prefix, an exclusion, an exact name in NCCL's spelling, lists, and no interface of here.
+        *((text, None, None) for text in ("ib", "^lo", "=ib0", "ib0,eth0", "^lo,eth0", "ib1", "")),
+    ],
+)
+def test_gloo_takes_the_one_interface_that_nccl_was_given(nccl, gloo, becomes):
+    given = {"NCCL_SOCKET_IFNAME": nccl, "GLOO_SOCKET_IFNAME": gloo}
+    env = {name: value for name, value in given.items() if value is not None}
+    give_gloo_the_interface_of_nccl(env, interfaces=("lo", "eth0", "ib0"))
+    assert env.get("GLOO_SOCKET_IFNAME") == becomes
+    assert env.get("NCCL_SOCKET_IFNAME") == nccl
+
+
+def test_interfaces_are_those_of_this_host():
+    [(_, here), *_] = socket.if_nameindex()
+    env = {"NCCL_SOCKET_IFNAME": here}
+    give_gloo_the_interface_of_nccl(env)
+    assert env["GLOO_SOCKET_IFNAME"] == here

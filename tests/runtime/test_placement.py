@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.runtime.placement import own_placement, placement_problems
+from common.runtime.placement import own_placement, placement_problems, split_groups
 
 
 def torchrun(rank: int, local_rank: int, local_size: int, **more: str) -> dict[str, str]:
@@ -113,3 +113,19 @@ def test_more_ranks_on_a_gpu_than_were_meant_to_share_it_are_told() -> None:
     ]
     [problem] = placement_problems(places, ranks_per_gpu=2)
     assert "ranks 0 and 1 and 2 share GPU 0; start 2 ranks per GPU" in problem
+
+
+@pytest.mark.parametrize(
+    ("hosts", "size", "split"),
+    [
+        ("aabb", 2, ()),
+        ("abab", 2, ("ranks 0 to 1 is on hosts a, b", "ranks 2 to 3 is on hosts a, b")),
+        ("aaabbb", 3, ()),
+        ("aaaaaabbbbbb", 4, ("ranks 4 to 7 is on hosts a, b",)),
+        ("aabbccdd", 4, ()),  # no host has four: as was asked for
+    ],
+)
+def test_groups_of_ranks_are_on_one_host_where_they_can_be(hosts, size, split):
+    problems = split_groups(hosts, size)
+    assert len(problems) == len(split)
+    assert all(words in problem for words, problem in zip(split, problems, strict=True))
