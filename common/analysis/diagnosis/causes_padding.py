@@ -6,6 +6,7 @@ from common.analysis.diagnosis.causes import Case, Verdict, confidence, percent
 from common.analysis.diagnosis.causes_sharing import compute_share
 from common.analysis.diagnosis.evidence import PROBES, STEP, STEPS, standard_error
 from common.analysis.diagnosis.measured_step import pass_times
+from common.analysis.step_parts import flags
 
 PADDING_SHARE = 0.10
 """Share of the step that computing padding must take. Texts sorted by length still have some."""
@@ -24,7 +25,8 @@ def padding(case: Case) -> Verdict | None:
     if share < PADDING_SHARE:
         return None
     [probes] = case.run.need(PROBES)
-    passes, batch = pass_times(probes), case.run.batch_per_rank
+    several, batch = probes[flags(probes["together"])], case.run.batch_per_rank
+    passes = pass_times(several)
     growing = (passes.forward.per_sample_s + passes.backward.per_sample_s) * batch
     growing /= passes.time_s(batch)
     computing = compute_share(case)
@@ -34,7 +36,7 @@ def padding(case: Case) -> Verdict | None:
     by_step = 1 - counted["tokens"] / counted["padded_tokens"]
     error = computing * growing * standard_error(by_step)
     level, reason = confidence(lost, PADDING_SHARE, error, len(by_step))
-    if probes["batch_per_rank"].nunique() == 1:
+    if several["batch_per_rank"].nunique() == 1:
         level, reason = "low", "how much of a pass grows with its batch is not known"
     tokens, padded = counted["tokens"].mean(), counted["padded_tokens"].mean()
     return Verdict(
@@ -51,8 +53,8 @@ def padding(case: Case) -> Verdict | None:
         reason=f"share of the step: {reason}",
         change=(
             "Put texts of like length into one batch (sort them, or sample from buckets of "
-            "lengths), or pack several texts into one row. That saves as much on any number of "
-            "ranks."
+            "lengths) and pad to its longest, or pack several texts into one row. That saves as "
+            "much on any number of ranks."
         ),
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_without(lost),

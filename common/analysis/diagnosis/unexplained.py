@@ -111,7 +111,7 @@ def unexplained(case: Case, verdicts: Sequence[Verdict]) -> Unexplained | None:
         caused=caused,
         share=share,
         low=share - half,
-        high=share + half,
+        high=min(share + half, 1 - efficiency),
     )
 
 
@@ -135,12 +135,12 @@ def _hindered(case: Case, computing: float) -> tuple[float, float]:
     times = together_times(case)
     if times is None:
         return 0.0, 0.0
-    together_ms, alone_ms = (each.groupby("rank").median().mean() for each in times)
+    together_ms, alone_ms = (float(each.groupby("rank").median().mean()) for each in times)
     exchanging = case.run.tables.get(EXCHANGING)
     beside = 0.0
     if exchanging is not None and len(exchanging):
         both = exchanging["forward_time_ms"] + exchanging["backward_time_ms"]
-        sending_ms = both.groupby(exchanging["rank"]).median().mean()
+        sending_ms = float(both.groupby(exchanging["rank"]).median().mean())
         [facts] = case.run.need(FACTS)
         exchanges = watched_exchanges(case.run, float(facts["gradient_bytes"].max()))
         share = exchanges / case.run.accumulation
