@@ -133,6 +133,18 @@ def test_padding_costs_what_grows_with_the_batch(tmp_path: Path) -> None:
     assert verdict.confidence == "high"
 
 
+def test_ranks_of_unequal_means_have_not_drifted(tmp_path: Path) -> None:
+    # Rank 1 has twice rank 0's elements. Forward passes take 0.2 and 0.8 per mean batch of 10 ms.
+    folder = written(tmp_path / "run")
+    steps = pd.read_csv(folder / "steps.csv")
+    share = (1 + steps["rank"]) / 1.5 * (1 + 0.5 * (-1.0) ** steps["step"])
+    steps["elements"] = 3000 * share
+    steps["forward_time_ms"] = 2 + 8 * share
+    steps.to_csv(folder / "steps.csv", index=False)
+    case = Case(open_evidence(folder))
+    assert case.one_rank_throughput == pytest.approx(32 / ONE_RANK_MS * 1e3)
+
+
 @pytest.mark.parametrize(
     ("columns", "watched"),
     [

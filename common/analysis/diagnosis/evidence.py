@@ -51,6 +51,8 @@ COLUMNS = {
     TRACE_OPERATIONS: tables.TRACE_OPERATION_COLUMNS,
 }
 NEEDED = (ARMS, STEPS)
+ELEMENTS = "elements"
+"""Column of the steps and the probes of watched scripts: the size of their batches."""
 ALIKE = 1.2
 """Batches whose sizes differ by less take equally long, within a machine's noise."""
 
@@ -152,9 +154,9 @@ class Evidence(OfRun):
         """
         if not self.watched:
             return False
-        column = "elements" if "elements" in self.measured else "padded_tokens"
+        column = ELEMENTS if ELEMENTS in self.measured else "padded_tokens"
         sizes = self.by_step(column).mean(axis=1)
-        return not sizes.quantile(0.95) <= ALIKE * sizes.quantile(0.05)
+        return bool(sizes.quantile(0.95) > ALIKE * sizes.quantile(0.05))
 
     def usual(self, column: str) -> pd.Series:
         """Returns a column of the usual step, by rank; of mixed steps the mean unwatched one's."""

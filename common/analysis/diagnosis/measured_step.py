@@ -12,6 +12,7 @@ from common.analysis.diagnosis.evidence import (
     ALL_REDUCE,
     BUCKETS,
     COSTS,
+    ELEMENTS,
     FACTS,
     PLACEMENT,
     PROBES,
@@ -223,6 +224,11 @@ def _in_the_step(evidence: Evidence, several: pd.DataFrame) -> tuple[float, floa
     than the mean rank: that is the ranks' waiting, over what they compute.
     """
     forward_ms = evidence.usual("forward_time_ms") / evidence.accumulation
+    if evidence.mixed and ELEMENTS in evidence.measured:
+        # Probes are of the mean over all ranks; of few steps, each rank has its own mean.
+        sizes, line = evidence.usual(ELEMENTS), pass_times(several).forward
+        batches = evidence.batch_per_rank * sizes / sizes.mean()
+        forward_ms = forward_ms * line.time_s(evidence.batch_per_rank) / line.time_s(batches)
     own = several[several["batch_per_rank"] == evidence.batch_per_rank]
     drift = uneven = 1.0
     if len(own):

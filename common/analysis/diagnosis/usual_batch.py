@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import pandas as pd
 
+from common.analysis.diagnosis.evidence import ELEMENTS
 from common.analysis.step_parts import PLAIN, flags
 from common.perfmodel.scaling.pass_times import LinearTime
 
 PASSES = ("forward_time_ms", "backward_time_ms")
-ELEMENTS = "elements"
 
 
 def of_usual_batch(
