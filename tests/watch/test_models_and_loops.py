@@ -10,6 +10,7 @@ import pytest
 import torch
 from ddplab_watch import hooks
 from ddplab_watch.calls import Calls
+from ddplab_watch.feed import Feed
 from ddplab_watch.marks import HostClock
 from ddplab_watch.steps import Loop
 from torch import nn
@@ -145,7 +146,8 @@ class Wrapped(DistributedDataParallel):
 def test_the_batch_that_is_kept_is_the_one_that_ddp_has_moved() -> None:
     model = Wrapped(nn.Linear(2, 2))
     loop = Loop(HostClock(), lambda: 0.0, lambda: 0.0)
-    calls = Calls(loop, torch.device("cpu"), is_last=lambda: True)
+    always = {"is_near_end": lambda: True, "is_last": lambda: True}
+    calls = Calls(loop, torch.device("cpu"), Feed(), **always)
     given, moved, evaluated = (torch.full((4, 2), float(value)) for value in range(3))
     calls.began(model, (given,), {})
     calls.began(model.module, (moved,), {})
@@ -156,7 +158,7 @@ def test_the_batch_that_is_kept_is_the_one_that_ddp_has_moved() -> None:
         calls.began(model.module, (evaluated,), {})
         calls.ended(model.module, evaluated)
         calls.ended(model, evaluated)
-    kept = calls.take(samples=4)
+    kept = calls.take()
     assert kept.args[0] is moved
 
 

@@ -36,6 +36,7 @@ from common.analysis.diagnosis.evidence import (
     TRIALS,
 )
 from common.analysis.diagnosis.measured_step import WIRES
+from common.analysis.diagnosis.usual_batch import of_usual_batch
 from common.errors import UserError
 from common.runtime.network import describe_network
 from common.runtime.run_directory import write_atomically
@@ -49,21 +50,25 @@ HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16"}
 def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
     """Makes the tables of a run directory, by file name, with the columns of ``common.tables``."""
     steps = _steps(bundle)
+    arms = _arms(bundle, steps)
+    probes, exchanging = _probes(bundle, steps), bundle.of("passes-exchanging")
+    batch = int(arms["batch_per_rank"].iloc[0])
+    probes, exchanging = of_usual_batch(probes, exchanging, steps, batch)
     found = {
-        ARMS: _arms(bundle, steps),
+        ARMS: arms,
         STEPS: steps,
         FACTS: _facts(bundle),
         PLACEMENT: bundle.of("placement"),
         SAMPLES: _samples(bundle),
         BUCKETS: _buckets(bundle),
-        PROBES: _probes(bundle, steps),
+        PROBES: probes,
         COSTS: bundle.of("costs"),
         READY_TIMES: bundle.of("gradient-ready-times"),
         **{name: bundle.of(name.removesuffix(".csv")) for name in WIRES.values()},
         STACKS: bundle.of("stacks"),
         STALLS: _stalls(bundle),
         HOST_WAITS: bundle.of("host-waits"),
-        EXCHANGING: bundle.of("passes-exchanging"),
+        EXCHANGING: exchanging,
         TRACE_STEPS: bundle.of("trace-steps"),
         TRACE_OPERATIONS: bundle.of("trace-operations"),
         SURROUNDINGS: bundle.of("surroundings"),

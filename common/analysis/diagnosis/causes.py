@@ -156,7 +156,8 @@ class Case:
         model = self.model_or_none()
         if model is None:
             return None
-        return model.settings.samples / predict(model).step_1_s
+        samples = self.run.samples_per_step / self.ranks if self.run.mixed else None
+        return (samples or model.settings.samples) / predict(model).step_1_s
 
     @property
     def speedup_now(self) -> float | None:

@@ -68,11 +68,11 @@ def oversubscribed_cores(case: Case) -> Verdict | None:
     ratio, sentence = measured
     threshold = CROWDED_RATIO if crowds else TOGETHER_RATIO
     # With cores enough for all, a few disturbed passes must not look like a crowd.
-    doubt = 0.0 if crowds else LIKELY * _together_error(case)
+    doubt = 0.0 if crowds else LIKELY * together_error(case)
     if ratio < threshold + doubt:
         return None
     lost = (1 - 1 / ratio) * _share_on_cores(case)
-    level, reason = confidence(ratio, threshold, _together_error(case))
+    level, reason = confidence(ratio, threshold, together_error(case))
     return Verdict(
         cause="oversubscribed-cores",
         title="ranks share cores",
@@ -137,7 +137,8 @@ def _together(case: Case) -> tuple[float, str] | None:
     )
 
 
-def _together_error(case: Case) -> float:
+def together_error(case: Case) -> float:
+    """Returns the standard error of passes' time together over alone."""
     together, alone = together_times(case)
     ratio = together.groupby("rank").median().mean() / alone.groupby("rank").median().mean()
     errors = [

@@ -33,6 +33,7 @@ from common.analysis.diagnosis.causes_left_behind import (
 )
 from common.analysis.diagnosis.causes_left_behind import slow_rank as slow_rank_of_traces
 from common.analysis.diagnosis.causes_machine import cpu_quota, too_few_threads, wrong_interface
+from common.analysis.diagnosis.causes_padding import padding
 from common.analysis.diagnosis.causes_profiled import by_profile, profiled
 from common.analysis.diagnosis.causes_ranks import slow_rank, slow_update, unequal_lengths
 from common.analysis.diagnosis.causes_script import (
@@ -61,6 +62,7 @@ from common.analysis.diagnosis.evidence import (
     open_evidence,
 )
 from common.analysis.diagnosis.tried import Tried, tried_against, tried_changes
+from common.analysis.diagnosis.unexplained import Unexplained, unexplained
 from common.analysis.style import Table
 from common.errors import UserError
 
@@ -100,6 +102,7 @@ GPU_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
 OF_SCRIPTS: dict[str, Callable[[Case], Verdict | None]] = {
     "hang": hang,
     "slow-update": slow_update,
+    "padding": padding,
     "needless-search": needless_search,
     "garbage-collection": collecting,
     "recompilation": recompiling,
@@ -130,17 +133,24 @@ class Diagnosis:
         not_judged: (cause, why), for lack of a table.
         summary: speedup, efficiency and parts of the step, in a sentence or two.
         tried: changes that were tried on the spot, the best first.
+        unexplained: of what scaling costs; None where it is not known.
     """
 
     verdicts: tuple[Verdict, ...]
     not_judged: tuple[tuple[str, str], ...]
     summary: str
     tried: tuple[Tried, ...] = ()
+    unexplained: Unexplained | None = None
 
     @property
     def healthy(self) -> bool:
-        """Returns True if no cause was found."""
-        return not self.verdicts
+        """Returns True if no cause was found, and none seems to be missing."""
+        return not self.verdicts and not self.much_unexplained
+
+    @property
+    def much_unexplained(self) -> bool:
+        """Returns True if more than a little of the step is not explained."""
+        return self.unexplained is not None and self.unexplained.is_large
 
     def as_json(self) -> dict[str, object]:
         """Returns the diagnosis as JSON can hold it."""
@@ -149,6 +159,7 @@ class Diagnosis:
             "healthy": self.healthy,
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
             "tried": [asdict(each) for each in self.tried],
+            "unexplained": None if self.unexplained is None else asdict(self.unexplained),
             "not_judged": [{"cause": cause, "why": why} for cause, why in self.not_judged],
         }
 
@@ -184,6 +195,7 @@ def examine_case(case: Case) -> Diagnosis:
         not_judged=tuple(not_judged),
         summary=_summary(case),
         tried=tried,
+        unexplained=unexplained(case, verdicts),
     )
 
 
@@ -280,6 +292,10 @@ def lines_of(found: Diagnosis, many_unjudged: int = MANY_UNJUDGED) -> list[str]:
         many_unjudged: with so many causes not judged, finding no other means little.
     """
     lines = _wrapped(found.summary)
+    if found.much_unexplained:
+        lines += _wrapped(found.unexplained.said())
+        if not found.verdicts:
+            lines.append("No cause was found for it.")
     if found.healthy and len(found.not_judged) < many_unjudged:
         lines.append("No limiting cause found.")
     elif found.healthy:
@@ -335,7 +351,8 @@ def diagnosis_table(found: Diagnosis) -> Table:
         for verdict in found.verdicts
     ]
     if not rows:
-        rows = [{"cause": "no limiting cause found", "evidence": found.summary}]
+        told = [found.summary] + [found.unexplained.said()] * found.much_unexplained
+        rows = [{"cause": "no limiting cause found", "evidence": " ".join(told)}]
     columns = ["cause", "takes", "evidence", "confidence", "change", "speedup now", "predicted"]
     numbers = {"speedup now": "{:.2f}", "predicted": "{:.2f}"}
     return Table(pd.DataFrame(rows, columns=columns), numbers)

@@ -51,6 +51,10 @@ COLUMNS = {
     TRACE_OPERATIONS: tables.TRACE_OPERATION_COLUMNS,
 }
 NEEDED = (ARMS, STEPS)
+ELEMENTS = "elements"
+"""Column of the steps and the probes of watched scripts: the size of their batches."""
+ALIKE = 1.2
+"""Batches whose sizes differ by less take equally long, within a machine's noise."""
 
 
 class NotJudged(Exception):
@@ -143,20 +147,50 @@ class Evidence(OfRun):
         return self.unwatched.groupby(STEP)["step_time_ms"].max()
 
     @cached_property
+    def mixed(self) -> bool:
+        """Returns True for a script whose steps differ in the size of their batches.
+
+        No median step stands for all of them then: means do.
+        """
+        if not self.watched:
+            return False
+        column = ELEMENTS if ELEMENTS in self.measured else "padded_tokens"
+        sizes = self.by_step(column).mean(axis=1)
+        return bool(sizes.quantile(0.95) > ALIKE * sizes.quantile(0.05))
+
+    def usual(self, column: str) -> pd.Series:
+        """Returns a column of the usual step, by rank; of mixed steps the mean unwatched one's."""
+        if self.mixed:
+            return self.unwatched.groupby("rank")[column].mean()
+        return self.by_step(column).median()
+
+    @cached_property
     def step_ms(self) -> float:
-        """Returns the median over rounds of a round's median step, as a sweep's speedups do."""
+        """Returns the median over rounds of a round's median step, as a sweep's speedups do.
+
+        Of mixed steps it is the mean.
+        """
+        if self.mixed:
+            return float(self.step_times_ms.mean())
         return float(step_times_by_round(self.measured)[self.arm["arm"]].median())
 
     @cached_property
     def noise(self) -> float:
-        """Returns the standard error of the median step, as a share of it."""
+        """Returns the standard error of ``step_ms``, as a share of it."""
+        if self.mixed:
+            return float(self.step_times_ms.sem()) / self.step_ms
         return standard_error(self.step_times_ms) / self.step_ms
 
     @property
+    def samples_per_step(self) -> float:
+        """Returns the samples that all ranks together take in the step of ``step_ms``."""
+        samples = self.unwatched.groupby(STEP)["samples"].sum()
+        return float(samples.mean() if self.mixed else samples.median())
+
+    @property
     def throughput(self) -> float:
-        """Returns the samples of all ranks per second, at the median unwatched step."""
-        samples = self.unwatched.groupby(STEP)["samples"].sum().median()
-        return float(samples) / self.step_ms * 1e3
+        """Returns the samples of all ranks per second, at the usual unwatched step."""
+        return self.samples_per_step / self.step_ms * 1e3
 
     @property
     def batch_per_rank(self) -> int:

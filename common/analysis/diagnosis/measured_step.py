@@ -12,6 +12,7 @@ from common.analysis.diagnosis.evidence import (
     ALL_REDUCE,
     BUCKETS,
     COSTS,
+    ELEMENTS,
     FACTS,
     PLACEMENT,
     PROBES,
@@ -34,8 +35,6 @@ from common.perfmodel.tables import read_all_reduce, read_all_reduce_samples, re
 
 MOST_DRIFT = 1.5
 """A machine's speed has not been seen to change by more between a run and its probes."""
-ALIKE = 1.2
-"""Batches whose sizes differ by less take equally long, within a machine's noise."""
 WIRES = {
     "float32": ALL_REDUCE,
     "float16": "allreduce-samples-float16.csv",
@@ -86,16 +85,16 @@ def step_model(evidence: Evidence, *, gradient_as_bucket_view: bool | None = Non
     several = probes[together] if together.any() else probes
     drift, uneven = _in_the_step(evidence, several)
     besides_s = 0.0
-    if drift > MOST_DRIFT and evidence.watched and _alike(evidence):
+    if drift > MOST_DRIFT and evidence.watched and not evidence.mixed:
         # No machine does that: the script's forward pass does something that its model does not.
-        forward_ms = evidence.by_step("forward_time_ms").median().min() / evidence.accumulation
+        forward_ms = evidence.usual("forward_time_ms").min() / evidence.accumulation
         besides_s, drift = forward_ms * (1 - 1 / drift) / 1e3, 1.0
     samples = evidence.timed.groupby("rank")["samples"].median().max()
     data_ms = evidence.by_step("data_time_ms").median().max()
     model = StepModel(
         ranks=evidence.world_size,
         settings=step_settings(evidence, profile),
-        together=_scaled(_passes(several), drift * uneven, besides_s),
+        together=_scaled(pass_times(several), drift * uneven, besides_s),
         alone=_scaled(_alone(several, probes[~together]), drift, besides_s),
         profile=profile,
         networks=networks,
@@ -103,7 +102,7 @@ def step_model(evidence: Evidence, *, gradient_as_bucket_view: bool | None = Non
         gradient_as_bucket_view=gradient_as_bucket_view,
         optimizer_s=_mean_rank(several, "optimizer_time_ms").median() / 1e3,
         data_s_per_sample=float(data_ms / samples / 1e3) if samples else 0.0,
-        shares_cores=_shares_cores(evidence),
+        shares_cores=shares_cores(evidence),
     )
     return calibrated(model, evidence.step_ms / 1e3)
 
@@ -224,7 +223,12 @@ def _in_the_step(evidence: Evidence, several: pd.DataFrame) -> tuple[float, floa
     runs; it is one rank's as well. Ranks that are slower in turns make the slowest of a step slower
     than the mean rank: that is the ranks' waiting, over what they compute.
     """
-    forward_ms = evidence.by_step("forward_time_ms").median() / evidence.accumulation
+    forward_ms = evidence.usual("forward_time_ms") / evidence.accumulation
+    if evidence.mixed and ELEMENTS in evidence.measured:
+        # Probes are of the mean over all ranks; of few steps, each rank has its own mean.
+        sizes, line = evidence.usual(ELEMENTS), pass_times(several).forward
+        batches = evidence.batch_per_rank * sizes / sizes.mean()
+        forward_ms = forward_ms * line.time_s(evidence.batch_per_rank) / line.time_s(batches)
     own = several[several["batch_per_rank"] == evidence.batch_per_rank]
     drift = uneven = 1.0
     if len(own):
@@ -235,12 +239,6 @@ def _in_the_step(evidence: Evidence, several: pd.DataFrame) -> tuple[float, floa
     if parts.compute_ms > 0:
         uneven = 1 + max(0.0, parts.parts_ms["waiting"]) / parts.compute_ms
     return drift, uneven
-
-
-def _alike(evidence: Evidence) -> bool:
-    """Returns True if all steps have about as many padded tokens: then any batch stands for all."""
-    tokens = evidence.by_step("padded_tokens").mean(axis=1)
-    return bool(tokens.quantile(0.95) <= ALIKE * tokens.quantile(0.05))
 
 
 def _scaled(passes: PassTimes, factor: float, besides_s: float) -> PassTimes:
@@ -268,7 +266,7 @@ def _saw_bucket_views(evidence: Evidence) -> bool:
     return bool(flags(facts[BUCKET_VIEW]).all())
 
 
-def _shares_cores(evidence: Evidence) -> bool:
+def shares_cores(evidence: Evidence) -> bool:
     """Returns True if all ranks are on the CPU of one machine without links in between."""
     placement = evidence.tables.get(PLACEMENT)
     if placement is None or placement.empty or evidence.emulated:
@@ -277,7 +275,7 @@ def _shares_cores(evidence: Evidence) -> bool:
     return bool(on_cpu and placement["host"].nunique() == 1)
 
 
-def _passes(probes: pd.DataFrame) -> PassTimes:
+def pass_times(probes: pd.DataFrame) -> PassTimes:
     """Fits lines through the medians of the mean rank's times, over the batch."""
     forward, backward = (
         _mean_rank(probes, column).groupby("batch_per_rank").median() / 1e3
@@ -291,7 +289,7 @@ def _passes(probes: pd.DataFrame) -> PassTimes:
 
 def _alone(several: pd.DataFrame, single: pd.DataFrame) -> PassTimes:
     """Scales the passes of ranks together to one rank alone, which was measured at one batch."""
-    together = _passes(several)
+    together = pass_times(several)
     if single.empty:
         return together
     batch = single["batch_per_rank"].iloc[0]

@@ -22,7 +22,7 @@ from common.analysis.diagnosis.causes import (
     percent,
 )
 from common.analysis.diagnosis.diagnosis import Diagnosis
-from common.analysis.diagnosis.evidence import STEP, Evidence, NotJudged
+from common.analysis.diagnosis.evidence import Evidence, NotJudged
 from common.analysis.diagnosis.measured_step import step_model
 from common.analysis.diagnosis.page_bars import number
 from common.analysis.diagnosis.page_gains import (
@@ -100,7 +100,7 @@ def _source(run: Evidence) -> str:
 def _baseline(found: Diagnosis, case: Case) -> str:
     """Returns how fast the job is, and what that is compared with."""
     run, ranks, now = case.run, case.ranks, case.speedup_now
-    samples = samples_of_a_step(run)
+    samples = run.samples_per_step
     cards = []
     if now is not None and ranks > 1:
         cards = [
@@ -114,31 +114,32 @@ def _baseline(found: Diagnosis, case: Case) -> str:
             f"of the job; {number(run.throughput / ranks)} per rank",
         ),
         ("Global batch", f"{samples:,.0f}", f"samples a step, of {_ranks(ranks)}"),
-        ("Step time", f"{number(run.step_ms)} ms", "the slowest rank's time, the median"),
+        (
+            "Step time",
+            f"{number(run.step_ms)} ms",
+            f"the slowest rank's time, the {'mean' if run.mixed else 'median'}",
+        ),
     ]
     drawn = "".join(
         f'<div><dt>{name}</dt> <dd class="value">{value}</dd> <dd>{said}</dd></div>\n'
         for name, value, said in cards
     )
     told = [*_with_main_cause(found, case), *_compared_with(case)]
+    if found.verdicts and found.much_unexplained:
+        told.append(found.unexplained.said())
     sentences = "".join(f"<p>{html.escape(each)}</p>\n" for each in told)
     return f'<dl class="cards">\n{drawn}</dl>\n{sentences}'
 
 
 def _with_main_cause(found: Diagnosis, case: Case) -> list[str]:
     """Returns a sentence with the speedup that counts more than steps, where the cause does."""
-    if found.healthy or case.ranks == 1 or not counted_in(found.verdicts[0], case):
+    if not found.verdicts or case.ranks == 1 or not counted_in(found.verdicts[0], case):
         return []
     own = found.verdicts[0].speedup_now
     return [
         "That is the speedup of steps alone. With the main cause counted in, which does not show "
         f"in the time of a step, it is {number(own)}: efficiency {percent(own / case.ranks)}."
     ]
-
-
-def samples_of_a_step(run: Evidence) -> float:
-    """Returns the samples that all ranks together take in a step, the median."""
-    return float(run.unwatched.groupby(STEP)["samples"].sum().median())
 
 
 def _ranks(count: int) -> str:
@@ -167,7 +168,7 @@ def _compared_with(case: Case) -> list[str]:
         ]
     return [
         f"The baseline is measured: one rank processes {number(one)} samples/s, a step of "
-        f"{samples_of_a_step(case.baseline):,.0f} samples in {number(case.baseline.step_ms)} ms "
+        f"{case.baseline.samples_per_step:,.0f} samples in {number(case.baseline.step_ms)} ms "
         f"{case.file('steps.csv', case.baseline)}.",
         *_kind_of_scaling(case.run, case.baseline),
     ]
@@ -183,7 +184,7 @@ def _why_not_predicted(case: Case) -> str:
 
 def _kind_of_scaling(run: Evidence, baseline: Evidence) -> list[str]:
     """Returns a sentence on how long a perfect step would be."""
-    mine, theirs = samples_of_a_step(run), samples_of_a_step(baseline)
+    mine, theirs = run.samples_per_step, baseline.samples_per_step
     ranks = run.world_size
     if mine == theirs:
         ideal, kind = baseline.step_ms / ranks, "strong"
@@ -203,6 +204,12 @@ def _verdict(found: Diagnosis, case: Case, notes: Sequence[str]) -> str:
     """Returns the main cause, or that there is none; all else is folded."""
     if found.healthy:
         first = _healthy(found, case)
+    elif not found.verdicts:
+        first = (
+            '<div class="answer"><p class="kind">Not explained</p>\n'
+            "<h3>Something is wrong, and no cause was found for it</h3>\n"
+            f"<p>{html.escape(found.unexplained.said())}</p></div>\n"
+        )
     else:
         main = found.verdicts[0]
         first = (

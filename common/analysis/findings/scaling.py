@@ -26,7 +26,7 @@ def main_cause(folder: Path) -> Found:
     run, arm = _diagnosed_sweep(folder)
     diagnosis = diagnose_folder(run.folder, arm=arm)
     where = (Run(run.folder, folder),)
-    if diagnosis.healthy:
+    if not diagnosis.verdicts:
         return Found("no limiting cause found", diagnosis.summary, MEASURED, where)
     verdict = diagnosis.verdicts[0]
     takes = f"; it takes {verdict.lost_share:.0%} of the step" if verdict.lost_share else ""

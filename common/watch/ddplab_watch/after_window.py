@@ -34,7 +34,7 @@ def probe(watch: Watch) -> None:
     if watch.is_sharded():
         unseen(PASSES, "FSDP")
         return
-    kept = watch.calls.take(step.passes[-1].samples)
+    kept = watch.calls.take()
     is_ddp = isinstance(kept.module, DistributedDataParallel)
     group = kept.module.process_group if is_ddp else None  # under torch.compile it is further in
     if group is None and dist.is_initialized() and watch.ranks > 1:

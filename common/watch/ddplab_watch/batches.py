@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 MASKS = ("attention_mask", "mask", "padding_mask")
+LEAST_ROWS, LEAST_LENGTH, LEAST_RUN = 4, 8, 4
+"""A batch with fewer texts or shorter ones, or whose longest padding is shorter, shows no padding
+without a mask: a few equal numbers at the ends of rows may mean anything."""
 HASHED_BYTES = 512
 """Of each sample, for its identity where a data set has no indices."""
 
@@ -28,32 +31,61 @@ def tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def counts(inputs: Any) -> dict[str, int]:
-    """Returns samples, tokens, padded_tokens and longest of a model's arguments.
+    """Returns samples, tokens, padded_tokens, longest and elements of a model's arguments.
 
     A two-dimensional tensor of whole numbers is taken for texts, one in each row, and a mask of
-    its shape says which of its tokens are real. Anything else has samples only. Reading a mask on
-    a GPU would wait for it, so there all tokens count as real.
+    its shape, or else what stands at the ends of its rows, says which of its tokens are real.
+    Anything else has samples only. Reading a tensor on a GPU would wait for it, so there all tokens
+    count as real. Elements are those of the texts, or of the first tensor.
     """
     found = [(name, tensor) for name, tensor in tensors_in(inputs) if tensor.dim()]
     if not found:
-        return {"samples": 0, "tokens": 0, "padded_tokens": 0, "longest": 0}
+        return {"samples": 0, "tokens": 0, "padded_tokens": 0, "longest": 0, "elements": 0}
     first = found[0][1]
     samples = int(first.shape[0])
     texts = next((t for _, t in found if t.dim() == 2 and is_whole(t)), None)
     if texts is None:
-        return {"samples": samples, "tokens": samples, "padded_tokens": samples, "longest": 1}
+        own = {"samples": samples, "tokens": samples, "padded_tokens": samples, "longest": 1}
+        return own | {"elements": first.numel()}
     padded = texts.numel()
     masks = (t for name, t in found if name in MASKS and t.shape == texts.shape)
     mask = next(masks, None)
     tokens = padded
     if mask is not None and mask.device.type == "cpu":
         tokens = int(torch.count_nonzero(mask))
+    elif mask is None and texts.device.type == "cpu":
+        tokens -= padding_at_ends(texts)
     return {
         "samples": int(texts.shape[0]),
         "tokens": tokens,
         "padded_tokens": padded,
         "longest": int(texts.shape[1]),
+        "elements": padded,
     }
+
+
+def padding_at_ends(texts: Tensor) -> int:
+    """Counts the numbers at the ends of rows that are padding; 0 where they may be something else.
+
+    They are padding if one number ends most of the rows, after texts of different lengths, and
+    stands nowhere within a text. Pixels, labels and features have it elsewhere, too, or in one
+    column alone.
+
+    Args:
+        texts: [rows, length], whole numbers in the host's memory.
+    """
+    rows, length = texts.shape
+    if rows < LEAST_ROWS or length < LEAST_LENGTH:
+        return 0
+    numbers, counted = texts[:, -1].unique(return_counts=True)
+    if int(counted.max()) * 2 <= rows:
+        return 0
+    is_text = texts != numbers[counted.argmax()]
+    lengths = (is_text * torch.arange(1, length + 1)).amax(1)
+    stands_within = int(is_text.sum()) != int(lengths.sum())
+    if stands_within or len(lengths.unique()) < 2 or length - int(lengths.min()) < LEAST_RUN:
+        return 0
+    return texts.numel() - int(lengths.sum())
 
 
 def is_whole(tensor: Tensor) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ddplab_watch import private
-from ddplab_watch.batches import content_hashes, tensors_in
+from ddplab_watch.batches import content_hashes, counts, tensors_in
 from ddplab_watch.loading import SEEN, Loading
 from ddplab_watch.steps import Fetch
 
@@ -22,6 +22,10 @@ class Feed:
         """The one that gave the newest batch."""
         self.on_host: bool | None = None
         """True if the first batch had tensors in the host's memory; None without a tensor."""
+        self.counts_tokens = False
+        """True if a model's own batches cannot be read without waiting for a GPU."""
+        self._tokens: dict[tuple[int, int], int] = {}
+        """Real tokens of the newest batch of each shape, (texts, their padded length)."""
         self._is_first = True
         self._asked: list[Any] = []
         """Indices that the iterator was asked for of late, batch by batch."""
@@ -52,6 +56,9 @@ class Feed:
             devices = {tensor.device.type for _, tensor in tensors_in(batch)}
             self.on_host = "cpu" in devices if devices else None
             self._is_first = False
+        if self.counts_tokens:
+            counted = counts(batch)
+            self._tokens[counted["samples"], counted["longest"]] = counted["tokens"]
         identities = content_hashes(batch) if ids is None else _indices(ids)
         return Fetch(
             loader=private.loader_of(iterator),
@@ -62,6 +69,14 @@ class Feed:
             identities=identities,
             is_hashed=ids is None,
         )
+
+    def tokens_of(self, counted: dict[str, int]) -> int:
+        """Returns the real tokens of a model's batch: of the newest of its shape that was loaded.
+
+        Args:
+            counted: what is known of the model's batch (``batches.counts``).
+        """
+        return self._tokens.get((counted["samples"], counted["longest"]), counted["tokens"])
 
     def _remember(self, iterator: Any, ids: Any) -> None:
         """Keeps which iterator gave the newest batch, and for which indices."""

@@ -1,4 +1,4 @@
-"""The last pass of the window, kept so that it can be run again, and nothing of it left behind.
+"""A pass of the window, kept so that it can be run again, and nothing of it left behind.
 
 A pass is run again from the arguments that the script called its model with, and starts backward
 from the model's outputs with the gradients that the script's own loss gave them: so the loss
@@ -28,8 +28,9 @@ class Kept:
 
     Attributes:
         module: the outermost module, and ``inner`` the same without DDP around it.
-        samples: of its batch.
-        gradients: by the place of an output among all of the pass's tensors.
+        samples, elements: of its batch (``batches.counts``).
+        gradients: by the place of an output among all of the pass's tensors; of the window's last
+            pass, whose batch may have had another size.
         autocast: whether it was on, and the type that it computed in.
     """
 
@@ -38,6 +39,7 @@ class Kept:
     args: tuple
     kwargs: dict
     samples: int
+    elements: int
     gradients: dict[int, Tensor]
     autocast: tuple[bool, torch.dtype]
 
@@ -83,7 +85,7 @@ class Kept:
         with torch.autocast(self.device.type, dtype, enabled=enabled):
             outputs = outputs_of(module(*self.args, **self.kwargs))
         used = [(o, self.gradients[i]) for i, o in enumerate(outputs) if i in self.gradients]
-        return [output for output, _ in used], [gradient for _, gradient in used]
+        return [output for output, _ in used], [fitting(gradient, o) for o, gradient in used]
 
 
 def outputs_of(output: Any) -> list[Tensor]:
@@ -91,6 +93,16 @@ def outputs_of(output: Any) -> list[Tensor]:
     found = list(tensors_in(output))
     named = [tensor for name, tensor in found if name == "loss" and tensor.requires_grad]
     return named or [tensor for _, tensor in found if tensor.requires_grad]
+
+
+def fitting(gradient: Tensor, output: Tensor) -> Tensor:
+    """Returns an output's gradient; one of the same size on the whole if that was of another shape.
+
+    What a pass takes does not depend on the numbers in it.
+    """
+    if gradient.shape == output.shape:
+        return gradient
+    return torch.ones_like(output.detach()) * gradient.abs().mean()
 
 
 def keep_gradients(output: Any, into: dict[int, Tensor]) -> None:

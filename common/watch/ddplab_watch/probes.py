@@ -54,7 +54,7 @@ class Probes:
     """The probes of one rank; all ranks of the team run them together.
 
     Args:
-        kept: the last pass.
+        kept: a pass with a batch of usual size.
         team: the ranks.
         record: where rows go.
         step_s: a step's usual time, which says how much may be repeated.
@@ -215,9 +215,12 @@ class Probes:
         if not here:
             return
         times, ready = self.one_pass(size, watched=together and size == 1.0)
+        batch = max(1, round(self.kept.samples * size))
         self.record.add(
             "probes",
-            batch_per_rank=max(1, round(self.kept.samples * size)),
+            batch_per_rank=batch,
+            size=size,
+            elements=self.kept.elements * batch / max(1, self.kept.samples),
             together=together,
             repeat=repeat,
             **times,
@@ -228,7 +231,8 @@ class Probes:
     def exchanging_pass(self, repeat: int, iteration: int) -> None:
         """Times a pass that sends its gradients while they are computed, and writes its row."""
         times, _ = self.one_pass(1.0, exchange=self.exchange)
-        self.record.add("passes-exchanging", repeat=repeat, iteration=iteration, **times)
+        row = {"repeat": repeat, "iteration": iteration, "elements": self.kept.elements}
+        self.record.add("passes-exchanging", **row, **times)
 
     def one_pass(
         self, size: float, watched: bool = False, exchange: Exchange | None = None

@@ -156,6 +156,7 @@ def of_step(step: Step, clock: Any) -> dict[str, Any]:
         "tokens": sum(p.tokens for p in step.passes),
         "padded_tokens": sum(p.padded_tokens for p in step.passes),
         "longest": max((p.longest for p in step.passes), default=0),
+        "elements": sum(p.elements for p in step.passes),
         "micro_batches": len(step.passes),
         "step_time_ms": elapsed(step.began, step.ended) * 1e3,
         "data_time_ms": sum(elapsed(p.fetched, p.forward) for p in step.passes) * 1e3,

@@ -47,6 +47,7 @@ class Pass:
     tokens: int = 0
     padded_tokens: int = 0
     longest: int = 0
+    elements: int = 0
     sending: list[tuple[Any, Any]] = field(default_factory=list)
     """Marks of calls of DDP that sent buffers, and of the model inside, which runs after that."""
     backward: Any = None

@@ -255,10 +255,16 @@ class Watch:
                 self.profile_or_end()
 
     def is_last_watched(self) -> bool:
-        """Returns True in the last step of the window, whose pass the probes repeat."""
+        """Returns True in the last step of the window, whose gradients the probes start from."""
         options = self.options
         last = options.last_step + self.profiled_steps
         return options.probe and not options.to_end and self.updated == last - 1
+
+    def is_near_end(self) -> bool:
+        """Returns True in the steps after the window, a pass of which the probes repeat."""
+        options = self.options
+        after_window = self.updated >= options.warmup + options.window
+        return options.probe and not options.to_end and after_window
 
     # Stages -------------------------------------------------------------------------------------
 
@@ -285,7 +291,10 @@ class Watch:
         options = self.options
         self.record = record = Record(self.file(in_group), options.anonymise)
         self.loop = Loop(clock_of(self.device), time.perf_counter, time.process_time)
-        self.calls = Calls(self.loop, self.device, self.is_last_watched)
+        self.feed.counts_tokens = self.device.type != "cpu"
+        self.calls = Calls(
+            self.loop, self.device, self.feed, self.is_near_end, self.is_last_watched
+        )
         self.steps = EndedSteps(self.loop, record, self.feed, options.warmup, self.facts)
         self.memory = Memory(self.device)
         self.pauses = Pauses(self.device)

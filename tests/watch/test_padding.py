@@ -1,0 +1,107 @@
+"""Padding is counted where there is some, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from ddplab_watch.batches import counts
+from ddplab_watch.feed import Feed
+from watch_support import MAIN, SCRIPTS, SHORT, rows_of
+
+
+def texts_of(lengths: list[int], longest: int, pad: int = 0) -> torch.Tensor:
+    numbers = torch.randint(1, 50, (len(lengths), longest), generator=torch.manual_seed(0))
+    is_text = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    return torch.where(is_text, numbers, pad)
+
+
+@pytest.mark.parametrize("pad", [0, -1, 50256])
+@pytest.mark.parametrize(("lengths", "longest"), [([3, 9, 20, 8, 8], 20), ([3, 9, 8, 5], 30)])
+def test_padding_without_a_mask_is_counted(lengths: list[int], longest: int, pad: int) -> None:
+    # Padded to the longest of the batch, and to a length that no text has.
+    counted = counts((texts_of(lengths, longest, pad), torch.zeros(len(lengths))))
+    assert counted["tokens"] == sum(lengths)
+    assert counted["padded_tokens"] == counted["elements"] == len(lengths) * longest
+
+
+NUMBERS = torch.manual_seed(1)
+SEPARATED = torch.randint(1, 50, (8, 40), generator=NUMBERS)
+SEPARATED[:, [10, 21, 39]] = 0
+LAST_EQUAL = torch.randint(1, 50, (8, 40), generator=NUMBERS)
+LAST_EQUAL[:6, 39] = 0
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.randint(0, 2, (16, 40), generator=NUMBERS),
+        torch.randint(0, 256, (16, 784), generator=NUMBERS).clamp(min=128) - 128,
+        torch.nn.functional.one_hot(torch.arange(16) % 10, 12),
+        torch.zeros(16, 40, dtype=torch.long),
+        SEPARATED,
+        LAST_EQUAL,
+        torch.arange(16 * 40).reshape(16, 40) % 7,
+        texts_of([8, 30, 30, 30, 30, 30], 30),
+        texts_of([4, 2, 5], 30),
+    ],
+    ids=[
+        "many labels",
+        "pixels with black edges",
+        "one-hot",
+        "all zero",
+        "packed texts",
+        "a feature in the last column",
+        "counting",
+        "few of the texts",
+        "too few texts",
+    ],
+)
+def test_nothing_else_is_taken_for_padding(batch: torch.Tensor) -> None:
+    counted = counts(batch)
+    assert counted["tokens"] == counted["padded_tokens"] == batch.numel()
+
+
+def test_a_mask_is_believed() -> None:
+    mask = torch.ones(8, 40, dtype=torch.long)
+    mask[:3, 30:] = 0
+    assert counts({"input_ids": SEPARATED, "attention_mask": mask})["tokens"] == 8 * 40 - 3 * 10
+
+
+def test_a_batch_on_a_gpu_is_counted_as_it_was_loaded() -> None:
+    class Loader:
+        """Stands for a loader's iterator."""
+
+    feed, texts = Feed(), texts_of([3, 9, 20, 8], 20)
+    feed.counts_tokens = True
+    iterator = Loader()
+    feed._epoch_of[iterator] = 0
+    feed.fetch(iterator, [0, 1, 2, 3], {"input_ids": texts})
+    on_device = {"input_ids": texts.to("meta")}  # as a GPU's, whose numbers cannot be read here
+    assert counts(on_device)["tokens"] == 80
+    assert feed.tokens_of(counts(on_device)) == 40
+    assert feed.tokens_of(counts({"input_ids": texts[:, :10].to("meta")})) == 40  # of no such shape
+
+
+def test_a_pass_of_usual_size_stands_for_all(rank_server, tmp_path: Path) -> None:
+    # Rank 0's last batch has texts of 8 tokens only, nearly all others have some of 120.
+    settings = {"folder": tmp_path / "bundle", **SHORT}
+    script = [SCRIPTS / "padded.py", "--seed", 411, "--steps", 12, "--width", 8]
+    words = [*(f"{name}={value}" for name, value in settings.items()), *script]
+    done = rank_server.run(MAIN, *map(str, words), ranks=2)
+    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    numbers = random.Random(1)
+    lengths = [120 if numbers.random() < 0.25 else 8 for _ in range(4096)]
+    for rank in (0, 1):
+        steps = [row for row in rows_of(tmp_path, rank, "steps") if not row["warmup"]]
+        [identities] = rows_of(tmp_path, rank, "identities")
+        for number, row in enumerate(steps):
+            own = [lengths[sample] for sample in identities["samples"][number * 16 :][:16]]
+            assert (row["tokens"], row["padded_tokens"]) == (sum(own), 16 * max(own))
+        assert (steps[-1]["longest"] == 8) == (rank == 0)
+        sizes = {row["size"]: row["elements"] for row in rows_of(tmp_path, rank, "probes")}
+        assert sizes == {1.0: 16 * 120, 0.5: 8 * 120, 2.0: 32 * 120}
+        # The output's gradient was that of another batch; passes with an exchange ran, too.
+        assert len(rows_of(tmp_path, rank, "passes-exchanging")) == 5 * 3
