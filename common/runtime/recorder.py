@@ -117,6 +117,7 @@ def record_run(
                     ", ".join(filter(None, notes)),
                     ranks_per_gpu=worker.ranks_per_gpu,
                     rank_hosts=rank_hosts,
+                    group_class=worker.group_class if worker.backend else None,
                 ),
                 settings.run_id or None,
             )
