@@ -78,6 +78,7 @@ def test_the_hardware_line_names_ranks_device_and_backend(record):
         f"2 ranks, {record['cpu']['cores']} cores of {record['cpu']['model']}, gloo"
     )
     on_gpus = record | {"gpus": [{"name": "NVIDIA H200"}] * 8, "backend": "nccl", "world_size": 1}
+    on_gpus |= {"process_group": "ProcessGroupNCCL"}
     assert hardware_line(on_gpus) == "1 rank, NVIDIA H200, nccl"
 
 
