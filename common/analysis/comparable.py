@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from common.errors import NotYetWritten, UserError
 from common.exercises.comparable_runs import Conditions, differing_conditions, differing_setting
-from common.runtime.network import layout_name
+from common.runtime.network import backend_name, layout_name
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def _conditions(name: str, record: Mapping, alone: Collection[str]) -> Condition
         is_emulated=bool((record.get("interconnect") or {}).get("emulated")),
         exchanged=_exchanged(name, record, alone),
         world_size=record.get("world_size"),
-        backend=record.get("backend"),
+        backend=backend_name(record.get("backend"), record.get("process_group")),
         ranks_per_gpu=record.get("ranks_per_gpu", 1),
     )
 

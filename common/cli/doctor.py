@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from common.cli.gpu_checks import Check, reachable_peers
-from common.errors import UserError
+from common.errors import RunFailed, UserError
 from common.runtime.device import granted_gpus, hides_gpus
 from common.runtime.wording import counted
 
@@ -153,6 +153,9 @@ def describe() -> list[tuple[str, str]]:
         )
         if available
     ]
+    nccl = build["nccl"] or "none"
+    if "build_nccl" in build:
+        nccl += f" (torch was built with {build['build_nccl']})"
     # A name and its version stay on a line.
     versions = "  ".join(f"{name}=={version(name) or 'missing'}" for name in PACKAGES)
     return [
@@ -170,7 +173,7 @@ def describe() -> list[tuple[str, str]]:
             os.environ.get("OMP_NUM_THREADS", f"not set ({torch.get_num_threads()})"),
         ),
         ("Python", f"{platform.python_version()} on {platform.system()} {platform.release()}"),
-        ("CUDA build", f"{build['build_cuda'] or 'none'}, NCCL {build['nccl'] or 'none'}"),
+        ("CUDA build", f"{build['build_cuda'] or 'none'}, NCCL {nccl}"),
         ("packages", versions),
     ]
 
@@ -181,6 +184,7 @@ def check_features(found: GpuFacts) -> list[Check]:
         _benchmarks(),
         _gpu(found),
         _all_reduce(),
+        _overlap(),
         _packages("notebooks", ("papermill", "jupyterlab", "ipykernel")),
         _packages("report", ("nbconvert", "pypandoc_binary", "typst")),
         _emulated_hosts(),
@@ -267,6 +271,25 @@ def _all_reduce() -> Check:
         value = torch.ones(4)
         dist.all_reduce(value)
     return Check("all-reduce", bool((value == 1).all()), "one gloo rank", True)
+
+
+def _overlap() -> Check:
+    """Tries the process group of this project's runs on a GPU, and torch's own choice."""
+    import torch
+    import torch.distributed as dist
+
+    from common.cli.gpu_checks import OVERLAP, overlap
+    from common.runtime.network import GROUP_CHOICE
+    from common.runtime.overlap_probe import try_group
+
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        return Check(OVERLAP, False, "not tried: no GPU here")
+    chosen = GROUP_CHOICE in os.environ
+    try:
+        own = None if chosen or not hasattr(dist, "ProcessGroupNCCL2") else try_group("1")
+        return overlap(try_group(), own)
+    except RunFailed as error:
+        return Check(OVERLAP, False, f"not tried: {error}")
 
 
 def _packages(feature: str, names: tuple[str, ...]) -> Check:

@@ -10,10 +10,16 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.runtime.gpus import Gpu, GpuPair
+from common.runtime.network import GROUP_CHOICE
 from common.runtime.wording import counted
 
+if TYPE_CHECKING:
+    from common.runtime.overlap_probe import Tried
+
+OVERLAP = "overlap over NCCL"
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_BYTES = 2**30
 """NVIDIA's recommendation for containers that run NCCL (``--shm-size=1g``)."""
@@ -69,7 +75,7 @@ def several_processes(gpus: Sequence[Gpu]) -> Check | None:
 
 
 def mig_slices(gpus: Sequence[Gpu]) -> Check | None:
-    """Checks for slices of GPUs, which have a part of the memory and are not joined by NCCL."""
+    """Checks for slices of GPUs: they have a part of the memory, and a process sees only one."""
     slices = [gpu for gpu in gpus if gpu.mig_slice]
     if not slices:
         return None
@@ -78,8 +84,8 @@ def mig_slices(gpus: Sequence[Gpu]) -> Check | None:
         "whole GPUs",
         False,
         f"{counted(len(slices), 'MIG slice')} of {' or '.join(sorted(sizes)) or 'unknown size'}: "
-        "one rank each, and NCCL does not join slices; choose a model that fits, and for several "
-        "ranks whole GPUs or --backend gloo",
+        "CUDA shows a process one, so one rank each; choose a model that fits, and for several "
+        "ranks whole GPUs or --backend gloo (NCCL between slices was never tried here)",
     )
 
 
@@ -121,6 +127,30 @@ def peer_access(pairs: Sequence[GpuPair]) -> Check | None:
         f"not between GPUs {shown} ({reasons}): NCCL copies through host memory there, and "
         "measures the host's speed; choose GPUs that NVLink or one PCIe switch joins",
     )
+
+
+def overlap(used: Tried, own: Tried | None) -> Check:
+    """Checks that DDP's exchange over NCCL runs beside the backward pass.
+
+    Args:
+        used: the process group of this project's runs.
+        own: torch's own choice, where it was tried and the user has not chosen.
+    """
+    if used.waits:
+        return Check(
+            OVERLAP,
+            False,
+            f"get_future of {used.group} waits for the all-reduce, so DDP's backward pass does: "
+            f"set {GROUP_CHOICE}=0, or take a torch before 2.15",
+        )
+    detail = f"get_future of {used.group} does not wait"
+    if own and own.group != used.group:
+        detail += f"; that of {own.group}, torch's own choice, "
+        if own.waits:
+            detail += f"does, so runs set {GROUP_CHOICE}=0"
+        else:
+            detail += f"does not either: {GROUP_CHOICE}=1 takes it"
+    return Check(OVERLAP, True, detail)
 
 
 def host_memory(gpus: int, available_bytes: int, model: str = LARGEST_MODEL) -> Check | None:

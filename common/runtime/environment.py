@@ -14,7 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from common.runtime.gpus import GpuFacts, build_versions, cuda_devices, read_gpu_facts
-from common.runtime.network import emulated_network, network_name, ranks_by_host
+from common.runtime.network import (
+    backend_name,
+    emulated_network,
+    network_name,
+    ranks_by_host,
+)
 from common.runtime.paths import project_root
 from common.runtime.process_identity import LAUNCHER, own_identity
 from common.runtime.ranks import current_ranks, listed_hosts
@@ -39,6 +44,7 @@ def describe_environment(
     ranks_per_gpu: int = 1,
     rank_hosts: Sequence[str] = (),
     network: str | None = None,
+    group_class: str | None = None,
 ) -> dict:
     """Returns all that is known of this process's environment, for ``environment.json``.
 
@@ -54,6 +60,7 @@ def describe_environment(
         ranks_per_gpu: above 1 where ranks share a GPU.
         rank_hosts: the host of every rank, in rank order, where they were gathered.
         network: name of the network between the ranks; by default as ``network_name`` finds.
+        group_class: of the process group, where one was joined.
     """
     ranks = current_ranks()
     devices = cuda_devices() if device != "cpu" else []
@@ -66,6 +73,7 @@ def describe_environment(
         world_size=world_size,
         rank_hosts=rank_hosts,
         device_name=device_name,
+        group_class=group_class,
     )
     record = {
         "status": "running",
@@ -86,6 +94,7 @@ def describe_environment(
         "interconnect": _interconnect(network if backend else None),
         "network": network,
         "backend": backend,
+        "process_group": group_class,
         "device": device,
         "device_name": device_name,
         "ranks_per_gpu": ranks_per_gpu,
@@ -116,7 +125,8 @@ def hardware_line(record: dict) -> str:
     if shared > 1 and not emulated_network():  # an emulated network's name has it
         where = f"{shared} ranks on one {where}"
         ranks = "" if record["world_size"] == shared else ranks
-    parts = (ranks, where, record["backend"], record.get("note"))
+    backend = backend_name(record["backend"], record.get("process_group"))
+    parts = (ranks, where, backend, record.get("note"))
     return ", ".join(part for part in parts if part)
 
 

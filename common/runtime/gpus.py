@@ -140,13 +140,22 @@ def cuda_devices() -> list[CudaDevice]:
 
 
 def build_versions() -> dict[str, str | None]:
-    """Returns the CUDA and NCCL versions that this torch was built with; None for one it lacks."""
+    """Returns the versions of CUDA and NCCL in this torch; None for one it lacks.
+
+    Keys: build_cuda, nccl (as loaded), and build_nccl where torch was built with another than this.
+    """
     import torch
 
-    nccl = None
-    if hasattr(torch._C, "_nccl_version"):
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    return {"build_cuda": torch.version.cuda, "nccl": nccl}
+    from common.runtime.nccl import loaded_version
+
+    built = torch.cuda.nccl.version() if hasattr(torch._C, "_nccl_version") else None
+    loaded = loaded_version() or built
+    versions = {"build_cuda": torch.version.cuda, "nccl": _dotted(loaded)}
+    return versions if built == loaded else versions | {"build_nccl": _dotted(built)}
+
+
+def _dotted(version: Sequence[int] | None) -> str | None:
+    return None if version is None else ".".join(map(str, version))
 
 
 def read_gpu_facts(

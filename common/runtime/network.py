@@ -13,6 +13,10 @@ from common.runtime.wording import counted
 
 OVER_LOOPBACK = "TCP over loopback"
 EMULATED_NETWORK = "DDPLAB_EMULATED_NETWORK"
+GROUP_CHOICE = "TORCH_DIST_USE_NCCL2"
+"""Torch's variable, read once, when a process first uses the name ``nccl``."""
+OLD_GROUP = "ProcessGroupNCCL"
+"""The process group of all measurements over NCCL whose record does not name another."""
 
 
 def emulated_network(env: Mapping[str, str] = os.environ) -> dict | None:
@@ -58,6 +62,7 @@ def network_name(
     world_size: int | None = None,
     rank_hosts: Sequence[str] = (),
     device_name: str | None = None,
+    group_class: str | None = None,
 ) -> str | None:
     """Returns a short name of the network between the ranks; None where nothing is exchanged.
 
@@ -69,9 +74,29 @@ def network_name(
         world_size: of the job that this process starts; by default of the job it is a rank of.
         rank_hosts: the host of every rank, in rank order, where they were gathered.
         device_name: of the GPU that ranks share.
+        group_class: of torch's process group, as for ``backend_name``.
     """
-    hosts = ranks_by_host(world_size, rank_hosts)
-    return describe_network(backend, hosts, ranks_per_gpu=ranks_per_gpu, device_name=device_name)
+    return describe_network(
+        backend_name(backend, group_class),
+        ranks_by_host(world_size, rank_hosts),
+        ranks_per_gpu=ranks_per_gpu,
+        device_name=device_name,
+    )
+
+
+def backend_name(backend: str | None, group_class: str | None = None) -> str | None:
+    """Returns ``gloo``, ``nccl``, or ``nccl (ProcessGroupNCCL2)`` for another group than the old.
+
+    DDP overlaps over one and may not over the other (``common.runtime.nccl``), so measurements over
+    them cannot be compared.
+
+    Args:
+        backend: ``nccl``, ``gloo`` or None.
+        group_class: of torch's process group; None where it is not recorded.
+    """
+    if backend != "nccl" or group_class in (None, OLD_GROUP):
+        return backend
+    return f"{backend} ({group_class})"
 
 
 def describe_network(
@@ -85,7 +110,8 @@ def describe_network(
     """Returns the name of a network by what joins it; see ``network_name``.
 
     Args:
-        backend, ranks_per_gpu, device_name: as for ``network_name``.
+        backend: as ``backend_name`` returns it.
+        ranks_per_gpu, device_name: as for ``network_name``.
         hosts: number of ranks on each host.
         env: variables of a rank, which say whether its network is emulated.
     """
@@ -105,14 +131,18 @@ def layout_name(backend: str | None, hosts: Sequence[int]) -> str | None:
     """Returns the name of a network that is not emulated, from the ranks on each host.
 
     Examples: ``NCCL, 2 hosts × 4 ranks``, ``NCCL, hosts with 4 + 2 ranks``, ``TCP over loopback``.
+
+    Args:
+        backend: as ``backend_name`` returns it.
+        hosts: number of ranks on each host.
     """
-    if backend not in ("gloo", "nccl"):
+    if backend is None or not backend.startswith(("gloo", "nccl")):
         return None
     if backend == "gloo" and len(hosts) == 1:
         return OVER_LOOPBACK
     if sum(hosts) == 1:
         return None
-    shown = "NCCL" if backend == "nccl" else backend
+    shown = backend.replace("nccl", "NCCL")
     if len(set(hosts)) > 1:
         return f"{shown}, hosts with {' + '.join(map(str, hosts))} ranks"
     return f"{shown}, {counted(len(hosts), 'host')} × {counted(hosts[0], 'rank')}"

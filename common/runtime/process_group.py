@@ -18,9 +18,11 @@ import torch
 import torch.distributed as dist
 
 from common.errors import Preempted, RunFailed, UserError
+from common.runtime import nccl
 from common.runtime.device import choose_device
 from common.runtime.network import give_gloo_the_interface_of_nccl
 from common.runtime.orphans import die_with_parent
+from common.runtime.private_names import private_name
 from common.runtime.ranks import (
     Ranks,
     current_ranks,
@@ -47,6 +49,8 @@ LOST_PEER = (
     "unhandled system error",
     "communicator was aborted",
     "NCCL watchdog",
+    # ProcessGroupNCCL2's; its others have the words above
+    "NCCL operation failed",
 )
 
 # State of the process, as torch's default group is: what a block must know of the one around it.
@@ -80,6 +84,11 @@ class Worker:
     @property
     def is_main(self) -> bool:
         return self.ranks.is_main
+
+    @property
+    def group_class(self) -> str:
+        """Returns the class of torch's process group; over NCCL there are several."""
+        return nccl.group_class(self.device)
 
     def gather(self, item: object) -> list:
         """Returns the item of every rank, in rank order, on every rank. Not for timed regions."""
@@ -137,7 +146,7 @@ def process_group(
     Args:
         device: ``cpu`` or ``cuda``; by default as ``choose_device`` finds.
         backend: ``nccl`` or ``gloo``; by default NCCL on CUDA and gloo on the CPU. Over gloo ranks
-            may share a GPU.
+            may share a GPU, over NCCL where it is told so (``nccl.shares_gpus``).
         timeout_s: time limit, in seconds, for a collective that waits for a rank; collectives of
             objects have a longer one.
         claim_gpu: make the GPU this process's current device, which creates a context on it. In
@@ -145,7 +154,7 @@ def process_group(
 
     Raises:
         UserError: unknown device or backend, a device that cannot be used, a rank without a GPU,
-            two ranks on one GPU over NCCL.
+            two ranks on one GPU over an NCCL that does not allow it.
     """
     ranks, around = current_ranks(), _joined.get()
     if ranks.launcher == "torchrun":
@@ -160,7 +169,8 @@ def process_group(
         raise UserError("backend nccl needs GPUs; on the CPU use --backend gloo")
 
     if dist.is_initialized() and dist.group.WORLD is _left_behind.get():
-        dist.distributed_c10d._abort_process_group()
+        lost = "a group whose ranks failed cannot be left"
+        private_name(dist.distributed_c10d, "_abort_process_group", lost)()
     if dist.is_initialized():
         found = around or Worker(ranks, torch.device("cpu"), backend)
         chosen = _choose_device(ranks, device_type, backend)
@@ -172,7 +182,9 @@ def process_group(
         chosen, ranks_per_gpu = _agree_on_gpus(ranks, backend, store)
         if claim_gpu:
             torch.cuda.set_device(chosen)
-    give_gloo_the_interface_of_nccl()
+    if backend == "nccl":
+        nccl.choose_group()
+        give_gloo_the_interface_of_nccl()
     dist.init_process_group(
         backend,
         store=store,
@@ -182,6 +194,8 @@ def process_group(
         device_id=chosen if backend == "nccl" else None,
     )
     worker = Worker(ranks, chosen, backend, ranks_per_gpu, _object_group(ranks, timeout_s))
+    if backend == "nccl" and worker.is_main:
+        nccl.warn_of_group(worker.group_class)
     # The half million objects of imported modules stay, so garbage collection can skip them.
     # Benchmarks collect after every DDP instance: 0.4 s each with them, 0.01 s without.
     gc.freeze()
@@ -270,12 +284,12 @@ def _choose_device(ranks: Ranks, device_type: str, backend: str) -> torch.device
     visible = torch.cuda.device_count()
     if visible == 1:  # Slurm's --gpus-per-task shows each rank its own GPU as number 0
         return torch.device("cuda", 0)
-    if ranks.local_rank >= visible and backend == "nccl":
+    if ranks.local_rank >= visible and backend == "nccl" and not nccl.shares_gpus():
         raise UserError(
             f"rank {ranks.rank} on {socket.gethostname()}: local rank {ranks.local_rank}, but "
             f"{visible} GPUs are visible (CUDA_VISIBLE_DEVICES="
-            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}); start one rank per GPU, or use "
-            "--backend gloo, over which ranks can share one",
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}); start one rank per GPU, use "
+            f"--backend gloo, over which ranks can share one, or {nccl.sharing_advice()}",
             this_rank_only=True,
         )
     return torch.device("cuda", ranks.local_rank % visible)
@@ -306,12 +320,14 @@ def _agree_on_gpus(ranks: Ranks, backend: str, store: dist.Store) -> tuple[torch
     Ranks tell each other what they found, so that none waits for one that has no GPU.
 
     Raises:
-        UserError: the same on all ranks; one has no GPU, or two share a GPU over NCCL.
+        UserError: the same on all ranks; one has no GPU, or two share a GPU over NCCL, which must
+            allow it on all.
     """
     try:
         device = _choose_device(ranks, "cuda", backend)
         uuid = torch.cuda.get_device_properties(device).uuid
-        said = {"gpu": f"{socket.gethostname()} GPU {uuid}"}
+        may_share = backend != "nccl" or nccl.shares_gpus()
+        said = {"gpu": f"{socket.gethostname()} GPU {uuid}", "may_share": may_share}
     except UserError as refused:
         said = {"problem": str(refused)}
     store.set(f"gpu/{ranks.rank}", json.dumps(said))
@@ -320,11 +336,12 @@ def _agree_on_gpus(ranks: Ranks, backend: str, store: dist.Store) -> tuple[torch
     if problem is None:
         names = [one["gpu"] for one in found]
         shared = find_shared_device(names)
-        if not shared or backend != "nccl":
+        if not shared or all(one["may_share"] for one in found):
             return device, max(Counter(names).values())
         problem = (
             f"ranks {shared[0]} and {shared[1]} share one GPU ({names[shared[0]]}), which NCCL "
-            "cannot; start as many ranks as there are GPUs, or use --backend gloo"
+            "does not allow by default; start as many ranks as there are GPUs, use --backend gloo, "
+            f"or {nccl.sharing_advice()} on every rank"
         )
     store.set(f"gpu/{ranks.rank}/known", "yes")
     if ranks.is_main:  # may serve the store, which the others still read

@@ -120,6 +120,7 @@ def record_run(
                     ranks_per_gpu=worker.ranks_per_gpu,
                     rank_hosts=rank_hosts,
                     network=network,
+                    group_class=worker.group_class if worker.backend else None,
                 ),
                 settings.run_id or None,
             )

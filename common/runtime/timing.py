@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from common.runtime.private_names import private_name
+
 LAUNCH_S = 50e-6
 """Upper bound on the time in which Python launches one operation and marks its end."""
 MARK_S = 8e-6
@@ -39,6 +41,10 @@ class HostClock:
 
     def wait(self) -> None:
         """Does nothing, as nothing runs asynchronously on the CPU."""
+
+    def has_passed(self, mark: float) -> bool:
+        """Returns True, as a moment of the CPU is one of the past."""
+        return True
 
     def elapsed_s(self, start: float, end: float) -> float:
         """Returns the seconds between two marks."""
@@ -71,11 +77,16 @@ class CudaClock:
         below FASTEST_CLOCK_HZ, the stream is held longer, which does no harm.
         """
         limited_s = min(duration_s, LAUNCHES_AHEAD * LAUNCH_S)
-        torch.cuda._sleep(int(limited_s * FASTEST_CLOCK_HZ))
+        sleep = private_name(torch.cuda, "_sleep", "no stream can be held")
+        sleep(int(limited_s * FASTEST_CLOCK_HZ))
 
     def wait(self) -> None:
         """Blocks until the device has done all that was launched."""
         torch.cuda.synchronize(self.device)
+
+    def has_passed(self, mark: torch.cuda.Event) -> bool:
+        """Returns True if the device has done all that was before the mark in its stream."""
+        return mark.query()
 
     def elapsed_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Returns the seconds between two marks, on the device's clock."""

@@ -56,9 +56,11 @@ FRAMES = ("autograd::", "torch::autograd::")
 OPERATIONS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
 }
-"""Names of collectives by how c10d's begin: ``_allgather_base_`` gathers."""
+"""Names of collectives by how torch's begin, without underscores: c10d's ``_allgather_base_``
+gathers, and so does ProcessGroupNCCL2's ``allGatherSingleImpl``."""
 ITEM_BYTES = {
     # as operators name them
     "float": 4,
@@ -160,7 +162,8 @@ def _operation(record: dict) -> str:
     """Returns the operation of a call, such as ``all_gather``."""
     name = record.get("args", {}).get("Collective name", record["name"])
     name = name.removeprefix("c10d::").strip("_").lower()
-    return next((known for prefix, known in OPERATIONS.items() if name.startswith(prefix)), name)
+    plain = name.replace("_", "")
+    return next((known for prefix, known in OPERATIONS.items() if plain.startswith(prefix)), name)
 
 
 def _message_bytes(record: dict, item_bytes: dict[int, int]) -> int | None:

@@ -284,7 +284,12 @@ def _affordable(allowed: float, spent_s: float, measured: Measured, predicted: P
 
 
 def _hardware(worker: Worker) -> str:
-    environment = describe_environment(worker.backend, worker.device.type, worker.world_size)
+    environment = describe_environment(
+        worker.backend,
+        worker.device.type,
+        worker.world_size,
+        group_class=worker.group_class,
+    )
     network = environment["network"]
     added = worker.backend == "gloo" and network and network not in environment["hardware"]
     return environment["hardware"] + (f", {network}" if added else "")

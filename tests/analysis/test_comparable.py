@@ -142,6 +142,20 @@ def test_hosts_of_other_names_are_no_other_network() -> None:
     require_same(jobs)
 
 
+def test_measurements_over_the_old_group_of_nccl_are_not_compared_with_those_over_another() -> None:
+    known = TWO_HOSTS | {"process_group": "ProcessGroupNCCL"}
+    assert difference([("recorded before the name was", TWO_HOSTS), ("known", known)]) is None
+    new = TWO_HOSTS | {
+        "process_group": "ProcessGroupNCCL2",
+        "network": "NCCL (ProcessGroupNCCL2), 2 hosts × 4 ranks",
+    }
+    assert difference([("old", known), ("new", new)]).startswith("network differs")
+    # A study of scaling: other numbers of ranks may have another network, but no other group.
+    four = {"world_size": 4, "network": "NCCL, 1 host × 4 ranks"}
+    assert difference([("4", known | four), ("8", TWO_HOSTS)]) is None
+    assert difference([("4", known | four), ("8", new)]).startswith("network differs")
+
+
 def test_jobs_of_more_ranks_may_lie_on_more_hosts_than_those_they_are_compared_with() -> None:
     four = TWO_HOSTS | {"world_size": 4, "network": "NCCL, 1 host × 4 ranks"}
     one = TWO_HOSTS | {"world_size": 1, "network": None}

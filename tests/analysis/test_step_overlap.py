@@ -215,14 +215,23 @@ def test_collectives_of_a_gpu_are_read_from_nccls_records(tmp_path):
             asked("allreduce", 30, 7, 7, "Float"),
             asked("wait", 40, 0, 0, "Float"),
             asked("allreduce", 130, 7, 7, "Float"),  # in no step
+            # the same of ProcessGroupNCCL2 (c10d/nccl2/ProcessGroupNCCL.cpp)
+            record("user_annotation", "ProfilerStep#6", 200, 300, MAIN),
+            asked("allGatherSingleImpl", 202, 100, 400, "BFloat16"),
+            asked("all_gather", 212, 400, 100, "BFloat16"),
+            asked("reduceScatterSingleImpl", 220, 400, 100, "Float"),
+            asked("all_reduce", 230, 7, 7, "Float"),
+            asked("wait", 240, 0, 0, "Float"),
+            asked("allToAllSingleImpl", 250, 8, 8, "Float"),
+            asked("all_to_all_v_single", 260, 8, 8, "Float"),
+            asked("broadcast", 270, 2, 2, "Float"),
         ],
     )
     found = collectives_of(path).values.tolist()
-    assert found == [
-        [5, "all_gather", 800, 2],
-        [5, "all_reduce", 28, 1],
-        [5, "reduce_scatter", 1600, 1],
-    ]
+    old = [["all_gather", 800, 2], ["all_reduce", 28, 1], ["reduce_scatter", 1600, 1]]
+    more = [["all_to_all", 32, 2], ["broadcast", 8, 1]]
+    assert [row[1:] for row in found if row[0] == 5] == old
+    assert [row[1:] for row in found if row[0] == 6] == sorted(old + more)
 
 
 # CPU

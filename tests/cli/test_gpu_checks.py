@@ -14,6 +14,7 @@ from common.cli import gpu_checks as checks
 from common.cli.gpu_checks import Check
 from common.cli.gpu_table import gpu_rows
 from common.runtime.gpus import CudaDevice, GpuFacts, GpuPair, read_gpu_facts
+from common.runtime.overlap_probe import Tried
 
 MIB = 2**20
 
@@ -67,6 +68,15 @@ def test_a_slice_is_no_whole_gpu(tmp_path: Path) -> None:
     slices = read_gpu_facts([shown], fake_nvml([whole, part]), tmp_path).gpus
     row(checks.mig_slices(slices), False, "1 MIG slice", "10.0 GiB", "gloo")
     assert checks.mig_slices(pair_of_gpus(tmp_path).gpus) is None
+
+
+def test_a_group_that_waits_and_one_that_does_not_any_more_are_told_with_the_variable() -> None:
+    old, new = Tried("ProcessGroupNCCL", waits=False), Tried("ProcessGroupNCCL2", waits=True)
+    row(checks.overlap(old, None), True, "ProcessGroupNCCL does not wait")
+    row(checks.overlap(old, old), True)  # a torch whose own choice it is
+    row(checks.overlap(old, new), True, "ProcessGroupNCCL2", "runs set TORCH_DIST_USE_NCCL2=0")
+    row(checks.overlap(old, replace(new, waits=False)), True, "TORCH_DIST_USE_NCCL2=1 takes it")
+    row(checks.overlap(new, None), False, "ProcessGroupNCCL2 waits", "TORCH_DIST_USE_NCCL2=0")
 
 
 def test_peers_that_a_job_hides_from_a_rank_are_told_with_the_flags_that_help() -> None:
@@ -144,6 +154,7 @@ def test_a_gpu_that_another_process_holds_is_shown_without_a_context(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", no_context)
+    monkeypatch.setattr(doctor, "_overlap", lambda: Check("overlap", True, "tried elsewhere"))
     [gpu] = [
         check
         for check in doctor.check_features(pair_of_gpus(tmp_path))
@@ -161,9 +172,9 @@ def test_a_driver_is_told_from_none_where_there_is_no_nvidia_smi(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    checks_made = doctor.check_features(GpuFacts(driver))
-    [gpu] = [check for check in checks_made if check.feature == "benchmarks on GPU"]
-    row(gpu, False, reason)
+    checks_made = {check.feature: check for check in doctor.check_features(GpuFacts(driver))}
+    row(checks_made["benchmarks on GPU"], False, reason)
+    row(checks_made["overlap over NCCL"], False, "no GPU here")
 
 
 def test_doctor_shows_the_gpus_and_their_rows(

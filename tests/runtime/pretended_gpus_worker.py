@@ -83,6 +83,9 @@ def properties(index: torch.device | int) -> SimpleNamespace:
 def init_process_group(backend: str, device_id: torch.device | None, **rest: object) -> None:
     """Joins gloo's group, whichever it is to be."""
     assert (backend == "nccl") == (device_id is not None)
+    if settings.how == "registered":
+        dist.Backend._ensure_backend_registered(backend)
+        print(dist.Backend._plugins[backend.upper()].creator_fn.__name__)
     join("gloo", **rest)
 
 
@@ -103,5 +106,7 @@ gpus = mock.patch.multiple(
 blocking_end = mock.patch("torch.distributed.destroy_process_group", wait_for_peers)
 if settings.how != "stopped":
     blocking_end.start()
-with gpus, mock.patch("torch.distributed.init_process_group", init_process_group):
+group_class = {"nccl": "ProcessGroupNCCL", "gloo": "ProcessGroupGloo"}[settings.backend]
+group = mock.patch("common.runtime.nccl.group_class", return_value=group_class)
+with gpus, group, mock.patch("torch.distributed.init_process_group", init_process_group):
     run_script(main, Settings)

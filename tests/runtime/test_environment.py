@@ -83,6 +83,7 @@ def test_the_hardware_line_names_ranks_device_and_backend(record):
         f"2 ranks, {record['cpu']['cores']} cores of {record['cpu']['model']}, gloo"
     )
     on_gpus = record | {"gpus": [{"name": "NVIDIA H200"}] * 8, "backend": "nccl", "world_size": 1}
+    on_gpus |= {"process_group": "ProcessGroupNCCL"}
     assert hardware_line(on_gpus) == "1 rank, NVIDIA H200, nccl"
 
 
@@ -172,6 +173,20 @@ def test_ranks_that_share_a_gpu_say_so_in_network_and_caption(monkeypatch) -> No
     assert hardware_line(on_gpu) == "2 ranks on one NVIDIA H100, gloo"
     on_two = on_gpu | {"world_size": 4}
     assert hardware_line(on_two) == "4 ranks, 2 ranks on one NVIDIA H100, gloo"
+
+
+def test_another_group_than_the_old_is_told_in_network_and_caption(monkeypatch) -> None:
+    be_a_rank(monkeypatch, 2, 2)
+    new = describe_environment("nccl", "cpu", 2, group_class="ProcessGroupNCCL2")
+    assert new["process_group"] == "ProcessGroupNCCL2"
+    assert new["network"] == "NCCL (ProcessGroupNCCL2), 1 host × 2 ranks"
+    assert new["hardware"].endswith(", nccl (ProcessGroupNCCL2)")
+    shared = network_name("nccl", ranks_per_gpu=2, group_class="ProcessGroupNCCL2")
+    assert shared == "nccl (ProcessGroupNCCL2), 2 ranks on one GPU"
+    for backend, group in (("nccl", "ProcessGroupNCCL"), ("gloo", "ProcessGroupGloo")):
+        known = describe_environment(backend, "cpu", 2, group_class=group)
+        before = describe_environment(backend, "cpu", 2)
+        assert (known["network"], known["hardware"]) == (before["network"], before["hardware"])
 
 
 def test_emulated_networks_keep_their_names(monkeypatch) -> None:

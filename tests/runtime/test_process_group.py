@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from rank_support import torchrun_variables
 
 from common.errors import RunFailed, UserError
+from common.runtime.nccl import loaded_version
 from common.runtime.process_group import (
     Worker,
     _choose_device,
@@ -290,6 +292,27 @@ def test_ranks_do_not_share_a_gpu_over_nccl(rank_server):
     assert done.exit_codes == [2, 2]
     assert done.error_line.startswith("error: ranks 0 and 1 share one GPU (")
     assert "--backend gloo" in done.error_line
+    assert "NCCL_MULTI_RANK_GPU_ENABLE=1" in done.error_line
+
+
+@pytest.mark.two_ranks
+@pytest.mark.skipif((loaded_version() or (0,)) < (2, 30), reason="needs NCCL 2.30")
+def test_ranks_share_a_gpu_over_an_nccl_that_is_told_so_on_all_of_them(rank_server, tmp_path):
+    def told(ranks_told: int) -> Callable[[int, int], dict[str, str]]:
+        sharing = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+        return lambda rank, port: (
+            torchrun_variables(rank, 2, port) | (sharing if rank < ranks_told else {})
+        )
+
+    flags = ("--gpus", 1, "--output_dir", tmp_path)
+    done = rank_server.run(PRETENDED, *flags, ranks=2, variables=told(1), timeout_s=20)
+    assert done.exit_codes == [2, 2], done.stderr
+    assert not list(tmp_path.iterdir())
+    done = rank_server.run(PRETENDED, *flags, ranks=2, variables=told(2))
+    assert done.exit_codes == [0, 0], done.stderr
+    assert [json.loads(text) for text in done.stdout] == [[0, 2, 0, 2, "nccl"]] * 2
+    record = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert record["network"].startswith("nccl, 2 ranks on one ")
 
 
 @pytest.mark.two_ranks
@@ -326,6 +349,8 @@ Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
     [
         (dist.DistBackendError(REMOTE), True),
         (dist.DistBackendError("NCCL communicator was aborted on rank 1."), True),
+        (dist.DistBackendError("NCCL operation failed"), True),  # ProcessGroupNCCL2's
+        (dist.DistBackendError("NCCL AllReduce failed: invalid usage \nNCCL Last Error: "), False),
         (dist.DistNetworkError("The client socket has timed out after 60s"), True),
         (RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer"), True),
         (dist.DistBackendError(TWICE), False),
