@@ -117,7 +117,7 @@ class Timetable:
         return any(entry.expected_s is None for entry in self.entries if not entry.is_over)
 
     def time_text(self) -> str:
-        """Returns the time that is left in words; empty where none is, or nothing is known of it."""
+        """Returns the time that is left in words; empty where nothing is, or is known of it."""
         left_s = self.left_s()
         if left_s is None or left_s[1] < 0.5:
             return ""

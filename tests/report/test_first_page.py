@@ -90,7 +90,7 @@ def test_every_form_shows_every_finding_and_what_was_not_run(
         plain = re.sub(r"\s+", " ", form)
         for one in page.answered:
             assert one.question.title in plain
-            assert one.found.value in plain
+            assert one.found.said in plain
         assert plain.count("recorded data, not measured here") == 4
         assert "Not in this run: Assignment 1: Data-parallel training, Assignment 2" in plain
 
