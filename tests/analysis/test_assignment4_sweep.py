@@ -158,9 +158,9 @@ def test_the_machines_sweep_and_the_replay_are_told_apart(run: Path) -> None:
 def test_a_recorded_replay_says_why_it_is_shown_and_not_to_run_again_what_was_just_run(
     tmp_path: Path,
 ) -> None:
-    write_run(tmp_path, label="assignment4")
-    write_sweep(tmp_path / "sweep", [1, 2], "mlp")
-    text = open_assignment4(tmp_path).replay_origin
+    write_run(tmp_path / "run", label="assignment4")
+    write_sweep(tmp_path / "run" / "sweep", [1, 2], "mlp")
+    text = open_assignment4(tmp_path / "run").replay_origin
     assert text.startswith("> **Recorded data, not yours.**")
     assert "this run measured no replay on emulated hosts" in text
     assert "ddplab run" not in text
