@@ -204,8 +204,8 @@ def plan(
         # It sets what the reports of the assignments have set, once more.
         entries[-1].expected_s = entries[-1].expected_s or sum(reports)
     known = any(entry.expected_s is not None for entry in entries)
-    here, elsewhere = "as it did here before", "as on the machine of the recorded runs"
-    return Timetable(entries, (here if own else elsewhere) if known else "")
+    elsewhere = "as on the machine of the recorded runs; the first stages will tell"
+    return Timetable(entries, ("as it did here before" if own else elsewhere) if known else "")
 
 
 def _earlier_times(assignment: str, label: str, output: Path) -> tuple[dict[str, float], bool]:
