@@ -22,6 +22,7 @@ RECORDING_MACHINE = "epyc-2-cores"
 """Machine whose recorded runs are looked for first."""
 GPU_RUNS = "h100-1/one-gpu"
 """Recorded runs on one GPU, whose figures notebooks show beside those of the run."""
+DOCTOR = "`uv run ddplab doctor` says whether this machine can emulate hosts"
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,14 +204,18 @@ def caption_of(environment: Mapping, folder: Path) -> str:
     return f"{environment['hardware']}; {environment['start_time'][:10]}; {kind} {source}"
 
 
-def origin(what: str, recorded: bool, command: str = "") -> str:
+def origin(what: str, recorded: bool, command: str = "", left_out: str = "") -> str:
     """Returns the line that says whose data a notebook shows, as Markdown.
 
     Args:
         what: caption and settings, without a full stop.
         recorded: whether these came with the project.
         command: what measures on the reader's machine, if anything does.
+        left_out: why recorded data are shown beside the reader's own run, and what would measure
+            them: ``command`` made that run.
     """
+    if left_out:
+        return f"> **Recorded data, not yours.** {what}: {left_out}."
     if recorded:
         here = f" `{command}` measures here." if command else ""
         return f"> **Recorded data, not yours.** {what}.{here}"

@@ -124,7 +124,7 @@ def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:
         marks = "".join(f" _({_typst(mark)})_" for mark in one.marks)
         title = _typst_link(one.question.anchor, one.question.title)
         rows.append(
-            f"[{title}], [#strong[{_typst(found.value)}]{marks} \\ "
+            f"[{title}], [#strong[{_typst(found.said)}]{marks} \\ "
             f"#text(size: 7.2pt)[{_typst(found.spread + '.')} "
             f"#emph[{_typst(one.question.meaning)}]]],"
         )
@@ -154,7 +154,7 @@ def print_page(page: FirstPage, console: Console) -> None:
     for one in page.answered:
         marks = "".join(f" [yellow]({escape(mark)})[/yellow]" for mark in one.marks)
         console.print(
-            f"  {escape(one.question.title)}: [bold]{escape(one.found.value)}[/bold]{marks}",
+            f"  {escape(one.question.title)}: [bold]{escape(one.found.said)}[/bold]{marks}",
             highlight=False,
         )
         console.print(Padding(f"[dim]{escape(one.found.spread)}[/dim]", (0, 0, 0, 6)))

@@ -14,3 +14,15 @@ class LocalKernelManager(AsyncKernelManager):
         super().__init__(**settings)
         self._folder = tempfile.TemporaryDirectory(prefix="ddplab-kernel-")
         self.ip = f"{self._folder.name}/socket"
+
+    async def shutdown_kernel(self, now: bool = False, restart: bool = False) -> None:
+        """Asks the kernel to end, and ends it where it does not.
+
+        The inherited method interrupts the kernel first. One that has just answered the last
+        request may still be in its handler, and prints the interrupt as an error. ``now`` makes no
+        difference: a kernel is given a few seconds.
+        """
+        if self.has_kernel:
+            await self.request_shutdown(restart=restart)
+            await self.finish_shutdown(restart=restart)
+        await self.cleanup_resources(restart=restart)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from common.cluster.emulated import why_not
@@ -27,7 +27,14 @@ from common.report.progress import StageProgress
 from common.report.run_page import RunPage
 from common.report.run_watch import RunWatch
 from common.report.stages import Measured, Measuring
-from common.report.timetable import NOTEBOOKS, REPORT, STAGES, plan
+from common.report.timetable import (
+    FIRST_PAGE,
+    NOTEBOOKS,
+    REPORT,
+    REPORT_OF_ALL,
+    STAGES,
+    plan,
+)
 from common.runtime.environment import describe_environment
 from common.runtime.paths import relative_to_project
 from common.runtime.run_directory import RunDirectory
@@ -50,7 +57,7 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
     output = Path(output_dir).absolute()
     named = [load_preset(name, label) for name in (known if what == "all" else [what])]
     presets = [with_dividing_batches(preset, progress.say) for preset in named]
-    titles = {preset.assignment: _titles(preset) for preset in presets}
+    titles = entry_titles(presets)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -65,7 +72,8 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
         for number, preset in enumerate(presets, start=1):
             folders.append(_run_assignment(preset, label, output, watch, measured, kept))
             kept.end_all_but(_places(presets[number:]))
-    with progress.stage("report of all assignments" if len(presets) > 1 else "first page"):
+    last = timetable.entries[-1]
+    with watch.stage(last.assignment, last.key):
         watch.page.write_report(output)
     progress.say(f"Done in {progress.elapsed_s:.0f} s. Report: {_shown(output / 'report.pdf')}")
     progress.say(f"and {_shown(output / 'index.html')}")
@@ -75,12 +83,17 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
     return output
 
 
-def _titles(preset: Preset) -> dict[str, str]:
-    """Returns the title of each stage of a preset, and of what follows them, by its key."""
-    ranks = {stage: count_ranks(stage.ranks) for stage in preset.stages}
-    stages = {stage.key: where_text(stage, ranks) for stage in preset.stages}
-    after = {NOTEBOOKS: counted(len(preset.notebooks), "notebook"), REPORT: "report"}
-    return stages | after
+def entry_titles(presets: Sequence[Preset]) -> dict[str, dict[str, str]]:
+    """Returns the title of all that a run of presets does, by assignment and key, in order."""
+    titles = {}
+    for preset in presets:
+        ranks = {stage: count_ranks(stage.ranks) for stage in preset.stages}
+        stages = {stage.key: where_text(stage, ranks) for stage in preset.stages}
+        after = {NOTEBOOKS: counted(len(preset.notebooks), "notebook"), REPORT: "report"}
+        titles[preset.assignment] = stages | after
+    whole = REPORT_OF_ALL if len(presets) > 1 else FIRST_PAGE
+    titles[presets[-1].assignment][whole] = whole
+    return titles
 
 
 def _places(presets: Iterable[Preset]) -> set[Place]:

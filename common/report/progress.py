@@ -15,17 +15,19 @@ class StageProgress:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
-        self._start = time.monotonic()
+        self._start = self._ended = time.monotonic()
 
     @contextmanager
     def stage(self, name: str, left: Callable[[], str] = str) -> Iterator[Callable[[str], None]]:
         """Shows a stage; yields a function that takes its output lines.
 
+        Its time is counted from the end of the one before.
+
         Args:
             name: of the stage.
             left: returns how much of the run is still to come, in words.
         """
-        start = time.monotonic()
+        start = self._ended
         if not self.console.is_terminal:
             ahead = left()
             self.console.print(f"… {name}{f' ({ahead})' if ahead else ''}", highlight=False)
@@ -42,7 +44,8 @@ class StageProgress:
             except BaseException:
                 self.console.print(f"[red]✗[/red] {name}", highlight=False)
                 raise
-        took = time.monotonic() - start
+        self._ended = time.monotonic()
+        took = self._ended - start
         self.console.print(f"[green]✓[/green] {name:<44} {took:6.1f} s", highlight=False)
 
     def say(self, line: str) -> None:

@@ -85,8 +85,7 @@ class RunPage:
         self._write_pdf(folder, page, [self._documents[assignment]])
 
     def write_report(self, folder: Path) -> None:
-        """Writes ``index.html`` and ``report.pdf`` of a run that is over."""
-        self.write(folder)
+        """Writes ``report.pdf`` of a run that is over."""
         self._write_pdf(folder, self.first(), list(self._documents.values()))
 
     def _planned(self) -> set[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from common.report import first_page
 from common.report.progress import StageProgress
 from common.report.run_page import RunPage
-from common.report.timetable import COPIED, DONE, FAILED, LEFT_OUT, Timetable, duration_text
+from common.report.timetable import COPIED, DONE, FAILED, LEFT_OUT, Timetable
 
 
 class RunWatch:
@@ -25,13 +25,12 @@ class RunWatch:
 
     def announce(self) -> None:
         """Says how many stages there are and how long they will take, and makes the first page."""
-        count, left_s = len(self.timetable.entries), self.timetable.left_s()
-        if left_s is not None:
-            least = "at least" if self.timetable.has_unknown else "about"
-            took = f": {least} {duration_text(left_s)}, if it goes {self.timetable.source}"
-        else:
-            took = "; how long they take is not known yet"
-        self.progress.say(f"{count} stages{took}")
+        timetable = self.timetable
+        took = timetable.time_text()
+        how_long = (
+            f": {took}, {timetable.basis}" if took else "; how long they take is not known yet"
+        )
+        self.progress.say(f"{len(timetable.entries)} stages{how_long}")
         self._write()
 
     def open(self, assignment: str, run_dir: Path) -> None:

@@ -2,7 +2,8 @@
 
 A run keeps the time of each of its stages (``stages.csv``). The next run of the same preset in the
 same output folder expects the median of the newest of them; the first one expects what was recorded
-(``data/*/stage-times.csv``), on another machine.
+(``data/*/stage-times.csv``), on another machine. What stages then take corrects what is expected of
+the others. A stage is timed from the end of the one before, so that all of a run is counted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ STAGES, RECORDED = "stages.csv", "stage-times.csv"
 COLUMNS = ("stage", "title", "state", "seconds")
 NOTEBOOKS, REPORT = "notebooks", "report"
 """Keys of the entries that follow an assignment's stages."""
+FIRST_PAGE, REPORT_OF_ALL = "first page", "report of all assignments"
+"""Keys of the entry that ends a run of one assignment, and of several."""
 WAITING, RUNNING, DONE = "waiting", "running", "done"
 FAILED, LEFT_OUT, COPIED = "failed", "left out", "copied"
 NEWEST = 5
@@ -60,6 +63,7 @@ class Timetable:
     def __init__(self, entries: Iterable[Entry], source: str = "") -> None:
         self.entries = list(entries)
         self.source = source
+        self._ended = time.monotonic()
 
     def entry(self, assignment: str, key: str) -> Entry:
         """Returns a stage; one that was not planned is added at the end of its assignment."""
@@ -74,39 +78,68 @@ class Timetable:
     def begin(self, assignment: str, key: str) -> Entry:
         """Notes that a stage has begun."""
         entry = self.entry(assignment, key)
-        entry.state, entry.began = RUNNING, time.monotonic()
+        entry.state, entry.began = RUNNING, self._ended
         return entry
 
     def end(self, entry: Entry, state: str) -> None:
         """Notes how a stage has ended."""
         if entry.state == RUNNING:
-            entry.took_s = time.monotonic() - entry.began
+            self._ended = time.monotonic()
+            entry.took_s = self._ended - entry.began
         entry.state = state
 
-    def left_s(self) -> float | None:
-        """Returns the seconds that the run will still take; None where nothing is known of them."""
+    def left_s(self) -> tuple[float, float] | None:
+        """Returns the least and the most seconds that the run is expected to still take.
+
+        Both are what the stages to come took before, times a pace: that of the stages which are
+        over, and that of the whole run if the others take as long as before. The two meet as the
+        run goes on. None where nothing is known of the stages to come.
+        """
         left = [entry for entry in self.entries if not entry.is_over]
         known = [entry for entry in left if entry.expected_s is not None]
         if left and not known:
             return None
-        return sum(
-            max(0.0, entry.expected_s - (time.monotonic() - entry.began))
-            if entry.state == RUNNING
-            else entry.expected_s
-            for entry in known
-        )
+        took_s = sum(entry.took_s for entry in self._measured)
+        over_s = sum(entry.expected_s for entry in self._measured)
+        ahead_s = sum(entry.expected_s for entry in known)
+        paces = (took_s / over_s, (took_s + ahead_s) / (over_s + ahead_s)) if over_s else (1.0, 1.0)
+        low, high = (sum(_left_of(entry, pace) for entry in known) for pace in sorted(paces))
+        return low, high
+
+    @property
+    def _measured(self) -> list[Entry]:
+        """Returns the stages that were run to their end and of which a time was expected."""
+        return [entry for entry in self.entries if entry.state == DONE and entry.expected_s]
 
     @property
     def has_unknown(self) -> bool:
         """Returns True if a stage is still to come that never ran before."""
         return any(entry.expected_s is None for entry in self.entries if not entry.is_over)
 
-    def left_text(self) -> str:
-        """Returns the time that is left in words; empty where nothing is known of it."""
+    def time_text(self) -> str:
+        """Returns the time that is left in words; empty where nothing is, or is known of it."""
         left_s = self.left_s()
-        if left_s is None:
+        if left_s is None or left_s[1] < 0.5:
             return ""
-        return f"{'at least' if self.has_unknown else 'about'} {duration_text(left_s)} left"
+        low, high = map(duration_text, left_s)
+        if self.has_unknown:
+            return f"at least {low}"
+        if low == high:
+            return f"about {low}"
+        number, _, unit = low.partition(" ")
+        return f"{number if high.endswith(f' {unit}') else low} to {high}"
+
+    def left_text(self) -> str:
+        """Returns ``time_text`` as what is left; empty where that is."""
+        found = self.time_text()
+        return f"{found} left" if found else ""
+
+    @property
+    def basis(self) -> str:
+        """Returns what the time that is left is judged by, in words; empty where by nothing."""
+        if not self.source:
+            return ""
+        return "by the stages so far" if self._measured else f"if it goes {self.source}"
 
     def place_text(self) -> str:
         """Returns how many of the stages are over: ``3 of 24``."""
@@ -120,6 +153,12 @@ class Timetable:
             if entry.assignment == assignment
         ]
         write_atomically(folder / STAGES, pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False))
+
+
+def _left_of(entry: Entry, pace: float) -> float:
+    """Returns the seconds of a stage that are still to come."""
+    spent_s = time.monotonic() - entry.began if entry.state == RUNNING else 0.0
+    return max(0.0, pace * entry.expected_s - spent_s)
 
 
 def duration_text(seconds: float) -> str:
@@ -160,9 +199,13 @@ def plan(
             is_passed_over = (preset.assignment, key) in passed_over
             expected_s = 0.0 if is_passed_over else expected.get(key)
             entries.append(Entry(preset.assignment, key, title, expected_s))
+    reports = [entry.expected_s for entry in entries if entry.key == REPORT]
+    if entries[-1].key in (FIRST_PAGE, REPORT_OF_ALL) and None not in reports:
+        # It sets what the reports of the assignments have set, once more.
+        entries[-1].expected_s = entries[-1].expected_s or sum(reports)
     known = any(entry.expected_s is not None for entry in entries)
-    here, elsewhere = "as it did here before", "as on the machine of the recorded runs"
-    return Timetable(entries, (here if own else elsewhere) if known else "")
+    elsewhere = "as on the machine of the recorded runs; the first stages will tell"
+    return Timetable(entries, ("as it did here before" if own else elsewhere) if known else "")
 
 
 def _earlier_times(assignment: str, label: str, output: Path) -> tuple[dict[str, float], bool]:

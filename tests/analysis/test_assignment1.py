@@ -113,7 +113,10 @@ def test_where_no_run_learned_for_long_the_recorded_one_is_shown_as_such(
     write_training(tmp_path / "recorded" / "a", "DDP", 2)
     write_training(tmp_path / "recorded" / "b", "DDP", 2, [5.0] * 20)
     monkeypatch.setattr(runs, "recorded_assignment", lambda assignment: tmp_path / "recorded")
-    assert open_learning(tmp_path / "mine").folder == tmp_path / "recorded"
+    mine = open_learning(tmp_path / "mine")
+    assert mine.folder == tmp_path / "recorded"
+    assert mine.learning_origin.startswith("> **Recorded data, not yours.**")
+    assert "ddplab run assignment1" not in mine.learning_origin  # which made the run without it
     # a run that has one is shown itself
     assert open_learning(tmp_path / "recorded").learning.settings["num_steps"] == 20
 

@@ -155,6 +155,17 @@ def test_the_machines_sweep_and_the_replay_are_told_apart(run: Path) -> None:
     assert "made up; 2026-11-21; run sweep" in lab.sweep.caption
 
 
+def test_a_recorded_replay_says_why_it_is_shown_and_not_to_run_again_what_was_just_run(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path / "run", label="assignment4")
+    write_sweep(tmp_path / "run" / "sweep", [1, 2], "mlp")
+    text = open_assignment4(tmp_path / "run").replay_origin
+    assert text.startswith("> **Recorded data, not yours.**")
+    assert "this run measured no replay on emulated hosts" in text
+    assert "ddplab run" not in text
+
+
 def test_speedups_and_laws_are_those_the_run_was_made_with(run: Path) -> None:
     [series] = open_assignment4(run).replay.series
     ranks = series.table["world_size"].to_numpy()

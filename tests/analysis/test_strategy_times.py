@@ -370,3 +370,4 @@ def test_where_hosts_cannot_be_emulated_recorded_ones_are_shown_with_the_reason(
     assert run.left_out == "no tc here"
     assert "Recorded data, not yours" in run.origin
     assert "no tc here" in run.origin
+    assert "ddplab run" not in run.origin  # which made the run that has none

@@ -5,19 +5,30 @@ Nothing of the project computes here but the model whose predictions are judged:
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
+from common.analysis.buckets.choice import choice_facts
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
+from common.analysis.data_parallel.strategy_times import open_strategies
+from common.analysis.data_parallel.tables import NOISE_COLUMN, exchange_shown, times_shown
+from common.analysis.diagnosis.changes import changes_table, open_changes
 from common.analysis.findings.collect import QUESTIONS, findings_of
 from common.analysis.findings.figures import FIGURES, figure_of
 from common.analysis.findings.finding import Finding
+from common.analysis.micro_batches.lab import open_assignment3
+from common.analysis.micro_batches.mode_tables import verdicts_shown
+from common.report.first_page import FirstPage, print_page
+from common.report.first_page import as_html as first_page_html
 from common.runtime.paths import project_root
 
 DATA = project_root() / "data"
@@ -244,6 +255,122 @@ def test_the_change_that_was_predicted_to_help_most_and_what_it_achieved(
     assert one.value.startswith(f"{best}: {speedup('none'):.2f} → {speedup(best):.2f} ")
     assert f"predicted {proposals[best]:.2f}" in one.spread
     assert f"{proposals[best] / speedup(best) - 1:+.0%}" in one.spread
+
+
+def every_form(*findings: Finding) -> str:
+    """Returns all that the first page says of some findings, in the terminal and in a browser."""
+    page = FirstPage(machine=("a machine",), findings=findings, figures=())
+    console = Console(file=io.StringIO(), width=200)
+    print_page(page, console)
+    return " ".join((console.file.getvalue() + first_page_html(page)).split())
+
+
+def noisy_run(target: Path, table: str, scale: Callable[[pd.DataFrame], pd.Series]) -> Path:
+    """Copies the recorded run that has a table and multiplies the times in it, row by row."""
+    assignment = table.split("/")[0]
+    run = target / assignment
+    shutil.copytree(RUNS[assignment], run)
+    path = run / table.removeprefix(f"{assignment}/")
+    rows = pd.read_csv(path)
+    times = [name for name in rows.columns if name.endswith("_time_ms")]
+    rows[times] = rows[times].mul(scale(rows), axis=0)
+    rows.to_csv(path, index=False)
+    return run
+
+
+def in_turns(rows: pd.DataFrame, low: float, high: float) -> pd.Series:
+    """Returns the first factor for rows of even rounds, the other for those of odd ones."""
+    return (rows["round"] % 2).map({0: low, 1: high})
+
+
+def test_what_an_exchange_adds_is_not_said_where_its_section_calls_it_noise(tmp_path: Path) -> None:
+    # DDP as fast as one device without an exchange, give or take: in one round much faster
+    def scale(rows: pd.DataFrame) -> pd.Series:
+        return in_turns(rows, 0.4, 1.0).where(rows["strategy"] == "DDP", 1.0)
+
+    run = noisy_run(tmp_path, "assignment1/compare_strategies/strategy-times.csv", scale)
+    strategies = open_strategies(run)
+    section = exchange_shown(strategies).set_index("micro-batches").iloc[0]
+    assert section[NOISE_COLUMN] == "no"
+    assert section["longer by"] < -0.1  # no exchange takes less than no time
+    [one] = findings_of("assignment1", run)
+    text = every_form(one)
+    assert f"{section['longer by']:.0%}" not in text
+    assert "the exchange adds" not in text.replace("noise: what the exchange adds", "")
+    assert "hidden by noise: what the exchange adds" in text
+    # the speedup is above 1 in both rounds, and is said
+    assert re.search(r"\d\.\d\d times on 2 ranks, efficiency \d+%", text)
+
+
+def test_a_speedup_that_rounds_do_not_agree_on_is_not_said(tmp_path: Path) -> None:
+    def scale(rows: pd.DataFrame) -> pd.Series:
+        return in_turns(rows, 0.8, 2.5).where(rows["strategy"] == "DDP", 1.0)
+
+    run = noisy_run(tmp_path, "assignment1/compare_strategies/strategy-times.csv", scale)
+    row = times_shown(open_strategies(run), ("DDP",)).set_index("micro-batches").iloc[0]
+    low, high = numbers(row["over the rounds"].replace("–", " "))
+    assert low < 1 < high
+    text = every_form(*findings_of("assignment1", run))
+    assert "hidden by noise: whether 2 ranks are faster than one device" in text
+    assert "efficiency" not in text
+    assert f"{low:.2f} to {high:.2f} times over rounds" in text
+
+
+def test_modes_that_do_not_differ_have_no_ratio(tmp_path: Path) -> None:
+    def scale(rows: pd.DataFrame) -> pd.Series:
+        factors = (rows["step"] % 2).map({0: 0.5, 1: 2.5})
+        return factors.where(rows["mode"] == "dynamic", 1.0)
+
+    run = noisy_run(tmp_path, "assignment3/compare_modes/mode-times.csv", scale)
+    comparison = open_assignment3(run).comparison
+    section = verdicts_shown(comparison).loc["dynamic"]
+    assert section["differs from static"] == "no"
+    text = every_form(*findings_of("assignment3", run))
+    assert "hidden by noise: whether it differs from static's step" in text
+    assert f"{section['step over static']:.2f} of static" not in text
+
+
+def test_a_change_that_cannot_be_told_from_none_has_no_speedup(tmp_path: Path) -> None:
+    folder = "assignment4/emulated-2x1gbit/verify_changes"
+    arms = pd.read_csv(RUNS["assignment4"].parent / folder / "arms.csv")
+    alone = arms.loc[arms["world_size"] == 1, "arm"]
+
+    def scale(rows: pd.DataFrame) -> pd.Series:
+        return in_turns(rows, 0.1, 10.0).where(~rows["arm"].isin(alone), 1.0)
+
+    noisy_run(tmp_path, f"{folder}/steps.csv", scale)
+    changes = open_changes(tmp_path / folder)
+    table = changes_table(changes)
+    section = pd.DataFrame(table.cells, columns=table.columns).set_index("change")
+    best = section.iloc[1:]["predicted speedup"].astype(float).idxmax()
+    assert section.loc[best, "told from no change"] == "no"
+    one = findings_of("assignment4", tmp_path / "assignment4")[1]
+    text = every_form(one)
+    assert f"hidden by noise: what {best} brings" in text
+    assert f"→ {section.loc[best, 'achieved']}" not in text
+    assert section.loc[best, "95 % interval"] in text
+
+
+def test_caps_whose_differences_are_noise_have_no_best_and_no_gain(tmp_path: Path) -> None:
+    def halves(rows: pd.DataFrame) -> pd.Series:
+        # two rounds of each cap last twice as long: of neighbours, such as the default and 1 MiB,
+        # not the same ones
+        caps = rows["bucket_cap_mib"].fillna(0.99).rank(method="dense").astype(int)
+        return (rows["round"] // 2 + caps) % 2 + 1
+
+    table = "assignment2/emulated-2x1gbit/ddp_benchmark/ddp-times.csv"
+    run = noisy_run(tmp_path, table, halves)
+    best, gain, error = findings_of("assignment2", run)
+    network = measured_networks(open_run(run))[0]
+    accuracy = network.accuracy()
+    regret = choice_facts(accuracy, network.model.best_cap())
+    assert regret["regret can be told from noise"] == "no"
+    text = every_form(best, gain, error)
+    assert f"{accuracy.median_error:.1%} in the median" not in text
+    assert "hidden by noise: the median error" in text
+    assert "hidden by noise: which of the 7 measured caps is best" in text
+    assert "hidden by noise: whether it gains anything" in text
+    assert not re.search(r"best of the \d+ measured|% of the backward pass", text)
 
 
 def test_a_run_without_a_table_says_what_is_not_there(tmp_path: Path) -> None:

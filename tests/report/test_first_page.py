@@ -12,6 +12,7 @@ import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -24,6 +25,7 @@ from common.errors import RunFailed
 from common.report import first_page, run_page
 from common.report.document import write_pdf
 from common.report.first_page import FirstPage
+from common.report.pipeline import entry_titles
 from common.report.presets import load_preset
 from common.report.progress import StageProgress
 from common.report.run_page import RunPage
@@ -88,7 +90,7 @@ def test_every_form_shows_every_finding_and_what_was_not_run(
         plain = re.sub(r"\s+", " ", form)
         for one in page.answered:
             assert one.question.title in plain
-            assert one.found.value in plain
+            assert one.found.said in plain
         assert plain.count("recorded data, not measured here") == 4
         assert "Not in this run: Assignment 1: Data-parallel training, Assignment 2" in plain
 
@@ -174,7 +176,7 @@ def test_the_time_left_is_that_of_earlier_runs_of_the_same_preset(tmp_path: Path
     titles = {"assignment0": {"throughput": "throughput (1 rank)", "new": "never run"}}
     timetable = plan([preset], "smoke", tmp_path, titles, with_hosts=True)
     assert timetable.left_text() == "at least 20 s left"  # the median; one stage is unknown
-    assert timetable.source == "as it did here before"
+    assert timetable.basis == "if it goes as it did here before"
     timetable.end(timetable.begin("assignment0", "throughput"), DONE)
     assert timetable.left_text() == ""
     assert timetable.place_text() == "1 of 2"
@@ -188,7 +190,7 @@ def test_the_first_run_expects_what_was_recorded(tmp_path: Path) -> None:
     recorded = pd.read_csv(DATA / "stage-times.csv").query("preset == 'laptop'")
     own = recorded[recorded["assignment"] == "assignment2"].set_index("stage")["seconds"]
     expected = own.reindex([stage.key for stage in preset.stages]).sum()
-    assert timetable.left_s() == pytest.approx(expected)
+    assert timetable.left_s() == pytest.approx((expected, expected))
 
 
 def test_stages_that_are_copied_or_left_out_take_no_time(tmp_path: Path) -> None:
@@ -203,7 +205,64 @@ def test_stages_that_are_copied_or_left_out_take_no_time(tmp_path: Path) -> None
     assert timetable.left_text() == f"about {own['seconds'].sum() / 60:.0f} minutes left"
     timetable = plan(presets, "laptop", tmp_path, titles, with_hosts=False)
     here = own[~own["stage"].str.startswith("emulated-")]
-    assert timetable.left_s() == pytest.approx(here["seconds"].sum())
+    assert timetable.left_s() == pytest.approx((here["seconds"].sum(),) * 2)
+
+
+def test_the_report_of_all_is_a_stage_of_the_run_and_expected_to_take_as_long_as_the_others(
+    tmp_path: Path,
+) -> None:
+    recorded = pd.read_csv(DATA / "stage-times.csv").query("preset == 'laptop'")
+    for names in (["assignment0"], ["assignment0", "assignment1"]):
+        presets = [load_preset(name, "laptop") for name in names]
+        timetable = plan(presets, "laptop", tmp_path, entry_titles(presets), with_hosts=True)
+        own = recorded[recorded["assignment"].isin(names)]
+        reports_s = own.loc[own["stage"] == "report", "seconds"].sum()
+        # one entry more than was recorded: the last one
+        assert len(timetable.entries) == len(own) + 1
+        assert timetable.left_s()[1] == pytest.approx(own["seconds"].sum() + reports_s)
+        for entry in timetable.entries[:-1]:
+            timetable.end(entry, DONE)
+        assert timetable.place_text() == f"{len(own)} of {len(own) + 1}"
+
+
+def test_stages_that_take_longer_than_before_correct_what_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: seconds[0])
+    monkeypatch.setattr("common.report.timetable.time", clock)
+    stages = [Entry("assignment0", name, name, 100.0) for name in "abcd"]
+    timetable = Timetable(stages, "as it did here before")
+    assert timetable.left_text() == "about 7 minutes left"
+    # ranks begin 20 s before the stage does: these are a part of it, as the run takes them
+    seconds[0] = 20
+    entry = timetable.begin("assignment0", "a")
+    seconds[0] = 150
+    timetable.end(entry, DONE)
+    assert entry.took_s == 150
+    # three to come: 1.5 times as long, too; or as before, so that four take 450 s
+    assert timetable.left_s() == pytest.approx((3 * 450 / 4, 450))
+    assert timetable.left_text() == "6 to 8 minutes left"
+    assert timetable.basis == "by the stages so far"
+    timetable.begin("assignment0", "b")
+    seconds[0] = 250
+    assert timetable.left_s() == pytest.approx((3 * 450 / 4 - 100, 350))
+    seconds[0] = 700  # longer than anything foretold: the others are still to come
+    assert timetable.left_s() == pytest.approx((2 * 450 / 4, 300))
+    for left in stages[1:]:
+        timetable.end(left, DONE)
+    assert timetable.left_text() == ""
+
+
+def test_a_run_counts_its_seconds_from_the_end_of_the_stage_before() -> None:
+    progress = StageProgress(Console(file=io.StringIO(), width=80))
+    time.sleep(0.3)
+    for name in ("a", "b"):
+        with progress.stage(name):
+            time.sleep(0.1)
+        time.sleep(0.2)
+    said = re.findall(r"([\d.]+) s$", progress.console.file.getvalue(), re.MULTILINE)
+    assert 0.7 <= sum(map(float, said)) <= progress.elapsed_s
 
 
 def test_an_output_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

@@ -127,6 +127,25 @@ def test_a_notebook_that_needs_an_unwritten_task_is_left_out(tmp_path: Path) -> 
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_a_kernel_that_is_slow_to_finish_its_last_answer_ends_without_an_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # nbclient's last request is for the kernel's name; it ends the kernel as soon as that is sent
+    notebook = nbformat.v4.new_notebook()
+    slow = """import time
+handlers = get_ipython().kernel.shell_handlers
+answer = handlers["kernel_info_request"]
+async def slow(*message):
+    await answer(*message)
+    time.sleep(0.5)
+handlers["kernel_info_request"] = slow"""
+    notebook.cells = [nbformat.v4.new_code_cell(slow)]
+    nbformat.write(notebook, tmp_path / "slow.ipynb")
+    [done], errors = execute_notebooks([tmp_path / "slow.ipynb"], tmp_path / "out", {})
+    assert (done.name, errors) == ("slow.ipynb", [])
+    assert "KeyboardInterrupt" not in capfd.readouterr().err
+
+
 def test_a_run_directory_that_is_none_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such run directory"):
         measurements.open_run(tmp_path / "nowhere")

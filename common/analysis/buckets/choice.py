@@ -70,7 +70,7 @@ def choice_facts(accuracy: Accuracy, best: BestCap) -> dict[str, str]:
     """Returns the cap that the model chooses, of the measured ones and of all, and its cost."""
     chosen = accuracy.predicted_best_mib
     facts = {
-        "regret can be told from noise": "yes" if accuracy.regret > accuracy.noise_floor else "no",
+        "regret can be told from noise": "yes" if accuracy.regret_is_clear else "no",
         "predicted best of the measured caps": f"{chosen:g} MiB",
         "measured best": f"{accuracy.measured_best_mib:g} MiB",
         "regret of the prediction": f"{accuracy.regret:.1%}",

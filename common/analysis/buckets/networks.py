@@ -17,7 +17,7 @@ from common.analysis.buckets.measurements import (
 )
 from common.analysis.buckets.sweep import Accuracy, BucketSweep, evaluate, read_sweep
 from common.analysis.comparable import network_of
-from common.analysis.runs import Run, recorded_assignment
+from common.analysis.runs import DOCTOR, Run, origin, recorded_assignment
 from common.errors import UserError
 from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.ddp.profile import DdpCosts
@@ -87,14 +87,8 @@ class Networks:
     def origin(self) -> str:
         """Returns whose data these are, and why there are none of the reader's own, as Markdown."""
         names = " and ".join(run.name for run in self.runs if not run.links.empty)
-        if self.left_out:
-            return (
-                f"> **Recorded data, not yours** ({names}): {self.left_out}. "
-                "`uv run ddplab doctor` says whether this machine can emulate hosts."
-            )
-        if self.recorded:
-            return f"> **Recorded data, not yours** ({names}). `{COMMAND}` measures here."
-        return f"> Measured in this run: {names}."
+        left_out = f"{self.left_out}; {DOCTOR}" if self.left_out else ""
+        return origin(names, self.recorded, COMMAND, left_out)
 
 
 def open_networks(run_dir: str | Path | None = None) -> Networks:

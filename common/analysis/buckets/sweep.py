@@ -180,6 +180,11 @@ class Accuracy:
     measured_best_mib: float
     regret: float
 
+    @property
+    def regret_is_clear(self) -> bool:
+        """Returns True if the regret can be told from noise; of a single round, it never can."""
+        return self.regret > self.noise_floor
+
 
 def evaluate(sweep: BucketSweep, predicted_s: Mapping[float, float]) -> Accuracy:
     """Compares predicted backward times (seconds by cap in MiB) with a sweep's medians.

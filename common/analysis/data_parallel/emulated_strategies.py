@@ -36,7 +36,6 @@ ALONE, COLLECTIVES = "alone-times.csv", "collective-times.csv"
 COLLECTIVE_COLUMNS = ("operation", "size_bytes", "round", "iteration", "rank", "time_ms")
 LOCAL_COLUMNS = ("accumulation", "round", "iteration", "rank", "before_time_ms", "update_time_ms")
 PREDICTED = ("DDP", "FULL_SHARD", "SHARD_GRAD_OP", "MY_ZERO1")
-DOCTOR = "`uv run ddplab doctor` says whether this machine can emulate hosts"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +70,8 @@ class EmulatedStrategies:
     @property
     def origin(self) -> str:
         """Returns whose data these are, and why there are none of the reader's own, as Markdown."""
-        what = self.measured.caption
-        if self.left_out:
-            what = f"{what}: {self.left_out}; {DOCTOR}"
-        recorded = self.measured.recorded or self.left_out is not None
-        return runs.origin(what, recorded, COMMAND)
+        left_out = f"{self.left_out}; {runs.DOCTOR}" if self.left_out else ""
+        return runs.origin(self.measured.caption, self.measured.recorded, COMMAND, left_out)
 
     def local_parts(self, accumulation: int) -> StepParts:
         """Returns medians over steps of the slowest rank's times.

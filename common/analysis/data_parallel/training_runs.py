@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from common.runtime.paths import relative_to_project
 ASSIGNMENT = "assignment1"
 COMMAND = "uv run ddplab run assignment1"
 """Measures everything that this package reads."""
+NO_LEARNING = "the run that is shown has none of so many steps; `--preset laptop` has one"
 STEPS, MEMORY, TIMES = "training-steps.csv", "memory.csv", "strategy-times.csv"
 ORDER = ("single", "local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", *EXERCISES)
 """The order of strategies in tables and figures."""
@@ -138,11 +139,13 @@ class Training:
         folder: the folder that was named or chosen.
         compared: one run per strategy and number of ranks, with the same settings otherwise.
         learning: a run apart from these, of more steps, on text of known entropy; or None.
+        left_out: why ``learning`` is recorded and not of the reader's own run; empty where it is.
     """
 
     folder: Path
     compared: tuple[TrainingRun, ...]
     learning: TrainingRun | None
+    left_out: str = ""
 
     @property
     def recorded(self) -> bool:
@@ -164,7 +167,7 @@ class Training:
     @property
     def learning_origin(self) -> str:
         """Returns whose data the long run is, as Markdown."""
-        return runs.origin(self.learning.opened.caption, self.recorded, COMMAND)
+        return runs.origin(self.learning.opened.caption, self.recorded, COMMAND, self.left_out)
 
     def names(self) -> list[str]:
         """Returns names of the compared runs, with ranks where a strategy ran on several."""
@@ -199,7 +202,9 @@ def open_learning(run_dir: str | Path | None = None) -> Training:
     """
     training = open_training(run_dir)
     if training.learning is None and not training.recorded:
-        training = open_training(runs.recorded_assignment(ASSIGNMENT))
+        training = replace(
+            open_training(runs.recorded_assignment(ASSIGNMENT)), left_out=NO_LEARNING
+        )
     if training.learning is None:
         raise UserError(f"{relative_to_project(training.folder)}: no run that learned for long")
     return training

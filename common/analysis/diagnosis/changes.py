@@ -32,6 +32,7 @@ PREDICTED = (
     "predicted_speedup",
     "predicted_efficiency",
 )
+TOLD = "yes"
 CLOSE = 0.10
 """A prediction this close to what was achieved is called right."""
 
@@ -44,7 +45,8 @@ class Changes:
     global_batch_changed, predicted_speedup, speedup, speedup_low, speedup_high, efficiency, step_ms
     (of all ranks), error (predicted over achieved speedup, minus 1), gain_error (the same of the
     speedups over those without a change: what a machine that has become slower or faster since the
-    sweep does to both sides alike is not in it).
+    sweep does to both sides alike is not in it), told (whether its interval lies apart from that
+    without a change: TOLD, or another word).
     """
 
     table: pd.DataFrame
@@ -141,6 +143,7 @@ def open_changes(folder: Path) -> Changes:
     table = proposals[list(PREDICTED)].join(achieved[columns], on="change")
     table["error"] = table["predicted_speedup"] / table["speedup"] - 1
     table["gain_error"] = (1 + table["error"]) / (1 + table["error"].iloc[0]) - 1
+    table["told"] = _told_apart(table)
     environment = Run(folder, folder).environment
     model = read_table(folder / "facts.csv", ("model",))["model"].iloc[0]
     return Changes(table, caption_of(environment, folder), str(model))
@@ -172,7 +175,6 @@ def changes_table(changes: Changes) -> Table:
     that of the configuration as it was.
     """
     shown = changes.table.assign(
-        told=_told_apart(changes.table),
         interval=[
             "–" if np.isnan(low) else f"{low:.2f} to {high:.2f}"
             for low, high in changes.table[["speedup_low", "speedup_high"]].to_numpy()
@@ -212,7 +214,7 @@ def _told_apart(table: pd.DataFrame) -> list[str]:
         if np.isnan([low, high, its_low, its_high]).any():
             answers.append("one round: not known")
         else:
-            answers.append("yes" if its_low > high or its_high < low else "no")
+            answers.append(TOLD if its_low > high or its_high < low else "no")
     return answers
 
 

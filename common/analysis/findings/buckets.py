@@ -13,8 +13,18 @@ from common.analysis.buckets.choice import near_text
 from common.analysis.buckets.default import gains_over_default
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import NetworkRun, measured_networks
-from common.analysis.findings.finding import MEASURED, PREDICTED, Found, Question
+from common.analysis.buckets.sweep import Accuracy
+from common.analysis.findings.finding import (
+    MEASURED,
+    PREDICTED,
+    Found,
+    Question,
+    hidden_text,
+)
 from common.analysis.runs import Run
+from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.simulator import profile_buckets
+from common.runtime.wording import counted
 
 
 def best_cap(folder: Path) -> Found:
@@ -22,25 +32,28 @@ def best_cap(folder: Path) -> Found:
     network, run = slowest_network(folder)
     best = network.model.best_cap()
     accuracy = network.accuracy()
-    times = accuracy.table["measured_ms"]
     return Found(
         value=f"b* = {best.cap_mib:.3g} MiB",
-        spread=(
-            f"within 1 %: {near_text(best)}; best of the {len(times)} measured: "
-            f"{accuracy.measured_best_mib:g} MiB, the worst takes {times.max() / times.min():.2f} "
-            f"times as long; {network.name}"
-        ),
+        spread=f"within 1 %: {near_text(best)}; {_measured_best(accuracy)}; {network.name}",
         kind=PREDICTED,
         runs=(run,),
-        hidden=_hidden(times.max() / times.min() - 1, accuracy.noise_floor),
     )
 
 
-def _hidden(difference: float, noise_floor: float) -> str:
-    """Returns why it is not known which cap is best; empty where the measurement tells."""
-    if np.isnan(noise_floor):
-        return "a single round does not tell which cap is best"
-    return "noise hides which cap is best" if difference <= noise_floor else ""
+def _measured_best(accuracy: Accuracy) -> str:
+    """Returns which of the measured caps is best, as far as it can be told from noise."""
+    times = accuracy.table["measured_ms"]
+    worst = times.max() / times.min()
+    which = hidden_text(f"which of the {len(times)} measured caps is best")
+    if np.isnan(accuracy.noise_floor):
+        return f"{which} (a single round)"
+    if worst - 1 <= accuracy.noise_floor:
+        return which
+    best_mib, chosen_mib = accuracy.measured_best_mib, accuracy.predicted_best_mib
+    told = f"best of the {len(times)} measured: {best_mib:g} MiB"
+    if best_mib != chosen_mib and not accuracy.regret_is_clear:
+        told = f"of the {len(times)} measured, {chosen_mib:g} MiB is not told from the best"
+    return f"{told}, the worst takes {worst:.2f} times as long"
 
 
 def gain_over_default(folder: Path) -> Found:
@@ -56,21 +69,26 @@ def gain_over_default(folder: Path) -> Found:
         default_s, best_s = network.model.backward_s(None), network.model.best_cap().total_s
         return Found(
             value=f"{1 - best_s / default_s:.1%} of the backward pass",
-            spread=f"the sweep has no steps with the default; {network.name}",
+            spread=f"the sweep has no steps with the default; {_of_default(network)}",
             kind=PREDICTED,
             runs=(run,),
         )
-    middle, low, high = np.median(gains), min(gains), max(gains)
+    low, high, single = min(gains), max(gains), len(gains) == 1
+    rounds = "a single round" if single else f"{low:.1%} to {high:.1%} over {len(gains)} rounds"
     return Found(
-        value=f"{middle:.1%} of the backward pass",
-        spread=(
-            f"{low:.1%} to {high:.1%} over {len(gains)} rounds; {chosen:g} MiB against 1 MiB, then "
-            f"25; {network.name}"
-        ),
+        value=f"{np.median(gains):.1%} of the backward pass",
+        spread=f"{rounds}; {chosen:g} MiB against 1 MiB, then 25; {_of_default(network)}",
         kind=MEASURED,
         runs=(run,),
-        hidden="noise hides whether it gains anything" if low <= 0 <= high else "",
+        hidden="whether it gains anything" if single or low <= 0 <= high else "",
     )
+
+
+def _of_default(network: NetworkRun) -> str:
+    """Returns the buckets that DDP's default makes of the run's gradients, and the network."""
+    profile = network.model.profile
+    buckets = counted(len(profile_buckets(profile, DdpOptions(None))), "bucket")
+    return f"the default makes {buckets} of {profile.total_bytes / 2**20:.0f} MiB; {network.name}"
 
 
 def error_of_prediction(folder: Path) -> Found:
@@ -79,9 +97,7 @@ def error_of_prediction(folder: Path) -> Found:
     accuracy = network.accuracy()
     known = not np.isnan(accuracy.noise_floor)
     noise = f"noise {accuracy.noise_floor:.1%}" if known else "noise not known: a single round"
-    hidden = ""
-    if known and accuracy.median_error <= accuracy.noise_floor:
-        hidden = "not above the noise"
+    above = not known or accuracy.median_error > accuracy.noise_floor
     return Found(
         value=f"{accuracy.median_error:.1%} in the median",
         spread=(
@@ -90,7 +106,7 @@ def error_of_prediction(folder: Path) -> Found:
         ),
         kind=MEASURED,
         runs=(run,),
-        hidden=hidden,
+        hidden="" if above else "the median error",
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from common.analysis.data_parallel.strategy_times import exchange_cost, open_strategies
-from common.analysis.findings.finding import MEASURED, Found, Question, span
+from common.analysis.findings.finding import MEASURED, Found, Question, hidden_text, span
 from common.analysis.runs import Run
 from common.errors import UserError
 
@@ -16,7 +16,7 @@ def speedup_of_ddp(folder: Path) -> Found:
     """Finds DDP's speedup over one device at the fewest micro-batches, and where the rest went.
 
     With ``local``, the same computation without an exchange, the loss is split: what slower
-    computation costs, and what the exchange adds.
+    computation costs, and what the exchange adds, where that can be told from noise.
     """
     strategies = open_strategies(folder)
     table = strategies.summary()
@@ -29,15 +29,15 @@ def speedup_of_ddp(folder: Path) -> Found:
     lost = ""
     if row["accumulation"] in cost.index:
         own = cost.loc[row["accumulation"]]
-        lost = (
-            f"; without the exchange {own['local_speedup']:.2f} times, the exchange adds "
-            f"{own['added_share']:.0%} to the step"
-        )
-    low, high = row["speedup_low"], row["speedup_high"]
-    hidden = "noise hides whether this is faster than one device" if low < 1 < high else ""
-    rounds = f"{span(low, high)} over rounds"
-    if pd.isna(row["noise"]):
-        rounds, hidden = "a single round", "a single round does not tell it from noise"
+        lost = f"; {hidden_text('what the exchange adds')}"
+        if own["above_noise"] == "yes":
+            lost = (
+                f"; without the exchange {own['local_speedup']:.2f} times, the exchange adds "
+                f"{own['added_share']:.0%} to the step"
+            )
+    low, high, single = row["speedup_low"], row["speedup_high"], pd.isna(row["noise"])
+    is_hidden = single or low < 1 < high
+    rounds = "a single round" if single else f"{span(low, high)} times over rounds"
     return Found(
         value=(
             f"{row['speedup']:.2f} times on {ranks} ranks, efficiency {row['speedup'] / ranks:.0%}"
@@ -45,7 +45,7 @@ def speedup_of_ddp(folder: Path) -> Found:
         spread=f"{rounds}{lost}",
         kind=MEASURED,
         runs=(Run(strategies.folder, folder),),
-        hidden=hidden,
+        hidden=f"whether {ranks} ranks are faster than one device" if is_hidden else "",
     )
 
 

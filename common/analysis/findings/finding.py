@@ -25,7 +25,9 @@ class Found:
         spread: its interval, quartiles or range, and of what; or what it is compared with.
         kind: MEASURED or PREDICTED.
         runs: the runs that the number comes from.
-        hidden: why noise hides it; empty where it does not.
+        hidden: what noise hides, by the verdict of the number's section; empty where it hides
+            nothing. It is said in place of the number.
+        doubt: another reason not to rely on the number; empty where there is none.
     """
 
     value: str
@@ -33,6 +35,12 @@ class Found:
     kind: str
     runs: tuple[Run, ...]
     hidden: str = ""
+    doubt: str = ""
+
+    @property
+    def said(self) -> str:
+        """Returns what the first page says: the number, or what noise hides."""
+        return hidden_text(self.hidden) if self.hidden else self.value
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ class Finding:
         marks = [PREDICTED] if self.found.kind == PREDICTED else []
         if any(run.recorded for run in self.found.runs):
             marks.append("recorded data, not measured here")
-        return (*marks, self.found.hidden) if self.found.hidden else tuple(marks)
+        return (*marks, self.found.doubt) if self.found.doubt else tuple(marks)
 
     @property
     def source(self) -> str:
@@ -82,6 +90,11 @@ class Finding:
         if self.found is None:
             return ""
         return "; ".join(dict.fromkeys(run.environment["hardware"] for run in self.found.runs))
+
+
+def hidden_text(what: str) -> str:
+    """Returns what noise hides as the first page says it."""
+    return f"hidden by noise: {what}"
 
 
 def span(low: float, high: float, form: str = "{:.2f}") -> str:

@@ -9,6 +9,7 @@ import pandas as pd
 from common.analysis.diagnosis.changes import (
     CLOSE,
     SWEEP,
+    TOLD,
     find_changes,
     open_changes,
     sweep_before,
@@ -37,7 +38,7 @@ def main_cause(folder: Path) -> Found:
         spread=f"confidence {verdict.confidence}; {more}{run.environment['network']}",
         kind=MEASURED,
         runs=where,
-        hidden="low confidence" if verdict.confidence == "low" else "",
+        doubt="low confidence" if verdict.confidence == "low" else "",
     )
 
 
@@ -66,26 +67,28 @@ def best_change(folder: Path) -> Found:
     if after.empty:
         raise UserError("no change was predicted to help by more than the noise")
     best = after.loc[after["predicted_speedup"].idxmax()]
-    known = pd.notna(best["speedup_low"])
-    apart = (
-        f"95 % interval {span(best['speedup_low'], best['speedup_high'])}"
-        if known
-        else "a single round, so no interval"
-    )
+    told = best["told"] == TOLD
+    beside = f"off by {best['error']:+.0%}" if told else f"without it {_interval(before)}"
     batch = "; changes the global batch" if best["global_batch_changed"] else ""
+    missed = told and abs(best["error"]) > CLOSE
     return Found(
         value=(
             f"{best['change']}: {before['speedup']:.2f} → {best['speedup']:.2f} times as fast as "
             "one rank"
         ),
-        spread=(
-            f"{apart}; predicted {best['predicted_speedup']:.2f}, off by "
-            f"{best['error']:+.0%}{batch}"
-        ),
+        spread=f"{_interval(best)}; predicted {best['predicted_speedup']:.2f}, {beside}{batch}",
         kind=MEASURED,
         runs=(Run(made[-1], folder),),
-        hidden="" if abs(best["error"]) <= CLOSE else "the prediction missed by more than 10 %",
+        hidden="" if told else f"what {best['change']} brings",
+        doubt="the prediction missed by more than 10 %" if missed else "",
     )
+
+
+def _interval(row: pd.Series) -> str:
+    """Returns the interval of a change's speedup, in words."""
+    if pd.isna(row["speedup_low"]):
+        return "a single round, so no interval"
+    return f"95 % interval {span(row['speedup_low'], row['speedup_high'])}"
 
 
 QUESTIONS = (

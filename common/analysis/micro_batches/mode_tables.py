@@ -43,7 +43,7 @@ def verdicts_shown(comparison: ModeComparison) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "mode": [mode_name(mode) for mode in table.index],
-            "differs from static": _differs(table),
+            "differs from static": differs_from_static(table),
             "tied with the fastest": _yes_or_no(table["ratio_low"] <= fastest["ratio_high"]),
             "step over static": table["ratio"],
             "95 % interval": _intervals(table),
@@ -76,7 +76,7 @@ def per_text_shown(comparison: ModeComparison) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "mode": [mode_name(mode) for mode in table.index],
-            "differs from static": _differs(table),
+            "differs from static": differs_from_static(table),
             "same texts a step": _yes_or_no(table["same_batch"]),
             "texts a step": table["texts"],
             "time per text over static": table["ratio"],
@@ -96,7 +96,7 @@ def datasets_shown(comparisons: Iterable[ModeComparison]) -> pd.DataFrame:
         rows.append(
             {
                 "data": comparison.dataset,
-                "differs from static": _differs(table)["dynamic"],
+                "differs from static": differs_from_static(table)["dynamic"],
                 "pays": "yes" if row["ratio"] < PAYS_FROM else "no",
                 "steps": len(comparison.ratios()),
                 "promised": row["padded_ratio"],
@@ -128,7 +128,7 @@ def waiting_shown(comparison: ModeComparison) -> pd.DataFrame:
     )
 
 
-def _differs(table: pd.DataFrame) -> pd.Series:
+def differs_from_static(table: pd.DataFrame) -> pd.Series:
     """Returns yes where a mode's interval excludes 1, else no; missing for static itself."""
     outside = (table["ratio_low"] > 1) | (table["ratio_high"] < 1)
     return _yes_or_no(outside).where(table.index != STATIC)

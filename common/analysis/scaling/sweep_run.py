@@ -39,6 +39,7 @@ LABEL, MLP, REPLAY = "assignment4-sweep", "mlp", "replay"
 LAWS = {STRONG: (AMDAHL, USL), WEAK: (GUSTAFSON, USL)}
 """The laws that speak of each regime."""
 COMMAND = "uv run ddplab run assignment4"
+REPLAYING = "`assignments/assignment4/README.md` has the command that measures one"
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +212,13 @@ class ScalingLab:
     @property
     def replay_origin(self) -> str:
         """Returns whose replay this is, or why there is none, as Markdown."""
-        return self.replay.origin if self.replay else f"> No replay to show: {self.left_out}."
+        if self.replay is None:
+            return f"> No replay to show: {self.left_out}."
+        what = f"{self.replay.caption}. {self.replay.model}"
+        if not self.replay.opened.recorded:
+            return origin(what, recorded=False)
+        left_out = "; ".join(filter(None, [self.left_out, REPLAYING]))
+        return origin(what, recorded=True, left_out=left_out)
 
 
 def open_assignment4(run_dir: str | Path | None = None) -> ScalingLab:
