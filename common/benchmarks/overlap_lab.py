@@ -39,6 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.benchmarks.ddp_record import exposed_s
 from common.benchmarks.lasting_messages import MOST, LastingMessages, gradient_dtype
 from common.benchmarks.steps import FixedBatchStep
+from common.runtime import private
 from common.runtime.collective_timing import start_together, time_in_flight
 from common.runtime.gradient_marks import ready_marks, ready_seconds
 from common.runtime.one_rank_group import own_group
@@ -184,11 +185,11 @@ class OverlapLab:
             model = self._on_one_rank(EACH_ALONE if arm.messages > 1 else ONE_BUCKET)
             return [self._timed_backward(model, held=False) for _ in range(count)]
         model = self._on_one_rank(ONE_BUCKET)
-        model._set_ddp_runtime_logging_sample_rate(1)
+        private.record_every_step(model)
         passes, copied_s = [], []
         for _ in range(count + 1):
             passes.append(self._timed_backward(model))
-            copied_s.append(exposed_s(model._get_ddp_logging_data()))
+            copied_s.append(exposed_s(private.ddp_record(model)))
         return [
             replace(one, copy_out_s=after)
             for one, after in zip(passes[:-1], copied_s[1:], strict=True)

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from common.runtime import private
+
 LAUNCH_S = 50e-6
 """Upper bound on the time in which Python launches one operation and marks its end."""
 MARK_S = 8e-6
@@ -71,7 +73,7 @@ class CudaClock:
         below FASTEST_CLOCK_HZ, the stream is held longer, which does no harm.
         """
         limited_s = min(duration_s, LAUNCHES_AHEAD * LAUNCH_S)
-        torch.cuda._sleep(int(limited_s * FASTEST_CLOCK_HZ))
+        private.sleep_on_gpu(int(limited_s * FASTEST_CLOCK_HZ))
 
     def wait(self) -> None:
         """Blocks until the device has done all that was launched."""
