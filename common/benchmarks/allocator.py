@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from common.benchmarks.memory_tracker import empty_batch
 from common.perfmodel.one_device.workload import Workload
+from common.runtime import private
 from common.training.step import TrainingStep
 
 
@@ -72,11 +73,8 @@ def _cpu_peak(step: TrainingStep, batches: Iterable) -> int:
     """Returns the bytes held before the step plus the peak that the profiler saw on top."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step.run(batches)
-    events = profiler.profiler.kineto_results.events()
-    allocations = [event for event in events if event.name() == "[memory]"]
-    # An allocation counts its bytes as positive and a release as negative, so the running sum over
-    # time is what the step holds at each moment, and its maximum the peak.
-    changes = [event.nbytes() for event in sorted(allocations, key=lambda e: e.start_ns())]
+    # The running sum over time is what the step holds at each moment, and its maximum the peak.
+    changes = private.memory_changes(profiler)
     return _held_bytes(step) + max(itertools.accumulate(changes, initial=0))
 
 

@@ -23,6 +23,7 @@ from common.benchmarks.ddp_record import describe_buckets
 from common.benchmarks.latency_hook import LatencyHook
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
+from common.runtime import private
 from common.runtime.process_group import Worker
 from common.runtime.timing import clock_for
 from common.traces.bucket_trace import BACKWARD, BUCKET_FIELDS, bucket_rows
@@ -142,7 +143,7 @@ def watch(
         rows of TIMELINE_COLUMNS, but for the cap and the rank; none where a trace does not show
         what it should (a warning says so).
     """
-    ddp._set_ddp_runtime_logging_sample_rate(1)
+    private.record_every_step(ddp)
     marks = None
     if hook or worker.device.type == "cuda":
         marks = BucketMarks(ddp, worker)
@@ -157,7 +158,7 @@ def watch(
     else:
         traces = [traced_pass(model, step, worker) for _ in range(passes)]
         # DDP's record of rebuilt buckets is up to date one step after they were rebuilt.
-        buckets = describe_buckets(ddp._get_ddp_logging_data(), step)
+        buckets = describe_buckets(private.ddp_record(ddp), step)
         found = _found(traces, [row["size_bytes"] for row in buckets])
     step.zero_grad()
     return [{"iteration": i} | row for i, rows in enumerate(found) for row in rows]

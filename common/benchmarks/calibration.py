@@ -89,7 +89,7 @@ def watch_pass(
     if barrier_before == "backward":
         clock.wait()
         worker.barrier()
-        hold_for_marks(step.model, clock)
+    hold_for_marks(step.model, clock)
     backward_start = clock.mark()
     loss.backward()
     backward_end = clock.mark()

@@ -22,6 +22,7 @@ from common.benchmarks.steps import FixedBatchStep, UpdatedStepOptions, make_ste
 from common.errors import UserError
 from common.models.replay import ReplayModel
 from common.perfmodel.buckets import cap_label, parse_cap
+from common.runtime import private
 from common.runtime.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
@@ -213,12 +214,12 @@ def visit(
     ddp = wrapped(settings, step, worker, cap_mib, init_sync=init_sync)
     if hook:
         hook.register(ddp)
-    ddp._set_ddp_runtime_logging_sample_rate(1)
+    private.record_every_step(ddp)
     model = torch.compile(ddp) if settings.compile else ddp
     rows, records = [], []
     for iteration in _steps(settings):
         rows.append(timed_step(step, model, worker, iteration))
-        records.append(ddp._get_ddp_logging_data())
+        records.append(private.ddp_record(ddp))
         if isinstance(step.model, ReplayModel):
             records[-1]["replay_lateness_s"] = step.model.lateness_s
     step.zero_grad()

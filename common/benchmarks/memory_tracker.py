@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
-from torch.distributed._tools.mem_tracker import MemTracker
 
 from common.errors import UserError
 from common.perfmodel.one_device.workload import Workload
+from common.runtime import private
 from common.training.step import TokenBatch, TrainingStep
 
 CATEGORIES = {
@@ -60,12 +60,12 @@ def track_step(workload: Workload, device: torch.device | None = None) -> Tracke
             "--compile to analyse the memory of the step in eager mode"
         )
     target = device or torch.device("cpu")
-    with FakeTensorMode() if device is None else contextlib.nullcontext():
+    with private.fake_tensors() if device is None else contextlib.nullcontext():
         step = TrainingStep(workload, target)
         step.scaler = torch.amp.GradScaler(target.type, enabled=False)
         batch = empty_batch(workload, target)
         step.run(itertools.repeat(batch))  # the optimizer makes its states
-        tracker = MemTracker()
+        tracker = private.memory_tracker()
         tracker.track_external(step.model, step.optimizer, *batch)
         phase, reached = "", 0
 
@@ -101,7 +101,7 @@ def saved_by_layer(workload: Workload) -> pd.DataFrame:
     """
     if workload.activation_checkpointing:
         raise UserError("activation_checkpointing keeps each block's input only; nothing to list")
-    with FakeTensorMode():
+    with private.fake_tensors():
         step = TrainingStep(workload, torch.device("cpu"))
         batch = empty_batch(workload, torch.device("cpu"))
         seen = {parameter.untyped_storage()._cdata for parameter in step.model.parameters()}
@@ -140,7 +140,7 @@ def _mark_layers(model: nn.Module, enter) -> None:
     model.ln_f.register_forward_pre_hook(lambda *_: enter("head and loss"))
 
 
-def _peak(tracker: MemTracker, device: torch.device) -> int:
+def _peak(tracker: Any, device: torch.device) -> int:
     """Returns the peak of memory so far, in bytes."""
     found = tracker.get_tracker_snapshot("peak")[device]
     return next(size for key, size in found.items() if _name(key) == "Total")

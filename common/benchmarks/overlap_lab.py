@@ -6,12 +6,18 @@ The arms, none of them a bucketing that predictions are judged on:
 - ``bookkeeping``: DDP over a group of one rank: gradients are copied into a bucket, divided and
   copied back, and nothing is sent. Copying back is all that it does once computation has ended, so
   its own record of that time tells it apart from the rest (``ddp_record``).
+- ``buckets``: the same with a bucket for each gradient, which gives what a bucket takes from the
+  host. A GPU is idle when these passes begin, so that launches show, and one bucket is timed in
+  this way, too. ``messages`` is the number of buckets.
 - ``launched``: the backward pass launches all-reduces of one size as DDP does: each when as many
   bytes of gradients are ready. What they take from the pass is theirs, launches included.
 - ``continuous``: the backward pass beside all-reduces of one size without pause, more of them than
   it lasts, with how many were done when it ended; and ``all_reduce``, the same all-reduces alone.
   These tell how much longer all-reduces take. Small ones may be done too soon on GPUs, as Python
   launches them more slowly: then nothing is known of their own speed (``BesideMessages``).
+
+In the other arms a GPU is held back equally long before the pass: whatever the host launches is
+hidden alike.
 
 An all-reduce without pause takes less from the pass than one of DDP's: half to three quarters of it
 on two cores that compute and send (``data/RESULTS.md``).
@@ -33,6 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.benchmarks.ddp_record import exposed_s
 from common.benchmarks.lasting_messages import MOST, LastingMessages, gradient_dtype
 from common.benchmarks.steps import FixedBatchStep
+from common.runtime import private
 from common.runtime.collective_timing import start_together, time_in_flight
 from common.runtime.gradient_marks import ready_marks, ready_seconds
 from common.runtime.one_rank_group import own_group
@@ -60,13 +67,15 @@ SHARES = (512, 64, 8)
 """Divisors of the size of all gradients, which give those of the all-reduces beside a pass."""
 BUFFER_BYTES = 2**30
 """Memory of the messages beside a pass; as much as the gradients take, if that is more."""
-BACKWARD_LAUNCHES = 100
-"""Launches of the backward pass for which the device is held back, besides the all-reduces."""
+LAUNCHES = MOST + 100
+"""Launches for which the device is held back before a pass: all-reduces, and some of its own."""
+ONE_BUCKET, EACH_ALONE = 2**20, 2**-20
+"""Bucket caps in MiB: all gradients in one bucket, and each in its own (a byte)."""
 
 
 @dataclass(frozen=True)
 class OverlapArm:
-    """One condition: ``messages`` all-reduces of ``size_bytes`` beside the backward pass."""
+    """One condition: ``messages`` all-reduces or buckets of ``size_bytes`` in the backward pass."""
 
     kind: str
     size_bytes: int = 0
@@ -112,6 +121,9 @@ class OverlapLab:
         """
         total, least = self.gradient_bytes, self.messages.dtype.itemsize
         arms = [OverlapArm("local"), OverlapArm("bookkeeping")]
+        # A CPU is never held back: one bucket is timed by ``bookkeeping``.
+        counts = [1] * self.clock.runs_ahead + [len(self.ready_order)]
+        arms += [OverlapArm("buckets", total // buckets, buckets) for buckets in counts]
         for size in dict.fromkeys(sizes_bytes or [max(least, total // s) for s in SHARES]):
             count = self.messages.lasting(size, LASTING * self.backward_s)
             if size <= total:
@@ -130,7 +142,7 @@ class OverlapLab:
         Returns:
             this rank's rows of OVERLAP_TIME_COLUMNS, but for the rank.
         """
-        if arm.kind == "bookkeeping":
+        if arm.kind in ("bookkeeping", "buckets"):
             warmup = max(SETTLING_STEPS, warmup)
         if arm.kind == "all_reduce":
             passes = 1
@@ -153,28 +165,31 @@ class OverlapLab:
 
     def _run(self, arm: OverlapArm, count: int) -> list[OverlappedPass]:
         """Runs ``count`` backward passes under the arm's condition."""
+        if arm.kind in ("bookkeeping", "buckets"):
+            passes = self._passes_of_ddp(arm, count)
+            gc.collect()  # DDP's hooks go with it
+            return passes
         messages = self.messages.make(arm.size_bytes, arm.messages)
         if arm.kind == "all_reduce":
             return [
                 OverlappedPass(0.0, time_in_flight(messages, self.worker), arm.messages)
                 for _ in range(count)
             ]
-        if arm.kind == "bookkeeping":
-            passes = self._bookkeeping_passes(count)
-            gc.collect()  # DDP's hooks go with it
-            return passes
         if arm.kind == "launched":
             return [self._timed_backward(as_ready=messages) for _ in range(count)]
         return [self._timed_backward(at_start=messages) for _ in range(count)]
 
-    def _bookkeeping_passes(self, count: int) -> list[OverlappedPass]:
+    def _passes_of_ddp(self, arm: OverlapArm, count: int) -> list[OverlappedPass]:
         """Runs passes of DDP over this rank alone, and one more: each is recorded in the next."""
-        model = self._bookkeeping_model()
-        model._set_ddp_runtime_logging_sample_rate(1)
+        if arm.kind == "buckets":
+            model = self._on_one_rank(EACH_ALONE if arm.messages > 1 else ONE_BUCKET)
+            return [self._timed_backward(model, held=False) for _ in range(count)]
+        model = self._on_one_rank(ONE_BUCKET)
+        private.record_every_step(model)
         passes, copied_s = [], []
         for _ in range(count + 1):
             passes.append(self._timed_backward(model))
-            copied_s.append(exposed_s(model._get_ddp_logging_data()))
+            copied_s.append(exposed_s(private.ddp_record(model)))
         return [
             replace(one, copy_out_s=after)
             for one, after in zip(passes[:-1], copied_s[1:], strict=True)
@@ -184,6 +199,7 @@ class OverlapLab:
         self,
         model: torch.nn.Module | None = None,
         *,
+        held: bool = True,
         at_start: Sequence[Tensor] = (),
         as_ready: Sequence[Tensor] = (),
     ) -> OverlappedPass:
@@ -191,12 +207,13 @@ class OverlapLab:
 
         Args:
             model: what the forward pass goes through, such as DDP; None for the step's own.
+            held: hold the device back until the host is ahead.
             at_start: launched before the pass begins.
             as_ready: launched in the pass (``launched_as_ready``).
         """
         self.step.zero_grad()
         loss = self.step.forward(model)
-        start_together(self.worker, self.clock, len(at_start) + len(as_ready) + BACKWARD_LAUNCHES)
+        start_together(self.worker, self.clock, LAUNCHES, launch_included=not held)
         start = self.clock.mark()
         works = [dist.all_reduce(message, async_op=True) for message in at_start]
         before = sum(work.is_completed() for work in works)
@@ -229,13 +246,13 @@ class OverlapLab:
         order = [parameters[name] for name in sorted(ready_s, key=ready_s.__getitem__)]
         return order, max(self.worker.gather(backward_s))
 
-    def _bookkeeping_model(self) -> DistributedDataParallel:
-        """Makes DDP over this rank alone, all gradients in one bucket."""
+    def _on_one_rank(self, bucket_cap_mb: float) -> DistributedDataParallel:
+        """Makes DDP over this rank alone."""
         return make_ddp(
             self.step.model,
             self.worker.device,
             group=self.one_rank_group,
-            bucket_cap_mb=2**20,
+            bucket_cap_mb=bucket_cap_mb,
         )
 
 

@@ -103,10 +103,10 @@ class Report:
         table = read_all_reduce(asked.allreduce)
         self.curve: MeasuredAllReduce = table.curve
         self.world_size = table.world_size
-        overlap = read_overlap_samples(asked.overlap) if asked.overlap else None
+        self.backend: str | None = settings.get("backend")
+        overlap = read_overlap_samples(asked.overlap, self.backend) if asked.overlap else None
         costs = overlap.costs() if overlap else NO_COSTS
         latency_s = added_latency_s(settings)
-        self.backend: str | None = settings.get("backend")
         self.has_views = bool(settings.get(BUCKET_VIEW))
         self.model = calibrated_model(
             profile,

@@ -18,7 +18,8 @@ def ring_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> N
 
     All ranks call it with tensors of the same shape and dtype. Any number of elements will do, also
     fewer than there are ranks. Messages of any size must not deadlock: a rank that sends and then
-    receives would wait for one that does the same.
+    receives would wait for one that does the same. Over NCCL that holds for ``isend``, too, as a
+    group's operations run one after another.
 
     Args:
         tensor: any shape, contiguous or not.
@@ -47,19 +48,16 @@ def ring_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> N
 def pass_on(sent: Tensor, received: Tensor, group: dist.ProcessGroup | None) -> None:
     """Sends a chunk to the right neighbour while one comes from the left; either may be empty."""
     world, rank = dist.get_world_size(group), dist.get_rank(group)
-    right, left = (neighbour_rank((rank + way) % world, group) for way in (1, -1))
-    requests = []
+    right, left = ((rank + way) % world for way in (1, -1))
+    messages = []
     if sent.numel():
-        requests.append(dist.isend(sent, right, group=group))
+        messages.append(dist.P2POp(dist.isend, sent, group=group, group_peer=right))
     if received.numel():
-        requests.append(dist.irecv(received, left, group=group))
-    for request in requests:
+        messages.append(dist.P2POp(dist.irecv, received, group=group, group_peer=left))
+    # In one batch: over NCCL a send that is launched alone holds up the receive behind it, on all
+    # ranks, so that none receives.
+    for request in dist.batch_isend_irecv(messages) if messages else ():
         request.wait()
-
-
-def neighbour_rank(rank: int, group: dist.ProcessGroup | None) -> int:
-    """Returns the number among all ranks of a rank of the group."""
-    return rank if group is None else dist.get_global_rank(group, rank)
 
 
 # END SOLUTION

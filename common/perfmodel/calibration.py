@@ -143,7 +143,7 @@ def read_calibration(
         ready=read_ready_samples(ready_times),
         all_reduce=read_all_reduce_samples(all_reduce),
         crowded=crowded_samples(all_reduce),
-        overlap=read_overlap_samples(overlap) if overlap else None,
+        overlap=read_overlap_samples(overlap, backend) if overlap else None,
         costs=costs,
         backend=backend,
         added_latency_s=added_latency_s,

@@ -160,7 +160,7 @@ class AllReduceSamples:
 
 MEASURED, CONVERTED, NO_CONTENTION = "measured", "converted", "none"
 """Ways in which contention is known (``OverlapSamples.contention``)."""
-IN_FLIGHT = {"gloo": 2, "nccl": 1}
+IN_FLIGHT = {"gloo": 2, "nccl": 1, "emulated": 1}
 """Backend → all-reduces that it has under way at a time."""
 
 
@@ -169,7 +169,9 @@ class OverlapSamples:
     """Costs that DDP adds to a backward pass, by round (the last axis); seconds, NaN where none.
 
     Attributes:
-        bookkeeping_s: time that DDP over one rank adds to the pass.
+        bookkeeping_s: time that DDP over one rank adds to the pass, all gradients in one bucket.
+        per_bucket_s: time that each further bucket adds to it where nothing is sent; None in runs
+            that did not measure it.
         copy_out_s: the part of it that copies gradients back, by DDP's own record; None in runs
             that did not take it.
         local_s: the pass alone.
@@ -179,18 +181,25 @@ class OverlapSamples:
             ready; empty in runs that have none.
         paced: message size → the pass beside a few of it, each done before the next. Runs from
             before 2026-11-23 have these, and ``beside`` of one size only.
+        launches_hidden: whether a GPU was held back before the passes beside all-reduces, so that
+            what the host takes to launch these is not in their times.
+        backend: of the process group, which says how many all-reduces can be under way; None
+            allows for the most of any.
     """
 
     bookkeeping_s: NDArray
     local_s: NDArray
     gradient_bytes: float
     copy_out_s: NDArray | None = None
+    per_bucket_s: NDArray | None = None
     beside: Mapping[float, BesideMessages] = field(default_factory=dict)
     launched: Mapping[float, BesideMessages] = field(default_factory=dict)
     paced: Mapping[float, PacedMessages] = field(default_factory=dict)
+    launches_hidden: bool = False
+    backend: str | None = None
 
     @classmethod
-    def of(cls, table: pd.DataFrame) -> OverlapSamples:
+    def of(cls, table: pd.DataFrame, backend: str | None = None) -> OverlapSamples:
         """Makes samples from checked rows of ``overlap-times.csv``.
 
         Raises UserError where all-reduces beside the pass were not measured alone.
@@ -230,6 +239,15 @@ class OverlapSamples:
                 ),
             )
 
+        def per_bucket_s() -> NDArray | None:
+            passes_s = {1: samples("bookkeeping", "backward_time_ms") / 1e3}
+            for arm, size in arms:
+                if arm == "buckets":
+                    count = int(messages[arm, size])
+                    passes_s[count] = samples(arm, "backward_time_ms", size) / 1e3
+            most = max(passes_s)
+            return None if most == 1 else (passes_s[most] - passes_s[1]) / (most - 1)
+
         paced = {
             size: PacedMessages(
                 messages=float(messages["paced", size]),
@@ -243,9 +261,15 @@ class OverlapSamples:
             local_s=local_s,
             gradient_bytes=float(table["gradient_bytes"].iloc[0]),
             copy_out_s=samples("bookkeeping", "copy_out_time_ms") / 1e3 if recorded else None,
+            per_bucket_s=per_bucket_s(),
             beside=beside_pass("continuous"),
             launched=beside_pass("launched"),
             paced=paced,
+            # One bucket is timed by itself where a GPU was held back in the other arms. Over gloo,
+            # whose collectives make the host wait, none is.
+            launches_hidden=backend not in (None, "gloo")
+            and any(arm == "buckets" and messages[arm, size] == 1 for arm, size in arms),
+            backend=backend,
         )
 
     @property
@@ -269,7 +293,8 @@ class OverlapSamples:
         Copies out are known from DDP's own record, and copies in move as many bytes. Runs without
         that record have what DDP over one rank adds to the pass, of which copies in (with division)
         and out are given half each. That difference is taken within a round, so that drift cancels;
-        medians over rounds.
+        medians over rounds. Buckets cost something by themselves over NCCL, where the passes beside
+        all-reduces had their launches hidden; elsewhere these hold them.
 
         Args:
             rounds: rounds to take, repeated ones too.
@@ -281,16 +306,22 @@ class OverlapSamples:
         if np.isnan(copy_s):
             copy_s = max(0.0, _middle(self.bookkeeping_s[taken])) / 2
         per_byte = copy_s / self.gradient_bytes
-        copies = DdpCosts(copy_in_s_per_byte=per_byte, copy_out_s_per_byte=per_byte)
+        launch_s = 0.0
+        if self.per_bucket_s is not None and self.launches_hidden:
+            launch_s = max(0.0, _middle(self.per_bucket_s[taken]))
+        copies = DdpCosts(
+            copy_in_s_per_byte=per_byte, copy_out_s_per_byte=per_byte, launch_s=launch_s
+        )
         if not self.beside:
             return copies
         sizes = tuple(map(float, self.beside))
-        pairs = [each.contention(self.local_s, taken) for each in self.beside.values()]
+        most = IN_FLIGHT.get(self.backend or "", max(IN_FLIGHT.values()))
+        pairs = [each.contention(self.local_s, taken, most) for each in self.beside.values()]
         lost_s, delay_s = zip(*pairs, strict=True)
         lost = (sizes, lost_s)
         if self.launched:
             launched_s = [
-                each.contention(self.local_s, taken)[0] for each in self.launched.values()
+                each.contention(self.local_s, taken, most)[0] for each in self.launched.values()
             ]
             lost = (tuple(map(float, self.launched)), tuple(launched_s))
         if self.paced:
@@ -318,7 +349,7 @@ class BesideMessages:
     alone_s: NDArray
     done: NDArray
 
-    def contention(self, local_s: NDArray, taken: NDArray) -> tuple[float, float]:
+    def contention(self, local_s: NDArray, taken: NDArray, in_flight: int) -> tuple[float, float]:
         """Returns the computation that one all-reduce costs and its own delay, both in seconds.
 
         While the pass lasts t instead of t₀, n all-reduces are done: each takes t/n and costs
@@ -331,13 +362,14 @@ class BesideMessages:
         Args:
             local_s: the pass alone, by round.
             taken: the rounds to take.
+            in_flight: upper bound on the all-reduces that are under way at a time.
         """
         backward_s = _middle(self.backward_s[taken])
         each_s = _middle(self.alone_s[taken]) / self.messages
         done = self.messages - (_middle(self.until_done_s[taken]) - backward_s) / each_s
         counted = _middle(self.done[taken])
         if not np.isnan(counted):
-            done = min(max(done, counted), counted + max(IN_FLIGHT.values()), self.messages)
+            done = min(max(done, counted), counted + in_flight, self.messages)
         done = max(0.5, done)
         lost_s = max(0.0, _middle((self.backward_s - local_s)[taken])) / done
         if counted >= self.messages:

@@ -163,13 +163,13 @@ def read_ready_samples(path: Path | str) -> ReadySamples:
     return ReadySamples.of(table)
 
 
-def read_costs(path: Path | str) -> DdpCosts:
+def read_costs(path: Path | str, backend: str | None = None) -> DdpCosts:
     """Reads DDP's copies and contention from ``overlap-times.csv`` (``OverlapSamples.costs``)."""
-    return read_overlap_samples(path).costs()
+    return read_overlap_samples(path, backend).costs()
 
 
-def read_overlap_samples(path: Path | str) -> OverlapSamples:
-    """Reads all samples from raw ``overlap-times.csv``."""
+def read_overlap_samples(path: Path | str, backend: str | None = None) -> OverlapSamples:
+    """Reads all samples from raw ``overlap-times.csv``, which was measured over ``backend``."""
     columns = ["arm", "message_bytes", "messages", "round", "iteration", "backward_time_ms"]
     table = read_table(path, [*columns, "all_reduce_time_ms", "gradient_bytes"])
     for column in ("message_bytes", "messages", "backward_time_ms", "all_reduce_time_ms"):
@@ -180,13 +180,12 @@ def read_overlap_samples(path: Path | str) -> OverlapSamples:
         recorded = table[table["copy_out_time_ms"].notna()]
         table["copy_out_time_ms"] = numbers(recorded, "copy_out_time_ms", path, at_least=0)
     numbers(table, "gradient_bytes", path, above=0)
-    numbers(
-        table[table["arm"].isin(["launched", "continuous", "paced"])], "messages", path, above=0
-    )
+    counted = table["arm"].isin(["launched", "continuous", "paced", "buckets"])
+    numbers(table[counted], "messages", path, above=0)
     missing = {"local", "bookkeeping"} - set(table["arm"])
     if missing:
         raise UserError(f"{path}: no samples of {', '.join(sorted(missing))}")
     try:
-        return OverlapSamples.of(table)
+        return OverlapSamples.of(table, backend)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

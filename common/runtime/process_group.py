@@ -18,11 +18,10 @@ import torch
 import torch.distributed as dist
 
 from common.errors import Preempted, RunFailed, UserError
-from common.runtime import nccl
+from common.runtime import nccl, private
 from common.runtime.device import choose_device
 from common.runtime.network import give_gloo_the_interface_of_nccl
 from common.runtime.orphans import die_with_parent
-from common.runtime.private_names import private_name
 from common.runtime.ranks import (
     Ranks,
     current_ranks,
@@ -169,8 +168,7 @@ def process_group(
         raise UserError("backend nccl needs GPUs; on the CPU use --backend gloo")
 
     if dist.is_initialized() and dist.group.WORLD is _left_behind.get():
-        lost = "a group whose ranks failed cannot be left"
-        private_name(dist.distributed_c10d, "_abort_process_group", lost)()
+        private.abort_default_group()
     if dist.is_initialized():
         found = around or Worker(ranks, torch.device("cpu"), backend)
         chosen = _choose_device(ranks, device_type, backend)

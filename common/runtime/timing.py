@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from common.runtime.private_names import private_name
+from common.runtime import private
 
 LAUNCH_S = 50e-6
 """Upper bound on the time in which Python launches one operation and marks its end."""
@@ -77,8 +77,7 @@ class CudaClock:
         below FASTEST_CLOCK_HZ, the stream is held longer, which does no harm.
         """
         limited_s = min(duration_s, LAUNCHES_AHEAD * LAUNCH_S)
-        sleep = private_name(torch.cuda, "_sleep", "no stream can be held")
-        sleep(int(limited_s * FASTEST_CLOCK_HZ))
+        private.sleep_on_gpu(int(limited_s * FASTEST_CLOCK_HZ))
 
     def wait(self) -> None:
         """Blocks until the device has done all that was launched."""

@@ -184,7 +184,7 @@ class CaseRounds:
             ready=ReadySamples.of(self.ready.table()),
             all_reduce=one_by_one,
             crowded=several,
-            overlap=OverlapSamples.of(self.overlap.table()),
+            overlap=OverlapSamples.of(self.overlap.table(), self.worker.backend),
             backend=self.worker.backend,
             added_latency_s=self.latency_s,
         )

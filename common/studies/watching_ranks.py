@@ -24,6 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from common.benchmarks.rounds import rotated
+from common.runtime import private
 from common.runtime.process_group import Worker, process_group
 from common.runtime.recorder import record_run
 from common.runtime.run_options import RankOptions
@@ -193,7 +194,7 @@ class Training:
 
     def close(self) -> None:
         """Takes DDP off, and frees its buckets before there are new ones."""
-        self.model._remove_autograd_hooks()
+        private.remove_hooks(self.model)
         del self.model, self.optimizer
         gc.collect()
 

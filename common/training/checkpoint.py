@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
 
 from common.errors import UserError
@@ -32,6 +31,7 @@ from common.exercises.checkpoint_commit import (
     flush,
     start_checkpoint,
 )
+from common.runtime import private
 from common.runtime.paths import relative_to_project
 from common.runtime.process_group import Worker
 from common.training.checkpoint_files import SavedCheckpoint, prune, remove_leftovers, step_of
@@ -66,7 +66,7 @@ class Checkpoints:
         self._group = dist.new_group(backend="gloo")
         self._thread = writer_thread(worker.device) if asynchronous else None
         self._writing: Future | None = None
-        self._stager = StateDictStager(pin_memory=worker.device.type == "cuda", share_memory=False)
+        self._stager = private.stager(worker.device.type == "cuda") if asynchronous else None
         try:
             self._on_main(self._prepare_folder)
         except CannotWrite as error:

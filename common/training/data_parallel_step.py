@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.errors import UserError, unknown_name
+from common.runtime import private
 from common.runtime.process_group import Worker
 from common.runtime.timing import clock_for
 from common.training.ddp import (
@@ -79,6 +80,11 @@ class Batch:
     """Real ones; of a batch without texts, its samples."""
     padded_tokens: int
     longest: int
+
+    def pin_memory(self) -> Batch:
+        """Returns the batch in memory from which a GPU copies by itself; DataLoader calls this."""
+        inputs = tuple(tensor.pin_memory() for tensor in self.inputs)
+        return replace(self, inputs=inputs, targets=self.targets.pin_memory())
 
     def to(self, device: torch.device) -> Batch:
         """Returns the batch on ``device``; copies from pinned memory do not wait."""
@@ -235,7 +241,7 @@ class DataParallelStep:
             self.exchange.close()
             self.exchange = None
         else:
-            self.ddp._remove_autograd_hooks()
+            private.remove_hooks(self.ddp)
             self.ddp = self.model
         self.optimizer.zero_grad(set_to_none=True)
         gc.collect()  # its buckets, before there are new ones

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
+from common.runtime import private
 from common.runtime.memory_limit import reset_peak_resident, resettable_peak_bytes
 from common.training.tracing import silence_profiler
 
@@ -58,11 +59,8 @@ class AllocationWatch:
     def finish(self) -> int:
         """Stops the measurement; returns the largest number of bytes allocated at once."""
         self._profiler.stop()
-        # Each memory event is one allocation (positive) or release (negative) in bytes. The peak is
-        # the largest running sum in order of time, above what was held at the start.
-        events = self._profiler.profiler.kineto_results.events()
-        memory = [event for event in events if event.name() == "[memory]"]
-        changes = [event.nbytes() for event in sorted(memory, key=lambda e: e.start_ns())]
+        # The peak is the largest running sum, above what was held at the start.
+        changes = private.memory_changes(self._profiler)
         return self._held_bytes + max(itertools.accumulate(changes, initial=0))
 
 

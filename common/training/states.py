@@ -77,12 +77,15 @@ def load_states(
     others[OPTIMIZER][SETTINGS] = settings
     for keys in parts:
         _put(others, keys, _at(states, keys))
+    if isinstance(optimizer, ShardedOptimizer):
+        # A rank of MY_ZERO1 has not the states of all parameters. Up to torch 2.9 each has to be
+        # there, also where it is not required to.
+        others[OPTIMIZER][STATE] = {name: {} for name in others[MODEL]} | others[OPTIMIZER][STATE]
     set_state_dict(
         without_wrapper(model),
         optimizer,
         model_state_dict=others[MODEL],
         optim_state_dict=others[OPTIMIZER],
-        # A rank of MY_ZERO1 has not the states of all parameters.
         options=StateDictOptions(strict=not isinstance(optimizer, ShardedOptimizer)),
     )
 

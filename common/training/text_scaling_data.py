@@ -153,6 +153,7 @@ def open_loader(
         collate_fn=collate,
         drop_last=True,
         num_workers=options.workers,
+        pin_memory=worker.device.type == "cuda",
         persistent_workers=options.persistent_workers and options.workers > 0,
     )
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.errors import RunFailed
+from common.runtime import private
 from common.runtime.process_group import Worker
 from common.runtime.timing import clock_for
 from common.training.ddp import COMPRESSIONS, make_ddp
@@ -102,7 +103,7 @@ class TimedExchange:
 
     def close(self) -> None:
         """Takes DDP off the model, and frees its buckets before there are new ones."""
-        self.ddp._remove_autograd_hooks()
+        private.remove_hooks(self.ddp)
         del self.ddp
         self._last = None
         gc.collect()

@@ -180,9 +180,14 @@ def is_due(done: int, save_every: int) -> bool:
 
 
 def on_device(batches: Iterable[TokenBatch], device: torch.device) -> Iterator[TokenBatch]:
-    """Yields the micro-batches of a step on ``device``, each copied when it is needed."""
+    """Yields the micro-batches of a step on ``device``, each copied when it is needed.
+
+    A copy from other memory than pinned would wait for all that was launched before it.
+    """
     for tokens, targets in batches:
-        yield tokens.to(device), targets.to(device)
+        if device.type == "cuda":
+            tokens, targets = tokens.pin_memory(), targets.pin_memory()
+        yield tokens.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
 
 def agree(

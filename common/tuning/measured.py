@@ -202,7 +202,7 @@ def measure_costs(step: FixedBatchStep, worker: Worker, recorder: Recorder) -> D
     for round_, arm in rotated_rounds(arms, CONTENTION_ROUNDS):
         rows += lab.visit(arm, round_, passes=CONTENTION_PASSES)
     path = _write(recorder, "overlap-times.csv", OVERLAP_TIME_COLUMNS, rows)
-    return on_main(worker, lambda: read_costs(path))
+    return on_main(worker, lambda: read_costs(path, worker.backend))
 
 
 def _write(recorder: Recorder, name: str, columns: tuple[str, ...], rows: list[dict]) -> Path:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.benchmarks.rounds import rotated
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
+from common.runtime import private
 from common.runtime.process_group import Worker
 from common.runtime.progress import Progress
 from common.runtime.run_directory import SampleStream
@@ -166,7 +167,7 @@ def visit(step: FixedBatchStep, worker: Worker, setting: DdpSetting) -> list[dic
         timed_step(step, ddp, worker, setting.accumulation) | {"iteration": iteration}
         for iteration in range(-WARMUP_STEPS, STEPS)
     ]
-    record = ddp._get_ddp_logging_data()
+    record = private.ddp_record(ddp)
     sizes = record.get("rebuilt_bucket_sizes") or record["bucket_sizes"]
     step.zero_grad()
     del ddp

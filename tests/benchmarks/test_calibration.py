@@ -62,7 +62,10 @@ GRADIENTS = ["mark", "mark"]  # of a weight and a bias
     [
         (
             "forward",
-            ["barrier", "wait", "mark", "forward", "mark", "mark", *GRADIENTS, "mark", "wait"],
+            [
+                *("barrier", "wait", "mark", "forward", "mark", "hold"),
+                *("mark", *GRADIENTS, "mark", "wait"),
+            ],
         ),
         (
             "backward",

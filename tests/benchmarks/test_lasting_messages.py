@@ -8,10 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.benchmarks import lasting_messages
+from common.benchmarks import lasting_messages, overlap_lab
 from common.benchmarks.lasting_messages import LastingMessages, gradient_dtype
 from common.benchmarks.overlap_lab import OverlapArm, OverlapLab
+from common.benchmarks.steps import FixedBatchStep
 from common.perfmodel.collectives import AlphaBeta
+from common.runtime.process_group import process_group
+from common.runtime.timing import HostClock
 
 MIB, GIB = 2**20, 2**30
 NVLINK = AlphaBeta(30e-6, 230e9)
@@ -89,6 +92,7 @@ def test_gradients_are_sent_in_the_dtype_of_most_of_their_bytes():
 def test_messages_larger_than_all_gradients_are_not_launched_by_them():
     lab = OverlapLab.__new__(OverlapLab)  # its ranks and passes have no part in the plan
     lab.gradient_bytes, lab.backward_s = 1000, 1.0
+    lab.clock, lab.ready_order = HostClock(), [None] * 4
     lab.messages = SimpleNamespace(dtype=torch.float32, lasting=lambda size, duration_s: 7)
     arms = lab.plan([300, 1000, 1001])
     launched = {arm.size_bytes: arm.messages for arm in arms if arm.kind == "launched"}
@@ -96,3 +100,30 @@ def test_messages_larger_than_all_gradients_are_not_launched_by_them():
     for kind in ("continuous", "all_reduce"):
         assert OverlapArm(kind, 1001, 7) in arms
     assert lab.plan([300, 300]) == lab.plan([300])
+
+
+@pytest.mark.parametrize(("runs_ahead", "buckets"), [(True, [1, 6]), (False, [6])])
+def test_a_gpu_is_held_equally_long_in_all_arms_but_those_that_count_buckets(
+    monkeypatch, runs_ahead, buckets
+):
+    """Every arm runs here, on one rank of a CPU."""
+    held: dict[str, set[int]] = {}
+
+    def start(worker: object, clock: object, launches: int, *, launch_included: bool = False):
+        held.setdefault(kind, set()).add(0 if launch_included else launches)
+
+    monkeypatch.setattr(overlap_lab, "start_together", start)
+    kind = ""
+    with process_group("cpu") as worker:
+        model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(3)])
+        step = FixedBatchStep(model, lambda module: module(torch.ones(1, 8)).sum(), worker)
+        lab = OverlapLab(step, worker)
+        lab.clock.runs_ahead = runs_ahead
+        arms = lab.plan([100])
+        for arm in arms:
+            kind = arm.kind
+            lab.visit(arm, 0, passes=1)
+    assert [arm.messages for arm in arms if arm.kind == "buckets"] == buckets
+    assert held.pop("buckets") == {0}
+    assert len(set.union(*held.values())) == 1
+    assert {"local", "bookkeeping", "launched", "continuous"} < set(held)

@@ -12,10 +12,11 @@ import pytest
 from rank_support import ASSIGNMENT2
 from refusal_support import refused_line
 
-from common.perfmodel.tables import read_costs
+from common.perfmodel.tables import read_costs, read_overlap_samples
 
 SIZES = [1048, 65536]  # 0.001 and 0.0625 MiB in bytes
 ROUNDS, STEPS, RANKS = 2, 2, 2
+GRADIENTS = 76  # of gpt2-nano: six layers of twelve, two embeddings, the last norm's two
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +33,11 @@ def test_the_table_has_its_columns(times):
     assert set(times["gradient_bytes"]) == {4 * 6_901_760}  # gpt2-nano in float32
 
 
-def test_the_arms_are_local_bookkeeping_and_by_size_three_of_all_reduces(times):
+def test_the_arms_are_local_two_of_ddp_and_by_size_three_of_all_reduces(times):
     arms = times[["arm", "message_bytes"]].drop_duplicates()
     assert sorted(arms.itertuples(index=False, name=None)) == sorted(
         [
-            *(("local", 0), ("bookkeeping", 0)),
+            *(("local", 0), ("bookkeeping", 0), ("buckets", 4 * 6_901_760 // GRADIENTS)),
             *((arm, size) for size in SIZES for arm in ("launched", "continuous", "all_reduce")),
         ]
     )
@@ -47,7 +48,7 @@ def test_every_arm_is_measured_equally_often_on_every_rank(times):
     alone = counts.index.get_level_values("arm") == "all_reduce"
     assert set(counts[~alone]) == {STEPS}
     assert set(counts[alone]) == {1}  # each the sum of many
-    assert len(counts) == 8 * ROUNDS * RANKS  # the number of messages is planned once
+    assert len(counts) == 9 * ROUNDS * RANKS  # the number of messages is planned once
 
 
 def test_all_ranks_plan_the_same_number_of_messages(times):
@@ -59,6 +60,13 @@ def test_all_ranks_plan_the_same_number_of_messages(times):
     assert messages.loc["launched", "max"].tolist() == [1000, 4 * 6_901_760 // 65536]
     # Both arms of a pair do the same work.
     assert messages.loc["continuous", "max"].tolist() == messages.loc["all_reduce", "max"].tolist()
+
+
+def test_a_bucket_for_each_gradient_is_counted(times, overlap_run):
+    assert set(times[times["arm"] == "buckets"]["messages"]) == {GRADIENTS}
+    samples = read_overlap_samples(overlap_run / "overlap-times.csv", "gloo")
+    assert samples.per_bucket_s.shape == (ROUNDS,)
+    assert samples.costs().launch_s == 0  # all-reduces that the pass launches hold it
 
 
 def test_only_the_arm_without_a_backward_pass_has_no_backward_time(times):

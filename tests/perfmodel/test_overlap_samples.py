@@ -43,6 +43,24 @@ def test_what_was_counted_bounds_what_the_time_says():
     assert samples(3.0, 3.0, done=1).costs().lost_compute[1] == (pytest.approx(1 / 3),)
 
 
+@pytest.mark.parametrize(("backend", "most"), [("nccl", 1), ("gloo", 2), (None, 2)])
+def test_contention_that_was_made_is_found_with_as_many_under_way_as_the_backend_has(backend, most):
+    # Each of the four costs 1 s and takes 2 instead of 1. One was counted in a pass of 2 + 1 · n s,
+    # n with those under way, and the time after it says that more were done.
+    told = replace(samples(2.0 + 1 + most, 3.0 + most, done=1), backend=backend).costs()
+    assert told.lost_compute[1] == (pytest.approx(1.0),)
+    assert told.delays[1] == (pytest.approx((3 + most) / (1 + most) - 1),)
+
+
+def test_a_bucket_takes_time_from_the_host_where_launches_were_hidden_from_the_other_passes():
+    measured = replace(samples(3.0, 5.5, done=1), per_bucket_s=np.array([0.01, 0.03, 0.02]))
+    assert measured.costs().launch_s == 0
+    over_nccl = replace(measured, launches_hidden=True)
+    assert over_nccl.costs().launch_s == 0.02
+    assert over_nccl.costs(np.array([1, 1, 0])).launch_s == 0.03
+    assert replace(over_nccl, per_bucket_s=np.full(3, -0.01)).costs().launch_s == 0
+
+
 def test_what_computation_loses_is_told_by_all_reduces_that_are_launched_as_ddp_does():
     # Two of four were done in 5 s instead of 2: 1.5 s each. Their own delay stays that of
     # all-reduces without pause.

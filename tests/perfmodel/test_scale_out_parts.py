@@ -178,12 +178,18 @@ def test_overlap_is_that_of_small_steps_of_time(data):
 
 
 @settings(max_examples=40, deadline=None)
-@given(profiles(), networks(), st.sampled_from([1.0, 1.5, 3.0]), st.data())
-def test_a_grid_of_caps_is_one_simulation_after_another(profile, network, slow, data):
+@given(
+    profiles(),
+    networks(),
+    st.sampled_from([1.0, 1.5, 3.0]),
+    st.sampled_from([0.0, 0.125]),
+    st.data(),
+)
+def test_a_grid_of_caps_is_one_simulation_after_another(profile, network, slow, launch_s, data):
     caps = data.draw(st.lists(st.integers(1, 250), min_size=1, max_size=6))
     caps_mib = [cap / 2**20 for cap in caps]
     scales = np.array([1.0, 0.5, 2.0])
-    costs = DdpCosts(0.01, 0.02, communication_slowdown=1.25)
+    costs = DdpCosts(0.01, 0.02, communication_slowdown=1.25, launch_s=launch_s)
     cases = Circumstances(scales, np.array([0, 1, 0]), np.array([1.0, 1.0, 2.0]), np.full(3, slow))
     other = AlphaBeta(0.5, 16)
     rows = (*cap_rows(profile, caps_mib), default_row(profile))
@@ -193,13 +199,13 @@ def test_a_grid_of_caps_is_one_simulation_after_another(profile, network, slow, 
         def time_s(self, size_bytes):
             return 2 * network.time_s(size_bytes)
 
-    alike = DdpCosts(0.01, 0.02, 1.25, compute_slowdown=slow)
+    alike = DdpCosts(0.01, 0.02, 1.25, compute_slowdown=slow, launch_s=launch_s)
     for number, row in enumerate(rows):
         for case, one in enumerate((network, other, Doubled())):
             scaled = profile.scaled(compute=scales[case])
             expected = simulate_backward(scaled, one, row.cap_mib, costs=alike)
             assert grid.total_s[number, case] == pytest.approx(expected.total_s)
-            exposed = grid.exposed_s[number, case]
+            exposed = grid.exposed_s[number, case] - launch_s * len(row.last)
             assert exposed == pytest.approx(expected.exposed_communication_s)
             assert len(row.last) == expected.num_buckets
     searched = grid.total_s[:-1]

@@ -203,6 +203,22 @@ def test_a_table_without_messages_has_copies_only_and_says_so(tmp_path):
     assert (costs.lost_compute, costs.delays) == (None, None)
 
 
+@pytest.mark.parametrize("idle", [False, True])
+def test_what_a_bucket_takes_is_the_difference_to_one_bucket_in_its_round(tmp_path, idle):
+    # Eleven buckets take 10, 20 and 30 ms more than one in rounds of other speeds; where a GPU was
+    # idle before these passes, one bucket was timed in this way, too.
+    one_ms = (50, 70, 60) if idle else (106, 114, 135)
+    many = {r: [(ms + 10 * (r + 1), 1)] for r, ms in enumerate(one_ms)}
+    one = arm("buckets", 1000, 1, {r: [(ms, 1)] for r, ms in enumerate(one_ms)}) if idle else []
+    rows = [*OVERLAP, *arm("buckets", 90, 11, many), *one]
+    path = write(tmp_path, "overlap-times.csv", OVERLAP_HEADER, rows)
+    assert read_overlap_samples(path).per_bucket_s == pytest.approx([0.001, 0.002, 0.003])
+    assert read_costs(path, "nccl").launch_s == pytest.approx(0.002 if idle else 0)
+    assert read_costs(path, "gloo") == read_costs(path)
+    older = write(tmp_path, "older.csv", OVERLAP_HEADER, OVERLAP)
+    assert read_costs(older, "nccl").launch_s == 0
+
+
 def test_a_record_of_copies_out_is_read_and_need_not_be_there_for_every_row(tmp_path):
     # The slowest rank's by round: 2, 1 and 3 ms.
     copied_ms = iter([2, 1, 0.5, 1, 3, 0.1])

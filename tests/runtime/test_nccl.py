@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from common.errors import RunFailed, UserError
+from common.errors import RunFailed
 from common.runtime import nccl
 from common.runtime.gpus import build_versions
 from common.runtime.network import GROUP_CHOICE
 from common.runtime.overlap_probe import try_group
-from common.runtime.private_names import private_name
-from common.runtime.timing import CudaClock
 
 HERE = Path(__file__).parent
 REGISTERED = """
@@ -135,11 +132,3 @@ def test_ranks_share_a_gpu_where_nccl_is_new_enough_and_told_to(
 ):
     monkeypatch.setattr(nccl, "loaded_version", lambda: loaded)
     assert nccl.shares_gpus({} if chosen is None else {nccl.SHARING: chosen}) is shares
-
-
-def test_a_private_name_that_torch_has_moved_is_one_line(monkeypatch):
-    assert private_name(os, "sep", "nothing") == os.sep
-    monkeypatch.delattr(torch.cuda, "_sleep")
-    with pytest.raises(UserError, match=r"no torch\.cuda\._sleep") as moved:
-        CudaClock(torch.device("cuda", 0)).hold(0.01)
-    assert "\n" not in str(moved.value)

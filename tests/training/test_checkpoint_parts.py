@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from common.runtime import private
 from common.runtime.process_group import process_group
 from common.training import checkpoint
 from common.training.checkpoint import Checkpoints
@@ -69,8 +70,8 @@ def test_on_a_gpu_the_writing_thread_is_on_its_own_device_before_it_writes(tmp_p
     start_checkpoint = checkpoint.start_checkpoint
     monkeypatch.setattr(checkpoint, "start_checkpoint", start)
     monkeypatch.setattr(torch.cuda, "set_device", note)
-    stager = checkpoint.StateDictStager  # which warns of pinned memory without a GPU
-    monkeypatch.setattr(checkpoint, "StateDictStager", lambda **_: stager())
+    stager = private.stager  # which warns of pinned memory without a GPU
+    monkeypatch.setattr(private, "stager", lambda _: stager(pin_memory=False))
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     gpu = torch.device("cuda", 1)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from text_scaling_worker import MODEL, SHARED, TRAINING
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from common.data.hashed_words import hash_texts
 from common.data.text import load_texts, synthetic_texts
@@ -19,7 +20,12 @@ from common.models.text_classifier import TextClassifier, TextClassifierConfig
 from common.runtime.process_group import Worker
 from common.runtime.ranks import Ranks
 from common.training.text_scaling_config import TextScalingConfig
-from common.training.text_scaling_data import Collate, IndexedTexts
+from common.training.text_scaling_data import (
+    Collate,
+    IndexedTexts,
+    LoaderOptions,
+    open_loader,
+)
 from common.training.text_scaling_files import FOLDER, known_experiments, parse_experiment
 
 pytestmark = pytest.mark.xdist_group("text_scaling")
@@ -308,6 +314,20 @@ def test_a_total_that_is_what_the_parts_come_to_is_taken():
     config = TextScalingConfig(batch_size=32, accumulation=2, total_batch_size=256)
     assert config.resolved(worker).precision == "float32"
     assert config.resolved(worker).experiment_name == "ag_news_4_ranks"
+
+
+@pytest.mark.parametrize(("device", "pinned"), [(CPU, False), (torch.device("cuda", 0), True)])
+def test_a_gpu_gets_batches_from_pinned_memory(monkeypatch, device, pinned):
+    data = IndexedTexts(synthetic_texts("ag_news", 8, max_length=20))
+    options = LoaderOptions(2, 1, width=0, workers=0, persistent_workers=False, seed=0)
+    worker = Worker(Ranks(0, 1, 0, 1, "torchrun"), device, "gloo")
+    loader = open_loader(data, Collate(0), options, worker)
+    assert loader.pin_memory == pinned
+    # Without a GPU no memory can be pinned. DataLoader asks what a batch is made of for it.
+    asked = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda one: asked.append(one.shape) or one)
+    batch = pin_memory(loader.collate_fn([data[0], data[1]]))
+    assert asked == [one.shape for one in (*batch.inputs, batch.targets)]
 
 
 def test_a_batch_is_padded_to_its_longest_text_or_to_a_given_width():

@@ -107,9 +107,9 @@ def lost_to_messages(networks: Sequence[pd.DataFrame]) -> SecondsBySize | None:
     return sizes, tuple(np.median([seconds for _, seconds in found], axis=0).tolist())
 
 
-def own_costs(overlap: pd.DataFrame) -> DdpCosts:
+def own_costs(overlap: pd.DataFrame, backend: str | None = None) -> DdpCosts:
     """Computes DDP's copies and contention from the rows of overlap.csv of one case."""
-    return OverlapSamples.of(overlap.assign(rank=0)).costs()
+    return OverlapSamples.of(overlap.assign(rank=0), backend).costs()
 
 
 def longer_costs(
@@ -160,7 +160,7 @@ def case_of(
         profile = profile.scaled(compute=local_s / profile.backward_s)
     judged = BucketSweep(by_role["judged"], ranks)
     judged.check_buckets(profile)
-    own = own_costs(tables["overlap.csv"])
+    own = own_costs(tables["overlap.csv"], facts.get("backend"))
     return JudgedCase(
         facts=facts,
         profile=profile,

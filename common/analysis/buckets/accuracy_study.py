@@ -193,10 +193,14 @@ def _judge(case: JudgedCase, of_others: DdpCosts | None) -> pd.DataFrame:
             "predicted_ms": [predicted_s[cap] * 1e3 for cap in caps],
         }
     )
-    predictors = case.model.ladder() | case.model.extremes() | {
-        LONGER: replace(case.model, costs=case.longer).backward_s,
-        WITNESS: case.model_of_witness.backward_s,
-    }
+    predictors = (
+        case.model.ladder()
+        | case.model.extremes()
+        | {
+            LONGER: replace(case.model, costs=case.longer).backward_s,
+            WITNESS: case.model_of_witness.backward_s,
+        }
+    )
     predictors.setdefault(SEVERAL, predictors[COPIES])  # with one in flight that is the same
     table[OTHERS] = np.nan
     if of_others is not None:

@@ -150,7 +150,7 @@ def _emulated(run: Assignment2Run, folder: Path) -> NetworkRun:
     network = opened.environment["interconnect"]["emulated"]
     overlap = None
     if "overlap-times.csv" in found:  # not in older runs
-        overlap = read_overlap_samples(found["overlap-times.csv"])
+        overlap = read_overlap_samples(found["overlap-times.csv"], settings.get("backend"))
     costs = overlap.costs() if overlap else copies(run.costs)
     all_reduce = read_all_reduce(found["allreduce-samples.csv"])
     sweep = read_sweep(found["ddp-times.csv"])

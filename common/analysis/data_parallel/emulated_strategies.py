@@ -269,7 +269,7 @@ def read_emulated(path: Path, folder: Path) -> EmulatedStrategies:
     require_same(where, f"they cannot be compared ({relative_to_project(path)})")
     return EmulatedStrategies(
         measured=measured,
-        costs=read_costs(overlap) if overlap else NO_COSTS,
+        costs=read_costs(overlap, measured.backend) if overlap else NO_COSTS,
         all_reduce=all_reduce,
         profile=read_ready_times(measured.folder / READY),
         local=read_table(measured.folder / LOCAL, LOCAL_COLUMNS),

@@ -60,7 +60,7 @@ class GridTimes:
     """Backward passes of every bucketing (rows) in every case (columns), in seconds.
 
     ``work_s`` (cases) is computation with the copies into buckets; ``slowed_s`` and ``exposed_s``
-    are what comes on top, as in ``recurrence``.
+    are what comes on top, as in ``recurrence``; what buckets take to launch is exposed.
     """
 
     rows: tuple[CapRow, ...]
@@ -99,8 +99,8 @@ def simulate_grid(
 ) -> GridTimes:
     """Simulates the backward pass of every bucketing in every case.
 
-    ``costs`` gives the copies and the slowdown of all-reduces. The slowdown of computation is in
-    the cases.
+    ``costs`` gives the copies, launches and the slowdown of all-reduces. The slowdown of
+    computation is in the cases.
     """
     # Each network is asked once, for all bucket sizes of all rows: times is [networks, sizes]. A
     # row then picks its buckets' sizes, and a case its network: alone is [buckets, cases].
@@ -113,12 +113,13 @@ def simulate_grid(
     for one in rows:
         at = np.searchsorted(sizes, one.sizes_bytes)
         ready = np.multiply.outer(profile.ready_s[one.last], scale) + copied[one.last, None]
+        launched_s = costs.launch_s * np.arange(1, len(ready) + 1)
         alone = times[:, at].T[:, cases.network] * cases.network_scale
         tail = costs.copy_out_s_per_byte * np.cumsum(one.sizes_bytes[::-1])[::-1]
         found.append(
             many_cases(
-                work_s=work,
-                ready_s=ready,
+                work_s=work + launched_s[-1],
+                ready_s=ready + launched_s[:, None],
                 alone_s=alone,
                 tail_s=tail,
                 compute_slowdown=cases.compute_slowdown,
@@ -130,7 +131,12 @@ def simulate_grid(
         work_s=work,
         total_s=np.array([one.total_s for one in found]),
         slowed_s=np.array([one.slowed_s for one in found]),
-        exposed_s=np.array([one.exposed_s for one in found]),
+        exposed_s=np.array(
+            [
+                one.exposed_s + costs.launch_s * len(row.last)
+                for row, one in zip(rows, found, strict=True)
+            ]
+        ),
     )
 
 

@@ -124,11 +124,11 @@ class DdpCosts:
             computation, where this was measured, and between the sizes as above; replaces
             ``communication_slowdown``. These are seconds and no factor, because an all-reduce waits
             for the processor: the latency of its network does not get longer.
-        launch_s: time that starting one all-reduce takes from the thread that computes. On a GPU
-            the CPU runs ahead of the computation and hides it: leave it at 0, also where
-            ``lost_compute`` was measured with all-reduces that the pass itself launches, as that
-            holds it. Measured beside all-reduces launched before the pass, as in runs without the
-            arm ``launched``, it does not.
+        launch_s: time that one bucket takes from the thread that computes, its all-reduce's
+            launch included. Leave it at 0 where ``lost_compute`` was measured with all-reduces that
+            the pass itself launches, as that holds it; unless their launches were hidden, as over
+            NCCL (``OverlapSamples.per_bucket_s``). Measured beside all-reduces launched before the
+            pass, as in runs without the arm ``launched``, it does not.
     """
 
     copy_in_s_per_byte: float = 0.0

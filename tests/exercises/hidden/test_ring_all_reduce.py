@@ -38,3 +38,9 @@ def test_large_messages_send_what_the_ring_promises(on_ranks, ranks: int) -> Non
     promised = 2 * (ranks - 1) * 4 * count  # of all ranks; headers are below a thousandth
     # On a busy machine TCP sends a few per cent again that were only late.
     assert 0.99 * promised < sent < 1.15 * promised
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_messages_in_order_do_not_deadlock(on_ranks, ranks: int) -> None:
+    for found in on_ranks(ranks).call("ring_in_order", 1000):
+        assert torch.equal(found, torch.full((1000,), float(ranks)))

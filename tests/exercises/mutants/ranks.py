@@ -28,6 +28,14 @@ RANKS = (
         "test_ring_all_reduce.py::test_large_messages_send_what_the_ring_promises",
     ),
     Mutant(
+        "the ring sends and then receives, unbatched",
+        "ring_all_reduce",
+        "dist.batch_isend_irecv(messages) if messages else ()",
+        "[m.op(m.tensor, group=m.group, group_dst=m.group_peer) if m.op is dist.isend else "
+        "m.op(m.tensor, group=m.group, group_src=m.group_peer) for m in messages]",
+        "test_ring_all_reduce.py::test_messages_in_order_do_not_deadlock",
+    ),
+    Mutant(
         "the ring works on a copy",
         "ring_all_reduce",
         "work = tensor.contiguous()",
