@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.runtime.gpus import GpuFacts, build_versions, cuda_devices, read_gpu_facts
 from common.runtime.network import emulated_network, network_name, ranks_by_host
-from common.runtime.paths import project_root
+from common.runtime.paths import git, project_root
 from common.runtime.process_identity import LAUNCHER, own_identity
 from common.runtime.ranks import current_ranks, listed_hosts
 from common.runtime.wording import counted
@@ -153,9 +153,7 @@ def _git() -> dict:
 
     def ask(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(
-                ["git", *arguments], cwd=project_root(), capture_output=True, text=True, timeout=10
-            )
+            done = git(project_root(), *arguments, timeout_s=10)
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None

@@ -26,7 +26,10 @@ def record(allreduce_run):
 
 def git(*arguments: str) -> str | None:
     done = subprocess.run(
-        ["git", "-C", project_root(), *arguments], capture_output=True, text=True, check=False
+        ["git", "-C", project_root(), "-c", "safe.directory=*", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.stdout.strip() if done.returncode == 0 else None
 
