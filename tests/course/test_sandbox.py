@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from common.course.grading import own_root
 from common.course.grading.grade import Grader
 from common.course.grading.isolation import strongest_isolation, why_not
 from common.course.grading.sandbox import Sandbox
@@ -391,6 +392,77 @@ def test_nothing_is_left_for_the_next_check(sandbox: Sandbox, part: Callable, ki
     sandbox.afresh()
     assert sandbox.start(below).module("exercise loss_scale").left(folders) == []
     assert sandbox.process.pid == first, "it was started again"
+
+
+PACKAGE_PLACES = ("/tmp", "/dev/shm", "/run", "/mnt", "/home")
+"""Folders of which some are the sandbox's own."""
+LOOKS_AT_PACKAGES = """
+import os
+
+def attack(packages):
+    found = {}
+    for folder in packages:
+        beside = os.path.dirname(folder)
+        for change in (
+            lambda: os.rename(folder, f'{folder}-away'),
+            lambda: os.rename(beside, f'{beside}-away'),
+            lambda: os.mkdir(f'{beside}/mine'),
+            lambda: open(f'{folder}/mine.py', 'w'),
+        ):
+            try:
+                change()
+            except OSError:
+                continue
+            raise LookupError(f'{folder} can be changed')
+        found[folder] = [sorted(os.listdir(beside)), open(f'{folder}/shown.py').read()]
+    scratch = os.listdir('/tmp')
+    open('/tmp/mine', 'w').close()
+    return found, scratch
+"""
+
+
+@pytest.mark.parametrize("kind", first_and_slow(KINDS))
+def test_packages_are_shown_wherever_they_lie_and_nothing_beside_them(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        packages = []
+        for place in filter(lambda place: os.access(place, os.W_OK), PACKAGE_PLACES):
+            beside = stack.enter_context(
+                tempfile.TemporaryDirectory(dir=place, prefix='it\'s ü "packages" ')
+            )
+            packages.append(f"{beside}/packages")
+            Path(packages[-1]).mkdir()
+            Path(packages[-1], "shown.py").write_text(place)
+            Path(beside, "secret.py").touch()
+        # A project in a folder that is shown, with packages of its own.
+        project = Path(packages[0]) / "project"
+        packages.append(f"{project}/packages")
+        Path(packages[-1]).mkdir(parents=True)
+        Path(packages[-1], "shown.py").write_text(str(project.parent))
+        (project / "secret.py").touch()
+        monkeypatch.setattr(own_root, "project_root", lambda: project)
+        linked = tmp_path / "linked"
+        linked.symlink_to(Path(packages[0]).parent)
+        known = [*own_root.package_folders(), *packages, f"{linked}/packages"]
+        monkeypatch.setattr(own_root, "package_folders", lambda: known)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        lay_out(folder, ROOT)
+        probes = tmp_path / "probes"
+        probes.mkdir()
+        exercise = ROOT / "common" / "exercises" / TARGET
+        lay_out_student(folder, ROOT, "part", probes, lambda _: LOOKS_AT_PACKAGES, [exercise])
+        with Sandbox(folder, kind) as sandbox:
+            first = sandbox.process.pid
+            for _ in range(2):
+                peer = sandbox.start("part", timeout_s=ANSWER_S)
+                found, scratch = peer.module("exercise loss_scale").attack(packages)
+                for package in packages:
+                    place = str(Path(package).parents[1])
+                    assert found[package] == [["packages"], place]
+                assert "mine" not in scratch
+                sandbox.afresh()
+            assert sandbox.process.pid == first, "it was started again"
 
 
 OWNER = """

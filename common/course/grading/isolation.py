@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,10 +64,12 @@ def strongest_isolation() -> str:
 def why_not(isolation: str) -> str:
     """Returns why this machine does not allow an isolation, or nothing."""
     is_root = os.geteuid() == 0
+    if not sys.platform.startswith("linux"):
+        return "needs Linux"
     if isolation == "other user":
-        return "" if is_root else "only root can become one"
-    if not sys.platform.startswith("linux") or not shutil.which("unshare"):
-        return "needs Linux and unshare"
+        return closed_to_others() if is_root else "only root can become one"
+    if not shutil.which("unshare"):
+        return "needs unshare"
     if isolation == "namespaces" and not is_root:
         return "only root can make them"
     folder = shlex.quote(tempfile.gettempdir())
@@ -73,3 +77,13 @@ def why_not(isolation: str) -> str:
     command = [*namespaces(isolation), "sh", "-ec", "\n".join(steps)]
     tried = subprocess.run(command, capture_output=True, text=True)
     return "" if tried.returncode == 0 else (tried.stderr.strip().splitlines() or ["refused"])[-1]
+
+
+def closed_to_others() -> str:
+    """Returns why another user cannot use Python's packages or temporary files, or nothing."""
+    for folder in (sysconfig.get_paths()["purelib"], tempfile.gettempdir()):
+        path = Path(folder).resolve()
+        for above in (path, *path.parents):
+            if not above.stat().st_mode & stat.S_IXOTH:
+                return f"he may not enter {above}, which leads to {path}"
+    return ""
