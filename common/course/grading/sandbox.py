@@ -76,7 +76,10 @@ class Sandbox:
         """Number of sweeps, and its lock; what is seen of processes counts until the next sweep."""
 
     def __enter__(self) -> Sandbox:
-        self.scratch = Path(tempfile.mkdtemp(prefix="ddplab-scratch-"))
+        try:
+            self.scratch = Path(tempfile.mkdtemp(prefix="ddplab-scratch-"))
+        except OSError as error:
+            raise RunFailed(f"{NOT_STARTED}: {error}") from None
         if self.isolation == "other user":
             os.chown(self.scratch, self.uid, self.uid)
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
