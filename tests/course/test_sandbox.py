@@ -21,7 +21,7 @@ from common.course.grading import own_root
 from common.course.grading.grade import Grader
 from common.course.grading.isolation import strongest_isolation, why_not
 from common.course.grading.sandbox import Sandbox
-from common.course.grading.student import Student, lay_out, lay_out_student
+from common.course.grading.student import Student, lay_out, lay_out_student, readable
 from common.course.grading.wire import Ended, Raised, Remote
 from common.course.outcomes import Outcome
 from common.course.submission import HandedIn, Submission
@@ -233,6 +233,14 @@ def part(sandbox: Sandbox, tmp_path: Path) -> Callable[[str], str]:
     return lay
 
 
+@pytest.fixture
+def strict_umask() -> Iterator[None]:
+    """Lets nobody else read what is written during a test."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
 WITHOUT_NAMESPACES = (
     "ends at import",
     "never ends",
@@ -423,6 +431,7 @@ def attack(packages):
 
 
 @pytest.mark.parametrize("kind", first_and_slow(KINDS))
+@pytest.mark.usefixtures("strict_umask")
 def test_packages_are_shown_wherever_they_lie_and_nothing_beside_them(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -435,12 +444,14 @@ def test_packages_are_shown_wherever_they_lie_and_nothing_beside_them(
             packages.append(f"{beside}/packages")
             Path(packages[-1]).mkdir()
             Path(packages[-1], "shown.py").write_text(place)
+            readable(Path(packages[-1]))
             Path(beside, "secret.py").touch()
         # A project in a folder that is shown, with packages of its own.
         project = Path(packages[0]) / "project"
         packages.append(f"{project}/packages")
         Path(packages[-1]).mkdir(parents=True)
         Path(packages[-1], "shown.py").write_text(str(project.parent))
+        readable(Path(packages[0]))
         (project / "secret.py").touch()
         monkeypatch.setattr(own_root, "project_root", lambda: project)
         linked = tmp_path / "linked"
@@ -584,3 +595,19 @@ def test_without_any_isolation_nothing_is_graded(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("common.course.grading.isolation.why_not", lambda kind: f"no {kind}")
     with pytest.raises(UserError, match="nothing can be graded on this machine"):
         strongest_isolation()
+
+
+def test_nothing_is_graded_but_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UserError, match=r"nothing can be graded.*needs Linux"):
+        strongest_isolation()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_another_user_needs_folders_that_he_may_enter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    assert "another user may not enter" in why_not("other user")

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.course.grading.own_root import program_inside, root_of_its_own
+from common.course.grading.own_root import program_inside, root_of_its_own, visible_paths
 from common.errors import UserError
 
 ISOLATIONS = ("namespaces", "user namespaces", "other user", "none")
@@ -67,11 +67,14 @@ def why_not(isolation: str) -> str:
     if not sys.platform.startswith("linux"):
         return "needs Linux"
     if isolation == "other user":
-        return closed_to_others() if is_root else "only root can become one"
+        return closed_to_others(isolation) if is_root else "only root can become one"
     if not shutil.which("unshare"):
         return "needs unshare"
-    if isolation == "namespaces" and not is_root:
-        return "only root can make them"
+    if isolation == "namespaces":
+        if not is_root:
+            return "only root can make them"
+        if closed := closed_to_others(isolation):
+            return closed
     folder = shlex.quote(tempfile.gettempdir())
     steps = [f"mount -t tmpfs none {folder}", "mount -t proc none /proc", "ip link set lo up"]
     command = [*namespaces(isolation), "sh", "-ec", "\n".join(steps)]
@@ -79,11 +82,22 @@ def why_not(isolation: str) -> str:
     return "" if tried.returncode == 0 else (tried.stderr.strip().splitlines() or ["refused"])[-1]
 
 
-def closed_to_others() -> str:
-    """Returns why another user cannot use Python's packages or temporary files, or nothing."""
-    for folder in (sysconfig.get_paths()["purelib"], tempfile.gettempdir()):
-        path = Path(folder).resolve()
-        for above in (path, *path.parents):
-            if not above.stat().st_mode & stat.S_IXOTH:
-                return f"he may not enter {above}, which leads to {path}"
-    return ""
+def closed_to_others(isolation: str) -> str:
+    """Returns why the user that student code becomes cannot use Python, or nothing.
+
+    A root of its own has folders of its own, and of this machine's only the packages'. Elsewhere he
+    needs all that lead to them and to his own files.
+    """
+    packages = os.path.realpath(sysconfig.get_paths()["purelib"])
+    if has_own_root(isolation):
+        needed = [Path(path) for path in [*visible_paths()[1], packages]]
+    else:
+        ends = (Path(packages), Path(tempfile.gettempdir()).resolve())
+        needed = [folder for end in ends for folder in (end, *end.parents)]
+    closed = (str(path) for path in needed if path.is_dir() and not others_may_enter(path))
+    return next((f"another user may not enter {path}" for path in closed), "")
+
+
+def others_may_enter(folder: Path) -> bool:
+    """Returns True if a folder's rights let everybody in."""
+    return bool(folder.stat().st_mode & stat.S_IXOTH)

@@ -63,6 +63,7 @@ def root_of_its_own(folder: Path, uid: int, new: Path) -> list[str]:
         path = f"/etc/{name}"
         made[path] = [parent(path, new), f"echo '{line}' >{within(path, new)}"]
     return [
+        "umask 022",  # whatever the user's is, student code may enter these folders
         f"mount -t tmpfs -o size=16m,mode=755 none {within('', new)}",
         *(step for path in sorted(made) for step in made[path]),
         *(step for path in sorted(closed) for step in closing(path, new)),
