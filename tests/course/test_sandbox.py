@@ -25,6 +25,7 @@ from common.course.grading.student import Student, lay_out, lay_out_student, rea
 from common.course.grading.wire import Ended, Raised, Remote
 from common.course.outcomes import Outcome
 from common.course.submission import HandedIn, Submission
+from common.course.tasks import EXERCISES
 from common.errors import RunFailed, UserError
 from common.runtime.paths import project_root
 
@@ -36,6 +37,7 @@ GIB = 2**30
 KINDS = [kind for kind in ("namespaces", "user namespaces") if not why_not(kind)]
 ALL_KINDS = KINDS + [kind for kind in ("other user",) if not why_not(kind)]
 TARGET = "loss_scale.py"
+HIDDEN = ROOT / "tests" / "exercises" / "hidden"
 
 
 def speaks(text: str, *buffers: str) -> str:
@@ -75,11 +77,11 @@ ATTACKS = {
         "message|process has ended|no answer",
     ),
     "reads the hidden tests": (
-        f"def attack():\n    return open('{ROOT}/tests/exercises/hidden/test_models.py').read()",
+        f"def attack():\n    return open({str(HIDDEN / 'test_models.py')!r}).read()",
         "FileNotFoundError|PermissionError",
     ),
     "reads the references": (
-        f"def attack():\n    return open('{ROOT}/common/exercises/loss_scale.py').read()",
+        f"def attack():\n    return open({str(ROOT / EXERCISES / TARGET)!r}).read()",
         "FileNotFoundError|PermissionError",
     ),
     "looks for files of the grader": (
