@@ -195,6 +195,7 @@ def started(
     are told to stop, by SIGINT and by the end of their standard input; those still alive after
     ``grace_s`` are killed.
     """
+    tempfile.gettempdir()  # torchrun and its ranks need it: what is wrong with it is said here
     process = subprocess.Popen(
         ending_with_parent(command),
         env=os.environ | variables | {MARK: mark, LAUNCHER: own_identity()},

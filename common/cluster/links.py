@@ -15,6 +15,7 @@ Mbit/s: 422 ± 0 against 430 to 510 ms for 8 MiB).
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -28,6 +29,8 @@ PACKET_BYTES = 60_000
 SHALLOWEST_BYTES = 2**16
 """The least depth of a token bucket: one packet fits."""
 CONGESTION_CONTROL = "reno"
+OWN = ("netns", "cluster", "mount")
+"""Folders of /run that are the cluster's own; the last is that of the command."""
 
 
 def address(host: int) -> str:
@@ -45,8 +48,7 @@ def build(cluster: EmulatedCluster, burst_bytes: int) -> None:
     Raises:
         UserError: a command was refused, with its own words.
     """
-    run("mount", "-t", "tmpfs", "tmpfs", "/run")  # hides the machine's /run/netns from us
-    Path("/run/netns").mkdir()
+    replace_run()
     setting = "/proc/sys/net/ipv4/tcp_congestion_control"
     choose_tcp = ("sh", "-c", f"echo {CONGESTION_CONTROL} >{setting}")
     run(*choose_tcp)  # of the switch, which sends to the hosts when links are probed
@@ -81,6 +83,30 @@ def build(cluster: EmulatedCluster, burst_bytes: int) -> None:
         if cluster.delay_ms:
             delay(name, cluster.delay_ms)
     shape(cluster, burst_bytes)
+
+
+def replace_run() -> None:
+    """Mounts an empty /run, which hides the machine's netns, and shows its other folders there.
+
+    The project, Python or the user's temporary files may lie in one of them.
+    """
+    before = os.open("/run", os.O_PATH)
+    try:
+        kept = [entry for entry in os.scandir("/run") if entry.is_dir() and entry.name not in OWN]
+        run("mount", "-t", "tmpfs", "tmpfs", "/run")
+        for name in OWN:
+            Path("/run", name).mkdir(exist_ok=True)
+        for entry in kept:
+            if entry.is_symlink():
+                os.symlink(os.readlink(f"/proc/self/fd/{before}/{entry.name}"), entry.path)
+                continue
+            os.mkdir(entry.path)
+            old = f"/proc/self/fd/{before}/{entry.name}"
+            # Not every folder can be shown again; few are asked for.
+            bind = ["mount", "--no-canonicalize", "--rbind", old, entry.path]
+            subprocess.run(bind, pass_fds=[before], stderr=subprocess.DEVNULL)
+    finally:
+        os.close(before)
 
 
 def shape(cluster: EmulatedCluster, burst_bytes: int) -> None:

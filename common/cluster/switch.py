@@ -108,7 +108,7 @@ def reached(cluster: EmulatedCluster, found: Sequence[dict[str, float]]) -> floa
 
 def write_names(cluster: EmulatedCluster) -> None:
     """Writes the names by which the hosts find each other, in this cluster only."""
-    names = Path("/run/hosts")
+    names = Path("/run/cluster/hosts")
     # torch's sockets take IPv6 and ask for the mapped form of an IPv4 address.
     known = [
         f"{prefix}{address(host)} host{host}"
@@ -146,7 +146,7 @@ class Host:
             f"--rdzv-endpoint={address(1)}:{RENDEZVOUS_PORT}",
             f"--rdzv-conf=is_host={int(number == 1)}",
             f"--local-addr={address(number)}",
-            f"--log-dir=/run/logs/{self.name}",
+            f"--log-dir=/run/cluster/logs/{self.name}",
             "--tee=3",
             *program,
         ]

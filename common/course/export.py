@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from common.course.faults import STUDY, public_set
 from common.course.markers import student_source
 from common.course.tasks import Task, read_course
 from common.errors import UserError, unknown_name
+from common.runtime.paths import git
 
 LINK = re.compile(r"\[(?P<words>[^\]]+)\]\((?P<path>[^):#]+)(?:#[^)]*)?\)")
 """A link of Markdown to a file of the project."""
@@ -155,7 +155,11 @@ def student_notebook(text: str) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
+    try:
+        done = git(root, *arguments)
+    except FileNotFoundError:
+        raise UserError("git: not found; it says which files are the project's") from None
     if done.returncode:
-        raise UserError(f"git {arguments[0]} in {root}: {done.stderr.strip() or 'failed'}")
+        said = " ".join(done.stderr.split()) or "failed"
+        raise UserError(f"git {arguments[0]} in {root}: {said}")
     return done.stdout

@@ -20,7 +20,7 @@ from common.runtime.network import (
     network_name,
     ranks_by_host,
 )
-from common.runtime.paths import project_root
+from common.runtime.paths import git, project_root
 from common.runtime.process_identity import LAUNCHER, own_identity
 from common.runtime.ranks import current_ranks, listed_hosts
 from common.runtime.wording import counted
@@ -165,9 +165,7 @@ def _git() -> dict:
 
     def ask(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(
-                ["git", *arguments], cwd=project_root(), capture_output=True, text=True, timeout=10
-            )
+            done = git(project_root(), *arguments, timeout_s=10)
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 
@@ -17,6 +18,16 @@ def relative_to_project(path: Path | str) -> str:
     return (
         str(path.relative_to(project_root())) if path.is_relative_to(project_root()) else str(path)
     )
+
+
+def git(root: Path, *arguments: str, timeout_s: float | None = None) -> subprocess.CompletedProcess:
+    """Runs git in a project, which may be another user's: its code runs here anyway.
+
+    Raises:
+        OSError, subprocess.TimeoutExpired: there is no git, or it takes longer.
+    """
+    command = ["git", "-C", str(root), "-c", f"safe.directory={root.resolve()}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
 
 
 def search_path() -> str:

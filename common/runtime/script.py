@@ -31,6 +31,9 @@ SAVED = 75
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 """Errors of the system that a user can mend: missing permissions, no room."""
 
+NO_TEMPORARY = "No usable temporary directory"
+"""Beginning of what Python's tempfile says where it can write to no folder."""
+
 
 def run_script(
     main: Callable[[Settings], None],
@@ -93,12 +96,20 @@ def exit_status() -> Iterator[None]:
         raise
 
 
+def is_full(error: BaseException) -> bool:
+    """Returns True if a disk is full, or no temporary folder can be written to."""
+    full = (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, OSError) and (error.errno in full or NO_TEMPORARY in str(error))
+
+
 def _user_mistake(error: BaseException) -> UserError | None:
     """Returns the one-line error for what a user can mend; None for other errors.
 
     That is a file that may not be read or written, a full disk, and a GPU that is out of memory or
     busy.
     """
+    if isinstance(error, OSError) and NO_TEMPORARY in str(error):
+        return UserError(f"{error.strerror}: full, or not yours to write to; set TMPDIR to another")
     if isinstance(error, OSError) and error.errno in REFUSED:
         return UserError(f"{error.filename or 'a file of this run'}: {error.strerror}")
     if "torch" not in sys.modules:

@@ -17,13 +17,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from common.course.grading import own_root
 from common.course.grading.grade import Grader
 from common.course.grading.isolation import strongest_isolation, why_not
 from common.course.grading.sandbox import Sandbox
-from common.course.grading.student import Student, lay_out, lay_out_student
+from common.course.grading.student import Student, lay_out, lay_out_student, readable
 from common.course.grading.wire import Ended, Raised, Remote
 from common.course.outcomes import Outcome
 from common.course.submission import HandedIn, Submission
+from common.course.tasks import EXERCISES
 from common.errors import RunFailed, UserError
 from common.runtime.paths import project_root
 
@@ -35,6 +37,7 @@ GIB = 2**30
 KINDS = [kind for kind in ("namespaces", "user namespaces") if not why_not(kind)]
 ALL_KINDS = KINDS + [kind for kind in ("other user",) if not why_not(kind)]
 TARGET = "loss_scale.py"
+HIDDEN = ROOT / "tests" / "exercises" / "hidden"
 
 
 def speaks(text: str, *buffers: str) -> str:
@@ -74,11 +77,11 @@ ATTACKS = {
         "message|process has ended|no answer",
     ),
     "reads the hidden tests": (
-        f"def attack():\n    return open('{ROOT}/tests/exercises/hidden/test_models.py').read()",
+        f"def attack():\n    return open({str(HIDDEN / 'test_models.py')!r}).read()",
         "FileNotFoundError|PermissionError",
     ),
     "reads the references": (
-        f"def attack():\n    return open('{ROOT}/common/exercises/loss_scale.py').read()",
+        f"def attack():\n    return open({str(ROOT / EXERCISES / TARGET)!r}).read()",
         "FileNotFoundError|PermissionError",
     ),
     "looks for files of the grader": (
@@ -230,6 +233,14 @@ def part(sandbox: Sandbox, tmp_path: Path) -> Callable[[str], str]:
 
     sandbox.afresh()
     return lay
+
+
+@pytest.fixture
+def strict_umask() -> Iterator[None]:
+    """Lets nobody else read what is written during a test."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
 
 
 WITHOUT_NAMESPACES = (
@@ -386,11 +397,86 @@ def test_nothing_is_left_for_the_next_check(sandbox: Sandbox, part: Callable, ki
     folders = ["/tmp", "/dev/shm"] if kind in KINDS else [sandbox.scratch_inside]
     below, first = part(LEAVES_THINGS), sandbox.process.pid
     module = sandbox.start(below).module("exercise loss_scale")
+    mounted = module.left(folders)  # as where Python lies below one of them
     module.attack(folders)
-    assert len(module.left(folders)) == 4 * len(folders)
+    assert len(module.left(folders)) == len(mounted) + 4 * len(folders)
     sandbox.afresh()
-    assert sandbox.start(below).module("exercise loss_scale").left(folders) == []
+    assert sandbox.start(below).module("exercise loss_scale").left(folders) == mounted
     assert sandbox.process.pid == first, "it was started again"
+
+
+PACKAGE_PLACES = ("/tmp", "/dev/shm", "/run", "/mnt", "/home")
+"""Folders of which some are the sandbox's own."""
+LOOKS_AT_PACKAGES = """
+import os
+
+def attack(packages):
+    found = {}
+    for folder in packages:
+        beside = os.path.dirname(folder)
+        for change in (
+            lambda: os.rename(folder, f'{folder}-away'),
+            lambda: os.rename(beside, f'{beside}-away'),
+            lambda: os.mkdir(f'{beside}/mine'),
+            lambda: open(f'{folder}/mine.py', 'w'),
+        ):
+            try:
+                change()
+            except OSError:
+                continue
+            raise LookupError(f'{folder} can be changed')
+        found[folder] = [sorted(os.listdir(beside)), open(f'{folder}/shown.py').read()]
+    scratch = os.listdir('/tmp')
+    open('/tmp/mine', 'w').close()
+    return found, scratch
+"""
+
+
+@pytest.mark.parametrize("kind", first_and_slow(KINDS))
+@pytest.mark.usefixtures("strict_umask")
+def test_packages_are_shown_wherever_they_lie_and_nothing_beside_them(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        packages = []
+        for place in filter(lambda place: os.access(place, os.W_OK), PACKAGE_PLACES):
+            beside = stack.enter_context(
+                tempfile.TemporaryDirectory(dir=place, prefix='it\'s ü "packages" ')
+            )
+            packages.append(f"{beside}/packages")
+            Path(packages[-1]).mkdir()
+            Path(packages[-1], "shown.py").write_text(place)
+            readable(Path(packages[-1]))
+            Path(beside, "secret.py").touch()
+        # A project in a folder that is shown, with packages of its own.
+        project = Path(packages[0]) / "project"
+        packages.append(f"{project}/packages")
+        Path(packages[-1]).mkdir(parents=True)
+        Path(packages[-1], "shown.py").write_text(str(project.parent))
+        readable(Path(packages[0]))
+        (project / "secret.py").touch()
+        monkeypatch.setattr(own_root, "project_root", lambda: project)
+        linked = tmp_path / "linked"
+        linked.symlink_to(Path(packages[0]).parent)
+        known = [*own_root.package_folders(), *packages, f"{linked}/packages"]
+        monkeypatch.setattr(own_root, "package_folders", lambda: known)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        lay_out(folder, ROOT)
+        probes = tmp_path / "probes"
+        probes.mkdir()
+        exercise = ROOT / "common" / "exercises" / TARGET
+        lay_out_student(folder, ROOT, "part", probes, lambda _: LOOKS_AT_PACKAGES, [exercise])
+        with Sandbox(folder, kind) as sandbox:
+            first = sandbox.process.pid
+            for _ in range(2):
+                peer = sandbox.start("part", timeout_s=ANSWER_S)
+                found, scratch = peer.module("exercise loss_scale").attack(packages)
+                for package in packages:
+                    place = str(Path(package).parents[1])
+                    assert found[package] == [["packages"], place]
+                assert "mine" not in scratch
+                sandbox.afresh()
+            assert sandbox.process.pid == first, "it was started again"
 
 
 OWNER = """
@@ -511,3 +597,19 @@ def test_without_any_isolation_nothing_is_graded(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("common.course.grading.isolation.why_not", lambda kind: f"no {kind}")
     with pytest.raises(UserError, match="nothing can be graded on this machine"):
         strongest_isolation()
+
+
+def test_nothing_is_graded_but_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UserError, match=r"nothing can be graded.*needs Linux"):
+        strongest_isolation()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_another_user_needs_folders_that_he_may_enter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    assert "another user may not enter" in why_not("other user")

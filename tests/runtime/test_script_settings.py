@@ -180,7 +180,7 @@ def test_the_line_of_a_syntax_error_is_named(parse):
 
 
 SCRIPT = """
-import sys, time
+import sys, tempfile, time
 from dataclasses import dataclass
 from common.errors import RunFailed, UserError
 from common.runtime.script import run_script
@@ -194,6 +194,10 @@ def main(settings):
     if settings.how == "mistake": raise UserError("rounds is 0; it must be above 0")
     if settings.how == "broken": raise RunFailed("rank 1 died")
     if settings.how == "full": open("/dev/full", "w").write("x" * 2**20)
+    if settings.how == "nowhere":
+        tempfile.tempdir = None
+        tempfile._candidate_tempdir_list = lambda: ["/dev/null/below"]  # as where all are full
+        tempfile.mkdtemp()
     if settings.how == "bug": raise ZeroDivisionError("a bug")
     if settings.how == "wait":
         print("ready", flush=True)
@@ -218,6 +222,7 @@ def script(tmp_path_factory):
         (["--rounds", "x"], 2, "error: "),
         (["--config", "missing.yaml"], 2, "error: missing.yaml: No such file or directory"),
         (["--how", "broken"], 1, "failed: rank 1 died"),
+        (["--how", "nowhere"], 2, "error: No usable temporary directory found in "),
         pytest.param(
             *(["--how", "full"], 2, "error: a file of this run: No space left on device"),
             marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full"),

@@ -19,6 +19,7 @@ from common.course.submission import ANSWERS, read_name, read_submission
 from common.errors import RunFailed, UserError
 from common.runtime.bytecode import shared_bytecode
 from common.runtime.run_directory import write_atomically
+from common.runtime.script import is_full
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ class Class:
         except UserError:
             raise
         except Exception as error:
+            if is_full(error):  # it would be for all submissions
+                raise
             logger.exception("%s: the grader broke", path)
             why = str(error) if isinstance(error, RunFailed) else type(error).__name__
             return self.grader.without_checks(read_name(path), None, f"not graded: {why}")

@@ -28,15 +28,8 @@ from typing import IO
 
 import psutil
 
-from common.course.grading.isolation import (
-    BYTECODE,
-    INSIDE,
-    SCRATCH,
-    SCRATCH_BYTES,
-    has_own_root,
-    isolated,
-    strongest_isolation,
-)
+from common.course.grading.isolation import has_own_root, isolated, strongest_isolation
+from common.course.grading.own_root import BYTECODE, INSIDE, SCRATCH, SCRATCH_BYTES
 from common.course.grading.scratch import empty
 from common.course.grading.wire import Ended, Peer
 from common.errors import RunFailed, UserError
@@ -83,7 +76,10 @@ class Sandbox:
         """Number of sweeps, and its lock; what is seen of processes counts until the next sweep."""
 
     def __enter__(self) -> Sandbox:
-        self.scratch = Path(tempfile.mkdtemp(prefix="ddplab-scratch-"))
+        try:
+            self.scratch = Path(tempfile.mkdtemp(prefix="ddplab-scratch-"))
+        except OSError as error:
+            raise RunFailed(f"{NOT_STARTED}: {error}") from None
         if self.isolation == "other user":
             os.chown(self.scratch, self.uid, self.uid)
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -137,10 +133,9 @@ class Sandbox:
         """Returns the command of the first process."""
         callee = ["-P", "-m", "common.course.grading.callee", str(control), self.isolation]
         callee.append(str(self.uid))
-        program = [sys.executable, *callee]
         if has_own_root(self.isolation):
-            return isolated(self.isolation, self.folder, self.uid, program)
-        return program
+            return isolated(self.isolation, self.folder, self.uid, callee, self.scratch)
+        return [sys.executable, *callee]
 
     def environment(self) -> dict[str, str]:
         """Returns the variables of the first process: none of this one's, but where to look."""
