@@ -44,7 +44,7 @@ from common.studies.study import study_run, with_verdicts
 FOLDER = project_root() / "common" / "studies"
 WATCH = Path(watch_file).parent / "__main__.py"
 STALLS, HEALTHY = "stalls", "overlaps"
-STALLED = "no overlap"
+STALLED = "no-overlap"
 FREE = ("only", "rounds", "continues", "minutes_per_case")
 """Settings in which a study may differ from the one that it continues."""
 
@@ -74,7 +74,7 @@ class Bounds:
     stalled: float
 
 
-CPU_MODELS = (Model("gpt2-nano", 12, 64, "float32", ("0.5", "1", "2+1000us", "1-stalls")),)
+CPU_MODELS = (Model("gpt2-nano", 4, 64, "float32", ("0.5", "1", "2+1000us", "1-stalls")),)
 GPU_MODELS = (
     Model(
         "gpt2-medium",

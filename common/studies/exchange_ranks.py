@@ -83,7 +83,7 @@ class ExchangeJob(RoundSettings):
     """One model: what predicts it and judged bucketings, over every exchange, in one rotation."""
 
     model: str = "gpt2-nano"
-    batch_size: int = 12
+    batch_size: int = 4
     max_seq_len: int = 64
     dtype: str = "float32"
     exchanges: tuple[str, ...] = ("0.5",)
