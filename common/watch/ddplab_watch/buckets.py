@@ -54,8 +54,8 @@ class WatchedGroup(dist.ProcessGroup):
         def back(_: Any) -> None:
             bucket.done = self.clock.mark()
 
-        # Asked for its future, a work may make the current stream wait until it is over, as those of
-        # ProcessGroupNCCL2 do: it must not be the stream of the backward pass.
+        # Asked for its future, a work of ProcessGroupNCCL2 makes the current stream wait until it
+        # is over: that must not be the stream of the backward pass.
         with self.clock.beside():
             future = work.get_future()
         future.add_done_callback(back)

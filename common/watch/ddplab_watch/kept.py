@@ -164,7 +164,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def has_room(device: torch.device) -> bool:
-    """Returns True if a pass of twice the batch, or one of a second model, surely fits in memory."""
+    """Returns True if twice the batch, or a second model, surely fits into memory."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         peak = torch.cuda.max_memory_allocated(device)

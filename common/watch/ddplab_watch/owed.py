@@ -40,7 +40,8 @@ class OwedPasses:
     """
 
     def __init__(self, ddp: DistributedDataParallel, used: Sequence[nn.Parameter]) -> None:
-        self.ddp, self.used = ddp, used
+        self.ddp: DistributedDataParallel | None = ddp
+        self.used = used
         self.error: Exception | None = None
         """What the first pass that failed has raised, without what that holds."""
         self._ready: list[nn.Parameter] = []
@@ -111,6 +112,7 @@ class OwedPasses:
             raise self.error
 
     def remove(self) -> None:
-        """Takes all hooks off."""
+        """Takes all hooks off, and lets go of DDP."""
         for handle in self._handles:
             handle.remove()
+        self.ddp = None

@@ -114,7 +114,7 @@ class Trials:
         self.model = copy.deepcopy(self.kept.inner)
 
     def has_room(self) -> bool:
-        """Returns True if weights, gradients, buckets and a pass surely fit into memory once more."""
+        """Returns True if a second model, its gradients and buckets surely fit into memory."""
         if self.team.device.type == "cuda":
             return has_room(self.team.device)
         needed = 4 * sum(p.numel() * p.element_size() for p in self.kept.inner.parameters())
@@ -216,9 +216,7 @@ class Trials:
         times_s: list[float] = []
         with ExitStack() as stack:
             stack.callback(gc.collect)  # DDP's hooks and buckets
-            self.on_all(lambda: stack.enter_context(_threads(change.threads)))
-            self.on_all(lambda: stack.enter_context(_cores(change.cores)))
-            fetches = self.on_all(lambda: self.batches(change, steps))
+            fetches = self.on_all(lambda: self.prepared(change, steps, stack))
             stack.callback(self.model.zero_grad, set_to_none=True)
             passes = self.on_all(lambda: OwedPasses(self.wrapped(change), self.used))
             stack.callback(passes.remove)
@@ -226,7 +224,6 @@ class Trials:
                 times_s.append(self.on_all(lambda: self.step_s_of(passes, change, fetches)))
             if change.workers is not None:
                 next(fetches, None)  # there is none, and workers end
-            del passes
         times_s = times_s[change.steps[0] :]
         if change.workers is not None:
             times_s = [statistics.fmean(times_s)]
@@ -244,8 +241,14 @@ class Trials:
             raise _Failed(why)
         return found[0]
 
-    def batches(self, change: Change, steps: int) -> Iterator[Any]:
-        """Returns what is fetched before each pass of so many steps: batches, or nothing."""
+    def prepared(self, change: Change, steps: int, stack: ExitStack) -> Iterator[Any]:
+        """Changes threads and cores until ``stack`` ends.
+
+        Returns:
+            what is fetched before each pass of so many steps: batches, or nothing.
+        """
+        stack.enter_context(_threads(change.threads))
+        stack.enter_context(_cores(change.cores))
         if change.workers is None:
             return itertools.repeat(None)
         return self.loading.fetches(change.workers, steps * (change.passes or self.now.passes))
@@ -262,12 +265,14 @@ class Trials:
     def step_s_of(self, passes: OwedPasses, change: Change, fetches: Iterator[Any]) -> float:
         """Runs a step's passes, each after a fetch; returns its seconds, no update.
 
+        The ranks have met, as they have agreed on what came before.
+
         Raises what a pass has raised here, after what it owed the other ranks was sent.
         """
         count = change.passes or self.now.passes
         last_only = self.now.last_only if change.last_only is None else change.last_only
         self.model.zero_grad(set_to_none=True)
-        self.team.meet()
+        self.clock.wait()
         start = self.clock.mark()
         for index in range(count):
             silent = last_only and index < count - 1

@@ -254,7 +254,7 @@ while step < arguments.steps:
         values, targets = batch
         micro += 1
         last = micro % arguments.accumulation == 0
-        skip = not last and arguments.no_sync or step < arguments.local_steps
+        skip = (not last and arguments.no_sync) or step < arguments.local_steps
         skip = skip and isinstance(model, DistributedDataParallel)
         with model.no_sync() if skip else nullcontext():
             loss = nn.functional.cross_entropy(model(values), targets) / arguments.accumulation

@@ -1,4 +1,4 @@
-"""Makes steps of which a pass fails on rank 1, and what the ranks exchange after it: owed.py FOLDER."""
+"""Makes steps of which a pass fails on rank 1, and the exchanges after it: owed.py FOLDER."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ class Model(nn.Module):
         self.unused = nn.Linear(3, 3)
         self.passes, self.failing, self.place = 0, 0, ""
 
+    def load(self):
+        if self.place == "load" and self.passes == self.failing - 1:
+            raise RuntimeError("out of memory")
+
     def forward(self, values):
         self.passes += 1
         fails = self.passes == self.failing
@@ -74,14 +78,10 @@ for place, failing, static in itertools.product(("load", "forward", "backward"),
         model.passes, model.place = 0, place
         model.failing = failing if rank == 1 and not has_failed else 0
 
-        def load() -> None:
-            if place == "load" and model.failing and model.passes == failing - 1:
-                raise RuntimeError("out of memory")
-
         for _ in range(2 if has_failed else (failing + 2) // 3):
             model.zero_grad(set_to_none=True)
             for index in range(3):  # the first is the one that fails
-                passes.run(Pass(everyone[rank]), silent=index == 1, load=load)
+                passes.run(Pass(everyone[rank]), silent=index == 1, load=model.load)
             dist.all_reduce(torch.zeros(1))  # meets no bucket
             if passes.error:
                 why = str(passes.error)
