@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from common.analysis.step_parts import TIMED, flags
@@ -123,7 +124,9 @@ def bucket_waits(
         longer=_longer_ms(timed, probes, batch) / by_step["waited_ms"].mean(),
         group=group,
     )
-    return found if found.is_known or found.longer > LONGER else None
+    if np.isnan(found.longer):
+        return found if found.is_known else None
+    return found if found.longer > LONGER else None
 
 
 def _longer_ms(timed: pd.DataFrame, probes: pd.DataFrame | None, batch: int) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from common.analysis.diagnosis.bucket_waits import WAITING
 from common.analysis.diagnosis.causes import Case, Verdict, confidence, percent
 from common.analysis.diagnosis.evidence import BUCKETS, PROBES
@@ -49,7 +51,7 @@ def no_overlap(case: Case) -> Verdict | None:
         change += f"With nccl of torch 2.15 or later: {OLD_GROUP}." if not waits.group else ""
     longer = (
         f", and are longer than by themselves by {waits.longer:.2f} times that {case.file(PROBES)}"
-        if waits.longer == waits.longer
+        if not math.isnan(waits.longer)
         else ""
     )
     return Verdict(
