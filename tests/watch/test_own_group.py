@@ -11,8 +11,9 @@ from common.analysis.diagnosis.opened import open_diagnosis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["OwnGroup", "ProcessGroupNCCL2"])
-@pytest.mark.parametrize("waits", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "waits"), [("OwnGroup", 1), ("ProcessGroupNCCL2", 1), ("ProcessGroupNCCL2", 0)]
+)
 def test_only_a_group_whose_futures_wait_is_said_not_to_overlap(
     rank_server, tmp_path: Path, name: str, waits: int
 ) -> None:

@@ -48,7 +48,11 @@ class Work(dist._Work):
 
 
 class OwnGroup(dist.ProcessGroup):
-    """Sends what is added up through a thread, and all else through gloo at once."""
+    """Sends what is added up through a thread, and all else through gloo at once.
+
+    It calls gloo's methods itself: those of its base class hold the interpreter's lock as they
+    wait for gloo's threads, which may wait for that lock.
+    """
 
     def __init__(self, store, rank, size, timeout):
         super().__init__(rank, size)
@@ -64,6 +68,18 @@ class OwnGroup(dist.ProcessGroup):
     def allreduce(self, tensors, options=None):
         self.works.put((tensors, work := Work()))
         return work
+
+    def broadcast(self, *words):
+        return self.gloo.broadcast(*words)
+
+    def allgather(self, *words):
+        return self.gloo.allgather(*words)
+
+    def _allgather_base(self, *words):
+        return self.gloo._allgather_base(*words)
+
+    all_gather_single = _allgather_base
+    """The same name in torch 2.15."""
 
     def serve(self):
         while True:
