@@ -220,8 +220,8 @@ def communication_bound(case: Case) -> Verdict | None:
         f"{exposed.step_ms:.3g} ms {case.file(STEPS)}"
         + (
             f"; {percent(exposed.share)} of the step would remain at the best bucket cap and with "
-            "one exchange a step."
-            if exposed.settings != model.settings
+            f"one exchange a step{' that overlaps' if case.run.waits else ''}."
+            if exposed.settings != model.settings or case.run.waits
             else f", {percent(exposed.share)} of the step."
         ),
         f"Computation takes {compute_s * 1e3:.3g} ms {case.file(PROBES)}, sending "
