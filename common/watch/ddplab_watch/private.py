@@ -134,9 +134,10 @@ def group_class(group: Any, device: torch.device) -> str:
     if type(group) is not torch.distributed.ProcessGroup:
         return type(group).__name__
     try:
-        return type(group._get_backend(device)).__name__
+        backend = group._get_backend(device)
     except (AttributeError, RuntimeError):
         return ""
+    return type(getattr(backend, "wrapped_pg", backend)).__name__  # TORCH_DISTRIBUTED_DEBUG=DETAIL
 
 
 def sleep_on_gpu(cycles: int) -> None:
