@@ -49,6 +49,14 @@ def test_a_model_that_gathers_in_its_pass_is_not_probed_alone(ranks, tmp_path: P
     assert rows_of(watched, 0, "allreduce-samples")
 
 
+def test_buckets_may_be_made_anew_while_they_are_watched(ranks, tmp_path: Path) -> None:
+    # DDP does so after its first exchange, which is here in the first step with watched buckets.
+    first = 1 + SHORT["warmup"] + SHORT["window"]
+    watched = watched_as_unwatched(ranks, tmp_path, "--local_steps", first)
+    steps = [row["step"] for row in rows_of(watched, 0, "steps") if row["exchanged_bytes"]]
+    assert len(steps) == SHORT["bucket_steps"]
+
+
 def test_probes_put_back_all_that_a_pass_moves(ranks, tmp_path: Path) -> None:
     # Weights that follow others, in their storage or a new one, a buffer made anew, a counter.
     watched = watched_as_unwatched(ranks, tmp_path, "--averages", 1)

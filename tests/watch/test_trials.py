@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -19,7 +20,7 @@ from ddplab_watch.changes import (
 )
 from ddplab_watch.options import Options
 from ddplab_watch.trials import ROUNDS
-from watch_support import rows_of, run_loop
+from watch_support import SCRIPTS, rows_of, run_loop
 
 FACTS = {
     "bucket_cap_mb": None,
@@ -141,6 +142,33 @@ def test_a_copy_that_fails_on_one_rank_is_tried_on_none(ranks, tmp_path: Path) -
         assert [row["why"] for row in unseen if "changes" in row["what"]] == [why]
         assert rows_of(watched, number, "end")
         assert not rows_of(watched, number, "trials")
+
+
+def test_a_pass_that_fails_on_one_rank_leaves_the_training_as_it_is(ranks, tmp_path: Path) -> None:
+    flags = ("--failing_pass", 3)
+    plain, watched = tmp_path / "plain", tmp_path / "watched"
+    for folder in (plain, watched):
+        folder.mkdir()
+    expected = run_loop(ranks, plain, *flags)
+    found = run_loop(ranks, watched, *flags, watch={"verify": 1})
+    assert [each["losses"] for each in found] == [each["losses"] for each in expected]
+    assert [each["parameters"] for each in found] == [each["parameters"] for each in expected]
+    for number, why in enumerate(("it failed on another rank", "RuntimeError: out of memory")):
+        unseen = rows_of(watched, number, "unseen")
+        assert [row["why"] for row in unseen if AS_IT_IS in row["what"]] == [why]
+        assert rows_of(watched, number, "trials")  # of the other changes
+
+
+def test_whatever_fails_on_one_rank_the_others_get_what_they_wait_for(ranks, tmp_path) -> None:
+    """Each case of owed.py: a step with a failing pass, and one after it with another DDP."""
+    done = ranks(SCRIPTS / "owed.py", tmp_path, ranks=2)
+    assert done.exit_codes == [0, 0], "\n".join(done.stderr)
+    for number in (0, 1):
+        told = json.loads((tmp_path / f"out-{number}.json").read_text())
+        assert len(told) == 12
+        for case, (why, difference) in told.items():
+            assert why == ("out of memory" if number else ""), case
+            assert difference < 1e-6, case  # of the gradients after it from those without DDP
 
 
 def test_trials_leave_the_script_its_memory(ranks, tmp_path: Path) -> None:

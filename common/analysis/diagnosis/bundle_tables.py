@@ -280,6 +280,7 @@ def _environment(bundle: Bundle) -> dict[str, object]:
         "packages": {"torch": first["torch"]},
         "python": first["python"],
         "backend": first["backend"],
+        "process_group": first.get("process_group") or "",
         "device": first["device"],
         "device_name": device,
         "network": network,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from common.analysis.diagnosis.causes import Case, Verdict, confidence, percent
+from common.analysis.diagnosis.causes_overlap import first_let_it_overlap
 from common.analysis.diagnosis.evidence import (
     ALL_REDUCE,
     BUCKETS,
@@ -104,6 +105,8 @@ def needless_synchronisation(case: Case) -> Verdict | None:
 def bucket_cap(case: Case) -> Verdict | None:
     """Judges whether other buckets would hide or shorten the exchange."""
     case.run.need(BUCKETS)
+    if case.run.waits:  # as long as passes wait for each bucket, the model knows no best cap
+        return None
     model = case.model
     best, now, after = _at_best_cap(model, model.settings)
     gain = min(
@@ -129,7 +132,7 @@ def bucket_cap(case: Case) -> Verdict | None:
         lost_share=gain,
         confidence=level,
         reason=f"predicted gain: {reason}",
-        change=cap_change(case, best),
+        change=cap_change(case, best) + first_let_it_overlap(case),
         proposed=proposed,
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_with(proposed),
@@ -217,8 +220,8 @@ def communication_bound(case: Case) -> Verdict | None:
         f"{exposed.step_ms:.3g} ms {case.file(STEPS)}"
         + (
             f"; {percent(exposed.share)} of the step would remain at the best bucket cap and with "
-            "one exchange a step."
-            if exposed.settings != model.settings
+            f"one exchange a step{' that overlaps' if case.run.waits else ''}."
+            if exposed.settings != model.settings or case.run.waits
             else f", {percent(exposed.share)} of the step."
         ),
         f"Computation takes {compute_s * 1e3:.3g} ms {case.file(PROBES)}, sending "
@@ -243,7 +246,8 @@ def communication_bound(case: Case) -> Verdict | None:
 def _exposed(case: Case) -> _Exposed:
     """Computes the communication that remains exposed when all that is needless is gone.
 
-    Needless are exchanges beyond one a step, and what a better bucket cap saves. The model predicts
+    Needless are exchanges beyond one a step, what a better bucket cap saves, and waiting for each
+    bucket. The model predicts
     how long the step would then be; what it saves is taken from the communication that was measured
     and from the step. Measured communication is limited to ``BELIEVED`` times the predicted one, if
     that is not for the most part latency.
@@ -257,7 +261,8 @@ def _exposed(case: Case) -> _Exposed:
         settings = replace(settings, bucket_cap_mb=best)
     else:
         after = plain
-    avoidable_ms = max(0.0, (predict(model).step_n_s - after.step_n_s) * 1e3)
+    now_s = case.run.step_ms / 1e3 if case.run.waits else predict(model).step_n_s
+    avoidable_ms = max(0.0, (now_s - after.step_n_s) * 1e3)
     active_ms = predict(model).exchange.communication_s * model.settings.exchanges * 1e3
     each_bytes = _wire_bytes(settings, after) / after.exchange.num_buckets
     latency = latency_share(case.run, WIRE_TYPES[settings.compression], each_bytes)

@@ -33,6 +33,7 @@ from common.analysis.diagnosis.causes_left_behind import (
 )
 from common.analysis.diagnosis.causes_left_behind import slow_rank as slow_rank_of_traces
 from common.analysis.diagnosis.causes_machine import cpu_quota, too_few_threads, wrong_interface
+from common.analysis.diagnosis.causes_overlap import no_overlap
 from common.analysis.diagnosis.causes_padding import padding
 from common.analysis.diagnosis.causes_profiled import by_profile, profiled
 from common.analysis.diagnosis.causes_ranks import slow_rank, slow_update, unequal_lengths
@@ -81,6 +82,7 @@ CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
     "data-loading": data_loading,
     "evaluation-or-logging": evaluation_or_logging,
     NEEDLESS: needless_synchronisation,
+    "no-overlap": no_overlap,
     "bucket-cap": bucket_cap,
     ", ".join(LIMITS): communication_bound,
 }

@@ -7,7 +7,7 @@ steps belong together and what a change would start from.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from common import tables
+from common.analysis.diagnosis.bucket_waits import NOT_WAITING, BucketWaits, bucket_waits
 from common.analysis.runs import OfRun, Run, complete_runs, given_folder, recorded_assignment
 from common.analysis.scaling.sweep_speedups import step_times_by_round, unwatched_steps
 from common.analysis.step_parts import STEP, TIMED, StepParts, decompose, flags
@@ -66,16 +67,19 @@ class Evidence(OfRun):
     """One arm of a run.
 
     Attributes:
-        opened: the run; of its environment record only ``network`` and ``world_size`` are looked
-            at.
+        opened: the run; of its environment record only what it ran on is looked at: network,
+            process group, torch's version, number of ranks.
         arm: the row of ``arms.csv``.
         tables: those that were found, by file name; of tables with arms, this arm's rows.
-        all_arms: the same tables with the rows of every arm.
+        all_arms: the same tables with the rows of every arm, as they were read.
+        waits: of the backward passes for each bucket, where there are; ``tables`` count them as
+            exchange.
     """
 
     arm: pd.Series
     tables: Mapping[str, pd.DataFrame]
     all_arms: Mapping[str, pd.DataFrame]
+    waits: BucketWaits | None = None
 
     @property
     def name(self) -> str:
@@ -91,6 +95,28 @@ class Evidence(OfRun):
     def emulated(self) -> bool:
         """Returns True if the hosts share one machine."""
         return "emulated" in str(self.opened.environment.get("network", ""))
+
+    @property
+    def torch(self) -> str:
+        """Returns torch's version; empty where it was not recorded."""
+        return str(self.opened.environment.get("packages", {}).get("torch", ""))
+
+    @property
+    def process_group(self) -> str:
+        """Returns the class that sends gradients, such as ProcessGroupNCCL; empty if not known.
+
+        Earlier records have the backend only, which meant one class before torch 2.15.
+        """
+        environment = self.opened.environment
+        if recorded := environment.get("process_group"):
+            return str(recorded)
+        known = dict(zip(("gloo", "nccl"), NOT_WAITING, strict=True))
+        version = [
+            int(number) for number in self.torch.split("+")[0].split(".")[:2] if number.isdecimal()
+        ]
+        if environment.get("backend") == "nccl" and not [0] < version < [2, 15]:
+            return ""
+        return known.get(environment.get("backend"), "")
 
     @property
     def watched(self) -> bool:
@@ -134,7 +160,8 @@ class Evidence(OfRun):
         """Returns the mean step in parts; raises NotJudged where no step was measured in parts."""
         if self.timed.empty:
             raise NotJudged(f"{STEPS} in {self.name} has no steps measured in parts")
-        return decompose(self.tables[STEPS], int(self.arm["arm"]), self.tables.get(BUCKETS))
+        parts = decompose(self.tables[STEPS], int(self.arm["arm"]), self.tables.get(BUCKETS))
+        return replace(parts, hidden_communication_ms=0.0) if self.waits else parts
 
     @cached_property
     def unwatched(self) -> pd.DataFrame:
@@ -285,7 +312,17 @@ def evidence_of(
             f"{relative_to_project(opened.folder / STEPS)}: arm {row['arm']} has no step after its "
             "warm-up"
         )
-    return evidence
+    waits = bucket_waits(
+        tables[STEPS],
+        tables.get(BUCKETS),
+        tables.get(PROBES),
+        evidence.process_group,
+        evidence.batch_per_rank,
+    )
+    if waits is None:
+        return evidence
+    counted = tables | {STEPS: waits.counted_as_exchange(tables[STEPS])}
+    return replace(evidence, tables=counted, waits=waits)
 
 
 def baseline_arm(evidence: Evidence) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from common.analysis.diagnosis.bucket_waits import NOT_WAITING
 from common.analysis.diagnosis.evidence import (
     ALL_REDUCE,
     BUCKETS,
@@ -29,7 +30,7 @@ from common.perfmodel.collectives import AllReduceModel, MeasuredAllReduce, as_a
 from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.scaling.pass_times import LinearTime, PassTimes
-from common.perfmodel.scaling.step_model import StepModel, StepSettings, calibrated
+from common.perfmodel.scaling.step_model import StepModel, StepSettings, calibrated, predict
 from common.perfmodel.simulator import profile_buckets
 from common.perfmodel.tables import read_all_reduce, read_all_reduce_samples, read_ready_times
 
@@ -104,7 +105,18 @@ def step_model(evidence: Evidence, *, gradient_as_bucket_view: bool | None = Non
         data_s_per_sample=float(data_ms / samples / 1e3) if samples else 0.0,
         shares_cores=shares_cores(evidence),
     )
-    return calibrated(model, evidence.step_ms / 1e3)
+    overlapped_s = evidence.step_ms / 1e3 - (hidden_s(model) if evidence.waits else 0.0)
+    return calibrated(model, overlapped_s)
+
+
+def hidden_s(model: StepModel) -> float:
+    """Returns the seconds of all-reduces that a step hides behind its backward pass.
+
+    A step whose passes wait for each bucket is longer by that: none of it is hidden.
+    """
+    exchange = predict(replace(model, contention=0.0)).exchange
+    hidden = exchange.communication_s - exchange.exposed_communication_s
+    return model.settings.exchanges * hidden
 
 
 def _all_reduce(evidence: Evidence, name: str) -> MeasuredAllReduce:
@@ -267,9 +279,14 @@ def _saw_bucket_views(evidence: Evidence) -> bool:
 
 
 def shares_cores(evidence: Evidence) -> bool:
-    """Returns True if all ranks are on the CPU of one machine without links in between."""
+    """Returns True if all ranks are on the CPU of one machine without links in between.
+
+    That all-reduces take their cores is known of gloo; of another group contention tells.
+    """
     placement = evidence.tables.get(PLACEMENT)
     if placement is None or placement.empty or evidence.emulated:
+        return False
+    if evidence.process_group not in ("", NOT_WAITING[0]):
         return False
     on_cpu = placement["device"].astype(str).str.startswith("cpu").all()
     return bool(on_cpu and placement["host"].nunique() == 1)

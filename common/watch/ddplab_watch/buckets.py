@@ -54,8 +54,16 @@ class WatchedGroup(dist.ProcessGroup):
         def back(_: Any) -> None:
             bucket.done = self.clock.mark()
 
-        work.get_future().add_done_callback(back)
+        # Asked for its future, a work of ProcessGroupNCCL2 makes the current stream wait until it
+        # is over: that must not be the stream of the backward pass.
+        with self.clock.beside():
+            future = work.get_future()
+        future.add_done_callback(back)
         return work
+
+    def broadcast(self, tensors: list[torch.Tensor], *options: Any) -> Any:
+        """Broadcasts by the real group: DDP sends rank 0's order of gradients once, in buckets."""
+        return self.inner.broadcast(tensors, *options)
 
     def taken(self) -> list[Bucket]:
         """Returns the buckets since the last call."""

@@ -175,6 +175,16 @@ def free_bytes(device: torch.device) -> int | None:
     return known[0] if known else None
 
 
+def has_room(device: torch.device) -> bool:
+    """Returns True if twice the batch, or a second model, surely fits into memory."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        peak = torch.cuda.max_memory_allocated(device)
+        return free + torch.cuda.memory_reserved(device) > 2.2 * peak
+    known = free_host_bytes()
+    return known is not None and known[0] > known[1] / 2
+
+
 def free_host_bytes() -> tuple[int, int] | None:
     """Returns the bytes of host memory that are free, and all there are; None if unknown."""
     try:

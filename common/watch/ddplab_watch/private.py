@@ -103,6 +103,14 @@ def swap_group(ddp: DistributedDataParallel, group: Any) -> None:
     reducer(ddp)._update_process_group(group)
 
 
+def send_after_pass(ddp: DistributedDataParallel) -> None:
+    """Makes DDP send all buckets as the backward pass ends, from within it.
+
+    With a static graph it does so in its first pass.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(reducer(ddp)._delay_all_reduce)
+
+
 def ddp_facts(ddp: DistributedDataParallel) -> dict[str, Any]:
     """Returns how DDP was made: its arguments as it keeps them, and its hook's name."""
     names = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
@@ -116,6 +124,27 @@ def ddp_facts(ddp: DistributedDataParallel) -> dict[str, Any]:
     hooks = getattr(ddp, "_comm_hooks", None) or []
     facts["comm_hook"] = " ".join(getattr(hook, "__qualname__", str(hook)) for hook, _ in hooks)
     return facts
+
+
+def group_class(group: Any, device: torch.device) -> str:
+    """Returns the name of the class that sends tensors of ``device``; empty where torch hides it.
+
+    A process group holds one for each kind of device, or, made in Python, may be it itself.
+    """
+    if type(group) is not torch.distributed.ProcessGroup:
+        return type(group).__name__
+    try:
+        backend = group._get_backend(device)
+    except (AttributeError, RuntimeError):
+        return ""
+    return type(getattr(backend, "wrapped_pg", backend)).__name__  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+
+
+def sleep_on_gpu(cycles: int) -> None:
+    """Keeps the current stream of the current GPU busy, where this version of torch can."""
+    sleep = getattr(torch.cuda, "_sleep", None)
+    if sleep is not None:
+        sleep(cycles)
 
 
 def job_store() -> Any:

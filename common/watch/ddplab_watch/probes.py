@@ -21,7 +21,7 @@ from torch import nn
 
 from ddplab_watch import private
 from ddplab_watch.exchanging import Exchange
-from ddplab_watch.kept import Kept, free_bytes, free_host_bytes, left_as_it_was
+from ddplab_watch.kept import Kept, free_bytes, has_room, left_as_it_was
 from ddplab_watch.record import Record
 from ddplab_watch.team import Team
 
@@ -144,7 +144,7 @@ class Probes:
 
     def try_size(self, size: float) -> None:
         """Runs a pass of another size; raises where there can be none, or memory is short."""
-        if round(self.kept.samples * size) < 1 or (size > 1 and not self.has_room()):
+        if round(self.kept.samples * size) < 1 or (size > 1 and not has_room(self.device)):
             raise RuntimeError("no such batch")
         self.one_pass(size)
 
@@ -167,15 +167,6 @@ class Probes:
         if not worked:
             self.exchange = None
             self.record.unseen("passes with their exchange", why)
-
-    def has_room(self) -> bool:
-        """Returns True if twice the batch surely fits into memory."""
-        if self.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self.device)
-            peak = torch.cuda.max_memory_allocated(self.device)
-            return free + torch.cuda.memory_reserved(self.device) > 2.2 * peak
-        known = free_host_bytes()
-        return known is not None and known[0] > known[1] / 2
 
     def passes(self) -> tuple[bool, str]:
         """Times passes in rotated order: all ranks at once, also with an exchange, and some alone.
@@ -299,6 +290,7 @@ class Probes:
         for repeat in range(-1, REPEATS):
             for name, narrow in (("copy", None), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
                 self.clock.wait()
+                self.clock.hold(launches=4)
                 start = self.clock.mark()
                 if narrow is None:
                     torch.mul(gradient, 0.5, out=bucket)
@@ -330,13 +322,21 @@ class Probes:
             self.record.unseen(f"all-reduces of {dtype}", str(error).splitlines()[0])
 
     def time_all_reduces(self, whole: torch.Tensor, sizes: list[int], table: str) -> None:
-        """Writes the times of all-reduces of the first elements of ``whole``, by size."""
+        """Writes the times of all-reduces of the first elements of ``whole``, by size.
+
+        GPUs are not held equally long, as their clocks differ; an all-reduce of one element, in the
+        stream itself, lets them go on together.
+        """
+        together = torch.zeros(1, device=self.device)
         for round_ in range(ROUNDS):
             for numel in sizes if round_ % 2 == 0 else sizes[::-1]:
                 size_bytes = numel * whole.element_size()
                 calls = SMALL_CALLS if size_bytes <= SMALL_BYTES else CALLS
                 tensor = whole[:numel]
                 self.team.meet()
+                if self.device.type == "cuda":
+                    self.clock.hold(launches=calls + 1)
+                    dist.all_reduce(together, group=self.team.group)
                 marks = [self.clock.mark()]
                 for _ in range(calls):
                     dist.all_reduce(tensor, group=self.team.group)

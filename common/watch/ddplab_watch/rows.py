@@ -29,13 +29,15 @@ def about(
 ) -> dict[str, Any]:
     """Returns who this rank is, in which job, with which versions and settings."""
     is_gpu = device.type == "cuda"
+    in_group = dist.is_available() and dist.is_initialized()
     return {
         "format": FORMAT,
         "version": __version__,
         "rank": rank,
         "world_size": ranks,
         "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
-        "backend": dist.get_backend() if dist.is_initialized() else None,
+        "backend": dist.get_backend() if in_group else None,
+        "process_group": private.group_class(dist.group.WORLD, device) if in_group else "",
         "host": record.name(socket.gethostname()),
         "process": os.getpid(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -30,9 +30,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab_watch.batches import tensors_in
 from ddplab_watch.changes import COMPRESSIONS, AsItIs, Change, changes, worker_changes
-from ddplab_watch.kept import Kept, free_bytes, left_as_it_was
+from ddplab_watch.kept import Kept, free_bytes, has_room, left_as_it_was
 from ddplab_watch.loading import Loading
 from ddplab_watch.machine_cores import online_cores, own_cores
+from ddplab_watch.owed import OwedPasses
 from ddplab_watch.record import Record
 from ddplab_watch.team import Team
 
@@ -113,7 +114,9 @@ class Trials:
         self.model = copy.deepcopy(self.kept.inner)
 
     def has_room(self) -> bool:
-        """Returns True if weights, gradients and buckets surely fit into memory once more."""
+        """Returns True if a second model, its gradients and buckets surely fit into memory."""
+        if self.team.device.type == "cuda":
+            return has_room(self.team.device)
         needed = 4 * sum(p.numel() * p.element_size() for p in self.kept.inner.parameters())
         free = free_bytes(self.team.device)
         return free is not None and free > needed
@@ -123,7 +126,8 @@ class Trials:
         with torch.enable_grad():
             torch.autograd.backward(*self.kept.forward(self.model))
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.has_unused = any(parameter.grad is None for parameter in trained)
+        self.used = [parameter for parameter in trained if parameter.grad is not None]
+        self.has_unused = len(self.used) < len(trained)
         self.model.zero_grad(set_to_none=True)
 
     def rounds(self, began: float) -> None:
@@ -184,13 +188,10 @@ class Trials:
                 return
             turn = round_ % len(left)
             for order, change in enumerate([*left[turn:], *left[:turn]]):
-                rows: list[dict] = []
-                worked, why = self.team.agreed(
-                    lambda change=change, rows=rows: rows.extend(self.visit(change))
-                )
-                if not worked:
-                    gc.collect()  # what the error held, too: hooks of its DDP on the same copy
-                    self.record.unseen(f"the change {change.name}", why)
+                try:
+                    rows = self.visit(change)
+                except _Failed as failed:
+                    self.record.unseen(f"the change {change.name}", str(failed))
                     left = [other for other in left if other is not change]
                     continue
                 keys = {"kind": change.kind, "setting": change.name, "round": round_}
@@ -206,32 +207,51 @@ class Trials:
         """Times steps of a fresh DDP instance; returns a row for each that is no warm-up.
 
         Steps that load batches make one row, of their mean: several come at once from workers.
+        What may fail on one rank alone is agreed on before the others wait for it.
+
+        Raises:
+            _Failed: on all ranks, if a part of it has failed on any.
         """
-        passes = change.passes or self.now.passes
-        last_only = self.now.last_only if change.last_only is None else change.last_only
-        warmup, timed = change.steps
-        fetches: Iterator[Any] = itertools.repeat(None)
-        with _threads(change.threads), _cores(change.cores):
-            ddp = self.wrapped(change)
-            try:
-                if change.workers is not None:
-                    fetches = self.loading.fetches(change.workers, (warmup + timed) * passes)
-                times_s = [
-                    self.step_s_of(ddp, passes, last_only, fetches) for _ in range(warmup + timed)
-                ]
-                if change.workers is not None:
-                    next(fetches, None)  # there is none, and workers end
-            finally:
-                self.model.zero_grad(set_to_none=True)
-                del ddp
-                gc.collect()  # its hooks and buckets
-        times_s = times_s[warmup:]
+        steps = change.steps[0] + change.steps[1]
+        times_s: list[float] = []
+        with ExitStack() as stack:
+            stack.callback(gc.collect)  # DDP's hooks and buckets
+            fetches = self.on_all(lambda: self.prepared(change, steps, stack))
+            stack.callback(self.model.zero_grad, set_to_none=True)
+            passes = self.on_all(lambda: OwedPasses(self.wrapped(change), self.used))
+            stack.callback(passes.remove)
+            for _ in range(steps):
+                times_s.append(self.on_all(lambda: self.step_s_of(passes, change, fetches)))
+            if change.workers is not None:
+                next(fetches, None)  # there is none, and workers end
+        times_s = times_s[change.steps[0] :]
         if change.workers is not None:
             times_s = [statistics.fmean(times_s)]
+        count = change.passes or self.now.passes
         return [
-            {"iteration": iteration, "passes": passes, "step_time_ms": taken_s / passes * 1e3}
+            {"iteration": iteration, "passes": count, "step_time_ms": taken_s / count * 1e3}
             for iteration, taken_s in enumerate(times_s)
         ]
+
+    def on_all(self, attempt: Callable[[], Any]) -> Any:
+        """Returns what an attempt gives here; raises _Failed where it failed on any rank."""
+        found: list[Any] = []
+        worked, why = self.team.agreed(lambda: found.append(attempt()))
+        if not worked:
+            raise _Failed(why)
+        return found[0]
+
+    def prepared(self, change: Change, steps: int, stack: ExitStack) -> Iterator[Any]:
+        """Changes threads and cores until ``stack`` ends.
+
+        Returns:
+            what is fetched before each pass of so many steps: batches, or nothing.
+        """
+        stack.enter_context(_threads(change.threads))
+        stack.enter_context(_cores(change.cores))
+        if change.workers is None:
+            return itertools.repeat(None)
+        return self.loading.fetches(change.workers, steps * (change.passes or self.now.passes))
 
     def wrapped(self, change: Change) -> DistributedDataParallel:
         """Wraps the copy in DDP, made as the script's but for the change."""
@@ -242,21 +262,29 @@ class Trials:
             ddp.register_comm_hook(self.team.group, COMPRESSIONS[hook])
         return ddp
 
-    def step_s_of(
-        self, ddp: DistributedDataParallel, passes: int, last_only: bool, fetches: Iterator[Any]
-    ) -> float:
-        """Runs a step of so many passes, each after a fetch; returns its seconds, no update."""
+    def step_s_of(self, passes: OwedPasses, change: Change, fetches: Iterator[Any]) -> float:
+        """Runs a step's passes, each after a fetch; returns its seconds, no update.
+
+        The ranks have met, as they have agreed on what came before.
+
+        Raises what a pass has raised here, after what it owed the other ranks was sent.
+        """
+        count = change.passes or self.now.passes
+        last_only = self.now.last_only if change.last_only is None else change.last_only
         self.model.zero_grad(set_to_none=True)
-        self.team.meet()
+        self.clock.wait()
         start = self.clock.mark()
-        for index in range(passes):
-            next(fetches)
-            silent = last_only and index < passes - 1
-            with ddp.no_sync() if silent else contextlib.nullcontext(), torch.enable_grad():
-                torch.autograd.backward(*self.kept.forward(ddp))
+        for index in range(count):
+            silent = last_only and index < count - 1
+            passes.run(self.kept, silent, load=lambda: next(fetches))
         end = self.clock.mark()
         self.clock.wait()
+        passes.check()
         return self.clock.elapsed_s(start, end)
+
+
+class _Failed(Exception):
+    """Something has failed on a rank, and all ranks know."""
 
 
 @contextmanager

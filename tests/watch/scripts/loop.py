@@ -56,6 +56,8 @@ parser.add_argument("--hides_objects", type=int, default=0)
 parser.add_argument("--compiled_inside", type=int, default=0)
 parser.add_argument("--passes_of_rank_1", type=int, default=0)
 parser.add_argument("--copies_of_rank_1_fail", type=int, default=0)
+parser.add_argument("--failing_pass", type=int, default=0)
+parser.add_argument("--local_steps", type=int, default=0)
 arguments = parser.parse_args()
 
 if "RANK" in __import__("os").environ:
@@ -95,6 +97,18 @@ class Samples(TensorDataset):
         return (values + self.noise.random() if self.noise else values), target
 
 
+class FailingInBackward(torch.autograd.Function):
+    """Fails where half of the gradients are computed."""
+
+    @staticmethod
+    def forward(context, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        raise RuntimeError("out of memory")
+
+
 class Model(nn.Module):
     """Has all that a probe could change: dropout, BatchNorm's buffers."""
 
@@ -124,6 +138,10 @@ class Model(nn.Module):
             raise RuntimeError("out of memory")
         if arguments.copies_of_rank_1_fail and rank == 1 and self.original != id(self):
             raise RuntimeError("out of memory")
+        fails = False
+        if arguments.failing_pass and rank == 1 and self.original != id(self):
+            self.passes += 1
+            fails = self.passes == arguments.failing_pass
         if arguments.gathers:
             everyone = [torch.empty_like(values) for _ in range(ranks)]
             dist.all_gather(everyone, values)
@@ -140,6 +158,8 @@ class Model(nn.Module):
         for _ in range(arguments.host_waits and arguments.host_waits * mode[0]):
             wait_for_the_gpu()
         with torch.autocast("cpu", torch.bfloat16, enabled=bool(arguments.autocast_inside)):
+            if fails:
+                return self.layers[2:](FailingInBackward.apply(self.layers[:2](values)))
             return self.layers(values).float()
 
 
@@ -234,7 +254,8 @@ while step < arguments.steps:
         values, targets = batch
         micro += 1
         last = micro % arguments.accumulation == 0
-        skip = not last and arguments.no_sync and isinstance(model, DistributedDataParallel)
+        skip = (not last and arguments.no_sync) or step < arguments.local_steps
+        skip = skip and isinstance(model, DistributedDataParallel)
         with model.no_sync() if skip else nullcontext():
             loss = nn.functional.cross_entropy(model(values), targets) / arguments.accumulation
             if arguments.loads_ahead:
