@@ -17,12 +17,11 @@ from collections.abc import Mapping, MutableMapping
 import torch
 import torch.distributed as dist
 
-from common.runtime.network import GROUP_CHOICE, OLD_GROUP
+from common.runtime.network import GROUP_CHOICE, OLD_GROUP, UNKNOWN_GROUP
 
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 SHARING_SINCE = (2, 30)
 """First NCCL that reads SHARING; the ones before refuse a second rank on a GPU."""
-UNKNOWN = "implementation not known"
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ def group_class(device: torch.device) -> str:
     try:
         backend = group._get_backend(device)
     except AttributeError:
-        return UNKNOWN
+        return UNKNOWN_GROUP
     except RuntimeError:  # a group written in Python has no other backend than itself
         return type(group).__name__
     # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it.
@@ -52,7 +51,7 @@ def group_class(device: torch.device) -> str:
 
 def warn_of_group(found: str, env: Mapping[str, str] = os.environ) -> None:
     """Logs a line if the choice had no effect: ``nccl`` was in use before, or has no old group."""
-    if env.get(GROUP_CHOICE) == "0" and found not in (OLD_GROUP, UNKNOWN):
+    if env.get(GROUP_CHOICE) == "0" and found not in (OLD_GROUP, UNKNOWN_GROUP):
         logger.warning(
             "NCCL's process group is %s in spite of %s=0: set it before torch first uses NCCL, or "
             "this torch has no other; DDP may not overlap, ddplab doctor tries it",

@@ -15,6 +15,7 @@ OVER_LOOPBACK = "TCP over loopback"
 EMULATED_NETWORK = "DDPLAB_EMULATED_NETWORK"
 GROUP_CHOICE = "TORCH_DIST_USE_NCCL2"
 """Torch's variable, read once, when a process first uses the name ``nccl``."""
+UNKNOWN_GROUP = "implementation not known"
 OLD_GROUP = "ProcessGroupNCCL"
 """The process group of all measurements over NCCL whose record does not name another."""
 

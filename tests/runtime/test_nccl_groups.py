@@ -55,7 +55,7 @@ def test_runs_over_nccl_get_the_old_group_unless_the_user_chose(
         ("ProcessGroupNCCL2", "0", 1),  # used before in this process, or the old one is gone
         ("ProcessGroupNCCL2", "1", 0),  # as the user wants it
         ("ProcessGroupNCCL", "0", 0),
-        (nccl.UNKNOWN, "0", 0),
+        (nccl.UNKNOWN_GROUP, "0", 0),
     ],
 )
 def test_a_choice_without_effect_is_told_in_a_line(caplog, found, chosen, lines):
@@ -83,7 +83,7 @@ def test_the_class_of_a_group_is_known_also_inside_a_wrapper(monkeypatch):
         monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=group))
         assert nccl.group_class(torch.device("cpu")) == "HashStore"
     monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=object()))  # the name has moved
-    assert nccl.group_class(torch.device("cpu")) == nccl.UNKNOWN
+    assert nccl.group_class(torch.device("cpu")) == nccl.UNKNOWN_GROUP
 
 
 def test_the_loaded_nccl_is_the_one_whose_file_is_mapped():

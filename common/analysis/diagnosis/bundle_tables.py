@@ -38,7 +38,7 @@ from common.analysis.diagnosis.evidence import (
 from common.analysis.diagnosis.measured_step import WIRES
 from common.analysis.diagnosis.usual_batch import of_usual_batch
 from common.errors import UserError
-from common.runtime.network import describe_network
+from common.runtime.network import backend_name, describe_network
 from common.runtime.run_directory import write_atomically
 from common.runtime.samples import sample_rows
 
@@ -267,7 +267,8 @@ def _environment(bundle: Bundle) -> dict[str, object]:
     """Returns the environment record: what the ranks wrote of theirs, in this project's words."""
     about, first = bundle.about, bundle.about.iloc[0]
     hosts = about.groupby("host").size().tolist()
-    network = describe_network(first["backend"], hosts, env=first["variables"])
+    backend = backend_name(first["backend"], first.get("process_group") or None)
+    network = describe_network(backend, hosts, env=first["variables"])
     device = first["device_name"] or f"{first['cpu']} CPU"
     where = [f"{bundle.world_size} ranks", network or "", device]
     return {

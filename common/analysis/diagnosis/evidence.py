@@ -21,6 +21,7 @@ from common.analysis.scaling.sweep_speedups import step_times_by_round, unwatche
 from common.analysis.step_parts import STEP, TIMED, StepParts, decompose, flags
 from common.errors import UserError
 from common.perfmodel.tables import read_table
+from common.runtime.network import UNKNOWN_GROUP
 from common.runtime.paths import project_root, relative_to_project
 
 ASSIGNMENT = "assignment4"
@@ -109,7 +110,7 @@ class Evidence(OfRun):
         """
         environment = self.opened.environment
         if recorded := environment.get("process_group"):
-            return str(recorded)
+            return "" if recorded == UNKNOWN_GROUP else str(recorded)
         known = dict(zip(("gloo", "nccl"), NOT_WAITING, strict=True))
         version = [
             int(number) for number in self.torch.split("+")[0].split(".")[:2] if number.isdecimal()
