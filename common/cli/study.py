@@ -14,7 +14,6 @@ STUDIES = {
     "emulation": ("emulation", "EmulationStudy", "links and left-overs of emulated hosts", 15),
     "memory": ("memory", "MemoryStudy", "predicted against tracked", 12),
     "transformers": ("transformers_step", "study_of_device", "our step beside theirs", 15),
-    "bookkeeping": ("bookkeeping", "BookkeepingStudy", "what recording adds to a step", 2),
     "equivalence": ("equivalence", "EquivalenceStudy", "DDP and FSDP compute the same numbers", 3),
     "survival": ("survival", "SurvivalStudy", "killed runs, damaged checkpoints", 15),
     "trainer": ("trainer", "TrainerStudy", "our trainer beside theirs, and its checkpoints", 8),

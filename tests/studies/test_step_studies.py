@@ -14,8 +14,7 @@ import torch
 from common.errors import RunFailed, UserError
 from common.report.progress import StageProgress
 from common.runtime.run_directory import read_environment
-from common.studies import bookkeeping, transformers_step
-from common.studies.bookkeeping import BookkeepingStudy
+from common.studies import transformers_step
 from common.studies.transformers_step import OURS, THEIRS, TransformersStudy
 
 TINY = {"model": "gpt2-pico", "batch_size": 1, "seq_len": 16}
@@ -126,33 +125,11 @@ def test_kept_memory_is_mapped_when_it_is_used_again():
     assert after == pytest.approx(before, rel=0.1)
 
 
-def test_the_bookkeeping_study_states_the_noise_beside_the_result(tmp_path):
-    study = BookkeepingStudy(**TINY, rounds=2, steps=2, optimizer="sgd")
-    path = bookkeeping.run_study(study, str(tmp_path), StageProgress())
-    blocks = pd.read_csv(path / "block-times.csv")
-    assert blocks.groupby(["loop", "round"]).size().tolist() == [1] * 3 * 2
-    samples = pd.read_csv(path / "step-samples.csv")
-    assert len(samples) >= 2 * 2
-    verdicts = pd.read_csv(path / "verdicts.csv")
-    assert verdicts["promise"].str.startswith("noise").sum() == 1
-
-
-def test_bookkeeping_is_judged_by_what_it_adds():
-    rows = [
-        (loop, 0, ms) for loop, ms in (("bare", 10.0), ("recorded", 10.3), ("bare again", 10.0))
-    ]
-    blocks = pd.DataFrame(rows, columns=["loop", "round", "step_time_ms"])
-    verdicts = bookkeeping.judge(blocks, own_us=20)
-    assert verdicts["found"].tolist() == pytest.approx([0.03, 0.002, 0.0])
-    assert verdicts["held"].tolist() == [False, True, ""]
-
-
 @pytest.mark.parametrize(
     ("study", "settings", "message"),
     [
         (TransformersStudy, {"rounds": 0}, "rounds is 0"),
         (TransformersStudy, {"seq_len": 2000}, "positions"),
-        (BookkeepingStudy, {"steps": 0}, "steps is 0"),
     ],
 )
 def test_bad_settings_get_one_line(study, settings, message):

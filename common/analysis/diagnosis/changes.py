@@ -45,8 +45,7 @@ class Changes:
     global_batch_changed, predicted_speedup, speedup, speedup_low, speedup_high, efficiency, step_ms
     (of all ranks), error (predicted over achieved speedup, minus 1), gain_error (the same of the
     speedups over those without a change: what a machine that has become slower or faster since the
-    sweep does to both sides alike is not in it), told (whether its interval lies apart from that
-    without a change: TOLD, or another word).
+    sweep does to both sides alike is not in it).
     """
 
     table: pd.DataFrame
@@ -143,7 +142,6 @@ def open_changes(folder: Path) -> Changes:
     table = proposals[list(PREDICTED)].join(achieved[columns], on="change")
     table["error"] = table["predicted_speedup"] / table["speedup"] - 1
     table["gain_error"] = (1 + table["error"]) / (1 + table["error"].iloc[0]) - 1
-    table["told"] = _told_apart(table)
     environment = Run(folder, folder).environment
     model = read_table(folder / "facts.csv", ("model",))["model"].iloc[0]
     return Changes(table, caption_of(environment, folder), str(model))
@@ -175,6 +173,7 @@ def changes_table(changes: Changes) -> Table:
     that of the configuration as it was.
     """
     shown = changes.table.assign(
+        told=told_apart(changes.table),
         interval=[
             "–" if np.isnan(low) else f"{low:.2f} to {high:.2f}"
             for low, high in changes.table[["speedup_low", "speedup_high"]].to_numpy()
@@ -205,8 +204,8 @@ def changes_table(changes: Changes) -> Table:
     return Table(shown[list(columns)].rename(columns=columns), forms)
 
 
-def _told_apart(table: pd.DataFrame) -> list[str]:
-    """Returns, by row, yes where the interval does not meet that of the first row."""
+def told_apart(table: pd.DataFrame) -> list[str]:
+    """Returns, by row, TOLD where the interval does not meet the first row's: without a change."""
     bounds = table[["speedup_low", "speedup_high"]].astype(float).to_numpy()
     low, high = bounds[0]
     answers = ["–"]

@@ -13,6 +13,7 @@ from common.analysis.diagnosis.changes import (
     find_changes,
     open_changes,
     sweep_before,
+    told_apart,
 )
 from common.analysis.diagnosis.diagnosis import diagnose_folder
 from common.analysis.findings.finding import MEASURED, Found, Question, span
@@ -62,8 +63,9 @@ def best_change(folder: Path) -> Found:
     made = find_changes(folder)
     if not made:
         raise UserError("no proposed change was run (no proposals.csv)")
-    changes = open_changes(made[-1])
-    before, after = changes.table.iloc[0], changes.table.iloc[1:]
+    table = open_changes(made[-1]).table
+    table = table.assign(told=told_apart(table))
+    before, after = table.iloc[0], table.iloc[1:]
     if after.empty:
         raise UserError("no change was predicted to help by more than the noise")
     best = after.loc[after["predicted_speedup"].idxmax()]
