@@ -170,11 +170,11 @@ def run_study(study: ExchangeStudy, output_dir: str, progress: StageProgress) ->
         run.write_table("late.csv", late)
         with progress.stage("diagnosed") as update:
             causes = {arm: first_cause(study, arm, scratch, update) for arm in (HEALTHY, STALLS)}
-        judged = open_study(run.path)
-        summary = by_case(judged)
-        run.write_table("by-case.csv", summary)
-        verdicts = judge(summary, judged, late, causes, BOUNDS[study.device])
-        run.write_table("verdicts.csv", verdicts)
+    judged = open_study(run.path)  # its tables have their names once the run is complete
+    summary = by_case(judged)
+    run.write_table("by-case.csv", summary)
+    verdicts = judge(summary, judged, late, causes, BOUNDS[study.device])
+    run.write_table("verdicts.csv", verdicts)
     progress.say(summary.to_string(index=False, float_format="%.3g"))
     progress.say(verdicts.to_string(index=False, float_format="%.3g"))
     return run.path

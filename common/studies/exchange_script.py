@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.studies.emulated_group import EMULATED, Exchange, connect, register
 
-STEPS, LAYERS, BATCH_SIZE = 90, 12, 96
+STEPS, LAYERS, BATCH_SIZE = 90, 12, 512
 WIDTH = {"cpu": 384, "cuda": 4096}
 CAP_MB = {"cpu": 1.2, "cuda": 128}
 RATIO = 0.5
