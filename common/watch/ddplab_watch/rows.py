@@ -19,6 +19,7 @@ from ddplab_watch import __version__, private
 from ddplab_watch.options import Options
 from ddplab_watch.record import FORMAT, Record
 from ddplab_watch.steps import Step
+from ddplab_watch.surroundings import process_group_backend
 
 VARIABLES = ("DDPLAB_", "NCCL_", "GLOO_", "TORCH_", "OMP_", "CUDA_", "SLURM_JOB_ID", "MASTER_ADDR")
 """Beginnings of the variables that are recorded."""
@@ -36,7 +37,7 @@ def about(
         "rank": rank,
         "world_size": ranks,
         "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
-        "backend": dist.get_backend() if in_group else None,
+        "backend": process_group_backend(),
         "process_group": private.group_class(dist.group.WORLD, device) if in_group else "",
         "host": record.name(socket.gethostname()),
         "process": os.getpid(),

@@ -202,11 +202,14 @@ def _unless_it_fails(reader: Callable[[], object]) -> object | None:
 
 
 def process_group_backend() -> str | None:
-    """Returns the default process group's backend; None without one."""
+    """Returns the default process group's backend; None without one.
+
+    ``nccl-legacy`` is torch 2.15's name for the group that was ``nccl`` before.
+    """
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
-    return str(dist.get_backend())
+    return str(dist.get_backend()).removesuffix("-legacy")
 
 
 def core_facts(root: Path = ROOT) -> dict[str, object]:
