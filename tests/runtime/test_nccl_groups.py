@@ -89,7 +89,7 @@ def test_the_class_of_a_group_is_known_also_inside_a_wrapper(monkeypatch):
 def test_the_loaded_nccl_is_the_one_whose_file_is_mapped():
     maps = Path("/proc/self/maps")
     mapped = maps.read_text().splitlines() if maps.exists() else []
-    files = {line.split()[-1] for line in mapped if "/libnccl.so" in line}
+    files = {line.split(maxsplit=5)[5] for line in mapped if "/libnccl.so" in line}
     if not files:
         assert nccl.loaded_version() is None or dist.is_nccl_available()
         pytest.skip("no libnccl of its own in this process")
