@@ -217,7 +217,7 @@ CASES = {
         PER_NODE[1]
         | {"MODEL": "gpt2-nano", "FLAGS": f"{STEP} --message_mib 0.1 1 --rounds 2 --num_steps 1"},
         ONE_NODE,
-        tables={"overlap-times.csv": 8 * 2 * 1 * 2},  # arms × rounds × steps × ranks
+        tables={"overlap-times.csv": 9 * 2 * 1 * 2},  # arms × rounds × steps × ranks
     ),
     "launch-ddp-benchmark": Case(
         PER_NODE[1]

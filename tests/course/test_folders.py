@@ -25,7 +25,6 @@ PLACES = {
     "below /mnt": ("/mnt", "ddplab-"),
     "below /run": ("/run", "ddplab-"),
     "below /home, with spaces, quotes and umlauts": ("/home", 'it\'s my "schönes" Übungs $HOME '),
-    "below /usr": ("/usr/local", "ddplab-"),
     "behind a link": ("/var/tmp", "ddplab-"),
 }
 NOT_COPIED = (
