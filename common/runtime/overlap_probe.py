@@ -32,7 +32,7 @@ TIMEOUT_S = 90
 
 @dataclass(frozen=True)
 class Tried:
-    """What was found of a process group; ``group`` is the name of its class."""
+    """A process group that was tried; ``group`` is the name of its class."""
 
     group: str
     waits: bool

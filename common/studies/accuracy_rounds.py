@@ -70,7 +70,7 @@ CAP_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSettings:
-    """How a job's cases are calibrated and judged."""
+    """Settings by which a job's cases are calibrated and judged."""
 
     judged: int = 3
     """Distinct bucketings to judge, beside DDP's default."""

@@ -33,7 +33,7 @@ THREADS = 512
 SHARED_BYTES = 82_000
 """Shared memory of each block, about that of NCCL's: no block of a matrix product fits beside."""
 PASSES = 2
-"""How often the kernel reads and writes the message: a ring's 2(n−1)/n, and what it receives."""
+"""Times that the kernel reads and writes the message: a ring's 2(n−1)/n, and the receiving."""
 SLICES = 64
 UNTIMED_BYTES = 4
 """Messages up to this size take no time: the benchmarks let ranks go on together with them."""
@@ -74,7 +74,7 @@ exchange(float4* data, double items, int passes, double duration_ns, int slices,
 
 @dataclass(frozen=True)
 class Exchange:
-    """How long an all-reduce takes, and what it does to the device meanwhile.
+    """The duration of an all-reduce, and its load on the device meanwhile.
 
     Attributes:
         alpha_s, bytes_per_s: an all-reduce of x bytes takes alpha_s + x / bytes_per_s.

@@ -66,7 +66,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is promised of the errors of T(b), as fractions; None where nothing is."""
+    """Upper bounds that are promised of the errors of T(b), as fractions; None where none is."""
 
     median: float
     worst: float | None
@@ -82,9 +82,17 @@ GPU_MODELS = (
         1024,
         "float32",
         (
-            *("0.25", "0.5", "1", "2"),
-            *("0.5+300us", "0.5+1000us", "1x0", "1x8", "1x32"),
-            *("0.5-stalls", "1-stalls"),
+            "0.25",
+            "0.5",
+            "1",
+            "2",
+            "0.5+300us",
+            "0.5+1000us",
+            "1x0",
+            "1x8",
+            "1x32",
+            "0.5-stalls",
+            "1-stalls",
         ),
     ),
     Model("gpt2", 16, 1024, "bfloat16", ("0.5",)),

@@ -13,9 +13,9 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from common.studies.emulated_group import EMULATED, Exchange, connect, register
+from common.training.ddp import make_ddp
 
 STEPS, LAYERS, BATCH_SIZE = 90, 12, 512
 WIDTH = {"cpu": 384, "cuda": 4096}
@@ -36,7 +36,7 @@ def main(arm: str, device_type: str) -> None:
     gradient_bytes = sum(parameter.nbytes for parameter in model.parameters())
     exchange_s = RATIO * backward_s(model, inputs)
     connect(Exchange(1e-4, gradient_bytes / exchange_s, stalls=arm == "stalls"))
-    ddp = DistributedDataParallel(model, bucket_cap_mb=CAP_MB[device_type])
+    ddp = make_ddp(model, device, bucket_cap_mb=CAP_MB[device_type])
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4)
     for _ in range(STEPS):
         optimizer.zero_grad()

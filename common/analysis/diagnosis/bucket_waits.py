@@ -24,7 +24,7 @@ NOT_WAITING = ("ProcessGroupGloo", "ProcessGroupNCCL")
 """Classes whose ``get_future`` returns at once. Passes may be longer beside their all-reduces, too,
 but because they share cores or a GPU."""
 IN_TURN = 0.9
-"""Of the buckets, so many must be ready after the one before is back; hiccups shift some marks."""
+"""Least share of the buckets that are ready after the one before is back; hiccups shift marks."""
 LONGER = 0.5
 """A pass that waits is longer by all of the exchanges before its last; one that does not by what
 they take from it, on GPUs below a third of that."""
@@ -33,7 +33,7 @@ VISIT = ["round", "step", "rank"]
 
 @dataclass(frozen=True, eq=False)
 class BucketWaits:
-    """What backward passes wait for buckets other than the last.
+    """Times that backward passes wait for buckets other than the last.
 
     Attributes:
         by_step: ``waited_ms``, and ``shared_ms`` of it that no rank was late for, by VISIT.

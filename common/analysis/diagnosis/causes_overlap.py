@@ -10,7 +10,7 @@ from common.analysis.diagnosis.evidence import BUCKETS, PROBES
 from common.perfmodel.scaling.step_model import predict
 
 LEAST_SHARE = 0.05
-"""Of the step: what is less may be no gain, as predictions of a step are good to a few percent."""
+"""Share of the step; a smaller one may be no gain, as predicted steps are off by a few percent."""
 OLD_GROUP = (
     "Set TORCH_DIST_USE_NCCL2=0 in the environment, before init_process_group, which takes the "
     'group of earlier versions (as init_process_group("nccl-legacy") does)'
