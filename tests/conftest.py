@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from company import Room
+from durations import TestDurations
 from rank_support import ASSIGNMENT2, RankServer
 
 from common.runtime.bytecode import compiled_anew, keep_bytecode
@@ -34,6 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keeps what is compiled in pytest's cache, where every process would compile torch anew."""
     if compiled_anew() and hasattr(config, "cache"):
         keep_bytecode(config.cache.mkdir("bytecode"))
+    if "TEST_DURATIONS" in os.environ:
+        path = Path(os.environ["TEST_DURATIONS"]).absolute()
+        config.pluginmanager.register(TestDurations(path))
     if "GUARD_MESSAGES" in os.environ:
         from guard.messages import MessageNotes
 

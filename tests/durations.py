@@ -1,0 +1,71 @@
+"""Records how long each test takes, and how much computation: its own and its processes'."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class TestDurations:
+    """Notes of each test the seconds that went by and those that processors were busy for it."""
+
+    __test__ = False
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._wall_s: dict[str, float] = defaultdict(float)
+        self._cpu_s: dict[str, float] = defaultdict(float)
+        self._last = 0.0
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        self._last = busy_s()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[pytest.TestReport]:
+        report = yield
+        now = busy_s()
+        report.cpu_s, self._last = now - self._last, now
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._wall_s[report.nodeid] += report.duration
+        self._cpu_s[report.nodeid] += getattr(report, "cpu_s", 0.0)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            return
+        with self._path.open("w", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(["test", "wall_s", "cpu_s"])
+            for test in sorted(self._cpu_s, key=self._cpu_s.__getitem__, reverse=True):
+                rows.writerow([test, f"{self._wall_s[test]:.2f}", f"{self._cpu_s[test]:.2f}"])
+
+
+def busy_s() -> float:
+    """Returns the processor seconds of this process and of all below it, ended ones included."""
+    children: dict[int, list[int]] = defaultdict(list)
+    used: dict[int, float] = {}
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        children[int(fields[1])].append(int(entry.name))
+        used[int(entry.name)] = sum(map(int, fields[11:15])) / TICKS
+    total, open_ = 0.0, [os.getpid()]
+    while open_:
+        process = open_.pop()
+        total += used.get(process, 0.0)
+        open_ += children[process]
+    return total
