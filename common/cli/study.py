@@ -11,27 +11,18 @@ import tyro
 from common.errors import UserError
 
 STUDIES = {
-    "emulation": ("emulation", "EmulationStudy", "links and left-overs of emulated hosts", 15),
-    "memory": ("memory", "MemoryStudy", "predicted against tracked", 12),
-    "transformers": ("transformers_step", "study_of_device", "our step beside theirs", 15),
-    "equivalence": ("equivalence", "EquivalenceStudy", "DDP and FSDP compute the same numbers", 3),
-    "survival": ("survival", "SurvivalStudy", "killed runs, damaged checkpoints", 15),
-    "trainer": ("trainer", "TrainerStudy", "our trainer beside theirs, and its checkpoints", 8),
-    "micro-batches": ("micro_batches", "MicroBatchStudy", "dynamic batches of real texts", 13),
-    "text-scaling": ("text_scaling", "TextScalingStudy", "DDP on real texts, against one rank", 6),
-    "remedies": ("remedies", "RemedyStudy", "changes proposed to a slow network, made", 7),
-    "diagnosis": ("diagnosis", "DiagnosisStudy", "planted faults and what is named", 15),
+    "memory": ("studies.memory", "MemoryStudy", "predicted against tracked", 12),
+    "survival": ("studies.survival", "SurvivalStudy", "killed runs, damaged checkpoints", 15),
+    "diagnosis": ("diagnose.studies.planted", "DiagnosisStudy", "planted faults and what is named", 15),
     "scripts": ("watched_scripts", "ScriptsStudy", "ddplab diagnose on scripts of others", 120),
-    "watching": ("watching", "WatchingStudy", "what a watch adds to a step", 10),
-    "explore": ("explorer", "ExploreStudy", "a slider's move until it is seen", 3),
-    "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 140),
-    "exchange": ("exchange", "study_of_device", "T(b) over an exchange of known duration", 12),
-    "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 20),
-    "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 90),
-    "cs336": ("cs336", "Cs336Study", "the exercises under another course's tests", 2),
-    "grading": ("grading", "GradingStudy", "the same points ten times, mistakes found", 90),
+    "accuracy": ("studies.accuracy.accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 140),
+    "exchange": ("studies.exchange.exchange", "study_of_device", "T(b) over an exchange of known duration", 12),
+    "steps": ("studies.whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 20),
+    "tune": ("studies.tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 90),
+    "cs336": ("course.studies.cs336", "Cs336Study", "the exercises under another course's tests", 2),
+    "grading": ("course.studies.grading", "GradingStudy", "the same points ten times, mistakes found", 90),
 }
-"""Study → its module below common.studies, which has ``run_study``; what makes its settings; what
+"""Study → its module below common, which has ``run_study``; what makes its settings; what
 it shows; and minutes on two cores."""
 
 
@@ -43,8 +34,6 @@ class Study:
     """Study to run."""
     output_dir: str = "outputs/studies"
     """Folder of its run directory."""
-    dataset_dir: str = ""
-    """Folder of the real texts, for micro-batches, text-scaling, remedies."""
     continues: str = ""
     """Run directory of an accuracy, exchange, grading, scripts or tune study that was cut: what is
     complete stays."""
@@ -64,7 +53,7 @@ class Study:
 
         name, settings_name, *_ = STUDIES[self.what]
         try:
-            module = importlib.import_module(f"common.studies.{name}")
+            module = importlib.import_module(f"common.{name}")
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("common."):
                 raise
@@ -73,7 +62,6 @@ class Study:
             raise UserError(f"--rounds {self.rounds}: at least 1")
         settings = getattr(module, settings_name)()
         given = {
-            "dataset_dir": "reads no texts",
             "continues": "cannot be continued",
             "only": "runs all of its cases",
             "rounds": "has no rounds to choose",

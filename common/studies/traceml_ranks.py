@@ -1,6 +1,6 @@
 """Runs a script under TraceML on the ranks of a job: ``traceml_ranks.py LOGS SCRIPT [ARGUMENT …]``
 
-TraceML times a step that stands inside a context manager of its own. Scripts of the study are left
+TraceML is a tool beside ours, and a development dependency. It times a step that stands inside a context manager of its own. Scripts of the study are left
 as they are, so the context is opened from outside where TraceML's own documents put it: after a
 batch was fetched, until the update. A first step is not traced, since the model is known only by
 the first update. Rank 0 runs TraceML's aggregator (``traceml serve``), whose summary is
@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import os
 import runpy
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,10 +24,32 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
-from common.studies.traceml import LONGEST_S, RUN, Aggregator
+from common.runtime.orphans import ending_with_parent
 
+RUN = "traceml"
+LONGEST_S = 90
+"""The aggregator waits up to 60 s for what ranks have not sent yet."""
 PORT = 29_765
-"""On the first host, where nothing else of a study listens."""
+"""Port of the aggregator on the first host, where nothing else of a study listens."""
+
+
+class Aggregator:
+    """TraceML's aggregator (``traceml serve``), a process that ends with this one.
+
+    Its summary is ``LOGS/traceml/final_summary.json`` after ``end``.
+    """
+
+    def __init__(self, logs: str, ranks: int, port: int) -> None:
+        flags = ["--mode", "summary", "--logs-dir", logs, "--run-name", RUN]
+        flags += ["--nnodes", "1", "--nproc-per-node", str(ranks)]
+        flags += ["--aggregator-bind-host", "0.0.0.0", "--aggregator-port", str(port)]
+        serve = [sys.executable, "-m", "traceml_ai.launcher.cli", "serve", *flags]
+        self.process = subprocess.Popen(ending_with_parent(serve), stdout=subprocess.DEVNULL)
+
+    def end(self) -> None:
+        """Ends the aggregator, after its summary is written."""
+        self.process.terminate()
+        self.process.wait(LONGEST_S)
 
 
 class Steps:
