@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from common.runtime.ranks import free_port
+from common.runtime.processes.ranks import free_port
 
 ASSIGNMENT2 = Path(__file__).resolve().parents[1] / "assignments" / "assignment2"
 PRELOADED = ["torch._dynamo", "tyro", "common.benchmarks.selftest"]

@@ -14,7 +14,6 @@ ALLOWED = {
     "models": {"errors", "runtime", "perfmodel"},
     "data": {"errors", "runtime"},
     "tables": set(),
-    "watch": set(),
     "exercises": {"errors"},
     "perfmodel": {"errors", "exercises"},
     "traces": {"errors", "exercises"},
@@ -44,7 +43,23 @@ ALLOWED = {
         "scheduling",
         "training",
     },
-    "course": {"errors", "exercises", "runtime", "perfmodel"},
+    "diagnose": {
+        "errors",
+        "tables",
+        "exercises",
+        "perfmodel",
+        "traces",
+        "analysis",
+        "runtime",
+        "cluster",
+        "report",
+        "studies",
+        "benchmarks",
+        "training",
+        "models",
+        "data",
+    },
+    "course": {"errors", "exercises", "runtime", "perfmodel", "report", "studies", "diagnose"},
     "cluster": {"errors", "runtime"},
     "report": {"errors", "runtime", "cluster", "perfmodel", "analysis"},
     "tuning": {"errors", "runtime", "cluster", "perfmodel", "analysis", "training", "benchmarks"},
@@ -109,7 +124,7 @@ def test_every_room_has_a_rule() -> None:
 def test_the_watcher_needs_nothing_but_torch() -> None:
     # It is installed beside anybody's torch; psutil and pynvml are used where they are.
     usable = {*sys.stdlib_module_names, "torch", "psutil", "pynvml", "ddplab_watch"}
-    for path in (ROOT / "common" / "watch").rglob("*.py"):
+    for path in (ROOT / "common" / "diagnose" / "watch").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""] if not node.level else []

@@ -69,7 +69,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     yield os.environ | {
         "PATH": os.pathsep.join(found),
         "VIRTUAL_ENV": str(tmp_path / "venv"),
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "common" / "watch"))),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "common" / "diagnose" / "watch"))),
     }
     shutil.rmtree(tmp_path / "venv", ignore_errors=True)  # 7 GB
 

@@ -31,15 +31,20 @@ from common.perfmodel.fsdp.communication import (
     step_collectives,
 )
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.collective_timing import time_one_by_one
-from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows, ready_seconds
-from common.runtime.one_rank_group import own_group
-from common.runtime.process_group import Worker, process_group
+from common.runtime.group.collective_timing import time_one_by_one
+from common.runtime.group.gradient_marks import (
+    READY_COLUMNS,
+    ready_marks,
+    ready_rows,
+    ready_seconds,
+)
+from common.runtime.group.one_rank_group import own_group
+from common.runtime.group.process_group import Worker, process_group
+from common.runtime.group.socket_bytes import sent_bytes
 from common.runtime.progress import Progress
 from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
 from common.runtime.run_options import RankOptions
 from common.runtime.seeding import seed_everything
-from common.runtime.socket_bytes import sent_bytes
 from common.runtime.timing import clock_for
 from common.tables import STRATEGY_COLUMNS
 from common.training.config import (

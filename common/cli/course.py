@@ -151,7 +151,7 @@ class Faults:
     def run(self) -> None:
         """Runs the cases and says where the set is."""
         with staffs():
-            from common.studies.fresh_faults import plant
+            from common.diagnose.studies.fresh_faults import plant
         from common.report.progress import StageProgress
 
         plant(self.out, self.seed, StageProgress(), self.only)

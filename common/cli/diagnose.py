@@ -14,7 +14,7 @@ import tyro
 from common.errors import UserError
 
 if TYPE_CHECKING:
-    from common.analysis.diagnosis.opened import Opened
+    from common.diagnose.opened import Opened
 
 FLAGS_WITHOUT_VALUE = ("to_end", "no_probe", "verify", "anonymise", "compare")
 
@@ -76,7 +76,7 @@ class Diagnose:
             sys.exit(self._run_script())
 
     def _postmortem(self) -> None:
-        from common.analysis.diagnosis.postmortem import open_postmortem
+        from common.diagnose.postmortem import open_postmortem
 
         if self.program:
             raise UserError(f"--traces runs nothing; leave out {self.program[0]}")
@@ -86,7 +86,7 @@ class Diagnose:
         print(f"\nWritten: {path}")
 
     def _compare(self) -> None:
-        from common.analysis.diagnosis.opened import causes_changed, compared
+        from common.diagnose.opened import causes_changed, compared
 
         if len(self.program) != 2:
             raise UserError(f"--compare takes two folders, not {len(self.program)}")
@@ -95,13 +95,13 @@ class Diagnose:
         print("\n".join(causes_changed(before, after)))
 
     def _open(self, path: str) -> Opened:
-        from common.analysis.diagnosis.opened import open_diagnosis
+        from common.diagnose.opened import open_diagnosis
 
         return open_diagnosis(path, self._baseline())
 
     def _baseline(self) -> str | None:
         """Returns the baseline's tables; a bundle's are made first."""
-        from common.analysis.diagnosis.opened import open_diagnosis
+        from common.diagnose.opened import open_diagnosis
 
         if not self.baseline:
             return None

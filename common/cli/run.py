@@ -25,7 +25,7 @@ class Run:
         """Runs the benchmarks, or only reports, and says where the results are."""
         from common.report.pipeline import report_measured, run_assignments
         from common.report.progress import StageProgress
-        from common.runtime.bytecode import shared_bytecode
+        from common.runtime.processes.bytecode import shared_bytecode
 
         if self.run_dir:
             report_measured(self.what, self.run_dir, StageProgress())
@@ -41,7 +41,7 @@ def default_preset() -> str:
 
     Raises UserError where a job was granted GPUs that torch cannot use.
     """
-    from common.runtime.device import choose_device, gpus_visible, granted_gpus
+    from common.runtime.machine.device import choose_device, gpus_visible, granted_gpus
 
     if not (gpus_visible() or granted_gpus()):
         return "laptop"  # without asking torch, which takes seconds to import

@@ -11,19 +11,19 @@ import tyro
 from common.errors import UserError
 
 STUDIES = {
-    "memory": ("studies.memory", "MemoryStudy", "predicted against tracked", 12),
-    "survival": ("studies.survival", "SurvivalStudy", "killed runs, damaged checkpoints", 15),
-    "diagnosis": ("diagnose.studies.planted", "DiagnosisStudy", "planted faults and what is named", 15),
-    "scripts": ("watched_scripts", "ScriptsStudy", "ddplab diagnose on scripts of others", 120),
-    "accuracy": ("studies.accuracy.accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 140),
-    "exchange": ("studies.exchange.exchange", "study_of_device", "T(b) over an exchange of known duration", 12),
-    "steps": ("studies.whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 20),
-    "tune": ("studies.tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 90),
-    "cs336": ("course.studies.cs336", "Cs336Study", "the exercises under another course's tests", 2),
-    "grading": ("course.studies.grading", "GradingStudy", "the same points ten times, mistakes found", 90),
+    "memory": ("studies.memory", "predicted against tracked", 12),
+    "survival": ("studies.survival", "killed runs, damaged checkpoints", 15),
+    "diagnosis": ("diagnose.studies.planted", "planted faults and what is named", 15),
+    "scripts": ("diagnose.studies.watched_scripts", "ddplab diagnose on scripts of others", 120),
+    "accuracy": ("studies.accuracy.accuracy", "predicted steps on unseen bucketings", 140),
+    "exchange": ("studies.exchange.exchange", "T(b) over an exchange of known duration", 12),
+    "steps": ("studies.whole_steps", "whole steps of DDP and FSDP between hosts", 20),
+    "tune": ("studies.tune_check", "recommended caps against exhaustive sweeps", 90),
+    "cs336": ("course.studies.cs336", "the exercises under another course's tests", 2),
+    "grading": ("course.studies.grading", "the same points ten times, mistakes found", 90),
 }
-"""Study → its module below common, which has ``run_study``; what makes its settings; what
-it shows; and minutes on two cores."""
+"""Study → its module below common, what it shows, and minutes on two cores. The module has
+``run_study``, and ``SETTINGS``, which makes its settings."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,16 @@ class Study:
         """Runs the study and says where the results are."""
         from common.report.progress import StageProgress
 
-        name, settings_name, *_ = STUDIES[self.what]
+        module_name, *_ = STUDIES[self.what]
         try:
-            module = importlib.import_module(f"common.{name}")
+            module = importlib.import_module(f"common.{module_name}")
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("common."):
                 raise
             raise UserError(f"study {self.what} is not in a student's tree") from None
         if self.rounds < 0:
             raise UserError(f"--rounds {self.rounds}: at least 1")
-        settings = getattr(module, settings_name)()
+        settings = module.SETTINGS()
         given = {
             "continues": "cannot be continued",
             "only": "runs all of its cases",

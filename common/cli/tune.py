@@ -41,7 +41,7 @@ class Tune:
 
     def run(self) -> None:
         """Tunes and prints the recommendation."""
-        from common.runtime.ranks import current_ranks
+        from common.runtime.processes.ranks import current_ranks
         from common.tuning.target import parse_target
         from common.tuning.tune_settings import TuneSettings
 
@@ -63,7 +63,7 @@ class Tune:
     def _launch(self, ranks: int, values: dict) -> None:
         from common.report.progress import StageProgress
         from common.tuning.launched import tune_on_ranks
-        from common.tuning.report import print_recommendation
+        from common.tuning.results.report import print_recommendation
 
         function, output_dir = values.pop("function"), values.pop("output_dir", Tune.output_dir)
         run_id = values.pop("run_id", "")

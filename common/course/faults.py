@@ -1,7 +1,8 @@
 """Sets of runs with faults, whose folders do not say which: ``RUN/*.csv`` and ``causes.csv``.
 
 The public set, which students set thresholds on, is made of the study's runs that were seen when
-the reference's thresholds were set. Fresh sets are planted: ``common/studies/fresh_faults.py``.
+the reference's thresholds were set. Fresh sets are planted
+(``common/diagnose/studies/fresh_faults.py``).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
 
 from common.errors import RunFailed, UserError
-from common.runtime.child import run_child
+from common.runtime.processes.child import run_child
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 OUTCOMES = {"failure": FAILED, "error": FAILED, "skipped": SKIPPED}

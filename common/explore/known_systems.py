@@ -20,12 +20,12 @@ from common.explore.systems import Placed, System, on_a_ring
 from common.perfmodel.cluster.assumptions import MFU, OVERLAP_SLOWDOWN, STRAGGLER_SPREAD
 from common.perfmodel.cluster.clusters import known_clusters, load_cluster
 from common.perfmodel.cluster.computed_profile import computed_profile
+from common.perfmodel.cluster.nccl import NcclAllReduce
 from common.perfmodel.cluster.steps import ADAMW_BYTES, default_caps_mib
 from common.perfmodel.cluster.stragglers import slowest_of
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.ddp.step import StepParts, read_step_parts
 from common.perfmodel.model import DdpModel
-from common.perfmodel.nccl import NcclAllReduce
 from common.perfmodel.one_device.peaks import known_peak
 from common.perfmodel.one_device.workload import Workload
 from common.perfmodel.published import DATA, UMD_A100, load_recorded

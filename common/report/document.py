@@ -16,7 +16,7 @@ from common.errors import RunFailed
 from common.report import page
 from common.report.markdown import notebook_markdown, pandoc
 from common.report.page import Heading
-from common.runtime.environment import now
+from common.runtime.machine.environment import now
 from common.runtime.run_directory import write_atomically
 
 TITLE = "ddplab report"

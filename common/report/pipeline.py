@@ -35,7 +35,7 @@ from common.report.timetable import (
     STAGES,
     plan,
 )
-from common.runtime.environment import describe_environment
+from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import relative_to_project
 from common.runtime.run_directory import RunDirectory
 

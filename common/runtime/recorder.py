@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 
 from common.errors import UserError
-from common.runtime.environment import describe_environment
-from common.runtime.placement import own_placement
-from common.runtime.process_group import Worker, process_group
-from common.runtime.ranks import current_ranks
+from common.runtime.group.process_group import Worker, process_group
+from common.runtime.machine.environment import describe_environment
+from common.runtime.machine.placement import own_placement
+from common.runtime.processes.ranks import current_ranks
 from common.runtime.run_directory import RunDirectory, SampleStream
 
 

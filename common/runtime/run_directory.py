@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 from common.errors import Preempted, UserError
-from common.runtime.environment import now
-from common.runtime.process_identity import has_ended
+from common.runtime.machine.environment import now
+from common.runtime.processes.process_identity import has_ended
 
 if TYPE_CHECKING:
     import pandas as pd

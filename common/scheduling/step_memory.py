@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from common.runtime.memory_limit import available_memory_bytes, writable_bytes
+from common.runtime.machine.memory_limit import available_memory_bytes, writable_bytes
 
 MARGIN = 0.1
 """Share of the memory left free, for kernels' work space and for fragmentation."""

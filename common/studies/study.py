@@ -12,8 +12,8 @@ import pandas as pd
 
 from common.errors import UserError
 from common.report.progress import StageProgress
-from common.runtime.bytecode import shared_bytecode
-from common.runtime.environment import describe_environment
+from common.runtime.machine.environment import describe_environment
+from common.runtime.processes.bytecode import shared_bytecode
 from common.runtime.run_directory import RunDirectory
 
 if TYPE_CHECKING:

@@ -95,6 +95,9 @@ class SurvivalStudy:
         return Training(strategy, common | settings, folder)
 
 
+SETTINGS = SurvivalStudy
+
+
 def run_study(study: SurvivalStudy, output_dir: str, progress: StageProgress) -> Path:
     """Runs all three parts and judges them; returns the run directory."""
     with study_run("survival", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:

@@ -29,16 +29,16 @@ from common.report.progress import StageProgress
 from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
 from common.runtime.recorder import require_positive
+from common.studies.exhaustive_sweep import runoff_regret
 from common.studies.study import earlier_table, study_run, with_verdicts
 from common.tuning.ddp_setting import DEFAULT
-from common.tuning.exhaustive import runoff_regret
 from common.tuning.launched import tune_on_ranks
-from common.tuning.recommendation import Recommendation
+from common.tuning.results.recommendation import Recommendation
 from common.tuning.tune_settings import SWEEP_ROUNDS
 
 CASES = "cases.csv"
 NEEDED = ("model", "network", "recommended", "half_width", "regret", "regret_low", "share")
-EXHAUSTIVE = project_root() / "common" / "tuning" / "exhaustive.py"
+EXHAUSTIVE = project_root() / "common" / "studies" / "exhaustive_sweep.py"
 EXAMPLES = "common.tuning.examples"
 RANKS = 2
 WITHIN, SHARE = 0.01, 0.2
@@ -93,6 +93,9 @@ class TuneStudy:
         for (network, hosts), model in product(self.networks.items(), self.models):
             if not self.only or f"{model}-{network}" in self.only:
                 yield model, network, hosts
+
+
+SETTINGS = TuneStudy
 
 
 def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Path:

@@ -46,6 +46,9 @@ class WholeStepsStudy:
         require_positive(self, "runs", "rounds")
 
 
+SETTINGS = WholeStepsStudy
+
+
 def run_study(study: WholeStepsStudy, output_dir: str, progress: StageProgress) -> Path:
     """Measures and predicts each run; returns the run directory.
 

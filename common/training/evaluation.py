@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.runtime.process_group import Worker
+from common.runtime.group.process_group import Worker
 from common.training.precision import autocast
 
 LabelledBatch = tuple[tuple[Tensor, ...], Tensor]

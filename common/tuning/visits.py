@@ -21,7 +21,7 @@ from common.benchmarks.rounds import rotated
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
 from common.runtime import private
-from common.runtime.process_group import Worker
+from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
 from common.runtime.run_directory import SampleStream
 from common.runtime.timing import clock_for

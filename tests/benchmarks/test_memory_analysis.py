@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from refusal_support import refused_line
 
-from common.benchmarks.memory import MemoryAnalysis, largest_batches
+from common.benchmarks.one_device.memory import MemoryAnalysis, largest_batches
 from common.errors import UserError
 from common.runtime.run_directory import read_environment
 

@@ -13,7 +13,7 @@ import pytest
 PAGE_FAULTS = """
 import json, resource
 from common.benchmarks.steps import StepSettings, make_step
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
 
 with process_group("cpu", None) as worker:
     step = make_step(StepSettings("gpt2-nano", 4, 64), worker)

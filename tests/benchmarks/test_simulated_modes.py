@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.benchmarks import simulated_modes
-from common.benchmarks.simulated_modes import (
+from common.benchmarks.micro_batches import simulated_modes
+from common.benchmarks.micro_batches.simulated_modes import (
     COLUMNS,
     PACKED,
     PLANNING_COLUMNS,

@@ -35,7 +35,7 @@ def predict_answers() -> dict[str, str]:
 
 def diagnosis_answers() -> dict[str, str]:
     """Returns the diagnosis of every recorded scaling run."""
-    from common.analysis.diagnosis.diagnosis import diagnosis_lines
+    from common.diagnose.diagnosis import diagnosis_lines
     from common.errors import UserError
 
     answers = {}

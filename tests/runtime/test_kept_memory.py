@@ -10,7 +10,7 @@ import pytest
 
 FAULTS = """
 import resource, numpy
-from common.runtime.kept_memory import kept_memory
+from common.runtime.machine.kept_memory import kept_memory
 
 def page_faults():  # of filling 64 MiB that was filled and freed before
     for _ in range(3):

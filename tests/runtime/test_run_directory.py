@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from common.errors import RunFailed, UserError
-from common.runtime.environment import describe_environment
-from common.runtime.process_identity import own_identity
+from common.runtime.machine.environment import describe_environment
+from common.runtime.processes.process_identity import own_identity
 from common.runtime.run_directory import (
     RunDirectory,
     find_table,
@@ -162,7 +162,9 @@ def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path, below):
 
 
 def identity_of_one_that_ended():
-    code = "from common.runtime.process_identity import own_identity; print(own_identity())"
+    code = (
+        "from common.runtime.processes.process_identity import own_identity; print(own_identity())"
+    )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return ended.stdout.strip()
 

@@ -22,8 +22,8 @@ from common.runtime.run_directory import read_environment
 from common.studies import tune_check
 from common.tuning import launched
 from common.tuning.ddp_setting import DEFAULT
-from common.tuning.figure import plot_recommendation
-from common.tuning.recommendation import Recommendation, read_recommendation
+from common.tuning.results.figure import plot_recommendation
+from common.tuning.results.recommendation import Recommendation, read_recommendation
 
 pytestmark = [pytest.mark.two_ranks, pytest.mark.xdist_group("tune_two_ranks")]
 
