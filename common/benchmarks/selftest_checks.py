@@ -23,7 +23,7 @@ from common.runtime.machine.environment import describe_environment
 from common.runtime.machine.gpus import cuda_devices, read_gpu_facts
 from common.runtime.machine.placement import own_placement, placement_problems
 from common.runtime.processes.child import run_child
-from common.runtime.run_directory import RunDirectory
+from common.runtime.records.run_directory import RunDirectory
 from common.training.config import DdpConfig, FsdpConfig, TrainingConfig
 from common.training.micro_batches.config import MicroBatchConfig
 from common.training.parallel import can_shard

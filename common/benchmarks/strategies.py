@@ -42,7 +42,12 @@ from common.runtime.group.one_rank_group import own_group
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.group.socket_bytes import sent_bytes
 from common.runtime.progress import Progress
-from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
+from common.runtime.records.recorder import (
+    Recorder,
+    record_run,
+    require_not_negative,
+    require_positive,
+)
 from common.runtime.run_options import RankOptions
 from common.runtime.seeding import seed_everything
 from common.runtime.timing import clock_for

@@ -151,8 +151,8 @@ class Faults:
     def run(self) -> None:
         """Runs the cases and says where the set is."""
         with staffs():
-            from common.diagnose.studies.fresh_faults import plant
-        from common.report.progress import StageProgress
+            from common.course.fresh_faults import plant
+        from common.runtime.stage_progress import StageProgress
 
         plant(self.out, self.seed, StageProgress(), self.only)
         print(f"{self.out}: runs with faults, and causes.csv")

@@ -134,7 +134,7 @@ def find_report(assignment: str, run_dir: str | None) -> Path:
     Raises UserError where there is none.
     """
     from common.runtime.paths import project_root
-    from common.runtime.run_directory import newest_complete_run, read_environment
+    from common.runtime.records.run_directory import newest_complete_run, read_environment
 
     if run_dir is None:
         folder = newest_complete_run(project_root() / "outputs" / assignment, ["report.pdf"])

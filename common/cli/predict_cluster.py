@@ -150,7 +150,7 @@ def write_csv(table: pd.DataFrame, path: str) -> None:
     """Writes the whole table. Raises UserError where it cannot be written."""
     from pathlib import Path
 
-    from common.runtime.run_directory import write_atomically
+    from common.runtime.records.run_directory import write_atomically
 
     try:
         write_atomically(Path(path), table.to_csv(index=False))

@@ -24,8 +24,8 @@ class Run:
     def run(self) -> None:
         """Runs the benchmarks, or only reports, and says where the results are."""
         from common.report.pipeline import report_measured, run_assignments
-        from common.report.progress import StageProgress
         from common.runtime.processes.bytecode import shared_bytecode
+        from common.runtime.stage_progress import StageProgress
 
         if self.run_dir:
             report_measured(self.what, self.run_dir, StageProgress())

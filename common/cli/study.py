@@ -49,7 +49,7 @@ class Study:
 
     def run(self) -> None:
         """Runs the study and says where the results are."""
-        from common.report.progress import StageProgress
+        from common.runtime.stage_progress import StageProgress
 
         module_name, *_ = STUDIES[self.what]
         try:

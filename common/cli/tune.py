@@ -61,7 +61,7 @@ class Tune:
         self._launch(ranks, values)
 
     def _launch(self, ranks: int, values: dict) -> None:
-        from common.report.progress import StageProgress
+        from common.runtime.stage_progress import StageProgress
         from common.tuning.launched import tune_on_ranks
         from common.tuning.results.report import print_recommendation
 

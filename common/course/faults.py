@@ -2,7 +2,7 @@
 
 The public set, which students set thresholds on, is made of the study's runs that were seen when
 the reference's thresholds were set. Fresh sets are planted
-(``common/diagnose/studies/fresh_faults.py``).
+(``common/course/fresh_faults.py``).
 """
 
 from __future__ import annotations

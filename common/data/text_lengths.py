@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from common.errors import UserError, unknown_name
 from common.runtime.paths import project_root
-from common.runtime.run_directory import write_atomically
+from common.runtime.records.run_directory import write_atomically
 
 FOLDER = project_root() / "data" / "text-lengths"
 COLUMNS = "length_tokens,texts"

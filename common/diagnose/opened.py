@@ -17,7 +17,7 @@ from common.diagnose.evidence.case import Case
 from common.diagnose.evidence.evidence import NotJudged
 from common.diagnose.pages.page import diagnosis_page
 from common.errors import UserError
-from common.runtime.run_directory import write_atomically
+from common.runtime.records.run_directory import write_atomically
 
 PAGE, JSON = "diagnosis.html", "diagnosis.json"
 

@@ -14,7 +14,7 @@ from common.diagnose.diagnosis import Diagnosis, in_order, judged, lines_of
 from common.diagnose.evidence.left_behind import RESULT, LeftBehind, read_left_behind
 from common.diagnose.job_traces.causes import CAUSES, profiled_step
 from common.errors import UserError
-from common.runtime.run_directory import write_atomically
+from common.runtime.records.run_directory import write_atomically
 
 FEW = 3
 """With so many of the five causes not judged, it means little that none was found."""

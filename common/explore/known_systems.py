@@ -31,7 +31,7 @@ from common.perfmodel.one_device.workload import Workload
 from common.perfmodel.published import DATA, UMD_A100, load_recorded
 from common.perfmodel.tables import numbers, read_table
 from common.runtime.paths import relative_to_project
-from common.runtime.run_directory import find_table, read_environment
+from common.runtime.records.run_directory import find_table, read_environment
 
 Opener = Callable[[], System]
 

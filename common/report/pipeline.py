@@ -23,7 +23,6 @@ from common.report.presets import (
     where_text,
     with_dividing_batches,
 )
-from common.report.progress import StageProgress
 from common.report.run_page import RunPage
 from common.report.run_watch import RunWatch
 from common.report.stages import Measured, Measuring
@@ -37,7 +36,8 @@ from common.report.timetable import (
 )
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import relative_to_project
-from common.runtime.run_directory import RunDirectory
+from common.runtime.records.run_directory import RunDirectory
+from common.runtime.stage_progress import StageProgress
 
 
 def run_assignments(what: str, label: str, output_dir: str, progress: StageProgress) -> Path:

@@ -15,7 +15,7 @@ import yaml
 
 from common.errors import UserError
 from common.runtime.paths import project_root
-from common.runtime.run_directory import read_environment, write_atomically
+from common.runtime.records.run_directory import read_environment, write_atomically
 
 PRIVATE = ("host", "host_names", "process", "launched_by", "slurm_job_id")
 SHARED_VARIABLES = ("NCCL_", "OMP_", "GLOO_", "MKL_", "PYTORCH_", "CUDA_VISIBLE", "SLURM_NNODES")

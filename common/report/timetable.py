@@ -19,7 +19,7 @@ import pandas as pd
 from common.analysis.runs import RECORDING_MACHINE
 from common.report.presets import Preset, stages_that_run
 from common.runtime.paths import project_root
-from common.runtime.run_directory import read_environment, write_atomically
+from common.runtime.records.run_directory import read_environment, write_atomically
 
 STAGES, RECORDED = "stages.csv", "stage-times.csv"
 COLUMNS = ("stage", "title", "state", "seconds")

@@ -18,7 +18,7 @@ from common.errors import UserError
 from common.perfmodel.tables import read_table
 from common.runtime.group.process_group import process_group
 from common.runtime.progress import Progress
-from common.runtime.recorder import record_run, require_positive
+from common.runtime.records.recorder import record_run, require_positive
 from common.runtime.run_options import RankOptions
 from common.runtime.script import run_script
 from common.runtime.seeding import seed_everything

@@ -20,8 +20,8 @@ from common.errors import UserError
 from common.perfmodel.one_device.memory import predict_memory
 from common.perfmodel.one_device.memory_fit import largest_batch
 from common.perfmodel.one_device.workload import Workload
-from common.report.progress import StageProgress
-from common.studies.study import study_run, with_verdicts
+from common.runtime.records.study import study_run, with_verdicts
+from common.runtime.stage_progress import StageProgress
 
 GB = 10**9
 GPU_OVERHEAD_GB = 1.0

@@ -25,12 +25,12 @@ from common.analysis.statistics import instance_times
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError, unknown_name
-from common.report.progress import StageProgress
 from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
-from common.runtime.recorder import require_positive
+from common.runtime.records.recorder import require_positive
+from common.runtime.records.study import earlier_table, study_run, with_verdicts
+from common.runtime.stage_progress import StageProgress
 from common.studies.exhaustive_sweep import runoff_regret
-from common.studies.study import earlier_table, study_run, with_verdicts
 from common.tuning.ddp_setting import DEFAULT
 from common.tuning.launched import tune_on_ranks
 from common.tuning.results.recommendation import Recommendation

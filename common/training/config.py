@@ -13,7 +13,7 @@ from common.perfmodel.one_device.workload import Workload
 from common.runtime.group.global_batch import dividing_batch
 from common.runtime.group.process_group import Worker
 from common.runtime.machine.placement import own_placement, split_groups
-from common.runtime.recorder import require_not_negative, require_positive
+from common.runtime.records.recorder import require_not_negative, require_positive
 from common.runtime.run_options import RankOptions
 from common.training.ignored_settings import is_changed
 

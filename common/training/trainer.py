@@ -23,7 +23,7 @@ from common.data.token_shards import TokenBatches
 from common.errors import Preempted
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.paths import relative_to_project
-from common.runtime.recorder import record_run
+from common.runtime.records.recorder import record_run
 from common.training.checkpoints.files import mark_stopped
 from common.training.checkpoints.resume import (
     checkpoint_facts,

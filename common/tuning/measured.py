@@ -29,7 +29,7 @@ from common.perfmodel.tables import (
 from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
 from common.runtime.group.gradient_marks import READY_COLUMNS, ready_rows
 from common.runtime.group.process_group import Worker
-from common.runtime.recorder import Recorder
+from common.runtime.records.recorder import Recorder
 from common.training.scaling.probes import ProbePlan, time_copies
 from common.tuning.same_graph import on_main, together
 from common.tuning.user_model import listed

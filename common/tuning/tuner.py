@@ -28,7 +28,7 @@ from common.perfmodel.uncertainty import chance_at
 from common.runtime.group.process_group import Worker
 from common.runtime.machine.environment import describe_environment
 from common.runtime.progress import Progress
-from common.runtime.recorder import Recorder, record_run
+from common.runtime.records.recorder import Recorder, record_run
 from common.tuning.candidates import Predicted, Prediction, cap_of, ddp_model, predict_all
 from common.tuning.ddp_setting import DEFAULT
 from common.tuning.measured import Measured, WatchedPasses, measure_all, watch_passes

@@ -23,7 +23,7 @@ from common.errors import UserError
 from common.runtime import private
 from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
-from common.runtime.run_directory import SampleStream
+from common.runtime.records.run_directory import SampleStream
 from common.runtime.timing import clock_for
 from common.training.ddp import compress_gradients, exchanging, make_ddp
 from common.tuning.ddp_setting import DEFAULT, DdpSetting

@@ -24,7 +24,7 @@ from common.benchmarks.one_device.option_arms import Arm, plan_arms
 from common.benchmarks.one_device.options import Bench, OptionsBenchmark, main, visiting_order
 from common.errors import UserError
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.run_directory import read_environment
+from common.runtime.records.run_directory import read_environment
 
 pytestmark = pytest.mark.xdist_group("options")
 

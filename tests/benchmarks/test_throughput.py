@@ -34,7 +34,7 @@ from common.errors import RunFailed, UserError
 from common.perfmodel.one_device.peaks import known_peak
 from common.runtime.paths import project_root
 from common.runtime.processes.child import ChildExit
-from common.runtime.run_directory import read_environment
+from common.runtime.records.run_directory import read_environment
 
 pytestmark = pytest.mark.xdist_group("throughput")
 

@@ -30,7 +30,7 @@ from common.cluster.switch import BURSTS_BYTES
 from common.errors import UserError
 from common.runtime.group.network import layout_name
 from common.runtime.processes.process_identity import LAUNCHER
-from common.runtime.run_directory import read_environment
+from common.runtime.records.run_directory import read_environment
 
 pytestmark = pytest.mark.xdist_group("emulated")
 
@@ -51,7 +51,7 @@ print(json.dumps(said))
 MEASURE = """
 import sys, time
 from common.runtime.machine.environment import describe_environment
-from common.runtime.run_directory import RunDirectory
+from common.runtime.records.run_directory import RunDirectory
 RunDirectory.create(sys.argv[1], "probe", {}, describe_environment("gloo", "cpu"), "run")
 time.sleep(600)
 """

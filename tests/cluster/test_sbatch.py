@@ -71,7 +71,7 @@ import time
 from dataclasses import dataclass
 from common.errors import RunFailed
 from common.runtime.processes.ranks import current_ranks
-from common.runtime.run_directory import RunDirectory
+from common.runtime.records.run_directory import RunDirectory
 from common.runtime.script import run_script
 
 @dataclass(frozen=True)

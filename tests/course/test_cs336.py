@@ -9,7 +9,7 @@ import pytest
 
 from common.course.studies import cs336
 from common.errors import RunFailed
-from common.report.progress import StageProgress
+from common.runtime.stage_progress import StageProgress
 
 TESTS = """
 import pytest

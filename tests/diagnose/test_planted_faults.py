@@ -19,7 +19,7 @@ from common.diagnose.studies.planted import (
 )
 from common.diagnose.studies.planted_faults import FAULTS, parse_faults
 from common.errors import UserError
-from common.report.progress import StageProgress
+from common.runtime.stage_progress import StageProgress
 
 BRIEF = {
     "text": {"max_train_samples": 512, "eval_samples": 32, "epochs": 1, "batch_size": 16},

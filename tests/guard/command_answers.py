@@ -52,7 +52,7 @@ def diagnosis_answers() -> dict[str, str]:
 def tune_answers() -> dict[str, str]:
     """Returns what each recorded tuning would try: bucketings, candidates, options, visits."""
     from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
-    from common.runtime.run_directory import read_environment
+    from common.runtime.records.run_directory import read_environment
     from common.tuning.candidates import predict_all
     from common.tuning.measured import WIRE_DTYPES, Measured
     from common.tuning.plan import plan_visits

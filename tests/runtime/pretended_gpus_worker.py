@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from common.errors import Preempted, RunFailed, UserError
 from common.runtime.group.process_group import process_group
-from common.runtime.recorder import record_run
+from common.runtime.records.recorder import record_run
 from common.runtime.script import parse_settings, run_script
 
 ERRORS = {

@@ -17,7 +17,7 @@ import yaml
 from common.errors import RunFailed, UserError
 from common.runtime.machine.environment import describe_environment
 from common.runtime.processes.process_identity import own_identity
-from common.runtime.run_directory import (
+from common.runtime.records.run_directory import (
     RunDirectory,
     find_table,
     new_run_id,
@@ -54,7 +54,7 @@ def test_a_thousand_runs_of_one_second_have_different_ids():
 
 def test_runs_made_at_once_by_several_processes_do_not_meet(tmp_path):
     code = (
-        "import sys; from common.runtime.run_directory import RunDirectory\n"
+        "import sys; from common.runtime.records.run_directory import RunDirectory\n"
         "for _ in range(50): RunDirectory.create(sys.argv[1], 'x', {}, {'status': 'running'})"
     )
     makers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(2)]

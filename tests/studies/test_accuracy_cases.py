@@ -16,8 +16,8 @@ from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.calibration import read_calibration
 from common.perfmodel.simulator import profile_buckets
 from common.perfmodel.tables import read_ready_times
-from common.report.progress import StageProgress
-from common.runtime.run_directory import RunDirectory
+from common.runtime.records.run_directory import RunDirectory
+from common.runtime.stage_progress import StageProgress
 from common.studies.accuracy.accuracy import AccuracyStudy, run_study
 from common.studies.accuracy.networks import FASTEST_MBIT, REGIMES, Network, parse_network
 from common.studies.accuracy.tables import TABLES, case_rows

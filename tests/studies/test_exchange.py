@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from common.errors import UserError
-from common.runtime.run_directory import read_environment
+from common.runtime.records.run_directory import read_environment
 from common.studies.accuracy.tables import TABLES, case_rows
 from common.studies.exchange.emulated_group import KERNEL, Exchange
 from common.studies.exchange.exchange import CPU_MODELS, GPU_MODELS, ExchangeStudy

@@ -13,7 +13,12 @@ from common.perfmodel.collectives import algorithm_bandwidth, bus_bandwidth
 from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
-from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
+from common.runtime.records.recorder import (
+    Recorder,
+    record_run,
+    require_not_negative,
+    require_positive,
+)
 from common.runtime.run_options import RankOptions
 from common.training.precision import DTYPES
 

@@ -17,7 +17,7 @@ from common.errors import UserError, unknown_name
 from common.runtime.group.collective_timing import check_sum, time_in_flight, time_sequence
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
-from common.runtime.recorder import Recorder, record_run, require_positive
+from common.runtime.records.recorder import Recorder, record_run, require_positive
 from common.runtime.run_options import RankOptions
 from common.training.precision import DTYPES
 

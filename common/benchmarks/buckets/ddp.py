@@ -25,7 +25,12 @@ from common.perfmodel.buckets import cap_label, parse_cap
 from common.runtime import private
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
-from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
+from common.runtime.records.recorder import (
+    Recorder,
+    record_run,
+    require_not_negative,
+    require_positive,
+)
 from common.runtime.timing import clock_for
 from common.training.ddp import make_ddp
 

@@ -15,7 +15,12 @@ from common.benchmarks.steps import FixedBatchStep, StepRunOptions, make_step
 from common.errors import UserError
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
-from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
+from common.runtime.records.recorder import (
+    Recorder,
+    record_run,
+    require_not_negative,
+    require_positive,
+)
 
 
 @dataclass(frozen=True)

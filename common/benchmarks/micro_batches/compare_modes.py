@@ -23,7 +23,12 @@ from common.errors import UserError
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.paths import relative_to_project
 from common.runtime.progress import Progress
-from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
+from common.runtime.records.recorder import (
+    Recorder,
+    record_run,
+    require_not_negative,
+    require_positive,
+)
 from common.scheduling.cost import TokensCost, TokensSquaredCost
 from common.scheduling.loader import AheadLoader, MicroBatch
 from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan

@@ -21,13 +21,13 @@ from common.errors import UserError
 from common.perfmodel.tables import read_table
 from common.runtime.paths import relative_to_project
 from common.runtime.progress import Progress
-from common.runtime.recorder import (
+from common.runtime.records.recorder import (
     record_run,
     require_not_negative,
     require_positive,
     single_device,
 )
-from common.runtime.run_directory import find_table
+from common.runtime.records.run_directory import find_table
 from common.runtime.run_options import RunOptions
 from common.scheduling.cost import CalibratedCost, Cost, TokensCost, TokensSquaredCost
 from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan

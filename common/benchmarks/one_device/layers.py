@@ -22,8 +22,13 @@ from common.models.gpt2 import GPT2
 from common.runtime.group.gradient_marks import READY_COLUMNS, ready_marks, ready_rows
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
-from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
-from common.runtime.run_directory import RunDirectory, write_atomically
+from common.runtime.records.recorder import (
+    Recorder,
+    record_run,
+    require_not_negative,
+    require_positive,
+)
+from common.runtime.records.run_directory import RunDirectory, write_atomically
 from common.runtime.timing import clock_for
 
 

@@ -27,7 +27,7 @@ from common.perfmodel.one_device.memory_fit import (
 )
 from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.recorder import Recorder, record_run, single_device
+from common.runtime.records.recorder import Recorder, record_run, single_device
 from common.runtime.run_options import DeviceOptions
 
 MIB = 2**20

@@ -28,13 +28,13 @@ from common.perfmodel.one_device.memory import estimated_states, predict_memory
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.machine.memory_limit import available_memory_bytes, is_out_of_memory
 from common.runtime.progress import Progress
-from common.runtime.recorder import (
+from common.runtime.records.recorder import (
     record_run,
     require_not_negative,
     require_positive,
     single_device,
 )
-from common.runtime.run_directory import RunDirectory
+from common.runtime.records.run_directory import RunDirectory
 from common.runtime.run_options import DeviceOptions
 from common.runtime.seeding import seed_everything
 from common.training.loop import time_steps

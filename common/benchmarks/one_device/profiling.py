@@ -25,7 +25,7 @@ from common.errors import UserError
 from common.perfmodel.one_device.roofline import Roof, roofline_table
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.progress import Progress
-from common.runtime.recorder import (
+from common.runtime.records.recorder import (
     Recorder,
     record_run,
     require_not_negative,

@@ -12,7 +12,7 @@ from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.published import DATA, LAYERS, load_recorded
 from common.perfmodel.tables import read_ready_times
 from common.runtime.paths import project_root
-from common.runtime.run_directory import find_table
+from common.runtime.records.run_directory import find_table
 
 TABLE = "gradient-ready-times.csv"
 

@@ -34,13 +34,13 @@ from common.perfmodel.one_device.workload import Workload
 from common.runtime.machine.environment import cpu_model
 from common.runtime.machine.memory_limit import available_memory_bytes, can_limit
 from common.runtime.processes.child import run_child
-from common.runtime.recorder import (
+from common.runtime.records.recorder import (
     record_run,
     require_not_negative,
     require_positive,
     single_device,
 )
-from common.runtime.run_directory import RunDirectory
+from common.runtime.records.run_directory import RunDirectory
 from common.runtime.run_options import DeviceOptions
 from common.training.precision import check_precision
 from common.training.step import check_compiler

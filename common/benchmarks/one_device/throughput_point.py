@@ -27,7 +27,7 @@ from common.runtime.machine.memory_limit import (
     writable_bytes,
 )
 from common.runtime.progress import Progress
-from common.runtime.run_directory import write_atomically
+from common.runtime.records.run_directory import write_atomically
 from common.training.loop import time_steps
 from common.training.step import TrainingStep
 

@@ -27,7 +27,12 @@ from common.perfmodel.tables import read_table
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.kept_memory import kept_memory
 from common.runtime.paths import relative_to_project
-from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
+from common.runtime.records.recorder import (
+    Recorder,
+    record_run,
+    require_not_negative,
+    require_positive,
+)
 from common.runtime.run_options import RankOptions
 from common.training.precision import set_tf32
 from common.training.recording.tracing import traced_steps

@@ -21,7 +21,7 @@ from common.benchmarks.scaling.workloads import Workload
 from common.errors import UserError
 from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
-from common.runtime.recorder import Recorder
+from common.runtime.records.recorder import Recorder
 from common.training.scaling.data_parallel_step import DataParallelStep, StepOptions
 from common.training.scaling.log import ScalingLog, single_arm
 from common.training.scaling.probes import Probed, ProbePlan, probe

@@ -24,8 +24,8 @@ from common.perfmodel.scaling.scaled_step import Proposal, StepModel, StepSettin
 from common.runtime.group.process_group import process_group
 from common.runtime.machine.kept_memory import kept_memory
 from common.runtime.paths import project_root, relative_to_project
-from common.runtime.recorder import record_run, require_positive
-from common.runtime.run_directory import read_environment
+from common.runtime.records.recorder import record_run, require_positive
+from common.runtime.records.run_directory import read_environment
 from common.runtime.run_options import RankOptions
 from common.training.scaling.data_parallel_step import StepOptions
 

@@ -18,9 +18,9 @@ import pandas as pd
 
 from common.course.outcomes import run_tests
 from common.errors import RunFailed, UserError
-from common.report.progress import StageProgress
 from common.runtime.paths import project_root
-from common.studies.study import study_run
+from common.runtime.records.study import study_run
+from common.runtime.stage_progress import StageProgress
 
 ADAPTERS = Path(__file__).with_name("cs336_adapters.py")
 BASICS = Path("cs336-basics") / "cs336_basics"

@@ -27,9 +27,9 @@ from common.course.grading.matrix import (
 from common.course.submission import HandedIn
 from common.course.tasks import read_tasks
 from common.errors import UserError
-from common.report.progress import StageProgress
 from common.runtime.paths import project_root
-from common.studies.study import earlier_table, study_run
+from common.runtime.records.study import earlier_table, study_run
+from common.runtime.stage_progress import StageProgress
 
 RESULTS = "gradings.csv"
 KEYS = ["assignment", "part", "kind", "name", "round"]

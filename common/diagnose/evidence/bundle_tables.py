@@ -39,8 +39,8 @@ from common.diagnose.evidence.measured_step import WIRES
 from common.diagnose.evidence.usual_batch import of_usual_batch
 from common.errors import UserError
 from common.runtime.group.network import backend_name, describe_network
-from common.runtime.run_directory import write_atomically
-from common.runtime.samples import sample_rows
+from common.runtime.records.run_directory import write_atomically
+from common.runtime.records.samples import sample_rows
 
 TABLES_FOLDER = "tables"
 HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16"}

@@ -18,9 +18,9 @@ from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch_series
 from common.diagnose.diagnosis import Diagnosis, diagnose_folder, lines_of
 from common.errors import UserError
-from common.report.progress import StageProgress
 from common.runtime.paths import project_root
-from common.studies.study import study_run
+from common.runtime.records.study import study_run
+from common.runtime.stage_progress import StageProgress
 
 RANKS = 2
 HEALTHY = "healthy"

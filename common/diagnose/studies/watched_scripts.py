@@ -34,9 +34,9 @@ from common.diagnose.evidence.evidence import SAMPLES
 from common.diagnose.opened import Opened, open_diagnosis
 from common.diagnose.studies.script_cases import CASES, HEALTHY, RANKS, Case
 from common.errors import RunFailed, UserError
-from common.report.progress import StageProgress
 from common.runtime.paths import project_root
-from common.studies.study import earlier_table, study_run, with_verdicts
+from common.runtime.records.study import earlier_table, study_run, with_verdicts
+from common.runtime.stage_progress import StageProgress
 
 WATCH = Path(ddplab_watch.__file__).parent / "__main__.py"
 TRACEML = project_root() / "common" / "diagnose" / "studies" / "traceml_ranks.py"

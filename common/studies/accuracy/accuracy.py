@@ -23,13 +23,13 @@ from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError
 from common.perfmodel.expected_error import ERRORS
-from common.report.progress import StageProgress
 from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
-from common.runtime.recorder import require_positive
+from common.runtime.records.recorder import require_positive
+from common.runtime.records.study import study_run
+from common.runtime.stage_progress import StageProgress
 from common.studies.accuracy.networks import FASTEST_MBIT, LOOPBACK, REGIMES, parse_network
 from common.studies.accuracy.tables import earlier_cases, join_case, open_tables
-from common.studies.study import study_run
 
 RANKS = project_root() / "common" / "studies" / "accuracy" / "ranks.py"
 SETUP_S = 8.0

@@ -18,7 +18,7 @@ from common.benchmarks.buckets.overlap_lab import OverlapLab
 from common.cluster.links import limit_own_link
 from common.errors import UserError
 from common.runtime.group.process_group import Worker, process_group
-from common.runtime.recorder import record_run
+from common.runtime.records.recorder import record_run
 from common.runtime.script import run_script
 from common.studies.accuracy.models import accuracy_step
 from common.studies.accuracy.networks import LOOPBACK, parse_network

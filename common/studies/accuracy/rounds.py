@@ -47,7 +47,7 @@ from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, time_all_
 from common.runtime.group.gradient_marks import READY_COLUMNS, ready_rows
 from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
-from common.runtime.recorder import Recorder, require_positive
+from common.runtime.records.recorder import Recorder, require_positive
 
 INITIAL_STEPS = 12
 SMALLEST_MESSAGE_BYTES = 4096

@@ -17,7 +17,7 @@ import yaml
 from common.analysis.buckets.sweep import slowest_steps
 from common.errors import UserError
 from common.perfmodel.tables import read_ready_times
-from common.runtime.run_directory import RunDirectory, SampleStream, read_environment
+from common.runtime.records.run_directory import RunDirectory, SampleStream, read_environment
 from common.studies.accuracy.rounds import PREDICTION_COLUMNS
 
 if TYPE_CHECKING:

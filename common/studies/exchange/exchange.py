@@ -31,15 +31,15 @@ from common.cluster.launch import launch
 from common.diagnose.opened import open_diagnosis
 from common.errors import UserError
 from common.perfmodel.model import COPIES, FULL, NO_OVERLAP, PERFECT_OVERLAP
-from common.report.progress import StageProgress
 from common.runtime.flags import as_flags
 from common.runtime.machine.device import choose_device
 from common.runtime.paths import project_root
-from common.runtime.recorder import require_positive
+from common.runtime.records.recorder import require_positive
+from common.runtime.records.study import study_run, with_verdicts
+from common.runtime.stage_progress import StageProgress
 from common.studies.accuracy.tables import earlier_cases, join_case, open_tables
 from common.studies.exchange.emulated_group import EMULATED
 from common.studies.exchange.ranks import Wanted
-from common.studies.study import study_run, with_verdicts
 
 FOLDER = project_root() / "common" / "studies" / "exchange"
 WATCH = Path(watch_file).parent / "__main__.py"

@@ -16,7 +16,7 @@ from common.benchmarks.steps import StepSettings, make_step
 from common.errors import UserError
 from common.runtime.group.process_group import process_group
 from common.runtime.machine.device import choose_device
-from common.runtime.recorder import record_run
+from common.runtime.records.recorder import record_run
 from common.runtime.script import run_script
 from common.studies.accuracy.rounds import (
     CaseRounds,

@@ -18,7 +18,7 @@ from common.exercises.checkpoint_commit import (
     finished_checkpoints,
     remove_checkpoint,
 )
-from common.runtime.run_directory import write_atomically
+from common.runtime.records.run_directory import write_atomically
 
 STOPPED = "stopped"
 

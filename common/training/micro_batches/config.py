@@ -10,7 +10,7 @@ from common.data.text_splits import TextOptions
 from common.errors import UserError, unknown_name
 from common.exercises.loss_scale import LOSS_MEANS
 from common.runtime.group.process_group import Worker
-from common.runtime.recorder import require_not_negative, require_positive
+from common.runtime.records.recorder import require_not_negative, require_positive
 from common.runtime.run_options import RankOptions
 from common.scheduling.modes import MODES
 from common.training.ignored_settings import ignored_data_settings, is_changed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from common.runtime.group.process_group import Worker
-from common.runtime.recorder import Recorder
+from common.runtime.records.recorder import Recorder
 from common.scheduling.loader import MicroBatch
 from common.tables import MICRO_BATCH_COLUMNS
 from common.training.divergence import require_finite

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from common.runtime.group.process_group import Worker
 from common.runtime.paths import relative_to_project
-from common.runtime.recorder import Recorder
-from common.runtime.run_directory import write_atomically
+from common.runtime.records.recorder import Recorder
+from common.runtime.records.run_directory import write_atomically
 from common.scheduling.cost import TokensCost, TokensSquaredCost
 from common.scheduling.loader import AheadLoader, MicroBatch
 from common.scheduling.modes import Planner, StepPlan

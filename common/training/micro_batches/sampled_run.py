@@ -20,7 +20,7 @@ from common.models.text_classifier import TextClassifier
 from common.runtime.group.network import ranks_on_machine
 from common.runtime.group.process_group import Worker
 from common.runtime.machine.environment import usable_cores
-from common.runtime.recorder import Recorder
+from common.runtime.records.recorder import Recorder
 from common.training.evaluation import LabelledBatch, own_batches
 from common.training.precision import check_precision
 from common.training.scaling.data_parallel_step import Batch, DataParallelStep, StepTimes

@@ -13,7 +13,7 @@ from torch import nn
 
 from common.runtime.group.process_group import Worker
 from common.runtime.group.socket_bytes import sent_bytes
-from common.runtime.recorder import Recorder
+from common.runtime.records.recorder import Recorder
 from common.runtime.timing import clock_for
 from common.training.config import TrainingConfig
 from common.training.recording.memory_watch import AllocationWatch, PeakMemory

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.runtime.recorder import Recorder
+from common.runtime.records.recorder import Recorder
 from common.traces import step_overlap
 
 COLLECTIVE_COLUMNS = ("rank", "step", "operation", "size_bytes", "count")

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from common.runtime.group.process_group import Worker
-from common.runtime.recorder import Recorder
+from common.runtime.records.recorder import Recorder
 from common.scheduling.cost import CalibratedCost
 from common.scheduling.loader import MicroBatch
 from common.scheduling.modes import StepPlan

@@ -17,8 +17,8 @@ from torch import nn
 from common import tables as columns
 from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.runtime.group.process_group import Worker
-from common.runtime.recorder import Recorder
-from common.runtime.samples import sample_rows
+from common.runtime.records.recorder import Recorder
+from common.runtime.records.samples import sample_rows
 from common.training.scaling.data_parallel_step import Batch, DataParallelStep, StepTimes
 from common.training.scaling.timed_exchange import divided_exchange
 

@@ -30,7 +30,7 @@ from common.runtime.group.gradient_marks import (
     ready_seconds,
 )
 from common.runtime.group.process_group import Worker
-from common.runtime.recorder import Recorder
+from common.runtime.records.recorder import Recorder
 from common.runtime.seeding import kept_random_numbers
 from common.runtime.timing import LAUNCH_S, clock_for
 from common.tables import COST_COLUMNS, PROBE_COLUMNS

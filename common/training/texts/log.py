@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from common.runtime.group.process_group import Worker
-from common.runtime.recorder import Recorder
+from common.runtime.records.recorder import Recorder
 from common.tables import EPOCH_COLUMNS, METRIC_COLUMNS
 from common.training.divergence import require_finite
 from common.training.scaling.data_parallel_step import Batch, StepTimes

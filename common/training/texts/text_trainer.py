@@ -18,7 +18,7 @@ from torch import nn
 
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.paths import relative_to_project
-from common.runtime.recorder import Recorder, record_run
+from common.runtime.records.recorder import Recorder, record_run
 from common.training.evaluation import LabelledBatch, evaluate
 from common.training.learning_rate import linear, set_learning_rate
 from common.training.micro_batches.config import MicroBatchConfig

@@ -19,7 +19,7 @@ from common.analysis.style import (
     cap_axis,
     figure,
 )
-from common.runtime.run_directory import read_environment
+from common.runtime.records.run_directory import read_environment
 from common.tuning.results.recommendation import Recommendation, Verified
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.analysis.statistics import Gain
 from common.errors import UserError
-from common.runtime.run_directory import write_atomically
+from common.runtime.records.run_directory import write_atomically
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
 
 FILE = "recommendation.json"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from common.errors import UserError
-from common.report.progress import StageProgress
 from common.runtime.machine.environment import describe_environment
 from common.runtime.processes.bytecode import shared_bytecode
-from common.runtime.run_directory import RunDirectory
+from common.runtime.records.run_directory import RunDirectory
+from common.runtime.stage_progress import StageProgress
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -17,7 +17,7 @@ from common.cluster.emulated import why_not
 from common.course.faults import set_of_files
 from common.diagnose.studies.planted import Case, DiagnosisStudy, run_cases
 from common.errors import UserError
-from common.report.progress import StageProgress
+from common.runtime.stage_progress import StageProgress
 
 FACTORS = (0.8, 1.3)
 """Least and largest factor of a delay."""

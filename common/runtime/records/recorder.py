@@ -16,7 +16,7 @@ from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.environment import describe_environment
 from common.runtime.machine.placement import own_placement
 from common.runtime.processes.ranks import current_ranks
-from common.runtime.run_directory import RunDirectory, SampleStream
+from common.runtime.records.run_directory import RunDirectory, SampleStream
 
 
 class Recorder:
