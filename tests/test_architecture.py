@@ -53,7 +53,7 @@ ALLOWED = {
         "runtime",
         "cluster",
     },
-    "course": {"errors", "exercises", "runtime", "perfmodel", "diagnose"},
+    "course": {"errors", "exercises", "runtime", "perfmodel", "cluster"},
     "cluster": {"errors", "runtime"},
     "report": {"errors", "runtime", "cluster", "perfmodel", "analysis"},
     "tuning": {"errors", "runtime", "cluster", "perfmodel", "analysis", "training", "benchmarks"},

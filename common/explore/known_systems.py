@@ -15,8 +15,7 @@ from common.analysis.buckets.networks import NetworkRun, open_networks
 from common.analysis.buckets.sweep import BucketSweep
 from common.analysis.runs import choose_folder, is_recorded, recorded_assignment
 from common.errors import UserError
-from common.explore.predict_line import ClusterAsked, RunAsked
-from common.explore.systems import Placed, System, on_a_ring
+from common.explore.systems import ClusterAsked, Placed, RunAsked, System, on_a_ring
 from common.perfmodel.cluster.assumptions import MFU, OVERLAP_SLOWDOWN, STRAGGLER_SPREAD
 from common.perfmodel.cluster.clusters import known_clusters, load_cluster
 from common.perfmodel.cluster.computed_profile import computed_profile

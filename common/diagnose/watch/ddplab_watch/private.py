@@ -8,15 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import dataloader
-
-if TYPE_CHECKING:
-    from ddplab_watch.hooks import Hooks
 
 LOG_LEVEL = "KINETO_LOG_LEVEL"
 """Variable of the environment that PyTorch's profiler reads when it starts."""
@@ -243,8 +240,8 @@ def is_profiling() -> bool:
     return bool(enabled and enabled())
 
 
-def watch_profilers(hooks: Hooks, begins: Callable[[], None]) -> None:
-    """Calls ``begins`` before a profiler of torch starts."""
+def watch_profilers(replace: Callable, begins: Callable[[], None]) -> None:
+    """Calls ``begins`` before a profiler of torch starts; ``replace`` is that of the hooks."""
     kind = torch.autograd.profiler.profile
 
     def preparing(plain: Callable) -> Callable:
@@ -255,7 +252,7 @@ def watch_profilers(hooks: Hooks, begins: Callable[[], None]) -> None:
         return _prepare_trace
 
     if hasattr(kind, "_prepare_trace"):
-        hooks.replace(kind, "_prepare_trace", preparing)
+        replace(kind, "_prepare_trace", preparing)
 
 
 def missing() -> dict[str, str]:

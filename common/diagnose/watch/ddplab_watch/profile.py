@@ -62,7 +62,7 @@ class ShortProfile:
         if self._device.type == "cuda":
             activities.append(profiler.ProfilerActivity.CUDA)
         self._profile = profiler.profile(activities=activities)
-        private.watch_profilers(self._hooks, self._give_way)
+        private.watch_profilers(self._hooks.replace, self._give_way)
         self._is_starting = True
         try:
             with private.silent_profiler():
