@@ -39,10 +39,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
         path = Path(os.environ["TEST_DURATIONS"]).absolute()
         config.pluginmanager.register(TestDurations(path))
-    if "GUARD_MESSAGES" in os.environ:
-        from guard.messages import MessageNotes
-
-        config.pluginmanager.register(MessageNotes(Path(os.environ["GUARD_MESSAGES"]).absolute()))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
