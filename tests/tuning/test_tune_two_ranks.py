@@ -15,10 +15,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from common.analysis.statistics import paired_gain
 from common.errors import RunFailed, UserError
 from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
 from common.runtime.records.run_directory import read_environment
+from common.samples import paired_gain
 from common.studies import tune_check
 from common.tuning import launched
 from common.tuning.ddp_setting import DEFAULT

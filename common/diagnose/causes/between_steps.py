@@ -15,6 +15,7 @@ from common.diagnose.evidence.evidence import (
     NotJudged,
     standard_error,
 )
+from common.samples import slowest_rank
 
 DATA_SHARE = 0.10
 """Loaders that keep up leave a fetch from a queue, below 2 % of any step; a tenth is five times
@@ -146,8 +147,8 @@ def _evaluation(case: Case) -> Verdict | None:
     epochs = case.run.tables.get(EPOCHS)
     if epochs is None or epochs.empty:
         return None
-    evaluation = epochs.groupby("epoch")["evaluation_time_s"].max()
-    whole = epochs.groupby("epoch")["epoch_time_s"].max()
+    evaluation = slowest_rank(epochs, "evaluation_time_s", by=["epoch"])
+    whole = slowest_rank(epochs, "epoch_time_s", by=["epoch"])
     share = float(evaluation.sum() / whole.sum())
     if share < EVALUATION_SHARE:
         return None

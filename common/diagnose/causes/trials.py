@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from common.analysis.statistics import Gain, instance_times, paired_gain
 from common.diagnose.evidence.case import Case, Verdict, percent
 from common.diagnose.evidence.evidence import TRIALS
+from common.samples import Interval, paired_gain, per_round
 
 AS_IT_IS, AS_IT_LOADS = "as it is", "as it loads"
 """Settings of the script itself, without its loading and with it."""
@@ -51,18 +52,16 @@ class Tried:
         kind, change: what was changed, and the change as a line of Python or a word.
         gain: the share of a pass that it saves.
         share: of a step, what it shortens as it does a pass.
-        speedup, speedup_low, speedup_high: samples per second over those of one rank with it;
-            None where one rank's are not known.
+        speedup: samples per second over those of one rank with it; None where one rank's are not
+            known.
         passes: of a step, where they are not the script's own: the global batch is another one.
     """
 
     kind: str
     change: str
-    gain: Gain
+    gain: Interval
     share: float
-    speedup: float | None = None
-    speedup_low: float | None = None
-    speedup_high: float | None = None
+    speedup: Interval | None = None
     passes: int | None = None
 
     def said(self) -> str:
@@ -71,11 +70,9 @@ class Tried:
         low, high = percent(gain.low), percent(gain.high)
         what = "loading and a pass take" if self.kind == WORKERS else "a pass takes"
         said = f"{self.change}: {what} {_less(gain.estimate)} ({low} to {high} less)"
-        if self.speedup is not None:
-            said += (
-                f"; speedup {self.speedup:.2f} ({self.speedup_low:.2f} to {self.speedup_high:.2f})"
-            )
-        if not gain.is_certain and not gain.high < 0:
+        if speedup := self.speedup:
+            said += f"; speedup {speedup.estimate:.2f} ({speedup.low:.2f} to {speedup.high:.2f})"
+        if gain.low <= 0 <= gain.high:
             said += "; not told from no change"
         if self.passes is not None:
             said += f"; a step is then of {self.passes} passes"
@@ -91,7 +88,7 @@ def tried_changes(case: Case) -> tuple[Tried, ...]:
     trials = case.run.tables.get(TRIALS)
     if trials is None or trials.empty:
         return ()
-    times = instance_times(trials)
+    times = per_round(trials, "step_time_ms", "setting")
     now = case.speedup_now
     found = []
     changed = trials[~trials["setting"].isin([AS_IT_IS, AS_IT_LOADS])]
@@ -105,9 +102,7 @@ def tried_changes(case: Case) -> tuple[Tried, ...]:
             continue
         share = _changed_share(case, kind)
         gain = paired_gain(both[change], both[base])
-        speedups = [None] * 3
-        if now is not None:
-            speedups = [now / (1 - share * each) for each in (gain.estimate, gain.low, gain.high)]
+        speedup = None if now is None else gain.map(partial(_speedup, now, share))
         passes = int(rows["passes"].iloc[0])
         found.append(
             Tried(
@@ -115,13 +110,16 @@ def tried_changes(case: Case) -> tuple[Tried, ...]:
                 change=str(change),
                 gain=gain,
                 share=share,
-                speedup=speedups[0],
-                speedup_low=speedups[1],
-                speedup_high=speedups[2],
+                speedup=speedup,
                 passes=passes if passes != case.run.accumulation else None,
             )
         )
     return tuple(sorted(found, key=lambda each: -each.gain.estimate))
+
+
+def _speedup(now: float, share: float, saved: float) -> float:
+    """Returns the speedup where a change saves this of the ``share`` of a step that it shortens."""
+    return now / (1 - share * saved)
 
 
 def tried_against(verdict: Verdict, tried: Sequence[Tried]) -> Tried | None:

@@ -80,9 +80,7 @@ def _borne_out(case: Case, verdict: Verdict, trial: Tried | None) -> Verdict | N
             reason=reason,
             group=PERFORMANCE,
             speedup_now=case.speedup_now,
-            predicted_speedup=trial.speedup,
-            speedup_low=trial.speedup_low,
-            speedup_high=trial.speedup_high,
+            **_speedups(trial),
         )
     return verdict
 
@@ -106,7 +104,7 @@ def _as_tried(case: Case, verdict: Verdict, trial: Tried) -> Verdict:
         verdict,
         evidence=(*verdict.evidence, _measured(case, trial)),
         lost_share=max(0.0, trial.gain.estimate * trial.share),
-        predicted_speedup=trial.speedup,
+        predicted_speedup=trial.speedup.estimate,
     )
 
 
@@ -172,11 +170,17 @@ def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:
         ),
         change=tried.change,
         speedup_now=case.speedup_now,
-        predicted_speedup=tried.speedup,
-        speedup_low=tried.speedup_low,
-        speedup_high=tried.speedup_high,
+        **_speedups(tried),
         sure_share=tried.gain.low * tried.share,
     )
+
+
+def _speedups(tried: Tried) -> dict[str, float]:
+    """Returns the speedup that a trial has shown, by the fields of a verdict."""
+    if tried.speedup is None:
+        return {}
+    ends = {"speedup_low": tried.speedup.low, "speedup_high": tried.speedup.high}
+    return {"predicted_speedup": tried.speedup.estimate} | ends
 
 
 def _measured(case: Case, tried: Tried) -> str:

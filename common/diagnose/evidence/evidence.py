@@ -23,6 +23,7 @@ from common.errors import UserError
 from common.perfmodel.tables import read_table
 from common.runtime.group.network import UNKNOWN_GROUP
 from common.runtime.paths import project_root, relative_to_project
+from common.samples import slowest_rank
 
 ASSIGNMENT = "assignment4"
 ARMS, STEPS, BUCKETS = "arms.csv", "steps.csv", "buckets.csv"
@@ -172,7 +173,7 @@ class Evidence(OfRun):
     @cached_property
     def step_times_ms(self) -> pd.Series:
         """Returns the slowest rank's time of each unwatched step, in the order of the run."""
-        return self.unwatched.groupby(STEP)["step_time_ms"].max()
+        return slowest_rank(self.unwatched, "step_time_ms", by=STEP)
 
     @cached_property
     def mixed(self) -> bool:

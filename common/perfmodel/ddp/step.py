@@ -20,6 +20,7 @@ from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.ddp.comm_hooks import CommHook
 from common.perfmodel.simulator import BackwardTimeline
 from common.perfmodel.tables import numbers, read_table
+from common.samples import slowest_rank
 
 BUCKET_VIEW = "gradient_as_bucket_view"
 """The name of DDP's argument, under which a run's settings and a watched script's facts have it."""
@@ -171,7 +172,7 @@ def read_step_parts(path: Path | str) -> StepParts:
     for column in columns:
         table[column] = numbers(table, column, path, at_least=0)
     keys = [key for key in ("round", "iteration") if key in table.columns]
-    slowest = table.groupby(keys)[columns].max() / 1e3
+    slowest = slowest_rank(table, columns, by=keys) / 1e3
     update = slowest[last]
     if last == "step_time_ms":
         update = (update - slowest["forward_time_ms"] - slowest["backward_time_ms"]).clip(lower=0)
