@@ -146,7 +146,6 @@ def fit_law(
         factor = 1.0 if known else scatter * student_quantile(freedom) / student_quantile(np.inf)
         draws = values + normal * factor
     draws = np.clip(draws, 0, law.largest)
-    low, high = middle(draws)
     fitted = law.predict(points.ranks, *values)
     spread = ((points.speedup - points.speedup.mean()) ** 2).sum()
     return FittedLaw(
@@ -154,14 +153,8 @@ def fit_law(
         ranks=points.ranks,
         speedup=points.speedup,
         parameters={
-            name: Interval(*map(float, ends))
-            for name, *ends in zip(
-                law.parameters,
-                values,
-                np.minimum(low, values),
-                np.maximum(high, values),
-                strict=True,
-            )
+            name: Interval(float(value), float(min(start, value)), float(max(end, value)))
+            for name, value, start, end in zip(law.parameters, values, *middle(draws), strict=True)
         },
         method=method,
         draws=draws,
