@@ -18,7 +18,7 @@ from common.errors import UserError, unknown_name
 
 NUMBER, CHOICE, TEXT = "number", "choice", "text"
 LEVELS = ("none", "half", "full")
-"""Of a text: what it takes for no, half and all of its points."""
+"""Levels of a text: no, half and all of its points."""
 LARGEST_BYTES = 2**20
 
 

@@ -123,7 +123,7 @@ class TrainingStep:
         self.gradient_sync = gradient_sync
         self.max_gradient_norm = max_gradient_norm
         self.gradient_norm: Tensor | None = None
-        """Of the last update, before it was limited; a scalar."""
+        """Norm of all gradients of the last update, before it was limited; a scalar."""
         self.scaler = grad_scaler(workload.precision, device)
 
     def run(self, batches: Iterable[TokenBatch]) -> Tensor:

@@ -36,10 +36,11 @@ class StepParts:
     planning_s: float
     """Time that the step waited for plan and collation."""
     compute_s: float
-    """Until this rank's last gradient was ready; of a step that was repeated, the last time."""
+    """Time until this rank's last gradient was ready; where a step was repeated, that of its last
+    run."""
     exchange_s: float
-    """From then on until the gradients were averaged: waiting for slower ranks, and communication
-    that the backward pass did not hide."""
+    """Time from this rank's last gradient until all are averaged: waiting for slower ranks, and
+    communication that the backward pass did not hide."""
     loss: float
     """This rank's part of the global batch's mean loss; those of all ranks add up to it."""
     halvings: int

@@ -32,7 +32,7 @@ class BucketTimes:
     """A bucket's way, in seconds from the start of the backward pass."""
 
     size_bytes: int
-    """On the wire."""
+    """Bytes of each bucket on the wire."""
     ready_s: float
     done_s: float
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddplab_watch import private
 
 WARMUP, STEPS = 2, 3
-"""Of a visit. DDP makes its final buckets in the first pass."""
+"""Passes of a visit, untimed and timed. DDP makes its final buckets in the first pass."""
 CAPS_MIB = (0.5, 2.0, 8.0, 32.0)
 """Caps that are tried below the size of all gradients, and one bucket for all."""
 FIRST_CAP_MIB = 1.0

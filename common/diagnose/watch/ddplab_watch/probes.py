@@ -47,7 +47,7 @@ TOGETHER, IN_TURN, EXCHANGING = "together", "in turn", "exchanging"
 """Ways in which ranks run a pass: all at once, some of them one after another, or all at once with
 an exchange of their gradients."""
 PARTS = ("forward_time_ms", "backward_time_ms", "exchange_time_ms")
-"""Of a pass; the last only of one with an exchange."""
+"""Columns of a pass; only one with an exchange has the last."""
 
 
 class Probes:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
-"""Of the bundle; a reader refuses a later one."""
+"""Version of the bundle; a reader refuses a later one."""
 
 
 class Record:
