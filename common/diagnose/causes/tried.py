@@ -18,8 +18,8 @@ from common.diagnose.evidence.case import PERFORMANCE, Case, Verdict, percent
 from common.diagnose.evidence.evidence import PLACEMENT, TRIALS
 
 LEAST_GAIN = 0.05
-"""Least share of a step saved, at the lower end of the interval. Some ten changes are tried, so that
-now and then one of them gains a little by chance."""
+"""Least share of a step saved, at the lower end of the interval. Some ten changes are tried, so
+that now and then one of them gains a little by chance."""
 LEAST_ROUNDS = 6
 """Least number of rounds: with fewer the interval is not a 95 % one."""
 TITLES = {
