@@ -57,7 +57,7 @@ class HandedIn:
 
     Attributes:
         name: lastname-firstname.
-        assignment: its number.
+        assignment: number of the assignment.
         part: 1 or 2; 0 where an assignment has no parts.
     """
 

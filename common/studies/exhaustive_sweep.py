@@ -110,7 +110,7 @@ def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Regr
     Args:
         runoff: samples of the run-off, VISIT_COLUMNS.
         swept: samples of the sweep, VISIT_COLUMNS.
-        label: of the setting.
+        label: label of the setting.
     """
     times = instance_times(runoff)
     chosen = [name for name in times if name in set(swept["setting"]) and name != label]

@@ -84,7 +84,7 @@ class TrainingStep:
         model: called as ``model(tokens, targets)``, returns the loss; by default the workload's.
         lr: learning rate.
         weight_decay: AdamW's.
-        seed: of the weights.
+        seed: seed of the initial weights.
         gradient_sync: makes the context of each micro-batch's forward and backward pass, where
             ranks exchange gradients; it is given True for the step's last.
         max_gradient_norm: upper bound of the gradients' joint norm; None leaves them, and does not

@@ -106,7 +106,7 @@ class CaseRounds:
         settings: the job's.
         connect: puts the case's network between the ranks; all ranks call it before each round.
         lab: the model beside all-reduces.
-        recorder: of the case's run directory.
+        recorder: recorder of the case's run directory.
         hook: delays each bucket by ``latency_s``.
         contention: measure what computation and all-reduces take from each other.
     """

@@ -52,7 +52,7 @@ class MicroBatchStep:
 
     Args:
         exchange: the model, under DDP.
-        optimizer: of its parameters.
+        optimizer: optimizer of the model's parameters.
         precision: float32, float64 (a model of float64 weights), bfloat16 or float16.
         loss_mean: ``samples`` or ``tokens``: what counts the same in the mean. Under ``tokens`` a
             text's loss counts as often as it has tokens.

@@ -118,7 +118,7 @@ class DataParallelStep:
 
     Args:
         model: on ``worker``'s device; called as ``model(*batch.inputs)``.
-        optimizer: of its parameters.
+        optimizer: optimizer of the model's parameters.
         loss_of: mean loss over a micro-batch's samples, from the model's output and the batch.
         worker: this rank.
         options: how the step is made.

@@ -57,7 +57,7 @@ class TimedExchange:
         model: the module to wrap, on ``worker``'s device.
         worker: this rank.
         group: the ranks that take part; all by default.
-        compression: of ``COMPRESSIONS``: what gradients are rounded to on their way.
+        compression: one of ``COMPRESSIONS``: what gradients are rounded to on their way.
         slow_factor: multiplies this rank's compute time, by sleeping before its last bucket; to see
             whether a plan adapts to it. On a CPU only.
         arguments: DDP's own, and those of ``make_ddp``.

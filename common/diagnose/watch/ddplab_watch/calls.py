@@ -38,7 +38,7 @@ class Calls:
 
     Args:
         loop: what is told.
-        device: of the model.
+        device: device of the model.
         feed: knows the batches as they were loaded.
         is_near_end: says whether the pass that begins is among the last, whose arguments may be
             kept.

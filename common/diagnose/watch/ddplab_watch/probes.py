@@ -58,7 +58,7 @@ class Probes:
         team: the ranks.
         record: where rows go.
         step_s: a step's usual time, which says how much may be repeated.
-        buckets_bytes: of the buckets that a step was seen to send; empty where none were.
+        buckets_bytes: bytes of the buckets that a step was seen to send; empty where none were.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Probes:
         """Runs a forward and a backward pass without DDP.
 
         Args:
-            size: of the batch, as a multiple of the script's own.
+            size: size of the batch, as a multiple of the script's own.
             watched: note when each gradient is ready.
             exchange: what the gradients are sent by; None leaves them here.
 

@@ -21,7 +21,7 @@ class Record:
     """Rows of one rank, written to its file by a thread of the watch.
 
     Args:
-        path: of the file; its folder is made with the first row.
+        path: path of the file; its folder is made with the first row.
         anonymise: hash names of hosts, users and paths.
     """
 
