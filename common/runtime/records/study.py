@@ -37,8 +37,8 @@ def study_run(
     Processes that are started inside share bytecode: a study starts hundreds.
 
     Args:
-        name: of the study, which the run directory is labelled with.
-        study: its settings.
+        name: name of the study, which the run directory is labelled with.
+        study: the study's settings.
         backend, ranks, device, note: what the environment record says of the process group.
     """
     environment = describe_environment(backend, device, ranks, note)
@@ -52,9 +52,9 @@ def earlier_table(continues: str, name: str, columns: Collection[str]) -> pd.Dat
     """Reads a table of the study that another one continues: what need not be done again.
 
     Args:
-        continues: its run directory; empty for a study that begins.
-        name: of the table, which is written anew after each of its cases.
-        columns: that it must have.
+        continues: run directory of the earlier study; empty for a study that begins.
+        name: name of the table, which is written anew after each of its cases.
+        columns: columns that the table must have.
 
     Returns:
         The table, with text where a cell is empty; without rows for a study that begins.
