@@ -187,7 +187,7 @@ def swept(rank_server, tuned) -> Path:
     flags = ("--rounds", 1, "--runoff_rounds", 2, "--most_runoff_rounds", 3, "--within", 1e-9)
     flags += ("--device", "cpu", "--run_id", "sweep")
     done = rank_server.run(
-        COMMON / "tuning" / "exhaustive.py",
+        COMMON / "studies" / "exhaustive_sweep.py",
         *("--function", FUNCTION, "--folder", HERE, "--tune_run", folder),
         *("--output_dir", folder.parent, *flags),
         ranks=2,

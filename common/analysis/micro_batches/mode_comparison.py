@@ -178,18 +178,15 @@ class ModeComparison(OfRun):
         (the largest rank's, over all texts) and padded_ratio.
         """
         rows = self.times[self.times["mode"].isin([*self.modes, *self.own_batch_modes])]
-        steps = rows.groupby(["mode", "step"]).agg(
-            step_ms=("step_time_ms", "max"),
-            texts=("global_batch", "first"),
-            padded=("padded_tokens", "max"),
-        )
+        columns = ["step_time_ms", "global_batch", "padded_tokens"]
+        steps = slowest_rank(rows, columns, by=["mode", "step"])
         sums = steps.groupby("mode").sum()
         table = pd.DataFrame(
             {
                 "same_batch": rows.groupby("mode")["same_batch"].first(),
-                "texts": steps.groupby("mode")["texts"].mean(),
-                "per_text_ms": sums["step_ms"] / sums["texts"],
-                "padded_per_text": sums["padded"] / sums["texts"],
+                "texts": steps.groupby("mode")["global_batch"].mean(),
+                "per_text_ms": sums["step_time_ms"] / sums["global_batch"],
+                "padded_per_text": sums["padded_tokens"] / sums["global_batch"],
             }
         ).loc[[*self.modes, *self.own_batch_modes]]
         # A step of another batch has no counterpart in static, so nothing can be paired: the steps
@@ -232,7 +229,7 @@ def read_comparison(run: Run) -> ModeComparison:
 
 def _drawn_rates(steps: pd.DataFrame, seed: int) -> NDArray:
     """Returns the time per text in ms of resampled steps: [DRAWS]."""
-    sums = resampled(steps[["step_ms", "texts"]], seed=seed).sum(axis=1)
+    sums = resampled(steps[["step_time_ms", "global_batch"]], seed=seed).sum(axis=1)
     return sums[:, 0] / sums[:, 1]
 
 

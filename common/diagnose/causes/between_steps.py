@@ -45,7 +45,7 @@ def data_loading(case: Case) -> Verdict | None:
     share = float(data[slowest].sum() / steps_ms.sum())
     if share < DATA_SHARE:
         return None
-    error = float((data[slowest] / steps_ms).std() / len(data) ** 0.5)
+    error = float((data[slowest] / steps_ms).sem())
     level, reason = confidence(share, DATA_SHARE, error, len(data))
     alone = len(by_rank) > 1 and by_rank.min() < by_rank.max() / 2
     whose = f" (rank {slowest}; others less)" if alone else ""
@@ -115,7 +115,7 @@ def _between(case: Case) -> Verdict | None:
     share = float(both["between"].sum() / both.sum().sum())
     if share < BETWEEN_SHARE:
         return None
-    error = max(standard_error(shares), float(shares.std() / len(shares) ** 0.5))
+    error = max(standard_error(shares), float(shares.sem()))
     level, reason = confidence(share, BETWEEN_SHARE, error, len(shares))
     speedup = case.speedup_now
     if speedup is not None:  # that of the steps alone, and of their median

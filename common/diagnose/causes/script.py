@@ -127,7 +127,7 @@ def collecting(case: Case) -> Verdict | None:
     if share < COLLECTING_SHARE:
         return None
     shares = longest_ms / steps_ms
-    error = float(shares.std() / len(shares) ** 0.5)
+    error = float(shares.sem())
     level, reason = confidence(share, COLLECTING_SHARE, error, len(shares))
     return Verdict(
         cause="garbage-collection",

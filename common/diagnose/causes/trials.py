@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+
+import pandas as pd
 
 from common.diagnose.evidence.case import Case, Verdict, percent
 from common.diagnose.evidence.evidence import TRIALS
@@ -89,37 +90,38 @@ def tried_changes(case: Case) -> tuple[Tried, ...]:
     if trials is None or trials.empty:
         return ()
     times = per_round(trials, "step_time_ms", "setting")
-    now = case.speedup_now
-    found = []
     changed = trials[~trials["setting"].isin([AS_IT_IS, AS_IT_LOADS])]
-    for change, rows in changed.groupby("setting", sort=False):
-        kind = str(rows["kind"].iloc[0])
-        base = AS_IT_LOADS if kind == WORKERS else AS_IT_IS
-        if base not in times:
-            continue
-        both = times[[change, base]].dropna()
-        if both.empty:
-            continue
-        share = _changed_share(case, kind)
-        gain = paired_gain(both[change], both[base])
-        speedup = None if now is None else gain.map(partial(_speedup, now, share))
-        passes = int(rows["passes"].iloc[0])
-        found.append(
-            Tried(
-                kind=kind,
-                change=str(change),
-                gain=gain,
-                share=share,
-                speedup=speedup,
-                passes=passes if passes != case.run.accumulation else None,
-            )
-        )
-    return tuple(sorted(found, key=lambda each: -each.gain.estimate))
+    tried = [
+        _tried(case, times, change, rows) for change, rows in changed.groupby("setting", sort=False)
+    ]
+    return tuple(sorted(filter(None, tried), key=lambda each: -each.gain.estimate))
 
 
-def _speedup(now: float, share: float, saved: float) -> float:
-    """Returns the speedup where a change saves this of the ``share`` of a step that it shortens."""
-    return now / (1 - share * saved)
+def _tried(case: Case, times: pd.DataFrame, change: str, rows: pd.DataFrame) -> Tried | None:
+    """Returns what a change brought; None where no round has both it and the script as it is.
+
+    Args:
+        case: the run.
+        times: the pass of each round (index) and setting (columns).
+        change: the setting.
+        rows: the trials of this setting.
+    """
+    kind, passes = str(rows["kind"].iloc[0]), int(rows["passes"].iloc[0])
+    base = AS_IT_LOADS if kind == WORKERS else AS_IT_IS
+    both = times.reindex(columns=[change, base]).dropna()
+    if both.empty:
+        return None
+    gain = paired_gain(both[change], both[base])
+    share = _changed_share(case, kind)
+    known = case.speedup_now is not None
+    return Tried(
+        kind=kind,
+        change=str(change),
+        gain=gain,
+        share=share,
+        speedup=gain.map(lambda saved: case.speedup_without(share * saved)) if known else None,
+        passes=passes if passes != case.run.accumulation else None,
+    )
 
 
 def tried_against(verdict: Verdict, tried: Sequence[Tried]) -> Tried | None:
