@@ -205,12 +205,11 @@ class OverlapSamples:
 
         Raises UserError where all-reduces beside the pass were not measured alone.
         """
-        times = ["backward_time_ms", "all_reduce_time_ms"]
         # The rank whose pass is longest has seen the most all-reduces end.
-        recorded = [name for name in ("messages_done", "copy_out_time_ms") if name in table]
+        times = ["backward_time_ms", "all_reduce_time_ms", "messages_done", "copy_out_time_ms"]
         keys = ["arm", "message_bytes", "round"]
-        slowest = slowest_rank(table, [*times, *recorded], by=[*keys, "iteration"])
-        by_round = slowest.groupby(keys).median()
+        known = table.reindex(columns=[*keys, "iteration", *times])  # older runs lack the last two
+        by_round = slowest_rank(known, times, by=[*keys, "iteration"]).groupby(keys).median()
         rounds = sorted(set(table["round"]))
 
         def samples(arm: str, column: str, size: float = 0) -> NDArray:
@@ -232,11 +231,7 @@ class OverlapSamples:
                 backward_s=samples(arm, "backward_time_ms", size) / 1e3,
                 until_done_s=samples(arm, "all_reduce_time_ms", size) / 1e3,
                 alone_s=alone_s * messages[arm, size] / messages["all_reduce", size],
-                done=(
-                    samples(arm, "messages_done", size)
-                    if "messages_done" in recorded
-                    else np.full(len(rounds), np.nan)
-                ),
+                done=samples(arm, "messages_done", size),
             )
 
         def per_bucket_s() -> NDArray | None:
@@ -262,7 +257,7 @@ class OverlapSamples:
             gradient_bytes=float(table["gradient_bytes"].iloc[0]),
             copy_out_s=(
                 samples("bookkeeping", "copy_out_time_ms") / 1e3
-                if "copy_out_time_ms" in recorded
+                if "copy_out_time_ms" in table
                 else None
             ),
             per_bucket_s=per_bucket_s(),

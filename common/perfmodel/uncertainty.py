@@ -49,8 +49,7 @@ class PredictionBands:
         though their bands overlap.
         """
         ratios = self.drawn_s[:, one] / self.drawn_s[:, other] - 1
-        low, high = middle(ratios, confidence=self.level)
-        return float(low), float(high)
+        return middle(ratios, confidence=self.level)
 
 
 def prediction_bands(

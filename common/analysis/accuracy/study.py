@@ -272,8 +272,7 @@ def _regret_interval(sweep: BucketSweep, chosen: float) -> tuple[float, float]:
     # The published intervals are those of 500 draws.
     medians = np.median(resampled(by_round, draws=500), axis=1)
     regrets = medians[:, by_round.columns.get_loc(chosen)] / medians.min(axis=1) - 1
-    low, high = middle(regrets, confidence=0.9)
-    return float(low), float(high)
+    return middle(regrets, confidence=0.9)
 
 
 def recorded_study() -> JudgedStudy:

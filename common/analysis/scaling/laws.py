@@ -90,8 +90,7 @@ class FittedLaw:
         if self.law is not USL:
             return None
         peaks = [_peak(sigma, kappa) for sigma, kappa in self.draws]
-        low, high = middle(peaks, method="nearest")
-        return float(low), float(high)
+        return middle(peaks, method="nearest")
 
     def _values(self) -> list[float]:
         return [self.parameters[name].estimate for name in self.law.parameters]
