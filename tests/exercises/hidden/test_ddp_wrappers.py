@@ -166,10 +166,12 @@ def step_times(student, reference) -> Gain:
     return paired_gain(times["his"][2:], times["reference"][2:])
 
 
+@pytest.mark.grading
 def test_steps_are_at_most_half_as_long_again_as_the_references(student, reference) -> None:
     assert 1 - step_times(student, reference).estimate <= 1.5
 
 
+@pytest.mark.grading
 def test_steps_are_as_fast_as_the_references(student, reference) -> None:
     assert 1 - step_times(student, reference).high <= 1.1
 
