@@ -50,7 +50,7 @@ def below(processes: Sandbox | OwnProcesses, mutant: Mutant) -> str:
 
 
 @pytest.mark.two_ranks
-@pytest.mark.parametrize("mutant", marked_cases())
+@pytest.mark.parametrize("mutant", [*marked_cases()])
 def test_a_mistake_is_found(
     mutant: Mutant,
     student: Student,
@@ -80,7 +80,8 @@ def cases_of(check: Callable) -> Iterator[dict]:
     for mark in getattr(check, "pytestmark", []):
         if mark.name == "parametrize":
             names = [name.strip() for name in mark.args[0].split(",")]
-            axes.append([{names[0]: value} for value in mark.args[1]])
+            values = [getattr(value, "values", (value,))[0] for value in mark.args[1]]
+            axes.append([{names[0]: value} for value in values])
     for chosen in itertools.product(*axes):
         yield {name: value for one in chosen for name, value in one.items()}
 

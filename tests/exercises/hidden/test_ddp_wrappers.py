@@ -12,14 +12,14 @@ from contextlib import ExitStack
 import pytest
 import torch
 import torch.distributed as dist
-from judging import assert_states_equal
+from judging import assert_states_equal, on_so_many_ranks
 from probes.models import layers, odd_model, sgd, tokens
 
 from common.analysis.statistics import Gain, paired_gain
 from common.errors import UserError
 
 pytestmark = pytest.mark.two_ranks
-RANKS = pytest.mark.parametrize("ranks", [2, 3, 4])
+RANKS = on_so_many_ranks(2, 3, graded=(4,))
 STEPS = 4
 
 
