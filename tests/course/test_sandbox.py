@@ -257,7 +257,7 @@ WITHOUT_NAMESPACES = (
     "writes to every descriptor",
     "calls torch's DDP",
 )
-SLOW = ("forks without end", "looks for files of the grader", "returns what cannot be held")
+SLOW = ("forks without end", "returns what cannot be held")
 
 
 def cases() -> Iterator:
