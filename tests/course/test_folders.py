@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,7 +63,17 @@ def checkout(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         )
         if made.returncode:
             pytest.skip(f"uv does not have all packages: {made.stderr.strip().splitlines()[-1]}")
+        copy_bytecode(checkout / ".venv")
         yield checkout
+
+
+def copy_bytecode(environment: Path) -> None:
+    """Copies the bytecode of this process's packages, of which the new environment has the same."""
+    packages = Path(sysconfig.get_paths()["purelib"])
+    for path in packages.rglob("__pycache__/*.pyc"):
+        target = environment / path.relative_to(sys.prefix)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
 
 
 def variables() -> dict[str, str]:
