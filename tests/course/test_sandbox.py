@@ -293,7 +293,7 @@ def part_again(sandbox: Sandbox, source: str) -> str:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not is_so():
         assert time.monotonic() < deadline, "processes are left"
         time.sleep(0.1)

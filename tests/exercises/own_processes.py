@@ -83,6 +83,10 @@ class OwnStudent(Student):
         """Returns a module of this process."""
         return Own(callee.modules(name))
 
+    def onlooker(self) -> OwnStudent:
+        """Returns this process, which nobody's code tampers with."""
+        return self
+
 
 class Own:
     """A module whose functions raise what is heard of a student's."""

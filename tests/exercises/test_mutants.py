@@ -100,7 +100,7 @@ def fixtures(
         "monkeypatch": lambda: monkeypatch,
         "folder": lambda: scratch,
         "theirs": lambda: student.probe("checkpoints"),
-        "ours": lambda: student.another_process().module("probe checkpoints"),
+        "ours": lambda: student.onlooker().module("probe checkpoints"),
     }
     drawn = getattr(getattr(check, "hypothesis", None), "inner_test", check)
     wanted = [name for name in inspect.signature(drawn).parameters if name in makers]
