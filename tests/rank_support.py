@@ -13,6 +13,7 @@ import runpy
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from unittest import mock
 
@@ -85,6 +86,12 @@ class RankServer:
             [_text(folder / f"rank{rank}.{end}") for rank in range(ranks)] for end in ("out", "err")
         )
         return FinishedRanks([process.exitcode for process in processes], stdout, stderr)
+
+    def start(self, function: Callable, *arguments: object) -> BaseProcess:
+        """Starts a function in a process of its own, which has imported torch."""
+        process = self._context.Process(target=function, args=arguments, daemon=True)
+        process.start()
+        return process
 
 
 def torchrun_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
