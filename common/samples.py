@@ -27,7 +27,8 @@ Item = TypeVar("Item")
 
 CONFIDENCE = 0.95
 DRAWS = 1000
-"""Resamples of a bootstrap: the ends of an interval are then known to a tenth of its half-width."""
+"""Resamples of a bootstrap: the ends of an interval are then known to a twentieth of half its
+width."""
 LEAST_ROUNDS = 4
 """Number of rounds from which resampling them shows their spread."""
 MOST_NOISE = 0.015

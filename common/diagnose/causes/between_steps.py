@@ -38,7 +38,7 @@ def data_loading(case: Case) -> Verdict | None:
     # Worker processes start in an epoch's first step, which is little of an epoch of many steps.
     first = data.groupby(level=["round", "epoch"]).cumcount() == 0
     data = data[~first] if (~first).any() else data
-    steps_ms = case.run.by_step("step_time_ms").max(axis=1).loc[data.index]
+    steps_ms = case.run.slowest_ms.loc[data.index]
     # Means: a loader that runs dry only now and then costs just as much.
     by_rank = data.mean()
     slowest = int(by_rank.idxmax())

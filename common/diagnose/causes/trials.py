@@ -137,5 +137,5 @@ def _changed_share(case: Case, kind: str) -> float:
     """
     columns = CHANGED.get(kind, PASSES)
     changed_ms = sum(case.run.by_step(column) for column in columns)
-    step_ms = case.run.by_step("step_time_ms").max(axis=1)
+    step_ms = case.run.slowest_ms
     return min(1.0, float((changed_ms.mean(axis=1) / step_ms).median()))

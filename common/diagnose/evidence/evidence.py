@@ -158,6 +158,11 @@ class Evidence(OfRun):
         return rows.pivot_table(index=STEP, columns="rank", values=column).dropna()
 
     @cached_property
+    def slowest_ms(self) -> pd.Series:
+        """Returns the slowest rank's time of each step that ``by_step`` has."""
+        return self.by_step("step_time_ms").max(axis=1)
+
+    @cached_property
     def parts(self) -> StepParts:
         """Returns the mean step in parts; raises NotJudged where no step was measured in parts."""
         if self.timed.empty:
