@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING
 
 import pytest
 from company import Room
-from durations import TestDurations
 from rank_support import ASSIGNMENT2, RankServer
 
 from common.runtime.bytecode import compiled_anew, keep_bytecode
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 TINY_STEP = ("--model", "nano", "--batch_size", 1, "--max_seq_len", 16)
-WORKERS = 3
+WORKERS = 2
 """Processes of a whole run on two cores: ranks and jobs wait for each other much of the time."""
 FIRST, LAST = ("slurm", "emulated"), "alone"
 """Groups that are long and mostly wait begin first; what has to be alone comes last."""
 BENCHMARK_RUNS = "assignment2_runs"
 ROOM = pytest.StashKey[Room]()
+RANKS = pytest.StashKey[RankServer]()
 
 
 # Read when torch is imported. Two threads on busy cores wait for each other more than they work.
@@ -36,8 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if compiled_anew() and hasattr(config, "cache"):
         keep_bytecode(config.cache.mkdir("bytecode"))
     if "TEST_DURATIONS" in os.environ:
+        from durations import TestDurations  # not in a student's tree
+
         path = Path(os.environ["TEST_DURATIONS"]).absolute()
-        config.pluginmanager.register(TestDurations(path))
+        config.pluginmanager.register(TestDurations(path, lambda: config.stash.get(RANKS, None)))
     if "GUARD_MESSAGES" in os.environ:
         from guard.messages import MessageNotes
 
@@ -81,14 +84,24 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def _room(config: pytest.Config, run: str) -> Room:
     if ROOM not in config.stash:
-        config.stash[ROOM] = Room(Path(tempfile.gettempdir()) / f"pytest-room-{run}")
+        config.stash[ROOM] = Room(_folder_of(run))
     return config.stash[ROOM]
 
 
+def _folder_of(run: str) -> Path:
+    """Returns the folder that all workers of a run have in common."""
+    return Path(gettempdir()) / f"pytest-room-{run}"
+
+
 @pytest.fixture(scope="session")
-def rank_server(tmp_path_factory: pytest.TempPathFactory) -> RankServer:
-    """Runs scripts on ranks that start at once; the first use takes seconds."""
-    return RankServer(tmp_path_factory.mktemp)
+def rank_server(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RankServer]:
+    """Yields what runs scripts on ranks that start at once; the first use takes seconds."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    with nullcontext(_folder_of(run)) if run else TemporaryDirectory() as folder:
+        pytestconfig.stash[RANKS] = RankServer(tmp_path_factory.mktemp, Path(folder))
+        yield pytestconfig.stash[RANKS]
 
 
 @pytest.fixture(scope="session")
