@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from company import Room
+from hypothesis import settings
 from rank_support import ASSIGNMENT2, RankServer
 
 from common.runtime.bytecode import compiled_anew, keep_bytecode
@@ -27,6 +28,10 @@ BENCHMARK_RUNS = "assignment2_runs"
 ROOM = pytest.StashKey[Room]()
 RANKS = pytest.StashKey[RankServer]()
 
+
+settings.register_profile("quick", max_examples=25, deadline=None)
+settings.register_profile("ci", max_examples=200, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # Read when torch is imported. Two threads on busy cores wait for each other more than they work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
