@@ -188,7 +188,7 @@ def serve(listening: int, preloaded: Sequence[str]) -> None:
                     served[-1].start()
             served = [process for process in served if process.is_alive()]
             if not served:
-                return
+                os._exit(0)  # without what libraries have to say at an exit
 
 
 def _run_for(client: socket.socket, listener: socket.socket, cpu_s: float) -> None:
