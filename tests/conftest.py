@@ -109,6 +109,13 @@ def rank_server(
         yield pytestconfig.stash[RANKS]
 
 
+@pytest.fixture(scope="module")
+def slow_chosen(request: pytest.FixtureRequest) -> bool:
+    """Returns whether slow tests of the module were chosen, for which its ranks run all cases."""
+    items = (item for item in request.session.items if item.path == request.path)
+    return any(item.get_closest_marker("slow") for item in items)
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """Yields Chromium, one a process; tests with it are skipped where it is missing."""

@@ -1,7 +1,7 @@
 """The job files of sbatch/, submitted as they are to a private Slurm of two nodes.
 
-Three of them stand for all others, which only the slow tests submit; what each file runs, and how
-it ends, is tested without a Slurm (test_job_files.py, test_job_start.py).
+One of them, with ranks on two nodes, stands for all others, which only the slow tests submit; what
+each file runs, and how it ends, is tested without a Slurm (test_job_files.py, test_job_start.py).
 """
 
 from __future__ import annotations
@@ -31,12 +31,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-# A device of one node, all ranks on one node, and ranks on two nodes.
-SUBMITTED_ALWAYS = (
-    "launch-memory-analysis",
-    "launch-allreduce-benchmark",
-    "launch-scaling-benchmark",
-)
+SUBMITTED_ALWAYS = "launch-scaling-benchmark"
 
 SIGNALLED = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --exclusive --signal=USR1@60
@@ -166,7 +161,7 @@ def processes_of_job(job_id: int) -> list[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in SUBMITTED_ALWAYS else [pytest.mark.slow])
+        pytest.param(name, marks=[] if name == SUBMITTED_ALWAYS else [pytest.mark.slow])
         for name in CASES
         if name != "launch-report"
     ],
@@ -258,9 +253,11 @@ AS_IT_IS, THREE = {}, {"SBATCH_GPUS_PER_NODE": "3"}
     ("gpus", "asked", "too_many"),
     [
         (8, (AS_IT_IS, {"SBATCH_GPUS_PER_NODE": "8"}, THREE), ()),
-        (2, (AS_IT_IS,), (THREE,)),
+        pytest.param(2, (AS_IT_IS,), (THREE,), marks=pytest.mark.slow),
         (1, (AS_IT_IS,), (THREE,)),
-        (0, ({"SBATCH_GPUS_PER_NODE": "0"},), (AS_IT_IS, THREE)),
+        pytest.param(
+            *(0, ({"SBATCH_GPUS_PER_NODE": "0"},), (AS_IT_IS, THREE)), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_job_has_a_rank_for_each_gpu_of_its_nodes_whatever_was_asked_for(
