@@ -1,7 +1,8 @@
 """One rank of the trainings that test_equivalence.py looks at.
 
-``equivalence_worker.py FOLDER CASE…``: all run in one process group, and write run directories and checkpoints below FOLDER. Rank r
-draws its first weights with seed 42 + r, so they are alike only if the strategy makes them so.
+``equivalence_worker.py FOLDER CASE…``: all run in one process group, and write run directories and
+checkpoints below FOLDER. Rank r draws its first weights with seed 42 + r, so they are alike only
+if the strategy makes them so.
 """
 
 from __future__ import annotations
