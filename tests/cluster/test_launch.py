@@ -299,7 +299,7 @@ def check_that_a_failure_ends_the_series(tmp_path, script, error, words):
     assert not (tmp_path / "third").exists()
 
 
-def test_ctrl_c_during_a_series_reaches_the_script(tmp_path, write, alive, quick_torchrun):
+def test_ctrl_c_during_a_series_reaches_the_script(tmp_path, write, alive):
     code = """
 import os, pathlib, signal, sys, time
 def told(*_):

@@ -1,7 +1,7 @@
 """The job files of sbatch/, submitted as they are to a private Slurm of two nodes.
 
-One of them, with ranks on two nodes, stands for all others, which only the slow tests submit; what
-each file runs, and how it ends, is tested without a Slurm (test_job_files.py, test_job_start.py).
+One of them stands for all others, which only the slow tests submit; what each file runs, and how it
+ends, is tested without a Slurm (test_job_files.py, test_job_start.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-SUBMITTED_ALWAYS = "launch-scaling-benchmark"
+SUBMITTED_ALWAYS = "launch-memory-analysis"
 
 SIGNALLED = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4 --exclusive --signal=USR1@60
