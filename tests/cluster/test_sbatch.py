@@ -226,8 +226,8 @@ def test_a_job_that_cannot_use_the_gpus_it_was_granted_says_so_in_one_line_at_on
     described = slurm.command("scontrol", "show", "job", "--oneliner", job.job_id)
     times = [re.search(f" {which}Time=(\\S+)", described)[1] for which in ("Start", "End")]
     started, stopped = (datetime.datetime.fromisoformat(time) for time in times)
-    # 5 s, for the import of torch, where nothing else runs; other tests may be running
-    assert stopped - started <= datetime.timedelta(seconds=30)
+    # 5 s, for the import of torch, where nothing else runs; a rendezvous waits 10 minutes
+    assert stopped - started <= datetime.timedelta(seconds=90)
     assert not (tmp_path / "runs").exists()
     assert processes_of_job(job.job_id) == []
 
