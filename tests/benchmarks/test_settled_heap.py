@@ -36,6 +36,7 @@ for threshold in (None, 2**17):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what glibc does is tested")
+@pytest.mark.slow
 def test_gradients_that_are_dropped_are_not_given_back_to_the_kernel() -> None:
     # A busy machine adds some faults to a pass; memory that was given back costs them in each.
     done = subprocess.run(

@@ -141,6 +141,7 @@ OK_AG = '"1","a","b"\n'
         ("a.csv", CSV + f'0,"{"x" * 140_000}"\n', "a.csv:3: field larger than field limit"),
         ("a.csv", CSV + '"good","x"\n', "a.csv:3: label 'good' is not an integer"),
     ],
+    ids=lambda value: ascii(value)[:60],
 )
 def test_a_broken_row_is_named_by_file_and_line(
     tmp_path: Path, name: str, content: str | bytes, message: str
