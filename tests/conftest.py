@@ -14,7 +14,7 @@ from company import Room
 from hypothesis import settings
 from rank_support import ASSIGNMENT2, RankServer
 
-from common.runtime.bytecode import compiled_anew, keep_bytecode
+from common.runtime.processes.bytecode import compiled_anew, keep_bytecode
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -46,10 +46,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
         path = Path(os.environ["TEST_DURATIONS"]).absolute()
         config.pluginmanager.register(TestDurations(path, lambda: config.stash.get(RANKS, None)))
-    if "GUARD_MESSAGES" in os.environ:
-        from guard.messages import MessageNotes
-
-        config.pluginmanager.register(MessageNotes(Path(os.environ["GUARD_MESSAGES"]).absolute()))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-from common.runtime.gpus import CudaDevice
+from common.runtime.machine.gpus import CudaDevice
 
 GIB = 2**30
 

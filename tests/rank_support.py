@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from common.runtime.ranks import free_port
+from common.runtime.processes.ranks import free_port
 
 ASSIGNMENT2 = Path(__file__).resolve().parents[1] / "assignments" / "assignment2"
 PRELOADED = (
@@ -36,7 +36,7 @@ PRELOADED = (
     "tyro",
     "transformers.models.bert.modeling_bert",
     "common.benchmarks.selftest",
-    "common.training.text_trainer",
+    "common.training.texts.text_trainer",
 )
 POLL_S = 0.5
 

@@ -85,3 +85,11 @@ def test_a_rank_that_takes_too_long_is_killed_and_a_failure_has_its_traceback(
     assert (failed.exit_codes, failed.stdout) == ([1], ["begins\n"])
     assert "ZeroDivisionError" in failed.stderr[0]
     assert server.cpu_s > 0
+
+
+def test_the_servers_modules_are_there():
+    # One that has moved would be imported by each rank instead, and nobody would say so.
+    own = [name for name in rank_support.PRELOADED if name.startswith("common.")]
+    root = Path(__file__).resolve().parents[1]
+    assert own
+    assert all((root / f"{name.replace('.', '/')}.py").is_file() for name in own)

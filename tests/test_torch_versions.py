@@ -40,7 +40,7 @@ USERS = (
     "benchmarks/test_lasting_messages.py",
     "benchmarks/test_memory_analysis.py",
     "tuning/test_tune_two_ranks.py",
-    "watch/test_trials.py",
+    "diagnose/watch/test_trials.py",
     "exercises/hidden/test_ring_all_reduce.py",
 )
 IMPORTS = """
@@ -49,8 +49,7 @@ import common, ddplab_watch
 print("torch", torch.__version__)
 for package in (common, ddplab_watch):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not module.name.startswith("common.watch"):
-            importlib.import_module(module.name)
+        importlib.import_module(module.name)
 """
 
 
@@ -69,7 +68,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     yield os.environ | {
         "PATH": os.pathsep.join(found),
         "VIRTUAL_ENV": str(tmp_path / "venv"),
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "common" / "watch"))),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "common" / "diagnose" / "watch"))),
     }
     shutil.rmtree(tmp_path / "venv", ignore_errors=True)  # 7 GB
 

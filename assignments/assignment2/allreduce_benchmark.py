@@ -1,6 +1,6 @@
 """Part 2: how long an all-reduce takes, by size. See --help."""
 
-from common.benchmarks.allreduce import AllReduceBenchmark, main
+from common.benchmarks.buckets.allreduce import AllReduceBenchmark, main
 from common.runtime.script import run_script
 
 VARIABLES = {"NUMEL": "numel", "DTYPE": "dtype", "BACKEND": "backend"}

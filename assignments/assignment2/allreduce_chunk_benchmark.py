@@ -1,6 +1,6 @@
 """Part 2: one total in ever larger chunks (Li et al. 2020, Figure 2). See --help."""
 
-from common.benchmarks.allreduce_chunks import ChunkBenchmark, main
+from common.benchmarks.buckets.allreduce_chunks import ChunkBenchmark, main
 from common.runtime.script import run_script
 
 VARIABLES = {"NUMEL": "numel", "DTYPE": "dtype", "BACKEND": "backend"}

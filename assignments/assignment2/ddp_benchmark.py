@@ -1,6 +1,6 @@
 """Part 3: DDP training steps over bucket caps. See --help."""
 
-from common.benchmarks.ddp import DdpBenchmark, main
+from common.benchmarks.buckets.ddp import DdpBenchmark, main
 from common.runtime.script import run_script
 
 if __name__ == "__main__":

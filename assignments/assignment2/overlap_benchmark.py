@@ -1,6 +1,6 @@
 """Part 2: what DDP adds to a backward pass besides waiting. See --help."""
 
-from common.benchmarks.overlap import OverlapBenchmark, main
+from common.benchmarks.buckets.overlap import OverlapBenchmark, main
 from common.runtime.script import run_script
 
 if __name__ == "__main__":

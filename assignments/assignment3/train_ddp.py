@@ -1,8 +1,8 @@
 """Fine-tune a text classifier with dynamic micro-batches. See --help."""
 
 from common.runtime.script import run_script
-from common.training.micro_batch_config import MicroBatchConfig
-from common.training.text_trainer import train_text
+from common.training.micro_batches.config import MicroBatchConfig
+from common.training.texts.text_trainer import train_text
 
 if __name__ == "__main__":
     run_script(train_text, MicroBatchConfig)

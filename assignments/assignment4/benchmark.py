@@ -1,6 +1,6 @@
 """Measure how DDP scales on a synthetic MLP. See --help."""
 
-from common.benchmarks.scaling import ScalingBenchmark, main
+from common.benchmarks.scaling.scaling import ScalingBenchmark, main
 from common.runtime.script import run_script
 
 if __name__ == "__main__":

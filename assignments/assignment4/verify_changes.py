@@ -1,6 +1,6 @@
 """Run the changes that are proposed for a sweep, and compare with the prediction. See --help."""
 
-from common.benchmarks.verify_changes import VerifyChanges, main
+from common.benchmarks.scaling.verify_changes import VerifyChanges, main
 from common.runtime.script import run_script
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from common.errors import NotYetWritten, UserError
 from common.exercises.comparable_runs import Conditions, differing_conditions, differing_setting
-from common.runtime.network import backend_name, layout_name
+from common.runtime.group.network import backend_name, layout_name
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import yaml
 from common.errors import UserError
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.runtime.paths import project_root, relative_to_project
-from common.runtime.run_directory import find_table, newest_complete_run, read_environment
+from common.runtime.records.run_directory import find_table, newest_complete_run, read_environment
 
 RECORDING_MACHINE = "epyc-2-cores"
 """Machine whose recorded runs are looked for first."""

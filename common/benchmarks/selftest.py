@@ -27,8 +27,8 @@ from rich.table import Table
 
 from common.benchmarks.selftest_checks import CHECKS, Check, LeftOut
 from common.errors import RunFailed
-from common.runtime.process_group import Worker, is_lost_peer, process_group
-from common.runtime.run_directory import new_run_id
+from common.runtime.group.process_group import Worker, is_lost_peer, process_group
+from common.runtime.records.run_directory import new_run_id
 from common.runtime.script import run_script
 
 TIMEOUT_S = 60

@@ -11,22 +11,24 @@ from pathlib import Path
 
 import torch
 
-from common.benchmarks import allreduce, allreduce_chunks, ddp, layers, overlap, scaling
+from common.benchmarks.buckets import allreduce, allreduce_chunks, ddp, overlap
+from common.benchmarks.one_device import layers
+from common.benchmarks.scaling import scaling
 from common.data.markov_text import synthetic_shards
 from common.errors import RunFailed
-from common.runtime.child import run_child
-from common.runtime.collective_timing import check_sum
-from common.runtime.device import hides_gpus, why_unusable
-from common.runtime.environment import describe_environment
-from common.runtime.gpus import cuda_devices, read_gpu_facts
-from common.runtime.placement import own_placement, placement_problems
-from common.runtime.process_group import Worker, visible_gpus
-from common.runtime.run_directory import RunDirectory
+from common.runtime.group.collective_timing import check_sum
+from common.runtime.group.process_group import Worker, visible_gpus
+from common.runtime.machine.device import hides_gpus, why_unusable
+from common.runtime.machine.environment import describe_environment
+from common.runtime.machine.gpus import cuda_devices, read_gpu_facts
+from common.runtime.machine.placement import own_placement, placement_problems
+from common.runtime.processes.child import run_child
+from common.runtime.records.run_directory import RunDirectory
 from common.training.config import DdpConfig, FsdpConfig, TrainingConfig
-from common.training.micro_batch_config import MicroBatchConfig
+from common.training.micro_batches.config import MicroBatchConfig
 from common.training.parallel import can_shard
-from common.training.text_scaling_config import TextScalingConfig
-from common.training.text_trainer import train_text
+from common.training.texts.config import TextScalingConfig
+from common.training.texts.text_trainer import train_text
 from common.training.trainer import train
 
 

@@ -14,13 +14,13 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from common.benchmarks.replayed_profile import ReplayedProfile, open_replayed
+from common.benchmarks.one_device.replayed_profile import ReplayedProfile, open_replayed
 from common.data.synthetic import random_tokens
 from common.errors import UserError, unknown_name
 from common.models.gpt2 import GPT2, GPT2Config
 from common.models.replay import ReplayModel
-from common.runtime.kept_memory import settle_heap
-from common.runtime.process_group import Worker
+from common.runtime.group.process_group import Worker
+from common.runtime.machine.kept_memory import settle_heap
 from common.runtime.run_options import RankOptions
 from common.runtime.seeding import seed_everything
 from common.training.precision import DTYPES, autocast, grad_scaler

@@ -31,15 +31,25 @@ from common.perfmodel.fsdp.communication import (
     step_collectives,
 )
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.collective_timing import time_one_by_one
-from common.runtime.gradient_marks import READY_COLUMNS, ready_marks, ready_rows, ready_seconds
-from common.runtime.one_rank_group import own_group
-from common.runtime.process_group import Worker, process_group
+from common.runtime.group.collective_timing import time_one_by_one
+from common.runtime.group.gradient_marks import (
+    READY_COLUMNS,
+    ready_marks,
+    ready_rows,
+    ready_seconds,
+)
+from common.runtime.group.one_rank_group import own_group
+from common.runtime.group.process_group import Worker, process_group
+from common.runtime.group.socket_bytes import sent_bytes
 from common.runtime.progress import Progress
-from common.runtime.recorder import Recorder, record_run, require_not_negative, require_positive
+from common.runtime.records.recorder import (
+    Recorder,
+    record_run,
+    require_not_negative,
+    require_positive,
+)
 from common.runtime.run_options import RankOptions
 from common.runtime.seeding import seed_everything
-from common.runtime.socket_bytes import sent_bytes
 from common.runtime.timing import clock_for
 from common.tables import STRATEGY_COLUMNS
 from common.training.config import (
@@ -53,7 +63,7 @@ from common.training.parallel import gradient_sync, parallelise, refuse_unsharda
 from common.training.step import TrainingStep, build_model
 
 STRATEGIES = ("single", "local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP")
-"""Those that are compared unless others are asked for."""
+"""Strategies that are compared unless others are asked for."""
 KNOWN = (*STRATEGIES, *OWN_STRATEGIES)
 ALONE = "alone"
 ALONE_COLUMNS = ("strategy", "accumulation", "round", "iteration", "rank", "step_time_ms")
@@ -94,7 +104,7 @@ class StrategyBenchmark(RankOptions):
     precision: str = "float32"
     """float32 or bfloat16."""
     bucket_cap_mb: float | None = None
-    """DDP's and MY_BUCKETS's, in MiB; by default a first bucket of 1 MiB, then 25."""
+    """Bucket cap of DDP and MY_BUCKETS in MiB; by default a first bucket of 1 MiB, then 25."""
     parts: bool = False
     """Also measure, in the same rounds, what FSDP's steps are predicted from."""
     rounds: int = 3

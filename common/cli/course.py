@@ -24,7 +24,7 @@ class Export:
     """
 
     out: Annotated[Path, tyro.conf.Positional]
-    """A folder that is not there yet."""
+    """Folder to write; it must not exist yet."""
     assignment: int
     """0 to 4."""
     solved: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class Grade:
     levels: Path | None = None
     """levels.csv of an earlier grading, filled in by whoever read the texts."""
     variant: int = 0
-    """Seed of the numbers in checks; another one each term."""
+    """Seed of the numbers that checks draw; take another one each term."""
     overlay: Path | None = None
     """Folder with files of the staff that take the place of the project's."""
 
@@ -142,7 +142,7 @@ class Faults:
     """
 
     out: Annotated[Path, tyro.conf.Positional]
-    """A folder that is not there yet."""
+    """Folder to write; it must not exist yet."""
     seed: int
     """Seed of the faults' sizes and the folders' names."""
     only: tuple[str, ...] = ()
@@ -151,8 +151,8 @@ class Faults:
     def run(self) -> None:
         """Runs the cases and says where the set is."""
         with staffs():
-            from common.studies.fresh_faults import plant
-        from common.report.progress import StageProgress
+            from common.course.fresh_faults import plant
+        from common.runtime.stage_progress import StageProgress
 
         plant(self.out, self.seed, StageProgress(), self.only)
         print(f"{self.out}: runs with faults, and causes.csv")
@@ -163,9 +163,9 @@ class Autograder:
     """Write a bundle for Gradescope: setup.sh, run_autograder and what they need."""
 
     out: Annotated[Path, tyro.conf.Positional]
-    """A zip file that is not there yet."""
+    """Zip file to write; it must not exist yet."""
     variant: int = 0
-    """Seed of the numbers in checks; another one each term."""
+    """Seed of the numbers that checks draw; take another one each term."""
     overlay: Path | None = None
     """Folder with files of the staff that take the place of the project's."""
 

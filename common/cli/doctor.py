@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from common.cli.gpu_checks import Check, reachable_peers
 from common.errors import RunFailed, UserError
-from common.runtime.device import granted_gpus, hides_gpus
+from common.runtime.machine.device import granted_gpus, hides_gpus
 from common.runtime.wording import counted
 
 if TYPE_CHECKING:
-    from common.runtime.gpus import GpuFacts
+    from common.runtime.machine.gpus import GpuFacts
 
 PACKAGES = (
     "torch",
@@ -50,7 +50,7 @@ class Doctor:
     def run(self) -> None:
         """Prints the tables; exit status 2 when something the main job needs is missing."""
         from common.cli.selftest import run_selftest
-        from common.runtime.ranks import current_ranks
+        from common.runtime.processes.ranks import current_ranks
 
         if self.selftest:
             run_selftest(self.output_dir)
@@ -91,10 +91,10 @@ def show_placement() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from common.runtime.placement import own_placement, placement_problems, too_many_workers
+    from common.runtime.machine.placement import own_placement, placement_problems, too_many_workers
 
     _refuse(too_many_workers(own_placement()))
-    from common.runtime.process_group import process_group, visible_gpus
+    from common.runtime.group.process_group import process_group, visible_gpus
 
     reachable = reachable_peers(find_gpus().listed, granted_gpus())
     with process_group("cpu") as worker:
@@ -138,9 +138,9 @@ def describe() -> list[tuple[str, str]]:
     import torch
     import torch.distributed as dist
 
-    from common.runtime.environment import cpu_model, usable_cores
-    from common.runtime.gpus import build_versions
-    from common.runtime.ranks import current_ranks
+    from common.runtime.machine.environment import cpu_model, usable_cores
+    from common.runtime.machine.gpus import build_versions
+    from common.runtime.processes.ranks import current_ranks
 
     ranks, build = current_ranks(), build_versions()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -197,7 +197,7 @@ def find_gpus() -> GpuFacts:
 
     Nothing is looked for where CUDA_VISIBLE_DEVICES hides them all.
     """
-    from common.runtime.gpus import GpuFacts, cuda_devices, read_gpu_facts
+    from common.runtime.machine.gpus import GpuFacts, cuda_devices, read_gpu_facts
 
     return GpuFacts() if hides_gpus() else read_gpu_facts(cuda_devices() or None)
 
@@ -207,7 +207,7 @@ def check_gpus(found: GpuFacts) -> list[Check]:
     import torch
 
     from common.cli import gpu_checks as checks
-    from common.runtime.memory_limit import available_memory_bytes
+    from common.runtime.machine.memory_limit import available_memory_bytes
 
     count = len(found.gpus)
     if not count:
@@ -262,8 +262,8 @@ def _all_reduce() -> Check:
     import torch
     import torch.distributed as dist
 
-    from common.runtime.process_group import process_group
-    from common.runtime.ranks import current_ranks
+    from common.runtime.group.process_group import process_group
+    from common.runtime.processes.ranks import current_ranks
 
     if current_ranks().world_size > 1:
         return Check("all-reduce", True, "not tried inside a job", True)
@@ -279,8 +279,8 @@ def _overlap() -> Check:
     import torch.distributed as dist
 
     from common.cli.gpu_checks import OVERLAP, overlap
-    from common.runtime.network import GROUP_CHOICE
-    from common.runtime.overlap_probe import try_group
+    from common.runtime.group.network import GROUP_CHOICE
+    from common.runtime.group.overlap_probe import try_group
 
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         return Check(OVERLAP, False, "not tried: no GPU here")

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.runtime.gpus import Gpu, GpuPair
-from common.runtime.network import GROUP_CHOICE
+from common.runtime.group.network import GROUP_CHOICE
+from common.runtime.machine.gpus import Gpu, GpuPair
 from common.runtime.wording import counted
 
 if TYPE_CHECKING:
-    from common.runtime.overlap_probe import Tried
+    from common.runtime.group.overlap_probe import Tried
 
 OVERLAP = "overlap over NCCL"
 SHARED_MEMORY = Path("/dev/shm")

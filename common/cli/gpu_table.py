@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from common.runtime.gpus import Clock, Gpu, GpuFacts, GpuPair
-from common.runtime.pci import Nearest
+from common.runtime.machine.gpus import Clock, Gpu, GpuFacts, GpuPair
+from common.runtime.machine.pci import Nearest
 from common.runtime.wording import counted
 
 UNKNOWN = "not known"

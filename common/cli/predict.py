@@ -50,7 +50,7 @@ class Predict:
     measured: str | None = None
     """ddp-times.csv to compare with."""
     run_dir: str | None = None
-    """A run directory whose tables are used where no other is given."""
+    """Run directory whose tables are used where no other table is given."""
     alpha_us: float | None = None
     """Answer also for this latency, in microseconds, in place of the measured one."""
     trace: str | None = None
@@ -153,7 +153,7 @@ class Report:
         from pathlib import Path
 
         from common.perfmodel.expected_error import expectation
-        from common.runtime.run_directory import read_environment
+        from common.runtime.records.run_directory import read_environment
 
         if self.backend is None:
             return None
@@ -336,7 +336,7 @@ def with_tables_of_run(asked: Predict) -> tuple[Predict, dict]:
     from pathlib import Path
 
     from common.analysis.buckets.measurements import WRITTEN_BY, check_comparable
-    from common.runtime.run_directory import find_table
+    from common.runtime.records.run_directory import find_table
 
     folder = Path(asked.run_dir) if asked.run_dir else None
     if folder and not folder.is_dir():

@@ -37,7 +37,7 @@ class TraceRequest:
         from common.analysis.buckets.timelines import gaps
         from common.perfmodel.buckets import cap_label
         from common.perfmodel.perfetto_trace import trace_json
-        from common.runtime.run_directory import write_atomically
+        from common.runtime.records.run_directory import write_atomically
 
         watched = self.watched.caps() if self.watched else []
         cap = self.caps[0] if self.caps else best_mib
@@ -85,7 +85,7 @@ def trace_request(
     """
     from common.analysis.buckets.measurements import check_comparable
     from common.analysis.buckets.timelines import TABLE, read_timelines
-    from common.runtime.run_directory import find_table
+    from common.runtime.records.run_directory import find_table
 
     target = Path(path)
     if len(caps) > 1:

@@ -13,9 +13,10 @@ class Run:
     """Run the benchmarks of an assignment, execute its notebooks and write report.pdf."""
 
     what: Annotated[str, tyro.conf.Positional] = "all"
-    """all, or one assignment such as assignment2."""
+    """What to run: all, or one assignment such as assignment2."""
     preset: Literal["smoke", "laptop", "gpu"] | None = None
-    """smoke (a minute an assignment), laptop (two CPU cores), gpu (the default on two and more)."""
+    """Size of the measurements: smoke (a minute an assignment), laptop (two CPU cores) or gpu (the
+    default on two GPUs and more)."""
     output_dir: str = "outputs"
     """Folder of the run directories and the report."""
     run_dir: str | None = None
@@ -24,8 +25,8 @@ class Run:
     def run(self) -> None:
         """Runs the benchmarks, or only reports, and says where the results are."""
         from common.report.pipeline import report_measured, run_assignments
-        from common.report.progress import StageProgress
-        from common.runtime.bytecode import shared_bytecode
+        from common.runtime.processes.bytecode import shared_bytecode
+        from common.runtime.stage_progress import StageProgress
 
         if self.run_dir:
             report_measured(self.what, self.run_dir, StageProgress())
@@ -41,7 +42,7 @@ def default_preset() -> str:
 
     Raises UserError where a job was granted GPUs that torch cannot use.
     """
-    from common.runtime.device import choose_device, gpus_visible, granted_gpus
+    from common.runtime.machine.device import choose_device, gpus_visible, granted_gpus
 
     if not (gpus_visible() or granted_gpus()):
         return "laptop"  # without asking torch, which takes seconds to import

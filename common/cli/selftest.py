@@ -17,10 +17,10 @@ def run_selftest(output_dir: str) -> None:
     """
     from common.benchmarks.selftest import Result, print_results, read_results
     from common.cluster.launch import launch
-    from common.report.progress import StageProgress
-    from common.runtime.device import choose_device
-    from common.runtime.gpus import cuda_devices
+    from common.runtime.machine.device import choose_device
+    from common.runtime.machine.gpus import cuda_devices
     from common.runtime.paths import project_root
+    from common.runtime.stage_progress import StageProgress
 
     device = choose_device()
     ranks = len(cuda_devices()) if device == "cuda" else 2

@@ -11,28 +11,19 @@ import tyro
 from common.errors import UserError
 
 STUDIES = {
-    "emulation": ("emulation", "EmulationStudy", "links and left-overs of emulated hosts", 15),
-    "memory": ("memory", "MemoryStudy", "predicted against tracked", 12),
-    "transformers": ("transformers_step", "study_of_device", "our step beside theirs", 15),
-    "equivalence": ("equivalence", "EquivalenceStudy", "DDP and FSDP compute the same numbers", 3),
-    "survival": ("survival", "SurvivalStudy", "killed runs, damaged checkpoints", 15),
-    "trainer": ("trainer", "TrainerStudy", "our trainer beside theirs, and its checkpoints", 8),
-    "micro-batches": ("micro_batches", "MicroBatchStudy", "dynamic batches of real texts", 13),
-    "text-scaling": ("text_scaling", "TextScalingStudy", "DDP on real texts, against one rank", 6),
-    "remedies": ("remedies", "RemedyStudy", "changes proposed to a slow network, made", 7),
-    "diagnosis": ("diagnosis", "DiagnosisStudy", "planted faults and what is named", 15),
-    "scripts": ("watched_scripts", "ScriptsStudy", "ddplab diagnose on scripts of others", 120),
-    "watching": ("watching", "WatchingStudy", "what a watch adds to a step", 10),
-    "explore": ("explorer", "ExploreStudy", "a slider's move until it is seen", 3),
-    "accuracy": ("accuracy", "AccuracyStudy", "predicted steps on unseen bucketings", 140),
-    "exchange": ("exchange", "study_of_device", "T(b) over an exchange of known duration", 12),
-    "steps": ("whole_steps", "WholeStepsStudy", "whole steps of DDP and FSDP between hosts", 20),
-    "tune": ("tune_check", "TuneStudy", "recommended caps against exhaustive sweeps", 90),
-    "cs336": ("cs336", "Cs336Study", "the exercises under another course's tests", 2),
-    "grading": ("grading", "GradingStudy", "the same points ten times, mistakes found", 90),
+    "memory": ("studies.memory", "predicted against tracked", 12),
+    "survival": ("studies.survival", "killed runs, damaged checkpoints", 15),
+    "diagnosis": ("diagnose.studies.planted", "planted faults and what is named", 15),
+    "scripts": ("diagnose.studies.watched_scripts", "ddplab diagnose on scripts of others", 120),
+    "accuracy": ("studies.accuracy.accuracy", "predicted steps on unseen bucketings", 140),
+    "exchange": ("studies.exchange.exchange", "T(b) over an exchange of known duration", 12),
+    "steps": ("studies.whole_steps", "whole steps of DDP and FSDP between hosts", 20),
+    "tune": ("studies.tune_check", "recommended caps against exhaustive sweeps", 90),
+    "cs336": ("course.studies.cs336", "the exercises under another course's tests", 2),
+    "grading": ("course.studies.grading", "the same points ten times, mistakes found", 90),
 }
-"""Study → its module below common.studies, which has ``run_study``; what makes its settings; what
-it shows; and minutes on two cores."""
+"""Study → its module below common, what it shows, and minutes on two cores. The module has
+``run_study``, and ``SETTINGS``, which makes its settings."""
 
 
 @dataclass(frozen=True)
@@ -42,38 +33,35 @@ class Study:
     what: Annotated[Literal[tuple(STUDIES)], tyro.conf.Positional]
     """Study to run."""
     output_dir: str = "outputs/studies"
-    """Folder of its run directory."""
-    dataset_dir: str = ""
-    """Folder of the real texts, for micro-batches, text-scaling, remedies."""
+    """Folder that the study's run directory is made in."""
     continues: str = ""
     """Run directory of an accuracy, exchange, grading, scripts or tune study that was cut: what is
     complete stays."""
     assignments: tuple[int, ...] = ()
-    """Those that grading grades; by default all."""
+    """Assignments that the study grading grades; by default all."""
     only: tuple[str, ...] = ()
-    """Cases that diagnosis, exchange, scripts or tune runs, or causes; by default all (of scripts,
-    those of its first two sets)."""
+    """Cases or causes to run, for diagnosis, exchange, scripts and tune; by default all cases (of
+    scripts, those of its first two sets)."""
     rounds: int = 0
-    """Rounds of each case, of a study that has some; by default its own."""
+    """Rounds of each case, for a study that has rounds; by default the study's own number."""
     tests: str = ""
     """Folder of a clone of Stanford CS336's assignment 2, for cs336."""
 
     def run(self) -> None:
         """Runs the study and says where the results are."""
-        from common.report.progress import StageProgress
+        from common.runtime.stage_progress import StageProgress
 
-        name, settings_name, *_ = STUDIES[self.what]
+        module_name, *_ = STUDIES[self.what]
         try:
-            module = importlib.import_module(f"common.studies.{name}")
+            module = importlib.import_module(f"common.{module_name}")
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("common."):
                 raise
             raise UserError(f"study {self.what} is not in a student's tree") from None
         if self.rounds < 0:
             raise UserError(f"--rounds {self.rounds}: at least 1")
-        settings = getattr(module, settings_name)()
+        settings = module.SETTINGS()
         given = {
-            "dataset_dir": "reads no texts",
             "continues": "cannot be continued",
             "only": "runs all of its cases",
             "rounds": "has no rounds to choose",

@@ -23,17 +23,18 @@ class Tune:
     """
 
     function: Annotated[str, tyro.conf.Positional]
-    """MODULE:FUNCTION; MODULE is looked for in this folder and among the installed packages."""
+    """MODULE:FUNCTION that makes the model; MODULE is looked for in this folder and among the
+    installed packages."""
     nproc: int = 2
     """Ranks to start on this machine, outside of a job."""
     share: float = 0.2
-    """Time to take, as a share of an exhaustive sweep's; few bucketings may need more."""
+    """Time for tuning, as a share of an exhaustive sweep's; few bucketings may need more."""
     device: str | None = None
     """cpu or cuda; by default CUDA where it is."""
     backend: str | None = None
     """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
     seed: int = 42
-    """Set before FUNCTION is called, the same on all ranks."""
+    """Seed that is set before FUNCTION is called, the same on all ranks."""
     output_dir: str = "outputs/tune"
     """Folder of the run directory."""
     run_id: str = ""
@@ -41,7 +42,7 @@ class Tune:
 
     def run(self) -> None:
         """Tunes and prints the recommendation."""
-        from common.runtime.ranks import current_ranks
+        from common.runtime.processes.ranks import current_ranks
         from common.tuning.target import parse_target
         from common.tuning.tune_settings import TuneSettings
 
@@ -61,9 +62,9 @@ class Tune:
         self._launch(ranks, values)
 
     def _launch(self, ranks: int, values: dict) -> None:
-        from common.report.progress import StageProgress
+        from common.runtime.stage_progress import StageProgress
         from common.tuning.launched import tune_on_ranks
-        from common.tuning.report import print_recommendation
+        from common.tuning.results.report import print_recommendation
 
         function, output_dir = values.pop("function"), values.pop("output_dir", Tune.output_dir)
         run_id = values.pop("run_id", "")

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from common.errors import UserError
-from common.runtime.network import describe_rates
+from common.runtime.group.network import describe_rates
 from common.runtime.paths import search_path
 from common.runtime.wording import counted
 

@@ -21,10 +21,10 @@ import psutil
 from common.cluster import emulated, series
 from common.cluster.emulated import RANK_PREFIX, EmulatedCluster
 from common.errors import RunFailed, UserError
-from common.runtime.environment import usable_cores
-from common.runtime.orphans import ending_with_parent
+from common.runtime.machine.environment import usable_cores
 from common.runtime.paths import project_root, relative_to_project, search_path
-from common.runtime.process_identity import LAUNCHER, has_ended, own_identity
+from common.runtime.processes.orphans import ending_with_parent
+from common.runtime.processes.process_identity import LAUNCHER, has_ended, own_identity
 
 MARK = "DDPLAB_LAUNCH_ID"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common.cluster.links import SWITCH_ADDRESS, address
 from common.errors import UserError
-from common.runtime.socket_bytes import received_over
+from common.runtime.group.socket_bytes import received_over
 
 CLONE_NEWNET = 0x40000000
 CHUNK_BYTES = 2**18

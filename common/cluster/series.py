@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from common.runtime.orphans import die_with_parent
+from common.runtime.processes.orphans import die_with_parent
 
 ENDED = "\x1escript ended"
 """Line that each rank prints after a script that succeeded."""

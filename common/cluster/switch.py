@@ -37,9 +37,9 @@ from common.cluster.links import (
     shape,
 )
 from common.errors import UserError
-from common.runtime.network import EMULATED_NETWORK
+from common.runtime.group.network import EMULATED_NETWORK
+from common.runtime.group.socket_bytes import PAYLOAD_SHARE
 from common.runtime.script import exit_status
-from common.runtime.socket_bytes import PAYLOAD_SHARE
 
 # The shallowest with which the kernel sustains the rate.
 BURSTS_BYTES = (SHALLOWEST_BYTES, 2**18, 2**20)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from common.cluster.launch import started, threads_per_rank
 from common.errors import UserError
-from common.runtime.orphans import ending_with_its_parent
 from common.runtime.paths import search_path
+from common.runtime.processes.orphans import ending_with_its_parent
 
 LOOKED_EVERY_S = 1.0
 GRACE_S = 30.0
@@ -40,7 +40,7 @@ def run_watched(
     Args:
         program: a script or ``-m`` and a module, and its arguments.
         ranks: how many are started here by torchrun; with 1 the script is started by itself.
-        variables: of the environment, which say how it is watched.
+        variables: variables of the environment, which say how it is watched.
         meanwhile: called now and then while it runs.
 
     Returns:

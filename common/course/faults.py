@@ -1,7 +1,8 @@
 """Sets of runs with faults, whose folders do not say which: ``RUN/*.csv`` and ``causes.csv``.
 
 The public set, which students set thresholds on, is made of the study's runs that were seen when
-the reference's thresholds were set. Fresh sets are planted: ``common/studies/fresh_faults.py``.
+the reference's thresholds were set. Fresh sets are planted
+(``common/course/fresh_faults.py``).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def set_of_files(folder: Path, runs: Iterable[tuple[str, str, str]], seed: int) 
     Args:
         folder: where the runs lie, by their names.
         runs: name, cause and baseline of each.
-        seed: of the names that the set gives them.
+        seed: seed of the names that the set gives them.
     """
     files, rows, taken = {}, [], set()
     for name, cause, baseline in runs:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
 
 from common.errors import RunFailed, UserError
-from common.runtime.child import run_child
+from common.runtime.processes.child import run_child
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 OUTCOMES = {"failure": FAILED, "error": FAILED, "skipped": SKIPPED}
@@ -25,7 +25,7 @@ class Outcome:
         file: the test's file, without its folders and ``.py``.
         name: the test's, with its parameters in brackets.
         outcome: passed, failed or skipped.
-        message: of what it raised; empty where it passed.
+        message: message of the test's error; empty where it passed.
     """
 
     file: str

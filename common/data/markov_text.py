@@ -23,7 +23,7 @@ import numpy as np
 from common.data.shard_files import read_shard, write_shard
 from common.errors import UserError
 from common.runtime.progress import Progress
-from common.runtime.run_directory import write_atomically
+from common.runtime.records.run_directory import write_atomically
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from common.errors import UserError, unknown_name
 from common.runtime.paths import project_root
-from common.runtime.run_directory import write_atomically
+from common.runtime.records.run_directory import write_atomically
 
 FOLDER = project_root() / "data" / "text-lengths"
 COLUMNS = "length_tokens,texts"
@@ -27,7 +27,7 @@ class LengthDistribution:
     lengths: NDArray[np.int64]
     """Tokens, ascending, each once: int64 [k]."""
     texts: NDArray[np.int64]
-    """Texts of that length, at least one: int64 [k]."""
+    """Texts of each length, at least one: int64 [k]."""
     name: str
 
     @classmethod

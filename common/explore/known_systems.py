@@ -15,23 +15,22 @@ from common.analysis.buckets.networks import NetworkRun, open_networks
 from common.analysis.buckets.sweep import BucketSweep
 from common.analysis.runs import choose_folder, is_recorded, recorded_assignment
 from common.errors import UserError
-from common.explore.predict_line import ClusterAsked, RunAsked
-from common.explore.systems import Placed, System, on_a_ring
+from common.explore.systems import ClusterAsked, Placed, RunAsked, System, on_a_ring
 from common.perfmodel.cluster.assumptions import MFU, OVERLAP_SLOWDOWN, STRAGGLER_SPREAD
 from common.perfmodel.cluster.clusters import known_clusters, load_cluster
 from common.perfmodel.cluster.computed_profile import computed_profile
+from common.perfmodel.cluster.nccl import NcclAllReduce
 from common.perfmodel.cluster.steps import ADAMW_BYTES, default_caps_mib
 from common.perfmodel.cluster.stragglers import slowest_of
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.ddp.step import StepParts, read_step_parts
 from common.perfmodel.model import DdpModel
-from common.perfmodel.nccl import NcclAllReduce
 from common.perfmodel.one_device.peaks import known_peak
 from common.perfmodel.one_device.workload import Workload
 from common.perfmodel.published import DATA, UMD_A100, load_recorded
 from common.perfmodel.tables import numbers, read_table
 from common.runtime.paths import relative_to_project
-from common.runtime.run_directory import find_table, read_environment
+from common.runtime.records.run_directory import find_table, read_environment
 
 Opener = Callable[[], System]
 

@@ -7,34 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from common.explore.systems import ClusterAsked, RunAsked, System
 from common.perfmodel.cluster.assumptions import MFU, OVERLAP_SLOWDOWN
 
 if TYPE_CHECKING:
     from common.explore.buckets import BucketSettings
-    from common.explore.systems import System
-    from common.perfmodel.one_device.workload import Workload
 
 COMMAND = ("uv", "run", "ddplab", "predict")
-
-
-@dataclass(frozen=True)
-class RunAsked:
-    """A run: the flags that name its tables, and what these tables do not hold."""
-
-    flags: tuple[str, ...]
-    lacks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ClusterAsked:
-    """A computed cluster; ``is_this`` is False where it only resembles the system."""
-
-    cluster: str
-    workload: Workload
-    is_this: bool = True
-
-
-Asked = RunAsked | ClusterAsked
 
 
 @dataclass(frozen=True)
@@ -56,7 +35,7 @@ def predict_line(system: System, now: BucketSettings, at_first: BucketSettings) 
     Args:
         system: what is explored.
         now: the settings.
-        at_first: those that the system starts with, which need no flag.
+        at_first: settings that the system starts with, which need no flag.
     """
     words = {
         "alpha_us": "α",

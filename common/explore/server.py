@@ -26,9 +26,9 @@ import psutil
 
 from common.analysis.runs import given_folder
 from common.errors import RunFailed, UserError
-from common.runtime.child import RANK_VARIABLES
-from common.runtime.orphans import ending_with_parent
 from common.runtime.paths import project_root
+from common.runtime.processes.child import RANK_VARIABLES
+from common.runtime.processes.orphans import ending_with_parent
 
 HOST = "127.0.0.1"
 RUN_DIR_VARIABLE = "DDPLAB_EXPLORE_RUN"

@@ -17,10 +17,30 @@ from common.perfmodel.search import Bucketing, distinct_bucketings
 from common.perfmodel.whatif import scale_ranks
 
 if TYPE_CHECKING:
-    from common.explore.predict_line import Asked
+    from common.perfmodel.one_device.workload import Workload
 
 CURVE_BYTES = np.geomspace(1024, 2**30, 81)
 """Sizes at which a computed all-reduce becomes a curve that can be stretched."""
+
+
+@dataclass(frozen=True)
+class RunAsked:
+    """A run: the flags that name its tables, and what these tables do not hold."""
+
+    flags: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClusterAsked:
+    """A computed cluster; ``is_this`` is False where it only resembles the system."""
+
+    cluster: str
+    workload: Workload
+    is_this: bool = True
+
+
+Asked = RunAsked | ClusterAsked
 
 
 @dataclass(frozen=True)

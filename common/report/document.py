@@ -16,8 +16,8 @@ from common.errors import RunFailed
 from common.report import page
 from common.report.markdown import notebook_markdown, pandoc
 from common.report.page import Heading
-from common.runtime.environment import now
-from common.runtime.run_directory import write_atomically
+from common.runtime.machine.environment import now
+from common.runtime.records.run_directory import write_atomically
 
 TITLE = "ddplab report"
 TEMPLATE = Path(__file__).with_name("template.typ")

@@ -23,7 +23,6 @@ from common.report.presets import (
     where_text,
     with_dividing_batches,
 )
-from common.report.progress import StageProgress
 from common.report.run_page import RunPage
 from common.report.run_watch import RunWatch
 from common.report.stages import Measured, Measuring
@@ -35,9 +34,10 @@ from common.report.timetable import (
     STAGES,
     plan,
 )
-from common.runtime.environment import describe_environment
+from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import relative_to_project
-from common.runtime.run_directory import RunDirectory
+from common.runtime.records.run_directory import RunDirectory
+from common.runtime.stage_progress import StageProgress
 
 
 def run_assignments(what: str, label: str, output_dir: str, progress: StageProgress) -> Path:
@@ -47,7 +47,7 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
 
     Args:
         what: an assignment, or ``all``.
-        label: of the presets: smoke, laptop or gpu.
+        label: name of the presets: smoke, laptop or gpu.
         output_dir: the folder of all runs.
         progress: the terminal's display.
     """

@@ -12,7 +12,7 @@ from common.report import first_page
 from common.report.document import Document, Part, render, write_page, write_pdf
 from common.report.first_page import FirstPage
 from common.report.timetable import Timetable
-from common.runtime.run_directory import read_environment
+from common.runtime.records.run_directory import read_environment
 
 NOTHING_YET = ("Nothing has been measured yet.",)
 

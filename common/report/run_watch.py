@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.report import first_page
-from common.report.progress import StageProgress
 from common.report.run_page import RunPage
 from common.report.timetable import COPIED, DONE, FAILED, LEFT_OUT, Timetable
+from common.runtime.stage_progress import StageProgress
 
 
 class RunWatch:

@@ -19,7 +19,7 @@ from common.errors import UserError, unwritten_task
 from common.report.presets import Preset, Stage
 from common.report.run_watch import RunWatch
 from common.runtime.paths import relative_to_project
-from common.runtime.run_directory import read_environment, write_atomically
+from common.runtime.records.run_directory import read_environment, write_atomically
 
 
 class Measured:

@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from common.runtime.device import choose_device
+from common.runtime.machine.device import choose_device
 from common.runtime.script import exit_status
 
 

@@ -114,7 +114,7 @@ def _user_mistake(error: BaseException) -> UserError | None:
         return UserError(f"{error.filename or 'a file of this run'}: {error.strerror}")
     if "torch" not in sys.modules:
         return None
-    from common.runtime.device import refused_by_gpu
+    from common.runtime.machine.device import refused_by_gpu
 
     return refused_by_gpu(error)
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import RunFailed, UserError
-from common.runtime.memory_limit import is_out_of_memory
-from common.runtime.network import ranks_on_machine
-from common.runtime.process_group import Worker
+from common.runtime.group.network import ranks_on_machine
+from common.runtime.group.process_group import Worker
+from common.runtime.machine.memory_limit import is_out_of_memory
 from common.runtime.seeding import kept_random_numbers
 from common.scheduling.step_memory import MARGIN, measure_step_memory, rank_limit_bytes
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from common.runtime.memory_limit import available_memory_bytes, writable_bytes
+from common.runtime.machine.memory_limit import available_memory_bytes, writable_bytes
 
 MARGIN = 0.1
 """Share of the memory left free, for kernels' work space and for fragmentation."""
@@ -57,7 +57,7 @@ def measure_step_memory(
 
     Args:
         step: computes forward and backward pass of a batch size, in this thread.
-        model: its parameters and buffers are not counted.
+        model: the model, whose parameters and buffers are not counted.
         held_bytes: as in ``StepMemory``.
     """
     # After each operator the total is fixed + batch size · sample. Two batch sizes give both: the

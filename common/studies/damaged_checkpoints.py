@@ -17,7 +17,7 @@ import yaml
 
 from common.cluster.launch import launch
 from common.exercises.checkpoint_commit import MANIFEST, finished_checkpoints
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
 from common.runtime.script import parse_settings, run_script
 from common.studies.killed_runs import RANKS, Training, equal_losses, read_steps
 from common.training.config import config_of

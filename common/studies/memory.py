@@ -17,11 +17,11 @@ from pathlib import Path
 import pandas as pd
 
 from common.errors import UserError
-from common.perfmodel.memory import predict_memory
+from common.perfmodel.one_device.memory import predict_memory
 from common.perfmodel.one_device.memory_fit import largest_batch
 from common.perfmodel.one_device.workload import Workload
-from common.report.progress import StageProgress
-from common.studies.study import study_run, with_verdicts
+from common.runtime.records.study import study_run, with_verdicts
+from common.runtime.stage_progress import StageProgress
 
 GB = 10**9
 GPU_OVERHEAD_GB = 1.0
@@ -102,6 +102,9 @@ class MemoryStudy:
         ]
 
 
+SETTINGS = MemoryStudy
+
+
 def run_study(study: MemoryStudy, output_dir: str, progress: StageProgress) -> Path:
     """Measures with both oracles and judges the predictions; returns the run directory."""
     small = [
@@ -171,7 +174,7 @@ def _each(
 
 
 def _tracked(workload: Workload) -> int:
-    from common.benchmarks.memory_tracker import track_step
+    from common.benchmarks.one_device.memory_tracker import track_step
 
     return track_step(workload).total_bytes
 
@@ -179,7 +182,7 @@ def _tracked(workload: Workload) -> int:
 def _allocated(workload: Workload) -> int:
     import torch
 
-    from common.benchmarks.allocator import measure_peak
+    from common.benchmarks.one_device.allocator import measure_peak
 
     torch.set_num_threads(1)
     return measure_peak(workload, torch.device("cpu")).allocated_bytes

@@ -21,8 +21,9 @@ import pandas as pd
 from common.data.markov_text import synthetic_shards
 from common.errors import RunFailed, UserError, unknown_name
 from common.exercises.checkpoint_commit import OLD, PARTIAL, finished_checkpoints
-from common.report.progress import StageProgress
-from common.runtime.recorder import require_not_negative, require_positive
+from common.runtime.records.recorder import require_not_negative, require_positive
+from common.runtime.records.study import study_run
+from common.runtime.stage_progress import StageProgress
 from common.studies.damaged_checkpoints import resume_from_damaged
 from common.studies.killed_runs import (
     RANKS,
@@ -34,7 +35,6 @@ from common.studies.killed_runs import (
     run_to_the_end,
     unreadable,
 )
-from common.studies.study import study_run
 from common.training.config import DDP_STRATEGIES, MY_FSDP
 
 STRATEGIES = (*DDP_STRATEGIES, "FULL_SHARD", "SHARD_GRAD_OP", MY_FSDP)
@@ -56,7 +56,7 @@ class SurvivalStudy:
     restarts: int = 3
     """Launches with --max-restarts in which a rank is killed twice."""
     damage: bool = True
-    """Damage checkpoints, too."""
+    """Also damage checkpoints and resume from them."""
     strategies: tuple[str, ...] = ("DDP", "FULL_SHARD")
     """Strategies of the trials and launches, in turn."""
     num_steps: int = 30
@@ -93,6 +93,9 @@ class SurvivalStudy:
             "device": "cpu",
         }
         return Training(strategy, common | settings, folder)
+
+
+SETTINGS = SurvivalStudy
 
 
 def run_study(study: SurvivalStudy, output_dir: str, progress: StageProgress) -> Path:

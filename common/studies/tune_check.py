@@ -25,20 +25,20 @@ from common.analysis.statistics import instance_times
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError, unknown_name
-from common.report.progress import StageProgress
 from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
-from common.runtime.recorder import require_positive
-from common.studies.study import earlier_table, study_run, with_verdicts
+from common.runtime.records.recorder import require_positive
+from common.runtime.records.study import earlier_table, study_run, with_verdicts
+from common.runtime.stage_progress import StageProgress
+from common.studies.exhaustive_sweep import runoff_regret
 from common.tuning.ddp_setting import DEFAULT
-from common.tuning.exhaustive import runoff_regret
 from common.tuning.launched import tune_on_ranks
-from common.tuning.recommendation import Recommendation
+from common.tuning.results.recommendation import Recommendation
 from common.tuning.tune_settings import SWEEP_ROUNDS
 
 CASES = "cases.csv"
 NEEDED = ("model", "network", "recommended", "half_width", "regret", "regret_low", "share")
-EXHAUSTIVE = project_root() / "common" / "tuning" / "exhaustive.py"
+EXHAUSTIVE = project_root() / "common" / "studies" / "exhaustive_sweep.py"
 EXAMPLES = "common.tuning.examples"
 RANKS = 2
 WITHIN, SHARE = 0.01, 0.2
@@ -64,10 +64,10 @@ class TuneStudy:
     rounds: int = SWEEP_ROUNDS
     """Visits to each bucketing in the sweep."""
     runoff_rounds: int = 12
-    """Rounds at a time, until a regret is known to ``HALF_WIDTH``."""
+    """Rounds that a run-off adds at a time, until a regret is known to ``HALF_WIDTH``."""
     most_runoff_rounds: int = 60
     only: tuple[str, ...] = ()
-    """Cases, such as convolutions-loopback; by default all."""
+    """Cases to run, such as convolutions-loopback; by default all."""
     continues: str = ""
     """Run directory of a study that was cut."""
 
@@ -93,6 +93,9 @@ class TuneStudy:
         for (network, hosts), model in product(self.networks.items(), self.models):
             if not self.only or f"{model}-{network}" in self.only:
                 yield model, network, hosts
+
+
+SETTINGS = TuneStudy
 
 
 def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Path:

@@ -20,11 +20,11 @@ from common.analysis.statistics import MOST_NOISE, median_standard_error
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError
-from common.report.progress import StageProgress
 from common.runtime.flags import as_flags
 from common.runtime.paths import project_root
-from common.runtime.recorder import require_positive
-from common.studies.study import study_run
+from common.runtime.records.recorder import require_positive
+from common.runtime.records.study import study_run
+from common.runtime.stage_progress import StageProgress
 
 ASSIGNMENTS = project_root() / "assignments"
 CONFIG = ASSIGNMENTS / "assignment1" / "configs" / "laptop.yaml"
@@ -44,6 +44,9 @@ class WholeStepsStudy:
 
     def __post_init__(self) -> None:
         require_positive(self, "runs", "rounds")
+
+
+SETTINGS = WholeStepsStudy
 
 
 def run_study(study: WholeStepsStudy, output_dir: str, progress: StageProgress) -> Path:

@@ -18,7 +18,7 @@ from common.exercises.fsdp import FSDP
 from common.exercises.naive_ddp import NaiveDDP
 from common.exercises.overlapped_ddp import OverlappedDDP
 from common.models.gpt2 import GPT2
-from common.runtime.process_group import Worker
+from common.runtime.group.process_group import Worker
 from common.training.ddp import exchanging, make_ddp
 from common.training.step import check_compiler
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from common.data.markov_text import synthetic_shards
 from common.data.token_shards import TokenShards
-from common.runtime.process_group import Worker
+from common.runtime.group.process_group import Worker
 from common.training.config import TrainingConfig
 
 

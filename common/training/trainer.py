@@ -21,26 +21,26 @@ from torch import Tensor
 
 from common.data.token_shards import TokenBatches
 from common.errors import Preempted
+from common.runtime.group.process_group import Worker, process_group
 from common.runtime.paths import relative_to_project
-from common.runtime.process_group import Worker, process_group
-from common.runtime.recorder import record_run
-from common.training.checkpoint_files import mark_stopped
-from common.training.config import GLOBAL_BATCH_SIZE, TrainingConfig
-from common.training.divergence import require_finite
-from common.training.learning_rate import cosine, set_learning_rate
-from common.training.parallel import gradient_sync, parallelise
-from common.training.resume import (
+from common.runtime.records.recorder import record_run
+from common.training.checkpoints.files import mark_stopped
+from common.training.checkpoints.resume import (
     checkpoint_facts,
     free_run_id,
     open_checkpoints,
     restore_scaler,
     run_facts,
 )
+from common.training.config import GLOBAL_BATCH_SIZE, TrainingConfig
+from common.training.divergence import require_finite
+from common.training.learning_rate import cosine, set_learning_rate
+from common.training.parallel import gradient_sync, parallelise
+from common.training.recording.step_log import StepLog
+from common.training.recording.trace_tables import write_trace_tables
 from common.training.step import TokenBatch, TrainingStep, build_model
-from common.training.step_log import StepLog
 from common.training.stop_request import StopRequest, stop_requests
 from common.training.token_source import open_data
-from common.training.trace_tables import write_trace_tables
 
 logger = logging.getLogger(__name__)
 

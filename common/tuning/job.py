@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
 from common.runtime.script import run_script
 from common.runtime.seeding import seed_everything
-from common.tuning.report import print_recommendation
+from common.tuning.results.report import print_recommendation
 from common.tuning.same_graph import together
 from common.tuning.target import parse_target
 from common.tuning.tune_settings import TuneSettings

@@ -10,8 +10,8 @@ from common.cluster.emulated import EmulatedCluster
 from common.cluster.launch import launch
 from common.errors import UserError
 from common.runtime.flags import as_flags
-from common.runtime.run_directory import new_run_id
-from common.tuning.recommendation import Recommendation, read_recommendation
+from common.runtime.records.run_directory import new_run_id
+from common.tuning.results.recommendation import Recommendation, read_recommendation
 from common.tuning.target import check_module_exists
 
 JOB = Path(__file__).with_name("job.py")

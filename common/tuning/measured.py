@@ -13,9 +13,9 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from common.benchmarks.calibration import PASS_COLUMNS, crowd, passes_without_ddp
-from common.benchmarks.lasting_messages import gradient_dtype
-from common.benchmarks.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapLab
+from common.benchmarks.buckets.calibration import PASS_COLUMNS, crowd, passes_without_ddp
+from common.benchmarks.buckets.lasting_messages import gradient_dtype
+from common.benchmarks.buckets.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapLab
 from common.benchmarks.rounds import rotated_rounds
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
@@ -26,11 +26,11 @@ from common.perfmodel.tables import (
     read_costs,
     read_ready_times,
 )
-from common.runtime.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
-from common.runtime.gradient_marks import READY_COLUMNS, ready_rows
-from common.runtime.process_group import Worker
-from common.runtime.recorder import Recorder
-from common.training.scaling_probes import ProbePlan, time_copies
+from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
+from common.runtime.group.gradient_marks import READY_COLUMNS, ready_rows
+from common.runtime.group.process_group import Worker
+from common.runtime.records.recorder import Recorder
+from common.training.scaling.probes import ProbePlan, time_copies
 from common.tuning.same_graph import on_main, together
 from common.tuning.user_model import listed
 
@@ -47,11 +47,11 @@ class Measured:
 
     Attributes:
         forward_s: the forward pass of the slowest rank.
-        profile: of the backward pass without DDP, all ranks computing at the same time.
+        profile: profile of the backward pass without DDP, all ranks computing at the same time.
         networks: compression → all-reduces of bytes in that format, over the job's network; of
             ``none`` in the dtype that most bytes of gradients have.
         costs: DDP's copies, and what computation and communication take from each other.
-        backend: of the process group.
+        backend: backend of the process group.
         cast_s_per_byte: compression → rounding a byte of gradient and turning it back.
     """
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from torch import nn
 
 from common.errors import UserError
-from common.runtime.process_group import Worker
+from common.runtime.group.process_group import Worker
 from common.tuning.user_model import TrainedPart, UserModel, listed, ready_order
 
 Result = TypeVar("Result")

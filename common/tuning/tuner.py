@@ -25,10 +25,10 @@ from common.errors import UserError
 from common.perfmodel.calibration import read_calibration
 from common.perfmodel.expected_error import expectation
 from common.perfmodel.uncertainty import chance_at
-from common.runtime.environment import describe_environment
-from common.runtime.process_group import Worker
+from common.runtime.group.process_group import Worker
+from common.runtime.machine.environment import describe_environment
 from common.runtime.progress import Progress
-from common.runtime.recorder import Recorder, record_run
+from common.runtime.records.recorder import Recorder, record_run
 from common.tuning.candidates import Predicted, Prediction, cap_of, ddp_model, predict_all
 from common.tuning.ddp_setting import DEFAULT
 from common.tuning.measured import Measured, WatchedPasses, measure_all, watch_passes
@@ -39,7 +39,7 @@ from common.tuning.plan import (
     rounds_with_time_left,
     with_final_rounds,
 )
-from common.tuning.recommendation import Recommendation, Verified, write_recommendation
+from common.tuning.results.recommendation import Recommendation, Verified, write_recommendation
 from common.tuning.same_graph import check_same_graph, on_main, together
 from common.tuning.tune_settings import SWEEP_ROUNDS, TuneSettings
 from common.tuning.user_model import UserModel, checked_model, user_step
@@ -92,7 +92,7 @@ def tune(
         module: the model, not wrapped in DDP; moved to ``worker``'s device.
         batch: one example batch, tensors in any nest of tuples, lists and dicts.
         loss: ``loss(module, batch)`` → a scalar tensor; calls nothing of the module but itself.
-        worker: this rank, from ``common.runtime.process_group.process_group``.
+        worker: this rank, from ``common.runtime.group.process_group.process_group``.
         settings: how long may be measured, and where the run directory goes.
 
     Raises:

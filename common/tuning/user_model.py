@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_map
 
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError, unknown_name
-from common.runtime.gradient_marks import ready_marks
-from common.runtime.process_group import Worker
+from common.runtime.group.gradient_marks import ready_marks
+from common.runtime.group.process_group import Worker
 from common.runtime.timing import clock_for
 from common.tuning.target import no_module, parse_target
 

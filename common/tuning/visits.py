@@ -21,9 +21,9 @@ from common.benchmarks.rounds import rotated
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
 from common.runtime import private
-from common.runtime.process_group import Worker
+from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
-from common.runtime.run_directory import SampleStream
+from common.runtime.records.run_directory import SampleStream
 from common.runtime.timing import clock_for
 from common.training.ddp import compress_gradients, exchanging, make_ddp
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
@@ -136,7 +136,7 @@ class Visits:
         """Visits the settings in rotated rounds; returns the samples of these rounds.
 
         Args:
-            stage: its name, for the rows.
+            stage: name of the stage, for the rows.
             settings: visited once a round, each.
             rounds: the number of rounds.
             first: number of the first round, where a stage goes on.

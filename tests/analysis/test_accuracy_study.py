@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.analysis.buckets.accuracy_study import LONGER, OTHERS, WITNESS, grouped, open_study
-from common.analysis.buckets.accuracy_tables import (
+from common.analysis.accuracy.study import LONGER, OTHERS, WITNESS, grouped, open_study
+from common.analysis.accuracy.tables import (
     CONTENTION,
     NOISE,
     SHARED_CORES,

@@ -21,7 +21,7 @@ from common.analysis.data_parallel.memory import memory_table
 from common.analysis.data_parallel.traced_steps import training_overlap
 from common.analysis.data_parallel.training_runs import open_learning, open_training
 from common.errors import UserError
-from common.perfmodel.memory import predict_memory
+from common.perfmodel.one_device.memory import predict_memory
 from common.perfmodel.one_device.sharding import Sharding
 
 # Which runs are compared

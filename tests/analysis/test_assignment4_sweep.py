@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from common.analysis.diagnosis.evidence import ARMS, STEPS
 from common.analysis.scaling.prediction import smaller_ring
 from common.analysis.scaling.sweep_run import LABEL, Series, open_assignment4
 from common.analysis.scaling.sweep_tables import (
@@ -23,6 +22,7 @@ from common.analysis.scaling.sweep_tables import (
     prediction_table,
     speedup_table,
 )
+from common.diagnose.evidence.evidence import ARMS, STEPS
 from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.tables import (

@@ -24,8 +24,8 @@ from common.analysis.clusters.nccl_accuracy import (
     published_all_reduces,
 )
 from common.analysis.clusters.nccl_figures import plot_nccl_accuracy
+from common.perfmodel.cluster.nccl import RAMP
 from common.perfmodel.cluster.nccl_fit import calibrate_ramp
-from common.perfmodel.nccl import RAMP
 from common.perfmodel.published import UMD_A100
 
 pytestmark = pytest.mark.xdist_group("nccl_accuracy")  # its tables are made once

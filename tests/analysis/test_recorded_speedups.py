@@ -15,14 +15,14 @@ import pytest
 import yaml
 
 from common.analysis.data_parallel.strategy_times import open_strategies
-from common.analysis.diagnosis.causes import Case
-from common.analysis.diagnosis.evidence import baseline_arm, open_evidence
 from common.analysis.micro_batches.mode_comparison import STATIC, read_comparison
 from common.analysis.one_device.throughput import open_throughput
 from common.analysis.runs import Run
 from common.analysis.scaling.speedups import speedup
 from common.analysis.scaling.study_files import read_runs
-from common.analysis.scaling.sweep_speedups import sweep_speedups
+from common.analysis.sweep_speedups import sweep_speedups
+from common.diagnose.evidence.case import Case
+from common.diagnose.evidence.evidence import baseline_arm, open_evidence
 
 PROJECT = Path(__file__).resolve().parents[2]
 DATA = PROJECT / "data"

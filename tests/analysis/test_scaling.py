@@ -19,8 +19,8 @@ from common.analysis.scaling.speedups import (
     why_not_comparable,
 )
 from common.analysis.scaling.study_files import read_published, read_runs
-from common.analysis.scaling.sweep_speedups import sweep_speedups
 from common.analysis.scaling.training_run import RunIdentity, ScalingRun
+from common.analysis.sweep_speedups import sweep_speedups
 from common.errors import UserError
 
 ONE = RunIdentity(

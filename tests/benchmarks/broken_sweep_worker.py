@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from common.benchmarks.allreduce import AllReduceBenchmark, main
+from common.benchmarks.buckets.allreduce import AllReduceBenchmark, main
 from common.runtime.script import run_script
 
 ROWS = 8

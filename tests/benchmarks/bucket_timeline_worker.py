@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from common.benchmarks.bucket_timeline import BucketMarks, marked_pass, watch
-from common.benchmarks.latency_hook import added_latency
+from common.benchmarks.buckets.bucket_timeline import BucketMarks, marked_pass, watch
+from common.benchmarks.buckets.latency_hook import added_latency
 from common.models.replay import ReplayModel
 from common.perfmodel.ddp.profile import BackwardProfile
-from common.runtime.process_group import Worker, process_group
+from common.runtime.group.process_group import Worker, process_group
 
 SMALL, LARGE = 64 * 2**10, 8 * 2**20
 APART_S = (0.04, 0.08, 0.12)

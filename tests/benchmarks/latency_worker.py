@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.benchmarks.latency_hook import LatencyHook, added_latency
-from common.runtime.process_group import Worker, process_group
+from common.benchmarks.buckets.latency_hook import LatencyHook, added_latency
+from common.runtime.group.process_group import Worker, process_group
 
 CPU = torch.device("cpu")
 LATENCY_MS = 20.0

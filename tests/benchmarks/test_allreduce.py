@@ -11,13 +11,13 @@ import torch.distributed as dist
 from rank_support import ASSIGNMENT2
 from refusal_support import refused_line
 
-from common.benchmarks.allreduce import course_table, summarise
-from common.benchmarks.allreduce_chunks import chunk_sizes
+from common.benchmarks.buckets.allreduce import course_table, summarise
+from common.benchmarks.buckets.allreduce_chunks import chunk_sizes
 from common.errors import RunFailed
 from common.perfmodel.tables import read_all_reduce
-from common.runtime.collective_timing import check_sum
-from common.runtime.process_group import Worker
-from common.runtime.ranks import Ranks
+from common.runtime.group.collective_timing import check_sum
+from common.runtime.group.process_group import Worker
+from common.runtime.processes.ranks import Ranks
 
 ALONE = Worker(Ranks(), torch.device("cpu"), "gloo")
 

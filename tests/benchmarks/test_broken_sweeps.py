@@ -21,7 +21,7 @@ from interruptible import start_interruptible
 from rank_support import ASSIGNMENT2, FinishedRanks
 
 from common.cluster.launch import MARK
-from common.runtime.run_directory import newest_complete_run, read_environment
+from common.runtime.records.run_directory import newest_complete_run, read_environment
 
 pytestmark = pytest.mark.two_ranks
 

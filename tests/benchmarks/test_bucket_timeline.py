@@ -16,8 +16,8 @@ import torch
 from bucket_timeline_worker import APART_S, LARGE, LATENCY_MS, OPTIONS, SMALL
 
 from common.analysis.buckets.timelines import read_timelines
-from common.benchmarks import bucket_timeline
-from common.benchmarks.bucket_timeline import BucketMarks
+from common.benchmarks.buckets import bucket_timeline
+from common.benchmarks.buckets.bucket_timeline import BucketMarks
 
 pytestmark = pytest.mark.xdist_group("assignment2_runs")
 

@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.benchmarks import calibration
-from common.benchmarks.calibration import PASS_COLUMNS, forward_passes, passes_without_ddp
+from common.benchmarks.buckets import calibration
+from common.benchmarks.buckets.calibration import PASS_COLUMNS, forward_passes, passes_without_ddp
 from common.benchmarks.steps import FixedBatchStep, module_step
-from common.runtime.process_group import Worker
-from common.runtime.ranks import Ranks
+from common.runtime.group.process_group import Worker
+from common.runtime.processes.ranks import Ranks
 
 ALONE = Worker(Ranks(), torch.device("cpu"), "gloo")
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from common.benchmarks.scaling_workloads import MlpSizes, identities, mlp_workload
+from common.benchmarks.scaling.workloads import MlpSizes, identities, mlp_workload
 from common.benchmarks.steps import StepSettings, gpt2_step
 from common.models.gpt2 import GPT2
 from common.models.mlp import MLP
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.process_group import Worker
-from common.runtime.ranks import current_ranks
+from common.runtime.group.process_group import Worker
+from common.runtime.processes.ranks import current_ranks
 from common.training.step import build_model
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.benchmarks import lasting_messages, overlap_lab
-from common.benchmarks.lasting_messages import LastingMessages, gradient_dtype
-from common.benchmarks.overlap_lab import OverlapArm, OverlapLab
+from common.benchmarks.buckets import lasting_messages, overlap_lab
+from common.benchmarks.buckets.lasting_messages import LastingMessages, gradient_dtype
+from common.benchmarks.buckets.overlap_lab import OverlapArm, OverlapLab
 from common.benchmarks.steps import FixedBatchStep
 from common.perfmodel.collectives import AlphaBeta
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
 from common.runtime.timing import HostClock
 
 MIB, GIB = 2**20, 2**30

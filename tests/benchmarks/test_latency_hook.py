@@ -15,7 +15,7 @@ from latency_worker import ARMS, LATENCY_MS, STEPS
 from rank_support import ASSIGNMENT2
 from refusal_support import refused_line
 
-from common.benchmarks.latency_hook import LatencyHook, added_latency, latency_note
+from common.benchmarks.buckets.latency_hook import LatencyHook, added_latency, latency_note
 from common.errors import UserError
 
 pytestmark = pytest.mark.xdist_group("latency_hook")

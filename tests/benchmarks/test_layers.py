@@ -12,7 +12,7 @@ import pytest
 from rank_support import ASSIGNMENT2
 from refusal_support import refused_line
 
-from common.benchmarks.layers import layer_durations
+from common.benchmarks.one_device.layers import layer_durations
 from common.perfmodel.layer_tables import profile_from_layers, read_layer_tables
 from common.perfmodel.tables import read_ready_times
 

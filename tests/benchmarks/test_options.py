@@ -19,12 +19,12 @@ from common.analysis.one_device.options import (
     open_options,
     option_ratios,
 )
-from common.benchmarks import options
-from common.benchmarks.option_arms import Arm, plan_arms
-from common.benchmarks.options import Bench, OptionsBenchmark, main, visiting_order
+from common.benchmarks.one_device import options
+from common.benchmarks.one_device.option_arms import Arm, plan_arms
+from common.benchmarks.one_device.options import Bench, OptionsBenchmark, main, visiting_order
 from common.errors import UserError
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.run_directory import read_environment
+from common.runtime.records.run_directory import read_environment
 
 pytestmark = pytest.mark.xdist_group("options")
 

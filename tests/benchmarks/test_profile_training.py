@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from common.analysis.one_device import profile_figures
 from common.analysis.one_device.profile import open_profile
-from common.benchmarks.operator_costs import count_costs
+from common.benchmarks.one_device.operator_costs import count_costs
 from common.perfmodel.one_device.workload import Workload
 from common.training.step import build_model
 

@@ -18,7 +18,7 @@ from refusal_support import refused_line
 
 from common.analysis.buckets.measurements import check_comparable, open_run
 from common.analysis.buckets.sweep import read_sweep
-from common.benchmarks.replayed_profile import open_replayed
+from common.benchmarks.one_device.replayed_profile import open_replayed
 from common.cli.predict import Predict, Report
 from common.errors import UserError
 from common.perfmodel.published import load_recorded

@@ -10,11 +10,11 @@ import pytest
 import torch
 from refusal_support import refused_line
 
-from common.analysis.diagnosis.changes import open_changes
-from common.benchmarks.scaling import ScalingBenchmark
-from common.benchmarks.scaling_workloads import MlpSizes, mlp_workload
-from common.benchmarks.text_workload import global_batch
-from common.benchmarks.verify_changes import VerifyChanges
+from common.benchmarks.scaling.scaling import ScalingBenchmark
+from common.benchmarks.scaling.text_workload import global_batch
+from common.benchmarks.scaling.verify_changes import VerifyChanges
+from common.benchmarks.scaling.workloads import MlpSizes, mlp_workload
+from common.diagnose.changes import open_changes
 from common.errors import UserError
 from common.models.mlp import MLP
 from common.tables import ARM_COLUMNS, SAMPLE_COLUMNS, STEP_COLUMNS

@@ -23,10 +23,10 @@ from common.benchmarks.selftest import (
     read_results,
 )
 from common.benchmarks.selftest_checks import Check, alone, tiny_training
-from common.runtime.gpus import CudaDevice
+from common.runtime.group.process_group import Worker, process_group
+from common.runtime.machine.gpus import CudaDevice
 from common.runtime.paths import project_root
-from common.runtime.process_group import Worker, process_group
-from common.runtime.ranks import Ranks
+from common.runtime.processes.ranks import Ranks
 from common.training.config import FsdpConfig
 
 SCRIPT = project_root() / "common" / "benchmarks" / "selftest.py"

@@ -13,8 +13,8 @@ import pytest
 PAGE_FAULTS = """
 import ctypes, os, resource
 from common.benchmarks.steps import StepSettings, make_step
-from common.runtime.kept_memory import MMAP_THRESHOLD
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
+from common.runtime.machine.kept_memory import MMAP_THRESHOLD
 
 def page_faults(step):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

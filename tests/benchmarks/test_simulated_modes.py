@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.benchmarks import simulated_modes
-from common.benchmarks.simulated_modes import (
+from common.benchmarks.micro_batches import simulated_modes
+from common.benchmarks.micro_batches.simulated_modes import (
     COLUMNS,
     PACKED,
     PLANNING_COLUMNS,
@@ -20,7 +20,7 @@ from common.benchmarks.simulated_modes import (
 )
 from common.data.text_lengths import LengthDistribution
 from common.errors import UserError
-from common.runtime.run_directory import read_environment
+from common.runtime.records.run_directory import read_environment
 from common.scheduling.cost import CalibratedCost
 from common.scheduling.modes import MODES, SAME_BATCH
 from common.scheduling.partition import bounded_plan

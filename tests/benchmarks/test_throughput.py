@@ -22,9 +22,9 @@ from rank_support import RankServer
 
 from common.analysis.one_device.throughput import open_throughput
 from common.analysis.one_device.throughput_text import utilisation_text
-from common.benchmarks import device_peak, throughput
-from common.benchmarks.throughput import ThroughputBenchmark, main
-from common.benchmarks.throughput_point import (
+from common.benchmarks.one_device import device_peak, throughput
+from common.benchmarks.one_device.throughput import ThroughputBenchmark, main
+from common.benchmarks.one_device.throughput_point import (
     FAILED,
     MEASURED,
     OUT_OF_MEMORY,
@@ -32,9 +32,9 @@ from common.benchmarks.throughput_point import (
 )
 from common.errors import RunFailed, UserError
 from common.perfmodel.one_device.peaks import known_peak
-from common.runtime.child import ChildExit
 from common.runtime.paths import project_root
-from common.runtime.run_directory import read_environment
+from common.runtime.processes.child import ChildExit
+from common.runtime.records.run_directory import read_environment
 
 pytestmark = pytest.mark.xdist_group("throughput")
 

@@ -13,8 +13,8 @@ from common.cli import doctor
 from common.cli import gpu_checks as checks
 from common.cli.gpu_checks import Check
 from common.cli.gpu_table import gpu_rows
-from common.runtime.gpus import CudaDevice, GpuFacts, GpuPair, read_gpu_facts
-from common.runtime.overlap_probe import Tried
+from common.runtime.group.overlap_probe import Tried
+from common.runtime.machine.gpus import CudaDevice, GpuFacts, GpuPair, read_gpu_facts
 
 MIB = 2**20
 
@@ -200,6 +200,7 @@ def test_gpus_that_are_hidden_on_purpose_are_not_looked_for(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     monkeypatch.setattr(
-        "common.runtime.gpus.read_gpu_facts", lambda devices: pytest.fail("asked the driver")
+        "common.runtime.machine.gpus.read_gpu_facts",
+        lambda devices: pytest.fail("asked the driver"),
     )
     assert doctor.find_gpus() == GpuFacts()

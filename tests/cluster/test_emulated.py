@@ -28,9 +28,9 @@ from common.cluster.emulated import EmulatedCluster, parse_rate
 from common.cluster.launch import launch, launch_series
 from common.cluster.switch import BURSTS_BYTES
 from common.errors import UserError
-from common.runtime.network import layout_name
-from common.runtime.process_identity import LAUNCHER
-from common.runtime.run_directory import read_environment
+from common.runtime.group.network import layout_name
+from common.runtime.processes.process_identity import LAUNCHER
+from common.runtime.records.run_directory import read_environment
 
 pytestmark = pytest.mark.xdist_group("emulated")
 
@@ -50,8 +50,8 @@ print(json.dumps(said))
 """
 MEASURE = """
 import sys, time
-from common.runtime.environment import describe_environment
-from common.runtime.run_directory import RunDirectory
+from common.runtime.machine.environment import describe_environment
+from common.runtime.records.run_directory import RunDirectory
 RunDirectory.create(sys.argv[1], "probe", {}, describe_environment("gloo", "cpu"), "run")
 time.sleep(600)
 """

@@ -22,7 +22,7 @@ from private_slurm import Job, PrivateSlurm, private_slurm, why_not
 from quick_torchrun import write_quick_torchrun
 
 from common.errors import UserError
-from common.runtime.device import gpus_visible
+from common.runtime.machine.device import gpus_visible
 
 pytestmark = [
     pytest.mark.two_ranks,
@@ -65,8 +65,8 @@ FAIL = """
 import time
 from dataclasses import dataclass
 from common.errors import RunFailed
-from common.runtime.ranks import current_ranks
-from common.runtime.run_directory import RunDirectory
+from common.runtime.processes.ranks import current_ranks
+from common.runtime.records.run_directory import RunDirectory
 from common.runtime.script import run_script
 
 @dataclass(frozen=True)

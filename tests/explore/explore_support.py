@@ -6,8 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from common.explore.predict_line import RunAsked
-from common.explore.systems import System, on_a_ring
+from common.explore.systems import RunAsked, System, on_a_ring
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import StepParts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.runtime.overlap_probe import try_group
+from common.runtime.group.overlap_probe import try_group
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

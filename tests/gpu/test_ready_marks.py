@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.gradient_marks import ready_marks, ready_seconds
+from common.runtime.group.gradient_marks import ready_marks, ready_seconds
 from common.runtime.timing import CudaClock
 from common.traces.profiler_trace import read_trace
 from common.training.step import build_model

@@ -1,4 +1,4 @@
-"""What the commands answer for the recorded runs: predictions, diagnoses, plans, flags."""
+"""What the commands answer: predictions from recorded runs, flags, headers of tables."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
-
-import pandas as pd
-from plain_text import frame_text
 
 PROJECT = Path(__file__).resolve().parents[2]
 CLUSTERED = ("gpt2", "gpt2-large")
@@ -30,64 +27,6 @@ def predict_answers() -> dict[str, str]:
         for model in CLUSTERED:
             flags = ("--model", model, "--cluster", path.stem, "--gpus", GPUS)
             answers[f"cluster-{path.stem}-{model}.txt"] = printed("predict", *flags)
-    return answers
-
-
-def diagnosis_answers() -> dict[str, str]:
-    """Returns the diagnosis of every recorded scaling run."""
-    from common.analysis.diagnosis.diagnosis import diagnosis_lines
-    from common.errors import UserError
-
-    answers = {}
-    for path in sorted(PROJECT.glob("data/**/arms.csv")):
-        folder = path.parent.relative_to(PROJECT)
-        try:
-            lines = diagnosis_lines(path.parent)
-        except UserError as refused:
-            lines = [f"refused: {refused}"]
-        answers[f"{'-'.join(folder.parts[1:])}.txt"] = "\n".join(lines)
-    return answers
-
-
-def tune_answers() -> dict[str, str]:
-    """Returns what each recorded tuning would try: bucketings, candidates, options, visits."""
-    from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
-    from common.runtime.run_directory import read_environment
-    from common.tuning.candidates import predict_all
-    from common.tuning.measured import WIRE_DTYPES, Measured
-    from common.tuning.plan import plan_visits
-    from common.tuning.tuner import bucketing_table
-
-    answers = {}
-    for path in sorted(PROJECT.glob("data/**/tune/predictions.csv")):
-        folder = path.parent
-        times = pd.read_csv(folder / "local-step-times.csv")
-        measured = Measured(
-            forward_s=float(times.groupby("rank")["forward_time_ms"].median().max()) / 1e3,
-            profile=read_ready_times(folder / "gradient-ready-times.csv"),
-            networks={
-                name: read_all_reduce(folder / f"allreduce-samples{suffix}.csv")
-                for name, suffix in {"none": "", "fp16": "-fp16", "bf16": "-bf16"}.items()
-            },
-            costs=read_costs(folder / "overlap-times.csv"),
-            backend=read_environment(folder)["backend"],
-            cast_s_per_byte=dict.fromkeys(WIRE_DTYPES, 0.0),
-        )
-        predicted = predict_all(measured)
-        tried = [predicted.default, *predicted.candidates, *predicted.options]
-        table = pd.DataFrame(
-            {
-                "setting": each.setting.label,
-                "buckets": each.num_buckets,
-                "backward_ms": each.backward_s * 1e3,
-                "step_ms": each.step_s * 1e3,
-            }
-            for each in tried
-        )
-        plans = [str(plan_visits(n, len(predicted.candidates), [1])) for n in (10, 40, 160)]
-        name = "-".join(folder.relative_to(PROJECT).parts[1:])
-        bucketings = frame_text(bucketing_table(predicted, measured))
-        answers[f"{name}.txt"] = "\n".join([frame_text(table), *plans, "", bucketings])
     return answers
 
 
@@ -111,6 +50,15 @@ def help_answers() -> dict[str, str]:
 
 def _as_script(path: Path) -> None:
     runpy.run_path(str(path), run_name="__main__")
+
+
+def csv_headers() -> dict[str, str]:
+    """Returns a line for each distinct header of a recorded table: file name, then columns."""
+    lines = set()
+    for path in PROJECT.glob("data/**/*.csv"):
+        with path.open() as file:
+            lines.add(f"{path.name}: {file.readline().strip()}")
+    return {"recorded.txt": "\n".join(sorted(lines))}
 
 
 def printed(*arguments: str) -> str:

@@ -29,15 +29,13 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     write = commands.add_parser("write", help="write the tree of answers")
     write.add_argument("folder", type=Path)
-    write.add_argument("--runs", type=Path, help="what ddplab run --preset smoke made")
-    write.add_argument("--messages", type=Path, help="what pytest wrote into GUARD_MESSAGES")
     write.add_argument("--only", nargs="+", default=[], help="parts to write, such as help predict")
     compare = commands.add_parser("compare", help="say what differs between two trees")
     compare.add_argument("before", type=Path)
     compare.add_argument("after", type=Path)
     arguments = parser.parse_args()
     if arguments.command == "write":
-        write_tree(arguments.folder, arguments.runs, arguments.messages, arguments.only)
+        write_tree(arguments.folder, arguments.only)
         return
     for folder in (arguments.before, arguments.after):
         if not folder.is_dir() or not any(folder.iterdir()):
@@ -47,9 +45,9 @@ def main() -> None:
     sys.exit(1 if differences else 0)
 
 
-def write_tree(folder: Path, runs: Path | None, messages: Path | None, only: list[str]) -> None:
+def write_tree(folder: Path, only: list[str]) -> None:
     """Writes the parts that were asked for; a part that is there is replaced as a whole."""
-    for name, answers_of in parts(runs, messages).items():
+    for name, answers_of in parts().items():
         if only and name not in only:
             continue
         began = time.perf_counter()
@@ -62,26 +60,18 @@ def write_tree(folder: Path, runs: Path | None, messages: Path | None, only: lis
         print(f"{name}: {len(answers)} files, {time.perf_counter() - began:.0f} s", flush=True)
 
 
-def parts(runs: Path | None, messages: Path | None) -> dict[str, Callable[[], Mapping[str, str]]]:
+def parts() -> dict[str, Callable[[], Mapping[str, str]]]:
     """Returns, by part of the tree, the function that answers with file name → text."""
     # Imported here: comparing two trees needs nothing of the project.
-    from command_answers import diagnosis_answers, help_answers, predict_answers, tune_answers
+    from command_answers import csv_headers, help_answers, predict_answers
     from notebook_answers import notebook_answers
-    from run_files import csv_headers, message_answers, run_answers
 
-    found: dict[str, Callable[[], Mapping[str, str]]] = {
+    return {
         "notebooks": notebook_answers,
         "predict": predict_answers,
-        "diagnosis": diagnosis_answers,
-        "tune": tune_answers,
         "help": help_answers,
-        "headers": lambda: {"recorded.txt": csv_headers(PROJECT / "data")},
+        "headers": csv_headers,
     }
-    if runs:
-        found["runs"] = lambda: run_answers(runs)
-    if messages:
-        found["messages"] = lambda: message_answers(messages)
-    return found
 
 
 def compare_trees(before: Path, after: Path) -> list[str]:

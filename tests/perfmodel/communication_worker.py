@@ -22,8 +22,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from common.exercises.sharded_optimizer import ShardedOptimizer
 from common.models.gpt2 import GPT2
 from common.perfmodel.one_device.architecture import GPT2Config
-from common.runtime.process_group import process_group
-from common.runtime.socket_bytes import received_bytes, sent_bytes
+from common.runtime.group.process_group import process_group
+from common.runtime.group.socket_bytes import received_bytes, sent_bytes
 from common.training.config import OWN_STRATEGIES, config_of
 from common.training.parallel import gradient_sync, parallelise
 

@@ -16,9 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from common.benchmarks.memory_tracker import empty_batch
+from common.benchmarks.one_device.memory_tracker import empty_batch
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
 from common.training.config import TrainingConfig
 from common.training.parallel import block_precision
 from common.training.step import TrainingStep, build_model

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from perfmodel_support import refused
 
 from common.perfmodel.cluster.clusters import load_cluster
+from common.perfmodel.cluster.nccl import NO_RAMP, RAMP, NcclAllReduce, NcclRing, soft_minimum
 from common.perfmodel.collectives import bus_bandwidth
-from common.perfmodel.nccl import NO_RAMP, RAMP, NcclAllReduce, NcclRing, soft_minimum
 
 MIB = 2**20
 A100, H100 = load_cluster("a100-ib"), load_cluster("h100-ib")

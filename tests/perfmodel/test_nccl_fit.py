@@ -9,9 +9,9 @@ import pytest
 from perfmodel_support import refused
 
 from common.perfmodel.cluster.clusters import load_cluster
+from common.perfmodel.cluster.nccl import NO_RAMP, NcclAllReduce, soft_minimum
 from common.perfmodel.cluster.nccl_fit import fit_nccl
 from common.perfmodel.cluster.nccl_shapes import Paths, Protocols
-from common.perfmodel.nccl import NO_RAMP, NcclAllReduce, soft_minimum
 from common.perfmodel.simulator import simulate_backward
 
 SIZES = 2.0 ** np.arange(10, 34)

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.benchmarks.allocator import measure_peak
-from common.benchmarks.memory_tracker import saved_by_layer, track_step
+from common.benchmarks.one_device.allocator import measure_peak
+from common.benchmarks.one_device.memory_tracker import saved_by_layer, track_step
 from common.errors import UserError
-from common.perfmodel.memory import estimated_states, predict_memory
 from common.perfmodel.one_device.activations import saved_per_layer
+from common.perfmodel.one_device.memory import estimated_states, predict_memory
 from common.perfmodel.one_device.memory_fit import largest_batch, what_would_fit
 from common.perfmodel.one_device.workload import Workload
 

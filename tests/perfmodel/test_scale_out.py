@@ -14,6 +14,7 @@ from common.perfmodel.cluster.assumptions import Assumptions, Range
 from common.perfmodel.cluster.cap_grid import Circumstances, cap_rows, simulate_grid
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.computed_profile import computed_profile
+from common.perfmodel.cluster.nccl import NcclAllReduce
 from common.perfmodel.cluster.scale_out import (
     SCALINGS,
     STRATEGIES,
@@ -26,7 +27,6 @@ from common.perfmodel.cluster.scale_out import (
 from common.perfmodel.cluster.steps import default_caps_mib
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import DdpCosts
-from common.perfmodel.nccl import NcclAllReduce
 from common.perfmodel.one_device.flops import training_flops_per_token
 from common.perfmodel.one_device.workload import Workload
 from common.perfmodel.search import best_bucket_cap

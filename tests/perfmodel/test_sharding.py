@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from common.perfmodel.memory import predict_memory
+from common.perfmodel.one_device.memory import predict_memory
 from common.perfmodel.one_device.sharding import STRATEGIES, Sharding
 from common.perfmodel.one_device.workload import Workload
 

@@ -21,12 +21,12 @@ from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
 from common.analysis.data_parallel.strategy_times import open_strategies
 from common.analysis.data_parallel.tables import NOISE_COLUMN, exchange_shown, times_shown
-from common.analysis.diagnosis.changes import changes_table, open_changes
 from common.analysis.findings.collect import QUESTIONS, findings_of
 from common.analysis.findings.figures import FIGURES, figure_of
 from common.analysis.findings.finding import Finding
 from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.micro_batches.mode_tables import verdicts_shown
+from common.diagnose.changes import changes_table, open_changes
 from common.report.first_page import FirstPage, print_page
 from common.report.first_page import as_html as first_page_html
 from common.runtime.paths import project_root

@@ -27,11 +27,11 @@ from common.report.document import write_pdf
 from common.report.first_page import FirstPage
 from common.report.pipeline import entry_titles
 from common.report.presets import load_preset
-from common.report.progress import StageProgress
 from common.report.run_page import RunPage
 from common.report.run_watch import RunWatch
 from common.report.timetable import DONE, Entry, Timetable, plan
 from common.runtime.paths import project_root
+from common.runtime.stage_progress import StageProgress
 
 DATA = project_root() / "data" / "epyc-2-cores"
 

@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import UserError
 from common.report.recording import keep_run
-from common.runtime.run_directory import RunDirectory
+from common.runtime.records.run_directory import RunDirectory
 
 
 def finished_run(folder: Path, rows: int = 3) -> Path:

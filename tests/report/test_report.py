@@ -29,7 +29,7 @@ from common.report.presets import (
 )
 from common.report.stages import Measured
 from common.runtime.script import parse_settings
-from common.training.text_scaling_config import TextScalingConfig
+from common.training.texts.config import TextScalingConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -7,8 +7,8 @@ import json
 import torch
 import torch.distributed as dist
 
-from common.runtime.one_rank_group import own_group
-from common.runtime.process_group import process_group
+from common.runtime.group.one_rank_group import own_group
+from common.runtime.group.process_group import process_group
 
 with process_group("cpu") as worker:
     made, new_group = [], dist.new_group

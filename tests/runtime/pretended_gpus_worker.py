@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from common.errors import Preempted, RunFailed, UserError
-from common.runtime.process_group import process_group
-from common.runtime.recorder import record_run
+from common.runtime.group.process_group import process_group
+from common.runtime.records.recorder import record_run
 from common.runtime.script import parse_settings, run_script
 
 ERRORS = {
@@ -107,6 +107,6 @@ blocking_end = mock.patch("torch.distributed.destroy_process_group", wait_for_pe
 if settings.how != "stopped":
     blocking_end.start()
 group_class = {"nccl": "ProcessGroupNCCL", "gloo": "ProcessGroupGloo"}[settings.backend]
-group = mock.patch("common.runtime.nccl.group_class", return_value=group_class)
+group = mock.patch("common.runtime.group.nccl.group_class", return_value=group_class)
 with gpus, group, mock.patch("torch.distributed.init_process_group", init_process_group):
     run_script(main, Settings)

@@ -7,8 +7,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from common.runtime.nccl import group_class
-from common.runtime.overlap_probe import get_future_waits
+from common.runtime.group.nccl import group_class
+from common.runtime.group.overlap_probe import get_future_waits
 
 EXCHANGE_S = 0.1
 

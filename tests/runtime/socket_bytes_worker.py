@@ -8,8 +8,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from common.runtime.process_group import process_group
-from common.runtime.socket_bytes import received_bytes, sent_bytes
+from common.runtime.group.process_group import process_group
+from common.runtime.group.socket_bytes import received_bytes, sent_bytes
 
 ELEMENTS = (6, 300_000)  # float32, a multiple of 2 and 3
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.runtime import bytecode
+from common.runtime.processes import bytecode
 
 # Where bytecode was kept it is replaced by that of another word, which a child says that reads it.
 PROGRAM = """

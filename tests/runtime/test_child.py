@@ -15,7 +15,7 @@ import pytest
 from interruptible import start_interruptible
 
 from common.errors import UserError
-from common.runtime.child import run_child
+from common.runtime.processes.child import run_child
 
 ONCE = ("-n", "1", "-r", "1")
 
@@ -58,7 +58,7 @@ def test_a_log_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
 PARENT = """
 import sys
 from pathlib import Path
-from common.runtime.child import run_child
+from common.runtime.processes.child import run_child
 from common.runtime.script import exit_status, leave_when_terminated
 leave_when_terminated()
 with exit_status():

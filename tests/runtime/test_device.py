@@ -12,9 +12,14 @@ from rank_support import ASSIGNMENT2
 
 from common.cli import run
 from common.errors import UserError
-from common.runtime import device as module
-from common.runtime.device import choose_device, driver_version, gpus_visible, refused_by_gpu
-from common.runtime.gpus import GpuFacts
+from common.runtime.machine import device as module
+from common.runtime.machine.device import (
+    choose_device,
+    driver_version,
+    gpus_visible,
+    refused_by_gpu,
+)
+from common.runtime.machine.gpus import GpuFacts
 from common.runtime.script import exit_status
 
 GRANTED = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}

@@ -7,16 +7,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.runtime import collective_timing
-from common.runtime.collective_timing import (
+from common.runtime.group import collective_timing
+from common.runtime.group.collective_timing import (
     ALL_REDUCE_COLUMNS,
     time_all_reduces,
     time_in_flight,
     time_sequence,
 )
-from common.runtime.gradient_marks import hold_for_marks, ready_marks
-from common.runtime.process_group import Worker
-from common.runtime.ranks import current_ranks
+from common.runtime.group.gradient_marks import hold_for_marks, ready_marks
+from common.runtime.group.process_group import Worker
+from common.runtime.processes.ranks import current_ranks
 from common.runtime.timing import CudaClock, HostClock
 
 GPU = torch.device("cuda", 0)

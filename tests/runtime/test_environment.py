@@ -13,13 +13,13 @@ import sys
 
 import pytest
 
-from common.runtime.environment import describe_environment, hardware_line
-from common.runtime.network import (
+from common.runtime.group.network import (
     EMULATED_NETWORK,
     give_gloo_the_interface_of_nccl,
     network_name,
     ranks_on_machine,
 )
+from common.runtime.machine.environment import describe_environment, hardware_line
 from common.runtime.paths import git as project_git
 from common.runtime.paths import project_root
 

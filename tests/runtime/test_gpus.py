@@ -9,10 +9,10 @@ import pytest
 import torch
 from nvml_support import GIB, FakeGpu, fake_nvml, h100, no_driver, sysfs
 
-from common.runtime import environment, gpus
-from common.runtime.environment import describe_environment
-from common.runtime.gpus import Clock, GpuPair, read_gpu_facts
-from common.runtime.pci import Nearest
+from common.runtime.machine import environment, gpus
+from common.runtime.machine.environment import describe_environment
+from common.runtime.machine.gpus import Clock, GpuPair, read_gpu_facts
+from common.runtime.machine.pci import Nearest
 
 SWITCH = "00000000:C4:00.0"
 TREE = {

@@ -11,7 +11,11 @@ import pytest
 import torch
 
 from common.errors import UserError
-from common.runtime.memory_limit import available_memory_bytes, is_out_of_memory, limit_memory
+from common.runtime.machine.memory_limit import (
+    available_memory_bytes,
+    is_out_of_memory,
+    limit_memory,
+)
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory")
 
@@ -26,7 +30,7 @@ def python(code: str) -> str:
 def test_an_allocation_beyond_the_limit_fails_and_the_process_lives() -> None:
     # Two thirds of the limit fit, twice; together they do not.
     code = """
-from common.runtime.memory_limit import is_out_of_memory, limit_memory
+from common.runtime.machine.memory_limit import is_out_of_memory, limit_memory
 limit_memory(300 << 20)
 first = bytearray(200 << 20)
 try:
@@ -52,7 +56,7 @@ def test_the_peak_is_this_process_own_and_can_begin_anew() -> None:
 import subprocess, sys
 ballast = b"x" * (300 << 20)
 child = '''
-from common.runtime.memory_limit import peak_resident_bytes, reset_peak_resident
+from common.runtime.machine.memory_limit import peak_resident_bytes, reset_peak_resident
 block = b"x" * (100 << 20)
 before = peak_resident_bytes() >> 20
 del block

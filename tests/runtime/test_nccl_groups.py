@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 
 from common.errors import RunFailed
-from common.runtime import nccl
-from common.runtime.gpus import build_versions
-from common.runtime.network import GROUP_CHOICE
-from common.runtime.overlap_probe import try_group
+from common.runtime.group import nccl
+from common.runtime.group.network import GROUP_CHOICE
+from common.runtime.group.overlap_probe import try_group
+from common.runtime.machine.gpus import build_versions
 
 HERE = Path(__file__).parent
 REGISTERED = """

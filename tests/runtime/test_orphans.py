@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.runtime.orphans import ending_with_parent
+from common.runtime.processes.orphans import ending_with_parent
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child so")
 
@@ -30,7 +30,7 @@ def test_it_does_not_start_when_its_parent_has_gone_already(tmp_path: Path) -> N
     started = tmp_path / "started"
     # The command is made for a parent that is not the one that starts it.
     code = (
-        "import os; from common.runtime.orphans import ending_with_parent as ending\n"
+        "import os; from common.runtime.processes.orphans import ending_with_parent as ending\n"
         f"print('\\n'.join(ending(['touch', {str(started)!r}])))"
     )
     root = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def test_it_does_not_start_when_its_parent_has_gone_already(tmp_path: Path) -> N
 @linux
 def test_it_ends_when_its_parent_is_killed() -> None:
     code = (
-        "import subprocess, sys; from common.runtime.orphans import ending_with_parent\n"
+        "import subprocess, sys; from common.runtime.processes.orphans import ending_with_parent\n"
         "child = subprocess.Popen(ending_with_parent(['sleep', '60']))\n"
         "print(child.pid, flush=True); child.wait()"
     )
@@ -74,7 +74,8 @@ def test_a_child_is_started_without_running_python_in_a_fork(tmp_path: Path) -> 
     # Python calls these hooks for ``preexec_fn`` only: its threads, CUDA's among them, are not in
     # the copy, and locks that they hold would be held there for ever.
     code = (
-        "import os, sys; from pathlib import Path; from common.runtime.child import run_child\n"
+        "import os, sys; from pathlib import Path\n"
+        "from common.runtime.processes.child import run_child\n"
         "os.register_at_fork(before=lambda: print('forked'))\n"
         "ended = run_child('timeit', ['-n', '1', '-r', '1'], Path(sys.argv[1]))\n"
         "print('status', ended.status)"

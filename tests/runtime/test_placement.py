@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.runtime.placement import own_placement, placement_problems, split_groups
+from common.runtime.machine.placement import own_placement, placement_problems, split_groups
 
 
 def torchrun(rank: int, local_rank: int, local_size: int, **more: str) -> dict[str, str]:

@@ -57,10 +57,10 @@ del sys.modules[{STAGER!r}].StateDictStager
 sys.modules[{TRACKER!r}] = None
 from pathlib import Path
 from torch import nn, optim
-import common.benchmarks.memory_tracker, common.training.trainer
+import common.benchmarks.one_device.memory_tracker, common.training.trainer
 from common.errors import UserError
-from common.runtime.process_group import process_group
-from common.training.checkpoint import Checkpoints
+from common.runtime.group.process_group import process_group
+from common.training.checkpoints.checkpoint import Checkpoints
 with process_group("cpu") as worker:
     model = nn.Linear(2, 2)
     made = Checkpoints(Path({str(tmp_path)!r}), worker, 1)

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from rank_support import torchrun_variables
 
 from common.errors import RunFailed, UserError
-from common.runtime.nccl import loaded_version
-from common.runtime.process_group import (
+from common.runtime.group.nccl import loaded_version
+from common.runtime.group.process_group import (
     Worker,
     _choose_device,
     _rendezvous,
@@ -28,12 +28,12 @@ from common.runtime.process_group import (
     is_lost_peer,
     process_group,
 )
-from common.runtime.ranks import Ranks, current_ranks, free_port
+from common.runtime.processes.ranks import Ranks, current_ranks, free_port
 
 PRETENDED = Path(__file__).with_name("pretended_gpus_worker.py")
 SLOW_HOST = """
 import time
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
 
 with process_group("cpu", timeout_s=1) as worker:
     time.sleep(2.5 * worker.rank)
@@ -45,8 +45,8 @@ import json, os, pathlib, sys, time
 import torch
 import torch.distributed as dist
 from common.errors import UserError
-from common.runtime.environment import describe_environment
-from common.runtime.process_group import process_group
+from common.runtime.machine.environment import describe_environment
+from common.runtime.group.process_group import process_group
 
 folder = pathlib.Path(sys.argv[1])
 with process_group("cpu") as worker:

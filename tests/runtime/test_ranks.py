@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from common.errors import UserError
-from common.runtime.ranks import Ranks, current_ranks, meeting_port, rendezvous_environment
+from common.runtime.processes.ranks import (
+    Ranks,
+    current_ranks,
+    meeting_port,
+    rendezvous_environment,
+)
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 SLURM = {

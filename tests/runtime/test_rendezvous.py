@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from common.errors import RunFailed
-from common.runtime.rendezvous import agree_on_attempt
+from common.runtime.group.rendezvous import agree_on_attempt
 
 
 def attempt(store: dist.Store, ranks: int, delays_s: list[float]) -> set[str]:

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from common.errors import RunFailed, UserError
-from common.runtime.environment import describe_environment
-from common.runtime.process_identity import own_identity
-from common.runtime.run_directory import (
+from common.runtime.machine.environment import describe_environment
+from common.runtime.processes.process_identity import own_identity
+from common.runtime.records.run_directory import (
     RunDirectory,
     find_table,
     new_run_id,
@@ -54,7 +54,7 @@ def test_a_thousand_runs_of_one_second_have_different_ids():
 
 def test_runs_made_at_once_by_several_processes_do_not_meet(tmp_path):
     code = (
-        "import sys; from common.runtime.run_directory import RunDirectory\n"
+        "import sys; from common.runtime.records.run_directory import RunDirectory\n"
         "for _ in range(50): RunDirectory.create(sys.argv[1], 'x', {}, {'status': 'running'})"
     )
     makers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(2)]
@@ -162,7 +162,9 @@ def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path, below):
 
 
 def identity_of_one_that_ended():
-    code = "from common.runtime.process_identity import own_identity; print(own_identity())"
+    code = (
+        "from common.runtime.processes.process_identity import own_identity; print(own_identity())"
+    )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return ended.stdout.strip()
 

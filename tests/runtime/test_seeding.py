@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from common.runtime.process_group import Worker
-from common.runtime.ranks import current_ranks
+from common.runtime.group.process_group import Worker
+from common.runtime.processes.ranks import current_ranks
 from common.runtime.seeding import kept_random_numbers
 from common.scheduling.memory_probe import LocalStep
-from common.training.data_parallel_step import StepOptions
-from common.training.scaling_probes import Probed, ProbePlan, probe
+from common.training.scaling.data_parallel_step import StepOptions
+from common.training.scaling.probes import Probed, ProbePlan, probe
 
 GPU = torch.device("cuda", 3)
 

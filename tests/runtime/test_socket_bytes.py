@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from common.perfmodel.fsdp.communication import Collective, control_bytes, wire_bytes
-from common.runtime import socket_bytes
-from common.runtime.socket_bytes import received_bytes, sent_bytes
+from common.runtime.group import socket_bytes
+from common.runtime.group.socket_bytes import received_bytes, sent_bytes
 
 WORKER = Path(__file__).with_name("socket_bytes_worker.py")
 on_linux = pytest.mark.skipif(

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from common.errors import RunFailed, UserError
-from common.runtime.memory_limit import limit_memory, writable_bytes
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
+from common.runtime.machine.memory_limit import limit_memory, writable_bytes
 from common.scheduling.memory_probe import largest_micro_batch, probe_largest_batches
 
 LENGTH, WIDTH, BOUND = 128, 2048, 16

@@ -22,8 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from common.errors import RunFailed, UserError
 from common.models.text_classifier import TextClassifier, TextClassifierConfig
-from common.runtime.process_group import Worker
-from common.runtime.ranks import current_ranks
+from common.runtime.group.process_group import Worker
+from common.runtime.processes.ranks import current_ranks
 from common.scheduling import step_memory
 from common.scheduling.memory_probe import (
     LocalStep,
@@ -32,7 +32,7 @@ from common.scheduling.memory_probe import (
     probe_largest_batches,
 )
 from common.scheduling.step_memory import StepMemory, measure_step_memory
-from common.training.tracing import silence_profiler
+from common.training.recording.tracing import silence_profiler
 
 pytestmark = pytest.mark.xdist_group("memory_probe")  # its ranks are started once
 

@@ -12,7 +12,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.exercises.overlapped_ddp import OverlappedDDP
-from common.studies.emulated_group import EMULATED, EmulatedGroup, Exchange, connect, register
+from common.studies.exchange.emulated_group import (
+    EMULATED,
+    EmulatedGroup,
+    Exchange,
+    connect,
+    register,
+)
 
 LASTING_S = 0.7
 
@@ -62,7 +68,7 @@ def ddp(module: nn.Module) -> nn.Module:
 def main() -> None:
     register("cpu")
     register("cpu")  # a second time changes nothing
-    with mock.patch("common.studies.emulated_group.EmulatedGroup", Noted):
+    with mock.patch("common.studies.exchange.emulated_group.EmulatedGroup", Noted):
         dist.init_process_group(EMULATED, store=dist.HashStore(), rank=0, world_size=1)
     inputs = torch.randn(4, 64)
     alone = gradients(lambda module: module, inputs)

@@ -16,13 +16,13 @@ from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.calibration import read_calibration
 from common.perfmodel.simulator import profile_buckets
 from common.perfmodel.tables import read_ready_times
-from common.report.progress import StageProgress
-from common.runtime.run_directory import RunDirectory
-from common.studies.accuracy import AccuracyStudy, run_study
-from common.studies.accuracy_networks import FASTEST_MBIT, REGIMES, Network, parse_network
-from common.studies.accuracy_tables import TABLES, case_rows
+from common.runtime.records.run_directory import RunDirectory
+from common.runtime.stage_progress import StageProgress
+from common.studies.accuracy.accuracy import AccuracyStudy, run_study
+from common.studies.accuracy.networks import FASTEST_MBIT, REGIMES, Network, parse_network
+from common.studies.accuracy.tables import TABLES, case_rows
 
-RANKS_SCRIPT = Path(__file__).resolve().parents[2] / "common" / "studies" / "accuracy_ranks.py"
+RANKS_SCRIPT = Path(__file__).resolve().parents[2] / "common" / "studies" / "accuracy" / "ranks.py"
 FEW = {"model": "mlp", "batch_size": 2, "judged": 2, "steps": 1, "sizes": 3, "probes": 1}
 SMALL = [f"--{name}={value}" for name, value in FEW.items()]
 

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from common.errors import UserError
-from common.report.progress import StageProgress
 from common.runtime.paths import project_root
+from common.runtime.stage_progress import StageProgress
+from common.studies.exhaustive_sweep import runoff_regret
 from common.studies.tune_check import TuneStudy, run_study
-from common.tuning.exhaustive import runoff_regret
 
 OF_BEFORE = project_root() / "data" / "xeon-2-cores" / "study-tune"
 

@@ -11,14 +11,14 @@ import torch
 import yaml
 
 from common.errors import UserError
-from common.runtime.run_directory import read_environment
-from common.studies.accuracy_tables import TABLES, case_rows
-from common.studies.emulated_group import KERNEL, Exchange
-from common.studies.exchange import CPU_MODELS, GPU_MODELS, ExchangeStudy
-from common.studies.exchange_ranks import ExchangeJob, Wanted
+from common.runtime.records.run_directory import read_environment
+from common.studies.accuracy.tables import TABLES, case_rows
+from common.studies.exchange.emulated_group import KERNEL, Exchange
+from common.studies.exchange.exchange import CPU_MODELS, GPU_MODELS, ExchangeStudy
+from common.studies.exchange.ranks import ExchangeJob, Wanted
 
 WORKER = Path(__file__).parent / "exchange_worker.py"
-STUDIES = Path(__file__).resolve().parents[2] / "common" / "studies"
+STUDIES = Path(__file__).resolve().parents[2] / "common" / "studies" / "exchange"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_a_group_that_nobody_has_connected_takes_no_time(found):
 
 
 def test_gradients_of_every_strategy_are_exact_where_sums_arrive_late(rank_server, tmp_path):
-    done = rank_server.run(STUDIES / "exchange_late.py", "--table", tmp_path / "late.csv")
+    done = rank_server.run(STUDIES / "late.py", "--table", tmp_path / "late.csv")
     assert done.exit_codes == [0], done.stderr
     table = pd.read_csv(tmp_path / "late.csv")
     assert set(table["strategy"]) == {"DDP", "MY_DDP", "MY_BUCKETS", "MY_ZERO1", "MY_FSDP"}
@@ -76,7 +76,7 @@ def case(rank_server, tmp_path_factory) -> Path:
     flags += ("--exchanges", "1+200us", "--sizes", 3, "--probes", 1, "--judged", 2)
     flags += ("--max_buckets", 4, "--calibration_rounds", 2, "--rounds", 2, "--max_rounds", 2)
     flags += ("--output_dir", folder, "--run_id", "pico", "--device", "cpu")
-    done = rank_server.run(STUDIES / "exchange_ranks.py", *flags)
+    done = rank_server.run(STUDIES / "ranks.py", *flags)
     assert done.exit_codes == [0], done.stderr
     return folder / "pico-1+200us"
 

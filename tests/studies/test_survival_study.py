@@ -15,8 +15,8 @@ from common.exercises.checkpoint_commit import (
     read_manifest,
     start_checkpoint,
 )
-from common.report.progress import StageProgress
-from common.runtime.run_directory import read_environment
+from common.runtime.records.run_directory import read_environment
+from common.runtime.stage_progress import StageProgress
 from common.studies import survival
 from common.studies.damaged_checkpoints import DIGIT, FLIPPED, MISSING, TRUNCATED, damage
 from common.studies.killed_runs import Training, equal_losses, read_steps, unreadable

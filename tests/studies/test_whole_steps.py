@@ -8,8 +8,8 @@ import tyro
 import yaml
 
 from common.analysis.data_parallel.emulated_strategies import open_emulated
-from common.benchmarks.allreduce import AllReduceBenchmark
-from common.benchmarks.overlap import OverlapBenchmark
+from common.benchmarks.buckets.allreduce import AllReduceBenchmark
+from common.benchmarks.buckets.overlap import OverlapBenchmark
 from common.benchmarks.strategies import StrategyBenchmark
 from common.errors import UserError
 from common.runtime.flags import as_flags

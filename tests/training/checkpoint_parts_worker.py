@@ -13,9 +13,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.tensor import DTensor
 
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.process_group import process_group
-from common.training.checkpoint import Checkpoints
-from common.training.checkpoint_parts import own_part
+from common.runtime.group.process_group import process_group
+from common.training.checkpoints.checkpoint import Checkpoints
+from common.training.checkpoints.parts import own_part
 from common.training.config import DdpConfig, FsdpConfig
 from common.training.parallel import parallelise
 from common.training.step import TrainingStep, build_model

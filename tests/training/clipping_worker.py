@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
 from common.training.config import FsdpConfig
 from common.training.parallel import parallelise
 from common.training.step import build_model, limit_in_few_launches

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from common.models.mlp import MLP
 from common.perfmodel.buckets import DdpOptions, ddp_buckets
-from common.runtime.process_group import Worker, process_group
-from common.training.data_parallel_step import Batch, DataParallelStep, StepOptions
+from common.runtime.group.process_group import Worker, process_group
+from common.training.scaling.data_parallel_step import Batch, DataParallelStep, StepOptions
 
 CASES = {
     "as it is": StepOptions(),

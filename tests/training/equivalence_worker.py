@@ -17,7 +17,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
 from common.training.config import OWN_STRATEGIES, TrainingConfig, config_of
 from common.training.trainer import train
 

@@ -6,7 +6,7 @@
 import sys
 from dataclasses import replace
 
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
 from common.training.config import DdpConfig, FsdpConfig
 from common.training.trainer import train
 

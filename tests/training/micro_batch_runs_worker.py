@@ -16,14 +16,14 @@ from unittest import mock
 
 from transformers import BertConfig
 
-from common.benchmarks import compare_modes
+from common.benchmarks.micro_batches import compare_modes
 from common.errors import RunFailed, UserError
 from common.models import text_classifier
 from common.models.text_classifier import TextClassifierConfig
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
 from common.scheduling.modes import MODES
-from common.training.micro_batch_config import MicroBatchConfig
-from common.training.text_trainer import train_text
+from common.training.micro_batches.config import MicroBatchConfig
+from common.training.texts.text_trainer import train_text
 
 TEXTS = {
     **{"dataset": "synthetic", "model_name": "small", "vocab_size": 200, "max_length": 16},

@@ -18,12 +18,12 @@ from torch.nn import functional
 from common.data.text_tokens import TokenizedTexts
 from common.errors import RunFailed
 from common.models.text_classifier import TextClassifier, TextClassifierConfig
-from common.runtime.memory_limit import limit_memory, writable_bytes
-from common.runtime.process_group import Worker, process_group
+from common.runtime.group.process_group import Worker, process_group
+from common.runtime.machine.memory_limit import limit_memory, writable_bytes
 from common.scheduling.loader import MicroBatch, collate
 from common.scheduling.modes import StepPlan
-from common.training.micro_batch_step import MicroBatchStep
-from common.training.timed_exchange import TimedExchange
+from common.training.micro_batches.micro_batch_step import MicroBatchStep
+from common.training.scaling.timed_exchange import TimedExchange
 
 M_MMAP_THRESHOLD = -3  # malloc.h
 PLANS = {

@@ -9,8 +9,8 @@ import torch
 
 from common.exercises.fsdp import FSDP
 from common.models.gpt2 import CONFIGS, GPT2
-from common.runtime.process_group import Worker, process_group
-from common.runtime.socket_bytes import sent_bytes
+from common.runtime.group.process_group import Worker, process_group
+from common.runtime.group.socket_bytes import sent_bytes
 
 
 def bytes_of_a_pass(worker: Worker, recomputed: bool) -> int | None:

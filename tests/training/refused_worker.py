@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from common.errors import UserError
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
 from common.runtime.script import parse_settings
 from common.training.config import BaselineConfig, DdpConfig, FsdpConfig
 from common.training.trainer import train

@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
 from common.training.config import config_of
 from common.training.trainer import train
 

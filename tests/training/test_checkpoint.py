@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from common.data.token_shards import write_shard
 from common.errors import RunFailed, UserError
 from common.exercises.checkpoint_commit import read_manifest
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
 from common.training.config import BaselineConfig
 from common.training.trainer import train
 

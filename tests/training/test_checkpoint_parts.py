@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from common.runtime import private
-from common.runtime.process_group import process_group
-from common.training import checkpoint
-from common.training.checkpoint import Checkpoints
+from common.runtime.group.process_group import process_group
+from common.training.checkpoints import checkpoint
+from common.training.checkpoints.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.xdist_group("checkpoint_parts")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from common.training.data_parallel_step import StepOptions
+from common.training.scaling.data_parallel_step import StepOptions
 
 pytestmark = pytest.mark.xdist_group("data_parallel_step")
 

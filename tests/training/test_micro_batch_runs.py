@@ -11,13 +11,13 @@ import pytest
 import torch
 import yaml
 
-from common.benchmarks.compare_modes import ARMS, CONTROL, ModeComparison
+from common.benchmarks.micro_batches.compare_modes import ARMS, CONTROL, ModeComparison
 from common.errors import UserError
-from common.runtime.process_group import Worker
-from common.runtime.ranks import Ranks
+from common.runtime.group.process_group import Worker
+from common.runtime.processes.ranks import Ranks
 from common.scheduling.modes import MODES, SAME_BATCH
-from common.training.micro_batch_config import MicroBatchConfig
-from common.training.text_task import open_task
+from common.training.micro_batches.config import MicroBatchConfig
+from common.training.texts.task import open_task
 
 pytestmark = [pytest.mark.two_ranks, pytest.mark.xdist_group("micro_batch_runs")]
 WORKER = Path(__file__).with_name("micro_batch_runs_worker.py")

@@ -10,8 +10,8 @@ from rank_support import torchrun_variables
 
 from common.errors import UserError
 from common.models.gpt2 import GPT2, GPT2Config
-from common.runtime.process_group import Worker
-from common.runtime.ranks import Ranks
+from common.runtime.group.process_group import Worker
+from common.runtime.processes.ranks import Ranks
 from common.training.config import DdpConfig, FsdpConfig
 from common.training.parallel import parallelise
 

@@ -18,7 +18,7 @@ from common.data.tokenization import encode, load_vocabulary, text_pieces
 from common.models.gpt2 import GPT2, GPT2Config
 from common.runtime.seeding import seed_everything
 from common.training.config import BaselineConfig
-from common.training.step_log import STEP_COLUMNS
+from common.training.recording.step_log import STEP_COLUMNS
 from common.training.trainer import learning_rate, train
 
 pytestmark = pytest.mark.xdist_group("reference_curves")

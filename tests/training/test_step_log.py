@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.training import step_log
 from common.training.config import BaselineConfig
-from common.training.step_log import STEP_COLUMNS, StepLog
+from common.training.recording import step_log
+from common.training.recording.step_log import STEP_COLUMNS, StepLog
 
 MODEL = torch.nn.Linear(2, 2)
 

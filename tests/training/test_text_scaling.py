@@ -17,16 +17,16 @@ from common.data.hashed_words import hash_texts
 from common.data.text import load_texts, synthetic_texts
 from common.errors import UserError
 from common.models.text_classifier import TextClassifier, TextClassifierConfig
-from common.runtime.process_group import Worker
-from common.runtime.ranks import Ranks
-from common.training.text_scaling_config import TextScalingConfig
-from common.training.text_scaling_data import (
+from common.runtime.group.process_group import Worker
+from common.runtime.processes.ranks import Ranks
+from common.training.texts.config import TextScalingConfig
+from common.training.texts.data import (
     Collate,
     IndexedTexts,
     LoaderOptions,
     open_loader,
 )
-from common.training.text_scaling_files import FOLDER, known_experiments, parse_experiment
+from common.training.texts.files import FOLDER, known_experiments, parse_experiment
 
 pytestmark = pytest.mark.xdist_group("text_scaling")
 

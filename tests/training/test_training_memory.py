@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from memory_worker import CASES
 
-from common.perfmodel.memory import predict_memory
+from common.perfmodel.one_device.memory import predict_memory
 from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.one_device.workload import Workload
 from common.training.config import TrainingConfig

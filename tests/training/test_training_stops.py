@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from common.data.token_shards import write_shard
-from common.runtime.run_directory import read_environment
+from common.runtime.records.run_directory import read_environment
 
 pytestmark = pytest.mark.xdist_group("training_stops")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch.utils.data.distributed
 
 from common.errors import RunFailed, UserError
-from common.runtime.process_group import process_group
-from common.training.text_scaling_config import TextScalingConfig
-from common.training.text_trainer import train_text
+from common.runtime.group.process_group import process_group
+from common.training.texts.config import TextScalingConfig
+from common.training.texts.text_trainer import train_text
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "datasets"
 TEXTS = {"dataset": "synthetic"}

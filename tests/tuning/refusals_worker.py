@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from common.errors import UserError
-from common.runtime.process_group import process_group
+from common.runtime.group.process_group import process_group
 from common.tuning import tune
 from common.tuning.same_graph import together
 from common.tuning.tune_settings import TuneSettings

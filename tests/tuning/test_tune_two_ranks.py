@@ -18,12 +18,12 @@ import yaml
 from common.analysis.statistics import paired_gain
 from common.errors import RunFailed, UserError
 from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
-from common.runtime.run_directory import read_environment
+from common.runtime.records.run_directory import read_environment
 from common.studies import tune_check
 from common.tuning import launched
 from common.tuning.ddp_setting import DEFAULT
-from common.tuning.figure import plot_recommendation
-from common.tuning.recommendation import Recommendation, read_recommendation
+from common.tuning.results.figure import plot_recommendation
+from common.tuning.results.recommendation import Recommendation, read_recommendation
 
 pytestmark = [pytest.mark.two_ranks, pytest.mark.xdist_group("tune_two_ranks")]
 

@@ -20,7 +20,7 @@ from common.perfmodel.ddp.step import StepOptions, read_step_parts
 from common.perfmodel.model import SEVERAL, SLOWEST, DdpModel, Predictor
 from common.perfmodel.samples import ReadySamples
 from common.perfmodel.tables import read_ready_samples
-from common.runtime.run_directory import find_table
+from common.runtime.records.run_directory import find_table
 
 OWN_SPEED = "full model, sweep's own speed"
 AT_OWN_SPEED = "at the sweep's own speed"

@@ -18,7 +18,7 @@ from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.model import DdpModel
 from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs, read_ready_times
 from common.runtime.paths import relative_to_project
-from common.runtime.run_directory import find_table
+from common.runtime.records.run_directory import find_table
 
 WRITTEN_BY = {
     "gradient-ready-times.csv": "train_benchmark",

@@ -25,10 +25,10 @@ from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.model import DdpModel
 from common.perfmodel.samples import NO_CONTENTION
 from common.perfmodel.tables import read_all_reduce, read_overlap_samples
-from common.runtime.network import OVER_LOOPBACK
+from common.runtime.group.network import OVER_LOOPBACK
+from common.runtime.group.socket_bytes import PAYLOAD_SHARE
 from common.runtime.paths import relative_to_project
-from common.runtime.run_directory import find_table
-from common.runtime.socket_bytes import PAYLOAD_SHARE
+from common.runtime.records.run_directory import find_table
 
 LINK_RATES = ("link (Mbit/s)", "TCP out (Mbit/s)", "TCP in (Mbit/s)")
 REACHED = "of the payload"

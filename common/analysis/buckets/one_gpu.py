@@ -14,7 +14,7 @@ from common.analysis.buckets.sweep import local_backward_s, read_sweep
 from common.analysis.runs import Run, gpu_folder
 from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.tables import read_all_reduce, read_ready_times
-from common.runtime.run_directory import find_table
+from common.runtime.records.run_directory import find_table
 
 PASSES = ("assignment2/train_benchmark", "assignment2-gpt2-bfloat16/train_benchmark")
 LAUNCHES = {

@@ -29,7 +29,7 @@ from common.perfmodel.buckets import cap_label
 from common.perfmodel.perfetto_trace import Around, copy_starts_s
 from common.perfmodel.simulator import BackwardTimeline, BucketEvent
 from common.perfmodel.tables import numbers, read_table
-from common.runtime.run_directory import find_table
+from common.runtime.records.run_directory import find_table
 
 TABLE = "bucket-timeline.csv"
 KEYS = ("bucket_cap_mib", "iteration", "rank", "bucket")

@@ -18,9 +18,9 @@ import yaml
 from numpy.typing import NDArray
 
 from common.perfmodel.cluster.clusters import Cluster, load_cluster
+from common.perfmodel.cluster.nccl import NO_RAMP, NcclAllReduce
 from common.perfmodel.cluster.nccl_fit import FittedAllReduce, fit_nccl
 from common.perfmodel.collectives import AllReduceModel, AlphaBeta, MeasuredAllReduce
-from common.perfmodel.nccl import NO_RAMP, NcclAllReduce
 from common.perfmodel.published import DATA, UMD_A100, load_recorded
 from common.perfmodel.tables import numbers, read_table
 

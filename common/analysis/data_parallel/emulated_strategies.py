@@ -28,7 +28,7 @@ from common.perfmodel.tables import (
     read_table,
 )
 from common.runtime.paths import relative_to_project
-from common.runtime.run_directory import find_table
+from common.runtime.records.run_directory import find_table
 
 ALL_REDUCE, LOCAL, READY = "allreduce-samples.csv", "local-times.csv", "gradient-ready-times.csv"
 OVERLAP = "overlap-times.csv"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from common.analysis.data_parallel.training_runs import Training, TrainingRun
-from common.perfmodel.memory import STATE, MemoryPrediction, predict_memory
+from common.perfmodel.one_device.memory import STATE, MemoryPrediction, predict_memory
 from common.perfmodel.one_device.sharding import Sharding
 
 PARTS = (*STATE, "communication", "activations and the rest")

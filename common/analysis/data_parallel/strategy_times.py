@@ -28,7 +28,7 @@ from common.perfmodel.fsdp.communication import (
 )
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.tables import read_table
-from common.runtime.run_directory import find_table
+from common.runtime.records.run_directory import find_table
 from common.tables import STRATEGY_COLUMNS
 
 EXCHANGING = STRATEGIES[1:]

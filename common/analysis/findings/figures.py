@@ -13,12 +13,12 @@ from matplotlib.axes import Axes
 from common.analysis.buckets.figures import cap_limits, measured_points, step_line
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
-from common.analysis.diagnosis.changes import find_changes, open_changes, speedup_bars
 from common.analysis.findings.finding import UNREADABLE
 from common.analysis.findings.micro_batches import DYNAMIC
 from common.analysis.micro_batches.lab import open_assignment3
 from common.analysis.one_device.profile import open_profile
 from common.analysis.style import BLUE, GREY, RED, STYLE, CourseFigure, cap_axis
+from common.diagnose.changes import find_changes, open_changes, speedup_bars
 from common.errors import UserError
 
 SIZE = (3.7, 2.5)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.diagnosis.changes import (
+from common.analysis.findings.finding import MEASURED, Found, Question, span
+from common.analysis.runs import Run, complete_runs
+from common.diagnose.changes import (
     CLOSE,
     SWEEP,
     TOLD,
@@ -15,9 +17,7 @@ from common.analysis.diagnosis.changes import (
     sweep_before,
     told_apart,
 )
-from common.analysis.diagnosis.diagnosis import diagnose_folder
-from common.analysis.findings.finding import MEASURED, Found, Question, span
-from common.analysis.runs import Run, complete_runs
+from common.diagnose.diagnosis import diagnose_folder
 from common.errors import UserError
 from common.runtime.wording import counted
 

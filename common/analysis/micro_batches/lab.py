@@ -31,7 +31,7 @@ from common.analysis.runs import (
 )
 from common.errors import UserError
 from common.runtime.paths import relative_to_project
-from common.runtime.run_directory import find_table
+from common.runtime.records.run_directory import find_table
 
 COMMAND = "uv run ddplab run assignment3"
 

@@ -16,7 +16,7 @@ from common.analysis.runs import (
     gpu_folder,
     open_run_with,
 )
-from common.perfmodel.memory import predict_memory
+from common.perfmodel.one_device.memory import predict_memory
 from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.paths import project_root

@@ -18,10 +18,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from common.analysis.diagnosis.evidence import ARMS, PROBES, evidence_of
-from common.analysis.diagnosis.measured_step import model_from_evidence, times_longer
 from common.analysis.runs import Run
 from common.analysis.step_parts import flags
+from common.diagnose.evidence.evidence import ARMS, PROBES, evidence_of
+from common.diagnose.evidence.measured_step import model_from_evidence, times_longer
 from common.errors import UserError
 from common.perfmodel.collectives import AllReduceModel, MeasuredAllReduce, as_alpha_beta
 from common.perfmodel.ddp.step import BUCKET_VIEW

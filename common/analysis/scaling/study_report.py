@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.diagnosis.diagnosis import diagnosis_lines
 from common.analysis.scaling.speedups import Speedup, distinct_per_epoch, processed_per_epoch
 from common.analysis.scaling.study import (
     MARK,
@@ -25,6 +24,7 @@ from common.analysis.scaling.study_figures import FIGURES
 from common.analysis.scaling.study_files import read_runs
 from common.analysis.scaling.training_run import ScalingRun, data_key
 from common.analysis.style import DPI
+from common.diagnose.diagnosis import diagnosis_lines
 from common.errors import UserError
 from common.runtime.paths import project_root, relative_to_project
 

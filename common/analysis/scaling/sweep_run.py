@@ -16,7 +16,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from common.analysis.diagnosis.evidence import (
+from common.analysis.runs import Run, complete_runs, given_folder, origin, recorded_assignment
+from common.analysis.scaling.laws import FittedLaw, fit_law
+from common.analysis.scaling.prediction import predicted_steps
+from common.analysis.scaling.training_run import STRONG, WEAK
+from common.analysis.step_parts import decompose_all
+from common.analysis.sweep_speedups import step_times_by_round, sweep_speedups
+from common.diagnose.evidence.evidence import (
     ARMS,
     ASSIGNMENT,
     BUCKETS,
@@ -25,12 +31,6 @@ from common.analysis.diagnosis.evidence import (
     choose_run,
     read_tables,
 )
-from common.analysis.runs import Run, complete_runs, given_folder, origin, recorded_assignment
-from common.analysis.scaling.laws import FittedLaw, fit_law
-from common.analysis.scaling.prediction import predicted_steps
-from common.analysis.scaling.sweep_speedups import step_times_by_round, sweep_speedups
-from common.analysis.scaling.training_run import STRONG, WEAK
-from common.analysis.step_parts import decompose_all
 from common.errors import UserError
 from common.exercises.scaling_fit import AMDAHL, GUSTAFSON, USL
 from common.runtime.paths import relative_to_project

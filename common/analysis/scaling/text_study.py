@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.analysis.diagnosis.evidence import ASSIGNMENT
 from common.analysis.runs import caption_of, choose_folder, is_recorded, origin
 from common.analysis.scaling.speedups import distinct_per_epoch, processed_per_epoch
 from common.analysis.scaling.study import Compared, Configuration, compare
@@ -22,6 +21,7 @@ from common.analysis.scaling.study_files import (
 )
 from common.analysis.scaling.training_run import Problem, ScalingRun
 from common.analysis.step_parts import decompose
+from common.diagnose.evidence.evidence import ASSIGNMENT
 from common.errors import UserError
 from common.perfmodel.tables import read_table
 from common.runtime.paths import relative_to_project

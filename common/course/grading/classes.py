@@ -17,8 +17,8 @@ from common.course.grading.marks import Grade
 from common.course.grading.reading import blank_levels, reading_sheet
 from common.course.submission import ANSWERS, read_name, read_submission
 from common.errors import RunFailed, UserError
-from common.runtime.bytecode import shared_bytecode
-from common.runtime.run_directory import write_atomically
+from common.runtime.processes.bytecode import shared_bytecode
+from common.runtime.records.run_directory import write_atomically
 from common.runtime.script import is_full
 
 logger = logging.getLogger(__name__)

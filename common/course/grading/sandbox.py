@@ -33,7 +33,7 @@ from common.course.grading.own_root import BYTECODE, INSIDE, SCRATCH, SCRATCH_BY
 from common.course.grading.scratch import empty
 from common.course.grading.wire import Ended, Peer
 from common.errors import RunFailed, UserError
-from common.runtime import bytecode
+from common.runtime.processes import bytecode
 
 START_S, SWEEP_S, ANSWER_S = 120.0, 20.0, 20.0
 MEMORY_BYTES, PROCESSES = 6 * 2**30, 400

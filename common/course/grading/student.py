@@ -14,7 +14,7 @@ from typing import Any
 from common.course.grading.sandbox import ANSWER_S, Sandbox
 from common.course.grading.wire import Ended, Peer, Remote
 from common.course.tasks import EXERCISES
-from common.runtime.ranks import free_port
+from common.runtime.processes.ranks import free_port
 
 CALLEE = ("wire", "callee", "confinement", "scratch", "__init__")
 SETTLED_S, LONGEST_S = 0.3, 10.0

@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from common.errors import UserError
 from common.perfmodel.cluster.clusters import Cluster
+from common.perfmodel.cluster.nccl import RAMP, NcclAllReduce, Ramp
 from common.perfmodel.cluster.nccl_shapes import Curve, Paths, Protocols
 from common.perfmodel.collectives import MeasuredAllReduce
-from common.perfmodel.nccl import RAMP, NcclAllReduce, Ramp
 
 FARTHEST = 4
 """Upper bound on the messages that a table can speak for, in multiples of its largest."""

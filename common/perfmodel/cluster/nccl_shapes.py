@@ -19,7 +19,7 @@ from itertools import combinations, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from common.perfmodel.nccl import NO_RAMP, Collective, soft_minimum
+from common.perfmodel.cluster.nccl import NO_RAMP, Collective, soft_minimum
 
 TOLERANCE = 1e-6
 EVALUATIONS = 100

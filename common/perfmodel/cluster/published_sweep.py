@@ -22,13 +22,13 @@ from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.cluster.assumptions import OVERLAP_SLOWDOWN, STRAGGLER_SPREAD
 from common.perfmodel.cluster.clusters import load_cluster
 from common.perfmodel.cluster.computed_profile import computed_profile, forward_parts_s
+from common.perfmodel.cluster.nccl import NcclAllReduce
 from common.perfmodel.cluster.steps import ADAMW_BYTES
 from common.perfmodel.cluster.stragglers import slowest_of
 from common.perfmodel.collectives import AllReduceModel, AlphaBeta
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import StepOptions, StepParts
 from common.perfmodel.model import DdpModel
-from common.perfmodel.nccl import NcclAllReduce
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.peaks import GPUS
 from common.perfmodel.published import DATA

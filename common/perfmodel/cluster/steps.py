@@ -24,11 +24,11 @@ from common.perfmodel.cluster.cap_grid import (
 )
 from common.perfmodel.cluster.clusters import Cluster
 from common.perfmodel.cluster.computed_profile import computed_profile, forward_parts_s
+from common.perfmodel.cluster.nccl import NcclAllReduce, NcclRing
 from common.perfmodel.cluster.stragglers import slowest_of
 from common.perfmodel.ddp.profile import DdpCosts
 from common.perfmodel.fsdp.communication import step_collectives
 from common.perfmodel.fsdp.schedule import ShardedModel, simulate_step
-from common.perfmodel.nccl import NcclAllReduce, NcclRing
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.perfmodel.one_device.workload import Workload
 

@@ -16,7 +16,7 @@ from common.exercises.naive_ddp import FlatDDP, NaiveDDP
 from common.exercises.overlapped_ddp import OverlappedDDP
 from common.exercises.ring_all_reduce import ring_all_reduce
 from common.exercises.sharded_optimizer import ShardedOptimizer
-from common.runtime.process_group import Worker, process_group
+from common.runtime.group.process_group import Worker, process_group
 
 
 class Small(nn.Module):

@@ -1,0 +1,355 @@
+"""Evaluates ``ddplab study accuracy``: predictions of bucketings that no calibration has seen.
+
+Each case (``accuracy_case``) is predicted from its own calibration; beside it stand the same model
+with a longer calibration, with the contention of the *other* models on the same kind of network,
+and on the machine as fast as a witness says it was meanwhile.
+
+An error e and the standard error n of the measured median are told apart: what is left of e is the
+excess √max(0, e² − n²). Where n is above ``MOST_NOISE``, or of fewer than ``JUDGED_ROUNDS``, a
+bucketing is not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common.analysis.accuracy.case import (
+    JudgedCase,
+    caps_of,
+    case_of,
+    lost_to_messages,
+)
+from common.analysis.buckets.sweep import BucketSweep
+from common.analysis.runs import Run, age
+from common.analysis.statistics import MOST_NOISE
+from common.errors import UserError
+from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.ddp.profile import DdpCosts, SecondsBySize, of_size
+from common.perfmodel.expected_error import (
+    ERROR_COLUMNS,
+    LATENCY,
+    LOOPBACK,
+    REGIMES,
+    interval_s,
+)
+from common.perfmodel.model import COPIES, FULL, RUNGS, SEVERAL
+from common.perfmodel.simulator import profile_buckets
+from common.perfmodel.tables import read_table
+from common.runtime.paths import project_root
+
+LONGER, OTHERS = "longer calibration", "contention of other models"
+WITNESS = "at the witness's speed"
+BESIDE = (LONGER, OTHERS, WITNESS)
+"""The full model with other inputs."""
+GROUPS = (*REGIMES, LATENCY, "four ranks on two cores", "replay", LOOPBACK)
+JUDGED_ROUNDS = 8
+USUAL_CAP_MIB = 25.0
+"""DDP's ``bucket_cap_mb``; an explicit one is not its default, whose first bucket has 1 MiB."""
+CHOICES = ("b*", "smallest", "largest", "default")
+"""Caps to choose: the model's, and three that need no model. Older studies have no default."""
+DRAWS = 500
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedStudy:
+    """All cases of one run of the study; ``caption`` names hardware and date."""
+
+    folder: Path
+    caption: str
+    cases: tuple[JudgedCase, ...]
+
+    @cached_property
+    def errors(self) -> pd.DataFrame:
+        """Tabulates the errors, one row per judged bucketing.
+
+        Columns: case, model, hosts, regime, added_latency_ms, bucket_cap_mib (NaN is DDP's
+        default), num_buckets, measured_ms, measured_step_ms, noise (floor of the case), standard
+        error (of measured_ms, relative), rounds, predicted_ms; error of the backward pass under
+        each rung, each extreme of overlap and each of ``BESIDE`` (NaN for ``OTHERS`` where there
+        are none), excess (of the
+        model's error), inside (whether the 90 % band holds the measurement; NaN without bands),
+        chance (half its width; 0 without), expected (whether the interval of ``expected_error``
+        does, from the group's other cases alone; NaN without any), and step error (of the model).
+        """
+        errors = pd.concat([_judge(case, self._of_others(case)) for case in self.cases])
+        return errors.assign(expected=_expected(errors))
+
+    def _of_others(self, case: JudgedCase) -> DdpCosts | None:
+        """Combines the case's own copies with the contention of the other models on such a network.
+
+        None where there is no other, or no contention.
+        """
+        alike = [
+            other
+            for other in self.cases
+            if other.facts["model"] != case.facts["model"]
+            and other.longer.lost_compute is not None
+            and not other.facts["added_latency_ms"]
+            and all(other.facts[key] == case.facts[key] for key in ("hosts", "regime"))
+        ]
+        if not alike or case.longer.lost_compute is None:
+            return None
+        sizes = case.longer.lost_compute[0]
+
+        def middle(known: list[SecondsBySize]) -> SecondsBySize:
+            found = np.median([of_size(each, np.array(sizes)) for each in known], axis=0)
+            return sizes, tuple(found.tolist())
+
+        return replace(
+            case.longer,
+            lost_compute=middle([other.longer.lost_compute for other in alike]),
+            delays=middle([other.longer.delays for other in alike]),
+        )
+
+    def by_regime(self) -> pd.DataFrame:
+        """Tabulates per group: cases, bucketings, noise floor, then median, 90th percentile and
+        worst |error| of backward pass and step, and the medians of the other predictors.
+
+        Besides: n (median standard error), judged (bucketings whose own is no more than
+        ``MOST_NOISE``, of ``JUDGED_ROUNDS`` or more; none where n is above that), excess and excess
+        p90 (of these; NaN of none), inside and expected (shares of bands and of intervals that hold
+        the measurement).
+        """
+        rows = []
+        errors = self.errors.assign(group=grouped(self.errors))
+        for group, own in errors.groupby("group", sort=False):
+            row = {"group": group, "cases": own["case"].nunique(), "bucketings": len(own)}
+            row["noise"] = own.drop_duplicates("case")["noise"].median()
+            row["n"] = own["standard error"].median()
+            enough = own["rounds"] >= JUDGED_ROUNDS
+            known = own[enough & (own["standard error"] <= MOST_NOISE)]
+            judged = known if row["n"] <= MOST_NOISE else own[:0]
+            row |= {"judged": len(judged), "excess": judged["excess"].median()}
+            row["excess p90"] = judged["excess"].quantile(0.9)
+            row |= {name: own[name].astype(float).mean() for name in ("inside", "expected")}
+            for what, column in (("", FULL), ("step ", "step error")):
+                size = own[column].abs()
+                row |= {f"{what}median": size.median(), f"{what}p90": size.quantile(0.9)}
+                row[f"{what}worst"] = size.max()
+            for column in (*BESIDE, *RUNGS[:-1]):
+                row[column] = own[column].abs().median()
+            rows.append(row)
+        order = {name: place for place, name in enumerate(GROUPS)}
+        return (
+            pd.DataFrame(rows).sort_values("group", key=lambda g: g.map(order)).set_index("group")
+        )
+
+    def errors_by_regime(self) -> pd.DataFrame:
+        """Tabulates what ``expected_error`` tells users of the model: ERROR_COLUMNS."""
+        table = self.by_regime().reset_index()
+        table = table.rename(columns={"group": "regime", "median": "median_error"})
+        table = table.rename(columns={"p90": "p90_error", "worst": "worst_error"})
+        hardware, _, date = self.caption.rpartition("; ")
+        return table.assign(hardware=hardware, date=date)[list(ERROR_COLUMNS)]
+
+    def regrets(self) -> pd.DataFrame:
+        """Tabulates the regret of b*, of the judged caps the one predicted to be fastest, by case,
+        against the one that was; and the regret of choices without a model.
+
+        Columns: case, b* (MiB), best (MiB), interior (the best is neither smallest nor largest),
+        one bucket (the largest cap gives one: nothing overlaps), as 25 MiB (an explicit cap of 25
+        MiB gives the same), standard error (of the measured medians, the largest), ``regret of``
+        each of ``CHOICES`` (NaN where it was not measured), low and high (of that of b*).
+        """
+        return pd.DataFrame([_regrets(case) for case in self.cases])
+
+    def over(self, limit: float = 0.05) -> pd.DataFrame:
+        """Selects the judged bucketings whose backward pass is off by more, the worst first."""
+        errors = self.errors
+        return errors[errors[FULL].abs() > limit].sort_values(FULL, key=np.abs, ascending=False)
+
+
+def grouped(errors: pd.DataFrame) -> pd.Series:
+    """Assigns each judged bucketing to one of ``GROUPS``."""
+    groups = errors["regime"].copy()
+    groups[errors["added_latency_ms"] > 0] = LATENCY
+    groups[errors["hosts"] > 2] = "four ranks on two cores"
+    groups[errors["model"] == "replay"] = "replay"
+    return groups
+
+
+def _judge(case: JudgedCase, of_others: DdpCosts | None) -> pd.DataFrame:
+    measured = case.judged.summary()
+    steps = case.judged.summary("step_time_ms")["median_ms"]
+    caps = caps_of(case.judged)
+    predicted_s = case.predicted_s()
+    table = pd.DataFrame(
+        {
+            **{key: case.facts[key] for key in ("case", "model", "hosts", "regime")},
+            "added_latency_ms": case.facts["added_latency_ms"],
+            "bucket_cap_mib": measured["bucket_cap_mib"],
+            "num_buckets": measured["num_buckets"],
+            "measured_ms": measured["median_ms"],
+            "measured_step_ms": steps,
+            "noise": case.judged.noise_floor(),
+            "standard error": case.judged.standard_errors().to_numpy(),
+            "rounds": case.judged.steps["round"].nunique(),
+            "predicted_ms": [predicted_s[cap] * 1e3 for cap in caps],
+        }
+    )
+    predictors = (
+        case.model.ladder()
+        | case.model.extremes()
+        | {
+            LONGER: replace(case.model, costs=case.longer).backward_s,
+            WITNESS: case.model_of_witness.backward_s,
+        }
+    )
+    predictors.setdefault(SEVERAL, predictors[COPIES])  # with one in flight that is the same
+    table[OTHERS] = np.nan
+    if of_others is not None:
+        predictors[OTHERS] = replace(case.model, costs=of_others).backward_s
+    for name, predict in predictors.items():
+        table[name] = np.array([predict(cap) for cap in caps]) * 1e3 / table["measured_ms"] - 1
+    table[FULL] = table["predicted_ms"] / table["measured_ms"] - 1
+    table["excess"] = np.sqrt(np.maximum(0, table[FULL] ** 2 - table["standard error"] ** 2))
+    table["step error"] = (table["predicted_ms"] + case.around_s * 1e3) / steps - 1
+    if case.predictions is None:
+        return table.assign(inside=np.nan, chance=0.0)
+    bands = {
+        None if pd.isna(row.bucket_cap_mib) else row.bucket_cap_mib: (row.low_ms, row.high_ms)
+        for row in case.predictions.itertuples()
+    }
+    low, high = np.array([bands[cap] for cap in caps]).T
+    measured_ms, predicted_ms = table["measured_ms"], table["predicted_ms"]
+    return table.assign(
+        inside=(low <= measured_ms) & (measured_ms <= high),
+        chance=(high - low) / 2 / predicted_ms,
+    )
+
+
+def _expected(errors: pd.DataFrame) -> list[float]:
+    """Checks if each judged bucketing is within the interval that the group's other cases give.
+
+    1 or 0, and NaN in a group of one case.
+    """
+    groups = grouped(errors)
+    found = []
+    for (_, row), group in zip(errors.iterrows(), groups, strict=True):
+        others = errors.loc[((groups == group) & (errors["case"] != row["case"])).to_numpy(), FULL]
+        if others.empty:
+            found.append(np.nan)
+            continue
+        error = math.hypot(others.abs().quantile(0.9), row["chance"])
+        low, high = interval_s(row["predicted_ms"], error)
+        found.append(float(low <= row["measured_ms"] <= high))
+    return found
+
+
+def _regrets(case: JudgedCase) -> dict:
+    caps = caps_of(case.judged)
+    explicit = [cap for cap in caps if cap is not None]
+    predicted_s = case.predicted_s()
+    medians_s = case.judged.summary()["median_ms"] / 1e3
+    measured = dict(zip(caps, medians_s, strict=True))
+    best = min(explicit, key=predicted_s.__getitem__)
+    chosen = dict(zip(CHOICES, (best, explicit[0], explicit[-1], None), strict=True))
+    low, high = _regret_interval(case.judged, best)
+    fastest = min(measured, key=measured.__getitem__)
+    row = {"case": case.name, "b* (MiB)": best}
+    row["best (MiB)"] = np.nan if fastest is None else fastest
+    row["interior"] = fastest not in (explicit[0], explicit[-1])
+    largest, usual = (
+        profile_buckets(case.profile, DdpOptions(cap)) for cap in (explicit[-1], USUAL_CAP_MIB)
+    )
+    row |= {"one bucket": len(largest) == 1, "as 25 MiB": largest == usual}
+    row["standard error"] = float(case.judged.standard_errors().max())
+    for name, cap in chosen.items():
+        row[f"regret of {name}"] = measured.get(cap, np.nan) / measured[fastest] - 1
+    return row | {"low": low, "high": high}
+
+
+def _regret_interval(sweep: BucketSweep, chosen: float) -> tuple[float, float]:
+    """Bootstraps 5 to 95 % of the regret over rounds; NaN of fewer than four."""
+    if sweep.steps["round"].nunique() < 4:
+        return float("nan"), float("nan")
+    caps = sweep.steps["bucket_cap_mib"].fillna(np.inf)  # DDP's default has no number
+    by_round = sweep.steps.groupby(["round", caps])["backward_time_ms"].median().unstack()
+    generator = np.random.default_rng(0)
+    place = by_round.columns.get_loc(chosen)
+    values = by_round.to_numpy()
+    drawn = values[generator.integers(len(values), size=(DRAWS, len(values)))]
+    medians = np.median(drawn, axis=1)
+    regrets = medians[:, place] / medians.min(axis=1) - 1
+    return tuple(map(float, np.quantile(regrets, [0.05, 0.95])))
+
+
+def recorded_study() -> JudgedStudy:
+    """Opens the newest study that is recorded under data/. Raises UserError where there is none."""
+    found = [path.parent for path in (project_root() / "data").glob("*/study-accuracy/cases.csv")]
+    if not found:
+        raise UserError("no accuracy study is recorded below data/")
+    return open_study(max((Run(folder, folder) for folder in found), key=age).folder)
+
+
+def open_study(folder: str | Path) -> JudgedStudy:
+    """Reads the study's tables in ``folder``. Raises UserError where one is not there or broken."""
+    folder = Path(folder)
+    cases = read_table(folder / "cases.csv", ["case", "model", "regime", "hosts"])
+    names = ["steps.csv", "gradients.csv", "all-reduces.csv", "overlap.csv"]
+    if (folder / "predictions.csv").exists():  # not in older studies
+        names.append("predictions.csv")
+    tables = {name: read_table(folder / name, ["case"]) for name in names}
+    for name, table in tables.items():
+        if missing := [case for case in cases["case"] if case not in set(table["case"])]:
+            raise UserError(f"{folder / name}: no rows of case {missing[0]}")
+    steps, overlap = tables["steps.csv"], tables["overlap.csv"]
+    jobs = _jobs(cases)
+    copies, lost = _copies_s(cases, overlap), _lost(cases, overlap, jobs)
+    opened = []
+    for _, facts in cases.iterrows():
+        name = facts["case"]
+        own = {file: table[table["case"] == name] for file, table in tables.items()}
+        others = [case for case in jobs[name] if case != name]
+        alike = steps["role"].isin(["local", "witness"]) & steps["case"].isin(others)
+        own["steps.csv"] = pd.concat([own["steps.csv"], steps[alike]])
+        opened.append(case_of(facts, own, lost.get(name), copies[name]))
+    environment = Run(folder, folder).environment
+    if "cpu" not in environment:
+        raise UserError(f"{folder}: no environment.json that says where and when it was measured")
+    device = environment.get("device_name") or environment["cpu"]["model"]
+    caption = f"{device}; {environment['start_time'][:10]}"
+    return JudgedStudy(folder, caption, tuple(opened))
+
+
+def _jobs(cases: pd.DataFrame) -> dict[str, list[str]]:
+    """Maps each case to those that the same ranks measured in the same rotation, itself included:
+    its model's on other networks, which steps without DDP know nothing of."""
+    key = ["model", "hosts", cases["regime"] == "loopback"]
+    return {name: list(together) for _, together in cases.groupby(key)["case"] for name in together}
+
+
+def _lost(
+    cases: pd.DataFrame, overlap: pd.DataFrame, jobs: dict[str, list[str]]
+) -> dict[str, SecondsBySize | None]:
+    """Maps each case to the computation lost to messages in its job's networks; not for replays."""
+    computes = cases.loc[cases["model"] != "replay", "case"]
+    return {
+        name: lost_to_messages([overlap[overlap["case"] == other] for other in jobs[name]])
+        for name in computes
+    }
+
+
+def _copies_s(cases: pd.DataFrame, overlap: pd.DataFrame) -> dict[str, float]:
+    """Maps each case to the seconds that DDP over one rank adds to the backward pass.
+
+    A byte takes as long to copy in any model: the median of the differences within a round, by the
+    byte, over all that compute (a replay sleeps meanwhile) with as many ranks on the machine.
+    """
+    times = overlap[overlap["arm"].isin(["local", "bookkeeping"])]
+    by_round = times.groupby(["case", "round", "arm"])["backward_time_ms"].median().unstack()
+    added = (by_round["bookkeeping"] - by_round["local"]).rename("added").reset_index()
+    sizes = times.groupby("case")["gradient_bytes"].first()
+    added["per_byte"] = added["added"] / added["case"].map(sizes)
+    kinds = cases.assign(sleeps=cases["model"] == "replay")[["case", "hosts", "sleeps"]]
+    medians = added.merge(kinds, on="case").groupby(["hosts", "sleeps"])["per_byte"].median()
+    return {
+        one.case: max(0.0, float(medians[one.hosts, one.sleeps] * sizes[one.case])) / 1e3
+        for one in kinds.itertuples()
+    }

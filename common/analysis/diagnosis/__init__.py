@@ -1,1 +1,0 @@
-"""Causes of slowness, judged from evidence, and the changes that remove them."""

@@ -1,0 +1,1 @@
+"""Measurements of buckets and all-reduces: assignment 2."""

@@ -1,0 +1,174 @@
+"""All-reduce times by size: one after another, and many in flight."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import pandas as pd
+
+from common.benchmarks.rounds import rotated_rounds
+from common.errors import UserError, unknown_name
+from common.perfmodel.collectives import algorithm_bandwidth, bus_bandwidth
+from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
+from common.runtime.group.process_group import Worker, process_group
+from common.runtime.progress import Progress
+from common.runtime.records.recorder import (
+    Recorder,
+    record_run,
+    require_not_negative,
+    require_positive,
+)
+from common.runtime.run_options import RankOptions
+from common.training.precision import DTYPES
+
+# The course's list: one element, then 12,792 doubling up to 1,676,718,080 (in float32 6.7 GB).
+COURSE_NUMEL = (
+    1,
+    12792,
+    25584,
+    51169,
+    102338,
+    204677,
+    409355,
+    818710,
+    1637420,
+    3274840,
+    6549680,
+    13099360,
+    26198720,
+    52397440,
+    104794880,
+    209589760,
+    419179520,
+    838359040,
+    1676718080,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AllReduceBenchmark(RankOptions):
+    """Time all-reduces of a list of sizes; the slowest rank counts.
+
+    Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment2/allreduce_benchmark.py
+    --numel 1 1000 1000000. The variable NUMEL sets the list too, DTYPE and BACKEND the others.
+
+    Sizes are visited in rounds whose order rotates. Each is timed in two modes: sequential (the
+    next call starts when the last is done) and in_flight (several launched at once; the time is
+    the batch's divided by their number). Writes allreduce-times.csv (the course's columns,
+    sequential, seconds) and allreduce-samples.csv (raw). Stopped with Ctrl-C it keeps
+    what it has. Settings may also come from --config FILE (a YAML file; flags win).
+    """
+
+    numel: tuple[int, ...] = COURSE_NUMEL
+    """Elements per all-reduce, ascending."""
+    dtype: str = "float32"
+    rounds: int = 4
+    iterations: int = 10
+    """Timed calls per size, mode and round."""
+    warmup_steps: int = 2
+    """Untimed calls before the timed ones."""
+    in_flight_mib: float = 256
+    """Memory for the buffers of calls in flight; 2 to 16 of them."""
+    launch_included: bool = False
+    """On GPUs: start on an idle device, so that a small message's time is that of its launch. By
+    default the device is held back until everything is launched, as it is in training. On the CPU
+    a launch is part of the call."""
+    output_dir: str = "outputs/assignment2"
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "warmup_steps")
+        require_positive(self, "rounds", "iterations", "in_flight_mib")
+        check_numel(self.numel)
+        if self.dtype not in DTYPES:
+            raise UserError(unknown_name("dtype", self.dtype, DTYPES))
+
+
+def check_numel(numel: tuple[int, ...]) -> None:
+    """Raises UserError unless the element counts are positive and ascending."""
+    if not numel:
+        raise UserError("numel is empty; give at least one element count")
+    if min(numel) < 1:
+        raise UserError(f"numel {min(numel)}: an all-reduce has at least 1 element")
+    if list(numel) != sorted(set(numel)):
+        raise UserError("numel must be ascending, each count once")
+
+
+def main(settings: AllReduceBenchmark) -> None:
+    """Runs the benchmark and prints its table."""
+    with (
+        process_group(settings.device, settings.backend) as worker,
+        record_run(settings, "allreduce_benchmark", worker) as recorder,
+    ):
+        if settings.launch_included and worker.device.type == "cpu" and worker.is_main:
+            logger.warning("without effect: launch_included, as a CPU's calls contain their launch")
+        samples = measure(settings, worker, recorder)
+        if recorder.run:
+            table = course_table(samples, worker.backend, worker.world_size)
+            recorder.run.write_table("allreduce-times.csv", table)
+            summary = summarise(samples, worker.world_size)
+            print(summary.to_string(index=False, float_format="%.4g"))
+            print(f"Written to {recorder.run.path}")
+
+
+def measure(settings: AllReduceBenchmark, worker: Worker, recorder: Recorder) -> pd.DataFrame:
+    """Visits the sizes in rotated rounds; returns the samples of every rank, on rank 0."""
+    samples = recorder.stream("allreduce-samples.csv", ALL_REDUCE_COLUMNS)
+    dtype = DTYPES[settings.dtype]
+    calls = settings.warmup_steps + settings.iterations
+    progress = Progress(settings.rounds * len(settings.numel), worker.is_main)
+    for round_, numel in rotated_rounds(settings.numel, settings.rounds):
+        fitting = settings.in_flight_mib * 2**20 // (numel * dtype.itemsize)
+        in_flight = int(min(16, max(2, fitting)))
+        rows = time_all_reduces(
+            numel,
+            dtype,
+            worker,
+            round_,
+            calls=settings.iterations,
+            warmup_calls=settings.warmup_steps,
+            in_flight=in_flight,
+            batches=-(-calls // in_flight),
+            checked=True,
+            launch_included=settings.launch_included,
+        )
+        samples.write(rows)
+        progress.step(f"round {round_ + 1}, {numel:,} elements")
+    return samples.table()
+
+
+def slowest_rank(samples: pd.DataFrame) -> pd.DataFrame:
+    """Returns one row per sample, with the time of the slowest rank."""
+    keys = [column for column in samples.columns if column not in ("rank", "time_ms")]
+    return samples.groupby(keys, as_index=False, sort=False)["time_ms"].max()
+
+
+def course_table(samples: pd.DataFrame, backend: str, world_size: int) -> pd.DataFrame:
+    """Returns the course's ``allreduce-times.csv``: one row per size, sequential mode only.
+
+    ``average_time`` and ``stdev_time``, the standard deviation, are in seconds.
+    """
+    sequential = slowest_rank(samples[samples["mode"] == "sequential"])
+    groups = sequential.groupby(["total_elements", "total_bytes"])["time_ms"]
+    table = (groups.agg(["mean", "std"]).fillna(0) / 1e3).reset_index()
+    table = table.rename(columns={"mean": "average_time", "std": "stdev_time"})
+    table.insert(0, "backend", backend)
+    table.insert(1, "world_size", world_size)
+    return table
+
+
+def summarise(samples: pd.DataFrame, world_size: int) -> pd.DataFrame:
+    """Returns p50 and p95 (ms), algorithm and bus bandwidth (GB/s), one row per mode and size.
+
+    1 GB is 1e9 bytes. Bus bandwidth is algorithm bandwidth times 2(n−1)/n (nccl-tests,
+    doc/PERFORMANCE.md).
+    """
+    groups = slowest_rank(samples).groupby(["mode", "total_bytes"])["time_ms"]
+    table = groups.quantile([0.5, 0.95]).unstack().reset_index()
+    table.columns = ["mode", "size_bytes", "p50_ms", "p95_ms"]
+    size, time_s = table["size_bytes"], table["p50_ms"] / 1e3
+    table["algbw_gb_per_s"] = algorithm_bandwidth(size, time_s) / 1e9
+    table["busbw_gb_per_s"] = bus_bandwidth(size, time_s, world_size) / 1e9
+    return table

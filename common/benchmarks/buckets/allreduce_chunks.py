@@ -1,0 +1,134 @@
+"""One fixed total, all-reduced in ever larger chunks: what a call costs besides its bytes.
+
+Figures 2a and 2b of Li et al., "PyTorch Distributed", VLDB 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from common.benchmarks.buckets.allreduce import slowest_rank
+from common.benchmarks.rounds import rotated_rounds
+from common.errors import UserError, unknown_name
+from common.runtime.group.collective_timing import check_sum, time_in_flight, time_sequence
+from common.runtime.group.process_group import Worker, process_group
+from common.runtime.progress import Progress
+from common.runtime.records.recorder import Recorder, record_run, require_positive
+from common.runtime.run_options import RankOptions
+from common.training.precision import DTYPES
+
+
+@dataclass(frozen=True)
+class ChunkBenchmark(RankOptions):
+    """Time one fixed total split into ever larger chunks (Figures 2a and 2b of Li et al. 2020).
+
+    Chunks of 1,000, 10,000, … elements up to the total are reduced in two modes: sequential (the
+    next starts when the last is done) and in_flight (all launched at once, as the course has it).
+    The variable NUMEL sets the total. Writes allreduce-chunk-times.csv (the course's columns, in
+    flight, seconds) and allreduce-chunk-samples.csv (raw, both modes).
+    Settings may also come from --config FILE (a YAML file; flags win).
+    """
+
+    numel: int = 10_000_000
+    """Elements of all chunks together."""
+    dtype: str = "float32"
+    rounds: int = 4
+    iterations: int = 2
+    """Samples per chunk size, mode and round."""
+    output_dir: str = "outputs/assignment2"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "numel", "rounds", "iterations")
+        if self.dtype not in DTYPES:
+            raise UserError(unknown_name("dtype", self.dtype, DTYPES))
+
+
+CHUNK_COLUMNS = (
+    "mode",
+    "total_elements",
+    "total_bytes",
+    "chunk_elements",
+    "chunk_bytes",
+    "round",
+    "iteration",
+    "rank",
+    "time_ms",
+)
+
+
+def main(settings: ChunkBenchmark) -> None:
+    """Runs the chunk benchmark and prints its table."""
+    with (
+        process_group(settings.device, settings.backend) as worker,
+        record_run(settings, "allreduce_chunk_benchmark", worker) as recorder,
+    ):
+        samples = measure(settings, worker, recorder)
+        if recorder.run:
+            table = course_table(samples, worker)
+            recorder.run.write_table("allreduce-chunk-times.csv", table)
+            print(table.to_string(index=False))
+            print(f"Written to {recorder.run.path}")
+
+
+def chunk_sizes(total: int) -> tuple[int, ...]:
+    """Returns chunk sizes in elements: 1,000, 10,000, … below the total, then the total."""
+    sizes = []
+    size = 1000
+    while size < total:
+        sizes.append(size)
+        size *= 10
+    return (*sizes, total)
+
+
+def measure(settings: ChunkBenchmark, worker: Worker, recorder: Recorder) -> pd.DataFrame:
+    """Visits the chunk sizes in rotated rounds; returns the samples of every rank, on rank 0."""
+    stream = recorder.stream("allreduce-chunk-samples.csv", CHUNK_COLUMNS)
+    dtype = DTYPES[settings.dtype]
+    buffer = torch.zeros(settings.numel, dtype=dtype, device=worker.device)
+    check_sum(buffer, worker)
+    sizes = chunk_sizes(settings.numel)
+    progress = Progress(settings.rounds * len(sizes), worker.is_main)
+    for round_, size in rotated_rounds(sizes, settings.rounds):
+        chunks = list(buffer.split(size))
+        rows = []
+        for mode in ("sequential", "in_flight"):
+            for iteration in range(-1, settings.iterations):  # one warm-up
+                elapsed_s = _time_chunks(chunks, worker, mode)
+                if iteration >= 0:
+                    rows.append(
+                        {
+                            "mode": mode,
+                            "total_elements": settings.numel,
+                            "total_bytes": settings.numel * dtype.itemsize,
+                            "chunk_elements": size,
+                            "chunk_bytes": size * dtype.itemsize,
+                            "round": round_,
+                            "iteration": iteration,
+                            "time_ms": elapsed_s * 1e3,
+                        }
+                    )
+        stream.write(rows)
+        progress.step(f"round {round_ + 1}, chunks of {size:,} elements")
+    return stream.table()
+
+
+def _time_chunks(chunks: list[Tensor], worker: Worker, mode: str) -> float:
+    if mode == "in_flight":
+        return time_in_flight(chunks, worker)
+    return sum(time_sequence(chunks, worker))
+
+
+def course_table(samples: pd.DataFrame, worker: Worker) -> pd.DataFrame:
+    """Returns the course's ``allreduce-chunk-times.csv``: all chunks in flight, in seconds."""
+    slowest = slowest_rank(samples[samples["mode"] == "in_flight"])
+    keys = ["total_elements", "total_bytes", "chunk_elements", "chunk_bytes"]
+    table = slowest.groupby(keys)["time_ms"].agg(["mean", "std"]).fillna(0) / 1e3
+    table = table.rename(columns={"mean": "average_time", "std": "stdev_time"}).reset_index()
+    table.insert(0, "backend", worker.backend)
+    table.insert(1, "world_size", worker.world_size)
+    table.insert(2, "num_gpus", worker.world_size if worker.device.type == "cuda" else 0)
+    return table

@@ -1,0 +1,314 @@
+"""DDP training steps at each bucket cap: the measurement that predictions are held against."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from common.benchmarks.buckets.bucket_timeline import TIMELINE_COLUMNS, watch
+from common.benchmarks.buckets.ddp_record import describe_buckets, lateness_rows, overlap_rows
+from common.benchmarks.buckets.latency_hook import (
+    LatencyHook,
+    added_latency,
+    check_added_latency,
+    latency_note,
+)
+from common.benchmarks.rounds import rotated_rounds
+from common.benchmarks.steps import FixedBatchStep, UpdatedStepOptions, make_step
+from common.errors import UserError
+from common.models.replay import ReplayModel
+from common.perfmodel.buckets import cap_label, parse_cap
+from common.runtime import private
+from common.runtime.group.process_group import Worker, process_group
+from common.runtime.progress import Progress
+from common.runtime.records.recorder import (
+    Recorder,
+    record_run,
+    require_not_negative,
+    require_positive,
+)
+from common.runtime.timing import clock_for
+from common.training.ddp import make_ddp
+
+STEP_COLUMNS = (
+    "bucket_cap_mib",
+    "num_buckets",
+    "first_bucket_bytes",
+    "last_bucket_bytes",
+    "round",
+    "iteration",
+    "rank",
+    "forward_time_ms",
+    "backward_time_ms",
+    "step_time_ms",
+)
+TIMES_COLUMNS = (*STEP_COLUMNS, "bucket_bytes")
+"""``ddp-times.csv``; ``bucket_bytes``: the sizes of all buckets in order, blank-separated."""
+BUCKET_COLUMNS = ("bucket_cap_mib", "rank", "bucket", "size_bytes", "parameters")
+OVERLAP_COLUMNS = (
+    "bucket_cap_mib",
+    "round",
+    "iteration",
+    "rank",
+    "backward_compute_time_ms",
+    "communication_time_ms",
+    "overlap_time_ms",
+)
+LATENESS_COLUMNS = ("bucket_cap_mib", "round", "iteration", "rank", "lateness_ms")
+LOCAL_COLUMNS = (
+    "round",
+    "iteration",
+    "rank",
+    "forward_time_ms",
+    "backward_time_ms",
+    "step_time_ms",
+)
+
+
+@dataclass(frozen=True)
+class DdpBenchmark(UpdatedStepOptions):
+    """Time DDP training steps of a GPT-2 over bucket caps; a step's time is its slowest rank's.
+
+    Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment2/ddp_benchmark.py
+    --bucket_cap_mb 1 5 25. The variable BUCKET_SIZE sets the list too.
+
+    Caps are visited in rounds whose order rotates, each time in a fresh DDP instance; every
+    round also times the step without DDP. All ranks start the backward pass together.
+    Writes ddp-times.csv (raw, one row per measured iteration and rank), ddp-warmup-times.csv,
+    ddp-buckets.csv (the buckets DDP really made), ddp-overlap-times.csv (DDP's own record of
+    computation, communication and overlap) and local-times.csv (without DDP); of a replay also
+    replay-lateness.csv (by how much its gradients were late in each measured step, at worst).
+    After the rounds one more instance per cap is watched bucket by bucket (bucket-timeline.csv).
+    Settings may also come from --config FILE (a YAML file; flags win).
+    """
+
+    bucket_cap_mb: tuple[str, ...] = ("1", "5", "10", "25", "50", "100", "200", "400")
+    """Caps in DDP's unit (MiB); None is DDP's default (a first bucket of 1 MiB, then 25)."""
+    rounds: int = 4
+    num_steps: int = 5
+    """Measured steps per cap and round."""
+    warmup_steps: int = 3
+    """Steps before the measured ones; at least 3, as DDP forms its buckets in the first two."""
+    initial_steps: int = 10
+    """Steps before the first round, after which the machine runs at its usual speed."""
+    timeline_steps: int = 3
+    """Passes per cap that are watched after the rounds; 0 leaves bucket-timeline.csv out."""
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = False
+    find_unused_parameters: bool = False
+    added_latency_ms: float = 0.0
+    """Delay every bucket by this, with a comm hook that reduces one bucket after another."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rounds", "num_steps", "lr")
+        require_not_negative(self, "initial_steps", "timeline_steps")
+        check_added_latency(self.added_latency_ms)
+        if self.warmup_steps < 3:
+            raise UserError(
+                f"warmup_steps {self.warmup_steps}: at least 3, DDP rebuilds its buckets in the "
+                "first two steps"
+            )
+        self.caps()
+        self.step_settings()
+
+    def caps(self) -> tuple[float | None, ...]:
+        """Returns the caps in MiB, each once, None for DDP's default.
+
+        Raises UserError where there is none, or one that is no cap.
+        """
+        if not self.bucket_cap_mb:
+            raise UserError("bucket_cap_mb is empty; give at least one cap")
+        return tuple(dict.fromkeys(parse_cap(text) for text in self.bucket_cap_mb))
+
+
+def main(settings: DdpBenchmark) -> None:
+    """Runs the benchmark and prints the medians."""
+    with process_group(settings.device, settings.backend) as worker:
+        step = make_step(settings.step_settings(), worker)
+        notes = (step.note, latency_note(settings.added_latency_ms))
+        with (
+            added_latency(settings.added_latency_ms, worker.device) as hook,
+            record_run(
+                settings,
+                "ddp_benchmark",
+                worker,
+                recorded_settings=step.recorded_settings,
+                notes=notes,
+            ) as recorder,
+        ):
+            samples = measure(settings, step, worker, recorder, hook)
+            if recorder.run:
+                print(_medians(samples).to_string(index=False, float_format="%.4g"))
+                print(f"Written to {recorder.run.path}")
+
+
+def measure(
+    settings: DdpBenchmark,
+    step: FixedBatchStep,
+    worker: Worker,
+    recorder: Recorder,
+    hook: LatencyHook | None = None,
+) -> pd.DataFrame:
+    """Visits the caps in rotated rounds; returns the measured samples of all ranks, on rank 0."""
+    times = recorder.stream("ddp-times.csv", TIMES_COLUMNS)
+    warmup = recorder.stream("ddp-warmup-times.csv", TIMES_COLUMNS)
+    buckets = recorder.stream("ddp-buckets.csv", BUCKET_COLUMNS)
+    overlap = recorder.stream("ddp-overlap-times.csv", OVERLAP_COLUMNS)
+    local = recorder.stream("local-times.csv", LOCAL_COLUMNS)
+    late = recorder.stream("replay-lateness.csv", LATENESS_COLUMNS) if settings.replay else None
+    arms = ("local", *settings.caps())
+    watched = settings.caps() if settings.timeline_steps else ()
+    progress = Progress(settings.rounds * len(arms) + len(watched), worker.is_main)
+    for _ in range(settings.initial_steps):
+        timed_step(step, step.forward_model, worker, 0)
+    for round_, arm in rotated_rounds(arms, settings.rounds):
+        if arm == "local":
+            rows = [timed_step(step, step.forward_model, worker, i) for i in _steps(settings)]
+            local.write([{"round": round_} | row for row in rows if row["iteration"] >= 0])
+            progress.step(f"round {round_ + 1}, without DDP")
+            continue
+        rows, records = visit(settings, step, worker, arm, hook)
+        gc.collect()  # the DDP instance of this visit, its hooks and its buckets
+        described = describe_buckets(records[-1], step)
+        keys = {"bucket_cap_mib": cap_label(arm), "round": round_}
+        sizes = {
+            "num_buckets": len(described),
+            "first_bucket_bytes": described[0]["size_bytes"],
+            "last_bucket_bytes": described[-1]["size_bytes"],
+            "bucket_bytes": " ".join(str(row["size_bytes"]) for row in described),
+        }
+        times.write([keys | sizes | row for row in rows if row["iteration"] >= 0])
+        warmup.write([keys | sizes | row for row in rows if row["iteration"] < 0])
+        overlap.write([keys | row for row in overlap_rows(records, settings.warmup_steps)])
+        if late:
+            late.write([keys | row for row in lateness_rows(records, settings.warmup_steps)])
+        if round_ == 0:
+            buckets.write([{"bucket_cap_mib": cap_label(arm)} | row for row in described])
+        progress.step(f"round {round_ + 1}, cap {cap_label(arm)} MiB")
+    if watched:
+        timelines = recorder.stream("bucket-timeline.csv", TIMELINE_COLUMNS)
+    for cap in watched:
+        rows = watch_buckets(settings, step, worker, cap, hook)
+        gc.collect()
+        timelines.write([{"bucket_cap_mib": cap_label(cap)} | row for row in rows])
+        progress.step(f"bucket by bucket, cap {cap_label(cap)} MiB")
+    return times.table()
+
+
+def _steps(settings: DdpBenchmark) -> range:
+    return range(-settings.warmup_steps, settings.num_steps)
+
+
+def visit(
+    settings: DdpBenchmark,
+    step: FixedBatchStep,
+    worker: Worker,
+    cap_mib: float | None,
+    hook: LatencyHook | None = None,
+    *,
+    init_sync: bool = True,
+) -> tuple[list[dict], list[dict]]:
+    """Runs the steps of a fresh DDP instance; returns their times and DDP's own records.
+
+    Warm-up steps are among them.
+    """
+    ddp = wrapped(settings, step, worker, cap_mib, init_sync=init_sync)
+    if hook:
+        hook.register(ddp)
+    private.record_every_step(ddp)
+    model = torch.compile(ddp) if settings.compile else ddp
+    rows, records = [], []
+    for iteration in _steps(settings):
+        rows.append(timed_step(step, model, worker, iteration))
+        records.append(private.ddp_record(ddp))
+        if isinstance(step.model, ReplayModel):
+            records[-1]["replay_lateness_s"] = step.model.lateness_s
+    step.zero_grad()
+    return rows, records
+
+
+def wrapped(
+    settings: DdpBenchmark,
+    step: FixedBatchStep,
+    worker: Worker,
+    cap_mib: float | None,
+    *,
+    init_sync: bool = True,
+) -> DistributedDataParallel:
+    """Makes a fresh DDP instance of the step's model.
+
+    With ``init_sync`` rank 0 sends its weights; without, all ranks must have the same already.
+    """
+    if settings.compile:
+        torch.compiler.reset()  # a compiled graph is split for one cap
+    return make_ddp(
+        step.model,
+        worker.device,
+        bucket_cap_mb=cap_mib,
+        static_graph=settings.static_graph,
+        gradient_as_bucket_view=settings.gradient_as_bucket_view,
+        find_unused_parameters=settings.find_unused_parameters,
+        init_sync=init_sync,
+    )
+
+
+def watch_buckets(
+    settings: DdpBenchmark,
+    step: FixedBatchStep,
+    worker: Worker,
+    cap_mib: float | None,
+    hook: LatencyHook | None = None,
+) -> list[dict]:
+    """Watches one more instance; returns rows of TIMELINE_COLUMNS, but for the cap and the rank."""
+    ddp = wrapped(settings, step, worker, cap_mib)
+    return watch(
+        ddp,
+        torch.compile(ddp) if settings.compile else ddp,
+        step,
+        worker,
+        passes=settings.timeline_steps,
+        warmup_steps=settings.warmup_steps,
+        hook=hook,
+    )
+
+
+def timed_step(
+    step: FixedBatchStep, model: torch.nn.Module, worker: Worker, iteration: int
+) -> dict:
+    """Times one training step, with a barrier of all ranks before the backward pass.
+
+    The wait at the barrier counts in the step's time, but in neither forward nor backward time.
+    Without the barrier it would be part of the first all-reduce.
+    """
+    clock = clock_for(worker.device)
+    step.zero_grad()
+    worker.barrier()
+    clock.wait()
+    marks = [clock.mark()]
+    loss = step.forward(model)
+    marks.append(clock.mark())
+    clock.wait()
+    worker.barrier()
+    marks.append(clock.mark())
+    loss.backward()
+    marks.append(clock.mark())
+    step.optimize()
+    marks.append(clock.mark())
+    clock.wait()
+    return {
+        "iteration": iteration,
+        "forward_time_ms": clock.elapsed_s(marks[0], marks[1]) * 1e3,
+        "backward_time_ms": clock.elapsed_s(marks[2], marks[3]) * 1e3,
+        "step_time_ms": clock.elapsed_s(marks[0], marks[4]) * 1e3,
+    }
+
+
+def _medians(samples: pd.DataFrame) -> pd.DataFrame:
+    keys = ["bucket_cap_mib", "num_buckets"]
+    times = ["forward_time_ms", "backward_time_ms", "step_time_ms"]
+    slowest = samples.groupby([*keys, "round", "iteration"], sort=False)[times].max()
+    return slowest.groupby(keys, sort=False).median().reset_index()

@@ -1,0 +1,85 @@
+"""The benchmark of what DDP adds to a backward pass besides waiting: bookkeeping and contention.
+
+The arms of ``overlap_lab`` in rotated rounds, all ranks at the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from common.benchmarks.buckets.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapLab
+from common.benchmarks.rounds import rotated_rounds
+from common.benchmarks.steps import FixedBatchStep, StepRunOptions, make_step
+from common.errors import UserError
+from common.runtime.group.process_group import Worker, process_group
+from common.runtime.progress import Progress
+from common.runtime.records.recorder import (
+    Recorder,
+    record_run,
+    require_not_negative,
+    require_positive,
+)
+
+
+@dataclass(frozen=True)
+class OverlapBenchmark(StepRunOptions):
+    """Measure DDP's bookkeeping, and how backward pass and all-reduce slow each other down.
+
+    Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment2/overlap_benchmark.py
+    --model gpt2-nano --max_seq_len 64. Writes overlap-times.csv (raw).
+    Settings may also come from --config FILE (a YAML file; flags win).
+    """
+
+    message_mib: tuple[float, ...] = ()
+    """Sizes of the all-reduces beside the backward pass, in MiB; by default 1/512, 1/64 and 1/8 of
+    all gradients."""
+    rounds: int = 4
+    num_steps: int = 4
+    """Measured backward passes per message size and round."""
+    warmup_steps: int = 2
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "warmup_steps")
+        require_positive(self, "rounds", "num_steps")
+        for size in self.message_mib:
+            if not 1 / 2**20 <= size < float("inf"):
+                raise UserError(f"message_mib {size}: a message has at least one byte, and an end")
+        self.step_settings()
+
+
+def main(settings: OverlapBenchmark) -> None:
+    """Runs the benchmark and prints the medians."""
+    with process_group(settings.device, settings.backend) as worker:
+        step = make_step(settings.step_settings(), worker)
+        with record_run(
+            settings,
+            "overlap_benchmark",
+            worker,
+            recorded_settings=step.recorded_settings,
+            notes=(step.note,),
+        ) as recorder:
+            samples = measure(settings, step, worker, recorder)
+            if recorder.run:
+                keys = ["arm", "message_bytes", "messages"]
+                times = ["backward_time_ms", "all_reduce_time_ms"]
+                slowest = samples.groupby([*keys, "round", "iteration"], sort=False)[times].max()
+                medians = slowest.groupby(keys, sort=False).median().reset_index()
+                print(medians.to_string(index=False, float_format="%.4g"))
+                print(f"Written to {recorder.run.path}")
+
+
+def measure(
+    settings: OverlapBenchmark, step: FixedBatchStep, worker: Worker, recorder: Recorder
+) -> pd.DataFrame:
+    """Visits the arms in rotated rounds; returns the samples of all ranks, on rank 0."""
+    stream = recorder.stream("overlap-times.csv", OVERLAP_TIME_COLUMNS)
+    lab = OverlapLab(step, worker)
+    arms = lab.plan([int(size * 2**20) for size in settings.message_mib])
+    progress = Progress(settings.rounds * len(arms), worker.is_main)
+    for round_, arm in rotated_rounds(arms, settings.rounds):
+        rows = lab.visit(arm, round_, passes=settings.num_steps, warmup=settings.warmup_steps)
+        stream.write(rows)
+        progress.step(f"round {round_ + 1}, {arm.kind}")
+    return stream.table()

@@ -1,0 +1,1 @@
+"""Measurements of micro-batches: assignment 3."""

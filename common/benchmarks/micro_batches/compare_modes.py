@@ -1,0 +1,347 @@
+"""Every mode of choosing micro-batches, in rotated order, step by step on the same global batches.
+
+The learning rate is 0, so that the weights stay what they are: modes that make a step of the same
+texts must then find the same loss, which is written down beside the times. Modes that choose other
+texts are measured in the same rotation and marked. A control has texts of equal length, as many
+tokens as the best plan has: what its ranks wait for is not for the schedule to remove.
+
+Afterwards one rank is slowed down on purpose, without telling the planner.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from common.benchmarks.rounds import rotated
+from common.data.text import TokenizedTexts
+from common.errors import UserError
+from common.runtime.group.process_group import Worker, process_group
+from common.runtime.paths import relative_to_project
+from common.runtime.progress import Progress
+from common.runtime.records.recorder import (
+    Recorder,
+    record_run,
+    require_not_negative,
+    require_positive,
+)
+from common.scheduling.cost import TokensCost, TokensSquaredCost
+from common.scheduling.loader import AheadLoader, MicroBatch
+from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
+from common.scheduling.rank_speeds import RankCosts
+from common.training.micro_batches.config import TextSettings, slow_factor_of
+from common.training.micro_batches.log import batch_facts, part_facts, split_exchange
+from common.training.scaling.cost_calibration import calibrate, exchange_ratios
+from common.training.texts.task import Task, open_task, planner_for, task_facts
+
+logger = logging.getLogger(__name__)
+
+ARMS = {
+    "static": "static",
+    "dynamic": "dynamic",
+    "dynamic_tokens_sq": "dynamic",
+    "dynamic_calibrated": "dynamic",
+    "karmarkar_karp": "karmarkar_karp",
+    "length_grouped": "length_grouped",
+    "token_budget": "token_budget",
+}
+"""Name of each arm in the tables, and its planner's mode."""
+CONTROL = "control"
+NOT_TOLD, CALIBRATED, TOLD = "not_told", "dynamic_calibrated", "told"
+"""Ways to plan with a slowed rank: as if it were not slow, by calibration as it runs, or told."""
+RANK_COLUMNS = (
+    "local_batch",
+    "max_seq_len_in_batch",
+    "padded_tokens",
+    "tokens",
+    "step_time_ms",
+    "compute_time_ms",
+    "waiting_time_ms",
+    "communication_time_ms",
+    "planning_time_ms",
+    "planning_work_ms",
+)
+"""A rank's micro-batch in one step and the parts of the step, in both tables."""
+MODE_COLUMNS = (
+    "mode",
+    "same_batch",
+    "step",
+    "rank",
+    "order",
+    "global_batch",
+    *RANK_COLUMNS,
+    "loss",
+)
+SLOW_COLUMNS = (
+    "mode",
+    "step",
+    "rank",
+    "slow_factor",
+    "estimated_factor",
+    "expected_ms",
+    *RANK_COLUMNS,
+)
+
+
+@dataclass(frozen=True)
+class ModeComparison(TextSettings):
+    """Time every mode of choosing micro-batches on the same global batches, in rotated order.
+
+    Recipe: uv run torchrun --nproc_per_node=2 assignments/assignment3/compare_modes.py
+    --dataset sst2 --model_name small. Writes mode-times.csv (a row per step, mode and rank: the
+    step, computing, waiting, planning apart), calibration.csv and slow-rank.csv.
+    Settings may also come from --config FILE (a YAML file; flags win).
+    """
+
+    steps: int = 60
+    """Global batches; each is one step of every mode."""
+    warmup: int = 5
+    """Global batches before the measured ones."""
+    slow_steps: int = 40
+    """Steps of each mode with one rank slowed down; 0 to leave that out."""
+    slow_rank: int = -1
+    """The rank that is slowed down; -1 is the last."""
+    slow_factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "steps")
+        require_not_negative(self, "warmup", "slow_steps")
+        if self.slow_rank < -1:
+            raise UserError(f"slow_rank is {self.slow_rank}; a rank, or -1 for the last")
+        if not 1 < self.slow_factor < float("inf"):
+            raise UserError(f"slow_factor is {self.slow_factor}; it must be above 1 and finite")
+
+
+def main(settings: ModeComparison) -> None:
+    """Runs the comparison and prints each mode's median ratio to static."""
+    with process_group(settings.device, settings.backend) as worker:
+        if worker.world_size < 2:
+            raise UserError("compare_modes needs 2 ranks or more; start it with torchrun")
+        settings.check_ranks(worker.world_size)
+        for reason in settings.without_effect() if worker.is_main else ():
+            logger.warning("without effect: %s", reason)
+        slow_rank = settings.slow_rank if settings.slow_rank >= 0 else worker.world_size - 1
+        is_slowed = settings.slow_steps and worker.device.type == "cpu"
+        if settings.slow_steps and not is_slowed and worker.is_main:
+            logger.warning("without effect: slow_steps on a GPU, where sleeping slows nothing down")
+        factor = slow_factor_of(worker, slow_rank, settings.slow_factor) if is_slowed else 1.0
+        task = open_task(settings, worker, eval_samples=1)
+        planners = {mode: planner_for(settings, mode, task, worker) for mode in MODES}
+        for group in task.step.optimizer.param_groups:
+            group["lr"] = 0.0
+        with record_run(
+            settings,
+            "compare_modes",
+            worker,
+            recorded_settings=task_facts(task, worker),
+        ) as recorder:
+            ranks = calibrate(settings, task, worker, recorder)
+            ratios = compare(settings, task, planners, ranks, worker, recorder)
+            if is_slowed:
+                task.step.exchange.slow_factor = factor
+                slowdown = [1.0] * worker.world_size
+                slowdown[slow_rank] = settings.slow_factor
+                compare_slowed(
+                    settings,
+                    task,
+                    planners["dynamic"],
+                    ranks,
+                    slowdown,
+                    worker,
+                    recorder,
+                )
+            if worker.is_main:
+                print_ratios(ratios)
+                print(f"Written to {relative_to_project(recorder.run.path)}")
+
+
+def print_ratios(ratios: Mapping[str, float]) -> None:
+    """Prints the modes of the same texts; the rest computes something else, for the notebook."""
+    print("Slowest rank's step over static's, median:")
+    for mode, ratio in ratios.items():
+        if ARMS.get(mode) in SAME_BATCH:
+            print(f"  {mode:20s} {ratio:5.2f}")
+    print("Other modes make their steps of other texts: see mode-times.csv by text.")
+
+
+def compare(
+    settings: ModeComparison,
+    task: Task,
+    planners: Mapping[str, Planner],
+    ranks: RankCosts,
+    worker: Worker,
+    recorder: Recorder,
+) -> dict[str, float]:
+    """Runs all modes on all global batches; returns each one's median ratio to static.
+
+    A ratio is that of the slowest ranks' times in the same step. All ranks return the same.
+    """
+    table = recorder.stream("mode-times.csv", MODE_COLUMNS)
+    costs = {name: TokensCost() for name in ARMS}
+    costs |= {"dynamic_tokens_sq": TokensSquaredCost(), "dynamic_calibrated": ranks.costs}
+    plans = {
+        name: functools.partial(_plan, planners[mode], task, costs[name])
+        for name, mode in ARMS.items()
+    }
+    control = control_texts(settings, task, plans["dynamic"], worker)
+    ratios: dict[str, list[float]] = {}
+    visits = [
+        (name, step, order)
+        for step in range(-settings.warmup, settings.steps)
+        for order, name in enumerate(rotated([*ARMS, CONTROL], step + settings.warmup))
+    ]
+    progress = Progress(len(visits), worker.is_main)
+    with AheadLoader(task.train, worker.rank, pin=worker.device.type == "cuda") as loader:
+
+        def request(visit: tuple[str, int, int]) -> None:
+            name, step, _ = visit
+            at = step + settings.warmup
+            if name == CONTROL:
+                loader.request(
+                    functools.partial(plans["static"], at, control.lengths), data=control
+                )
+            else:
+                loader.request(functools.partial(plans[name], at))
+
+        rows: list[dict] = []
+        for index, (name, step, order) in enumerate(visits):
+            found = _one_step(task, loader, visits, index, request)
+            same = ARMS.get(name) in SAME_BATCH
+            keys = {"mode": name, "same_batch": same, "step": step, "order": order}
+            rows.append(keys | found)
+            progress.step(f"step {step}, {name}")
+            if index + 1 == len(visits) or visits[index + 1][1] != step:
+                slowest = _write(table, rows, worker) if step >= 0 else {}
+                for mode, time_ms in slowest.items():
+                    ratios.setdefault(mode, []).append(time_ms / slowest["static"])
+                rows = []
+    return {mode: float(np.median(values)) for mode, values in ratios.items()}
+
+
+def compare_slowed(
+    settings: ModeComparison,
+    task: Task,
+    planner: Planner,
+    ranks: RankCosts,
+    slowdown: Sequence[float],
+    worker: Worker,
+    recorder: Recorder,
+) -> None:
+    """Measures steps with a slowed rank: planned untold, corrected by calibration, and told.
+
+    ``estimated_factor`` is what the step's plan took the rank's slowness to be, ``expected_ms`` the
+    plan's bottleneck for ranks as slow as they really are.
+    """
+    table = recorder.stream("slow-rank.csv", SLOW_COLUMNS)
+    told = [cost.scaled(by) for cost, by in zip(ranks.costs, slowdown, strict=True)]
+    known = {
+        NOT_TOLD: ranks.factors,
+        TOLD: [a * b for a, b in zip(ranks.factors, slowdown, strict=True)],
+    }
+    arms = (NOT_TOLD, CALIBRATED, TOLD)
+    visits = [
+        (name, step, order)
+        for step in range(settings.slow_steps)
+        for order, name in enumerate(rotated(arms, step))
+    ]
+    with AheadLoader(task.train, worker.rank) as loader:
+
+        def request(visit: tuple[str, int, int]) -> None:
+            name, step, _ = visit
+            factors = known.get(name, ranks.factors)
+            costs = [ranks.base.scaled(factor) for factor in factors]
+            loader.request(functools.partial(_plan, planner, task, costs, step), tag=factors)
+
+        def refine(visit: tuple[str, int, int]) -> None:
+            name, step, _ = visit
+            if name == CALIBRATED and step and step % settings.refine_every == 0:
+                exchange_ratios(ranks, worker)
+
+        rows: list[dict] = []
+        for index, (name, step, _) in enumerate(visits):
+            found = _one_step(task, loader, visits, index, request, refine)
+            plan, factors = found.pop("plan"), found.pop("tag")
+            del found["loss"], found["global_batch"]
+            if name == CALIBRATED:
+                ranks.note(
+                    batch_size=found["local_batch"],
+                    longest=found["max_seq_len_in_batch"],
+                    measured_s=found["compute_time_ms"] / 1e3,
+                )
+            keys = {"mode": name, "step": step, "slow_factor": slowdown[worker.rank]}
+            keys |= {"estimated_factor": factors[worker.rank]}
+            rows.append(keys | {"expected_ms": plan.slowest_cost(told) * 1e3} | found)
+            if index + 1 == len(visits) or visits[index + 1][1] != step:
+                _write(table, rows, worker)
+                rows = []
+
+
+def control_texts(
+    settings: ModeComparison, task: Task, plan: Callable[[int], StepPlan], worker: Worker
+) -> TokenizedTexts:
+    """Returns the same texts, each cut or repeated to one length.
+
+    With that length a rank's equal share of a batch has as many tokens as the slowest rank of a
+    good plan has with padding: the median over 20 steps of ``plan``.
+    """
+    share = settings.global_batch / worker.world_size
+    bottlenecks = [plan(step).padded_tokens.max() for step in range(20)]
+    length = max(3, round(float(np.median(bottlenecks)) / share))
+    tokens = [(own * (length // len(own) + 1))[:length] for own in map(list, task.train.tokens)]
+    return replace(task.train, tokens=tokens, lengths=np.full(len(tokens), length))
+
+
+def _plan(
+    planner: Planner, task: Task, cost: object, step: int, lengths: np.ndarray | None = None
+) -> StepPlan:
+    plan = planner(step, cost, task.limits)
+    return plan if lengths is None else replace(plan, lengths=lengths)
+
+
+def _one_step(
+    task: Task,
+    loader: AheadLoader,
+    visits: Sequence[tuple[str, int, int]],
+    index: int,
+    request: Callable[[tuple[str, int, int]], None],
+    prepare: Callable[[tuple[str, int, int]], None] = lambda visit: None,
+) -> dict:
+    """Runs the step of visit ``index`` while the next one is planned; returns this rank's columns.
+
+    ``prepare`` is called with the visit inside the step, before anything else.
+    """
+    if not len(loader):
+        request(visits[index])
+
+    def next_batch() -> MicroBatch:
+        prepare(visits[index])
+        batch = loader.take()
+        if index + 1 < len(visits):
+            request(visits[index + 1])
+        return batch
+
+    parts, batch = task.step.run(next_batch)
+    plan = batch.plan
+    facts = {"global_batch": plan.global_batch, "loss": parts.loss, "plan": plan, "tag": batch.tag}
+    return batch_facts(batch) | part_facts(parts, batch) | facts
+
+
+def _write(table, rows: list[dict], worker: Worker) -> dict[str, float]:
+    """Writes the rows with their exchange split; returns each mode's slowest rank's step in ms."""
+    for row in rows:
+        for name in ("plan", "tag"):
+            row.pop(name, None)
+    gathered = worker.gather(rows)
+    own, slowest = [], {}
+    for ranks in zip(*gathered, strict=True):
+        loss = sum(row["loss"] for row in ranks) if "loss" in ranks[0] else None
+        row = split_exchange(ranks)[worker.rank]
+        own.append(row if loss is None else row | {"loss": loss})
+        slowest[row["mode"]] = max(one["step_time_ms"] for one in ranks)
+    table.write(own)
+    return slowest

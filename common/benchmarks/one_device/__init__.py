@@ -1,0 +1,1 @@
+"""Measurements of one device: assignment 0."""

@@ -1,0 +1,88 @@
+"""The peak of a real training step as PyTorch's allocator saw it, on a GPU or on the CPU.
+
+On a GPU the caching allocator counts what tensors use (allocated) and what it holds from the
+driver (reserved). The CPU's allocator keeps no counters, but tells the profiler of every
+allocation; there is nothing reserved, as what is freed goes back to the C library.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from common.benchmarks.one_device.memory_tracker import empty_batch
+from common.perfmodel.one_device.workload import Workload
+from common.runtime import private
+from common.training.step import TrainingStep
+
+
+@dataclass(frozen=True)
+class AllocatorPeak:
+    """The peak of allocated memory during one step; ``reserved_bytes`` on a GPU only."""
+
+    allocated_bytes: int
+    reserved_bytes: int | None
+
+
+def measure_peak(
+    workload: Workload, device: torch.device, snapshot: Path | None = None
+) -> AllocatorPeak:
+    """Runs three steps of ``workload`` on ``device``; returns the allocator's peak in the third.
+
+    Args:
+        workload: what to run; it allocates what it needs.
+        device: where. Other tensors of this process on a GPU count too, so there should be none.
+        snapshot: on a GPU, where to save the allocator's history of that step.
+
+    Raises:
+        torch.OutOfMemoryError: it does not fit.
+    """
+    step = TrainingStep(workload, device)
+    batches = itertools.repeat(empty_batch(workload, device))
+    for _ in range(2):
+        step.run(batches)
+    if device.type == "cuda":
+        return _cuda_peak(step, batches, device, snapshot)
+    return AllocatorPeak(_cpu_peak(step, batches), None)
+
+
+def _cuda_peak(
+    step: TrainingStep, batches: Iterable, device: torch.device, snapshot: Path | None
+) -> AllocatorPeak:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    if snapshot:
+        torch.cuda.memory._record_memory_history(max_entries=200_000)
+    step.run(batches)
+    torch.cuda.synchronize(device)
+    if snapshot:
+        torch.cuda.memory._dump_snapshot(str(snapshot))
+        torch.cuda.memory._record_memory_history(enabled=None)
+    return AllocatorPeak(
+        torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    )
+
+
+def _cpu_peak(step: TrainingStep, batches: Iterable) -> int:
+    """Returns the bytes held before the step plus the peak that the profiler saw on top."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step.run(batches)
+    # The running sum over time is what the step holds at each moment, and its maximum the peak.
+    changes = private.memory_changes(profiler)
+    return _held_bytes(step) + max(itertools.accumulate(changes, initial=0))
+
+
+def _held_bytes(step: TrainingStep) -> int:
+    states = [value for state in step.optimizer.state.values() for value in state.values()]
+    tensors = [*step.model.parameters(), *filter(torch.is_tensor, states)]
+    return sum(_nbytes(tensor) for tensor in tensors)
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

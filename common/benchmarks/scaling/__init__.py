@@ -1,0 +1,1 @@
+"""Measurements of scaling: assignment 4."""

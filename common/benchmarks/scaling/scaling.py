@@ -1,0 +1,389 @@
+"""The synthetic scaling benchmark: DDP on an MLP whose data is made outside of what is timed.
+
+``--sweep`` goes through world sizes, strong and weak, in one job (``scaling_sweep``). Without it
+one configuration is run on the ranks there are: first DDP as it is, which gives the step time and
+the throughput; then a few steps whose buckets are watched, and the probes, which say what the time
+went to and what a change would bring.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from common.analysis.step_parts import decompose
+from common.benchmarks.scaling.sweep import SweepPlan, sweep
+from common.benchmarks.scaling.text_workload import text_workload
+from common.benchmarks.scaling.workloads import MlpSizes, Workload, mlp_workload, replay_workload
+from common.diagnose.diagnosis import diagnosis_lines
+from common.errors import UserError, unknown_name
+from common.perfmodel.tables import read_table
+from common.runtime.group.process_group import Worker, process_group
+from common.runtime.machine.kept_memory import kept_memory
+from common.runtime.paths import relative_to_project
+from common.runtime.records.recorder import (
+    Recorder,
+    record_run,
+    require_not_negative,
+    require_positive,
+)
+from common.runtime.run_options import RankOptions
+from common.training.precision import set_tf32
+from common.training.recording.tracing import traced_steps
+from common.training.scaling.data_parallel_step import DataParallelStep, StepOptions
+from common.training.scaling.log import ScalingLog, single_arm
+from common.training.scaling.probes import Probed, ProbePlan, probe
+
+logger = logging.getLogger(__name__)
+WORKLOADS = ("mlp", "text", "replay")
+REGIMES = ("strong", "weak")
+PRINTED = (
+    "batch_size",
+    "steps_per_epoch",
+    "epochs",
+    "warmup_steps",
+    "input_dim",
+    "hidden_dim",
+    "num_layers",
+    "output_dim",
+    "backend",
+    "device",
+    "bucket_cap_mb",
+    "broadcast_buffers",
+    "static_graph",
+    "gradient_as_bucket_view",
+    "accumulation",
+    "compression",
+    "precision",
+)
+"""Settings that a report of one configuration shows."""
+
+
+@dataclass(frozen=True)
+class ScalingBenchmark(RankOptions):
+    """Measure how DDP scales, on a synthetic MLP.
+
+    Recipe: uv run python assignments/assignment4/benchmark.py --epochs 1 --steps-per-epoch 10
+    --warmup-steps 2 on one device, and uv run torchrun --nproc_per_node=2
+    assignments/assignment4/benchmark.py on several; --device cpu --backend gloo without GPUs.
+    With --sweep the job's ranks measure every number of ranks up to their own, in turn.
+    Settings may also come from --config FILE (a YAML file; flags win).
+    """
+
+    batch_size: int = 256
+    """Samples of a micro-batch, per rank."""
+    steps_per_epoch: int = 20
+    epochs: int = 5
+    warmup_steps: int = 5
+    """Number of first steps that are not counted."""
+    input_dim: int = 4096
+    hidden_dim: int = 4096
+    num_layers: int = 3
+    """Hidden layers."""
+    output_dim: int = 2048
+    bucket_cap_mb: float | None = 50
+    """DDP's bucket cap in MiB; None is DDP's own default."""
+    broadcast_buffers: bool = False
+    """Send rank 0's buffers to all ranks before each forward pass."""
+    static_graph: bool = True
+    gradient_as_bucket_view: bool = True
+    accumulation: int = 1
+    """Micro-batches per step; gradients are exchanged after the last one."""
+    compression: str = "none"
+    """Send gradients as none (as they are), fp16 or bf16."""
+    precision: str = "float32"
+    """float32, or autocast to bfloat16 or float16."""
+    timed_steps: int = 10
+    """Steps whose buckets are timed, after the other steps; 0 for none, and no probes."""
+    profile: bool = False
+    """Write a trace of two steps of rank 0 for Perfetto, trace.json.gz."""
+    sweep: bool = False
+    """Go through world sizes, regimes and batches."""
+    workload: str = "mlp"
+    """Workload of a sweep: mlp, text or replay."""
+    regimes: tuple[str, ...] = REGIMES
+    """strong (the global batch stays) and weak (the batch per rank stays)."""
+    world_sizes: tuple[int, ...] = ()
+    """World sizes of a sweep, up to all ranks of the job; by default 1, 2, 4 … and all ranks."""
+    batch_sizes: tuple[int, ...] = ()
+    """Batches per rank of a sweep, at its largest world size; by default batch_size."""
+    rounds: int = 4
+    """Rounds of a sweep; each measures every case once."""
+    steps_per_visit: int = 6
+    plain: bool = True
+    """Measure every case of a sweep twice: DDP as it is, and with its buckets timed; else only the
+    latter, which for a replay is the same."""
+    text_experiment: str = "ag_news_ddp_4gpu_20ep"
+    """Experiment whose model, data and optimizer the workload text has."""
+    dataset: str = "synthetic"
+    """Data of the workload text: synthetic (texts as long as the experiment's), or the experiment's
+    data set."""
+    dataset_dir: str = "datasets"
+    text_samples: int = 4000
+    """Number of texts that the workload text draws batches from."""
+    replay: str = "umd-2x4-a100"
+    """Recorded backward pass of the workload replay."""
+    replay_factor: float = 64
+    """Factor that a replay's gradient sizes are divided by."""
+    replay_time_factor: float = 1.0
+    """Factor that a replay's times are divided by."""
+    seed: int = 42
+    output_dir: str = "outputs/assignment4"
+
+    def __post_init__(self) -> None:
+        require_positive(
+            self,
+            "batch_size",
+            "steps_per_epoch",
+            "epochs",
+            "input_dim",
+            "hidden_dim",
+            "num_layers",
+            "output_dim",
+            "rounds",
+            "steps_per_visit",
+            "text_samples",
+        )
+        require_not_negative(self, "warmup_steps", "timed_steps", "seed")
+        if self.workload not in WORKLOADS:
+            raise UserError(unknown_name("workload", self.workload, WORKLOADS))
+        if self.workload != "mlp" and not self.sweep:
+            raise UserError(f"--workload {self.workload} is for --sweep")
+        if not self.regimes:
+            raise UserError(f"regimes is empty; give one or more of {', '.join(REGIMES)}")
+        if self.profile and (self.sweep or not self.timed_steps):
+            raise UserError("--profile traces watched steps: not with --sweep or --timed-steps 0")
+        for regime in self.regimes:
+            if regime not in REGIMES:
+                raise UserError(unknown_name("regime", regime, REGIMES))
+        for size in (*self.world_sizes, *self.batch_sizes):
+            if size < 1:
+                raise UserError(f"world_sizes and batch_sizes are at least 1, not {size}")
+        if self.warmup_steps >= self.epochs * self.steps_per_epoch:
+            raise UserError(
+                f"warmup_steps {self.warmup_steps}: of {self.epochs} × {self.steps_per_epoch} steps"
+                " none would be left to measure"
+            )
+        self.options()
+
+    def options(self) -> StepOptions:
+        """Returns the options of a step: accumulation, precision, compression and DDP's own."""
+        return StepOptions(
+            accumulation=self.accumulation,
+            precision=self.precision,
+            compression=self.compression,
+            bucket_cap_mb=self.bucket_cap_mb,
+            static_graph=self.static_graph,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            sync_buffers=self.broadcast_buffers,
+        )
+
+    def open_workload(self, device: torch.device) -> Workload:
+        """Makes the workload that is trained, on ``device``."""
+        if self.workload == "text":
+            return text_workload(
+                experiment=self.text_experiment,
+                dataset=self.dataset,
+                dataset_dir=self.dataset_dir,
+                samples=self.text_samples,
+                device=device,
+                seed=self.seed,
+            )
+        if self.workload == "replay":
+            return replay_workload(
+                name=self.replay,
+                factor=self.replay_factor,
+                time_factor=self.replay_time_factor,
+                batch_size=self.batch_size,
+            )
+        sizes = MlpSizes(self.input_dim, self.hidden_dim, self.num_layers, self.output_dim)
+        return mlp_workload(sizes, device, self.seed)
+
+    def sweep_plan(self, ranks: int) -> SweepPlan:
+        """Returns the plan of a sweep on a job's ``ranks``.
+
+        Raises UserError for a world size above them, or none that is all of them: the probes, of
+        which predictions are made, are of all ranks.
+        """
+        powers = [2**k for k in range(ranks.bit_length()) if 2**k <= ranks]
+        sizes = self.world_sizes or tuple(sorted({*powers, ranks}))
+        beyond = [size for size in sizes if size > ranks]
+        if beyond:
+            raise UserError(f"world_sizes {beyond[0]}: the job has {ranks} ranks")
+        if ranks not in sizes:
+            raise UserError(
+                f"world_sizes {max(sizes)} at most: the job has {ranks} ranks, on which passes and "
+                f"all-reduces are measured apart; add {ranks}, or start the job on {max(sizes)}"
+            )
+        return SweepPlan(
+            world_sizes=tuple(sorted(set(sizes))),
+            regimes=self.regimes,
+            batch_sizes=self.batch_sizes or (self.batch_size,),
+            options=self.options(),
+            rounds=self.rounds,
+            steps_per_visit=self.steps_per_visit,
+            kinds=("plain", "timed") if self.plain else ("timed",),
+        )
+
+
+def main(settings: ScalingBenchmark) -> None:
+    """Runs the benchmark and prints what it found."""
+    with process_group(settings.device, settings.backend) as worker, kept_memory():
+        set_tf32(True)
+        workload = settings.open_workload(worker.device)
+        label = "assignment4-sweep" if settings.sweep else "assignment4-benchmark"
+        plan = settings.sweep_plan(worker.world_size) if settings.sweep else None
+        facts = {"world_size": worker.world_size, "model": workload.model, "data": workload.data}
+        with record_run(
+            settings, label, worker, recorded_settings=facts, notes=(workload.note,)
+        ) as recorder:
+            if plan:
+                sweep(plan, workload, worker, recorder)
+            else:
+                measure(settings, workload, worker, recorder)
+        if worker.is_main:
+            print(f"Written to {relative_to_project(recorder.run.path)}")
+            print_findings(recorder.run.path, settings.sweep)
+
+
+def measure(
+    settings: ScalingBenchmark, workload: Workload, worker: Worker, recorder: Recorder
+) -> None:
+    """Measures one configuration: plain steps, timed steps, probes.
+
+    With accumulation DDP's buckets settle first: a static graph must not begin without an exchange.
+    """
+    print(placement_line(worker), flush=True)
+    options, total = settings.options(), settings.epochs * settings.steps_per_epoch
+    log = ScalingLog(
+        worker, recorder, [single_arm(worker.world_size, settings.batch_size, options)]
+    )
+    model = workload.build(settings.batch_size)
+    optimizer = workload.make_optimizer(model.parameters())
+
+    def open_step(timed: bool) -> DataParallelStep:
+        return DataParallelStep(model, optimizer, workload.loss_of, worker, options, timed=timed)
+
+    step = open_step(timed=False)
+    settling = workload.make_batch(1, 0, worker.rank, worker.world_size)
+    if settings.accumulation > 1:
+        step.settle(lambda: settling)
+    times_s = []
+    for index in range(total):
+        batches = make_batches(settings, workload, worker, index)
+        worker.barrier()  # data is made outside of what is timed, on every rank
+        times, used = step.run(batches.__next__)
+        if index == 0:
+            log.facts(step, used[0], model=workload.model, data=workload.data)
+        epoch = index // settings.steps_per_epoch
+        warmup = index < settings.warmup_steps
+        log.pause()
+        log.add(times, used, step=index, kind="plain", epoch=epoch, warmup=warmup)
+        times_s.append(times.step_s)
+        if (index + 1) % settings.steps_per_epoch == 0:
+            log.end_epoch(epoch)
+            log.write()
+    report(settings, worker, times_s)
+    step.close()
+    if not settings.timed_steps:
+        return
+    step = open_step(timed=True)
+    step.settle(lambda: settling)
+    for index in range(total, total + settings.timed_steps + 1):
+        batches = make_batches(settings, workload, worker, index)
+        worker.barrier()
+        times, used = step.run(batches.__next__)
+        log.pause()
+        log.add(times, used, step=index, epoch=settings.epochs, warmup=index == total)
+    log.write()
+    if settings.profile:
+        write_trace(step, lambda: make_batches(settings, workload, worker, 0), worker, recorder)
+    step.close()
+    probed = Probed(
+        model=model,
+        make_optimizer=workload.make_optimizer,
+        loss_of=workload.loss_of,
+        make_batch=lambda size: workload.make_batch(size, 0, worker.rank, worker.world_size),
+        batch_size=settings.batch_size,
+        options=options,
+    )
+    probe(probed, worker, recorder, ProbePlan())
+
+
+def make_batches(
+    settings: ScalingBenchmark, workload: Workload, worker: Worker, step: int
+) -> Iterator:
+    """Makes the micro-batches of a step, all of them before it begins."""
+    first = step * settings.accumulation
+    return iter(
+        [
+            workload.make_batch(settings.batch_size, index, worker.rank, worker.world_size)
+            for index in range(first, first + settings.accumulation)
+        ]
+    )
+
+
+def placement_line(worker: Worker) -> str:
+    """Returns the line that says where this rank runs, as the original printed it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
+    line = f"[Rank {worker.rank}] CUDA_VISIBLE_DEVICES={visible}, "
+    line += f"LOCAL_RANK={worker.ranks.local_rank}, "
+    if worker.device.type == "cuda":
+        name = torch.cuda.get_device_name(worker.device)
+        return line + f"current_device={worker.device}, name={name}"
+    return line + "device=cpu"
+
+
+def report(settings: ScalingBenchmark, worker: Worker, times_s: list[float]) -> None:
+    """Prints what the original printed, on rank 0; a step's time is the slowest rank's."""
+    slowest = [max(times) for times in zip(*worker.gather(times_s), strict=True)]
+    if not worker.is_main:
+        return
+    measured = slowest[settings.warmup_steps :]
+    per_step = worker.world_size * settings.batch_size * settings.accumulation
+    mean_s, median_s = statistics.fmean(measured), statistics.median(measured)
+    lines = {
+        "World size": worker.world_size,
+        "Device": worker.device,
+        "Config": {name: getattr(settings, name) for name in PRINTED},
+        "Warmup steps": settings.warmup_steps,
+        "Measured steps": f"{len(measured)} / {len(slowest)}",
+        "Avg step time": f"{mean_s * 1e3:.2f} ms",
+        "Median step time": f"{median_s * 1e3:.2f} ms",
+        "Throughput": f"{per_step / mean_s:,.0f} samples/s",
+        "Measured samples": f"{per_step * len(measured):,}",
+    }
+    print("=== DDP Scaling Benchmark ===")
+    for name, value in lines.items():
+        print(f"{name:<17}: {value}")
+
+
+def print_findings(folder: Path, is_sweep: bool) -> None:
+    """Prints the parts of the step and what limits it; nothing of a sweep."""
+    if is_sweep:
+        return
+    steps = read_table(folder / "steps.csv", ("kind",))
+    if (steps["kind"] == "timed").any():
+        parts = decompose(steps)
+        print("--- Where the time goes (ms, watched steps) ---")
+        for name, value in parts.parts_ms.items():
+            print(f"{name:<17}: {value:.2f} ({value / parts.step_ms:.0%})")
+        print("--- Diagnosis ---")
+        print("\n".join(diagnosis_lines(folder)))
+
+
+def write_trace(
+    step: DataParallelStep, make: Callable[[], Iterator], worker: Worker, recorder: Recorder
+) -> None:
+    """Writes a trace of two steps of rank 0, for https://ui.perfetto.dev."""
+    path = recorder.run.path / "trace.json.gz" if recorder.run else None
+    with traced_steps(path, worker.device, wait=0, warmup=1, active=2) as step_done:
+        for _ in range(4):
+            step.run(make().__next__)
+            step_done()

@@ -1,0 +1,257 @@
+"""Every number of ranks up to the job's own, in one job: speedups from runs side by side.
+
+A world size of n is a process group of the first n ranks; the others wait. All arms are visited in
+rotated rounds, each visit with a fresh DDP instance, so that drift of the machine and luck of one
+instance favour none. An arm is visited plain (DDP as it is: its step time is the one that counts)
+and timed (what the step is made of).
+
+Strong: the global batch stays, and each rank's share of it shrinks. Weak: each rank's batch stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from common.benchmarks.rounds import rotated_rounds
+from common.benchmarks.scaling.workloads import Workload
+from common.errors import UserError
+from common.runtime.group.process_group import Worker
+from common.runtime.progress import Progress
+from common.runtime.records.recorder import Recorder
+from common.training.scaling.data_parallel_step import DataParallelStep, StepOptions
+from common.training.scaling.log import ScalingLog, single_arm
+from common.training.scaling.probes import Probed, ProbePlan, probe
+
+logger = logging.getLogger(__name__)
+WARMUP_STEPS = 1
+"""Warm-up steps of a visit, after DDP's buckets have settled."""
+MOST_STEPS = 8
+"""Upper bound on the multiplier of steps in the visit of a small arm (``Arm.steps_factor``)."""
+TIMED_SHARE = 0.5
+"""Share of a visit's steps that a timed visit makes."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One condition: so many ranks, a micro-batch per rank, and how a step is made.
+
+    ``change`` is what was changed on one rank and on all alike, ``none`` without a change.
+    """
+
+    regime: str
+    world_size: int
+    batch_per_rank: int
+    options: StepOptions
+    change: str = "none"
+
+    def steps_factor(self, arms: Sequence[Arm]) -> int:
+        """Returns the multiplier of steps in this arm's visits, between 1 and MOST_STEPS.
+
+        It is the largest global batch of ``arms`` over this arm's: a smaller batch takes less time,
+        so more steps of it are measured.
+        """
+        most = max(arm.global_batch for arm in arms)
+        return min(MOST_STEPS, max(1, most // self.global_batch))
+
+    @property
+    def global_batch(self) -> int:
+        """Returns the samples of a step on all ranks."""
+        return self.world_size * self.options.accumulation * self.batch_per_rank
+
+    def row(self, index: int) -> dict:
+        """Returns this arm as a row of ``arms.csv``."""
+        found = single_arm(
+            ranks=self.world_size,
+            batch_size=self.batch_per_rank,
+            options=self.options,
+            regime=self.regime,
+            change=self.change,
+        )
+        return found | {"arm": index}
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """The arms and visits of a sweep; ``batch_sizes`` are those per rank on the most ranks."""
+
+    world_sizes: tuple[int, ...]
+    regimes: tuple[str, ...]
+    batch_sizes: tuple[int, ...]
+    options: StepOptions
+    rounds: int
+    steps_per_visit: int
+    kinds: tuple[str, ...] = ("plain", "timed")
+
+    def __post_init__(self) -> None:
+        """Raises UserError where no speedup could be computed: with one world size only."""
+        if len(self.world_sizes) < 2:
+            raise UserError(
+                f"--sweep with world size {self.world_sizes[0]} only: no speedup can be computed; "
+                "start the job on 2 ranks or more, or give two --world_sizes"
+            )
+
+    def arms(self) -> list[Arm]:
+        """Returns all arms, weak ones first.
+
+        A strong arm whose ranks could not share the global batch evenly is left out.
+        """
+        most, found = max(self.world_sizes), []
+        for batch in self.batch_sizes:
+            if "weak" in self.regimes:
+                found += [Arm("weak", size, batch, self.options) for size in self.world_sizes]
+            if "strong" in self.regimes:
+                for size in self.world_sizes:
+                    if batch * most % size:
+                        logger.warning(
+                            f"strong scaling on {size} ranks is left out: they cannot share a "
+                            f"global batch of {batch * most} evenly"
+                        )
+                        continue
+                    found.append(Arm("strong", size, batch * most // size, self.options))
+        return found
+
+
+def sweep(plan: SweepPlan, workload: Workload, worker: Worker, recorder: Recorder) -> None:
+    """Visits the arms of a plan, and probes what they are made of."""
+    visit_arms(
+        plan.arms(),
+        workload,
+        worker,
+        recorder,
+        rounds=plan.rounds,
+        steps=plan.steps_per_visit,
+        kinds=plan.kinds,
+    )
+    probe_sweep(plan.options, max(plan.batch_sizes), workload, worker, recorder)
+
+
+def visit_arms(
+    arms: Sequence[Arm],
+    workload: Workload,
+    worker: Worker,
+    recorder: Recorder,
+    rounds: int,
+    steps: int,
+    kinds: tuple[str, ...] = ("plain", "timed"),
+) -> None:
+    """Visits all arms in rotated rounds, in each of ``kinds``; all ranks call it."""
+    log = ScalingLog(worker, recorder, [arm.row(index) for index, arm in enumerate(arms)])
+    groups = {size: dist.new_group(range(size)) for size in sorted({a.world_size for a in arms})}
+    describe(max(arms, key=lambda arm: arm.world_size), workload, worker, log)
+    visits = tuple(
+        (index, kind)
+        for index, arm in enumerate(arms)
+        for kind in (kinds if arm.world_size > 1 else kinds[-1:])
+    )
+    progress = Progress(rounds * len(visits), worker.is_main)
+    for round_, (index, kind) in rotated_rounds(visits, rounds):
+        arm = arms[index]
+        if worker.rank < arm.world_size:
+            step = open_step(arm, workload, worker, groups[arm.world_size], kind == "timed")
+            halved = kind == "timed" and arm.world_size > 1
+            count = max(2, round(TIMED_SHARE * steps)) if halved else steps * arm.steps_factor(arms)
+            counted = kind == kinds[0] or arm.world_size == 1
+            _visit(step, workload, log, Visit(index, kind, round_, count, counted))
+        worker.barrier()
+        log.write()
+        if kind == kinds[0] or arm.world_size == 1:
+            log.end_epoch(round_, arm=index)
+        progress.step(f"round {round_ + 1}, {arm.world_size} ranks, {arm.regime} scaling")
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One stay at an arm: its place in the table, and how many steps are measured."""
+
+    arm: int
+    kind: str
+    round_: int
+    steps: int
+    counted: bool
+    """True if its samples count as those of the arm's epoch."""
+
+
+def open_step(
+    arm: Arm,
+    workload: Workload,
+    worker: Worker,
+    group: dist.ProcessGroup | None,
+    timed: bool,
+) -> DataParallelStep:
+    """Makes the step of an arm, with a model and a DDP instance of its own."""
+    model = workload.build(arm.batch_per_rank)
+    return DataParallelStep(
+        model=model,
+        optimizer=workload.make_optimizer(model.parameters()),
+        loss_of=workload.loss_of,
+        worker=worker,
+        options=arm.options,
+        group=group,
+        timed=timed,
+    )
+
+
+def _visit(step: DataParallelStep, workload: Workload, log: ScalingLog, visit: Visit) -> None:
+    """Warms up and makes the steps of a visit; batches are made before each step."""
+    passes, rank = step.options.accumulation, step.worker.rank
+    size = log.arms[visit.arm]["batch_per_rank"]
+    log.pause()
+    settling = workload.make_batch(1, visit.round_, rank, step.ranks)
+    step.settle(lambda: settling)
+    for index in range(WARMUP_STEPS + visit.steps):
+        first = (visit.round_ * 1000 + index) * passes
+        batches = [
+            workload.make_batch(size, micro, rank, step.ranks)
+            for micro in range(first, first + passes)
+        ]
+        step.worker.barrier(step.group)  # no rank's step holds the making of another's data
+        times, used = step.run(iter(batches).__next__)
+        warmup = index < WARMUP_STEPS
+        log.pause()
+        log.add(
+            times,
+            used,
+            step=index,
+            arm=visit.arm,
+            kind=visit.kind,
+            round_=visit.round_,
+            warmup=warmup,
+            counted=not warmup and visit.counted,
+        )
+    step.close()
+
+
+def describe(arm: Arm, workload: Workload, worker: Worker, log: ScalingLog) -> None:
+    """Writes the facts of what runs (``facts.csv``), from one pass on all ranks."""
+    step = open_step(arm, workload, worker, None, timed=False)
+    # A static graph must not begin with a pass that exchanges nothing, as accumulation has.
+    settling = workload.make_batch(1, 0, worker.rank, step.ranks)
+    step.settle(lambda: settling)
+    batch = workload.make_batch(arm.batch_per_rank, 0, worker.rank, step.ranks)
+    step.run(lambda: batch)
+    log.facts(step, batch, model=workload.model, data=workload.data, longest=workload.longest)
+    step.close()
+
+
+def probe_sweep(
+    options: StepOptions,
+    batch_size: int,
+    workload: Workload,
+    worker: Worker,
+    recorder: Recorder,
+    formats: tuple[str, ...] = ("none", "fp16", "bf16"),
+) -> None:
+    """Probes the job's ranks at a batch per rank; all ranks call it."""
+    probed = Probed(
+        model=workload.build(batch_size),
+        make_optimizer=workload.make_optimizer,
+        loss_of=workload.loss_of,
+        make_batch=lambda size: workload.make_batch(size, 0, worker.rank, worker.world_size),
+        batch_size=batch_size,
+        options=options,
+    )
+    probe(probed, worker, recorder, ProbePlan(formats=formats))

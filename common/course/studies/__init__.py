@@ -1,0 +1,1 @@
+"""Evidence for the course: gradings, and another course's tests."""

@@ -1,0 +1,211 @@
+"""``ddplab study grading``: a grader gives the same points ten times, and mistakes lose their own.
+
+For each assignment the references are handed in and graded ten times, an untouched tree once, the
+references without one task's for each task, and each wrong solution (``tests/exercises/mutants``),
+which may lose its own check and what ``assignments/course.yaml`` lists beside that one.
+A cut study is continued: ``ddplab study grading --continues RUN_DIR`` takes over the gradings that
+are there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from common.course.grading.matrix import (
+    grade_references,
+    is_isolated,
+    lost,
+    parts_of,
+    unwritten,
+)
+from common.course.submission import HandedIn
+from common.course.tasks import read_tasks
+from common.errors import UserError
+from common.runtime.paths import project_root
+from common.runtime.records.study import earlier_table, study_run
+from common.runtime.stage_progress import StageProgress
+
+RESULTS = "gradings.csv"
+KEYS = ["assignment", "part", "kind", "name", "round"]
+REFERENCE, UNTOUCHED, WITHOUT, MISTAKE = "reference", "untouched", "without", "mistake"
+ASSIGNMENTS = (0, 1, 2, 3, 4)
+
+
+@dataclass(frozen=True)
+class GradingStudy:
+    """Settings of the study."""
+
+    assignments: tuple[int, ...] = ASSIGNMENTS
+    rounds: int = 10
+    variant: int = 2027
+    continues: str = ""
+    """Run directory of a study that was cut."""
+
+    def __post_init__(self) -> None:
+        for number in self.assignments:
+            if number not in ASSIGNMENTS:
+                raise UserError(f"--assignments {number}: 0 to {ASSIGNMENTS[-1]}")
+
+
+SETTINGS = GradingStudy
+
+
+@dataclass(frozen=True)
+class Case:
+    """One grading.
+
+    Attributes:
+        of: what is handed in.
+        kind: reference, untouched, without or mistake.
+        name: name of the mistake, or of the task that is left out.
+        round: number of the round, from 0.
+        changed: exercises whose text is not the reference's.
+        check: check that a mistake is meant to lose.
+    """
+
+    of: HandedIn
+    kind: str
+    name: str
+    round: int
+    changed: Mapping[str, str]
+    check: str = ""
+
+    @property
+    def key(self) -> tuple:
+        """Returns what tells it from the others."""
+        return (self.of.assignment, self.of.part, self.kind, self.name, self.round)
+
+
+def run_study(study: GradingStudy, output_dir: str, progress: StageProgress) -> Path:
+    """Grades all cases; returns the run directory."""
+    done = earlier_table(study.continues, RESULTS, KEYS)
+    known = set(done[KEYS].itertuples(index=False, name=None)) if len(done) else set()
+    cases = [case for case in all_cases(study) if case.key not in known]
+    rows = done.to_dict("records")
+    with study_run("grading", study, output_dir, progress, backend="gloo", ranks=4) as run:
+        for case in cases:
+            what = f"assignment {case.of.assignment}"
+            what += f", part {case.of.part}" if case.of.part else ""
+            with progress.stage(f"{what}: {case.kind} {case.name or case.round + 1}"):
+                rows.append(graded(case, study.variant))
+            run.write_table(RESULTS, pd.DataFrame(rows))  # whole after each
+        run.write_table(RESULTS, pd.DataFrame(rows))  # also if none was left to grade
+        table = summary(pd.DataFrame(rows))
+        run.write_table("summary.csv", table)
+        mistakes = beyond_what_is_listed(pd.DataFrame(rows))
+        run.write_table("mistakes.csv", mistakes)
+    progress.say(table.to_string(index=False, float_format="%.3g"))
+    return run.path
+
+
+def all_cases(study: GradingStudy) -> Iterator[Case]:
+    """Yields the gradings, assignment by assignment."""
+    tasks = read_tasks()
+    for assignment in study.assignments:
+        for of in parts_of(assignment, "study-grading"):
+            own = of.tasks(tasks)
+            for number in range(study.rounds):
+                yield Case(of, REFERENCE, "", number, {})
+            stripped = {task.file: unwritten(task, project_root()) for task in own.values()}
+            yield Case(of, UNTOUCHED, "", 0, stripped)
+            for name, task in own.items():
+                yield Case(of, WITHOUT, name, 0, {task.file: stripped[task.file]})
+            for mutant in mutants():
+                file = f"{mutant.exercise}.py"
+                checks = [check for task in own.values() for check in task.checks]
+                if mutant.check in checks and file in {task.file for task in own.values()}:
+                    changed = {file: mutant.source()}
+                    yield Case(of, MISTAKE, mutant.name, 0, changed, mutant.check)
+
+
+def mutants() -> list:
+    """Returns the wrong solutions of the tests."""
+    folder = str(project_root() / "tests" / "exercises")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    numbers = importlib.import_module("mutants.numbers").NUMBERS
+    return [*numbers, *importlib.import_module("mutants.ranks").RANKS]
+
+
+def graded(case: Case, variant: int) -> dict[str, object]:
+    """Grades a case; returns a row. Answers are left out: their marks are arithmetic."""
+    tasks = case.of.tasks(read_tasks())
+    grade = grade_references(case.of, project_root(), case.changed, variant)
+    marks = [mark for mark in grade.marks if mark.of in tasks]
+    lost_marks = [mark for mark in marks if lost(mark)]
+    return {
+        **dict(zip(KEYS, case.key, strict=True)),
+        "score": sum(mark.score or 0.0 for mark in marks),
+        "maximum": sum(mark.points for mark in marks if mark.score is not None),
+        "checks": len(marks),
+        "lost": "; ".join(f"{mark.of}: {mark.name}" for mark in lost_marks),
+        "reasons": "; ".join(mark.why.partition("\n")[0] for mark in lost_marks),
+        "lost_what_it_should": is_isolated(case.name, marks) if case.kind == WITHOUT else "",
+        "isolation": grade.isolation,
+        "grading_time_s": grade.seconds,
+    }
+
+
+def beyond_what_is_listed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row for each wrong solution: what it lost, and what it should not have.
+
+    Columns: assignment, part, name, check (that it is meant for), found (whether that is lost),
+    besides (other checks lost), not_listed (those of them that ``course.yaml`` does not list).
+    """
+    tasks = read_tasks().values()
+    marks = {check: f"{task.name}: {words(check)}" for task in tasks for check in task.checks}
+    listed = {check: others for task in tasks for check, others in task.loses_too.items()}
+    meant = {mutant.name: mutant.check for mutant in mutants()}
+    found = []
+    for row in rows[rows["kind"] == MISTAKE].to_dict("records"):
+        check = meant[row["name"]]
+        losses = set(filter(None, row["lost"].split("; ")))
+        besides = losses - {marks[check]}
+        allowed = {marks[other] for other in listed.get(check, ())}
+        found.append(
+            {name: row[name] for name in ("assignment", "part", "name")}
+            | {"check": check, "found": marks[check] in losses}
+            | {"besides": "; ".join(sorted(besides))}
+            | {"not_listed": "; ".join(sorted(besides - allowed))}
+        )
+    columns = ["assignment", "part", "name", "check", "found", "besides", "not_listed"]
+    return pd.DataFrame(found, columns=columns)
+
+
+def words(check: str) -> str:
+    """Returns a check's name as marks have it."""
+    return check.partition("::test_")[2].replace("_", " ")
+
+
+def summary(rows: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row for each assignment: scores, whether they are the same, and the time."""
+    found = []
+    mistakes = beyond_what_is_listed(rows)
+    for (assignment, part), own in rows.groupby(["assignment", "part"]):
+        best = own[own["kind"] == REFERENCE]
+        wrong = mistakes[(mistakes["assignment"] == assignment) & (mistakes["part"] == part)]
+        found.append(
+            {
+                "assignment": assignment,
+                "part": part,
+                "gradings": len(best),
+                "lowest_score": best["score"].min(),
+                "highest_score": best["score"].max(),
+                "maximum": own["maximum"].max(),
+                "untouched_score": own.loc[own["kind"] == UNTOUCHED, "score"].max(),
+                "without_a_task": int((own["kind"] == WITHOUT).sum()),
+                "isolated": int((own["lost_what_it_should"].astype(str) == "True").sum()),
+                "mistakes": len(wrong),
+                "mistakes_found": int(wrong["found"].sum()),
+                "others_lost": int(wrong["besides"].str.count("A[0-9]").sum()),
+                "others_not_listed": int(wrong["not_listed"].str.count("A[0-9]").sum()),
+                "median_time_s": own["grading_time_s"].median(),
+            }
+        )
+    return pd.DataFrame(found)

@@ -1,0 +1,1 @@
+"""Causes of slowness: each judges the evidence and says what it costs."""

@@ -1,0 +1,254 @@
+"""Causes that lie in the ranks: unequal speed, or unequal work."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from common.diagnose.causes.equal_ranks import hindered_ms, hindered_said
+from common.diagnose.causes.sharing import together_times
+from common.diagnose.evidence.case import SURE, Case, Verdict, confidence, percent
+from common.diagnose.evidence.evidence import (
+    PROBES,
+    STEPS,
+    NotJudged,
+    standard_error,
+)
+
+SLOW_RATIO = 1.15
+"""Ranks on one machine differ by up to a tenth for no reason that anyone could remove."""
+SLOWEST_OFTEN = 0.8
+"""The same rank is the slowest in so many steps; of two equal ones each is in half of them."""
+SLOW_SHARE = 0.03
+"""Share of the step that a rank as quick as the others must save: where ranks hinder each other,
+all of them may be as slow once nobody waits."""
+MAIN_PART = 0.75
+"""Three quarters of what a rank takes longer are in one pass: a slow device slows both alike."""
+UPDATE_SHARE = 0.05
+"""An update of one rank that is longer than the others' by a twentieth of the step."""
+UNEQUAL_SHARE = 0.05
+"""Threshold of the share of a step that the longest rank's padded tokens cost beyond the mean's."""
+LENGTHS_SLOPE = 0.3
+"""Computing time grows at least so much with the padded tokens: a third of it is not fixed."""
+
+
+def slow_rank(case: Case) -> Verdict | None:
+    """Judges whether one rank computes longer than the others, step after step."""
+    if case.ranks < 2:
+        raise NotJudged("one rank has no other to be slower than")
+    compute, tokens = _compute_and_tokens(case)
+    rate = compute / tokens
+    slowest = int(rate.median().idxmax())
+    others = rate.drop(columns=slowest).median(axis=1)
+    ratios = rate[slowest] / others
+    ratio, error = float(ratios.median()), standard_error(ratios)
+    often = float((rate.idxmax(axis=1) == slowest).mean())
+    if not (ratio >= SLOW_RATIO and often >= SLOWEST_OFTEN):  # none of them if not known
+        return None
+    medians = compute.median()
+    others_ms = float(medians.drop(slowest).mean())
+    lasting = 1 - _passing_ms(case) / float(medians[slowest])
+    if ratio * lasting < SLOW_RATIO:
+        return None
+    # Of all steps that are seen. Watching buckets makes steps longer, but not the difference of two
+    # ranks' passes: in a script most steps are plain.
+    step_ms = float(case.run.by_step("step_time_ms").max(axis=1).median())
+    longer_ms = float(medians[slowest]) - others_ms
+    hindered = hindered_ms(case, slowest, longer_ms)
+    lost = max(0.0, longer_ms - hindered) / step_ms
+    if hindered and lost < SLOW_SHARE:
+        return None
+    level, reason = confidence(ratio, SLOW_RATIO, error, len(ratios))
+    waited = case.run.by_step("waiting_time_ms").median().drop(slowest).mean()
+    return Verdict(
+        cause="slow-rank",
+        title=f"rank {slowest} is slower than the others",
+        evidence=(
+            f"Rank {slowest} computes {medians[slowest]:.3g} ms a step, the others "
+            f"{others_ms:.3g} ms: {ratio:.2f} times as long for the same work, "
+            f"and it is the slowest in {percent(often)} of {len(ratios)} steps {case.file(STEPS)}.",
+            *_slow_part(case, slowest),
+            f"The others wait {waited:.3g} ms of each step {case.file(STEPS)}.",
+            *_slow_by_itself(case, slowest),
+            *hindered_said(case, slowest, longer_ms),
+        ),
+        lost_share=min(lost, 0.99),
+        confidence=level,
+        reason=f"its time over the others': {reason}",
+        change=(
+            f"Look for what else runs where rank {slowest} does (other jobs, clocks, temperature, "
+            "extra work in its program), or replace that device; until then give it less work "
+            "(assignment 3: --mode dynamic with a calibrated cost)."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(min(lost, 0.99)),
+    )
+
+
+def _passing_ms(case: Case) -> float:
+    """Returns the ms by which a script's watched steps are longer than its plain ones.
+
+    They are few and follow each other. What slows a rank in them alone is no slow rank: another
+    program has passed by. A benchmark's steps of both kinds take turns.
+    """
+    parts = case.run.parts
+    if not case.run.watched or not parts.plain_step_ms:
+        return 0.0
+    return max(0.0, parts.step_ms - parts.plain_step_ms)
+
+
+def _slow_part(case: Case, slowest: int) -> list[str]:
+    """Returns a sentence on which pass of the slowest rank takes longer than the others'."""
+    over = {}
+    for name, column in (("forward", "forward_time_ms"), ("backward", "backward_time_ms")):
+        medians = case.run.by_step(column).median()
+        over[name] = (medians[slowest], float(medians.drop(slowest).mean()))
+    excess = {name: own - others for name, (own, others) in over.items()}
+    name = max(excess, key=excess.get)
+    if sum(excess.values()) <= 0 or excess[name] < MAIN_PART * sum(excess.values()):
+        return []
+    own, others = over[name]
+    return [f"It is its {name} pass: {own:.3g} ms, the others' {others:.3g} ms {case.file(STEPS)}."]
+
+
+def _slow_by_itself(case: Case, slowest: int) -> list[str]:
+    """Returns a sentence on whether the rank is as slow in passes without any exchange."""
+    times = together_times(case)
+    if times is None:
+        return []
+    by_rank = times[1].groupby("rank").median()
+    if slowest not in by_rank.index or len(by_rank) < 2:
+        return []
+    ratio = by_rank[slowest] / by_rank.drop(slowest).mean()
+    where = "in the device" if ratio > SLOW_RATIO else "in what its training does besides"
+    return [
+        f"Alone, its passes take {ratio:.2f} times as long as the others': the cause lies {where} "
+        f"{case.file(PROBES)}."
+    ]
+
+
+def slow_update(case: Case) -> Verdict | None:
+    """Judges whether one rank takes longer to update, while the others wait in the next exchange.
+
+    What lies between the end of the backward pass and the end of the update counts, too: clipping,
+    or what a script does on one rank before it steps.
+    """
+    if case.ranks < 2:
+        raise NotJudged("one rank has no other to be slower than")
+    updates = case.run.by_step("optimizer_time_ms")
+    slowest = int(updates.median().idxmax())
+    over_ms = updates[slowest] - updates.drop(columns=slowest).median(axis=1)
+    shares = over_ms / case.run.by_step("step_time_ms").max(axis=1)
+    share, error = float(shares.median()), standard_error(shares)
+    if share < UPDATE_SHARE or float((over_ms > 0).mean()) < SLOWEST_OFTEN:
+        return None
+    step_ms = float(case.run.by_step("step_time_ms").max(axis=1).median())
+    lost = min(max(0.0, share - hindered_ms(case, slowest) / step_ms), 0.99)
+    level, reason = confidence(share, UPDATE_SHARE, error, len(shares))
+    return Verdict(
+        cause="slow-update",
+        title=f"rank {slowest} takes longer to update than the others",
+        evidence=(
+            f"From the end of its backward pass to the end of its update rank {slowest} takes "
+            f"{updates[slowest].median():.3g} ms, the others "
+            f"{updates.drop(columns=slowest).median(axis=1).median():.3g} ms {case.file(STEPS)}.",
+            *hindered_said(case, slowest),
+        ),
+        lost_share=lost,
+        confidence=level,
+        reason=f"share of the step: {reason}",
+        change=(
+            f"Look at what rank {slowest} alone does beside its update (averages of the weights, "
+            "norms, logging), and share it among the ranks or do it every so many steps."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(lost),
+    )
+
+
+def unequal_lengths(case: Case) -> Verdict | None:
+    """Judges whether ranks take turns as stragglers, with the longest texts of a step."""
+    if case.ranks < 2:
+        raise NotJudged("one rank has nobody to wait for")
+    compute, tokens = _compute_and_tokens(case)
+    uneven = tokens.max(axis=1) / tokens.mean(axis=1) - 1
+    if uneven.mean() < UNEQUAL_SHARE / 2:
+        return None
+    slope, error = _slope(compute, tokens)
+    if slope < LENGTHS_SLOPE or slope < SURE * error:
+        return None
+    step_ms = case.run.by_step("step_time_ms").max(axis=1)
+    over = min(slope, 1.0) * uneven * compute.mean(axis=1) / step_ms
+    lost = float(over.mean())
+    if lost < UNEQUAL_SHARE:
+        return None
+    level, reason = confidence(lost, UNEQUAL_SHARE, standard_error(over), len(over))
+    totals = tokens.sum()
+    return Verdict(
+        cause="unequal-lengths",
+        title="texts of unequal length: ranks wait for the longest of each step",
+        evidence=(
+            f"In a step the largest rank has {percent(float(uneven.mean()))} more padded tokens "
+            f"than the mean one, though over all steps they differ by only "
+            f"{percent(float(totals.max() / totals.mean() - 1))} {case.file(STEPS)}.",
+            f"From step to step, a rank with twice the mean's padded tokens computes "
+            f"{1 + slope:.2f} ± {error:.2f} times as long; what the largest rank has beyond the "
+            f"mean takes {percent(lost)} of the step {case.file(STEPS)}.",
+        ),
+        lost_share=lost,
+        confidence=level,
+        reason=f"share of the step: {reason}",
+        change=(
+            "Divide each global batch by what texts cost instead of by their number: assignment 3, "
+            + case.change("train_ddp.py --mode dynamic.", "common.scheduling.partition.")
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(lost),
+    )
+
+
+def _slope(compute: pd.DataFrame, tokens: pd.DataFrame) -> tuple[float, float]:
+    """Fits how computing time follows tokens, both over the mean of the step's ranks.
+
+    Returns the slope, which is 1 where time is proportional to tokens, and its standard error.
+    Least squares within ranks: each rank's own level is taken out, as a rank that is always slower
+    is another cause. Shares are clipped at their 5th and 95th percentiles, so that hiccups do not
+    decide.
+    """
+    shares = compute.div(compute.mean(axis=1), axis=0)
+    shares = shares.clip(*np.quantile(shares, [0.05, 0.95]))
+    longest = tokens.div(tokens.mean(axis=1), axis=0)
+    y, x = ((table - table.mean()).to_numpy().ravel() for table in (shares, longest))
+    if not (x @ x) > 0:
+        return 0.0, float("inf")
+    slope = float(x @ y / (x @ x))
+    # The shares of R ranks in a step have a mean of 1, so R − 1 of them are free.
+    free = max(1.0, len(x) * (1 - 1 / compute.shape[1]) - 1)
+    return slope, float(np.sqrt(((y - slope * x) ** 2).sum() / free / (x @ x)))
+
+
+def _compute(case: Case) -> pd.DataFrame:
+    """Returns forward and backward pass in ms: a row per step, a column per rank."""
+    both = case.run.by_step("forward_time_ms") + case.run.by_step("backward_time_ms")
+    if both.dropna().empty:
+        raise NotJudged(f"{STEPS} has no step of all ranks with both passes")
+    return both.dropna()
+
+
+def _compute_and_tokens(case: Case) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Returns forward and backward pass in ms, and padded tokens, by step and rank.
+
+    Samples stand for tokens where nothing is padded. Steps of which they are not known on all ranks
+    are left out.
+
+    Raises:
+        NotJudged: they are known of no step.
+    """
+    compute, tokens = _compute(case), case.run.by_step("padded_tokens")
+    if tokens.empty or (tokens <= 0).any(axis=None):
+        tokens = case.run.by_step("samples")
+    counted = tokens.loc[compute.index]
+    counted = counted[(counted > 0).all(axis=1)]
+    if counted.empty:
+        raise NotJudged(f"{STEPS} does not count the samples of a step")
+    return compute.loc[counted.index], counted

@@ -1,0 +1,265 @@
+"""Causes that lie in a script: what a watch sees of it, and a benchmark of this project never does.
+
+They need tables that only ``ddplab diagnose`` makes, and are not judged without.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from common.analysis.style import size_text
+from common.diagnose.evidence.case import (
+    MINOR,
+    VALIDITY,
+    Case,
+    Verdict,
+    confidence,
+    percent,
+    places,
+)
+from common.diagnose.evidence.evidence import (
+    FACTS,
+    READY_TIMES,
+    STALLS,
+    STEP,
+    STEPS,
+    NotJudged,
+)
+from common.perfmodel.scaling.step_model import predict
+
+COLLECTING_SHARE = 0.02
+"""Garbage collection of a loop that keeps no cycles takes less than a thousandth."""
+GROWTH_SHARE = 0.10
+"""Memory that grows by a tenth over the window is no allocator settling."""
+COMPILED_STEPS = 2
+"""Recompilations after the warm-up: one may be of a last, smaller batch."""
+NARROW_GAIN = 0.08
+"""Least predicted gain, as for a bucket cap: a smaller one may be none."""
+BELOW_NOISE = 3.0
+"""A gain must be so many standard errors of the step."""
+
+
+def hang(case: Case) -> Verdict | None:
+    """Judges whether a step never ended: which rank kept the others waiting, and in which call."""
+    stalls = case.run.tables.get(STALLS)
+    if stalls is None or stalls.empty:
+        return None
+    lasting = stalls[~stalls["resumed"].astype(bool)]
+    if lasting.empty:
+        return None
+    waits = lasting["stack"].map(_waits_for_others)
+    behind = lasting[~waits] if waits.any() and not waits.all() else lasting.iloc[:0]
+    told = []
+    for _, row in lasting.sort_values("rank").iterrows():
+        lines = str(row["stack"]).splitlines()
+        told.append(
+            f"Rank {row['rank']} is in its {row['phase']} phase after step {row['step']}, for "
+            f"{row['seconds']:.0f} s when it was looked at: {lines[0] if lines else 'no stack'} "
+            f"{case.file(STALLS)}."
+        )
+    who = ", ".join(map(str, behind["rank"]))
+    return Verdict(
+        cause="hang",
+        title=f"rank {who} does not go on, and the others wait for it"
+        if who
+        else "no rank goes on",
+        evidence=tuple(told),
+        lost_share=1.0,
+        confidence="high" if who else "medium",
+        reason="stacks are seen, not timed",
+        change=(
+            "Look at that line of the rank that does not wait in an exchange. Every rank must call "
+            "the same collectives in the same order."
+        ),
+        group=VALIDITY,
+    )
+
+
+def _waits_for_others(stack: str) -> bool:
+    """Returns True if the innermost lines of a stack are in an exchange."""
+    near = stack.splitlines()[:4]
+    words = ("distributed_c10d.py", "torch/autograd/", "barrier", "all_reduce", "all_gather")
+    return any(word in line for line in near for word in words)
+
+
+def needless_search(case: Case) -> Verdict | None:
+    """Judges whether DDP looks for unused parameters where there are none."""
+    [facts] = case.run.need(FACTS)
+    if "find_unused_parameters" not in facts:
+        raise NotJudged("the model is not under DDP")
+    searching = facts["find_unused_parameters"].astype(str).str.lower().eq("true")
+    if not searching.any():
+        return None
+    if not case.run.opened.has(READY_TIMES):
+        raise NotJudged(f"no {READY_TIMES}: it is not known whether all parameters are used")
+    ready = case.run.opened.table(READY_TIMES)
+    used = ready.groupby("rank")["size_bytes"].sum() / ready["iteration"].nunique()
+    if used.min() < float(facts["gradient_bytes"].max()) * 0.999:
+        return None  # some parameter had no gradient: the search is needed
+    return Verdict(
+        cause="needless-search",
+        title="DDP looks for unused parameters, and there are none",
+        evidence=(
+            f"find_unused_parameters is set {case.file(FACTS)}; all {size_text(used.min())} of "
+            f"parameters had a gradient {case.file(READY_TIMES)}.",
+        ),
+        lost_share=0.0,
+        confidence="low",
+        reason="it is seen, and what it costs is not: only a trial (--verify) tells",
+        change="DistributedDataParallel(model, find_unused_parameters=False)",
+        group=MINOR,
+    )
+
+
+def collecting(case: Case) -> Verdict | None:
+    """Judges whether Python's garbage collector stops the steps."""
+    # Ranks that collect for a shorter time, or not at all, wait for the one that does so longest.
+    steps = _extra(case, "collecting_time_ms").groupby(STEP)
+    longest_ms, steps_ms = steps["collecting_time_ms"].max(), steps["step_time_ms"].max()
+    share = float(longest_ms.sum() / steps_ms.sum())
+    if share < COLLECTING_SHARE:
+        return None
+    shares = longest_ms / steps_ms
+    error = float(shares.std() / len(shares) ** 0.5)
+    level, reason = confidence(share, COLLECTING_SHARE, error, len(shares))
+    return Verdict(
+        cause="garbage-collection",
+        title="Python's garbage collector stops the steps",
+        evidence=(
+            f"Collections take {percent(share)} of the step time {case.file(STEPS)}.",
+            *places(case, ("between", "optimizer")),
+        ),
+        lost_share=share,
+        confidence=level,
+        reason=f"share of the step: {reason}",
+        change="gc.freeze() after the set-up; gc.collect() every few hundred steps on all ranks",
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(share),
+    )
+
+
+def recompiling(case: Case) -> Verdict | None:
+    """Judges whether torch.compile compiles again in the middle of the training."""
+    steps = _extra(case, "recompilations")
+    by_rank = steps.groupby("rank")["recompilations"].sum()
+    if by_rank.max() < COMPILED_STEPS:
+        return None
+    hit = steps.assign(hit=steps["recompilations"] > 0).groupby(STEP)
+    slow = hit["step_time_ms"].max()[hit["hit"].any()]
+    usual = hit["step_time_ms"].max()[~hit["hit"].any()].median()
+    whole = hit["step_time_ms"].max().sum()
+    lost = float((slow - usual).clip(lower=0).sum() / whole) if math.isfinite(usual) else 0.0
+    return Verdict(
+        cause="recompilation",
+        title="torch.compile compiles again and again",
+        evidence=(
+            f"{by_rank.max():.0f} graphs were compiled after the warm-up; steps in which one was "
+            f"take {slow.median():.3g} ms, the others {usual:.3g} ms {case.file(STEPS)}.",
+        ),
+        lost_share=lost,
+        confidence="high" if lost > COLLECTING_SHARE else "medium",
+        reason="compilations are counted",
+        change=(
+            "torch.compile(model, dynamic=True), or batches of a few fixed shapes; "
+            "TORCH_LOGS=recompiles says why"
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(lost),
+    )
+
+
+def allocator_retries(case: Case) -> Verdict | None:
+    """Judges whether the GPU's memory is so short that the allocator gives back and asks again."""
+    retries = _extra(case, "allocator_retries").groupby("rank")["allocator_retries"].sum()
+    if retries.max() < 1:
+        return None
+    return Verdict(
+        cause="allocator-retries",
+        title="the GPU's memory is short: the allocator starts over",
+        evidence=(
+            f"Rank {retries.idxmax()} gave all cached memory back and asked again "
+            f"{retries.max():.0f} times {case.file(STEPS)}.",
+        ),
+        lost_share=0.0,
+        confidence="medium",
+        reason="counted by PyTorch; from documented signals, not judged on a GPU by this project",
+        change="PYTORCH_ALLOC_CONF=expandable_segments:True, or a smaller batch",
+        group=MINOR,
+    )
+
+
+def growing_memory(case: Case) -> Verdict | None:
+    """Judges whether memory grows from step to step: something is kept."""
+    steps = _extra(case, "resident_bytes")
+    found = []
+    for column in ("allocated_bytes", "resident_bytes"):
+        for rank, rows in steps.groupby("rank"):
+            values = rows.sort_values("step")[column].to_numpy(dtype=float)
+            half = len(values) // 2
+            if half < 5 or values[0] <= 0:
+                continue
+            first, second = np.median(values[:half]), np.median(values[half:])
+            rises = float((np.diff(values) > 0).mean())
+            if second - first > GROWTH_SHARE / 2 * first and rises > 0.5:
+                found.append((column, int(rank), (values[-1] - values[0]) / len(values), values))
+    if not found:
+        return None
+    column, rank, growth, values = max(found, key=lambda each: each[2])
+    what = "GPU memory" if column == "allocated_bytes" else "resident memory"
+    return Verdict(
+        cause="growing-memory",
+        title="memory grows with every step",
+        evidence=(
+            f"Rank {rank}'s {what} grew from {size_text(values[0])} to {size_text(values[-1])} in "
+            f"{len(values)} steps, {size_text(growth)} a step {case.file(STEPS)}.",
+        ),
+        lost_share=0.0,
+        confidence="medium",
+        reason="it grows in more than half of the steps and between the two halves of the window",
+        change="Keep loss.item() or loss.detach() in lists and logs, not the loss with its graph.",
+        group=MINOR,
+    )
+
+
+def narrow_gradients(case: Case) -> Verdict | None:
+    """Judges whether gradients in 16 bits would shorten an exchange that nothing hides."""
+    if case.ranks < 2:
+        raise NotJudged("one rank exchanges nothing")
+    model = case.model
+    if model.settings.compression != "none" or "bfloat16" not in model.networks:
+        return None
+    after = replace(model.settings, compression="bf16")
+    now_s, then_s = predict(model).step_n_s, predict(model, after).step_n_s
+    gain = min(1 - then_s / now_s, case.share("communication_time_ms")[0])
+    if gain < max(NARROW_GAIN, BELOW_NOISE * case.run.noise):
+        return None
+    level, reason = confidence(gain, NARROW_GAIN, case.run.noise, case.steps)
+    return Verdict(
+        cause="wide-gradients",
+        title="gradients travel in 32 bits where 16 would do",
+        evidence=(
+            f"A step is predicted to take {then_s * 1e3:.3g} instead of {now_s * 1e3:.3g} ms with "
+            f"half the bytes {case.file(READY_TIMES)}.",
+        ),
+        lost_share=gain,
+        confidence=level,
+        reason=f"predicted gain: {reason}",
+        change=(
+            "ddp.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks."
+            "default_hooks.bf16_compress_hook)"
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_with(after),
+        group=MINOR,
+    )
+
+
+def _extra(case: Case, column: str) -> pd.DataFrame:
+    """Returns the measured steps; raises NotJudged where the run has no such column."""
+    if column not in case.run.measured:
+        raise NotJudged(f"{STEPS} in {case.run.name} has no {column}")
+    return case.run.measured

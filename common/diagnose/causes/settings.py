@@ -1,0 +1,299 @@
+"""Causes in the settings of an exchange and in the state of GPUs, by documented signals.
+
+NCCL's variables are judged by its user guide (*Environment Variables*), the state of a GPU by
+NVIDIA's *NVML API Reference*. What they cost depends on the machine and is not known from them, so
+no share of the step is given, and verdicts come after those with one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import pandas as pd
+
+from common.analysis.style import size_text
+from common.diagnose.causes.sharing import on_gpu
+from common.diagnose.evidence.case import MINOR, Case, Verdict, percent
+from common.diagnose.evidence.evidence import FACTS, SURROUNDINGS, NotJudged
+from common.diagnose.evidence.measured_surroundings import (
+    exchanges_by,
+    host_of,
+    is_on,
+    machine_of,
+    named_ranks,
+    number_set,
+    setting,
+    surroundings_of,
+)
+
+NOT_ON_A_GPU = "from documented signals; not judged on a GPU by this project"
+SHARED_BYTES_PER_WORKER = 64 * 2**20
+"""A loader worker keeps two batches in shared memory; 32 MiB are 55 images of 224 × 224 in float32.
+"""
+DOCKER_SHARED_BYTES = 64 * 2**20
+"""Docker's default size of /dev/shm (``--shm-size``)."""
+SLOWED = ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
+"""Reasons of NVML that mean heat or a failing supply; the others are settings, or an idle GPU."""
+BUSY_SHARE = 0.5
+"""Least utilisation of a GPU that is not idle: an idle one lowers the generation of its link to
+save power."""
+LEVELS = ("high", "medium", "low")
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One thing that was seen: a sentence, what to do about it, how sure it is that it costs time.
+
+    ``of_gpu`` where only a GPU could show what it costs.
+    """
+
+    sentence: str
+    change: str
+    level: str
+    of_gpu: bool = True
+
+
+@dataclass(frozen=True)
+class Slowing:
+    """A variable that slows the exchange or the step where ``slows(value)`` is True.
+
+    ``where`` says under which conditions it can: ``one host``, ``hosts``, ``nccl``, ``gpu``, all of
+    which must hold.
+    """
+
+    name: str
+    slows: Callable[[str], bool]
+    where: tuple[str, ...]
+    effect: str
+    level: str = "medium"
+
+
+SLOWING = (
+    Slowing(
+        "NCCL_P2P_DISABLE",
+        is_on,
+        ("nccl", "one host"),
+        "copies from GPU to GPU (NVLink, PCIe) are off, and go through host memory",
+    ),
+    Slowing(
+        "NCCL_P2P_LEVEL",
+        lambda value: value.upper() in ("LOC", "0"),
+        ("nccl", "one host"),
+        "copies from GPU to GPU (NVLink, PCIe) are never used, and go through host memory",
+    ),
+    Slowing(
+        "NCCL_SHM_DISABLE",
+        is_on,
+        ("nccl", "one host"),
+        "GPUs of one host that cannot copy to each other exchange over the network",
+    ),
+    Slowing(
+        "NCCL_IB_DISABLE",
+        is_on,
+        ("nccl", "hosts", "infiniband"),
+        "NCCL uses sockets, though InfiniBand (or RoCE) is active",
+        "high",
+    ),
+    Slowing(
+        "NCCL_NET",
+        lambda value: value.lower() == "socket",
+        ("nccl", "hosts", "infiniband"),
+        "NCCL uses sockets, though InfiniBand (or RoCE) is active",
+        "high",
+    ),
+    Slowing("NCCL_ALGO", bool, ("nccl",), "NCCL's own choice of an algorithm is restricted", "low"),
+    Slowing("NCCL_PROTO", bool, ("nccl",), "NCCL's own choice of a protocol is restricted", "low"),
+    Slowing(
+        "TORCH_NCCL_BLOCKING_WAIT",
+        is_on,
+        ("nccl",),
+        "the host waits for each exchange instead of going on",
+    ),
+    Slowing(
+        "CUDA_LAUNCH_BLOCKING",
+        is_on,
+        ("gpu",),
+        "the host waits for each kernel, and nothing overlaps",
+        "high",
+    ),
+    Slowing(
+        "TORCH_DISTRIBUTED_DEBUG",
+        lambda value: value.upper() == "DETAIL",
+        (),
+        "before each exchange ranks compare what they are about to do, in an exchange of its own",
+        "high",
+    ),
+)
+
+
+def nccl_settings(case: Case) -> Verdict | None:
+    """Judges whether settings of NCCL, torch or the container slow down the exchange."""
+    if case.ranks < 2:
+        raise NotJudged("one rank exchanges nothing")
+    table = surroundings_of(case)
+    holds = {
+        "nccl": exchanges_by(case, table, "nccl"),
+        "gpu": on_gpu(case),
+        "one host": bool(machine_of(table).duplicated().any()),
+        "hosts": machine_of(table).nunique() > 1,
+        "infiniband": bool((table["infiniband"] != "").all()),
+    }
+    found = []
+    for slowing in SLOWING:
+        if all(holds[condition] for condition in slowing.where):
+            found += _set_on(case, table, slowing)
+    found += _small_shared_memory(case, table, nccl=holds["nccl"])
+    return of_signals("nccl-settings", "settings slow the exchange", found)
+
+
+def _set_on(case: Case, table: pd.DataFrame, slowing: Slowing) -> Iterable[Signal]:
+    values = {row["rank"]: setting(row, slowing.name) for _, row in table.iterrows()}
+    ranks = [rank for rank, value in values.items() if value is not None and slowing.slows(value)]
+    if ranks:
+        yield Signal(
+            f"{slowing.name}={values[ranks[0]]} is set on {_some(ranks, case)}: {slowing.effect} "
+            f"{case.file(SURROUNDINGS)}.",
+            f"unset {slowing.name}",
+            slowing.level,
+            of_gpu=bool(slowing.where),
+        )
+
+
+def _some(ranks: list[int], case: Case) -> str:
+    return "all ranks" if len(ranks) == case.ranks else named_ranks(ranks).lower()
+
+
+def _small_shared_memory(case: Case, table: pd.DataFrame, *, nccl: bool) -> Iterable[Signal]:
+    """Yields a signal for a host whose shared memory is too small for its loader workers.
+
+    Where nobody counted them, only Docker's default is too small, and only for ranks that exchange
+    through it.
+    """
+    workers = _loader_workers(case)
+    for host, rows in table.groupby(host_of(case, table)):
+        size = float(rows["dev_shm_bytes"].min())
+        if workers is None:
+            too_small = nccl and len(rows) > 1 and size <= DOCKER_SHARED_BYTES
+            who, needed = f"{len(rows)} ranks", 2**30  # NVIDIA recommends 1 GiB for containers
+        else:
+            count = int(workers[workers.index.isin(rows["rank"])].sum())
+            needed = count * SHARED_BYTES_PER_WORKER
+            who, too_small = f"{count} loader workers [{FACTS}]", size < needed
+        if too_small:
+            yield Signal(
+                f"/dev/shm of {host} has {size_text(size)} for {who} {case.file(SURROUNDINGS)}.",
+                f"docker run --shm-size={math.ceil(needed / 2**30)}g (Kubernetes: an emptyDir of "
+                "medium Memory at /dev/shm)",
+                "low" if workers is None else "medium",
+                of_gpu=workers is None,
+            )
+
+
+def _loader_workers(case: Case) -> pd.Series | None:
+    """Returns the loader workers by rank, where facts.csv counts them."""
+    facts = case.run.tables.get(FACTS)
+    if facts is None or "loader_workers" not in facts:
+        return None
+    workers = pd.to_numeric(facts.set_index("rank")["loader_workers"], errors="coerce")
+    return None if workers.isna().any() else workers
+
+
+def gpu_surroundings(case: Case) -> Verdict | None:
+    """Judges whether a GPU's link, place, clocks or other users slow it down."""
+    if not on_gpu(case):
+        return None
+    table = surroundings_of(case)
+    if (table["gpu_uuid"] == "").all():
+        raise NotJudged(f"{SURROUNDINGS} has no facts of GPUs (pynvml was not there)")
+    found = []
+    for _, row in table.iterrows():
+        found += [*_narrow_link(row), *_far_cores(row), *_slow_clocks(row), *_others(row, table)]
+    file = case.file(SURROUNDINGS)
+    named = [Signal(f"{signal.sentence} {file}.", signal.change, signal.level) for signal in found]
+    return of_signals("gpu-surroundings", "a GPU is held back by its surroundings", named)
+
+
+def _narrow_link(row: pd.Series) -> Iterable[Signal]:
+    place, change = (
+        f"Rank {row['rank']}: the PCIe link of {row['gpu_name']} ({row['gpu_bus_id']})",
+        ("seat the card (or its riser) anew, or look at the slot's setting in the firmware"),
+    )
+    width, most = row["gpu_pcie_width"], row["gpu_pcie_width_max"]
+    if width < most:
+        yield Signal(f"{place} has {width:.0f} of {most:.0f} lanes", change, "medium")
+    now, best = row["gpu_pcie_generation"], row["gpu_pcie_generation_max"]
+    if now < best and row["gpu_utilisation_share"] >= BUSY_SHARE:
+        yield Signal(
+            f"{place} runs at generation {now:.0f} of {best:.0f} while the GPU computes in "
+            f"{percent(row['gpu_utilisation_share'])} of the time",
+            change,
+            "low",
+        )
+
+
+def _far_cores(row: pd.Series) -> Iterable[Signal]:
+    nodes, node = number_set(row["core_numa_nodes"]), row["gpu_numa_node"]
+    if nodes and not math.isnan(node) and int(node) not in nodes:
+        yield Signal(
+            f"Rank {row['rank']}: {row['gpu_bus_id']} hangs on NUMA node {node:.0f}, the process "
+            f"may run on cores of node {row['core_numa_nodes']} only",
+            f"numactl --cpunodebind={node:.0f} --membind={node:.0f}, or srun --gpu-bind=closest",
+            "medium",
+        )
+
+
+def _slow_clocks(row: pd.Series) -> Iterable[Signal]:
+    reasons = [name for name in row["gpu_throttle_reasons"].split() if name in SLOWED]
+    limit, usual = row["gpu_power_limit_w"], row["gpu_power_default_w"]
+    # At its own limit a busy GPU is always near the cap; a lowered one is somebody's decision.
+    capped = "SwPowerCap" in row["gpu_throttle_reasons"].split() and limit < usual
+    clock, most = row["gpu_sm_clock_mhz"], row["gpu_sm_clock_max_mhz"]
+    known = not math.isnan(clock) and not math.isnan(most)
+    clocks = f" (at {clock:.0f} of {most:.0f} MHz as it was read)" if known else ""
+    if reasons:
+        yield Signal(
+            f"Rank {row['rank']}: clocks are lowered by {', '.join(reasons)}{clocks}",
+            "look at temperature, fans and supply: nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
+            "medium",
+        )
+    if capped:
+        yield Signal(
+            f"Rank {row['rank']}: power is limited to {limit:.0f} W, below the {usual:.0f} W of "
+            f"this GPU, and lowers the clocks{clocks}",
+            f"nvidia-smi -pl {usual:.0f} (an administrator's)",
+            "medium",
+        )
+
+
+def _others(row: pd.Series, table: pd.DataFrame) -> Iterable[Signal]:
+    """Yields a signal for processes on the GPU that are no ranks (those are ``shared-device``)."""
+    alike = (table["gpu_uuid"] == row["gpu_uuid"]) & (table["host"] == row["host"])
+    others = row["gpu_other_processes"] - (int(alike.sum()) - 1)
+    if others > 0:
+        yield Signal(
+            f"Rank {row['rank']}: {others:.0f} process{'es' if others > 1 else ''} of another job "
+            f"compute{'' if others > 1 else 's'} on {row['gpu_uuid']}",
+            "nvidia-smi shows which; end them, or take another GPU (CUDA_VISIBLE_DEVICES)",
+            "medium",
+        )
+
+
+def of_signals(cause: str, title: str, found: list[Signal]) -> Verdict | None:
+    """Makes one verdict of all signals, as sure as the surest of them."""
+    if not found:
+        return None
+    reasons = ["settings and states are seen; what they cost is not measured"]
+    if any(signal.of_gpu for signal in found):
+        reasons.append(NOT_ON_A_GPU)
+    return Verdict(
+        cause=cause,
+        title=title,
+        evidence=tuple(signal.sentence for signal in found),
+        lost_share=0.0,
+        confidence=min((signal.level for signal in found), key=LEVELS.index),
+        reason="; ".join(reasons),
+        change="; ".join(dict.fromkeys(signal.change for signal in found)) + ".",
+        group=MINOR,
+    )

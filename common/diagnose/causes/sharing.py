@@ -1,0 +1,180 @@
+"""Causes that lie in what ranks share: a device, or the cores that they compute on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from common.analysis.step_parts import flags
+from common.diagnose.evidence.case import LIKELY, Case, Verdict, confidence, percent
+from common.diagnose.evidence.evidence import (
+    PLACEMENT,
+    PROBES,
+    STEPS,
+    NotJudged,
+    standard_error,
+)
+
+TOGETHER_RATIO = 1.6
+"""Ranks that compute together share caches, memory and hyper-threads: up to 1.4 is seen where
+each has a core of its own. Two on one core take 2."""
+CROWDED_RATIO = 1.25
+"""Lower threshold where there are more threads than cores: the ratio only has to confirm it."""
+
+
+def shared_device(case: Case) -> Verdict | None:
+    """Judges whether several ranks compute on one GPU."""
+    [placement] = case.run.need(PLACEMENT)
+    placement = placement[placement["rank"] < case.ranks]
+    gpus = placement[placement["device"].astype(str).str.startswith("cuda")]
+    groups = {key: sorted(rows["rank"]) for key, rows in gpus.groupby(["host", "identity"])}
+    shared = {key: ranks for key, ranks in groups.items() if len(ranks) > 1}
+    if not shared:
+        return None
+    evidence = [
+        f"Ranks {', '.join(map(str, ranks))} compute on one device, {identity} on {host} "
+        f"{case.file(PLACEMENT)}."
+        for (host, identity), ranks in shared.items()
+    ]
+    most = max(map(len, shared.values()))
+    ratio, sentence = _together(case) or (float(most), "")
+    lost = (1 - 1 / ratio) * compute_share(case)
+    return Verdict(
+        cause="shared-device",
+        title="ranks share a device",
+        evidence=(*evidence, *([sentence] if sentence else [])),
+        lost_share=lost,
+        confidence="high",
+        reason="the device's identity is the same",
+        change=(
+            "Start one rank per device: --nproc_per_node at most the number of visible devices, "
+            "and torch.cuda.set_device(LOCAL_RANK)."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(lost),
+    )
+
+
+def oversubscribed_cores(case: Case) -> Verdict | None:
+    """Judges whether there are more computing threads than cores to run them on."""
+    measured = _together(case)
+    crowds = _crowded(case)
+    if measured is None:
+        if crowds:
+            raise NotJudged(f"no {PROBES} to see whether ranks hinder each other: {crowds[0]}")
+        raise NotJudged(f"no {PROBES} with ranks alone and together in {case.run.name}")
+    if on_gpu(case):
+        return None
+    ratio, sentence = measured
+    threshold = CROWDED_RATIO if crowds else TOGETHER_RATIO
+    # With cores enough for all, a few disturbed passes must not look like a crowd.
+    doubt = 0.0 if crowds else LIKELY * together_error(case)
+    if ratio < threshold + doubt:
+        return None
+    lost = (1 - 1 / ratio) * _share_on_cores(case)
+    level, reason = confidence(ratio, threshold, together_error(case))
+    return Verdict(
+        cause="oversubscribed-cores",
+        title="ranks share cores",
+        evidence=(sentence, *crowds, *starved(case)),
+        lost_share=lost,
+        confidence=level,
+        reason=f"together over alone: {reason}",
+        change=(
+            "Give each rank cores of its own: no more ranks than cores, OMP_NUM_THREADS = cores "
+            "over ranks, and no taskset or --cpu-bind that puts them on the same ones."
+        ),
+        speedup_now=case.speedup_now,
+        predicted_speedup=case.speedup_without(lost),
+    )
+
+
+def on_gpu(case: Case) -> bool:
+    """Returns True if a rank computes on a GPU; raises NotJudged without placement.csv."""
+    [placement] = case.run.need(PLACEMENT)
+    return bool(placement["device"].astype(str).str.startswith("cuda").any())
+
+
+def compute_share(case: Case) -> float:
+    """Returns the share of the step that forward and backward pass take."""
+    parts = case.run.parts
+    return min(1.0, parts.compute_ms / parts.step_ms)
+
+
+def _share_on_cores(case: Case) -> float:
+    """Returns the share of a step that a rank spends on its cores: all but the exchange."""
+    parts = case.run.parts
+    sending_ms = parts.parts_ms["waiting"] + parts.parts_ms["communication"]
+    return min(1.0, max(0.0, 1 - sending_ms / parts.step_ms))
+
+
+def together_times(case: Case) -> tuple[pd.Series, pd.Series] | None:
+    """Returns both passes' time by rank and repeat, together and alone, at one batch."""
+    probes = case.run.tables.get(PROBES)
+    if probes is None or probes.empty:
+        return None
+    together = flags(probes["together"])
+    batch = probes.loc[~together, "batch_per_rank"]
+    if batch.empty or not together.any():
+        return None
+    own = probes[probes["batch_per_rank"] == batch.iloc[0]]
+    times = own["forward_time_ms"] + own["backward_time_ms"]
+    keys = [own["rank"], own["repeat"]]
+    both = times.groupby([flags(own["together"]), *keys]).median()
+    return both.loc[True], both.loc[False]
+
+
+def _together(case: Case) -> tuple[float, str] | None:
+    """Returns passes' time together over alone, the mean over ranks, and a sentence with it."""
+    times = together_times(case)
+    if times is None:
+        return None
+    together, alone = (series.groupby("rank").median().mean() for series in times)
+    ratio = float(together / alone)
+    return ratio, (
+        f"Forward and backward pass take {together:.3g} ms while all ranks compute and "
+        f"{alone:.3g} ms alone, {ratio:.2f} times as long {case.file(PROBES)}."
+    )
+
+
+def together_error(case: Case) -> float:
+    """Returns the standard error of passes' time together over alone."""
+    together, alone = together_times(case)
+    ratio = together.groupby("rank").median().mean() / alone.groupby("rank").median().mean()
+    errors = [
+        standard_error(s.groupby("repeat").mean()) / s.groupby("rank").median().mean()
+        for s in (together, alone)
+    ]
+    return float(ratio * np.hypot(*errors))
+
+
+def _crowded(case: Case) -> list[str]:
+    """Returns a sentence for each set of ranks with more threads than cores."""
+    placement = case.run.tables.get(PLACEMENT)
+    if placement is None or placement.empty:
+        return []
+    placement = placement[placement["rank"] < case.ranks]
+    hosts = placement.assign(host="all") if case.run.emulated else placement
+    found = []
+    for _, on_host in hosts.groupby("host"):
+        cores = set(" ".join(on_host["core_list"].fillna("").astype(str)).split())
+        threads = int(on_host["threads"].sum())
+        if cores and threads > len(cores) and len(on_host) > 1:
+            found.append(
+                f"{len(on_host)} ranks with {threads} threads in all may run on "
+                f"{len(cores)} core{'s' if len(cores) > 1 else ''} {case.file(PLACEMENT)}."
+            )
+    return found
+
+
+def cores_got(case: Case) -> float | None:
+    """Returns the processor time that a rank got, in cores, the median; None where unknown."""
+    timed = case.run.timed
+    got = pd.to_numeric(timed["cpu_time_ms"], errors="coerce") / timed["step_time_ms"]
+    return float(got.median()) if np.isfinite(got).any() else None
+
+
+def starved(case: Case) -> list[str]:
+    """Returns a sentence with the processor time that ranks got; none where it is not known."""
+    got = cores_got(case)
+    return [] if got is None else [f"Each rank got {percent(got)} of a core {case.file(STEPS)}."]

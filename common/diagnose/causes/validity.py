@@ -1,0 +1,248 @@
+"""Causes that make a comparison void: samples, configurations, and steps that should not count."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from common.diagnose.evidence.case import (
+    MANY_STEPS,
+    MINOR,
+    SAME_FACTS,
+    VALIDITY,
+    Case,
+    Verdict,
+    confidence,
+    differing_facts,
+    percent,
+)
+from common.diagnose.evidence.evidence import FACTS, SAMPLES, STEPS, NotJudged, standard_error
+
+SHARED_SHARE = 0.01
+"""A DistributedSampler repeats at most one sample a rank to make the shares equal; one in a hundred
+is more than that on any data set worth timing."""
+ALL_SHARED = 0.9
+"""Share of samples of several ranks from which the ranks have not divided the data at all."""
+FIXED_BATCHES = 0.8
+"""From this share of equal steps on, a rank's batches are of a fixed number of samples."""
+EARLY_STEP = 2.0
+"""A first step of twice the rest: a neighbour on a machine makes steps 1.7 times as long."""
+LATE_STEP = 1.2
+"""It must also be 1.2 times the largest step but one of a later part as long as the early one."""
+COUNTED_SHARE = 0.05
+"""The mean step is off by a twentieth: more than two runs of one program differ by."""
+
+
+def wrong_sampler(case: Case) -> Verdict | None:
+    """Judges whether ranks go through each other's samples, or through the same ones again."""
+    [samples] = case.run.need(SAMPLES)
+    samples = samples[samples["rank"] < case.ranks]
+    if case.ranks < 2:
+        raise NotJudged("one rank has no samples to share")
+    sums = samples.groupby("epoch")[["processed", "distinct", "shared"]].sum()
+    allowed = case.ranks * case.ranks  # ranks that each repeat one for every rank
+    epochs = len(sums)
+    processed, distinct, shared = (float(sums[name].sum()) for name in sums.columns)
+    if processed == 0:
+        raise NotJudged(f"{SAMPLES} counts no samples")
+    shared_share = max(0.0, shared - allowed * epochs) / max(distinct, 1)
+    repeated_share = max(0.0, processed - distinct - allowed * epochs) / processed
+    different = float(samples.groupby("epoch")["distinct_all_ranks"].first().sum())
+    wasted = 1 - different / processed
+    if max(shared_share, repeated_share) > SHARED_SHARE and wasted > SHARED_SHARE:
+        return _sampler_verdict(case, shared_share, processed, distinct, different, epochs)
+    return _same_order(case, samples)
+
+
+def _sampler_verdict(
+    case: Case,
+    shared_share: float,
+    processed: float,
+    distinct: float,
+    different: float,
+    epochs: int,
+) -> Verdict:
+    file = case.file(SAMPLES)
+    missing = shared_share >= ALL_SHARED
+    wasted = 1 - different / processed
+    if missing:
+        title = "no distributed sampler: every rank goes through the same samples"
+    elif shared_share > SHARED_SHARE:
+        title = "wrong sampler: ranks share samples"
+    else:
+        title = "wrong sampler: a rank takes samples more than once in an epoch"
+    evidence = [
+        f"In {epochs} epoch{'s' if epochs > 1 else ''} {case.ranks} ranks processed "
+        f"{processed:,.0f} samples, of which {different:,.0f} were different ones {file}.",
+        f"{percent(shared_share)} of a rank's samples were another rank's, too {file}."
+        if shared_share > SHARED_SHARE
+        else f"Each rank met {distinct:,.0f} different ones among them {file}.",
+    ]
+    known = pd.to_numeric(case.run.tables[SAMPLES]["data_samples"], errors="coerce").max()
+    if np.isfinite(known):
+        evidence.append(f"The data set has {known:,.0f} samples {file}.")
+    now = case.speedup_now
+    per_sample = None if now is None else now * (1 - wasted)
+    if now is not None:
+        evidence.append(
+            f"By different samples the speedup is {per_sample:.2f}, by processed ones {now:.2f}."
+        )
+    level, reason = confidence(wasted, SHARED_SHARE, 0.0)
+    reason = f"samples are counted, not timed: {reason}"
+    if case.run.tables[SAMPLES].get("is_hashed", pd.Series([False])).any():
+        level = "medium" if level == "high" else level
+        reason += "; told apart by their content, which may be the same in different samples"
+    return Verdict(
+        cause="wrong-sampler",
+        title=title,
+        evidence=tuple(evidence),
+        lost_share=wasted,
+        confidence=level,
+        reason=reason,
+        change=(
+            "Give the DataLoader DistributedSampler(dataset, num_replicas=world_size, rank=rank) "
+            "and no shuffle of its own, and call sampler.set_epoch(epoch)."
+        ),
+        speedup_now=per_sample,
+        predicted_speedup=now,
+        group=VALIDITY,
+    )
+
+
+def _same_order(case: Case, samples: pd.DataFrame) -> Verdict | None:
+    """Judges whether every rank takes its samples in the same order in each epoch."""
+    orders = samples.dropna(subset=["order"]).groupby("rank")["order"].agg(["size", "nunique"])
+    if pd.to_numeric(samples["data_samples"], errors="coerce").isna().all():
+        return None  # endless data have no epochs
+    if orders.empty or orders["size"].min() < 2 or orders["nunique"].max() > 1:
+        return None
+    epochs = int(orders["size"].min())
+    return Verdict(
+        cause="wrong-sampler",
+        title="the sampler's epoch is not set: the same order in every epoch",
+        evidence=(
+            f"Each rank took its samples in one and the same order in all {epochs} epochs "
+            f"{case.file(SAMPLES)}.",
+        ),
+        lost_share=0.0,
+        confidence="high" if epochs > 2 else "medium",
+        reason=f"checksums of the order, equal in {epochs} epochs",
+        change="Call sampler.set_epoch(epoch) before each epoch.",
+        group=MINOR,
+    )
+
+
+def mixed_configurations(case: Case) -> Verdict | None:
+    """Judges whether ranks do not run the same, or the baseline is of something else."""
+    evidence: list[str] = []
+    if FACTS in case.run.tables:
+        facts = case.run.tables[FACTS].astype(object).fillna("").astype(str)
+        for name in SAME_FACTS:
+            if facts[name].nunique() > 1:
+                told = ", ".join(
+                    f"rank {rank}: {value}"
+                    for rank, value in zip(facts["rank"], facts[name], strict=True)
+                )
+                evidence.append(f"{name} differs between ranks: {told} {case.file(FACTS)}.")
+    evidence += _ranks_with_other_batches(case)
+    if case.baseline is not None:
+        both = case.file(FACTS, case.baseline)
+        for name, (theirs, mine) in differing_facts(case.run, case.baseline).items():
+            evidence.append(
+                f"{name}: {theirs} on one rank {both}, {mine} on {case.ranks} {case.file(FACTS)}."
+            )
+        evidence += _other_batch(case)
+    elif FACTS not in case.run.tables:
+        raise NotJudged(f"no {FACTS} in {case.run.name}")
+    if not evidence:
+        return None
+    return Verdict(
+        cause="mixed-configurations",
+        title="what is compared is not the same",
+        evidence=tuple(evidence),
+        lost_share=None,
+        confidence="high",
+        reason="shapes and types are seen, not timed",
+        change=(
+            "Run all ranks and the baseline with the same model, data, precision and sequence "
+            "length, and the same global batch (strong scaling) or batch per rank (weak)."
+        ),
+        group=VALIDITY,
+    )
+
+
+def _ranks_with_other_batches(case: Case) -> list[str]:
+    """Returns a sentence where ranks' batches differ in samples.
+
+    Medians, since the last step of an epoch may be short. Where batches are made by other rules
+    than their number, such as a budget of tokens, they differ from step to step on each rank.
+    """
+    by_rank = case.run.measured.groupby("rank")["samples"]
+    samples = by_rank.median()
+    fixed = by_rank.agg(lambda each: (each == each.median()).mean()).min() >= FIXED_BATCHES
+    if not fixed or samples.nunique() <= 1:
+        return []
+    told = ", ".join(f"rank {rank}: {value:g}" for rank, value in samples.items())
+    return [f"samples of a step differ between ranks: {told} {case.file(STEPS)}."]
+
+
+def _other_batch(case: Case) -> list[str]:
+    """Returns a sentence where neither a step's samples nor a rank's are the baseline's."""
+    mine, theirs = (
+        e.measured.groupby("rank")["samples"].median() for e in (case.run, case.baseline)
+    )
+    if mine.sum() == theirs.sum() or mine.max() == theirs.max():
+        return []
+    return [
+        f"a step takes {mine.sum():g} samples, {mine.max():g} of them on each rank "
+        f"{case.file(STEPS)}, against {theirs.sum():g} on one rank "
+        f"{case.file(STEPS, case.baseline)}: neither strong nor weak scaling."
+    ]
+
+
+def warm_up_counted(case: Case) -> Verdict | None:
+    """Judges whether slow first steps are not marked as warm-up and so count in the mean.
+
+    A watched script's window is chosen by the watch, and speedups rest on medians: no comparison of
+    its author's becomes void.
+    """
+    times = case.run.step_times_ms
+    if len(times) < MANY_STEPS:
+        raise NotJudged(f"{len(times)} measured steps are too few to see a warm-up in")
+    values = times.to_numpy()
+    rest = values[len(values) // 2 :]
+    steady, error = float(np.median(rest)), standard_error(rest)
+    limit = max(EARLY_STEP * steady, LATE_STEP * float(np.sort(rest)[-2]))
+    early = 0
+    while early < len(values) // 2 and values[early] > limit:
+        early += 1
+    mean, later = float(values.mean()), float(values[early:].mean())
+    off = mean / later - 1
+    if not early or off < COUNTED_SHARE:
+        return None
+    level, reason = confidence(
+        float(values[:early].mean()) / steady, EARLY_STEP, error / steady, len(values)
+    )
+    return Verdict(
+        cause="warm-up-counted",
+        title="warm-up is counted in",
+        evidence=(
+            f"The first {early} measured step{'s' if early > 1 else ''} took "
+            f"{values[:early].mean():.3g} ms, the median of the later half is {steady:.3g} ms "
+            f"{case.file(STEPS)}.",
+            f"They raise the mean of {len(values)} steps from {later:.3g} to {mean:.3g} ms, by "
+            f"{percent(off)} {case.file(STEPS)}.",
+        ),
+        lost_share=1 - later / mean,
+        confidence=level,
+        reason=f"a first step over a later one: {reason}",
+        change=(
+            f"Leave out the first {max(5, 2 * early)} steps or more"
+            + case.change(
+                ": --warmup_steps of benchmark.py, --discard_steps of train_text.py.", "."
+            )
+        ),
+        speedup_now=None if case.speedup_now is None else case.speedup_now * steady / mean,
+        predicted_speedup=case.speedup_now,
+        group=MINOR if case.run.watched else VALIDITY,
+    )

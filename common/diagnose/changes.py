@@ -1,0 +1,258 @@
+"""Changes that a diagnosis proposed, made: predicted speedup against achieved.
+
+Read from a run of ``verify_changes.py``: what was predicted before anything was run
+(``proposals.csv``), and the arms of each change on one rank and on all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from common.analysis.comparable import difference
+from common.analysis.runs import Run, caption_of, complete_runs
+from common.analysis.style import BLUE, GOOD_EFFICIENCY, GREY, ORANGE, Table, facts, figure
+from common.analysis.sweep_speedups import NO_CHANGE, sweep_speedups
+from common.diagnose.diagnosis import diagnosis_lines
+from common.diagnose.evidence.evidence import choose_run
+from common.perfmodel.tables import read_table
+
+PROPOSALS, SWEEP = "proposals.csv", "assignment4-sweep"
+PREDICTED = (
+    "change",
+    "regime",
+    "world_size",
+    "global_batch",
+    "global_batch_changed",
+    "predicted_speedup",
+    "predicted_efficiency",
+)
+TOLD = "yes"
+CLOSE = 0.10
+"""A prediction this close to what was achieved is called right."""
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """A run of ``verify_changes.py``.
+
+    ``table`` has a row per change, the first without one: change, world_size, global_batch,
+    global_batch_changed, predicted_speedup, speedup, speedup_low, speedup_high, efficiency, step_ms
+    (of all ranks), error (predicted over achieved speedup, minus 1), gain_error (the same of the
+    speedups over those without a change: what a machine that has become slower or faster since the
+    sweep does to both sides alike is not in it).
+    """
+
+    table: pd.DataFrame
+    caption: str
+    model: str
+
+    @property
+    def ranks(self) -> int:
+        return int(self.table["world_size"].iloc[0])
+
+
+@dataclass(frozen=True, eq=False)
+class ChangesLab:
+    """Shows the proposed changes of a run: the diagnosis they follow from, and what they brought.
+
+    ``changes`` is None, and ``left_out`` says why, where there is no such run.
+    """
+
+    changes: Changes | None
+    diagnosis: tuple[str, ...]
+    left_out: str = ""
+
+    def diagnosis_text(self) -> str:
+        """Returns the diagnosis of the sweep that the changes start from, as Markdown."""
+        return "\n".join(["```text", *self.diagnosis, "```"]) if self.diagnosis else self.left_out
+
+    def facts(self) -> Table | None:
+        """Returns how many predictions were right and how many changes suffice, as a table."""
+        return facts(changes_facts(self.changes)) if self.changes else None
+
+    def table(self) -> Table | None:
+        """Returns a row per change."""
+        return changes_table(self.changes) if self.changes else None
+
+    def figure(self) -> Figure | None:
+        """Draws predicted and achieved speedup by change."""
+        return changes_figure(self.changes) if self.changes else None
+
+
+def open_changes_lab(run_dir: str | Path | None = None) -> ChangesLab:
+    """Opens the changes verified in a run directory or below it, the newest of several.
+
+    By default the newest complete run below outputs/assignment4 that has some, or else recorded
+    ones. Raises UserError for no such directory.
+    """
+    found = find_changes(choose_run(run_dir, find_changes))
+    if not found:
+        return ChangesLab(None, (), "No proposed change was run here (no proposals.csv).")
+    changes = open_changes(found[-1])
+    return ChangesLab(changes, tuple(_diagnosis(found[-1], changes)))
+
+
+def _diagnosis(folder: Path, changes: Changes) -> list[str]:
+    """Returns the diagnosis of the sweep that the changes start from; empty where there is none."""
+    sweep = sweep_before(folder, changes)
+    return diagnosis_lines(sweep[0].folder, arm=sweep[1]) if sweep else []
+
+
+def sweep_before(folder: Path, changes: Changes) -> tuple[Run, int] | None:
+    """Returns the sweep beside a run of changes, and the arm of it that the changes start from.
+
+    That is one of the same program on the same device and network; None where there is no such.
+    """
+    before, own = changes.table.iloc[0], Run(folder, folder).environment
+    for run in complete_runs(folder.parent, "arms.csv", places=("*/",)):
+        its = run.environment
+        if its.get("label") != SWEEP or difference([("sweep", its), ("changes", own)]):
+            continue
+        arms = run.table("arms.csv")
+        fits = arms[
+            (arms["world_size"] == before["world_size"])
+            & (arms["global_batch"] == before["global_batch"])
+            & (arms["regime"] == before["regime"])
+        ]
+        if len(fits):
+            return run, int(fits["arm"].iloc[0])
+    return None
+
+
+def find_changes(folder: Path) -> list[Path]:
+    """Finds the complete runs of ``verify_changes.py`` in a folder or below it, oldest first."""
+    runs = complete_runs(folder, PROPOSALS, places=("", "*/", "*/*/"))
+    return [run.folder for run in runs]
+
+
+def open_changes(folder: Path) -> Changes:
+    """Opens the changes of a run. Raises UserError where a table is missing or another one."""
+    proposals = read_table(folder / PROPOSALS, PREDICTED)
+    arms = read_table(folder / "arms.csv", ("arm", "change", "world_size"))
+    steps = read_table(folder / "steps.csv", ("arm", "kind", "step_time_ms"))
+    achieved = sweep_speedups(arms, steps)
+    achieved = achieved[achieved["world_size"] > 1].set_index("change")
+    columns = ["speedup", "speedup_low", "speedup_high", "efficiency", "step_ms"]
+    table = proposals[list(PREDICTED)].join(achieved[columns], on="change")
+    table["error"] = table["predicted_speedup"] / table["speedup"] - 1
+    table["gain_error"] = (1 + table["error"]) / (1 + table["error"].iloc[0]) - 1
+    environment = Run(folder, folder).environment
+    model = read_table(folder / "facts.csv", ("model",))["model"].iloc[0]
+    return Changes(table, caption_of(environment, folder), str(model))
+
+
+def changes_facts(changes: Changes) -> dict[str, str]:
+    """Counts the predictions that were right and the changes that suffice, for ``style.facts``."""
+    after = changes.table.iloc[1:]
+    if after.empty:
+        return {"changes proposed": "none that would help by more than the noise"}
+    count = len(after)
+    right = int((after["error"].abs() <= CLOSE).sum())
+    gains_right = int((after["gain_error"].abs() <= CLOSE).sum())
+    good = int((after["efficiency"] >= GOOD_EFFICIENCY).sum())
+    worst = after.loc[after["gain_error"].abs().idxmax()]
+    return {
+        "changes proposed and run": f"{count}",
+        f"predicted speedups within {CLOSE:.0%} of the achieved": f"{right} of {count}",
+        "the same, relative to the unchanged step of this run": f"{gains_right} of {count}",
+        "largest error of a gain": f"{worst['gain_error']:+.1%} ({worst['change']})",
+        f"changes that reach {GOOD_EFFICIENCY:.0%} of the ideal": f"{good} of {count}",
+    }
+
+
+def changes_table(changes: Changes) -> Table:
+    """Returns a row per change: predicted and achieved speedup, and its effect on the batch.
+
+    The second column says first whether the change did anything: its 95 % interval lies apart from
+    that of the configuration as it was.
+    """
+    shown = changes.table.assign(
+        told=told_apart(changes.table),
+        interval=[
+            "–" if np.isnan(low) else f"{low:.2f} to {high:.2f}"
+            for low, high in changes.table[["speedup_low", "speedup_high"]].to_numpy()
+        ],
+        batch=[
+            f"{batch} ({'changed' if changed else 'as before'})"
+            for batch, changed in changes.table[["global_batch", "global_batch_changed"]].to_numpy()
+        ],
+    )
+    columns = {
+        "change": "change",
+        "told": "told from no change",
+        "batch": "global batch",
+        "predicted_speedup": "predicted speedup",
+        "speedup": "achieved",
+        "interval": "95 % interval",
+        "error": "error",
+        "gain_error": "error of the gain",
+        "efficiency": "efficiency",
+    }
+    forms = {
+        "predicted speedup": "{:.2f}",
+        "achieved": "{:.2f}",
+        "error": "{:+.1%}",
+        "error of the gain": "{:+.1%}",
+        "efficiency": "{:.0%}",
+    }
+    return Table(shown[list(columns)].rename(columns=columns), forms)
+
+
+def told_apart(table: pd.DataFrame) -> list[str]:
+    """Returns, by row, TOLD where the interval does not meet the first row's: without a change."""
+    bounds = table[["speedup_low", "speedup_high"]].astype(float).to_numpy()
+    low, high = bounds[0]
+    answers = ["–"]
+    for its_low, its_high in bounds[1:]:
+        if np.isnan([low, high, its_low, its_high]).any():
+            answers.append("one round: not known")
+        else:
+            answers.append(TOLD if its_low > high or its_high < low else "no")
+    return answers
+
+
+def changes_figure(changes: Changes) -> Figure:
+    """Draws bars of predicted and achieved speedup by change, with the ideal and the 80 % line."""
+    table, ranks = changes.table, changes.ranks
+    with figure(changes.caption, figsize=(7.2, 0.55 * len(table) + 1.6)) as (fig, axes):
+        speedup_bars(axes, table)
+        axes.axvline(ranks, color=GREY, ls="--", lw=1, label="ideal")
+        axes.axvline(GOOD_EFFICIENCY * ranks, color=GREY, ls=":", lw=1.2, label="80 % of it")
+        axes.axvline(1, color=GREY, lw=0.8)
+        axes.set_xlabel(f"speedup of {ranks} ranks over one with the same change")
+        axes.legend(fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    return fig
+
+
+def speedup_bars(axes: Axes, table: pd.DataFrame) -> list[str]:
+    """Draws each change's predicted and achieved speedup; returns the changes' names.
+
+    ``table`` is that of ``Changes``.
+    """
+    names = ["as it was" if change == NO_CHANGE else change for change in table["change"]]
+    places = np.arange(len(table))
+    axes.barh(places - 0.19, table["predicted_speedup"], 0.36, color=BLUE, label="predicted")
+    axes.barh(
+        places + 0.19,
+        table["speedup"],
+        0.36,
+        color=ORANGE,
+        label="achieved",
+        xerr=_error_bars(table),
+        error_kw={"lw": 1, "capsize": 3},
+    )
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    return names
+
+
+def _error_bars(table: pd.DataFrame) -> np.ndarray:
+    middle = table["speedup"].to_numpy()
+    low, high = table["speedup_low"].to_numpy(), table["speedup_high"].to_numpy()
+    return np.nan_to_num(np.clip([middle - low, high - middle], 0, None))

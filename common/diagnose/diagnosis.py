@@ -1,0 +1,360 @@
+"""*Four GPUs as fast as one, why?* The causes, from what was measured, with the main one first.
+
+``diagnose`` looks at per-rank measurements, identities of samples and the placement of ranks,
+never at the settings. Each verdict says what it is judged by and in which file that stands, how
+sure it is, what to change, and the speedup that the performance model predicts after the change.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pandas as pd
+
+from common.analysis.style import Table
+from common.diagnose.causes.between_steps import data_loading, evaluation_or_logging
+from common.diagnose.causes.communication import (
+    bucket_cap,
+    communication_bound,
+    needless_synchronisation,
+)
+from common.diagnose.causes.gpu import (
+    host_waits,
+    synchronised_norms,
+    unpinned_copies,
+    wide_computation,
+)
+from common.diagnose.causes.machine import cpu_quota, too_few_threads, wrong_interface
+from common.diagnose.causes.overlap import no_overlap
+from common.diagnose.causes.padding import padding
+from common.diagnose.causes.ranks import slow_rank, slow_update, unequal_lengths
+from common.diagnose.causes.script import (
+    allocator_retries,
+    collecting,
+    growing_memory,
+    hang,
+    narrow_gradients,
+    needless_search,
+    recompiling,
+)
+from common.diagnose.causes.settings import gpu_surroundings, nccl_settings
+from common.diagnose.causes.sharing import oversubscribed_cores, shared_device
+from common.diagnose.causes.trials import Tried, tried_against, tried_changes
+from common.diagnose.causes.tried import borne_out, shown_by_trials
+from common.diagnose.causes.validity import (
+    mixed_configurations,
+    warm_up_counted,
+    wrong_sampler,
+)
+from common.diagnose.evidence.case import Case, Verdict, percent
+from common.diagnose.evidence.evidence import (
+    TRACE_STEPS,
+    Evidence,
+    NotJudged,
+    baseline_arm,
+    open_evidence,
+)
+from common.diagnose.job_traces.causes import (
+    exposed_communication,
+    profiled_step,
+)
+from common.diagnose.job_traces.causes import slow_rank as slow_rank_of_traces
+from common.diagnose.job_traces.profiled import by_profile, profiled
+from common.diagnose.unexplained import Unexplained, unexplained
+from common.errors import UserError
+
+Seen = TypeVar("Seen")
+NEEDLESS = "needless-synchronisation"
+LIMITS = ("model-too-small", "batch-too-small", "network-too-slow")
+"""Causes in the exchange itself, judged as if no part of it were needless."""
+CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
+    "wrong-sampler": wrong_sampler,
+    "mixed-configurations": mixed_configurations,
+    "warm-up-counted": warm_up_counted,
+    "shared-device": shared_device,
+    "oversubscribed-cores": oversubscribed_cores,
+    "slow-rank": slow_rank,
+    "unequal-lengths": unequal_lengths,
+    "data-loading": data_loading,
+    "evaluation-or-logging": evaluation_or_logging,
+    NEEDLESS: needless_synchronisation,
+    "no-overlap": no_overlap,
+    "bucket-cap": bucket_cap,
+    ", ".join(LIMITS): communication_bound,
+}
+MACHINE_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
+    "cpu-quota": cpu_quota,
+    "too-few-threads": too_few_threads,
+    "wrong-interface": wrong_interface,
+    "nccl-settings": nccl_settings,
+    "gpu-surroundings": gpu_surroundings,
+}
+"""Causes in the machine and its settings, which the watcher alone reads."""
+GPU_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
+    "synchronised-norms": synchronised_norms,
+    "no-mixed-precision": wide_computation,
+    "host-waits": host_waits,
+    "unpinned-copies": unpinned_copies,
+}
+"""Causes in scripts on GPUs."""
+OF_SCRIPTS: dict[str, Callable[[Case], Verdict | None]] = {
+    "hang": hang,
+    "slow-update": slow_update,
+    "padding": padding,
+    "needless-search": needless_search,
+    "garbage-collection": collecting,
+    "recompilation": recompiling,
+    "allocator-retries": allocator_retries,
+    "growing-memory": growing_memory,
+    "wide-gradients": narrow_gradients,
+    **GPU_CAUSES,
+    **MACHINE_CAUSES,
+}
+"""Looked for in watched scripts only: this project's programs have no table of them."""
+BY_PROFILE = {
+    "slow-rank": slow_rank_of_traces,
+    ", ".join(LIMITS): exposed_communication,
+}
+"""Judged by profiled steps where the steps as they were do not suffice, by the name there."""
+MANY_UNJUDGED = 9
+"""With so many causes not judged, it means little that none of the others was found."""
+WIDTH = 96
+"""Characters of a line in a report."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Verdicts on a run.
+
+    Attributes:
+        verdicts: the main cause first; empty where none was found.
+        not_judged: (cause, why), for lack of a table.
+        summary: speedup, efficiency and parts of the step, in a sentence or two.
+        tried: changes that were tried on the spot, the best first.
+        unexplained: of what scaling costs; None where it is not known.
+    """
+
+    verdicts: tuple[Verdict, ...]
+    not_judged: tuple[tuple[str, str], ...]
+    summary: str
+    tried: tuple[Tried, ...] = ()
+    unexplained: Unexplained | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Returns True if no cause was found, and none seems to be missing."""
+        return not self.verdicts and not self.much_unexplained
+
+    @property
+    def much_unexplained(self) -> bool:
+        """Returns True if more than a little of the step is not explained."""
+        return self.unexplained is not None and self.unexplained.is_large
+
+    def as_json(self) -> dict[str, object]:
+        """Returns the diagnosis as JSON can hold it."""
+        return {
+            "summary": self.summary,
+            "healthy": self.healthy,
+            "verdicts": [asdict(verdict) for verdict in self.verdicts],
+            "tried": [asdict(each) for each in self.tried],
+            "unexplained": None if self.unexplained is None else asdict(self.unexplained),
+            "not_judged": [{"cause": cause, "why": why} for cause, why in self.not_judged],
+        }
+
+
+def diagnose(run: Evidence, baseline: Evidence | None = None) -> list[Verdict]:
+    """Returns the causes that limit a run, the main one first; see ``examine``."""
+    return list(examine(run, baseline).verdicts)
+
+
+def examine(run: Evidence, baseline: Evidence | None = None) -> Diagnosis:
+    """Judges every cause.
+
+    What makes the comparison void comes first, then what costs time, the largest share first.
+
+    Args:
+        run: a run on several ranks.
+        baseline: the same on one rank; without it speedups are the model's.
+    """
+    return examine_case(Case(run, baseline))
+
+
+def examine_case(case: Case) -> Diagnosis:
+    """Judges every cause of a case; see ``examine``."""
+    causes = CAUSES | OF_SCRIPTS if case.run.watched else CAUSES
+    verdicts, not_judged = judged(causes, case)
+    of_profile, not_judged = by_profile(case, not_judged, BY_PROFILE)
+    verdicts += of_profile
+    tried = tried_changes(case)
+    verdicts = borne_out(case, tried, verdicts)
+    verdicts += shown_by_trials(case, tried, {verdict.cause for verdict in verdicts})
+    return Diagnosis(
+        verdicts=tuple(in_order([v.with_interval(case.run.noise) for v in verdicts])),
+        not_judged=tuple(not_judged),
+        summary=_summary(case),
+        tried=tried,
+        unexplained=unexplained(case, verdicts),
+    )
+
+
+def judged(
+    causes: Mapping[str, Callable[[Seen], Verdict | None]], seen: Seen
+) -> tuple[list[Verdict], list[tuple[str, str]]]:
+    """Judges causes; returns the verdicts, and (cause, why) of those that cannot be judged."""
+    verdicts, not_judged = [], []
+    for cause, judge in causes.items():
+        try:
+            verdict = judge(seen)
+        except NotJudged as missing:
+            not_judged.append((cause, str(missing)))
+            continue
+        if verdict is not None:
+            verdicts.append(verdict)
+    return verdicts, not_judged
+
+
+def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Sorts by group and cost; but a mistake comes before the limit that is left without it."""
+    ordered = sorted(verdicts, key=lambda verdict: verdict.order)
+    causes = [verdict.cause for verdict in ordered]
+    if NEEDLESS in causes:
+        at = causes.index(NEEDLESS)
+        limits = [v for v in ordered[:at] if v.cause in LIMITS]
+        others = [v for v in ordered[:at] if v.cause not in LIMITS]
+        ordered = [*others, ordered[at], *limits, *ordered[at + 1 :]]
+    return ordered
+
+
+def diagnose_folder(
+    run_folder: Path | str, baseline_folder: Path | str | None = None, arm: int | None = None
+) -> Diagnosis:
+    """Examines a run directory; see ``case_of``."""
+    return examine_case(case_of(run_folder, baseline_folder, arm))
+
+
+def case_of(
+    run_folder: Path | str, baseline_folder: Path | str | None = None, arm: int | None = None
+) -> Case:
+    """Opens a run directory; the baseline is the one given, or else an arm of the same run."""
+    run = open_evidence(run_folder, arm)
+    if baseline_folder:
+        return Case(run, open_evidence(baseline_folder))
+    own = baseline_arm(run)
+    if own is None or run.world_size == 1:
+        return Case(run)
+    try:
+        return Case(run, run.of_arm(own))
+    except UserError:  # the arm has no steps: the run was cut off
+        return Case(run)
+
+
+def _summary(case: Case) -> str:
+    sentences = []
+    if case.ranks == 1:
+        sentences.append("One rank: there is no scaling to explain.")
+    elif case.speedup_now is not None:
+        one = f"one rank's {case.one_rank_throughput:,.0f} samples/s"
+        source = "measured" if case.baseline is not None else "predicted from its passes alone"
+        sentences.append(
+            f"{case.ranks} ranks are {case.speedup_now:.2f} times as fast as {one} ({source}): "
+            f"efficiency {percent(case.speedup_now / case.ranks)}."
+        )
+    else:
+        sentences.append(
+            f"{case.ranks} ranks, {case.run.throughput:,.0f} samples/s; nothing to compare with."
+        )
+    try:
+        parts = case.run.parts
+    except NotJudged:
+        if (left := profiled(case)) and left.common_steps:
+            sentences.append(f"{profiled_step(left)} {case.file(TRACE_STEPS)}.")
+        return " ".join(sentences)
+    shares = ", ".join(
+        f"{name} {percent(value / parts.step_ms)}" for name, value in parts.parts_ms.items()
+    )
+    return " ".join([*sentences, f"A step of {parts.step_ms:.3g} ms: {shares} [steps.csv]."])
+
+
+def diagnosis_lines(
+    run_folder: Path | str, baseline_folder: Path | str | None = None, arm: int | None = None
+) -> list[str]:
+    """Returns the diagnosis of a run directory as text, for performance_report.txt."""
+    return lines_of(diagnose_folder(run_folder, baseline_folder, arm))
+
+
+def lines_of(found: Diagnosis, many_unjudged: int = MANY_UNJUDGED) -> list[str]:
+    """Returns a diagnosis as text.
+
+    Args:
+        found: the diagnosis.
+        many_unjudged: with so many causes not judged, finding no other means little.
+    """
+    lines = _wrapped(found.summary)
+    if found.much_unexplained:
+        lines += _wrapped(found.unexplained.said())
+        if not found.verdicts:
+            lines.append("No cause was found for it.")
+    if found.healthy and len(found.not_judged) < many_unjudged:
+        lines.append("No limiting cause found.")
+    elif found.healthy:
+        lines.append("No limiting cause found among the few that can be judged here.")
+    for place, verdict in enumerate(found.verdicts, 1):
+        lost = f"; takes {percent(verdict.lost_share)}" if verdict.lost_share else ""
+        lines += ["", *_wrapped(f"{verdict.title} ({verdict.cause}{lost})", f"{place}. ")]
+        for sentence in verdict.evidence:
+            lines += _wrapped(sentence, "   - ")
+        lines += _wrapped(f"Confidence: {verdict.confidence} ({verdict.reason}).", "   ")
+        lines += _wrapped(f"Change: {verdict.change}", "   ")
+        if verdict.predicted_speedup is not None and verdict.speedup_now is not None:
+            lines.append(
+                f"   Speedup now {verdict.speedup_now:.2f}, predicted after the change "
+                f"{verdict.predicted_speedup:.2f} ({verdict.speedup_low:.2f} to "
+                f"{verdict.speedup_high:.2f})."
+            )
+        if tried := tried_against(verdict, found.tried):
+            lines += _wrapped(f"Tried: {tried.said()}.", "   ")
+    if found.tried:
+        lines += ["", "Tried on a copy of the model, each change alone:"]
+        for tried in found.tried:
+            lines += _wrapped(f"{tried.said()}.", "   - ")
+    if found.not_judged:
+        lines += ["", "Not judged:"]
+        for cause, why in found.not_judged:
+            lines += _wrapped(f"{cause}: {why}", "   - ")
+    return lines
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=" " * len(indent),
+        break_on_hyphens=False,  # names of files stay whole
+    )
+
+
+def diagnosis_table(found: Diagnosis) -> Table:
+    """Returns the verdicts as a table of a notebook."""
+    rows = [
+        {
+            "cause": verdict.title,
+            "takes": None if verdict.lost_share is None else percent(verdict.lost_share),
+            "evidence": " ".join(verdict.evidence),
+            "confidence": verdict.confidence,
+            "change": verdict.change,
+            "speedup now": verdict.speedup_now,
+            "predicted": verdict.predicted_speedup,
+        }
+        for verdict in found.verdicts
+    ]
+    if not rows:
+        told = [found.summary] + [found.unexplained.said()] * found.much_unexplained
+        rows = [{"cause": "no limiting cause found", "evidence": " ".join(told)}]
+    columns = ["cause", "takes", "evidence", "confidence", "change", "speedup now", "predicted"]
+    numbers = {"speedup now": "{:.2f}", "predicted": "{:.2f}"}
+    return Table(pd.DataFrame(rows, columns=columns), numbers)

@@ -1,0 +1,159 @@
+"""Bundles of ``ddplab-watch``: what its ranks wrote, read again.
+
+Rows that a rank did not write before it ended are missing; what is missing is noted.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pandas as pd
+
+from common.diagnose.evidence.left_behind import read_traces
+from common.errors import UserError
+
+FORMAT = 1
+"""The newest format that is known here (``ddplab_watch.record.FORMAT``)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """Holds the records that the ranks of a watched script wrote.
+
+    Attributes:
+        folder: where their files lie.
+        about: a row per rank: who it was.
+        rows: by table, the rows of all ranks with a column ``rank``.
+        notes: what is not in it, in sentences.
+    """
+
+    folder: Path
+    about: pd.DataFrame
+    rows: Mapping[str, pd.DataFrame]
+    notes: tuple[str, ...]
+
+    def of(self, table: str) -> pd.DataFrame:
+        """Returns the rows of a table; an empty one where no rank wrote any."""
+        return self.rows.get(table, pd.DataFrame({"rank": []}))
+
+    @property
+    def script(self) -> str:
+        """Returns the name of what was run."""
+        return Path(str(self.about["command"].iloc[0][0])).name
+
+    @property
+    def world_size(self) -> int:
+        """Returns the number of ranks of the job."""
+        return int(self.about["world_size"].max())
+
+
+def is_bundle(path: Path) -> bool:
+    """Returns True for a folder with a rank's file in it, or a packed one."""
+    return path.name.endswith(".tar.gz") or bool(files_of_ranks(path))
+
+
+def files_of_ranks(folder: Path) -> dict[int, Path]:
+    """Returns the file of each rank in a folder, by rank."""
+    named = {file.stem.removeprefix("rank"): file for file in folder.glob("rank*.jsonl")}
+    return dict(sorted((int(rank), file) for rank, file in named.items() if rank.isdecimal()))
+
+
+def read_bundle(path: Path | str) -> Bundle:
+    """Reads a bundle: a folder, or one that was packed as ``.tar.gz``.
+
+    Raises:
+        UserError: it is none, it is from a later version, or no rank has written a step.
+    """
+    folder = _unpacked(Path(path)) if str(path).endswith(".tar.gz") else Path(path)
+    files = files_of_ranks(folder)
+    if not files:
+        raise UserError(f"{path}: no bundle; it has no rank0.jsonl")
+    notes: list[str] = []
+    by_table: dict[str, list[dict]] = {}
+    for rank, file in files.items():
+        for row in _lines(file, notes):
+            by_table.setdefault(row.pop("table"), []).append({"rank": rank} | row)
+    if "about" not in by_table:
+        raise UserError(f"{path}: no rank says who it was; the files were cut off at their start")
+    about = pd.DataFrame(by_table.pop("about"))
+    if (newest := int(about["format"].max())) > FORMAT:
+        raise UserError(
+            f"{path}: of format {newest}, written by ddplab-watch {about['version'].max()}; this "
+            f"ddplab reads formats up to {FORMAT}: take a newer one"
+        )
+    rows = {name: pd.DataFrame(found) for name, found in by_table.items()}
+    if "steps" not in rows:
+        raise UserError(f"{path}: no step was seen; {_why_none(rows)}")
+    traces = read_traces(sorted(folder.glob("rank*-trace.json.gz")))
+    rows |= {"trace-steps": traces.steps, "trace-operations": traces.operations}
+    bundle = Bundle(folder, about, rows, ())
+    return Bundle(folder, about, rows, (*notes, *traces.notes, *_notes(bundle)))
+
+
+def _unpacked(path: Path) -> Path:
+    try:
+        with tarfile.open(path) as archive:
+            into = Path(mkdtemp(prefix="ddplab-bundle-"))
+            archive.extractall(into, filter="data")
+    except (OSError, tarfile.TarError, EOFError) as error:
+        # tarfile tells, line by line, of each way that it tried.
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: cannot be unpacked ({why})") from None
+    found = next(into.rglob("rank*.jsonl"), None)
+    return found.parent if found else into
+
+
+def _lines(file: Path, notes: list[str]) -> list[dict]:
+    """Reads a rank's rows; a last line that was cut off is left out, and noted."""
+    rows = []
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            row = json.loads(line)
+            rows.append({"table": str(row["table"])} | row)
+        except (ValueError, TypeError, KeyError):
+            notes.append(f"{file.name}: line {number} cannot be read; it was cut off.")
+    return rows
+
+
+def _why_none(rows: Mapping[str, pd.DataFrame]) -> str:
+    for table in ("unseen", "end"):
+        if table in rows:
+            return f"the ranks say: {rows[table].iloc[0].drop('rank').to_dict()}"
+    return "the script ended, or is still in its first steps"
+
+
+def _notes(bundle: Bundle) -> list[str]:
+    """Returns what is missing: ranks, what could not be seen, and how the watch ended."""
+    notes = []
+    ranks = set(bundle.about["rank"])
+    if missing := sorted(set(range(bundle.world_size)) - ranks):
+        notes.append(
+            f"Of {bundle.world_size} ranks there is no record of {', '.join(map(str, missing))}: "
+            "on other hosts, or ended before their first step."
+        )
+    unseen = bundle.of("unseen")
+    if len(unseen):
+        for (what, why), rows in unseen.groupby(["what", "why"]):
+            notes.append(f"Not seen on {_ranks(rows['rank'])}: {what} ({why}).")
+    ended = set(bundle.of("end")["rank"])
+    if cut := sorted(ranks - ended):
+        notes.append(f"The record of {_ranks(cut)} breaks off: it was killed, or it still runs.")
+    elif (bundle.of("end")["status"] == "ended").any():
+        notes.append("The script ended before the watch did: fewer steps than asked for.")
+    elif (bundle.of("end")["status"] == "interrupted").any():
+        notes.append("The script ended by an exception, or by Ctrl-C, before the watch did.")
+    return notes
+
+
+def _ranks(ranks: object) -> str:
+    found = sorted(set(map(int, ranks)))
+    return f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"

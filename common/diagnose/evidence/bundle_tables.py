@@ -1,0 +1,292 @@
+"""The tables of a run directory, made from what the ranks of a watched script wrote.
+
+From there on a watched script is a run like any of this project's: ``evidence`` opens it and every
+cause is judged from the same columns. Steps that not all ranks have are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from common import tables
+from common.diagnose.evidence.bundle import Bundle
+from common.diagnose.evidence.evidence import (
+    ARMS,
+    BUCKETS,
+    COSTS,
+    EXCHANGING,
+    FACTS,
+    HOST_WAITS,
+    PLACEMENT,
+    PROBES,
+    READY_TIMES,
+    SAMPLES,
+    STACKS,
+    STALLS,
+    STEPS,
+    SURROUNDINGS,
+    TRACE_OPERATIONS,
+    TRACE_STEPS,
+    TRIALS,
+)
+from common.diagnose.evidence.measured_step import WIRES
+from common.diagnose.evidence.usual_batch import of_usual_batch
+from common.errors import UserError
+from common.runtime.group.network import backend_name, describe_network
+from common.runtime.records.run_directory import write_atomically
+from common.runtime.records.samples import sample_rows
+
+TABLES_FOLDER = "tables"
+HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16"}
+"""Communication hooks of PyTorch that compress, and what this project calls them."""
+
+
+def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
+    """Makes the tables of a run directory, by file name, with the columns of ``common.tables``."""
+    steps = _steps(bundle)
+    arms = _arms(bundle, steps)
+    probes, exchanging = _probes(bundle, steps), bundle.of("passes-exchanging")
+    batch = int(arms["batch_per_rank"].iloc[0])
+    probes, exchanging = of_usual_batch(probes, exchanging, steps, batch)
+    found = {
+        ARMS: arms,
+        STEPS: steps,
+        FACTS: _facts(bundle),
+        PLACEMENT: bundle.of("placement"),
+        SAMPLES: _samples(bundle),
+        BUCKETS: _buckets(bundle),
+        PROBES: probes,
+        COSTS: bundle.of("costs"),
+        READY_TIMES: bundle.of("gradient-ready-times"),
+        **{name: bundle.of(name.removesuffix(".csv")) for name in WIRES.values()},
+        STACKS: bundle.of("stacks"),
+        STALLS: _stalls(bundle),
+        HOST_WAITS: bundle.of("host-waits"),
+        EXCHANGING: exchanging,
+        TRACE_STEPS: bundle.of("trace-steps"),
+        TRACE_OPERATIONS: bundle.of("trace-operations"),
+        SURROUNDINGS: bundle.of("surroundings"),
+        TRIALS: bundle.of("trials"),
+    }
+    return {name: table for name, table in found.items() if len(table)}
+
+
+def _with_keys(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(arm=0, round=0) if len(table) else table
+
+
+def _buckets(bundle: Bundle) -> pd.DataFrame:
+    """Makes ``buckets.csv``: those of a step's last backward pass, numbered from 0.
+
+    Times count from the start of that pass. Where earlier micro-batches exchanged gradients, too,
+    their buckets were ready before it.
+    """
+    buckets = _with_keys(bundle.of("buckets"))
+    if buckets.empty:
+        return buckets
+    last = buckets[buckets["ready_time_ms"] >= 0].sort_values(["rank", "step", "bucket"])
+    return last.assign(bucket=last.groupby(["rank", "step"]).cumcount())
+
+
+def _steps(bundle: Bundle) -> pd.DataFrame:
+    """Makes ``steps.csv``: those that all ranks have, the exchange divided as in a benchmark.
+
+    The rank that comes last waits for nobody: the shortest exchange of a step is communication, and
+    what the others took longer was waiting. So it is where DDP sends buffers, a meeting of its own.
+    """
+    steps = _with_keys(bundle.of("steps"))
+    complete = steps.groupby("step")["rank"].transform("nunique") == steps["rank"].nunique()
+    steps = steps[complete].sort_values(["rank", "step"])
+    if steps.empty:
+        raise UserError(f"{bundle.folder}: no step is in the records of all ranks")
+    if "between_time_ms" not in steps:  # of an earlier watch
+        steps["between_time_ms"] = (
+            steps["began_s"] - steps.groupby("rank")["ended_s"].shift()
+        ) * 1e3
+    steps["between_time_ms"] = pd.to_numeric(steps["between_time_ms"]).clip(lower=0)
+    if "buffers_time_ms" not in steps:  # of an earlier watch: a part of the forward pass
+        steps["buffers_time_ms"] = 0.0
+    exchange, buffers = (
+        pd.to_numeric(steps[name]) for name in ("exchange_time_ms", "buffers_time_ms")
+    )
+    steps["communication_time_ms"] = sum(
+        met.groupby(steps["step"]).transform("min") for met in (exchange, buffers)
+    )
+    steps["waiting_time_ms"] = exchange + buffers - steps["communication_time_ms"]
+    waited_ms = _waited_before_forward(steps)
+    steps["data_time_ms"] -= waited_ms
+    steps["waiting_time_ms"] += waited_ms
+    # All that a pass takes beside the forward computation, sending DDP's buffers, too.
+    steps["whole_backward_time_ms"] = steps["backward_time_ms"] + exchange.fillna(0) + buffers
+    # Without buckets it is not known what of a backward pass was exchange.
+    steps["backward_time_ms"] = steps["backward_time_ms"].where(exchange.notna())
+    # The epoch of a step is the ranks' last: one that is ahead has begun a new one.
+    steps["epoch"] = steps.groupby("step")["epoch"].transform("max")
+    extra = [column for column in steps if column not in tables.STEP_COLUMNS]
+    return steps[[*tables.STEP_COLUMNS, *extra]].drop(columns=["began_s", "ended_s"])
+
+
+def _waited_before_forward(steps: pd.DataFrame) -> pd.Series:
+    """Computes the ms of ``data_time_ms`` in which a rank waited for one that was late.
+
+    Between fetching a batch and the forward pass a program may call a collective, as Hugging Face's
+    Trainer does to count tokens. There a rank waits for the one that came last: through its update,
+    what follows that, and its own fetch. So what it takes longer there than the quickest rank is
+    waiting, as far as another rank was late by that much.
+    """
+    if "fetch_time_ms" not in steps:
+        return pd.Series(0.0, steps.index)
+    by_rank, by_step = steps.groupby("rank"), steps["step"]
+    fetch_ms = pd.to_numeric(steps["fetch_time_ms"])
+    late_ms = by_rank["optimizer_time_ms"].shift() + steps["between_time_ms"] + fetch_ms
+    behind_ms = late_ms.groupby(by_step).transform("max") - late_ms
+    after_ms = (steps["data_time_ms"] - fetch_ms).clip(lower=0)
+    longer_ms = after_ms - after_ms.groupby(by_step).transform("min")
+    return np.minimum(longer_ms, behind_ms).fillna(0.0).clip(lower=0)
+
+
+def _arms(bundle: Bundle, steps: pd.DataFrame) -> pd.DataFrame:
+    """Makes the only row of ``arms.csv``, from what was seen of the steps."""
+    measured = steps[~steps["warmup"]] if (~steps["warmup"]).any() else steps
+    passes = max(1, int(measured["micro_batches"].median()))
+    batch = int((measured["samples"] / measured["micro_batches"].clip(lower=1)).median())
+    facts = _facts(bundle)
+    hook = str(facts["comm_hook"].iloc[0]) if "comm_hook" in facts else ""
+    cap = facts["bucket_cap_mb"].iloc[0] if "bucket_cap_mb" in facts else None
+    row = {
+        "arm": 0,
+        "regime": "",
+        "world_size": bundle.world_size,
+        "batch_per_rank": batch,
+        "global_batch": bundle.world_size * passes * batch,
+        "accumulation": passes,
+        "compression": HOOKS.get(hook, "none"),
+        "bucket_cap_mb": cap,
+        "precision": str(facts["compute_dtype"].iloc[0]) if len(facts) else "",
+        "change": "none",
+    }
+    return pd.DataFrame([row])[list(tables.ARM_COLUMNS)]
+
+
+def _facts(bundle: Bundle) -> pd.DataFrame:
+    """Makes ``facts.csv``; the watch does not look at the shape of a sample."""
+    facts = bundle.of("facts")
+    return facts.assign(input_shape="") if len(facts) else facts
+
+
+def _probes(bundle: Bundle, steps: pd.DataFrame) -> pd.DataFrame:
+    """Makes ``probes.csv``. The update is the step's own: the probes leave the weights alone."""
+    probes = bundle.of("probes")
+    if probes.empty:
+        return probes
+    update_ms = steps.groupby("rank")["optimizer_time_ms"].median()
+    return probes.assign(arm=0, optimizer_time_ms=probes["rank"].map(update_ms))
+
+
+def _samples(bundle: Bundle) -> pd.DataFrame:
+    """Makes ``samples.csv``: of each epoch, which samples reached which rank."""
+    identities, facts = bundle.of("identities"), bundle.of("facts")
+    known = pd.to_numeric(facts["data_samples"], errors="coerce") if len(facts) else pd.Series([])
+    size = int(known.max()) if known.notna().any() else None
+    if identities.empty:
+        return pd.DataFrame()
+    by_epoch: dict[int, list[NDArray]] = {}
+    for epoch, group in identities.groupby("epoch"):
+        if group["rank"].nunique() == bundle.about["rank"].nunique():
+            by_rank = {int(row["rank"]): np.array(row["samples"]) for _, row in group.iterrows()}
+            by_epoch[int(epoch)] = [by_rank[rank] for rank in sorted(by_rank)]
+    orders = _orders(by_epoch)
+    rows = [
+        row | {"order": orders.get((epoch, row["rank"]))}
+        for epoch, everyone in by_epoch.items()
+        for row in sample_rows(everyone, arm=0, epoch=epoch, data_samples=size)
+    ]
+    is_hashed = "is_hashed" in identities and identities["is_hashed"].fillna(False).any()
+    return pd.DataFrame(rows).assign(is_hashed=bool(is_hashed))
+
+
+def _orders(by_epoch: dict[int, list[NDArray]]) -> dict[tuple[int, int], str]:
+    """Returns a checksum of each rank's order in an epoch, by (epoch, rank).
+
+    The window begins in the middle of its first epoch, and ends in that of its last. So the first
+    has none, and the others' are of as many samples as each of them has. Samples in ascending order
+    were not to be shuffled: they have none.
+    """
+    orders: dict[tuple[int, int], str] = {}
+    for rank in range(max(map(len, by_epoch.values()), default=0)):
+        begun = {epoch: by_epoch[epoch][rank] for epoch in sorted(by_epoch)[1:]}
+        length = min(map(len, begun.values()), default=0)
+        for epoch, ids in begun.items():
+            if length > 1 and not (np.diff(ids[:length]) > 0).all():
+                orders[epoch, rank] = f"{zlib.crc32(ids[:length].tobytes()):08x}"
+    return orders
+
+
+def _stalls(bundle: Bundle) -> pd.DataFrame:
+    """Makes ``stalls.csv``: steps that did not end for long, with the stack of then."""
+    stalled = bundle.of("stalled")
+    if stalled.empty:
+        return stalled
+    resumed, end = bundle.of("resumed"), bundle.of("end")
+    last = resumed.groupby("rank")["step"].max().to_dict() if len(resumed) else {}
+    # A script that came to its own end did go on, if only to what follows its last step.
+    over = set(end.loc[end["status"] != "interrupted", "rank"]) if len(end) else set()
+    return stalled.assign(
+        stack=["\n".join(lines) for lines in stalled["stack"]],
+        resumed=[
+            rank in over or last.get(rank, -1) > step
+            for rank, step in zip(stalled["rank"], stalled["step"], strict=True)
+        ],
+    )
+
+
+def write_run(bundle: Bundle, folder: Path) -> Path:
+    """Writes the tables into a run directory; returns it.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, table in tables_of(bundle).items():
+            write_atomically(folder / name, table.to_csv(index=False))
+        record = json.dumps(_environment(bundle), indent=1)
+        write_atomically(folder / "environment.json", record)
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror}; the bundle's tables go there") from None
+    return folder
+
+
+def _environment(bundle: Bundle) -> dict[str, object]:
+    """Returns the environment record: what the ranks wrote of theirs, in this project's words."""
+    about, first = bundle.about, bundle.about.iloc[0]
+    hosts = about.groupby("host").size().tolist()
+    backend = backend_name(first["backend"], first.get("process_group") or None)
+    network = describe_network(backend, hosts, env=first["variables"])
+    device = first["device_name"] or f"{first['cpu']} CPU"
+    where = [f"{bundle.world_size} ranks", network or "", device]
+    return {
+        "status": "complete",
+        "label": "watch",
+        "start_time": str(first["started"]),
+        "end_time": None,
+        "host": first["host"],
+        "command": first["command"],
+        "packages": {"torch": first["torch"]},
+        "python": first["python"],
+        "backend": first["backend"],
+        "process_group": first.get("process_group") or "",
+        "device": first["device"],
+        "device_name": device,
+        "network": network,
+        "world_size": bundle.world_size,
+        "hosts": len(hosts),
+        "hardware": ", ".join(part for part in where if part),
+        "variables": first["variables"],
+    }

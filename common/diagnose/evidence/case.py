@@ -1,0 +1,240 @@
+"""A verdict, and what every cause is judged from.
+
+A cause is a function of a ``Case`` that returns a verdict or None; it raises NotJudged where the
+run has not the table it needs. Thresholds stand beside the causes, each with its reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from common.diagnose.evidence.evidence import (
+    FACTS,
+    STACKS,
+    STEP,
+    Evidence,
+    NotJudged,
+    standard_error,
+)
+from common.diagnose.evidence.measured_step import step_model
+from common.errors import UserError
+from common.perfmodel.scaling.scaled_step import StepModel, StepSettings, predict
+
+VALIDITY, PERFORMANCE, MINOR = 0, 1, 2
+"""Verdicts that make a comparison void come first, then what costs time, then what costs neither.
+"""
+SURE, LIKELY = 4.0, 1.5
+"""Distances from the threshold in standard errors: above 4 a false alarm is negligible; below 1.5
+noise alone gives one in ten."""
+NORMAL_90 = 1.645
+"""Standard deviations to either side of a normal distribution's middle that hold 90 % of it."""
+PREDICTION_ERROR = 0.13
+"""Root mean square of ln(predicted over achieved speedup) of the eight changes in the two recorded
+runs of ``ddplab study remedies``: what the model leaves out, and the machine does meanwhile."""
+MANY_STEPS = 10
+"""A spread from fewer steps is not known well enough to be sure of anything."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A cause that was found.
+
+    Attributes:
+        cause: stable name, such as ``batch-too-small``.
+        title: the same in words.
+        evidence: sentences with the numbers, each with the file that they come from.
+        lost_share: of the time of a step (or of an epoch), what the cause takes; None where it
+            makes the comparison void instead.
+        confidence: high, medium or low.
+        reason: why so sure.
+        change: what to do.
+        proposed: the settings of the step with the change, where it is one of settings.
+        speedup_now: samples per second over those of one rank, where that is known.
+        predicted_speedup: the same after the change; None where it is not a matter of speed, or
+            nothing to predict it from was measured.
+        speedup_low, speedup_high: its interval at 90 %, of the steps' noise and the model's error.
+        group: VALIDITY, PERFORMANCE or MINOR.
+        sure_share: the least that the cause takes, which then decides its place among others: of
+            several changes that were tried, the best looks better than it is.
+    """
+
+    cause: str
+    title: str
+    evidence: tuple[str, ...]
+    lost_share: float | None
+    confidence: str
+    reason: str
+    change: str
+    proposed: StepSettings | None = None
+    speedup_now: float | None = None
+    predicted_speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    group: int = PERFORMANCE
+    sure_share: float | None = None
+
+    def with_interval(self, noise: float) -> Verdict:
+        """Returns the verdict with the interval of its predicted speedup.
+
+        Args:
+            noise: standard error of the run's median step, as a share of it.
+        """
+        if self.predicted_speedup is None or self.speedup_low is not None:
+            return self
+        half = NORMAL_90 * math.hypot(noise, PREDICTION_ERROR)
+        return replace(
+            self,
+            speedup_low=self.predicted_speedup * math.exp(-half),
+            speedup_high=self.predicted_speedup * math.exp(half),
+        )
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """Returns a key that is smallest for the main cause."""
+        share = self.lost_share if self.sure_share is None else self.sure_share
+        return self.group, -math.inf if share is None else -share
+
+
+def confidence(
+    value: float, threshold: float, error: float, steps: int = MANY_STEPS
+) -> tuple[str, str]:
+    """Returns how sure it is that a value is beyond its threshold, and why.
+
+    Args:
+        value, threshold: in the same unit.
+        error: the standard error of the value.
+        steps: how many the value was taken from.
+    """
+    if math.isnan(value) or math.isnan(error):
+        return "low", "how much it is by chance is not known"
+    distance = abs(value - threshold)
+    errors = distance / error if error > 0 else math.inf
+    said = f"{value:.3g} against a threshold of {threshold:.3g}"
+    if math.isfinite(errors):
+        said += f", {errors:.0f} standard errors apart" if errors >= 1 else ", within its error"
+    if steps < MANY_STEPS:
+        said += f"; from {steps} steps only"
+    if errors >= SURE and steps >= MANY_STEPS:
+        return "high", said
+    return ("medium" if errors >= LIKELY else "low"), said
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A run on several ranks, and one on one rank to compare it with, if there is one."""
+
+    run: Evidence
+    baseline: Evidence | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.run.world_size
+
+    @cached_property
+    def model(self) -> StepModel:
+        """Returns the run's step model; raises NotJudged where the run lacks what it needs."""
+        try:
+            return step_model(self.run)
+        except UserError as error:
+            raise NotJudged(str(error)) from None
+
+    def model_or_none(self) -> StepModel | None:
+        """Returns the model where there is one."""
+        try:
+            return self.model
+        except NotJudged:
+            return None
+
+    @cached_property
+    def one_rank_throughput(self) -> float | None:
+        """Returns the samples per second on one rank: of the baseline, or else by the model."""
+        if self.baseline is not None and not differing_facts(self.run, self.baseline):
+            return self.baseline.throughput
+        model = self.model_or_none()
+        if model is None:
+            return None
+        samples = self.run.samples_per_step / self.ranks if self.run.mixed else None
+        return (samples or model.settings.samples) / predict(model).step_1_s
+
+    @property
+    def speedup_now(self) -> float | None:
+        """Returns the samples per second over those of one rank; None where that is not known."""
+        one = self.one_rank_throughput
+        return None if not one else self.run.throughput / one
+
+    def speedup_without(self, lost_share: float) -> float | None:
+        """Returns the speedup if this share of the step fell away."""
+        now = self.speedup_now
+        return None if now is None else now / (1 - min(lost_share, 0.99))
+
+    def speedup_with(self, settings: StepSettings) -> float | None:
+        """Returns the speedup under other settings: as the model changes it from now."""
+        model = self.model_or_none()
+        if model is None or self.speedup_now is None:
+            return None
+        return self.speedup_now * predict(model, settings).speedup / predict(model).speedup
+
+    def share(self, column: str) -> tuple[float, float]:
+        """Returns a part's share of the step, the median over steps, and its standard error."""
+        steps_ms = self.run.by_step("step_time_ms").max(axis=1)
+        shares = self.run.by_step(column).mean(axis=1) / steps_ms
+        return float(shares.median()), standard_error(shares)
+
+    @property
+    def steps(self) -> int:
+        """Returns the number of steps measured in parts."""
+        return self.run.timed.groupby(STEP).ngroups
+
+    def change(self, flags: str, python: str) -> str:
+        """Returns a change as flags of this project's programs, or as Python for other scripts."""
+        return python if self.run.watched else flags
+
+    def file(self, name: str, of: Evidence | None = None) -> str:
+        """Returns the way in which a sentence names a table."""
+        return f"[{name}]" if of is None or of is self.run else f"[{name} of {of.name}]"
+
+
+SAME_FACTS = ("parameters", "gradient_dtype", "compute_dtype", "input_shape", "model", "data")
+"""Facts in which a run and its baseline must agree for a speedup to be one."""
+
+
+def differing_facts(run: Evidence, baseline: Evidence) -> dict[str, tuple[str, str]]:
+    """Returns the facts (and data set sizes) that differ, by name: (baseline's, run's)."""
+    if FACTS not in run.tables or FACTS not in baseline.tables:
+        return {}
+    mine, other = (
+        e.tables[FACTS].astype(object).fillna("").astype(str).iloc[0] for e in (run, baseline)
+    )
+    columns = (*SAME_FACTS, "data_samples")
+    return {name: (other[name], mine[name]) for name in columns if other[name] != mine[name]}
+
+
+def percent(share: float) -> str:
+    """Returns a share as text: ``12.3 %``."""
+    return f"{share * 100:.3g} %"
+
+
+def places(case: Case, phases: Sequence[str], rank: int | None = None) -> list[str]:
+    """Returns a sentence with the line of the script that phases were most often found at.
+
+    Empty where nobody looked (``stacks.csv`` is of watched scripts).
+    """
+    stacks = case.run.tables.get(STACKS)
+    if stacks is None or stacks.empty:
+        return []
+    rows = stacks[stacks["phase"].isin(phases) & stacks["place"].notna()]
+    if rank is not None:
+        rows = rows[rows["rank"] == rank]
+    if rows.empty:
+        return []
+    found = rows.groupby(["place", rows["call"].fillna("")])["samples"].sum()
+    (place, call), share = found.idxmax(), found.max() / found.sum()
+    within = f", in {call}" if call else ""
+    whose = "" if rank is None else f" of rank {rank}"
+    return [
+        f"{percent(share)} of the looks at that time{whose} found it at {place}{within} "
+        f"{case.file(STACKS)}."
+    ]

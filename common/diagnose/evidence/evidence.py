@@ -1,0 +1,387 @@
+"""Reads the tables of a run as evidence, and nothing that says what was done to it.
+
+Settings are not read. A cause is judged by what was timed, counted or seen; ``arms.csv`` says which
+steps belong together and what a change would start from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common import tables
+from common.analysis.runs import OfRun, Run, complete_runs, given_folder, recorded_assignment
+from common.analysis.step_parts import STEP, TIMED, StepParts, decompose, flags
+from common.analysis.sweep_speedups import step_times_by_round, unwatched_steps
+from common.diagnose.evidence.bucket_waits import NOT_WAITING, BucketWaits, bucket_waits
+from common.errors import UserError
+from common.perfmodel.tables import read_table
+from common.runtime.group.network import UNKNOWN_GROUP
+from common.runtime.paths import project_root, relative_to_project
+
+ASSIGNMENT = "assignment4"
+ARMS, STEPS, BUCKETS = "arms.csv", "steps.csv", "buckets.csv"
+SAMPLES, PLACEMENT, FACTS = "samples.csv", "placement.csv", "facts.csv"
+PROBES, COSTS, EPOCHS = "probes.csv", "costs.csv", "epochs.csv"
+STACKS, STALLS, SURROUNDINGS = "stacks.csv", "stalls.csv", "surroundings.csv"
+TRIALS, HOST_WAITS, EXCHANGING = "trials.csv", "host-waits.csv", "passes-exchanging.csv"
+TRACE_STEPS, TRACE_OPERATIONS = "trace-steps.csv", "trace-operations.csv"
+"""Tables that only watched scripts have."""
+READY_TIMES, ALL_REDUCE = "gradient-ready-times.csv", "allreduce-samples.csv"
+COLUMNS = {
+    ARMS: tables.ARM_COLUMNS,
+    STEPS: tables.STEP_COLUMNS,
+    BUCKETS: tables.BUCKET_COLUMNS,
+    SAMPLES: tables.SAMPLE_COLUMNS,
+    PLACEMENT: tables.PLACEMENT_COLUMNS,
+    FACTS: tables.FACT_COLUMNS,
+    PROBES: tables.PROBE_COLUMNS,
+    COSTS: tables.COST_COLUMNS,
+    EPOCHS: tables.EPOCH_COLUMNS,
+    STACKS: tables.STACK_COLUMNS,
+    STALLS: tables.STALL_COLUMNS,
+    SURROUNDINGS: tables.SURROUNDING_COLUMNS,
+    TRIALS: tables.TRIAL_COLUMNS,
+    HOST_WAITS: tables.HOST_WAIT_COLUMNS,
+    EXCHANGING: tables.EXCHANGING_COLUMNS,
+    TRACE_STEPS: tables.TRACE_STEP_COLUMNS,
+    TRACE_OPERATIONS: tables.TRACE_OPERATION_COLUMNS,
+}
+NEEDED = (ARMS, STEPS)
+ELEMENTS = "elements"
+"""Column of the steps and the probes of watched scripts: the size of their batches."""
+ALIKE = 1.2
+"""Batches whose sizes differ by less take equally long, within a machine's noise."""
+
+
+class NotJudged(Exception):
+    """A cause cannot be judged; the message says what is missing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence(OfRun):
+    """One arm of a run.
+
+    Attributes:
+        opened: the run; of its environment record only what it ran on is looked at: network,
+            process group, torch's version, number of ranks.
+        arm: the row of ``arms.csv``.
+        tables: those that were found, by file name; of tables with arms, this arm's rows.
+        all_arms: the same tables with the rows of every arm, as they were read.
+        waits: of the backward passes for each bucket, where there are; ``tables`` count them as
+            exchange.
+    """
+
+    arm: pd.Series
+    tables: Mapping[str, pd.DataFrame]
+    all_arms: Mapping[str, pd.DataFrame]
+    waits: BucketWaits | None = None
+
+    @property
+    def name(self) -> str:
+        """Returns the folder as a user would type it."""
+        return relative_to_project(self.folder)
+
+    @property
+    def world_size(self) -> int:
+        """Returns the number of ranks that wrote steps."""
+        return int(self.tables[STEPS]["rank"].nunique())
+
+    @property
+    def emulated(self) -> bool:
+        """Returns True if the hosts share one machine."""
+        return "emulated" in str(self.opened.environment.get("network", ""))
+
+    @property
+    def torch(self) -> str:
+        """Returns torch's version; empty where it was not recorded."""
+        return str(self.opened.environment.get("packages", {}).get("torch", ""))
+
+    @property
+    def process_group(self) -> str:
+        """Returns the class that sends gradients, such as ProcessGroupNCCL; empty if not known.
+
+        Earlier records have the backend only, which meant one class before torch 2.15.
+        """
+        environment = self.opened.environment
+        if recorded := environment.get("process_group"):
+            return "" if recorded == UNKNOWN_GROUP else str(recorded)
+        known = dict(zip(("gloo", "nccl"), NOT_WAITING, strict=True))
+        version = [
+            int(number) for number in self.torch.split("+")[0].split(".")[:2] if number.isdecimal()
+        ]
+        if environment.get("backend") == "nccl" and not [0] < version < [2, 15]:
+            return ""
+        return known.get(environment.get("backend"), "")
+
+    @property
+    def watched(self) -> bool:
+        """Returns True for somebody's own script, whose flags are not this project's."""
+        return self.opened.environment.get("label") == "watch"
+
+    def need(self, *names: str) -> list[pd.DataFrame]:
+        """Returns these tables; raises NotJudged with the first that is missing or has no rows."""
+        for name in names:
+            if name not in self.tables:
+                raise NotJudged(f"no {name} in {self.name}")
+            if self.tables[name].empty:
+                raise NotJudged(f"{name} in {self.name} has no rows of arm {self.arm['arm']}")
+        return [self.tables[name] for name in names]
+
+    @cached_property
+    def measured(self) -> pd.DataFrame:
+        """Returns the steps that are no warm-up, of all kinds."""
+        steps = self.tables[STEPS]
+        return steps[~flags(steps["warmup"])].fillna(dict.fromkeys(STEP, 0))
+
+    @cached_property
+    def timed(self) -> pd.DataFrame:
+        """Returns those measured in parts; raises NotJudged where there are none."""
+        timed = self.measured[self.measured["kind"] == TIMED]
+        if timed.empty:
+            raise NotJudged(f"{STEPS} in {self.name} has no steps measured in parts")
+        return timed
+
+    def by_step(self, column: str) -> pd.DataFrame:
+        """Returns a column of the steps that have it: a row per step, a column per rank.
+
+        A benchmark's plain steps have no parts, and only their timed ones count. A watched script's
+        plain steps are the same steps, and have those parts that can be seen without DDP's buckets.
+        """
+        rows = self.measured if self.watched else self.timed
+        return rows.pivot_table(index=STEP, columns="rank", values=column).dropna()
+
+    @cached_property
+    def parts(self) -> StepParts:
+        """Returns the mean step in parts; raises NotJudged where no step was measured in parts."""
+        if self.timed.empty:
+            raise NotJudged(f"{STEPS} in {self.name} has no steps measured in parts")
+        parts = decompose(self.tables[STEPS], int(self.arm["arm"]), self.tables.get(BUCKETS))
+        return replace(parts, hidden_communication_ms=0.0) if self.waits else parts
+
+    @cached_property
+    def unwatched(self) -> pd.DataFrame:
+        """Returns the measured rows that the run's speed is taken from (``unwatched_steps``)."""
+        return unwatched_steps(self.measured)
+
+    @cached_property
+    def step_times_ms(self) -> pd.Series:
+        """Returns the slowest rank's time of each unwatched step, in the order of the run."""
+        return self.unwatched.groupby(STEP)["step_time_ms"].max()
+
+    @cached_property
+    def mixed(self) -> bool:
+        """Returns True for a script whose steps differ in the size of their batches.
+
+        No median step stands for all of them then: means do.
+        """
+        if not self.watched:
+            return False
+        column = ELEMENTS if ELEMENTS in self.measured else "padded_tokens"
+        sizes = self.by_step(column).mean(axis=1)
+        return bool(sizes.quantile(0.95) > ALIKE * sizes.quantile(0.05))
+
+    def usual(self, column: str) -> pd.Series:
+        """Returns a column of the usual step, by rank; of mixed steps the mean unwatched one's."""
+        if self.mixed:
+            return self.unwatched.groupby("rank")[column].mean()
+        return self.by_step(column).median()
+
+    @cached_property
+    def step_ms(self) -> float:
+        """Returns the median over rounds of a round's median step, as a sweep's speedups do.
+
+        Of mixed steps it is the mean.
+        """
+        if self.mixed:
+            return float(self.step_times_ms.mean())
+        return float(step_times_by_round(self.measured)[self.arm["arm"]].median())
+
+    @cached_property
+    def noise(self) -> float:
+        """Returns the standard error of ``step_ms``, as a share of it."""
+        if self.mixed:
+            return float(self.step_times_ms.sem()) / self.step_ms
+        return standard_error(self.step_times_ms) / self.step_ms
+
+    @property
+    def samples_per_step(self) -> float:
+        """Returns the samples that all ranks together take in the step of ``step_ms``."""
+        samples = self.unwatched.groupby(STEP)["samples"].sum()
+        return float(samples.mean() if self.mixed else samples.median())
+
+    @property
+    def throughput(self) -> float:
+        """Returns the samples of all ranks per second, at the usual unwatched step."""
+        return self.samples_per_step / self.step_ms * 1e3
+
+    @property
+    def batch_per_rank(self) -> int:
+        return int(self.arm["batch_per_rank"])
+
+    @property
+    def accumulation(self) -> int:
+        return int(self.arm["accumulation"])
+
+    def of_arm(self, arm: int) -> Evidence:
+        """Returns the evidence of another arm of the same run; no file is read again.
+
+        Raises UserError for no such arm, or no measured step in it.
+        """
+        return evidence_of(self.opened, self.all_arms, arm)
+
+
+def standard_error(values: Sequence[float] | pd.Series) -> float:
+    """Returns the standard error of the median of values that may have outliers, or be missing.
+
+    Of n normal values the median's is 1.2533 σ/√n (√(π/2) times that of the mean), and σ is
+    1.4826 times the median absolute deviation, which a few hiccups leave as it is.
+    """
+    array = np.asarray(values, dtype=float)
+    array = array[np.isfinite(array)]
+    if not len(array):
+        return float("nan")
+    deviation = np.median(np.abs(array - np.median(array)))
+    return float(1.2533 * 1.4826 * deviation / np.sqrt(len(array)))
+
+
+def open_evidence(folder: Path | str, arm: int | None = None) -> Evidence:
+    """Opens the evidence of one arm of a run.
+
+    Args:
+        folder: a run directory, complete or not.
+        arm: which of ``arms.csv``; by default the one with most ranks and no change, the first of
+            several.
+
+    Raises:
+        UserError: no such folder, no ``arms.csv`` or ``steps.csv``, a table of another schema, no
+            such arm, or no measured step in it.
+    """
+    folder = given_folder(folder)
+    for name in NEEDED:
+        if not (folder / name).is_file():
+            raise UserError(
+                f"{relative_to_project(folder)}: no {name}; a diagnosis needs a complete run of "
+                "assignment 4 (benchmark.py or train_text.py)"
+            )
+    return evidence_of(Run(folder, folder), read_tables(folder, (ARMS,)), arm)
+
+
+def read_tables(folder: Path, with_rows: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """Reads the tables of a run, each once, by file name.
+
+    Args:
+        folder: where they lie; of those that ``with_rows`` does not name, some may be missing.
+        with_rows: those that must be there and have rows.
+
+    Raises UserError for a table of another schema, or one that is missing or empty and must not be.
+    """
+    return {
+        name: _read(folder / name, of_table, must_have_rows=name in with_rows)
+        for name, of_table in COLUMNS.items()
+        if name in with_rows or (folder / name).is_file()
+    }
+
+
+def evidence_of(
+    opened: Run, all_arms: Mapping[str, pd.DataFrame], arm: int | None = None
+) -> Evidence:
+    """Returns the evidence of one arm from tables that were read.
+
+    Args:
+        opened: the run.
+        all_arms: its tables, as ``read_tables`` returns them.
+        arm: as for ``open_evidence``.
+
+    Raises UserError for no such arm, or no measured step in it.
+    """
+    row = _choose(all_arms[ARMS], arm, opened.folder)
+    tables = dict(all_arms)
+    for name, table in all_arms.items():
+        if "arm" in table.columns and name != ARMS:
+            own = table[table["arm"] == row["arm"]]
+            # Probes of another arm serve as well: times are per sample, all-reduces per byte.
+            tables[name] = table if own.empty and name == PROBES else own
+    evidence = Evidence(opened, row, tables, all_arms)
+    if evidence.measured.empty:
+        raise UserError(
+            f"{relative_to_project(opened.folder / STEPS)}: arm {row['arm']} has no step after its "
+            "warm-up"
+        )
+    waits = bucket_waits(
+        tables[STEPS],
+        tables.get(BUCKETS),
+        tables.get(PROBES),
+        evidence.process_group,
+        evidence.batch_per_rank,
+    )
+    if waits is None:
+        return evidence
+    counted = tables | {STEPS: waits.counted_as_exchange(tables[STEPS])}
+    return replace(evidence, tables=counted, waits=waits)
+
+
+def baseline_arm(evidence: Evidence) -> int | None:
+    """Returns the arm of the same run that shows the same on one rank; None where there is none."""
+    arms = evidence.tables[ARMS]
+    own = evidence.arm
+    regime = own["regime"] if isinstance(own["regime"], str) else ""
+    regimes, changes = (arms[name].astype(object) for name in ("regime", "change"))
+    change = own["change"] if isinstance(own["change"], str) else "none"
+    alike = arms[
+        (arms["world_size"] == 1)
+        & (regimes.where(regimes.notna(), "") == regime)
+        & (changes.where(changes.notna(), "none") == change)
+    ]
+    if regime == "strong":
+        alike = alike[alike["global_batch"] == own["global_batch"]]
+    else:
+        alike = alike[alike["batch_per_rank"] == own["batch_per_rank"]]
+    return int(alike["arm"].iloc[0]) if len(alike) else None
+
+
+def _choose(arms: pd.DataFrame, arm: int | None, folder: Path) -> pd.Series:
+    if arm is not None:
+        found = arms[arms["arm"] == arm]
+        if found.empty:
+            raise UserError(
+                f"{relative_to_project(folder)}: no arm {arm}; {ARMS} has "
+                f"{', '.join(map(str, arms['arm']))}"
+            )
+        return found.iloc[0]
+    unchanged = arms[arms["change"].fillna("none") == "none"]
+    candidates = unchanged if len(unchanged) else arms
+    return candidates.loc[candidates["world_size"].idxmax()]
+
+
+def _read(path: Path, of_table: Sequence[str], *, must_have_rows: bool) -> pd.DataFrame:
+    """Reads a table of this schema; one with a header alone is a table without rows."""
+    try:
+        return read_table(path, of_table)
+    except UserError as error:
+        if "no rows" in str(error) and not must_have_rows:
+            return pd.DataFrame(columns=list(of_table))
+        raise
+
+
+def choose_run(run_dir: str | Path | None, holds: Callable[[Path], object]) -> Path:
+    """Returns the folder that is named, else the newest complete run's, else the recorded one.
+
+    Args:
+        run_dir: a run directory, or one that holds such; empty for none.
+        holds: returns something true for a run that has what is looked for.
+
+    Raises UserError where the folder that is named is none.
+    """
+    if run_dir:
+        return given_folder(run_dir)
+    complete = complete_runs(
+        project_root() / "outputs" / ASSIGNMENT, "environment.json", places=("*/",)
+    )
+    newest = next((run.folder for run in reversed(complete) if holds(run.folder)), None)
+    return newest or recorded_assignment(ASSIGNMENT)

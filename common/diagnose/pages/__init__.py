@@ -1,0 +1,1 @@
+"""The diagnosis as a page."""

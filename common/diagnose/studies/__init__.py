@@ -1,0 +1,1 @@
+"""How often the diagnosis is right: faults planted in runs and scripts."""

@@ -1,0 +1,312 @@
+"""``ddplab study scripts``: what ``ddplab diagnose`` says of other people's scripts.
+
+Six scripts in six styles (``assignments/assignment4/scripts``) run watched on two ranks, with a
+fault planted from outside (``planted_faults``) or by a setting, and without one
+(``script_cases``). The fault is then removed, in rounds with it and without, as the machine's speed
+changes from run to run. The speedup that this brings is held against the predicted one, and against
+that of the best change that the watch tried itself (``verify``). Healthy runs must give no verdict
+of more than low confidence. Where TraceML is installed, each case is run once more under it
+(``traceml_ranks``), and its primary diagnosis stands beside ours as it prints it.
+
+``ddplab study scripts --continues RUN_DIR`` goes on with a study that was cut. Cases that are there
+are not run again but for rounds that are missing, and are diagnosed anew from their bundles: as the
+diagnosis is today.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+
+import ddplab_watch
+import pandas as pd
+
+from common.analysis.step_parts import STEP
+from common.cluster.emulated import why_not
+from common.cluster.launch import launch
+from common.diagnose.causes.trials import tried_against
+from common.diagnose.evidence.evidence import SAMPLES
+from common.diagnose.opened import Opened, open_diagnosis
+from common.diagnose.studies.script_cases import CASES, HEALTHY, RANKS, Case
+from common.errors import RunFailed, UserError
+from common.runtime.paths import project_root
+from common.runtime.records.study import earlier_table, study_run, with_verdicts
+from common.runtime.stage_progress import StageProgress
+
+WATCH = Path(ddplab_watch.__file__).parent / "__main__.py"
+TRACEML = project_root() / "common" / "diagnose" / "studies" / "traceml_ranks.py"
+RUNS, RESULTS = "runs", "cases.csv"
+TRACEML_ENDS = "-traceml"
+"""Ends the names of what a run under TraceML has left."""
+NAMED_SHARE, CLOSE, CLOSE_SHARE = 0.95, 0.10, 0.80
+"""Promises: the share of causes named first; the tolerance of predicted gains, the share within."""
+
+
+@dataclass(frozen=True)
+class ScriptsStudy:
+    """Settings of the study: the cases to run, by default all."""
+
+    only: tuple[str, ...] = ()
+    """Names of cases, causes, scripts or later sets of cases; by default the first two sets."""
+    rounds: int = 3
+    """Runs with the fault and without, of each case that has one."""
+    continues: str = ""
+    """Run directory of a study that was cut."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise UserError(f"rounds is {self.rounds}; it must be at least 1")
+        known = {word for case in CASES for word in case.labels}
+        for name in self.only:
+            if name not in known:
+                shared = sorted(known - {case.name for case in CASES})
+                raise UserError(
+                    f"unknown case {name!r}; a case's name, or one of {', '.join(shared)}"
+                )
+
+    def cases(self) -> list[Case]:
+        """Returns the cases asked for; all together would take more than three hours."""
+        wanted = set(self.only)
+        return [c for c in CASES if (c.labels & wanted if wanted else not c.later)]
+
+
+SETTINGS = ScriptsStudy
+
+
+def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> Path:
+    """Runs every case watched, with its fault and without, and diagnoses it.
+
+    Returns:
+        the run directory: ``cases.csv``, ``verdicts.csv``, and in ``runs/`` each bundle and log.
+    """
+    cases = study.cases()
+    if (reason := why_not()) and any(case.rate for case in cases):
+        progress.say(f"without the cases on emulated hosts: {reason}")
+        cases = [case for case in cases if not case.rate]
+    done = set(earlier_table(study.continues, RESULTS, ["case", "planted", "first"])["case"])
+    known = [case for case in cases if case.name in done]
+    for case in known:
+        require_bundles(case, Path(study.continues) / RUNS)
+    with study_run("scripts", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:
+        folder = (run.path / RUNS).absolute()  # ranks start in another folder
+        folder.mkdir()
+        rows = []
+        for case in cases:
+            if case in known:
+                copy_case(case, Path(study.continues) / RUNS, folder)
+            with progress.stage(case.name) as update:
+                run_case(case, folder, study.rounds, update)
+            rows.append(diagnose_case(settled(case, folder), folder, study.rounds))
+            run.write_table(RESULTS, pd.DataFrame(rows))  # whole after each
+        table = pd.DataFrame(rows)
+        verdicts = judge(table)
+        run.write_table("verdicts.csv", verdicts)
+    progress.say(table.to_string(index=False, float_format="%.3g"))
+    progress.say(verdicts.to_string(index=False, float_format="%.3g"))
+    return run.path
+
+
+def run_case(case: Case, folder: Path, rounds: int, update: Callable[[str], None]) -> None:
+    """Runs a case watched, with its fault and, where that is possible, without; then under TraceML.
+
+    Bundles and logs are left in ``folder``, under the case's name. What is there is not run again.
+    """
+    run_watched(case, folder, update)
+    case = settled(case, folder)
+    for number in range(rounds) if case.is_removed else ():
+        both = case.planted_or_not
+        for removed in both if number % 2 == 0 else both[::-1]:
+            run_watched(case, folder, update, removed=removed, number=number)
+    if find_spec("traceml_ai") is not None and not traceml_log(case, folder).exists():
+        run_under_traceml(case, folder, update)
+
+
+def run_watched(
+    case: Case,
+    folder: Path,
+    update: Callable[[str], None],
+    *,
+    removed: bool = False,
+    number: int = 0,
+) -> None:
+    """Runs a case watched, if its bundle is not there.
+
+    Probes are the first round's, and trials that of the run with the fault.
+    """
+    name = case.bundle(removed, number)
+    if (folder / name).exists():
+        return
+    options = [f"probe={int(number == 0)}", f"verify={int(number == 0 and not removed)}"]
+    words = [f"folder={folder / name}", *options, *case.words(removed)]
+    launch(WATCH, words, RANKS, folder / f"{name}.log", hosts=case.hosts, on_output=update)
+
+
+def settled(case: Case, folder: Path) -> Case:
+    """Returns the case with its remedy; where a diagnosis proposes it, that of its bundle."""
+    if not case.takes_proposal:
+        return case
+    verdicts = open_diagnosis(folder / case.bundle(removed=False)).found.verdicts
+    return case.with_proposal(verdicts[0].proposed if verdicts else None)
+
+
+def require_bundles(case: Case, earlier: Path) -> None:
+    """Raises UserError where the folder of an earlier study lacks a bundle of a case.
+
+    A run with a remedy that the diagnosis proposes may be missing: it may propose another today.
+    """
+    for removed in (False,) if case.takes_proposal else case.planted_or_not:
+        if not (earlier / case.bundle(removed)).is_dir():
+            raise UserError(f"--continues: {case.bundle(removed)} is missing in {earlier}")
+
+
+def copy_case(case: Case, earlier: Path, folder: Path) -> None:
+    """Copies what ``run_case`` has left in the folder of an earlier study."""
+    case = settled(case, earlier)
+    for removed in case.planted_or_not:
+        name = case.bundle(removed)
+        if not (earlier / name).exists():
+            continue
+        later = (path for path in earlier.glob(f"{name}-round-*") if path.is_dir())
+        for bundle in (earlier / name, *later):
+            shutil.copytree(bundle, folder / bundle.name)
+            shutil.copy(earlier / f"{bundle.name}.log", folder)
+    log = traceml_log(case, earlier)
+    for path in (log, log.with_suffix(".json")):
+        if path.exists():
+            shutil.copy(path, folder)
+
+
+def diagnose_case(case: Case, folder: Path, rounds: int) -> dict[str, object]:
+    """Diagnoses a case from its bundles; writes each diagnosis beside them and returns its row."""
+    opened = {}
+    for removed in case.planted_or_not:
+        name = case.bundle(removed)
+        opened[removed] = open_diagnosis(folder / name)
+        (folder / f"{name}.txt").write_text("\n".join(opened[removed].lines()) + "\n")
+    gains = []
+    for number in range(rounds) if case.is_removed else ():
+        runs = [open_diagnosis(folder / case.bundle(each, number)) for each in (False, True)]
+        faulty, healthy = (different_samples_per_s(run) for run in runs)
+        if case.changes_batch:  # speedups, each over one rank's own speed at that batch
+            one_rank = [each.case.one_rank_throughput for each in opened.values()]
+            faulty, healthy = faulty / one_rank[0], healthy / one_rank[1]
+        gains.append(healthy / faulty)
+    return row_of(case, opened[False], gains) | {"traceml": traceml_verdict(case, folder)}
+
+
+def different_samples_per_s(opened: Opened) -> float:
+    """Computes the samples per second of a run's plain steps, each sample of an epoch once.
+
+    Steps end with their slowest rank. What lies between them counts, and so does a step that is
+    long now and then: means, where the diagnosis itself has medians.
+    """
+    run = opened.case.run
+    steps = run.unwatched
+    steps_ms = steps["step_time_ms"] + steps["between_time_ms"].fillna(0.0)
+    slowest_ms = steps_ms.groupby([steps[name] for name in STEP]).max()
+    samples = run.tables.get(SAMPLES)
+    different = 1.0
+    if samples is not None:
+        each = samples.groupby("epoch").agg({"processed": "sum", "distinct_all_ranks": "first"})
+        different = each["distinct_all_ranks"].sum() / each["processed"].sum()
+    return float(different * steps["samples"].sum() / slowest_ms.sum() * 1e3)
+
+
+def traceml_log(case: Case, folder: Path) -> Path:
+    """Returns the path of the log of a case's run under TraceML."""
+    return folder / f"{case.name}{TRACEML_ENDS}.log"
+
+
+def run_under_traceml(case: Case, folder: Path, update: Callable[[str], None]) -> None:
+    """Runs a case with its fault under TraceML, and keeps its log and its summary."""
+    log = traceml_log(case, folder)
+    logs = log.with_suffix("")
+    words = [str(logs), *case.words(removed=False)]
+    try:
+        launch(TRACEML, words, RANKS, log, hosts=case.hosts, on_output=update)
+        shutil.copy(logs / "traceml" / "final_summary.json", log.with_suffix(".json"))
+    except (RunFailed, OSError) as error:
+        update(f"{logs.name}: {error}")
+    finally:
+        shutil.rmtree(logs, ignore_errors=True)  # what it samples is much
+
+
+def traceml_verdict(case: Case, folder: Path) -> str:
+    """Returns the kind of TraceML's primary diagnosis of a case.
+
+    It is empty where the case was not run under TraceML, and ``failed`` where that left no summary.
+    """
+    log = traceml_log(case, folder)
+    if not log.exists():
+        return ""
+    summary = log.with_suffix(".json")
+    if not summary.exists():
+        return "failed"
+    return str(json.loads(summary.read_text())["primary_diagnosis"]["kind"])
+
+
+def row_of(case: Case, faulty: Opened, gains: Sequence[float]) -> dict[str, object]:
+    """Returns what was planted, what was found, and what removing it brought.
+
+    Args:
+        case: the script and its fault.
+        faulty: the diagnosis with the fault.
+        gains: speed without the fault over that with it, by round.
+    """
+    verdicts = faulty.found.verdicts
+    first = verdicts[0] if verdicts else None
+    predicted = low = high = tried_gain = None
+    if first is not None and (tried := tried_against(first, faulty.found.tried)):
+        tried_gain = 1 / (1 - tried.gain.estimate * tried.share)
+    if gains and first is not None and first.predicted_speedup and first.speedup_now:
+        predicted = first.predicted_speedup / first.speedup_now
+        if first.speedup_low is not None and first.speedup_high is not None:
+            low, high = (s / first.speedup_now for s in (first.speedup_low, first.speedup_high))
+    return {
+        "case": case.name,
+        "planted": case.cause,
+        "script": case.script,
+        "fault": case.fault,
+        "links": case.rate or "loopback",
+        "held_out": case.held_out,
+        "first": first.cause if first else HEALTHY,
+        "second": verdicts[1].cause if len(verdicts) > 1 else "",
+        "confidence": first.confidence if first else "",
+        "named": (first.cause if first else HEALTHY) == case.cause,
+        "predicted_gain": predicted,
+        "gain_low": low,
+        "gain_high": high,
+        "tried_gain": tried_gain,
+        "achieved_gain": median(gains) if gains else None,
+        "achieved_least": min(gains, default=None),
+        "achieved_most": max(gains, default=None),
+        "step_ms": faulty.case.run.step_ms,
+        "notes": " ".join(faulty.notes),
+    }
+
+
+def judge(cases: pd.DataFrame) -> pd.DataFrame:
+    """Compares what was found with what is promised; returns a row per promise."""
+    planted = cases[cases["planted"] != HEALTHY]
+    healthy = cases[cases["planted"] == HEALTHY]
+    numbers = ["predicted_gain", "achieved_gain", "gain_low", "gain_high"]
+    gains = planted[numbers].apply(pd.to_numeric, errors="coerce")
+    both = gains.dropna(subset=numbers[:2])
+    error = (both["predicted_gain"] / both["achieved_gain"] - 1).abs()
+    within = both["achieved_gain"].between(both["gain_low"], both["gain_high"])
+    alarms = healthy[(healthy["first"] != HEALTHY) & (healthy["confidence"] != "low")]
+    held_out = planted[planted["held_out"].astype(bool)]
+    found = [
+        ("share of planted causes named first", NAMED_SHARE, None, planted["named"].mean()),
+        ("the same where held out", NAMED_SHARE, None, held_out["named"].mean()),
+        ("healthy runs with a verdict of more than low confidence", None, 0.0, len(alarms)),
+        ("share of predicted gains within a tenth", CLOSE_SHARE, None, (error <= CLOSE).mean()),
+        ("share of gains within their interval", 0.9, None, within.mean()),
+    ]
+    columns = ["promise", "at_least", "at_most", "found"]
+    return with_verdicts(pd.DataFrame(found, columns=columns))

@@ -1,0 +1,126 @@
+"""The ranks of a job that measure something together after the window."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+HERE = timedelta(seconds=20)
+"""Rank 0 waits so long for the other ranks' watches, which come after the same update."""
+GO_ON, LEAVE_OUT = "go on", "leave out"
+FOLDER = "ddplab-watch/folder"
+"""Key of the job's store under which rank 0 names the bundle."""
+
+
+class Team:
+    """The ranks of a group.
+
+    Args:
+        group: the ranks; None for a process by itself.
+        device: device of this rank's model.
+        clock: clock of that device.
+    """
+
+    def __init__(self, group: Any, device: torch.device, clock: Any) -> None:
+        self.group, self.device, self.clock = group, device, clock
+        self.ranks = dist.get_world_size(group) if group is not None else 1
+        self.rank = dist.get_rank(group) if group is not None else 0
+
+    def meet(self) -> None:
+        """Waits until all ranks have come here."""
+        if self.ranks > 1:
+            self.clock.wait()
+            dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
+            self.clock.wait()
+
+    def agreed(self, attempt: Callable[[], object]) -> tuple[bool, str]:
+        """Tries something on all ranks; returns whether it worked on each, and why not here."""
+        why = ""
+        try:
+            attempt()
+        except Exception as error:  # whatever a script's model raises
+            why = f"{type(error).__name__}: {error}"
+        failed = torch.tensor([float(bool(why))], device=self.device)
+        if self.ranks > 1:
+            dist.all_reduce(failed, group=self.group)
+        worked = not failed.item()
+        return worked, why or ("" if worked else "it failed on another rank")
+
+    def all_agree(self, here: bool) -> bool:
+        """Returns True if every rank says so: a rank by itself would wait for the others."""
+
+        def attempt() -> None:
+            if not here:
+                raise RuntimeError
+
+        return self.agreed(attempt)[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns what each rank gives, by rank."""
+        if self.ranks == 1:
+            return [value]
+        found: list[Any] = [None] * self.ranks
+        # NCCL's objects go through the current device, which a script need not have set.
+        on_gpu = self.device.type == "cuda"
+        with torch.cuda.device(self.device) if on_gpu else nullcontext():
+            dist.all_gather_object(found, value, group=self.group)
+        return found
+
+
+def all_are_here(store: Any, job: str, rank: int, ranks: int) -> bool:
+    """Returns True on all ranks if the watch of every rank has come here; False on all others.
+
+    A rank whose watch has ended trains on, and a collective of the probes would meet one of its
+    training. So the ranks agree through the store, where nobody waits for ever. Rank 0 waits for
+    all of them, and the others for its decision. Whoever has waited for too long decides to leave
+    the probes out, and the first decision holds for all.
+
+    Args:
+        store: store of the job.
+        job: a text that no other watch of this job uses.
+        rank, ranks: rank of this process, and number of ranks.
+    """
+    if store is None:
+        return False
+    decided = f"{job}/decided"
+    store.set(f"{job}/{rank}", "here")
+    try:
+        if rank == 0:
+            store.wait([f"{job}/{other}" for other in range(ranks)], HERE)
+            return store.compare_set(decided, "", GO_ON) == GO_ON.encode()
+        store.wait([decided], 2 * HERE)
+    except RuntimeError:  # of a store: it took too long
+        return store.compare_set(decided, "", LEAVE_OUT) == GO_ON.encode()
+    return store.get(decided) == GO_ON.encode()
+
+
+def same_folder(folder: Path, store: Any, rank: int, record: str) -> Path:
+    """Returns the folder that rank 0 chooses for the bundle of all ranks.
+
+    Ranks on several hosts have launchers of their own, and name a folder after them.
+
+    Args:
+        folder: folder that this rank would choose; rank 0 takes another one where it has been used.
+        store: store of the job; None leaves each rank its own.
+        rank: rank of this process.
+        record: name of this rank's file in it.
+    """
+    if (folder / record).exists():
+        folder = folder.with_name(f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if store is None:
+        return folder
+    if rank == 0:
+        store.set(FOLDER, str(folder))
+        return folder
+    try:
+        store.wait([FOLDER], HERE)
+    except RuntimeError:  # rank 0 is not watched
+        return folder
+    return Path(store.get(FOLDER).decode())

@@ -1,0 +1,1 @@
+"""Process groups, the network below them, and clocks of collectives."""

@@ -1,0 +1,176 @@
+"""The network that joins the ranks, as far as it is known: loopback, emulated or a real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections import Counter
+from collections.abc import Mapping, MutableMapping, Sequence
+
+from common.runtime.processes.ranks import current_ranks
+from common.runtime.wording import counted
+
+OVER_LOOPBACK = "TCP over loopback"
+EMULATED_NETWORK = "DDPLAB_EMULATED_NETWORK"
+GROUP_CHOICE = "TORCH_DIST_USE_NCCL2"
+"""Torch's variable, read once, when a process first uses the name ``nccl``."""
+UNKNOWN_GROUP = "implementation not known"
+OLD_GROUP = "ProcessGroupNCCL"
+"""The process group of all measurements over NCCL whose record does not name another."""
+
+
+def emulated_network(env: Mapping[str, str] = os.environ) -> dict | None:
+    """Returns the emulated network that this process runs in, as its switch describes it, or None.
+
+    Keys: hosts, rates_bit_per_s, ranks_per_host, delay_ms, burst_bytes, congestion_control and
+    probe (the rate of a plain TCP stream on each link, in bit/s of payload).
+    """
+    return json.loads(env[EMULATED_NETWORK]) if EMULATED_NETWORK in env else None
+
+
+def ranks_on_machine(ranks_on_host: int, env: Mapping[str, str] = os.environ) -> int:
+    """Returns the number of ranks that share this machine's memory and cores.
+
+    Emulated hosts are one machine.
+    """
+    emulated = emulated_network(env)
+    return ranks_on_host * (emulated["hosts"] if emulated else 1)
+
+
+def give_gloo_the_interface_of_nccl(
+    env: MutableMapping[str, str] = os.environ, interfaces: Sequence[str] | None = None
+) -> None:
+    """Sets GLOO_SOCKET_IFNAME to NCCL_SOCKET_IFNAME where that names one interface of this host.
+
+    Ranks on NCCL exchange objects over gloo. Its own choice, the address of the host's name, may be
+    one that other nodes do not reach. NCCL also takes lists, prefixes and exclusions, which gloo
+    does not; these change nothing here, nor does anything where the user named gloo's interface.
+
+    Args:
+        interfaces: names of this host's interfaces; by default they are looked up.
+    """
+    if interfaces is None:
+        interfaces = [name for _, name in socket.if_nameindex()]
+    named = env.get("NCCL_SOCKET_IFNAME")
+    if named in interfaces:
+        env.setdefault("GLOO_SOCKET_IFNAME", named)
+
+
+def network_name(
+    backend: str | None,
+    ranks_per_gpu: int = 1,
+    world_size: int | None = None,
+    rank_hosts: Sequence[str] = (),
+    device_name: str | None = None,
+    group_class: str | None = None,
+) -> str | None:
+    """Returns a short name of the network between the ranks; None where nothing is exchanged.
+
+    Measurements over networks with different names are not comparable.
+
+    Args:
+        backend: ``nccl``, ``gloo`` or None.
+        ranks_per_gpu: above 1 where ranks share a GPU, which the name then tells.
+        world_size: ranks of the job that this process starts; by default of its own job.
+        rank_hosts: the host of every rank, in rank order, where they were gathered.
+        device_name: name of the GPU that ranks share.
+        group_class: class of torch's process group, as for ``backend_name``.
+    """
+    return describe_network(
+        backend_name(backend, group_class),
+        ranks_by_host(world_size, rank_hosts),
+        ranks_per_gpu=ranks_per_gpu,
+        device_name=device_name,
+    )
+
+
+def backend_name(backend: str | None, group_class: str | None = None) -> str | None:
+    """Returns ``gloo``, ``nccl``, or ``nccl (ProcessGroupNCCL2)`` for another group than the old.
+
+    DDP overlaps over one and may not over the other (``nccl.py``), so measurements over
+    them cannot be compared.
+
+    Args:
+        backend: ``nccl``, ``gloo`` or None.
+        group_class: class of torch's process group; None where it is not recorded.
+    """
+    if backend != "nccl" or group_class in (None, OLD_GROUP):
+        return backend
+    return f"{backend} ({group_class})"
+
+
+def describe_network(
+    backend: str | None,
+    hosts: Sequence[int],
+    *,
+    ranks_per_gpu: int = 1,
+    device_name: str | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> str | None:
+    """Returns the name of a network by what joins it; see ``network_name``.
+
+    Args:
+        backend: as ``backend_name`` returns it.
+        ranks_per_gpu, device_name: as for ``network_name``.
+        hosts: number of ranks on each host.
+        env: variables of a rank, which say whether its network is emulated.
+    """
+    emulated = emulated_network(env)
+    name = layout_name(backend, hosts)
+    if emulated:
+        delay = f", {emulated['delay_ms']:g} ms delay" if emulated["delay_ms"] else ""
+        rates = describe_rates(emulated["rates_bit_per_s"])
+        name = f"{counted(emulated['hosts'], 'emulated host')} at {rates}{delay}"
+    if ranks_per_gpu == 1:
+        return name
+    where = name if emulated or len(hosts) > 1 else backend
+    return f"{where}, {ranks_per_gpu} ranks on one {device_name or 'GPU'}"
+
+
+def layout_name(backend: str | None, hosts: Sequence[int]) -> str | None:
+    """Returns the name of a network that is not emulated, from the ranks on each host.
+
+    Examples: ``NCCL, 2 hosts × 4 ranks``, ``NCCL, hosts with 4 + 2 ranks``, ``TCP over loopback``.
+
+    Args:
+        backend: as ``backend_name`` returns it.
+        hosts: number of ranks on each host.
+    """
+    if backend is None or not backend.startswith(("gloo", "nccl")):
+        return None
+    if backend == "gloo" and len(hosts) == 1:
+        return OVER_LOOPBACK
+    if sum(hosts) == 1:
+        return None
+    shown = backend.replace("nccl", "NCCL")
+    if len(set(hosts)) > 1:
+        return f"{shown}, hosts with {' + '.join(map(str, hosts))} ranks"
+    return f"{shown}, {counted(len(hosts), 'host')} × {counted(hosts[0], 'rank')}"
+
+
+def ranks_by_host(world_size: int | None = None, rank_hosts: Sequence[str] = ()) -> tuple[int, ...]:
+    """Returns the number of ranks on each host of the job, in the order of the hosts.
+
+    If they were not gathered, every host is assumed to have as many ranks as this one, and the last
+    host the rest. A process that is alone starts its ranks on its own host.
+
+    Args:
+        world_size: ranks of the job that this process starts; by default of its own job.
+        rank_hosts: the host of every rank, in rank order.
+    """
+    if rank_hosts:
+        return tuple(Counter(rank_hosts).values())
+    ranks = current_ranks()
+    if ranks.world_size == 1:
+        return (world_size or 1,)
+    hosts, rest = divmod(ranks.world_size, ranks.local_world_size)
+    return (ranks.local_world_size,) * hosts + ((rest,) if rest else ())
+
+
+def describe_rates(rates_bit_per_s: Sequence[float]) -> str:
+    """Returns ``1 Gbit/s``, or the rate of each host where they differ: ``1, 0.5 Gbit/s``."""
+    unit, name = (1e9, "Gbit/s") if max(rates_bit_per_s) >= 1e9 else (1e6, "Mbit/s")
+    if len(set(rates_bit_per_s)) == 1:
+        return f"{rates_bit_per_s[0] / unit:g} {name}"
+    return f"{', '.join(f'{rate / unit:g}' for rate in rates_bit_per_s)} {name}"

@@ -1,0 +1,1 @@
+"""What this machine is: devices, memory, cores, software."""

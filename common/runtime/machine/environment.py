@@ -1,0 +1,223 @@
+"""The record of a measurement's environment: machine, software, commit and variables."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from common.runtime.group.network import (
+    backend_name,
+    emulated_network,
+    network_name,
+    ranks_by_host,
+)
+from common.runtime.machine.gpus import GpuFacts, build_versions, cuda_devices, read_gpu_facts
+from common.runtime.paths import git, project_root
+from common.runtime.processes.process_identity import LAUNCHER, own_identity
+from common.runtime.processes.ranks import current_ranks, listed_hosts
+from common.runtime.wording import counted
+
+PACKAGES = ("torch", "transformers", "datasets", "numpy", "pandas", "ddplab")
+COMMIT = "DDPLAB_COMMIT"
+"""Variable that names the commit of a copy of the project without its history."""
+VARIABLES = ("CUDA_", "GLOO_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "SLURM_", "TORCH_")
+
+
+def now() -> str:
+    """Returns the present time in UTC, ISO 8601, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def describe_environment(
+    backend: str | None = None,
+    device: str | None = None,
+    world_size: int | None = None,
+    note: str = "",
+    ranks_per_gpu: int = 1,
+    rank_hosts: Sequence[str] = (),
+    network: str | None = None,
+    group_class: str | None = None,
+) -> dict:
+    """Returns all that is known of this process's environment, for ``environment.json``.
+
+    ``hardware`` is the short form for captions, such as ``8 ranks on 2 hosts, NVIDIA H100, nccl``;
+    it ends with the note. Measurements can be compared only if ``network`` and ``device_name``
+    agree.
+
+    Args:
+        backend: the one that joins the ranks; None for a single device.
+        device: ``cpu`` or ``cuda``; by default GPUs are described where there are any.
+        world_size: of the job that this process starts; by default of the job it is a rank of.
+        note: text for every caption.
+        ranks_per_gpu: above 1 where ranks share a GPU.
+        rank_hosts: the host of every rank, in rank order, where they were gathered.
+        network: name of the network between the ranks; by default as ``network_name`` finds.
+        group_class: of the process group, where one was joined.
+    """
+    ranks = current_ranks()
+    devices = cuda_devices() if device != "cpu" else []
+    found = read_gpu_facts(devices) if devices else GpuFacts()
+    device_name = name_of_device([gpu.name for gpu in devices])
+    hosts = ranks_by_host(world_size, rank_hosts)
+    network = network or network_name(
+        backend,
+        ranks_per_gpu=ranks_per_gpu,
+        world_size=world_size,
+        rank_hosts=rank_hosts,
+        device_name=device_name,
+        group_class=group_class,
+    )
+    record = {
+        "status": "running",
+        "start_time": now(),
+        "end_time": None,
+        "host": socket.gethostname(),
+        "process": own_identity(),
+        "launched_by": os.environ.get(LAUNCHER, ""),
+        "command": _command(),
+        "git": _git(),
+        "packages": _versions(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu": {"model": cpu_model(), "cores": usable_cores()},
+        "cuda": _cuda(found) if devices else None,
+        "gpus": [asdict(gpu) for gpu in found.gpus],
+        "gpu_pairs": [asdict(pair) for pair in found.pairs],
+        "interconnect": _interconnect(network if backend else None),
+        "network": network,
+        "backend": backend,
+        "process_group": group_class,
+        "device": device,
+        "device_name": device_name,
+        "ranks_per_gpu": ranks_per_gpu,
+        "note": note,
+        "world_size": world_size or ranks.world_size,
+        "ranks_per_node": ranks.local_world_size,
+        "hosts": (emulated_network() or {}).get("hosts", len(hosts)),
+        "host_names": _host_names(rank_hosts, len(hosts)),
+        "launcher": ranks.launcher,
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)},
+    }
+    record["hardware"] = hardware_line(record)
+    return record
+
+
+def hardware_line(record: dict) -> str:
+    """Returns one line for a caption: ranks, hosts where there are several, device and backend."""
+    ranks = counted(record["world_size"], "rank")
+    hosts, shared = record.get("hosts", 1), record.get("ranks_per_gpu", 1)
+    if emulated_network():
+        ranks += f" on {record['network']}"
+    elif hosts > 1:
+        ranks += f" on {counted(hosts, 'host')}"
+    where = f"{record['cpu']['cores']} cores of {record['cpu']['model']}"
+    if record["gpus"]:
+        where = name_of_device([gpu["name"] for gpu in record["gpus"]])
+    if shared > 1 and not emulated_network():  # an emulated network's name has it
+        where = f"{shared} ranks on one {where}"
+        ranks = "" if record["world_size"] == shared else ranks
+    backend = backend_name(record["backend"], record.get("process_group"))
+    parts = (ranks, where, backend, record.get("note"))
+    return ", ".join(part for part in parts if part)
+
+
+def name_of_device(gpus: Sequence[str]) -> str:
+    """Returns the name of the GPUs, all names if they differ, or the name of the CPU."""
+    return " + ".join(dict.fromkeys(gpus)) or cpu_model()
+
+
+def usable_cores() -> int:
+    """Returns the number of cores this process may use, in a job or container not always all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_model() -> str:
+    """Returns the processor's name as the system gives it, or its architecture."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _command() -> str:
+    """Returns the command line, with paths below the project made relative to it."""
+    root = str(project_root())
+    shown = (text.replace(f"{root}{os.sep}", "").replace(root, ".") for text in sys.argv)
+    return " ".join(["python", *shown])
+
+
+def _git() -> dict:
+    """Returns the commit, and whether files differ from it; a copy without history has COMMIT."""
+
+    def ask(*arguments: str) -> str | None:
+        try:
+            done = git(project_root(), *arguments, timeout_s=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    status = ask("status", "--porcelain")
+    commit = ask("rev-parse", "HEAD") or os.environ.get(COMMIT)
+    return {"commit": commit, "dirty": None if status is None else bool(status)}
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return versions
+
+
+def _cuda(found: GpuFacts) -> dict[str, str | None]:
+    return {"driver": found.driver, "driver_cuda": found.driver_cuda} | build_versions()
+
+
+def _host_names(rank_hosts: Sequence[str], count: int) -> list[str] | None:
+    """Returns the names of the job's hosts; None if only their number is known."""
+    if rank_hosts:
+        return list(dict.fromkeys(rank_hosts))
+    if count == 1:
+        return [socket.gethostname()]
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
+    return (listed_hosts(nodes) or None) if nodes else None
+
+
+def _interconnect(transport: str | None) -> dict:
+    """Describes the links between hosts: InfiniBand devices and speeds of cards, where readable."""
+    found: dict = {}
+    emulated = emulated_network()
+    if emulated:
+        return found | {"emulated": emulated, "transport": "TCP over emulated links"}
+    infiniband = Path("/sys/class/infiniband")
+    found["infiniband"] = (
+        sorted(p.name for p in infiniband.iterdir()) if infiniband.is_dir() else []
+    )
+    speeds = {}
+    for card in sorted(Path("/sys/class/net").glob("*/speed")):
+        try:
+            speed = int(card.read_text())
+        except (OSError, ValueError):
+            continue
+        if speed > 0:  # −1: the driver does not know
+            speeds[card.parent.name] = speed
+    found["network_mbit_per_s"] = speeds
+    if transport:
+        found["transport"] = transport
+    return found

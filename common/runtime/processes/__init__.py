@@ -1,0 +1,1 @@
+"""Processes that this project starts, and how they end."""

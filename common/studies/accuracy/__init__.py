@@ -1,0 +1,1 @@
+"""Predicted steps held against measured ones, on bucketings that nothing was calibrated on."""

@@ -1,0 +1,1 @@
+"""Predicted steps over an exchange of known duration."""

@@ -1,0 +1,137 @@
+"""Sweeps every distinct bucketing by real steps: what tuning saves, and how good its answer was.
+
+Reads a tuning run's bucketings and recommendation, sweeps all of them in rotated rounds, and then
+runs the recommended setting off against the sweep's best, in rounds of their own: the fastest of
+many noisy medians looks faster than it is. They go on until the difference is known.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from common.analysis.statistics import Regret, instance_times, paired_regret
+from common.errors import UserError
+from common.perfmodel.tables import read_table
+from common.runtime.group.process_group import process_group
+from common.runtime.progress import Progress
+from common.runtime.records.recorder import record_run, require_positive
+from common.runtime.run_options import RankOptions
+from common.runtime.script import run_script
+from common.runtime.seeding import seed_everything
+from common.tuning.ddp_setting import DEFAULT, DdpSetting
+from common.tuning.results.recommendation import read_recommendation
+from common.tuning.same_graph import check_same_graph, on_main, together
+from common.tuning.tune_settings import SWEEP_ROUNDS
+from common.tuning.user_model import load_user_model, user_step
+from common.tuning.visits import VISIT_COLUMNS, Visits, check_under_ddp, left_as_it_was
+
+
+@dataclass(frozen=True)
+class Exhaustive(RankOptions):
+    """Sweep every bucketing of a tuning run, then run its recommendation off against the best.
+
+    Recipe: uv run torchrun --nproc_per_node=2 common/studies/exhaustive_sweep.py
+    --function my_model:make --tune_run outputs/tune/RUN.
+    Writes sweep-visits.csv, runoff-visits.csv and sweep.csv (seconds).
+    """
+
+    function: str = ""
+    """MODULE:FUNCTION that was tuned."""
+    tune_run: str = ""
+    """The run directory of ddplab tune."""
+    folder: str = "."
+    rounds: int = SWEEP_ROUNDS
+    """Visits to each bucketing."""
+    runoff_rounds: int = 12
+    """Rounds that the run-off adds at a time, while the interval of the regret is wider than
+    ``within`` to either side."""
+    most_runoff_rounds: int = 60
+    within: float = 0.02
+    runoff_best: int = 3
+    """Number of the sweep's fastest that run off against the recommendation."""
+    seed: int = 42
+    output_dir: str = "outputs/tune"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rounds", "runoff_rounds", "most_runoff_rounds", "runoff_best")
+        require_positive(self, "within")
+        if not (self.function and self.tune_run):
+            raise UserError("give --function MODULE:FUNCTION and --tune_run DIR")
+
+
+def main(settings: Exhaustive) -> None:
+    """Sweeps all bucketings, and runs the recommendation off against the fastest."""
+    tuned = Path(settings.tune_run)
+    with process_group(settings.device, settings.backend) as worker:
+        table = on_main(worker, lambda: read_table(tuned / "predictions.csv", ["bucket_cap_mib"]))
+        recommended = on_main(worker, lambda: read_recommendation(tuned))
+        seed_everything(settings.seed)
+        folder = Path(settings.folder).absolute()
+        user = together(worker, lambda: load_user_model(settings.function, folder, worker.device))
+        step = user_step(user, worker)
+        with left_as_it_was(user.module):
+            check_same_graph(user, worker)
+            check_under_ddp(user, step, worker)
+            with record_run(settings, "tune-sweep", worker) as recorder:
+                caps = [DdpSetting(cap) for cap in table["bucket_cap_mib"]]
+                names = ("sweep-visits.csv", "runoff-visits.csv")
+                sinks = [recorder.run and recorder.run.stream(n, VISIT_COLUMNS) for n in names]
+                progress = Progress(len(caps) * settings.rounds, worker.is_main)
+                began = time.perf_counter()
+                visits = Visits(step, worker, sinks[0], progress)
+                swept = visits.rounds("sweep", caps, settings.rounds)
+                sweep_s = time.perf_counter() - began
+                finalists = _finalists(caps, swept, recommended.setting, settings.runoff_best)
+                runoff = Visits(step, worker, sinks[1])
+                most = settings.most_runoff_rounds
+                for first in range(0, most, settings.runoff_rounds):
+                    rounds = min(settings.runoff_rounds, most - first)
+                    runoff.rounds("runoff", finalists, rounds, first)
+                    # Every rank has all samples, and decides alike.
+                    regret = runoff_regret(runoff.samples, swept, recommended.setting.label)
+                    if regret.half_width <= settings.within:
+                        break
+                if recorder.run:
+                    facts = {"bucketings": [len(caps)], "sweep_s": [sweep_s]}
+                    recorder.run.write_table("sweep.csv", pd.DataFrame(facts))
+
+
+def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Regret:
+    """Returns the regret of a setting against its fastest rival in the run-off.
+
+    Rivals are the settings in the run-off that the sweep visited, too. Which one is the fastest is
+    chosen for rounds of even numbers by those of odd ones, and the other way round: the one that
+    looks fastest in its own rounds looks faster than it is.
+
+    Args:
+        runoff: samples of the run-off, VISIT_COLUMNS.
+        swept: samples of the sweep, VISIT_COLUMNS.
+        label: label of the setting.
+    """
+    times = instance_times(runoff)
+    chosen = [name for name in times if name in set(swept["setting"]) and name != label]
+    is_even = times.index % 2 == 0
+    rival = pd.Series(index=times.index, dtype=float)
+    for own in (is_even, ~is_even):
+        choosing = times[~own] if (~own).any() else times  # of a single round
+        fastest = choosing[chosen].median().idxmin()
+        rival[own] = times.loc[own, fastest]
+    return paired_regret(times[label], rival)
+
+
+def _finalists(
+    caps: list[DdpSetting], swept: pd.DataFrame, recommended: DdpSetting, best: int
+) -> list[DdpSetting]:
+    """Returns the recommendation, the sweep's fastest and DDP's default, each once."""
+    medians = instance_times(swept).median().sort_values()
+    by_label = {setting.label: setting for setting in caps}
+    fastest = [by_label[label] for label in medians.index[:best]]
+    return list(dict.fromkeys([recommended, *fastest, DEFAULT]))
+
+
+if __name__ == "__main__":
+    run_script(main, Exhaustive)

@@ -1,0 +1,1 @@
+"""Training whose ranks get micro-batches of other sizes."""

@@ -1,0 +1,1 @@
+"""Steps taken apart for assignment 4."""

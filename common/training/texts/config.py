@@ -1,0 +1,261 @@
+"""Settings of a text classification run of the scaling study: checks, and defaults by device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from common.data.hashed_words import check_sizes
+from common.data.text import DATASETS
+from common.data.text_lengths import recorded_lengths
+from common.data.text_splits import TextOptions
+from common.errors import UserError, unknown_name
+from common.models.text_classifier import TextClassifierConfig
+from common.runtime.group.process_group import Worker
+from common.runtime.records.recorder import require_not_negative, require_positive
+from common.runtime.run_options import RankOptions
+from common.training.ddp import COMPRESSIONS
+from common.training.ignored_settings import ignored_data_settings
+from common.training.precision import PRECISION_NAMES, resolved_precision
+from common.training.scaling.data_parallel_step import StepOptions
+from common.training.texts.data import LoaderOptions
+
+PADDINGS = ("longest", "max_length")
+
+
+@dataclass(frozen=True)
+class TextScalingConfig(RankOptions):
+    """Train a Transformer encoder that sorts texts into classes, on one rank or with DDP.
+
+    A step takes ranks × accumulation × batch_size texts; what is left of an epoch then is dropped,
+    so that runs on different numbers of ranks see the same texts. Each epoch ends with the
+    accuracy on the validation split. Writes metrics.csv (the original's columns), epochs.csv,
+    losses.csv, steps.csv and what the diagnosis reads.
+    Settings also come from --experiment NAME (one of configs/) or --config FILE, an experiment of
+    one's own or a preset; flags win over the file, a preset over the experiment that it names.
+    """
+
+    experiment: str = ""
+    """ag_news_single_gpu_20ep, ag_news_ddp_4gpu_20ep, ag_news_single_gpu_optimized,
+    ag_news_ddp_4gpu_20ep_optimized, imdb_single_gpu_20ep, imdb_ddp_single_node_20ep, or a file."""
+    experiment_name: str = ""
+    """Name of the run in tables; by default the data set and the number of ranks."""
+    output_dir: str = "outputs/assignment4/text"
+    seed: int = 42
+    """Seed of the initial weights and of the samples' order; rank r draws its dropout with seed +
+    r."""
+
+    d_model: int = 128
+    n_head: int = 4
+    n_layer: int = 2
+    d_ff: int = 256
+    dropout: float = 0.1
+    vocab_size: int = 20_000
+    """Numbers that words are hashed to, padding's among them."""
+    max_length: int = 128
+    """Words that a text is cut at, and positions of the model."""
+
+    dataset: str = "ag_news"
+    """ag_news, imdb, sst2 (from the hub, its cache or --dataset_dir), or synthetic."""
+    dataset_dir: str = "datasets"
+    """Folder of local files: AG News CSV, label,text CSV, GLUE TSV or parquet."""
+    synthetic_like: str = "ag_news"
+    """The data set whose lengths synthetic texts have."""
+    max_train_samples: int = 0
+    """Texts drawn from the training split; 0 for all."""
+    eval_samples: int = 0
+    """Texts of the validation split; 0 for all."""
+    data_seed: int = 42
+    """Seed of the choice of texts, where not all are taken."""
+    pad: str = "longest"
+    """Fill up every text to the micro-batch's longest one, or to max_length."""
+    workers: int = 2
+    """Processes per rank that put batches together; 0 does it in the step."""
+    persistent_workers: bool = False
+    """Keep the loader's processes from one epoch to the next."""
+
+    epochs: int = 20
+    batch_size: int = 32
+    """Texts of a micro-batch, per rank; batch_size_per_rank in files."""
+    accumulation: int = 1
+    """Micro-batches per step; gradients are exchanged after the last one."""
+    total_batch_size: int = 0
+    """Texts per step over all ranks, if it is to be checked; 0 for whatever it comes to."""
+    lr: float = 1e-3
+    """AdamW's learning rate after warm-up; it then falls to 0 in a straight line."""
+    weight_decay: float = 0.01
+    warmup_steps: int = 500
+    """Steps in which the learning rate rises."""
+    max_gradient_norm: float = 1.0
+    """Largest norm of all gradients together; 0 for no limit."""
+    precision: str = "auto"
+    """auto, fp32, bf16, fp16 or fp64; auto is bf16 where it is supported, else fp16, and fp32 on a
+    CPU. fp16 comes with a loss scaler."""
+    cudnn_benchmark: bool = False
+    """Let cuDNN try its algorithms at first and keep the fastest."""
+    discard_steps: int = 5
+    """Number of first steps that no statistic of step times counts."""
+    log_every: int = 50
+    """Steps between printed lines."""
+    probe_repeats: int = 5
+    """Repetitions of the probes of passes, all-reduces and copies before training, at up to twice
+    the batch; 0 for none."""
+
+    bucket_cap_mb: float | None = None
+    """DDP's bucket cap in MiB; by default a first bucket of 1 MiB, then 25."""
+    compression: str = "none"
+    """Send gradients as none (as they are), fp16 or bf16."""
+    static_graph: bool = False
+    """Tell DDP that every step uses the same parameters."""
+    gradient_as_bucket_view: bool = True
+    """Let gradients lie in DDP's buckets instead of being copied there."""
+    threads: int = 0
+    """Threads that a rank computes with on a CPU; 0 for OMP_NUM_THREADS. One rank that computes
+    with all cores is no base for several that have one each."""
+
+    def __post_init__(self) -> None:
+        require_positive(
+            self,
+            "d_model",
+            "n_head",
+            "n_layer",
+            "d_ff",
+            "epochs",
+            "batch_size",
+            "lr",
+            "accumulation",
+            "log_every",
+        )
+        require_not_negative(
+            self,
+            "seed",
+            "max_train_samples",
+            "eval_samples",
+            "workers",
+            "total_batch_size",
+            "data_seed",
+            "probe_repeats",
+            "weight_decay",
+            "warmup_steps",
+            "max_gradient_norm",
+            "discard_steps",
+            "threads",
+        )
+        check_sizes(self.vocab_size, self.max_length)
+        if self.d_model % self.n_head:
+            raise UserError(f"d_model {self.d_model} is not a multiple of n_head {self.n_head}")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+        if self.bucket_cap_mb is not None:
+            require_positive(self, "bucket_cap_mb")
+        for name, legal in (
+            ("dataset", DATASETS),
+            ("synthetic_like", recorded_lengths()),
+            ("precision", PRECISION_NAMES),
+            ("compression", COMPRESSIONS),
+            ("pad", PADDINGS),
+        ):
+            if getattr(self, name) not in legal:
+                raise UserError(unknown_name(name, getattr(self, name), legal))
+
+    def texts(self) -> TextOptions:
+        """Returns which texts the run takes."""
+        return TextOptions(
+            dataset=self.dataset,
+            dataset_dir=self.dataset_dir,
+            synthetic_like=self.synthetic_like,
+            vocab_size=self.vocab_size,
+            max_length=self.max_length,
+            train_samples=self.max_train_samples,
+            eval_samples=self.eval_samples,
+            seed=self.data_seed,
+        )
+
+    def loading(self) -> LoaderOptions:
+        """Returns how texts become this rank's micro-batches."""
+        return LoaderOptions(
+            batch_size=self.batch_size,
+            accumulation=self.accumulation,
+            width=self.max_length if self.pad == "max_length" else 0,
+            workers=self.workers,
+            persistent_workers=self.persistent_workers,
+            seed=self.seed,
+        )
+
+    def classifier(self, num_labels: int) -> TextClassifierConfig:
+        """Returns the sizes of the model."""
+        return TextClassifierConfig(
+            vocab_size=self.vocab_size,
+            num_labels=num_labels,
+            max_length=self.max_length,
+            d_model=self.d_model,
+            n_head=self.n_head,
+            n_layer=self.n_layer,
+            d_ff=self.d_ff,
+            dropout=self.dropout,
+        )
+
+    def step_options(self) -> StepOptions:
+        """Returns the options of a step.
+
+        Under float64 the weights have that type, and no autocast is needed: the option is float32.
+        """
+        return StepOptions(
+            accumulation=self.accumulation,
+            precision="float32" if self.precision == "float64" else self.precision,
+            compression=self.compression,
+            bucket_cap_mb=self.bucket_cap_mb,
+            static_graph=self.static_graph,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            max_gradient_norm=self.max_gradient_norm or None,
+        )
+
+    def global_batch(self, world_size: int) -> int:
+        """Returns the number of texts per step, over all ranks."""
+        return world_size * self.accumulation * self.batch_size
+
+    def resolved(self, worker: Worker) -> TextScalingConfig:
+        """Returns the settings with the precision and the name that depend on device and ranks.
+
+        Raises:
+            UserError: the total batch size that was stated is not what the parts come to.
+        """
+        ranks, total = worker.world_size, self.global_batch(worker.world_size)
+        if self.total_batch_size not in (0, total):
+            raise UserError(
+                f"total_batch_size {self.total_batch_size}: {ranks} rank{'s' * (ranks > 1)} × "
+                f"accumulation {self.accumulation} × {self.batch_size} texts per rank are {total}; "
+                "change one of them, or leave out total_batch_size"
+            )
+        return dataclasses.replace(
+            self,
+            precision=resolved_precision(self.precision, worker.device),
+            experiment_name=self.experiment_name or f"{self.dataset}_{ranks}_ranks",
+        )
+
+    def without_effect(self, world_size: int, device: str, steps: int) -> Iterator[str]:
+        """Yields the settings that change nothing in this run, each with the reason.
+
+        Args:
+            world_size: number of ranks.
+            device: the type of device, ``cpu`` or ``cuda``.
+            steps: number of steps of the run.
+        """
+        if self.persistent_workers and not self.workers:
+            yield "persistent_workers: workers is 0"
+        if self.cudnn_benchmark and device == "cpu":
+            yield "cudnn_benchmark: this runs on a CPU"
+        if world_size == 1:
+            if self.compression != "none":
+                yield f"compression {self.compression}: one rank sends nothing"
+            if self.bucket_cap_mb is not None:
+                yield "bucket_cap_mb: one rank sends nothing"
+            if self.static_graph:
+                yield "static_graph: one rank sends nothing"
+        yield from ignored_data_settings(self)
+        if self.warmup_steps >= steps:
+            yield (
+                f"lr {self.lr:g} is not reached: the run has {steps} steps, and the learning rate "
+                f"rises for {self.warmup_steps} (warmup_steps)"
+            )

@@ -1,0 +1,1 @@
+"""What a tuning recommends, and how that is shown."""

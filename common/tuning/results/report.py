@@ -1,0 +1,140 @@
+"""The output of ``ddplab tune`` on the terminal: tables of settings, and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from common.analysis.statistics import Gain
+from common.analysis.style import size_text
+from common.runtime.paths import relative_to_project
+from common.tuning.results.recommendation import Recommendation, Verified
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+WIDTH = 100
+MEANS = {
+    "fp16": "gradients are rounded to 11 bits on their way, and overflow above 65,504",
+    "bf16": "gradients are rounded to 8 bits on their way",
+}
+
+
+def print_recommendation(found: Recommendation, console: Console | None = None) -> None:
+    """Prints a recommendation: what was tuned, what was found, the lines to paste, the cost."""
+    from rich.console import Console
+
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH, file=console.file)
+
+    def say(line: str = "") -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=line.startswith(" "))
+
+    say(subject(found))
+    title = "Forward and backward pass, ms; the default, then the best first"
+    console.print(_table([found.default, *found.candidates], title))
+    say(verdict(found))
+    if found.worth_it:
+        say()
+        for line in found.python.splitlines():
+            say(f"    {line}")
+        say()
+    if found.options:
+        console.print(_table(found.options, "Options that change the numbers, ms per micro-batch"))
+        for option in found.options:
+            say(f"- {option.setting.label}: {meaning(option)}")
+    for line in found.expected_error.splitlines():
+        say(line)
+    say(spent(found))
+    say(f"Written to {relative_to_project(found.run_dir)}")
+
+
+def subject(found: Recommendation) -> str:
+    """Returns what was tuned, and where, in a few sentences."""
+    return (
+        f"{found.model}: {found.parameters:,} trained parameters in {found.tensors} tensors, "
+        f"{size_text(found.gradient_bytes)} of gradients; {found.hardware}. Without DDP the "
+        f"forward pass takes {found.forward_s * 1e3:.1f} ms and the backward pass "
+        f"{found.backward_s * 1e3:.1f} ms. {found.bucketings} distinct bucketings were predicted."
+    )
+
+
+def verdict(found: Recommendation) -> str:
+    """Returns the recommendation in a sentence or two."""
+    best, gain = found.best, found.best.gain
+    noise = f"Instances of DDP's default differ by {found.noise:.1%} (standard deviation)."
+    if gain is None:
+        return f"Nothing was verified; keep DDP's default. {noise}"
+    interval = f"{gain.confidence:.0%} interval {gain.low:+.1%} to {gain.high:+.1%}"
+    measured = f"expected {best.predicted_gain:+.1%}, verified {gain.estimate:+.1%} ({interval})"
+    if found.worth_it:
+        return (
+            f"Recommended: {best.setting.label}, {best.num_buckets} buckets. Time saved per step: "
+            f"{measured}, from {gain.rounds} rounds that had no part in the choice. {noise}"
+        )
+    return (
+        f"Nothing beats DDP's default by more than the noise: keep it. The best candidate was "
+        f"{best.setting.label}; time saved per step: {measured}, {gain.rounds} rounds. {noise}"
+    )
+
+
+def meaning(option: Verified) -> str:
+    """Returns what an option does to training."""
+    if option.setting.accumulation > 1:
+        return (
+            f"gradients are exchanged once per {option.setting.accumulation} micro-batches; the "
+            "global batch grows as much, or the micro-batch must shrink; times are per micro-batch"
+        )
+    return MEANS[option.setting.compression]
+
+
+def spent(found: Recommendation) -> str:
+    """Returns the time that tuning took, and that of a sweep, in a sentence or two."""
+    share = found.tuning_s / found.sweep_s
+    text = (
+        f"Took {found.tuning_s:.0f} s; visiting all {found.bucketings} bucketings as often as a "
+        f"sweep does would take {found.sweep_s:.0f} s ({share:.0%})."
+    )
+    if share > 1:
+        text += " With so few bucketings a sweep would be as quick."
+    return text
+
+
+def frame(rows: Sequence[Verified]) -> pd.DataFrame:
+    """Formats settings: steps in ms, gains as shares of the default's step; – where not run."""
+    return pd.DataFrame(
+        {
+            "setting": row.setting.label,
+            "buckets": row.num_buckets,
+            "expected": f"{row.predicted_step_s * 1e3:.1f}",
+            "verified": "–" if row.measured_step_s is None else f"{row.measured_step_s * 1e3:.1f}",
+            "gain expected": f"{row.predicted_gain:+.1%}",
+            "gain verified": _gain_text(row.gain),
+            "rounds": row.gain.rounds if row.gain else "–",
+        }
+        for row in rows
+    )
+
+
+def _gain_text(gain: Gain | None) -> str:
+    if gain is None:
+        return "–"
+    return f"{gain.estimate:+.1%} ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
+
+
+def _table(rows: Sequence[Verified], title: str) -> Table:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    found = frame(rows)
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    for name in found:
+        header = name.replace("gain ", "gain\n")
+        table.add_column(header, justify="left" if name == "setting" else "right", no_wrap=True)
+    for row in found.itertuples(index=False):
+        table.add_row(*map(str, row))
+    return table

@@ -1,0 +1,582 @@
+"""Causes in the machine, the settings and the GPUs, on surroundings made up for them."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from ddplab_watch.machine_cores import read_cpu_times
+from ddplab_watch.surroundings import surroundings
+from scaling_evidence import MadeUp
+
+from common.diagnose.causes.settings import NOT_ON_A_GPU
+from common.diagnose.diagnosis import MACHINE_CAUSES, diagnose_folder
+from common.diagnose.evidence.case import MINOR, PERFORMANCE, Case, Verdict
+from common.diagnose.evidence.evidence import NotJudged, open_evidence
+from common.diagnose.evidence.measured_surroundings import number_set, surroundings_of
+from common.tables import SURROUNDING_COLUMNS
+
+MIB = 2**20
+# A healthy host of three cores, which gloo's ranks reach over its one card.
+HEALTHY = {
+    "host": "here",
+    "machine": "m1",
+    "backend": "gloo",
+    "cores": 3,
+    "core_list": "0-2",
+    "own_physical_cores": 3,
+    "core_numa_nodes": "0",
+    "machine_cores": 3,
+    "physical_cores": 3,
+    "threads": 1,
+    "omp_num_threads": 1,
+    "load_1min": 2.0,
+    "dev_shm_bytes": 2**30,
+    "dev_shm_free_bytes": 2**30,
+    "interface": "eth0",
+    "interface_source": "route to MASTER_ADDR",
+    "interface_mbit": 10000,
+    "fastest_interface": "eth0",
+    "fastest_interface_mbit": 10000,
+}
+GPU = {
+    "backend": "nccl",
+    "gpu_uuid": "GPU-1",
+    "gpu_name": "NVIDIA Pretend",
+    "gpu_bus_id": "00000000:17:00.0",
+    "gpu_numa_node": 0,
+    "gpu_pcie_width": 16,
+    "gpu_pcie_width_max": 16,
+    "gpu_pcie_generation": 1,  # an idle link
+    "gpu_pcie_generation_max": 5,
+    "gpu_sm_clock_mhz": 1500,
+    "gpu_sm_clock_max_mhz": 1980,
+    "gpu_throttle_reasons": "SwPowerCap",  # at its own limit a busy GPU always is
+    "gpu_power_limit_w": 700,
+    "gpu_power_default_w": 700,
+    "gpu_utilisation_share": 0.0,
+    "gpu_mig": False,
+    "gpu_compute_mode": "DEFAULT",
+    "gpu_other_processes": 0,
+}
+ON_GPU = MadeUp(placement={"device": "cuda:0"})
+HOSTS = ({"host": "a", "machine": "m1"}, {"host": "b", "machine": "m2"})
+
+
+def write(
+    folder: Path,
+    run: MadeUp = MadeUp(),  # noqa: B008  # frozen
+    *,
+    by_rank: Sequence[Mapping[str, object]] = (),
+    **changed: object,
+) -> Path:
+    """Writes a made-up run with surroundings: ``changed`` on all ranks, ``by_rank`` on each."""
+    network(run.write(folder), "TCP over loopback")
+    rows = [
+        HEALTHY | changed | {"rank": rank} | dict(by_rank[rank] if by_rank else {})
+        for rank in range(run.ranks)
+    ]
+    pd.DataFrame(rows, columns=list(SURROUNDING_COLUMNS)).to_csv(
+        folder / "surroundings.csv", index=False
+    )
+    return folder
+
+
+def judge(cause: str, folder: Path) -> Verdict | None:
+    return MACHINE_CAUSES[cause](Case(open_evidence(folder)))
+
+
+def named(cause: str, folder: Path) -> Verdict:
+    """Returns the verdict, after checking what holds for each."""
+    verdict = judge(cause, folder)
+    assert verdict is not None
+    assert verdict.cause == cause
+    assert any("[surroundings.csv]" in sentence for sentence in verdict.evidence)
+    assert verdict.confidence in ("high", "medium", "low")
+    assert verdict.change.endswith(".")
+    assert verdict.group == (PERFORMANCE if verdict.lost_share else MINOR)
+    assert (verdict.predicted_speedup is None) or verdict.lost_share
+    return verdict
+
+
+def network(folder: Path, name: str) -> Path:
+    """Returns the folder, its record now of a watched script that ran over this network."""
+    record = json.loads((folder / "environment.json").read_text())
+    record |= {"label": "watch", "network": name}
+    (folder / "environment.json").write_text(json.dumps(record))
+    return folder
+
+
+@pytest.mark.parametrize("cause", MACHINE_CAUSES)
+def test_without_surroundings_nothing_is_judged(cause, tmp_path):
+    folder = ON_GPU.write(tmp_path) if cause == "gpu-surroundings" else MadeUp().write(tmp_path)
+    with pytest.raises(NotJudged, match=r"no surroundings\.csv"):
+        judge(cause, folder)
+    # The programs of assignment 4 have no watcher: its causes are not listed as missing.
+    assert cause not in dict(diagnose_folder(folder).not_judged)
+
+
+def test_a_rank_without_a_row_is_told(tmp_path):
+    folder = write(tmp_path)
+    pd.read_csv(folder / "surroundings.csv")[:1].to_csv(folder / "surroundings.csv", index=False)
+    with pytest.raises(NotJudged, match="no row of some rank"):
+        judge("cpu-quota", folder)
+
+
+@pytest.mark.parametrize(
+    ("run", "changed"),
+    [
+        (MadeUp(), {}),
+        (ON_GPU, GPU),
+        (MadeUp(ranks=1), {"cores": 1, "core_list": "0", "own_physical_cores": 1}),
+    ],
+    ids=["processor", "gpu", "one rank"],
+)
+def test_healthy_surroundings_are_no_cause(run, changed, tmp_path):
+    by_rank = [{"gpu_uuid": f"GPU-{rank}"} for rank in range(run.ranks)] if changed is GPU else ()
+    folder = write(tmp_path, run, by_rank=by_rank, **changed)
+    found = diagnose_folder(folder)
+    machine = [verdict.cause for verdict in found.verdicts if verdict.cause in MACHINE_CAUSES]
+    assert machine == []
+    judged = set(MACHINE_CAUSES) - set(dict(found.not_judged))
+    assert judged >= set(MACHINE_CAUSES) - ({"nccl-settings"} if run.ranks == 1 else set())
+
+
+# A quota of processor time.
+
+
+def test_a_quota_that_is_used_up_is_named(tmp_path):
+    # Four threads use up one core's 100 ms in 25 ms and stand still for 75, in 8 of 10 periods.
+    quota = {"cgroup_cpu_quota": 1.0, "interval_throttled_share": 0.8}
+    folder = write(tmp_path, threads=2, cores=4, core_list="0-3", **quota)
+    verdict = named("cpu-quota", folder)
+    assert verdict.lost_share == pytest.approx(0.8 * 0.75)
+    assert verdict.confidence == "high"
+    assert verdict.predicted_speedup == pytest.approx(verdict.speedup_now / 0.4)
+    text = " ".join(verdict.evidence)
+    assert "grants its 2 ranks 1 core [" in text
+    assert "4 threads on 4 cores" in text
+    assert "80 % of the kernel's periods" in text
+    assert "[steps.csv]" in text
+    assert "--cpus 4" in verdict.change
+    assert "OMP_NUM_THREADS=1." in verdict.change
+
+
+def test_fewer_cores_than_threads_are_what_a_quota_can_take(tmp_path):
+    # Four threads on two cores never use more than two.
+    quota = {"cgroup_cpu_quota": 1.0, "interval_throttled_share": 1.0}
+    folder = write(tmp_path, threads=2, cores=2, core_list="0-1", **quota)
+    assert named("cpu-quota", folder).lost_share == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"cgroup_cpu_quota": 1.0, "interval_throttled_share": 0.04},
+        {"interval_throttled_share": 0.9},  # no quota on any level
+        {"cgroup_cpu_quota": 2.0},  # as many cores as threads, and no count
+        # What stopped it was before this run.
+        {"cgroup_cpu_quota": 1.0, "interval_throttled_share": 0.0, "cgroup_throttled_share": 0.9},
+    ],
+)
+def test_a_quota_that_is_not_used_up_is_no_cause(changed, tmp_path):
+    assert judge("cpu-quota", write(tmp_path, **changed)) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "lost"),
+    [
+        # Counted since the group was made: something else may have used it up.
+        ({"cgroup_cpu_quota": 1.0, "cgroup_throttled_share": 0.5}, "medium", 0.25),
+        ({"cgroup_cpu_quota": 1.0}, "low", 0.0),
+        # Loader workers use it up: what that costs the ranks is not known.
+        ({"cgroup_cpu_quota": 2.0, "interval_throttled_share": 0.5}, "medium", 0.0),
+        ({"cgroup_cpu_quota": 2.0, "interval_throttled_share": 0.5, "threads": None}, "medium", 0),
+    ],
+)
+def test_what_is_not_known_of_a_quota_is_not_made_up(changed, level, lost, tmp_path):
+    verdict = named("cpu-quota", write(tmp_path, **changed))
+    assert (verdict.confidence, verdict.lost_share) == (level, pytest.approx(lost))
+
+
+def test_threads_of_ranks_on_gpus_say_nothing_of_the_loss(tmp_path):
+    quota = {"cgroup_cpu_quota": 1.0, "interval_throttled_share": 0.5}
+    assert named("cpu-quota", write(tmp_path, ON_GPU, **quota)).lost_share == 0
+
+
+def test_emulated_hosts_share_a_quota_and_others_do_not(tmp_path):
+    quota = {"cgroup_cpu_quota": 3.0, "interval_throttled_share": 0.5, "threads": 2}
+    cores = {"cores": 4, "core_list": "0-3"}
+    two = write(tmp_path / "two", by_rank=HOSTS, **quota, **cores)
+    assert named("cpu-quota", two).lost_share == 0  # two threads each, of three granted cores
+    emulated = [{"host": "a"}, {"host": "b"}]
+    one = network(
+        write(tmp_path / "one", by_rank=emulated, **quota, **cores), "2 emulated hosts at 1 Gbit/s"
+    )
+    assert named("cpu-quota", one).lost_share == pytest.approx(0.5 * 0.25)
+
+
+# One thread, and idle cores.
+
+SIX = {"cores": 6, "core_list": "0-5", "own_physical_cores": 6, "machine_cores": 6}
+
+
+def test_one_thread_beside_idle_cores_is_named_with_an_upper_bound(tmp_path):
+    # Passes take 30 of 33.2 ms; three threads would save two thirds of that, at most.
+    folder = write(tmp_path, MadeUp(noise=0.0), **SIX)
+    verdict = named("too-few-threads", folder)
+    assert verdict.lost_share == pytest.approx(30 / 33.2 * 2 / 3)
+    assert verdict.confidence == "low"
+    assert "OMP_NUM_THREADS=3 " in verdict.change
+    assert "OMP_NUM_THREADS=1" in verdict.evidence[0]
+    assert "upper bound" in " ".join(verdict.evidence)
+    idle = {"interval_own_cores": 1.0, "interval_busy_cores": 2.1}
+    seen = named("too-few-threads", write(tmp_path / "seen", MadeUp(noise=0.0), **SIX, **idle))
+    assert seen.confidence == "medium"
+    # It may bring all of that or nothing.
+    interval = (seen.speedup_low, seen.predicted_speedup)
+    assert interval == (seen.speedup_now, seen.speedup_high)
+
+
+@pytest.mark.parametrize(
+    ("run", "changed"),
+    [
+        (MadeUp(), {"cores": 3, "core_list": "0-2", "own_physical_cores": 3}),  # 1.5 for each
+        (MadeUp(), {"threads": 2}),
+        (MadeUp(), {"own_physical_cores": 3}),  # six hyper-threads of three cores
+        (MadeUp(), {"cgroup_cpu_quota": 3.0}),
+        (MadeUp(), {"interval_own_cores": 1.0, "interval_busy_cores": 5.0}),  # others use three
+        (ON_GPU, {}),
+        # Passes are a tenth of the step: most is communication.
+        (MadeUp(communication_ms=300.0), {}),
+    ],
+)
+def test_without_idle_cores_or_computation_one_thread_is_no_cause(run, changed, tmp_path):
+    assert judge("too-few-threads", write(tmp_path, run, **SIX | changed)) is None
+
+
+@pytest.mark.parametrize(
+    ("factor", "found"), [(0.5, False), (0.8, True), (1.4, True), (1.6, False)]
+)
+def test_a_rank_that_sleeps_or_has_other_threads_gains_nothing(factor, found, tmp_path):
+    folder = write(tmp_path, **SIX)
+    steps = pd.read_csv(folder / "steps.csv")
+    steps["cpu_time_ms"] = factor * steps["step_time_ms"]
+    steps.to_csv(folder / "steps.csv", index=False)
+    assert (judge("too-few-threads", folder) is not None) == found
+
+
+def test_the_machine_with_the_fewest_idle_cores_decides(tmp_path):
+    few = {"cores": 1, "core_list": "0", "own_physical_cores": 1, "machine_cores": 1}
+    full = [SIX | HOSTS[0], few | HOSTS[1]]
+    assert judge("too-few-threads", write(tmp_path / "full", by_rank=full)) is None
+    # Two containers of one machine share its cores.
+    shared = [SIX | {"host": "a"}, SIX | {"host": "b"}]
+    verdict = named("too-few-threads", write(tmp_path / "shared", by_rank=shared))
+    assert "OMP_NUM_THREADS=3 " in verdict.change
+
+
+def test_what_threads_are_judged_by_is_said_where_it_is_missing(tmp_path):
+    with pytest.raises(NotJudged, match="how many threads"):
+        judge("too-few-threads", write(tmp_path / "threads", **SIX | {"threads": None}))
+    folder = write(tmp_path / "placement", **SIX)
+    (folder / "placement.csv").unlink()
+    with pytest.raises(NotJudged, match=r"no placement\.csv"):
+        judge("too-few-threads", folder)
+    folder = write(tmp_path / "steps", **SIX)
+    pd.read_csv(folder / "steps.csv").assign(cpu_time_ms=None).to_csv(
+        folder / "steps.csv", index=False
+    )
+    with pytest.raises(NotJudged, match="no cpu_time_ms"):
+        judge("too-few-threads", folder)
+
+
+# The network interface.
+
+SLOW_CARD = {"interface_mbit": 1000, "fastest_interface": "ib0", "fastest_interface_mbit": 100000}
+BUSY_LINK = MadeUp(noise=0.0, communication_ms=42.0, bandwidth=1e5, buckets=(4 * MIB,))
+
+
+def test_a_slow_interface_is_named_where_a_faster_is_up(tmp_path):
+    folder = write(tmp_path, BUSY_LINK, by_rank=HOSTS, **SLOW_CARD)
+    verdict = named("wrong-interface", folder)
+    # At most the bytes' share of what is exposed, 42 of 73.2 ms: what is latency stays.
+    assert 0.3 < verdict.lost_share <= 42 / 73.2 * 0.99 + 1e-9
+    assert "a exchanges over eth0 (route to MASTER_ADDR) at 1,000 Mbit/s" in verdict.evidence[0]
+    assert "100,000 Mbit/s [surroundings.csv]" in verdict.evidence[1]
+    assert verdict.change.startswith("export GLOO_SOCKET_IFNAME=ib0 on every host")
+    assert verdict.confidence == "medium"
+
+
+def test_without_the_models_tables_a_slow_interface_costs_at_most_what_is_exposed(tmp_path):
+    folder = write(tmp_path, BUSY_LINK, by_rank=HOSTS, **SLOW_CARD)
+    (folder / "probes.csv").unlink()
+    assert named("wrong-interface", folder).lost_share == pytest.approx(42 / 73.2 * 0.99)
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "changed"),
+    [
+        (({}, {}), SLOW_CARD),  # one host
+        (({"host": "a"}, {"host": "b"}), SLOW_CARD),  # containers or emulated hosts of one machine
+        (HOSTS, SLOW_CARD | {"fastest_interface_mbit": 1900}),
+        (HOSTS, {"interface": "br-ex"}),  # a bridge with a card behind it
+        # NCCL exchanges over InfiniBand; sockets are for its beginning.
+        (HOSTS, SLOW_CARD | {"backend": "nccl", "infiniband": "mlx5_0:1 100 Gb/sec"}),
+    ],
+)
+def test_an_interface_that_is_right_or_not_in_use_is_no_cause(by_rank, changed, tmp_path):
+    assert judge("wrong-interface", write(tmp_path, by_rank=by_rank, **changed)) is None
+
+
+@pytest.mark.parametrize("setting", ["NCCL_IB_DISABLE=1", "NCCL_NET=Socket"])
+def test_with_infiniband_off_nccls_interface_counts(setting, tmp_path):
+    changed = SLOW_CARD | {"backend": "nccl", "infiniband": "mlx5_0:1 100 Gb/sec"}
+    changed |= {"nccl_settings": setting}
+    verdict = named("wrong-interface", write(tmp_path, BUSY_LINK, by_rank=HOSTS, **changed))
+    assert "NCCL_SOCKET_IFNAME" in verdict.change
+
+
+@pytest.mark.parametrize("name", ["lo", "docker0", "br-5c1f"])
+def test_an_interface_that_leads_to_no_other_machine_is_named(name, tmp_path):
+    inside = {"interface": name, "interface_mbit": None}
+    named_so = {"interface_source": "GLOO_SOCKET_IFNAME"}
+    verdict = named("wrong-interface", write(tmp_path, by_rank=HOSTS, **inside, **named_so))
+    assert verdict.lost_share == 0
+    assert verdict.confidence == "high"
+    assert "leads to no other machine" in verdict.evidence[0]
+
+
+def test_hosts_whose_fastest_interfaces_differ_are_told_so(tmp_path):
+    by_rank = [HOSTS[0], HOSTS[1] | {"fastest_interface": "eth3"}]
+    verdict = named("wrong-interface", write(tmp_path, by_rank=by_rank, **SLOW_CARD))
+    assert "on each host" in verdict.change
+    assert "eth3, ib0" in verdict.change
+
+
+def test_a_guess_at_the_interface_is_believed_less(tmp_path):
+    changed = SLOW_CARD | {"interface_source": "default route"}
+    assert named("wrong-interface", write(tmp_path, by_rank=HOSTS, **changed)).confidence == "low"
+
+
+def test_an_interface_without_a_name_or_speed_is_not_judged(tmp_path):
+    with pytest.raises(NotJudged, match="which interface"):
+        judge("wrong-interface", write(tmp_path / "name", by_rank=HOSTS, interface=None))
+    with pytest.raises(NotJudged, match="speed of eth0"):
+        judge("wrong-interface", write(tmp_path / "speed", by_rank=HOSTS, interface_mbit=None))
+
+
+# Settings of the exchange.
+
+ACTIVE = {"infiniband": "mlx5_0:1 100 Gb/sec (4X EDR) InfiniBand"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "by_rank", "level"),
+    [
+        ("NCCL_P2P_DISABLE=1", ({}, {}), "medium"),
+        ("NCCL_P2P_LEVEL=LOC", ({}, {}), "medium"),
+        ("NCCL_SHM_DISABLE=1", ({}, {}), "medium"),
+        ("NCCL_IB_DISABLE=1", HOSTS, "high"),
+        ("NCCL_NET=Socket", HOSTS, "high"),
+        ("NCCL_ALGO=Tree", ({}, {}), "low"),
+        ("NCCL_PROTO=Simple", ({}, {}), "low"),
+        ("TORCH_NCCL_BLOCKING_WAIT=1", ({}, {}), "medium"),
+        ("CUDA_LAUNCH_BLOCKING=1", ({}, {}), "high"),
+        ("TORCH_DISTRIBUTED_DEBUG=DETAIL", ({}, {}), "high"),
+    ],
+)
+def test_a_setting_that_slows_nccl_is_named(setting, by_rank, level, tmp_path):
+    changed = GPU | ACTIVE | {"nccl_settings": f"NCCL_DEBUG='a b' {setting}"}
+    verdict = named("nccl-settings", write(tmp_path, ON_GPU, by_rank=by_rank, **changed))
+    [sentence] = verdict.evidence
+    assert f"{setting} is set on all ranks" in sentence
+    assert verdict.change == f"unset {setting.partition('=')[0]}."
+    assert verdict.confidence == level
+    assert verdict.lost_share == 0
+    assert (NOT_ON_A_GPU in verdict.reason) == ("DETAIL" not in setting)
+
+
+@pytest.mark.parametrize(
+    ("setting", "run", "by_rank", "changed"),
+    [
+        ("NCCL_P2P_DISABLE=0", ON_GPU, ({}, {}), GPU | ACTIVE),
+        ("NCCL_P2P_LEVEL=NVL", ON_GPU, ({}, {}), GPU | ACTIVE),
+        ("NCCL_P2P_DISABLE=1", ON_GPU, HOSTS, GPU | ACTIVE),  # one GPU on each host
+        ("NCCL_P2P_DISABLE=1", MadeUp(), ({}, {}), {}),  # gloo
+        ("NCCL_IB_DISABLE=1", ON_GPU, HOSTS, GPU),  # there is none
+        ("NCCL_IB_DISABLE=1", ON_GPU, ({}, {}), GPU | ACTIVE),  # one host
+        ("NCCL_NET=IB", ON_GPU, HOSTS, GPU | ACTIVE),
+        ("CUDA_LAUNCH_BLOCKING=1", MadeUp(), ({}, {}), {}),
+        ("TORCH_DISTRIBUTED_DEBUG=INFO", MadeUp(), ({}, {}), {}),
+    ],
+)
+def test_a_setting_that_slows_nothing_is_no_cause(setting, run, by_rank, changed, tmp_path):
+    folder = write(tmp_path, run, by_rank=by_rank, **changed, nccl_settings=setting)
+    assert judge("nccl-settings", folder) is None
+
+
+def test_the_ranks_with_a_setting_are_listed_and_all_settings_told_together(tmp_path):
+    detail = "TORCH_DISTRIBUTED_DEBUG=DETAIL"
+    by_rank = [{}, {"nccl_settings": f"NCCL_ALGO=Ring {detail}"}]
+    verdict = named("nccl-settings", write(tmp_path, ON_GPU, by_rank=by_rank, **GPU))
+    assert len(verdict.evidence) == 2
+    assert "is set on rank 1:" in verdict.evidence[0]
+    assert verdict.confidence == "high"
+    assert verdict.change == "unset NCCL_ALGO; unset TORCH_DISTRIBUTED_DEBUG."
+
+
+@pytest.mark.parametrize(
+    ("workers", "size", "found"),
+    [(4, 8 * 64 * MIB - 1, True), (4, 8 * 64 * MIB, False), (0, 64 * MIB, False)],
+)
+def test_shared_memory_must_hold_what_loader_workers_hand_over(workers, size, found, tmp_path):
+    run = dataclasses.replace(MadeUp(), facts={r: {"loader_workers": workers} for r in range(2)})
+    folder = write(tmp_path, run, dev_shm_bytes=size)
+    if not found:
+        assert judge("nccl-settings", folder) is None
+        return
+    verdict = named("nccl-settings", folder)
+    assert "for 8 loader workers [facts.csv]" in verdict.evidence[0]
+    assert "--shm-size=1g" in verdict.change
+    assert NOT_ON_A_GPU not in verdict.reason
+
+
+def test_where_workers_are_not_counted_only_dockers_default_is_too_small_for_nccl(tmp_path):
+    small = {"dev_shm_bytes": 64 * MIB}
+    verdict = named("nccl-settings", write(tmp_path / "nccl", ON_GPU, **GPU | small))
+    assert verdict.confidence == "low"
+    assert judge("nccl-settings", write(tmp_path / "gloo", **small)) is None
+    larger = {"dev_shm_bytes": 65 * MIB}
+    assert judge("nccl-settings", write(tmp_path / "larger", ON_GPU, **GPU | larger)) is None
+
+
+def test_one_rank_has_no_exchange_to_slow(tmp_path):
+    with pytest.raises(NotJudged, match="one rank"):
+        judge("nccl-settings", write(tmp_path, MadeUp(ranks=1)))
+
+
+# The GPU's surroundings.
+
+
+@pytest.mark.parametrize(
+    ("changed", "said", "do"),
+    [
+        ({"gpu_pcie_width": 4}, "4 of 16 lanes", "seat the card"),
+        (
+            {"gpu_pcie_generation": 3, "gpu_utilisation_share": 0.9},
+            "generation 3 of 5 while the GPU computes in 90 %",
+            "seat the card",
+        ),
+        ({"gpu_numa_node": 1}, "NUMA node 1, the process may run on cores of node 0", "numactl"),
+        (
+            {"gpu_throttle_reasons": "GpuIdle HwThermalSlowdown"},
+            "HwThermalSlowdown (at 1500 of 1980 MHz",
+            "nvidia-smi -q",
+        ),
+        ({"gpu_power_limit_w": 400}, "400 W, below the 700 W", "nvidia-smi -pl 700"),
+        ({"gpu_other_processes": 2}, "2 processes of another job", "nvidia-smi shows"),
+    ],
+)
+def test_what_holds_a_gpu_back_is_named(changed, said, do, tmp_path):
+    by_rank = [{"gpu_uuid": "GPU-0"}, {"gpu_uuid": "GPU-1"} | changed]
+    verdict = named("gpu-surroundings", write(tmp_path, ON_GPU, by_rank=by_rank, **GPU))
+    [sentence] = verdict.evidence
+    assert sentence.startswith("Rank 1: ")
+    assert said in sentence
+    assert do in verdict.change
+    assert NOT_ON_A_GPU in verdict.reason
+    assert verdict.lost_share == 0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"gpu_pcie_generation": 3, "gpu_utilisation_share": 0.4},  # an idle link saves power
+        {"core_numa_nodes": "0-1", "gpu_numa_node": 1},  # cores of both nodes
+        {"core_numa_nodes": None, "gpu_numa_node": 1},
+        {"gpu_throttle_reasons": "ApplicationsClocksSetting GpuIdle"},
+        {"gpu_throttle_reasons": "none", "gpu_power_limit_w": 400},  # the limit lowers nothing
+        {"gpu_other_processes": 1, "gpu_uuid": "GPU-0"},  # the other rank, which is shared-device
+        dict.fromkeys(name for name in GPU if name not in ("backend", "gpu_uuid")),
+    ],
+)
+def test_what_holds_no_gpu_back_is_no_cause(changed, tmp_path):
+    by_rank = [{"gpu_uuid": "GPU-0"}, {"gpu_uuid": "GPU-1"} | changed]
+    assert judge("gpu-surroundings", write(tmp_path, ON_GPU, by_rank=by_rank, **GPU)) is None
+
+
+def test_gpus_are_not_judged_without_their_facts_nor_where_there_are_none(tmp_path):
+    with pytest.raises(NotJudged, match="pynvml"):
+        judge("gpu-surroundings", write(tmp_path / "blind", ON_GPU, backend="nccl"))
+    assert judge("gpu-surroundings", write(tmp_path / "processor")) is None
+
+
+# From the watcher to the diagnosis.
+
+
+def test_what_the_watcher_reads_here_is_read_back_and_judged(tmp_path):
+    folder = MadeUp().write(tmp_path)
+    host = socket.gethostname()
+    earlier = read_cpu_times()
+    rows = [{"rank": r, "host": host} | surroundings(None, host, earlier) for r in range(2)]
+    with (folder / "surroundings.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, SURROUNDING_COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    table = surroundings_of(Case(open_evidence(folder)))
+    for name in ("host", "machine", "core_list", "interface", "interface_source"):
+        assert list(table[name]) == [row[name] or "" for row in rows], name
+    for name in ("cores", "dev_shm_bytes", "interval_s", "load_1min"):
+        assert list(table[name]) == [row[name] for row in rows], name
+    assert set(table["threads"]) == {torch.get_num_threads()}
+    found = dict(diagnose_folder(folder).not_judged)
+    assert not set(MACHINE_CAUSES) & set(found) - {"wrong-interface", "cpu-quota"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", set()), ("3", {3}), ("0-2,8", {0, 1, 2, 8}), ("0,2", {0, 2})]
+)
+def test_lists_of_cores_are_read(text, expected):
+    assert number_set(text) == expected
+
+
+def test_a_list_of_one_core_is_text_again(tmp_path):
+    # pandas reads a column of "0" and blanks as 0.0 and NaN.
+    by_rank = [{"core_list": "0"}, {"core_list": None}]
+    table = surroundings_of(Case(open_evidence(write(tmp_path, by_rank=by_rank))))
+    assert list(table["core_list"]) == ["0", ""]
+
+
+def test_the_newest_reading_of_a_rank_counts_and_an_older_one_where_it_says_nothing(tmp_path):
+    # At the end of a run the process group may be gone; processor time is known only then.
+    folder = write(tmp_path, threads=2)
+    first = pd.read_csv(folder / "surroundings.csv")
+    later = first.assign(backend=None, threads=1, interval_s=9.5)
+    pd.concat([first, later]).to_csv(folder / "surroundings.csv", index=False)
+    table = surroundings_of(Case(open_evidence(folder)))
+    assert list(table["rank"]) == [0, 1]
+    assert set(table["backend"]) == {"gloo"}
+    assert set(table["threads"]) == {1}
+    assert set(table["interval_s"]) == {9.5}
+
+
+@pytest.mark.parametrize(
+    ("cause", "by_rank", "changed"),
+    [
+        ("cpu-quota", (), {"cgroup_cpu_quota": 1.0, "interval_throttled_share": 0.051}),
+        ("too-few-threads", (), {"cores": 4, "core_list": "0-3", "own_physical_cores": 4}),
+        ("wrong-interface", HOSTS, SLOW_CARD | {"fastest_interface_mbit": 2000}),
+    ],
+)
+def test_just_above_its_threshold_a_cause_is_named(cause, by_rank, changed, tmp_path):
+    # Just below it, the tests above find none.
+    changed = {"machine_cores": 4} | changed
+    named(cause, write(tmp_path, by_rank=by_rank, **changed))

@@ -1,0 +1,198 @@
+"""``ddplab diagnose``: bundles, run directories, scripts, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from command_line import ddplab, refused
+from interruptible import start_interruptible
+
+from common.cli.diagnose import split_script
+from common.runtime.paths import project_root
+
+ROOT = project_root()
+sys.path.insert(0, str(ROOT / "tests" / "watch"))
+from test_bundle import write_bundle  # noqa: E402
+
+RECORDED = ROOT / "data" / "xeon-2-cores" / "study-diagnosis" / "slow-rank-seen"
+
+
+def test_a_bundle_is_diagnosed_and_the_results_lie_beside_it(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "b")
+    done = ddplab("diagnose", bundle)
+    assert done.status == 0, done.stderr
+    assert "2 ranks, 1,103 samples/s" in done.stdout  # 16 samples in the median step of 14.5 ms
+    assert json.loads((bundle / "diagnosis.json").read_text())["name"] == "train.py (b)"
+    assert "<title>" in (bundle / "diagnosis.html").read_text()
+
+
+def test_what_is_found_in_a_packed_bundle_lies_beside_it(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "b")
+    with tarfile.open(tmp_path / "job.tar.gz", "w:gz") as archive:
+        archive.add(bundle, "b")
+    done = ddplab("diagnose", tmp_path / "job.tar.gz")
+    assert done.status == 0, done.stderr
+    assert (tmp_path / "job-diagnosis" / "diagnosis.html").is_file()
+    assert not (bundle / "diagnosis.html").exists()
+
+
+def test_a_run_of_assignment_4_is_diagnosed_too(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RECORDED, run)
+    done = ddplab("diagnose", run)
+    assert "is slower than the others (slow-rank" in done.stdout
+    verdicts = json.loads((run / "diagnosis.json").read_text())["verdicts"]
+    assert verdicts[0]["cause"] == "slow-rank"
+    assert verdicts[0]["speedup_low"] < verdicts[0]["predicted_speedup"]
+
+
+def test_two_bundles_are_compared(tmp_path: Path) -> None:
+    before, after = (write_bundle(tmp_path / name) for name in ("before", "after"))
+    for file in after.iterdir():
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for row in rows:
+            if row["table"] == "steps":
+                row["step_time_ms"] *= 2
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = ddplab("diagnose", "--compare", before, after)
+    [step] = [line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["step"]]
+    assert float(step[-1]) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name a script, -m MODULE or a folder"),
+        (["none.py"], "script none.py: no such file"),
+        (["--nproc", "0", "train.py"], "--nproc 0: at least 1"),
+        (["--window", "0", "train.py"], "window is 0"),
+        (["--compare", "."], "--compare takes two folders, not 1"),
+        (["empty"], "no arms.csv"),
+        (["bundle", "--verify"], "bundle is a folder; nothing follows it"),
+        (["--bundle", "taken", "train.py"], "give each run a folder of its own"),
+        (["--baseline", "none", "bundle"], "none: no such folder"),
+    ],
+)
+def test_a_mistake_is_said_in_a_line(
+    tmp_path: Path, monkeypatch, words: list[str], said: str
+) -> None:
+    (tmp_path / "train.py").write_text("print('it ran')")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("of somebody's")
+    write_bundle(tmp_path / "bundle")
+    monkeypatch.chdir(tmp_path)
+    assert said in refused("diagnose", *words)
+
+
+def started(*words: object, cwd: Path, timeout: float = 60) -> subprocess.CompletedProcess:
+    """Runs ``ddplab diagnose`` as a process, whose output the script's is part of."""
+    return subprocess.run(
+        [sys.executable, "-m", "common.cli.main", "diagnose", *map(str, words)],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def test_a_script_that_never_updates_keeps_its_status(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nprint(sys.argv[1:])\nsys.exit(3)")
+    done = started("train.py", "--nproc", "7", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "['--nproc', '7']" in done.stdout
+    assert "no diagnosis: no update of a torch optimizer was seen" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        (["--nproc", "2", "t.py", "--nproc", "3"], 2),
+        (["--to_end", "--window", "9", "t.py"], 3),
+        (["--no-probe", "-m", "a.b", "--x"], 1),
+        (["--window=9", "t.py"], 1),
+        (["folder"], 0),
+        (["--help"], 1),
+    ],
+)
+def test_flags_of_ours_end_where_the_script_begins(words: list[str], own: int) -> None:
+    assert split_script(words) == (words[:own], words[own:])
+
+
+@pytest.mark.two_ranks
+def test_a_planted_fault_is_named_first_with_what_it_would_bring(tmp_path: Path) -> None:
+    planted = ROOT / "common" / "diagnose" / "studies" / "planted_faults.py"
+    script = ROOT / "assignments" / "assignment4" / "scripts" / "plain.py"
+    words = ["--window", "12", "--bundle", tmp_path / "bundle", planted, "slow-data=60", script]
+    words += ["--steps", "32", "--width", "128"]
+    done = started("--nproc", "2", *words, cwd=tmp_path, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "bundle" / "diagnosis.json").read_text())
+    first = found["verdicts"][0]
+    assert first["cause"] == "data-loading"
+    assert first["confidence"] == "high"
+    assert "num_workers=" in first["change"]
+    assert first["predicted_speedup"] > 1.5 * first["speedup_now"]
+
+
+def watched_run(folder: Path) -> tuple[subprocess.Popen, Path, list[psutil.Process]]:
+    """Starts a diagnosis that does not end by itself; returns it, its bundle and its processes."""
+    script = ROOT / "assignments" / "assignment4" / "scripts" / "plain.py"
+    bundle = folder / "bundle"
+    words = ["--nproc", "2", "--bundle", bundle, "--window", "100000", script]
+    words += ["--steps", "100000", "--width", "64"]
+    process = start_interruptible(
+        [sys.executable, "-m", "common.cli.main", "diagnose", *map(str, words)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 80
+    while len(list(bundle.glob("rank*.jsonl"))) < 2 or not all(
+        file.read_text().count('"steps"') > 20 for file in bundle.glob("rank*.jsonl")
+    ):
+        if time.monotonic() > deadline or process.poll() is not None:
+            process.kill()
+            pytest.fail("no step was seen")
+        time.sleep(0.2)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 3
+    return process, bundle, children
+
+
+@pytest.mark.two_ranks
+@pytest.mark.timeout(240)
+def test_ctrl_c_leaves_what_was_seen_and_no_process(tmp_path: Path) -> None:
+    process, bundle, children = watched_run(tmp_path)
+    try:
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=150)
+    finally:
+        process.kill()
+    assert process.returncode == 130, stderr
+    assert not [each for each in children if each.is_running()]
+    assert "2 ranks, " in stdout  # the steps that were seen are diagnosed
+    assert (bundle / "diagnosis.html").is_file()
+
+
+@pytest.mark.two_ranks
+@pytest.mark.timeout(240)
+def test_ranks_end_with_a_diagnosis_that_was_killed(tmp_path: Path) -> None:
+    process, _, children = watched_run(tmp_path)
+    process.kill()
+    process.communicate(timeout=60)
+    _, left = psutil.wait_procs(children, timeout=30)
+    assert not left

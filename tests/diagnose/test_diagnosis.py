@@ -1,0 +1,387 @@
+"""Every cause on a run made up for it, none on a run with nothing but noise, and broken runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scaling_evidence import MIB, MadeUp
+
+from common.diagnose.changes import Changes, changes_facts, changes_table
+from common.diagnose.diagnosis import (
+    WIDTH,
+    diagnose,
+    diagnose_folder,
+    diagnosis_lines,
+    diagnosis_table,
+    lines_of,
+)
+from common.diagnose.evidence.evidence import open_evidence
+from common.diagnose.evidence.measured_step import latency_share, model_from_evidence
+from common.errors import UserError
+from common.perfmodel.scaling.scaled_step import predict
+from common.runtime.paths import project_root
+
+# Of one bucket of 4 MiB, which a backward pass cannot hide, at 0.1 GB/s: 42 ms beside 30.
+SLOW_LINK = {"bandwidth": 1e5, "communication_ms": 42.0, "buckets": (4 * MIB,)}
+CASES = {
+    "wrong-sampler": MadeUp(samples={"processed": 1000, "distinct": 1000, "shared": 1000}),
+    "wrong-sampler: overlap": MadeUp(samples={"shared": 250, "distinct_all_ranks": 750}),
+    "wrong-sampler: repeated": MadeUp(samples={"distinct": 300, "distinct_all_ranks": 600}),
+    "wrong-sampler: order": MadeUp(samples={"order": "same"}),
+    "mixed-configurations": MadeUp(facts={1: {"compute_dtype": "bfloat16"}}),
+    "warm-up-counted": MadeUp(early={0: 12.0, 1: 4.0}),
+    "shared-device": MadeUp(placement={"device": "cuda:0", "identity": "GPU-1"}, together=1.9),
+    "oversubscribed-cores": MadeUp(together=1.95),
+    "oversubscribed-cores: threads": MadeUp(together=1.4, placement={"threads": 2}),
+    "slow-rank": MadeUp(slow={1: 1.5}),
+    "unequal-lengths": MadeUp(tokens=0.5),
+    "data-loading": MadeUp(data_ms=12.0),
+    "evaluation-or-logging": MadeUp(between_ms=15.0),
+    "needless-synchronisation": MadeUp(accumulation=4, exchanges=4, communication_ms=10.0),
+    # One bucket of 4 MiB in 10.6 ms, which begins as the backward pass ends.
+    "bucket-cap": MadeUp(
+        buckets=(4 * MIB,), bandwidth=4e5, latency_ms=0.1, communication_ms=10.6, forward_ms=5.0,
+        hosts=("first", "second"),
+    ),
+    # Four buckets, each of which costs 4 ms, whatever its size.
+    "bucket-cap: too many": MadeUp(
+        buckets=(MIB,) * 4, latency_ms=4.0, communication_ms=16.0, backward_ms=40.0
+    ),
+    "model-too-small": MadeUp(
+        forward_ms=0.3, backward_ms=0.6, optimizer_ms=0.05, latency_ms=1.5, bandwidth=1e8,
+        communication_ms=1.5, data_ms=0.01, between_ms=0.05, buckets=(4 * MIB,),
+    ),
+    "batch-too-small": MadeUp(**SLOW_LINK),
+    "network-too-slow": MadeUp(
+        bandwidth=2e3, communication_ms=2100.0, buckets=(4 * MIB,), steps=12
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_planted_cause_is_named_first(name, tmp_path):
+    verdicts = diagnose_folder(CASES[name].write(tmp_path / "run")).verdicts
+    assert verdicts, "nothing was found"
+    first = verdicts[0]
+    assert first.cause == name.split(":")[0]
+    assert any("[" in sentence and ".csv" in sentence for sentence in first.evidence)
+    assert first.change
+    assert first.confidence in ("high", "medium", "low")
+    if first.speedup_now is not None and first.predicted_speedup is not None:
+        assert first.predicted_speedup >= first.speedup_now
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8))]
+)
+def test_noise_alone_is_no_cause(seed, tmp_path):
+    # A tenth of jitter, a rank 8 % slower, ranks that take 30 % longer together: a shared machine.
+    run = MadeUp(seed=seed, noise=0.1, slow={1: 1.08}, together=1.3, samples={})
+    found = diagnose_folder(run.write(tmp_path / "run"))
+    assert found.healthy, [verdict.cause for verdict in found.verdicts]
+    assert "efficiency" in found.summary
+    assert "No limiting cause found." in diagnosis_lines(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("latency_ms", "bandwidth", "causes"),
+    [(1.2, 1e8, ["model-too-small"]), (0.01, 3.4e6, [])],
+)
+def test_only_messages_that_wait_for_a_processor_take_many_times_as_long_in_a_step(
+    tmp_path, latency_ms, bandwidth, causes
+):
+    """A bucket that takes 1.2 ms apart, and 5.5 ms in a step of some 22."""
+    run = MadeUp(
+        forward_ms=5.0, backward_ms=10.0, communication_ms=5.5, latency_ms=latency_ms,
+        bandwidth=bandwidth, buckets=(4 * MIB,), noise=0.0,
+    )  # fmt: skip
+    verdicts = diagnose_folder(run.write(tmp_path / "run")).verdicts
+    assert [verdict.cause for verdict in verdicts] == causes
+
+
+def test_latency_is_told_by_calls_that_nothing_disturbed(tmp_path):
+    """0.3 ms + x / 1 GB/s; one element goes another way, and most small calls wait for a core."""
+    folder = MadeUp().write(tmp_path / "run")
+    random = np.random.default_rng(5)
+    rows = [
+        {
+            "mode": "sequential", "total_elements": size // 4, "total_bytes": size, "in_flight": 1,
+            "round": round_, "iteration": iteration, "rank": rank,
+            "time_ms": 0.08 if size == 4 else 0.3 + size / 1e6 + wait,
+        }
+        for size in (4, 400, 4_000, 40_000)
+        for round_ in range(3)
+        for iteration in range(12)
+        for wait in [random.choice([0.0, 3.0], p=[0.3, 0.7]) if size > 400 else 0.0]
+        for rank in (0, 1)
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(folder / "allreduce-samples.csv", index=False)
+    found = latency_share(open_evidence(folder), "float32", bucket_bytes=40_000)
+    assert found == pytest.approx(0.3 / 0.34)
+
+
+# Of which a larger share was measured to be exposed than the model predicts.
+BEYOND_MODEL = (
+    project_root() / "data" / "xeon-2-cores" / "study-diagnosis" / "mixed-configurations-held-out"
+)
+
+
+@pytest.mark.parametrize("run", [MadeUp(**SLOW_LINK), MadeUp(**SLOW_LINK, batch=5), BEYOND_MODEL])
+def test_the_smallest_batch_and_accumulation_that_hide_an_exchange_are_named(run, tmp_path):
+    folder = run.write(tmp_path / "run") if isinstance(run, MadeUp) else run
+    verdicts = diagnose_folder(folder).verdicts
+    verdict = next(each for each in verdicts if each.cause == "batch-too-small")
+    model = model_from_evidence(open_evidence(folder))
+    predicted = 1 - predict(model).exchange_efficiency
+    # What was measured has to come down, not what is predicted.
+    scale = max(1.0, verdict.lost_share / predicted)
+    assert (scale > 1) == (run is BEYOND_MODEL)
+    now = model.settings
+
+    def smallest(name: str) -> int:
+        """Tries each in turn."""
+        for value in range(getattr(now, name) + 1, 2000):
+            settings = replace(now, **{name: value})
+            if (1 - predict(model, settings).exchange_efficiency) * scale <= 0.2:
+                return value
+        return -1
+
+    batch, passes = smallest("batch_per_rank"), smallest("accumulation")
+    assert f"--batch-size {batch}, or --accumulation {passes} where" in verdict.change
+    assert (
+        f"With a batch per rank of {batch} in place of {now.batch_per_rank} "
+        in verdict.evidence[-1]
+    )
+    assert verdict.predicted_speedup > verdict.speedup_now
+
+
+def test_where_only_accumulation_hides_an_exchange_only_that_is_named(tmp_path):
+    # A pass takes as long whatever its batch: a larger one hides no more.
+    run = MadeUp(**SLOW_LINK, fixed_share=1.0)
+    verdicts = diagnose_folder(run.write(tmp_path / "run")).verdicts
+    verdict = next(each for each in verdicts if each.cause == "batch-too-small")
+    assert verdict.change.startswith("--accumulation ")
+    assert "--batch-size" not in verdict.change
+    assert "micro-batches a step in place of 1" in verdict.evidence[-1]
+
+
+def test_one_hiccup_is_no_warm_up(tmp_path):
+    # The first step is slow, but so are later ones.
+    run = MadeUp(early={0: 5.0, 20: 5.0, 25: 5.0})
+    assert diagnose_folder(run.write(tmp_path / "run")).healthy
+
+
+@pytest.mark.parametrize(("label", "first"), [("watch", "slow-rank"), ("", "warm-up-counted")])
+def test_a_watch_chose_its_own_window_so_its_first_step_comes_last(tmp_path, label, first):
+    folder = MadeUp(early={0: 12.0, 1: 4.0}, slow={1: 1.5}).write(tmp_path / "run")
+    environment = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps(environment | {"label": label}))
+    causes = [each.cause for each in diagnose_folder(folder).verdicts]
+    assert causes[0] == first
+    assert "warm-up-counted" in causes
+
+
+def test_speedup_and_its_prediction_follow_from_the_baseline(tmp_path):
+    # One rank: 0.2 + 10 + 20 + 1 = 31.2 ms for 32 samples; two with a rank 1.5 times as slow.
+    base = open_evidence(MadeUp(ranks=1, noise=0.0).write(tmp_path / "one"))
+    run = open_evidence(MadeUp(slow={1: 1.5}, noise=0.0).write(tmp_path / "two"))
+    [verdict] = diagnose(run, base)
+    slow_ms = 0.2 + 45 + 2 + 1
+    assert verdict.speedup_now == pytest.approx(2 * 31.2 / slow_ms)
+    assert verdict.predicted_speedup == pytest.approx(2 * 31.2 / (slow_ms - 15))
+    assert verdict.lost_share == pytest.approx(15 / slow_ms)
+    assert verdict.confidence == "high"
+
+
+@pytest.mark.parametrize(
+    ("baseline", "differs"),
+    [
+        (MadeUp(ranks=1, facts={0: {"parameters": 7}}), "parameters: 7"),
+        (MadeUp(ranks=1, facts={0: {"input_shape": "256"}}), "input_shape: 256"),
+        (MadeUp(ranks=1, batch=48), "neither strong nor weak"),
+    ],
+)
+def test_a_baseline_of_something_else_makes_the_comparison_void(baseline, differs, tmp_path):
+    run = MadeUp(slow={1: 2.0}).write(tmp_path / "run")
+    found = diagnose_folder(run, baseline.write(tmp_path / "one"))
+    assert [verdict.cause for verdict in found.verdicts] == ["mixed-configurations", "slow-rank"]
+    assert differs in " ".join(found.verdicts[0].evidence)
+    assert found.verdicts[0].lost_share is None
+
+
+@pytest.mark.parametrize("batch", [32, 64])
+def test_strong_and_weak_baselines_are_both_fair(batch, tmp_path):
+    run = MadeUp().write(tmp_path / "run")
+    assert diagnose_folder(run, MadeUp(ranks=1, batch=batch).write(tmp_path / "one")).healthy
+
+
+def test_without_a_table_its_causes_are_listed_as_not_judged(tmp_path):
+    folder = MadeUp(slow={1: 1.5}).write(tmp_path / "run")
+    for name in ("probes.csv", "buckets.csv", "facts.csv"):
+        (folder / name).unlink()
+    found = diagnose_folder(folder)
+    assert [verdict.cause for verdict in found.verdicts] == ["slow-rank"]
+    reasons = dict(found.not_judged)
+    assert "no samples.csv" in reasons["wrong-sampler"]
+    assert "no probes.csv" in reasons["oversubscribed-cores"]
+    assert "no buckets.csv" in reasons["bucket-cap"]
+    assert "no facts.csv" in reasons["mixed-configurations"]
+    assert any("no buckets.csv" in line for line in diagnosis_lines(folder))
+
+
+def test_validity_comes_before_speed_and_then_what_costs_most(tmp_path):
+    run = MadeUp(data_ms=8.0, slow={0: 1.6}, samples={"shared": 250, "distinct_all_ranks": 750})
+    found = diagnose_folder(run.write(tmp_path / "run"))
+    assert [verdict.cause for verdict in found.verdicts] == [
+        "wrong-sampler",
+        "slow-rank",
+        "data-loading",
+    ]
+    table = diagnosis_table(found)._repr_markdown_()
+    assert table.count("\n") == 5
+    lines = "\n".join(diagnosis_lines(tmp_path / "run"))
+    assert lines.index("1. wrong sampler") < lines.index("2. rank 0") < lines.index("3. the step")
+
+
+def test_a_loader_that_is_slow_on_one_rank_can_be_as_quick_as_the_others(tmp_path):
+    folder = MadeUp(data_ms=4.0).write(tmp_path / "run")
+    steps = pd.read_csv(folder / "steps.csv")
+    is_slow = steps["rank"] == 1
+    steps.loc[is_slow, "data_time_ms"] += 20.0
+    steps.loc[~is_slow, "waiting_time_ms"] += 20.0
+    steps["step_time_ms"] += 20.0
+    steps.to_csv(folder / "steps.csv", index=False)
+    verdict = next(v for v in diagnose_folder(folder).verdicts if v.cause == "data-loading")
+    slowest = steps[~steps["warmup"]].groupby(["round", "epoch", "step"])["step_time_ms"].max()
+    assert verdict.lost_share == pytest.approx(20.0 / slowest.mean(), rel=0.02)
+
+
+def test_no_line_is_longer_than_a_report_is_wide(tmp_path):
+    found = diagnose_folder(MadeUp(data_ms=8.0, slow={0: 1.6}).write(tmp_path / "run"))
+    long = "rank 0 is slower than the others, and one word after another makes its title longer"
+    verdicts = tuple(replace(verdict, title=f"{long}, as here") for verdict in found.verdicts)
+    lines = lines_of(replace(found, verdicts=verdicts))
+    assert max(map(len, lines)) <= WIDTH
+    place = next(n for n, line in enumerate(lines) if line.startswith("1. "))
+    # It goes on below its first word, and all of it is there.
+    title = f"1. {long}, as here ({found.verdicts[0].cause}; takes "
+    assert lines[place + 1].startswith("   ")
+    assert " ".join(line.strip() for line in lines[place : place + 2]).startswith(title)
+
+
+def test_what_was_done_is_not_read_from_the_settings(tmp_path):
+    folder = CASES["needless-synchronisation"].write(tmp_path / "run")
+    (folder / "config.yaml").write_text("{not: [yaml")
+    assert diagnose_folder(folder).verdicts[0].cause == "needless-synchronisation"
+
+
+def test_the_model_of_a_run_predicts_the_step_it_was_made_from(tmp_path):
+    run = open_evidence(MadeUp(noise=0.0, **SLOW_LINK).write(tmp_path / "run"))
+    model = model_from_evidence(run)
+    assert predict(model).step_n_s * 1e3 == pytest.approx(run.step_ms, rel=0.01)
+    assert model.settings.bucket_cap_mb * MIB >= 4 * MIB
+    # Alone passes take 1.1 times less; one rank makes no exchange.
+    assert predict(model).step_1_s * 1e3 == pytest.approx(30 / 1.1 + 1 + 0.2, rel=0.01)
+
+
+def test_an_arm_is_picked_and_its_baseline_found(tmp_path):
+    folder = MadeUp().write(tmp_path / "run")
+    two, one = (
+        pd.read_csv(p / "steps.csv") for p in (folder, MadeUp(ranks=1).write(tmp_path / "b"))
+    )
+    arms = pd.read_csv(folder / "arms.csv").assign(arm=1)
+    single = arms.assign(arm=0, world_size=1, global_batch=32)
+    pd.concat([single, arms]).to_csv(folder / "arms.csv", index=False)
+    pd.concat([one, two.assign(arm=1)]).to_csv(folder / "steps.csv", index=False)
+    found = diagnose_folder(folder)
+    assert "(measured)" in found.summary
+    assert "2 ranks are" in found.summary
+    assert "no scaling to explain" in diagnose_folder(folder, arm=0).summary
+    with pytest.raises(UserError, match=r"no arm 7; arms\.csv has 0, 1"):
+        diagnose_folder(folder, arm=7)
+
+
+def spoil(folder: Path, name: str, text: str | None) -> None:
+    """Replaces a table, or removes it."""
+    (folder / name).unlink()
+    if text is not None:
+        (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("steps.csv", None, "no steps.csv; a diagnosis needs a complete run"),
+        ("arms.csv", None, "no arms.csv"),
+        ("steps.csv", "epoch,train_loss\n1,2\n", "steps.csv: no column 'rank'"),
+        ("steps.csv", "", "empty, without even a header"),
+    ],
+)
+def test_a_broken_run_gets_one_line(name, text, message, tmp_path):
+    folder = MadeUp().write(tmp_path / "run")
+    spoil(folder, name, text)
+    with pytest.raises(UserError, match=message) as refused:
+        diagnose_folder(folder)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_that_is_not_there_gets_one_line(tmp_path):
+    with pytest.raises(UserError, match="no such run directory"):
+        diagnose_folder(tmp_path / "nowhere")
+
+
+def test_a_run_of_warm_up_only_gets_one_line(tmp_path):
+    folder = MadeUp().write(tmp_path / "run")
+    pd.read_csv(folder / "steps.csv").assign(warmup=True).to_csv(folder / "steps.csv", index=False)
+    with pytest.raises(UserError, match="no step after its warm-up"):
+        diagnose_folder(folder)
+
+
+def test_emulated_hosts_share_the_cores_of_one_machine(tmp_path):
+    run = MadeUp(together=1.4, placement={"threads": 2})
+    folder = run.write(tmp_path / "run")
+    placement = pd.read_csv(folder / "placement.csv")
+    placement["host"] = ["host0", "host1"]
+    placement.to_csv(folder / "placement.csv", index=False)
+    assert diagnose_folder(folder).healthy  # two machines of two cores each
+    environment = {"status": "complete", "network": "2 emulated hosts at 1 Gbit/s"}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    assert diagnose_folder(folder).verdicts[0].cause == "oversubscribed-cores"
+
+
+def test_right_predictions_and_changes_that_suffice_are_counted():
+    table = pd.DataFrame(
+        {
+            "change": ["none", "accumulation=8", "compression=fp16"],
+            "world_size": 2,
+            "global_batch": [16, 128, 16],
+            "global_batch_changed": [False, True, False],
+            "predicted_speedup": [0.5, 1.5, 0.9],
+            "speedup": [0.5, 1.64, 0.55],
+            "speedup_low": [0.45, 1.6, 0.5],
+            "speedup_high": [0.55, 1.7, 0.6],
+            "efficiency": [0.25, 0.82, 0.275],
+        }
+    )
+    # The unchanged step was predicted exactly, so the error of a gain is that of the speedup.
+    error = table["predicted_speedup"] / table["speedup"] - 1
+    changes = Changes(table.assign(error=error, gain_error=error), "made up", "a model")
+    facts = changes_facts(changes)
+    assert facts["predicted speedups within 10% of the achieved"] == "1 of 2"
+    assert facts["largest error of a gain"] == "+63.6% (compression=fp16)"
+    assert facts["changes that reach 80% of the ideal"] == "1 of 2"
+    rows = changes_table(changes)._repr_markdown_().splitlines()[2:]
+    # The interval of fp16 meets that of the step as it was: nothing can be told.
+    assert [row.split("|")[2].strip() for row in rows] == ["–", "yes", "no"]
+
+
+def test_where_nothing_is_proposed_nothing_is_counted():
+    table = pd.DataFrame({"change": ["none"], "world_size": 2})
+    assert changes_facts(Changes(table, "made up", "a model")) == {
+        "changes proposed": "none that would help by more than the noise"
+    }

@@ -1,0 +1,99 @@
+"""The study of scripts: another tool beside ours, on the same case."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.diagnose.studies.script_cases import CASES, FOURTH, FRESH, HEALTHY, Case
+from common.diagnose.studies.watched_scripts import (
+    ScriptsStudy,
+    copy_case,
+    run_under_traceml,
+    traceml_verdict,
+)
+from common.perfmodel.scaling.step_model import StepSettings
+
+
+@pytest.mark.slow
+@pytest.mark.two_ranks
+def test_traceml_judges_a_script_that_it_times_from_outside(tmp_path: Path) -> None:
+    pytest.importorskip("traceml_ai")
+    case = next(case for case in CASES if case.name == "data-loading-slow-loader-plain")
+    assert traceml_verdict(case, tmp_path) == ""
+    run_under_traceml(case, tmp_path, lambda line: None)
+    # The fault delays the loader of one rank. On a busy machine TraceML sees that rank, but no
+    # single phase of its step that is to blame.
+    assert traceml_verdict(case, tmp_path) in {"INPUT_STRAGGLER", "STRAGGLER"}
+    summary = json.loads((tmp_path / f"{case.name}-traceml.json").read_text())
+    assert summary["step_time"]["metadata"]["global_ranks_used"] == 2
+    assert summary["step_time"]["metadata"]["training_total_steps"] >= 50
+    assert not (tmp_path / f"{case.name}-traceml").exists()
+
+
+def test_a_case_is_taken_over_with_all_its_rounds_and_logs(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.name == "data-loading-slow-loader-plain")
+    earlier, folder = tmp_path / "earlier", tmp_path / "now"
+    folder.mkdir()
+    for number in range(3):
+        for removed in case.planted_or_not:
+            bundle = earlier / case.bundle(removed, number)
+            bundle.mkdir(parents=True)
+            (bundle / "rank0.jsonl").write_text("{}")
+            (earlier / f"{bundle.name}.log").write_text("")
+    copy_case(case, earlier, folder)
+    found = {path.relative_to(folder) for path in folder.rglob("*")}
+    assert found == {path.relative_to(earlier) for path in earlier.rglob("*")}
+
+
+@pytest.mark.parametrize("later", [FRESH, FOURTH])
+def test_a_later_set_can_be_run_by_itself(later: str) -> None:
+    cases = ScriptsStudy(only=(later,)).cases()
+    assert all(case.held_out for case in cases)
+    assert {case.cause for case in cases} == {case.cause for case in CASES}
+    assert len({case.name for case in CASES}) == len(CASES)
+    assert not set(cases) & set(ScriptsStudy().cases())
+
+
+def test_no_case_of_a_later_set_is_one_that_was_seen_before() -> None:
+    def what(case: Case) -> tuple:
+        return case.script, case.fault, case.flags, case.rate
+
+    known = {what(case) for case in CASES if case.later != FOURTH}
+    assert known.isdisjoint(what(case) for case in CASES if case.later == FOURTH)
+
+
+def test_the_remedy_of_a_small_batch_is_the_one_that_is_proposed() -> None:
+    case = next(case for case in CASES if case.cause == "batch-too-small")
+    batch = dict(case.flags)["batch_size"]
+    remedied = case.with_proposal(StepSettings(batch_per_rank=7 * batch))
+    before, after = remedied.words(removed=False), remedied.words(removed=True)
+    assert [(one, other) for one, other in zip(before, after, strict=True) if one != other] == [
+        (str(batch), str(7 * batch))
+    ]
+    assert remedied.bundle(removed=True) == f"{case.name}-batch-{7 * batch}"
+    assert remedied.planted_or_not == (False, True)
+
+
+def test_without_another_batch_to_try_nothing_is_removed() -> None:
+    case = next(case for case in CASES if case.cause == "batch-too-small")
+    batch = dict(case.flags)["batch_size"]
+    for proposed in (None, StepSettings(batch_per_rank=batch, accumulation=16)):
+        assert case.with_proposal(proposed).planted_or_not == (False,)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.cause == "bucket-cap"])
+def test_the_remedy_of_a_bucket_cap_is_the_one_that_is_proposed(case: Case) -> None:
+    settings = StepSettings(batch_per_rank=8, bucket_cap_mb=0.75)
+    remedied = case.with_proposal(settings)
+    assert remedied.words(removed=False)[1] == case.fault
+    assert remedied.words(removed=True)[1] == "bucket-cap=0.75"
+    assert remedied.bundle(removed=True) == f"{case.name}-bucket-cap-0.75"
+    # Where the diagnosis proposes no other cap, DDP's default is tried.
+    planted = float(case.fault.partition("=")[2])
+    for proposed in (None, replace(settings, bucket_cap_mb=planted)):
+        assert case.with_proposal(proposed).words(removed=True)[1] == HEALTHY
+        assert case.with_proposal(proposed).planted_or_not == (False, True)

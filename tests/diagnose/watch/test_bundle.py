@@ -1,0 +1,346 @@
+"""Bundles: what is read of them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from common.diagnose.causes.ranks import slow_rank, unequal_lengths
+from common.diagnose.causes.validity import mixed_configurations
+from common.diagnose.evidence.bundle import is_bundle, read_bundle
+from common.diagnose.evidence.bundle_tables import tables_of, write_run
+from common.diagnose.evidence.case import Case
+from common.diagnose.evidence.evidence import NotJudged, open_evidence
+from common.errors import UserError
+
+ABOUT = {
+    "table": "about",
+    "format": 1,
+    "version": "0.1.0",
+    "world_size": 2,
+    "backend": "gloo",
+    "host": "here",
+    "process": 7,
+    "started": "2026-11-23T10:00:00+0000",
+    "torch": "2.9.0",
+    "python": "3.12.0",
+    "cpu": "x86_64",
+    "device": "cpu",
+    "device_name": "",
+    "command": ["train.py"],
+    "variables": {},
+}
+EXCHANGES_MS = {0: [5.0, 2.0], 1: [1.0, 4.0]}
+"""Of ranks 0 and 1, in two steps."""
+
+
+def step_row(rank: int, step: int) -> dict:
+    exchange = EXCHANGES_MS[rank][step]
+    return {
+        "table": "steps",
+        "kind": "timed",
+        "epoch": 0,
+        "step": step,
+        "warmup": False,
+        "samples": 8,
+        "tokens": 8,
+        "padded_tokens": 8,
+        "longest": 1,
+        "micro_batches": 1,
+        "step_time_ms": 10.0 + exchange,
+        "data_time_ms": 1.0,
+        "forward_time_ms": 3.0,
+        "backward_time_ms": 5.0,
+        "exchange_time_ms": exchange,
+        "optimizer_time_ms": 1.0,
+        "began_s": step * 1.0,
+        "ended_s": step + 0.25,
+        "cpu_time_ms": 9.0,
+        "exchanged_bytes": 4000,
+    }
+
+
+def write_bundle(folder: Path, ranks: tuple[int, ...] = (0, 1), **about: object) -> Path:
+    folder.mkdir()
+    for rank in ranks:
+        facts = {"table": "facts", "parameters": 1000, "gradient_bytes": 4000}
+        facts |= {"gradient_dtype": "float32", "compute_dtype": "float32"}
+        facts |= {"model": "Net", "data": "Texts", "data_samples": 100}
+        rows = [ABOUT | about, facts, *(step_row(rank, step) for step in (0, 1))]
+        rows.append({"table": "end", "status": "complete", "steps": 2})
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"rank{rank}.jsonl").write_text(text)
+    return folder
+
+
+def test_the_exchange_is_divided_into_communication_and_waiting(tmp_path: Path) -> None:
+    steps = tables_of(read_bundle(write_bundle(tmp_path / "b")))["steps.csv"]
+    found = steps.set_index(["rank", "step"])
+    # The shortest exchange of a step is communication; the rest of the others' was waiting.
+    assert found["communication_time_ms"].to_dict() == {
+        (0, 0): 1.0, (0, 1): 2.0, (1, 0): 1.0, (1, 1): 2.0,
+    }  # fmt: skip
+    assert found["waiting_time_ms"].to_dict() == {
+        (0, 0): 4.0, (0, 1): 0.0, (1, 0): 0.0, (1, 1): 2.0,
+    }  # fmt: skip
+    assert found["between_time_ms"][0, 1] == pytest.approx(750.0)
+    assert pd.isna(found["between_time_ms"][0, 0])
+
+
+def test_its_tables_open_as_a_run(tmp_path: Path) -> None:
+    folder = write_run(read_bundle(write_bundle(tmp_path / "b")), tmp_path / "tables")
+    evidence = open_evidence(folder)
+    assert evidence.watched
+    assert evidence.world_size == 2
+    assert evidence.batch_per_rank == 8
+    assert evidence.step_ms == pytest.approx((15.0 + 14.0) / 2)  # the slower rank of each step
+    assert evidence.opened.environment["network"] == "TCP over loopback"
+
+
+def test_a_packed_bundle_is_the_same(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b")
+    with tarfile.open(tmp_path / "b.tar.gz", "w:gz") as archive:
+        archive.add(folder, "b")
+    plain, packed = (tables_of(read_bundle(tmp_path / name)) for name in ("b", "b.tar.gz"))
+    pd.testing.assert_frame_equal(plain["steps.csv"], packed["steps.csv"])
+
+
+def test_a_line_that_was_cut_off_is_noted_and_left_out(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b")
+    file = folder / "rank1.jsonl"
+    file.write_text(file.read_text()[:-30])
+    bundle = read_bundle(folder)
+    assert any("rank1.jsonl: line 5" in note for note in bundle.notes)
+    assert any("rank 1 breaks off" in note for note in bundle.notes)
+    assert len(tables_of(bundle)["steps.csv"]) == 4
+
+
+def test_ranks_without_a_record_are_named(tmp_path: Path) -> None:
+    bundle = read_bundle(write_bundle(tmp_path / "b", world_size=4))
+    assert any("no record of 2, 3" in note for note in bundle.notes)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda b: [f.unlink() for f in b.iterdir()], "no bundle"),
+        (lambda b: [f.write_text("{") for f in b.iterdir()], "no rank says who it was"),
+        (lambda b: write_bundle(b / "new", format=2), "take a newer one"),
+        (
+            lambda b: [
+                f.write_text("\n".join(f.read_text().splitlines()[:2])) for f in b.iterdir()
+            ],
+            "no step was seen",
+        ),
+    ],
+)
+def test_what_is_none_is_refused_in_a_line(tmp_path: Path, spoil, said: str) -> None:
+    folder = write_bundle(tmp_path / "b")
+    spoil(folder)
+    if (folder / "new").is_dir():
+        folder = folder / "new"
+    with pytest.raises(UserError, match=said) as raised:
+        read_bundle(folder)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_other_files_named_after_ranks_are_left_alone(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b")
+    before = tables_of(read_bundle(folder))["steps.csv"]
+    (folder / "rank-loss.jsonl").write_text("{}")
+    (folder / "rank_notes.jsonl").write_text("of somebody else")
+    assert tables_of(read_bundle(folder))["steps.csv"].equals(before)
+    for file in folder.glob("rank[0-9]*.jsonl"):
+        file.unlink()
+    assert not is_bundle(folder)
+    with pytest.raises(UserError, match="no bundle; it has no rank0"):
+        read_bundle(folder)
+
+
+def test_a_packed_bundle_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.tar.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
+    with pytest.raises(UserError, match="cannot be unpacked"):
+        read_bundle(tmp_path / "b.tar.gz")
+
+
+def with_steps(bundle: Path, rank: int, **values: float) -> None:
+    """Gives all steps of a rank these values."""
+    path = bundle / f"rank{rank}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [row | values if row["table"] == "steps" else row for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(("update_ms", "waited_ms"), [(41.0, 37.0), (11.0, 10.0), (1.0, 0.0)])
+def test_waiting_for_a_late_update_is_no_time_for_data(
+    tmp_path: Path, update_ms: float, waited_ms: float
+) -> None:
+    bundle = write_bundle(tmp_path / "b")
+    # A collective after the fetch lets rank 1 wait as far as rank 0 is late; the rest is its own.
+    with_steps(bundle, 0, fetch_time_ms=0.5, optimizer_time_ms=update_ms)
+    with_steps(bundle, 1, fetch_time_ms=0.5, data_time_ms=38.0)
+    steps = tables_of(read_bundle(bundle))["steps.csv"].set_index(["rank", "step"])
+    assert steps["data_time_ms"].to_dict() == {
+        (0, 0): 1.0,
+        (0, 1): 1.0,
+        (1, 0): 38.0,  # it is not known what came before
+        (1, 1): 38.0 - waited_ms,
+    }
+    assert steps.loc[(1, 1), "waiting_time_ms"] == 2.0 + waited_ms
+
+
+def test_buckets_are_those_of_the_last_backward_pass(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "b")
+    for rank in (0, 1):
+        rows = [
+            {
+                "table": "buckets",
+                "step": step,
+                "bucket": index,
+                "size_bytes": 1000 * (index % 2 + 1),
+            }
+            | {"ready_time_ms": 10.0 * index - 20.0, "done_time_ms": 10.0 * index - 15.0}
+            for step in (0, 1)
+            for index in range(4)  # two micro-batches, of two buckets each
+        ]
+        with (bundle / f"rank{rank}.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    buckets = tables_of(read_bundle(bundle))["buckets.csv"]
+    found = buckets.groupby(["rank", "step"])[["bucket", "size_bytes"]].agg(list)
+    assert found["bucket"].tolist() == [[0, 1]] * 4
+    assert found["size_bytes"].tolist() == [[1000, 2000]] * 4
+
+
+def changed_rows(folder: Path, table: str, change: dict, ranks: tuple[int, ...] = (0, 1)) -> None:
+    """Changes the rows of a table in a bundle."""
+    for rank in ranks:
+        path = folder / f"rank{rank}.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [row | change if row["table"] == table else row for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("status", "resumed_at", "goes_on"),
+    [
+        ("ended", None, True),
+        ("interrupted", None, False),
+        ("interrupted", 3, False),
+        ("interrupted", 9, True),
+    ],
+)
+def test_a_stall_is_over_if_a_later_step_came_or_the_script_ended_by_itself(
+    tmp_path: Path, status: str, resumed_at: int | None, goes_on: bool
+) -> None:
+    # A stall after step 8; a rank may have gone on after an earlier one, which says nothing of it.
+    folder = write_bundle(tmp_path / "b")
+    changed_rows(folder, "end", {"status": status})
+    rows = [{"table": "stalled", "step": 8, "seconds": 60.0, "phase": "data", "stack": ["a"]}]
+    if resumed_at is not None:
+        rows.append({"table": "resumed", "step": resumed_at, "seconds": 61.0})
+    with (folder / "rank1.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    assert tables_of(read_bundle(folder))["stalls.csv"]["resumed"].tolist() == [goes_on]
+
+
+def test_steps_whose_samples_are_not_known_name_no_rank(tmp_path: Path) -> None:
+    # A model that is called with an object of its own kind: samples are 0.
+    folder = write_bundle(tmp_path / "b")
+    counts = dict.fromkeys(("samples", "tokens", "padded_tokens"), 0)
+    changed_rows(folder, "steps", counts)
+    case = Case(open_evidence(write_run(read_bundle(folder), tmp_path / "run")))
+    for cause in (slow_rank, unequal_lengths):
+        with pytest.raises(NotJudged, match="samples"):
+            cause(case)
+    assert case.speedup_now is None
+
+
+@pytest.mark.parametrize(("of_rank_1", "differs"), [((4, 4), True), ((4, 16), False)])
+def test_batches_of_no_fixed_number_are_not_compared(
+    tmp_path: Path, of_rank_1: tuple[int, int], differs: bool
+) -> None:
+    # Rank 0 takes 8 samples in both steps. Rank 1 takes fewer, or what a budget of tokens makes.
+    folder = write_bundle(tmp_path / "b")
+    path = folder / "rank1.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if row["table"] == "steps":
+            row["samples"] = of_rank_1[row["step"]]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = mixed_configurations(
+        Case(open_evidence(write_run(read_bundle(folder), tmp_path / "r")))
+    )
+    assert bool(found and "samples of a step" in str(found.evidence)) == differs
+
+
+@pytest.mark.parametrize("waits_ms", [0.0, 15.0])
+@pytest.mark.parametrize(("sending_ms", "then_ms"), [(11.0, 11.0), (8.0, 8.0), (None, 8.0)])
+def test_equal_ranks_send_while_all_of_them_compute(
+    tmp_path: Path, sending_ms: float | None, then_ms: float, waits_ms: float
+) -> None:
+    # Rank 1 sleeps 20 ms in a pass of 8 ms; its exchange is hidden, as the other's core is free.
+    # Where all compute, a pass that sends its gradients takes longer than one that does not.
+    folder = write_bundle(tmp_path / "b")
+    changed_rows(folder, "steps", {"step_time_ms": 40.0})
+    slow = {"forward_time_ms": 23.0, "exchange_time_ms": waits_ms}
+    changed_rows(folder, "steps", slow, ranks=(1,))
+    if waits_ms:  # for another reason: it is no time that the rank itself would save
+        then_ms = 8.0
+    for rank in (0, 1):
+        passed = {"repeat": 0, "forward_time_ms": 3.0, "backward_time_ms": 5.0}
+        probe = {"table": "probes", "batch_per_rank": 8} | passed
+        rows = [probe | {"together": True}, probe | {"together": False}]
+        if sending_ms is not None:
+            sent = {"table": "passes-exchanging", "iteration": 0}
+            rows.append(passed | sent | {"exchange_time_ms": sending_ms - 8.0})
+        with (folder / f"rank{rank}.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    case = Case(open_evidence(write_run(read_bundle(folder), tmp_path / "run")))
+    found = slow_rank(case)
+    assert found.title == "rank 1 is slower than the others"
+    assert found.lost_share == pytest.approx((28.0 - then_ms) / 40.0)
+    assert ("Once no rank is late" in str(found.evidence)) == (then_ms > 8.0)
+
+
+def test_a_rank_is_not_slow_if_all_are_as_slow_once_nobody_waits(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b")
+    changed_rows(folder, "steps", {"step_time_ms": 40.0})
+    changed_rows(folder, "steps", {"forward_time_ms": 23.0, "exchange_time_ms": 0.0}, ranks=(1,))
+    passed = {"repeat": 0, "forward_time_ms": 3.0, "backward_time_ms": 5.0}
+    probe = {"table": "probes", "batch_per_rank": 8} | passed
+    sent = passed | {"table": "passes-exchanging", "iteration": 0, "exchange_time_ms": 19.5}
+    for rank in (0, 1):
+        rows = [probe | {"together": True}, probe | {"together": False}, sent]
+        with (folder / f"rank{rank}.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    run = write_run(read_bundle(folder), tmp_path / "run")
+    assert slow_rank(Case(open_evidence(run))) is None
+
+
+@pytest.mark.parametrize(("plain_ms", "is_slow"), [(40.0, True), (20.0, False)])
+def test_what_slows_the_watched_steps_alone_is_no_slow_rank(
+    tmp_path: Path, plain_ms: float, is_slow: bool
+) -> None:
+    # Rank 1 takes 20 ms longer in the steps whose buckets are watched; plain steps show whether it
+    # always does.
+    folder = write_bundle(tmp_path / "b")
+    changed_rows(folder, "steps", {"step_time_ms": 40.0})
+    changed_rows(folder, "steps", {"forward_time_ms": 23.0}, ranks=(1,))
+    plain = {"kind": "plain", "exchange_time_ms": None, "step_time_ms": plain_ms}
+    for rank in (0, 1):
+        rows = [step_row(rank, 0) | plain | {"step": step} for step in (2, 3)]
+        with (folder / f"rank{rank}.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    case = Case(open_evidence(write_run(read_bundle(folder), tmp_path / "run")))
+    assert bool(slow_rank(case)) == is_slow
+
+
+def test_what_is_no_archive_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty.tar.gz").touch()
+    with pytest.raises(UserError, match="cannot be unpacked") as told:
+        read_bundle(tmp_path / "empty.tar.gz")
+    assert "\n" not in str(told.value)

@@ -1,0 +1,158 @@
+"""A model that hooks cannot see into is profiled for a few steps, and computes the same."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import socket
+import tarfile
+from pathlib import Path
+
+import pytest
+from ddplab_watch.profile import kept
+from watch_support import MAIN, SCRIPTS, SHORT, rows_of, run_loop
+
+from common.diagnose.evidence.bundle import read_bundle
+from common.diagnose.opened import causes_changed, compared, open_diagnosis
+
+STEPS = sum(SHORT.values())
+FIELDS = {"ph", "cat", "name", "pid", "tid", "ts", "dur", "args"}
+
+
+@pytest.fixture(scope="module")
+def sharded(rank_server, tmp_path_factory) -> tuple[Path, list[dict], list[dict]]:
+    """Runs FSDP2 on two ranks, unwatched and watched; returns what they computed."""
+    plain, watched = (tmp_path_factory.mktemp(name) for name in ("plain", "watched"))
+    expected = run_loop(rank_server.run, plain, "--sharded", 1)
+    found = run_loop(rank_server.run, watched, "--sharded", 1, watch={"anonymise": 1})
+    return watched, expected, found
+
+
+def trace_of(folder: Path, rank: int) -> dict:
+    path = folder / "bundle" / f"rank{rank}-trace.json.gz"
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
+def test_under_fsdp_losses_weights_and_random_numbers_are_the_same_to_the_last_bit(sharded) -> None:
+    _, expected, found = sharded
+    for before, after in zip(expected, found, strict=True):
+        for name in ("losses", "parameters", "buffers", "random", "indices"):
+            assert before[name] == after[name], name
+
+
+def test_three_steps_after_the_window_are_in_the_trace_and_in_no_table(sharded) -> None:
+    folder, _, _ = sharded
+    for rank in (0, 1):
+        names = [record["name"] for record in trace_of(folder, rank)["traceEvents"]]
+        steps = sorted(name for name in names if name.startswith("ProfilerStep#"))
+        # One step after the window warms the profiler up.
+        assert steps == [f"ProfilerStep#{STEPS + n}" for n in (1, 2, 3)]
+        assert {"gloo:all_gather", "aten::addmm"} <= set(names)
+        assert [row["step"] for row in rows_of(folder, rank, "steps")] == list(range(STEPS))
+        assert rows_of(folder, rank, "end")[0]["status"] == "complete"
+
+
+def test_no_name_of_host_or_path_no_shape_and_no_stack_is_in_the_trace(sharded) -> None:
+    folder, _, _ = sharded
+    for rank in (0, 1):
+        trace = trace_of(folder, rank)
+        assert set(trace) == {"schemaVersion", "distributedInfo", "traceEvents"}
+        assert trace["distributedInfo"] == {"rank": rank}
+        assert all(set(record) == FIELDS for record in trace["traceEvents"])
+        arguments = {name for record in trace["traceEvents"] for name in record["args"]}
+        assert not arguments & {"Input Dims", "Call stack", "Python id"}
+        text = json.dumps(trace)
+        assert str(folder) not in text
+        assert "loop.py" not in text
+        assert not re.search(rf'"{re.escape(socket.gethostname())}"', text)
+
+
+def test_the_scripts_own_ranges_stay_out_and_what_came_before_the_first_step() -> None:
+    def record(name: str, kind: str, start: float, **more: object) -> dict:
+        place = {"ph": "X", "cat": kind, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": 1.0}
+        return place | {"args": more}
+
+    records = [
+        record("aten::mm", "cpu_op", 1.0),
+        record("ProfilerStep#7", "user_annotation", 2.0),
+        record("load /home/ann/texts", "user_annotation", 3.0),
+        record("aten::mm", "cpu_op", 4.0, **{"Input Dims": [[2, 3]], "Call stack": "train.py(3)"}),
+        record("nccl:all_reduce", "user_annotation", 5.0),
+        record("ncclDevKernel", "kernel", 6.0, stream=7, correlation=3, device=0),
+        record("train.py(3): main", "python_function", 7.0),
+        {"ph": "M", "name": "process_name", "ts": 8.0, "pid": 1, "tid": 0, "args": {"name": "ann"}},
+    ]
+    found = [(each["name"], each["args"]) for each in kept(records)]
+    assert found == [
+        ("ProfilerStep#7", {}),
+        ("aten::mm", {}),
+        ("nccl:all_reduce", {}),
+        ("ncclDevKernel", {"correlation": 3, "stream": 7}),
+    ]
+
+
+def test_the_profiler_tells_the_scripts_user_nothing(rank_server, tmp_path: Path) -> None:
+    settings = [f"{name}={value}" for name, value in SHORT.items()]
+    words = [f"folder={tmp_path}/bundle", *settings, SCRIPTS / "loop.py", tmp_path / "out"]
+    done = rank_server.run(MAIN, *words, "--sharded", 1, ranks=2)
+    assert done.exit_codes == [0, 0]
+    assert (tmp_path / "bundle" / "rank1-trace.json.gz").is_file()
+    assert "Profiler" not in "".join(done.stderr)
+    assert "ddplab-watch" not in "".join(done.stderr)
+
+
+def test_a_bundle_with_traces_is_diagnosed_packed_and_compared(sharded, tmp_path: Path) -> None:
+    folder, _, _ = sharded
+    bundle = read_bundle(folder / "bundle")
+    steps = bundle.of("trace-steps")
+    assert steps.groupby("rank")["step"].agg(list).tolist() == [[STEPS + n for n in (1, 2, 3)]] * 2
+    parts = steps["computation_ms"] + steps["exposed_communication_ms"] + steps["idle_ms"]
+    assert parts.to_numpy() == pytest.approx(steps["step_ms"].to_numpy())
+    plain = open_diagnosis(folder / "bundle")
+    assert "under the profiler" in plain.found.summary
+    judged = {cause for cause, _ in plain.found.not_judged}
+    assert "slow-rank" not in judged
+    assert not any(cause.startswith("model-too-small") for cause in judged)
+    with tarfile.open(tmp_path / "job.tar.gz", "w:gz") as archive:
+        archive.add(folder / "bundle", "bundle")
+    packed = open_diagnosis(tmp_path / "job.tar.gz")
+    assert packed.found.verdicts == plain.found.verdicts
+    assert packed.found.summary == plain.found.summary
+    assert (compared(plain, packed)["ratio"] == 1).all()
+    assert causes_changed(plain, packed) == ["The same causes were found in both."]
+
+
+def test_a_model_compiled_in_place_is_profiled_too(rank_server, tmp_path: Path) -> None:
+    plain, watched = tmp_path / "plain", tmp_path / "watched"
+    plain.mkdir()
+    watched.mkdir()
+    expected = run_loop(rank_server.run, plain, "--compiled", 1, count=1)
+    found = run_loop(rank_server.run, watched, "--compiled", 1, count=1, watch={"profile_steps": 2})
+    assert expected[0]["losses"] == found[0]["losses"]
+    names = [record["name"] for record in trace_of(watched, 0)["traceEvents"]]
+    assert sum(name.startswith("ProfilerStep#") for name in names) == 2
+
+
+@pytest.mark.parametrize("settings", [{"profile_steps": 0}, {"to_end": 1}])
+def test_nothing_is_profiled_that_was_not_asked_for(rank_server, tmp_path, settings) -> None:
+    run_loop(rank_server.run, tmp_path, "--compiled", 1, count=1, watch=settings)
+    assert not list((tmp_path / "bundle").glob("*trace*"))
+
+
+def test_a_model_that_hooks_see_into_is_not_profiled(rank_server, tmp_path: Path) -> None:
+    run_loop(rank_server.run, tmp_path, count=1, watch={})
+    assert not list((tmp_path / "bundle").glob("*trace*"))
+
+
+@pytest.mark.parametrize(("begins", "why"), [(8, "profiles itself"), (12, "began to profile")])
+def test_a_script_that_profiles_itself_goes_first(
+    rank_server, tmp_path: Path, begins: int, why: str
+) -> None:
+    # The first update is not counted: the profile begins after the tenth, the script's own before
+    # that or in the middle of it.
+    words = ("--compiled", 1, "--profiles_itself", begins)
+    run_loop(rank_server.run, tmp_path, *words, count=1, watch={"warmup": 1, "bucket_steps": 4})
+    assert why in str(rows_of(tmp_path, 0, "unseen"))
+    assert not list((tmp_path / "bundle").glob("*trace*"))
+    assert rows_of(tmp_path, 0, "end")[0]["status"] == "complete"
