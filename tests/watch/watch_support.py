@@ -12,6 +12,11 @@ SCRIPTS = Path(__file__).parent / "scripts"
 MAIN = Path(ddplab_watch.__file__).parent / "__main__.py"
 SHORT = {"warmup": 2, "window": 4, "bucket_steps": 3}
 """A short watch: nine steps."""
+EXCHANGES_EVERY_PASS = (
+    *("--no_sync", 0, "--find_unused", 1, "--slow_data_s", 0.06, "--own_noise", 1),
+    *("--steps", 12, "--short_trials", 1),
+)
+"""Flags of micro-batches all of which exchange, in a script that also waits for its data."""
 
 
 def run_loop(
@@ -27,6 +32,13 @@ def run_loop(
     if "--profiles_itself" not in flags:  # nothing of the watch's own profiles is to be read
         assert not any("profiler_start" in text for text in done.stderr)
     return [json.loads((folder / f"out-{rank}.json").read_text()) for rank in range(count)]
+
+
+def assert_same(expected: list[dict], found: list[dict]) -> None:
+    """Compares what the ranks of two runs computed, to the last bit."""
+    for before, after in zip(expected, found, strict=True):
+        for name in ("losses", "parameters", "buffers", "random", "indices"):
+            assert before[name] == after[name], name
 
 
 def rows_of(folder: Path, rank: int, table: str) -> list[dict]:
