@@ -22,13 +22,18 @@ EXCHANGES_EVERY_PASS = (
 def run_loop(
     ranks: Callable, folder: Path, *flags: object, count: int = 2, watch: dict | None = None
 ) -> list[dict]:
-    """Runs loop.py; returns what each rank computed. ``watch`` has settings, None for no watch."""
+    """Runs loop.py; returns what each rank computed, and leaves what it said in rank0.err.
+
+    ``watch`` has settings, None for no watch.
+    """
     words = [str(SCRIPTS / "loop.py"), str(folder / "out"), *map(str, flags)]
     if watch is not None:
         settings = {"folder": folder / "bundle", **SHORT, **watch}
         words = [str(MAIN), *(f"{name}={value}" for name, value in settings.items()), *words]
     done = ranks(Path(words[0]), *words[1:], ranks=count, variables={"DDPLAB_WATCH_DEBUG": "1"})
     assert done.exit_codes == [0] * count, "\n".join(done.stderr)
+    for rank, text in enumerate(done.stderr):
+        (folder / f"rank{rank}.err").write_text(text)
     if "--profiles_itself" not in flags:  # nothing of the watch's own profiles is to be read
         assert not any("profiler_start" in text for text in done.stderr)
     return [json.loads((folder / f"out-{rank}.json").read_text()) for rank in range(count)]
