@@ -6,6 +6,7 @@ of its own, and its output goes to files. Tests of the launcher start torchrun i
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -96,6 +97,7 @@ def torchrun_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 def _be_a_rank(script: str, arguments: list[str], environment: Mapping, output: str) -> None:
     os.environ.update(environment)
+    gc.freeze()  # what the server has imported is shared with it, as long as nothing touches it
     # A process that a fork server began would start its own in the same way, and run the script
     # in each of them.
     multiprocessing.set_start_method(None, force=True)

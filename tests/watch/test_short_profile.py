@@ -126,9 +126,8 @@ def test_a_model_compiled_in_place_is_profiled_too(loop_run) -> None:
     assert sum(name.startswith("ProfilerStep#") for name in names) == 2
 
 
-@pytest.mark.parametrize(
-    "settings", [{"to_end": 1}, pytest.param({"profile_steps": 0}, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"to_end": 1}, {"profile_steps": 0}])
 def test_nothing_is_profiled_that_was_not_asked_for(loop_run, settings: dict) -> None:
     folder, _ = loop_run("--compiled", 1, count=1, **settings)
     assert not list((folder / "bundle").glob("*trace*"))

@@ -109,7 +109,7 @@ def test_gradients_of_the_probes_are_the_models_parameters(one_run) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "settings", "times"),
-    [(("--no_sync", 1), {"probe": 0}, 1), (EXCHANGES_EVERY_PASS, {"verify": 1}, 3)],
+    [(("--no_sync", 1), {"to_end": 1}, 1), (EXCHANGES_EVERY_PASS, {"verify": 1}, 3)],
     ids=["last only", "every pass"],
 )
 def test_micro_batches_and_their_exchanges_are_counted(
@@ -120,6 +120,12 @@ def test_micro_batches_and_their_exchanges_are_counted(
     timed = [row for row in rows_of(folder, 0, "steps") if row["kind"] == "timed"]
     assert {row["micro_batches"] for row in timed} == {3}
     assert {row["exchanged_bytes"] for row in timed} == {times * facts["gradient_bytes"]}
+
+
+def test_a_watch_to_the_end_has_all_steps_and_no_probes(loop_run) -> None:
+    folder, _ = loop_run("--accumulation", 3, "--no_sync", 1, to_end=1)
+    assert [row["step"] for row in rows_of(folder, 0, "steps")] == list(range(19))
+    assert not rows_of(folder, 0, "probes")
 
 
 def test_ddps_map_of_used_parameters_is_no_bucket(loop_run) -> None:
