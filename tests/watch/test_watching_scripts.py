@@ -100,6 +100,7 @@ def test_where_nothing_can_be_written_the_script_runs_all_the_same(
     assert done.stderr[0].count("ddplab-watch") == 1
 
 
+@pytest.mark.slow  # test_wheel.py starts it in this way, too
 def test_the_variable_starts_it_in_processes_of_others(tmp_path: Path) -> None:
     # As accelerate, DeepSpeed or a job's script start a rank: with a variable alone. They look
     # whether torch is there before they import it, which must not keep the watch away.
