@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from common.course import fresh_faults
 from common.diagnose.diagnosis import diagnose_folder, diagnosis_lines
-from common.diagnose.studies import fresh_faults
 from common.diagnose.studies.planted import (
     CASES,
     FLAGS,
