@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import inspect
+import json
 import socket
+import struct
 import sys
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,7 +45,8 @@ class OwnProcesses:
         self.scratch = folder / "scratch"
         self.scratch.mkdir()
         self._server = server
-        self._processes: list[BaseProcess] = []
+        self._processes: list[psutil.Process] = []
+        self._kept: list[Connection] = []
 
     @property
     def scratch_inside(self) -> str:
@@ -54,26 +57,32 @@ class OwnProcesses:
         self, below: str, *, timeout_s: float = ANSWER_S, variables: dict[str, str] | None = None
     ) -> Peer:
         """Starts a process with the exercises of a part; see ``Sandbox.start``."""
-        ours, theirs = socket.socketpair()
         place = {"folder": str(self.folder / below), "scratch": self.scratch_inside}
-        variables = VARIABLES | (variables or {})
-        with theirs:
-            self._processes.append(self._server.start(_be_called, theirs, place, variables))
+        place["variables"] = VARIABLES | (variables or {})
+        address = self.folder / "peer"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(address))
+            listener.listen()
+            self._kept.append(self._server.start(Path(__file__), address, json.dumps(place)))
+            ours, _ = listener.accept()
+        address.unlink()
+        who = ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        self._processes.append(psutil.Process(struct.unpack("3i", who)[0]))
         ours.settimeout(timeout_s)
         return Peer(ours)
 
     def afresh(self) -> None:
         """Ends all processes and deletes what they wrote."""
-        for process in self._processes:
-            process.kill()
-            process.join()
+        for connection in self._kept:
+            connection.close()
+        psutil.wait_procs(self._processes, timeout=ANSWER_S)
+        self._kept.clear()
         self._processes.clear()
         empty(self.scratch)
 
     def sent_bytes(self) -> int:
         """Returns the bytes that all processes have written so far: those of gloo, and few more."""
-        processes = [psutil.Process(process.pid) for process in self._processes]
-        return sum(process.io_counters().write_chars for process in processes)
+        return sum(process.io_counters().write_chars for process in self._processes)
 
 
 class OwnStudent(Student):
@@ -110,10 +119,17 @@ def _heard(function: Callable) -> Callable:
     return call
 
 
-def _be_called(connection: socket.socket, place: dict[str, str], variables: dict) -> None:
+def main() -> None:
     """Serves a connection with the exercises of a part, which the server may have imported."""
+    address, place = sys.argv[1], json.loads(sys.argv[2])
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, int(VARIABLES["MALLOC_MMAP_THRESHOLD_"]))
     for name in list(sys.modules):
         if name.startswith("common.exercises"):
             del sys.modules[name]
-    callee.be_called(connection, "none", 0, **place, variables=variables)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(address)
+    callee.be_called(connection, "none", 0, **place)
+
+
+if __name__ == "__main__":
+    main()
