@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ddplab_watch.machine_cores import own_cores
+
 from common.runtime.group.network import (
     backend_name,
     emulated_network,
@@ -137,9 +139,7 @@ def name_of_device(gpus: Sequence[str]) -> str:
 
 def usable_cores() -> int:
     """Returns the number of cores this process may use, in a job or container not always all."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(own_cores()) or os.cpu_count() or 1
 
 
 def cpu_model() -> str:
