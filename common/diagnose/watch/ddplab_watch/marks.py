@@ -113,6 +113,7 @@ class CudaClock:
 
 
 Clock = HostClock | CudaClock
+Mark = float | torch.cuda.Event
 
 
 def clock_of(device: torch.device, sleep: Callable[[int], None] = private.sleep_on_gpu) -> Clock:
