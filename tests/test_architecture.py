@@ -99,7 +99,7 @@ CALLERS = {
 the exchange diagnoses a script over it."""
 
 
-READERS = {"cgroups", "files", "machine_cores", "marks", "nvml"}
+READERS = {"cgroups", "files", "interfaces", "machine_cores", "marks", "nvml", "placement"}
 """Modules of the watch that read a machine and its clocks: the lab uses no others."""
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ddplab_watch.interfaces import interfaces
 from ddplab_watch.machine_cores import own_cores
 
 from common.runtime.group.network import (
@@ -209,14 +210,7 @@ def _interconnect(transport: str | None) -> dict:
     found["infiniband"] = (
         sorted(p.name for p in infiniband.iterdir()) if infiniband.is_dir() else []
     )
-    speeds = {}
-    for card in sorted(Path("/sys/class/net").glob("*/speed")):
-        try:
-            speed = int(card.read_text())
-        except (OSError, ValueError):
-            continue
-        if speed > 0:  # −1: the driver does not know
-            speeds[card.parent.name] = speed
+    speeds = {card.name: card.speed_mbit for card in interfaces() if card.speed_mbit}
     found["network_mbit_per_s"] = speeds
     if transport:
         found["transport"] = transport

@@ -60,24 +60,6 @@ def about(
     }
 
 
-def placement(record: Record, device: torch.device) -> dict[str, Any]:
-    """Returns where this rank computes, by column of ``placement.csv``."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    listed = " ".join(map(str, cores))
-    identity = f"cores {listed}"
-    if device.type == "cuda":
-        identity = str(torch.cuda.get_device_properties(device).uuid)
-    return {
-        "host": record.name(socket.gethostname()),
-        "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
-        "device": str(device),
-        "identity": identity,
-        "cores": len(cores) or os.cpu_count(),
-        "core_list": listed,
-        "threads": torch.get_num_threads(),
-    }
-
-
 def facts(
     roots: Sequence[nn.Module],
     parameters: Sequence[nn.Parameter],

@@ -25,6 +25,7 @@ from ddplab_watch.machine_cores import CpuTimes
 from ddplab_watch.marks import clock_of
 from ddplab_watch.options import Options
 from ddplab_watch.pauses import Memory, Pauses
+from ddplab_watch.placement import placement
 from ddplab_watch.record import Record
 from ddplab_watch.stacks import Stacks
 from ddplab_watch.steps import Loop
@@ -139,7 +140,9 @@ class Session:
         """Records who this rank is and where it runs."""
         about = rows.about(self.record, self.options, self.rank, self.ranks, self.device)
         self.record.add("about", **about)
-        self.record.add("placement", **rows.placement(self.record, self.device))
+        place = placement(self.device)
+        place["host"] = self.record.name(place["host"])
+        self.record.add("placement", **place)
         self.look_around(None)
 
     def begin(self, kept: Hooks, guarded: Callable[[Callable], Callable]) -> None:
