@@ -59,7 +59,7 @@ class CudaClock:
     """The clock of a GPU: marks are events in its current stream.
 
     Args:
-        device: that of the work, which need not be the current one.
+        device: device of the work, which need not be the current one.
         sleep: keeps the current stream busy for so many cycles of the GPU's clock; by default
             where this version of torch can.
     """

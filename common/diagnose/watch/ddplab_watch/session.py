@@ -38,7 +38,7 @@ class Progress:
     """The steps of a watch so far.
 
     Attributes:
-        options: the watch's, which number its stages.
+        options: settings of the watch, which say how long its stages are.
         updated: steps that have been updated; the newest may not be written yet.
         profiled_steps: steps that go on under the profiler: one to warm up, and those that it
             records.
@@ -65,11 +65,11 @@ class Session:
     """A watch that has begun.
 
     Attributes:
-        thread_id: the thread that trains.
-        rank, ranks: this rank, and the number of all.
-        device: the model's.
-        parameters: the optimizer's.
-        roots: the outermost modules that hold them; found by ``begin``.
+        thread_id: identity of the thread that trains.
+        rank, ranks: number of this rank, and how many there are.
+        device: device of the model.
+        parameters: parameters of the optimizer.
+        roots: outermost modules that hold the parameters; found by ``begin``.
     """
 
     options: Options
