@@ -7,10 +7,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -33,20 +31,56 @@ from ddplab_watch.surroundings import surroundings
 from ddplab_watch.team import same_folder
 
 
-@dataclass
-class Progress:
-    """The steps of a watch so far.
+class Session:
+    """A watch that has begun, with an optimizer's first update.
 
-    Attributes:
-        options: settings of the watch, which say how long its stages are.
-        updated: steps that have been updated; the newest may not be written yet.
-        profiled_steps: steps that go on under the profiler: one to warm up, and those that it
-            records.
+    Args:
+        optimizer: optimizer whose parameters are trained.
+        options: settings of the watch.
+        feed: batches, which were counted from the start on.
+
+    Raises:
+        FileExistsError: an earlier run has used the bundle.
     """
 
-    options: Options
-    updated: int = 0
-    profiled_steps: int = 0
+    def __init__(self, optimizer: Optimizer, options: Options, feed: Feed) -> None:
+        in_group = dist.is_available() and dist.is_initialized()
+        self.options, self.feed = options, feed
+        self.thread_id = threading.get_ident()
+        """Thread that trains."""
+        self.rank = dist.get_rank() if in_group else int(os.environ.get("RANK", 0))
+        self.ranks = dist.get_world_size() if in_group else int(os.environ.get("WORLD_SIZE", 1))
+        self.parameters: list[nn.Parameter] = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
+        self.device = device = self.parameters[0].device
+        self.roots: list[nn.Module] = []
+        """Outermost modules that hold the parameters; ``begin`` finds them."""
+        self.updated = 0
+        """Steps that have been updated; the newest may not be written yet."""
+        self.profiled_steps = 0
+        """Steps that go on under the profiler: one to warm up, and those that it records."""
+        self.record = record = Record(self.path(in_group), options.anonymise)
+        self.loop = loop = Loop(clock_of(device), time.perf_counter, time.process_time)
+        self.calls = Calls(loop, device, feed, self.is_near_end, self.is_last)
+        self.steps = steps = EndedSteps(loop, record, feed, options.warmup, self.facts)
+        self.memory, self.pauses = Memory(device), Pauses(device)
+        self.stacks = Stacks(record, lambda: loop.phase, lambda: (self.updated, steps.usual_s()))
+        feed.counts_tokens = device.type != "cpu"
+
+    def path(self, in_group: bool) -> Path:
+        """Returns the path of this rank's record, in the folder that all ranks share.
+
+        Raises:
+            FileExistsError: an earlier run has used it.
+        """
+        folder, name = Path(self.options.folder).absolute(), f"rank{self.rank}.jsonl"
+        if not self.options.named:
+            store = private.job_store() if in_group and self.ranks > 1 else None
+            folder = same_folder(folder, store, self.rank, name)
+        if (folder / name).exists():
+            raise FileExistsError(f"{folder / name} exists; give each run a folder of its own")
+        return folder / name
 
     def is_near_end(self) -> bool:
         """Returns True in the steps after the window, a pass of which the probes repeat."""
@@ -59,82 +93,10 @@ class Progress:
         last = self.options.last_step + self.profiled_steps
         return self.options.probe and not self.options.to_end and self.updated == last - 1
 
-
-@dataclass(frozen=True)
-class Session:
-    """A watch that has begun.
-
-    Attributes:
-        thread_id: identity of the thread that trains.
-        rank, ranks: number of this rank, and how many there are.
-        device: device of the model.
-        parameters: parameters of the optimizer.
-        roots: outermost modules that hold the parameters; found by ``begin``.
-    """
-
-    options: Options
-    progress: Progress
-    thread_id: int
-    rank: int
-    ranks: int
-    device: torch.device
-    parameters: list[nn.Parameter]
-    roots: list[nn.Module]
-    record: Record
-    loop: Loop
-    feed: Feed
-    calls: Calls
-    steps: EndedSteps
-    memory: Memory
-    pauses: Pauses
-    stacks: Stacks
-
-    @classmethod
-    def opened(cls, optimizer: Optimizer, options: Options, feed: Feed) -> Session:
-        """Makes the parts of a watch at an optimizer's first update.
-
-        Raises:
-            FileExistsError: an earlier run has used the bundle.
-        """
-        in_group = dist.is_available() and dist.is_initialized()
-        rank = dist.get_rank() if in_group else int(os.environ.get("RANK", 0))
-        ranks = dist.get_world_size() if in_group else int(os.environ.get("WORLD_SIZE", 1))
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        roots: list[nn.Module] = []
-        device = parameters[0].device
-        feed.counts_tokens = device.type != "cpu"
-        store = private.job_store() if in_group and ranks > 1 else None
-        record = Record(record_path(options, rank, store), options.anonymise)
-        progress = Progress(options)
-        loop = Loop(clock_of(device), time.perf_counter, time.process_time)
-        calls = Calls(loop, device, feed, progress.is_near_end, progress.is_last)
-        steps = EndedSteps(
-            loop,
-            record,
-            feed,
-            options.warmup,
-            facts=lambda: rows.facts(
-                roots, parameters, (calls.compute_dtype, feed.iterator, feed.on_host)
-            ),
-        )
-        return cls(
-            options=options,
-            progress=progress,
-            thread_id=threading.get_ident(),
-            rank=rank,
-            ranks=ranks,
-            device=device,
-            parameters=parameters,
-            roots=roots,
-            record=record,
-            loop=loop,
-            feed=feed,
-            calls=calls,
-            steps=steps,
-            memory=Memory(device),
-            pauses=Pauses(device),
-            stacks=Stacks(record, lambda: loop.phase, lambda: (progress.updated, steps.usual_s())),
-        )
+    def facts(self) -> dict[str, object]:
+        """Returns the row on what is trained, in which type, and from which data."""
+        trained_on = (self.calls.compute_dtype, self.feed.iterator, self.feed.on_host)
+        return rows.facts(self.roots, self.parameters, trained_on)
 
     def introduce(self) -> None:
         """Records who this rank is and where it runs."""
@@ -154,7 +116,7 @@ class Session:
         """
         for what, why in private.missing().items():
             self.record.unseen(what, why)
-        self.roots.extend(hooks.roots_of(self.parameters))
+        self.roots = hooks.roots_of(self.parameters)
         began, ended = guarded(self.calls.began), guarded(self.calls.ended)
         inner = [root.module for root in self.roots if isinstance(root, DistributedDataParallel)]
         for root in [*self.roots, *inner]:  # an evaluation may call the model inside of DDP
@@ -164,7 +126,7 @@ class Session:
                 hooks.watch_forward(kept, root, began, ended)
                 self.loop.sees_calls = True
         if self.options.profile_steps and any(map(private.hides_its_passes, self.roots)):
-            self.progress.profiled_steps = 1 + self.options.profile_steps
+            self.profiled_steps = 1 + self.options.profile_steps
         if not self.roots:
             self.record.unseen("forward passes", "no module holds the optimizer's parameters")
         self.pauses.install()
@@ -199,21 +161,6 @@ class Session:
         self.stacks.flush()
         self.record.add("end", status=status, steps=self.steps.written, unix_s=time.time())
         self.stacks.stop()
-        self.roots.clear()
-        self.parameters.clear()
+        self.roots, self.parameters = [], []  # nothing is kept alive
         self.calls.forget()
         self.feed.forget()
-
-
-def record_path(options: Options, rank: int, store: dist.Store | None) -> Path:
-    """Returns the path of this rank's record, in the folder that all ranks share.
-
-    Raises:
-        FileExistsError: an earlier run has used it.
-    """
-    folder, name = Path(options.folder).absolute(), f"rank{rank}.jsonl"
-    if not options.named:
-        folder = same_folder(folder, store, rank, name)
-    if (folder / name).exists():
-        raise FileExistsError(f"{folder / name} exists; give each run a folder of its own")
-    return folder / name

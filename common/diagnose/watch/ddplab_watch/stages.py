@@ -46,32 +46,31 @@ class Stages:
 
     def update_ended(self, optimizer: Optimizer, skipped: bool) -> bool:
         """Notes an update; between two stages, goes to the next. Returns True after the last."""
-        session, options, progress = self.session, self.session.options, self.session.progress
-        loop = session.loop
+        session, options, loop = self.session, self.session.options, self.session.loop
         before = loop.step
         loop.update_ended(id(optimizer), skipped)
         session.steps.collect()
         step = loop.step
         if step is None or step is before:
             return False
-        progress.updated += 1
+        session.updated += 1
         step.watched = self.buckets is not None
         step.counts = session.pauses.taken() | session.memory.read()
         if self.waits is not None:
             step.counts["host_waits"] = self.waits.taken()
-        if progress.updated == options.warmup:
+        if session.updated == options.warmup:
             session.stacks.counting = True
-        if progress.updated == options.warmup + options.window:
+        if session.updated == options.warmup + options.window:
             session.stacks.counting = False
             session.stacks.flush()
             session.look_around(self.cpu_times)
             if options.bucket_steps:
                 self.watch_buckets()
                 self.count_waits()
-        step.profiled = progress.updated > options.last_step and not options.to_end
+        step.profiled = session.updated > options.last_step and not options.to_end
         if self.buckets is not None:
             step.buckets = self.buckets.taken()
-        if progress.updated < options.last_step:
+        if session.updated < options.last_step:
             return False
         self.unwatch_buckets()
         self.stop_counting_waits()
@@ -122,14 +121,14 @@ class Stages:
 
         Returns True after the probes.
         """
-        session, progress = self.session, self.session.progress
-        done = progress.updated - session.options.last_step
-        if done == 0 and progress.profiled_steps:
+        session = self.session
+        done = session.updated - session.options.last_step
+        if done == 0 and session.profiled_steps:
             self.profile = ShortProfile(session.device)
             self.profile.start()
             return False
-        if done < progress.profiled_steps:
-            self.profile.begin_step(progress.updated)
+        if done < session.profiled_steps:
+            self.profile.begin_step(session.updated)
             return False
         self.end_profile()
         if session.options.probe:

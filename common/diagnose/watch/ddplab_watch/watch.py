@@ -195,7 +195,7 @@ class Watch:
         from ddplab_watch.session import Session
         from ddplab_watch.stages import Stages
 
-        self.session = Session.opened(optimizer, self.options, self.feed)
+        self.session = Session(optimizer, self.options, self.feed)
         self.session.introduce()
         self.stages = Stages(self.session)
         self.session.begin(self.hooks, self.guarded)
