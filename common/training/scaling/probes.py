@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
+from ddplab_watch.marks import LAUNCH_S
 from torch import Tensor, nn
 
 from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
@@ -32,7 +33,7 @@ from common.runtime.group.gradient_marks import (
 from common.runtime.group.process_group import Worker
 from common.runtime.records.recorder import Recorder
 from common.runtime.seeding import kept_random_numbers
-from common.runtime.timing import LAUNCH_S, clock_for
+from common.runtime.timing import clock_for
 from common.samples import rotated_rounds
 from common.tables import COST_COLUMNS, PROBE_COLUMNS
 from common.training.ddp import COMPRESSIONS
