@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from common.analysis.picture import describe, picture, width_px
+from common.runtime.wording import size_text
 
 # Okabe and Ito's palette, told apart by colour-blind readers.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -156,24 +157,6 @@ def _rule(header: str, *cells: str, left: bool = False) -> str:
     filled = [cell for cell in cells if cell not in ("", "–")]
     names = left or all(cell[:1].isalpha() for cell in filled or cells)
     return f":{'-' * (width - 1)}" if names else f"{'-' * (width - 1)}:"
-
-
-def size_text(size_bytes: float) -> str:
-    """Formats a size in the largest binary unit that fits: ``64 KiB``, ``1.5 MiB``."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size_bytes >= unit:
-            return f"{digits(size_bytes / unit)} {name}"
-    return f"{size_bytes:g} B"
-
-
-def digits(value: float) -> str:
-    """Formats a number of any size with three digits that count, and without an exponent.
-
-    >>> digits(16822547.2), digits(212.94), digits(0.01277)
-    ('16,800,000', '213', '0.0128')
-    """
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{value:.3g}"
 
 
 def _text(value: object, form: str | Callable[[float], str]) -> str:

@@ -9,6 +9,7 @@ import pandas as pd
 from common.analysis.buckets.measurements import Assignment2Run
 from common.analysis.buckets.sweep import Accuracy
 from common.perfmodel.search import BestCap
+from common.runtime.wording import counted
 
 MOST_INTERVALS = 4
 """Number of intervals of caps that are listed one by one."""
@@ -88,8 +89,7 @@ def spread_facts(accuracy: Accuracy) -> dict[str, str]:
     """Returns how much the choice of the cap matters at all on this system."""
     times = accuracy.table["measured_ms"]
     worst = accuracy.table.loc[times.idxmax()]
-    count = int(worst["num_buckets"])
-    buckets = "1 bucket" if count == 1 else f"{count} buckets"
+    buckets = counted(int(worst["num_buckets"]), "bucket")
     return {
         "worst measured cap": f"{worst['bucket_cap_mib']:g} MiB, {buckets}",
         "its T(b) over the best cap's": f"{times.max() / times.min():.2f}",

@@ -34,6 +34,7 @@ from common.diagnose.evidence.evidence import (
 from common.errors import UserError
 from common.exercises.scaling_fit import AMDAHL, GUSTAFSON, USL
 from common.runtime.paths import relative_to_project
+from common.runtime.wording import counted
 
 LABEL, MLP, REPLAY = "assignment4-sweep", "mlp", "replay"
 LAWS = {STRONG: (AMDAHL, USL), WEAK: (GUSTAFSON, USL)}
@@ -188,7 +189,7 @@ def arm_name(row) -> str:
     Args:
         row: of ``arms.csv``, or of a table with its columns.
     """
-    ranks = "1 rank" if row.world_size == 1 else f"{row.world_size:.0f} ranks"
+    ranks = counted(int(row.world_size), "rank")
     each = "" if row.world_size == 1 else " each"
     regime = f" ({row.regime})" if isinstance(row.regime, str) and row.regime else ""
     change = "" if row.change in ("none", np.nan) else f", {row.change}"

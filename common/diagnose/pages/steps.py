@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 
 from common.analysis.step_parts import PARTS
-from common.analysis.style import size_text
 from common.diagnose.evidence.case import Case
 from common.diagnose.evidence.evidence import BUCKETS, PLACEMENT, STEP, STEPS, Evidence, NotJudged
 from common.diagnose.pages import bars
 from common.diagnose.pages.bars import BETWEEN, STEP_PARTS, Axis, number
+from common.runtime.wording import size_text
 
 MOST_RANKS, MOST_IN_TIME, MOST_BUCKETS = 16, 6, 32
 """Ranks drawn as bars and in time, and buckets of a step: more are a sample, which says so."""

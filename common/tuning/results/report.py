@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from common.analysis.statistics import Gain
-from common.analysis.style import size_text
 from common.runtime.paths import relative_to_project
+from common.runtime.wording import size_text
 from common.tuning.results.recommendation import Recommendation, Verified
 
 if TYPE_CHECKING:
