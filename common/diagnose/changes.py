@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 
 from common.analysis.comparable import difference
 from common.analysis.runs import Run, caption_of, complete_runs
-from common.analysis.style import BLUE, GOOD_EFFICIENCY, GREY, ORANGE, Table, facts, figure
+from common.analysis.show import Table, facts
+from common.analysis.style import BLUE, GOOD_EFFICIENCY, GREY, ORANGE, figure
 from common.analysis.sweep_speedups import NO_CHANGE, sweep_speedups
 from common.diagnose.diagnosis import diagnosis_lines
 from common.diagnose.evidence.evidence import choose_run

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pandas as pd
 
-from common.analysis.style import Table
+from common.analysis.show import Table
 from common.diagnose.causes.between_steps import data_loading, evaluation_or_logging
 from common.diagnose.causes.communication import (
     bucket_cap,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from common.analysis.accuracy.study import CHOICES, LONGER, OTHERS, JudgedStudy
+from common.analysis.show import Table
 from common.analysis.statistics import MOST_NOISE
-from common.analysis.style import Table
 from common.perfmodel.model import CURVE, FULL, LINE, SEVERAL
 
 OFF = 0.05

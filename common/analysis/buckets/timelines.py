@@ -23,7 +23,7 @@ import pandas as pd
 
 from common.analysis.buckets.measurements import Assignment2Run
 from common.analysis.buckets.sweep import BucketSweep
-from common.analysis.style import Table
+from common.analysis.show import Table
 from common.errors import UserError
 from common.perfmodel.buckets import cap_label
 from common.perfmodel.perfetto_trace import Around, copy_starts_s

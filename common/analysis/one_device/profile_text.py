@@ -7,7 +7,7 @@ import pandas as pd
 from common.analysis.one_device.origin import product_type
 from common.analysis.one_device.profile import ProfileRun, open_profile
 from common.analysis.runs import gpu_folder
-from common.analysis.style import Table
+from common.analysis.show import Table
 from common.perfmodel.one_device.roofline import COMPUTE, MEMORY, OVERHEAD, UNKNOWN
 from common.traces.operator_categories import BOOKKEEPING, IDLE
 
