@@ -17,6 +17,21 @@ SHARED_CORES = "ranks on few cores"
 CONTENTION = "contention"
 UNKNOWN = "not explained"
 """Possible sources of an error."""
+SHARE = "{:.1%}"
+REGIMES = {
+    "group": "",
+    "bucketings": "bucketings",
+    "n": ("n", SHARE),
+    "median": ("pass: median", SHARE),
+    "p90": ("90 %", SHARE),
+    "worst": ("worst", SHARE),
+    "step median": ("step: median", SHARE),
+    LONGER: ("longer calibration", SHARE),
+    OTHERS: ("others' contention", SHARE),
+    LINE: (LINE, SHARE),
+    CURVE: (CURVE, SHARE),
+}
+"""Titles of ``JudgedStudy.by_regime``: errors of pass and step, also with other inputs."""
 OFF_COLUMNS = (
     "case",
     "off",
@@ -28,26 +43,6 @@ OFF_COLUMNS = (
     "contention's share of its pass",
     "what it can come from",
 )
-
-
-def regime_table(study: JudgedStudy) -> Table:
-    """Returns a row per group of cases: errors of pass and step, also with other inputs."""
-    found = study.by_regime().reset_index()
-    names = {
-        "group": "",
-        "bucketings": "bucketings",
-        "n": "n",
-        "median": "pass: median",
-        "p90": "90 %",
-        "worst": "worst",
-        "step median": "step: median",
-        LONGER: "longer calibration",
-        OTHERS: "others' contention",
-        LINE: LINE,
-        CURVE: CURVE,
-    }
-    shares = dict.fromkeys(list(names.values())[2:], "{:.1%}")
-    return Table(found[list(names)].rename(columns=names), shares)
 
 
 def judgement_table(study: JudgedStudy) -> Table:
@@ -78,21 +73,6 @@ def judgement_table(study: JudgedStudy) -> Table:
         ),
         {"n": "{:.1%}"},
     )
-
-
-def regret_table(study: JudgedStudy) -> Table:
-    """Returns a row per case: the chosen cap, the best measured, and what each choice costs."""
-    found = study.regrets()
-    found["interval"] = [
-        f"{low:.1%} to {high:.1%}" if low == low else "too few rounds"
-        for low, high in found[["low", "high"]].values
-    ]
-    found["inside"] = found["interior"].map({True: "yes", False: "no"})
-    choices = [f"regret of {name}" for name in CHOICES if found[f"regret of {name}"].notna().any()]
-    shown = found[["case", "b* (MiB)", "best (MiB)", "inside", *choices, "interval"]]
-    shown = shown.rename(columns={name: name.removeprefix("regret of ") for name in choices})
-    forms = dict.fromkeys(CHOICES, "{:.1%}")
-    return Table(shown, forms | {"b* (MiB)": "{:.3g}", "best (MiB)": "{:.3g}"})
 
 
 def regret_summary(study: JudgedStudy) -> Table:

@@ -31,6 +31,16 @@ LOSSES = {
 }
 
 
+EFFICIENCY = {
+    "batch_per_gpu": "batch per GPU",
+    "mfu": ("MFU of one GPU", "{:.1%}"),
+    "measured_efficiency": ("published", "{:.1%}"),
+    "predicted_efficiency": ("predicted", "{:.1%}"),
+    "without_stragglers": ("without stragglers", "{:.1%}"),
+}
+"""Titles of ``published_sweep.explain_efficiency``: two GPUs."""
+
+
 def assumptions_list(predicted: ScaleOut) -> str:
     """Returns everything assumed, as a Markdown list."""
     return "\n".join(f"- {sentence}" for sentence in stated_assumptions(predicted))
@@ -150,15 +160,3 @@ def link_facts(found: SweepExplained) -> dict[str, str]:
         "spread of the caps over such a link": f"{there['predicted_spread']:.1%}",
         "least bandwidth with every step within 1 %": f"{least:.0f} GB/s",
     }
-
-
-def published_efficiency(found: pd.DataFrame) -> pd.DataFrame:
-    """Returns published and predicted efficiency of two GPUs, with titles."""
-    names = {
-        "batch_per_gpu": "batch per GPU",
-        "mfu": "MFU of one GPU",
-        "measured_efficiency": "published",
-        "predicted_efficiency": "predicted",
-        "without_stragglers": "without stragglers",
-    }
-    return found.rename(columns=names)

@@ -46,6 +46,11 @@ class MemoryRun:
         return self.opened.table("memory-moments.csv")
 
     @property
+    def layers(self) -> pd.DataFrame:
+        """Returns what each kind of layer keeps for the backward pass; one row per kind."""
+        return self.opened.table("memory-layers.csv").drop_duplicates(["predicted_bytes"])
+
+    @property
     def peak_moment(self) -> str:
         """Returns the name of the moment at which the predicted memory is largest."""
         return self.moments.groupby("moment")["predicted_bytes"].sum().idxmax()
@@ -65,6 +70,13 @@ class MemoryRun:
         """Returns the most that a GPU's allocator held from the driver; None on a CPU."""
         reserved = self.peaks["reserved_bytes"].dropna()
         return int(reserved.iloc[0]) if len(reserved) else None
+
+
+LAYERS = {
+    "layer": "layer (the first of its kind)",
+    "predicted_bytes": ("predicted (MiB)", "{:,.2f}"),
+    "measured_bytes": ("seen (MiB)", "{:,.2f}"),
+}
 
 
 def open_memory_run(run_dir: str | Path | None = None) -> MemoryRun:
@@ -121,18 +133,6 @@ def peak_facts(run: MemoryRun) -> dict[str, str]:
         "error of the prediction": _error_text(predicted / seen - 1),
         f"{states} bytes a parameter, over the peak seen": f"{share:.0%}",
     }
-
-
-def layer_table(run: MemoryRun) -> pd.DataFrame:
-    """Returns what each kind of layer keeps for the backward pass, in MiB; one row per kind."""
-    layers = run.opened.table("memory-layers.csv").drop_duplicates(["predicted_bytes"])
-    return pd.DataFrame(
-        {
-            "layer (the first of its kind)": layers["layer"],
-            "predicted (MiB)": layers["predicted_bytes"] / MIB,
-            "seen (MiB)": layers["measured_bytes"] / MIB,
-        }
-    )
 
 
 def reserved_facts(run: MemoryRun) -> dict[str, str]:

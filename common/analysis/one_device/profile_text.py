@@ -12,6 +12,15 @@ from common.perfmodel.one_device.roofline import COMPUTE, MEMORY, OVERHEAD, UNKN
 from common.traces.operator_categories import BOOKKEEPING, IDLE
 
 SHORT = {"native_layer_norm": "layer_norm", "embedding_dense": "embedding"}
+PHASES = {
+    "phase": "phase",
+    "ms": ("ms", "{:.1f}"),
+    "share": ("of the step", "{:.1%}"),
+    "ms_over_forward": "time over forward's",
+    "flops": ("GFLOP", lambda flops: f"{flops / 1e9:.2f}"),
+    "flops_over_forward": "FLOP over forward's",
+}
+"""Titles of ``ProfileRun.phase_costs``."""
 MOST_NAMES = 5
 """Operators that a cell of a table names."""
 ABOVE_ROOF = 1.05
@@ -147,23 +156,6 @@ def kind_table(run: ProfileRun) -> Table:
     )
     milliseconds = dict.fromkeys(("ms", "least", "greatest"), "{:.1f}")
     return Table(frame, milliseconds | dict.fromkeys(("of the time", "of the FLOP"), "{:.1%}"))
-
-
-def phase_table(run: ProfileRun) -> Table:
-    """Returns the phases of a step: time and operations, also over the forward pass's."""
-    table = run.phase_costs()
-    frame = pd.DataFrame(
-        {
-            "phase": table.index,
-            "ms": table["ms"].to_numpy(),
-            "of the step": table["share"].to_numpy(),
-            "time over forward's": table["ms_over_forward"].to_numpy(),
-            "GFLOP": table["flops"].to_numpy() / 1e9,
-            "FLOP over forward's": table["flops_over_forward"].to_numpy(),
-        }
-    )
-    formats = dict.fromkeys(("time over forward's", "GFLOP", "FLOP over forward's"), "{:.2f}")
-    return Table(frame, formats | {"ms": "{:.1f}", "of the step": "{:.1%}"})
 
 
 def idle_facts(run: ProfileRun) -> dict[str, str]:
