@@ -7,7 +7,7 @@ A column's name ends in its unit (``step_ms``, ``peak_bytes``), its title has th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -58,9 +58,13 @@ FORMATS: Mapping[str, Form] = {
     ),
     **dict.fromkeys(("least", "greatest", "step over static", "P95", "median"), "{:.2f}"),
     **dict.fromkeys(("hidden", "range of rounds", "of DDP's", "exposed share", "MFU"), "{:.0%}"),
+    **dict.fromkeys(("FLOP/B", "GFLOP/s", "GB/s"), "{:.1f}"),
     **dict.fromkeys(("error", "gain", "added", "watched / plain"), "{:+.1%}"),
     **dict.fromkeys(("median error", "mean error", "worst error", "regret", "waiting"), "{:.1%}"),
     **dict.fromkeys(("accuracy", "efficiency", "noise floor", "largest error"), "{:.1%}"),
+    "calls": "{:.0f}",
+    "share": "{:.1%}",
+    "of roof": "{:.0%}",
     "cap (MiB)": "{:g}",
     "chosen cap (MiB)": "{:g}",
     "b* (MiB)": "{:.3g}",
@@ -107,16 +111,21 @@ class Table:
         return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def show(frame: pd.DataFrame | None, titles: Titles | Collection[str] = ()) -> Table | None:
-    """Returns a frame as a table; None where there is none.
+def show(
+    frame: pd.DataFrame | Sequence[object] | None, titles: Titles | Collection[str] = ()
+) -> Table | None:
+    """Returns a frame, or a row for each of some records, as a table; None where there is none.
 
     Args:
-        frame: its columns have names of data, or titles.
+        frame: its columns have names of data, or titles; of records ``titles`` names attributes.
         titles: the columns to show, with the titles that do not follow from their names; by
             default all.
     """
     if frame is None:
         return None
+    if not isinstance(frame, pd.DataFrame):
+        rows = [told_of(record, titles) for record in frame]
+        return Table(pd.DataFrame(rows, columns=None if rows else _titles(titles)))
     if not isinstance(titles, Mapping):
         titles = dict.fromkeys(titles or [*filter(None, frame.index.names), *frame])
     columns, formats = {}, {}
@@ -142,14 +151,26 @@ def facts(values: object, titles: Titles | None = None) -> Table:
 
 
 def told_of(values: object, titles: Titles) -> dict[str, str]:
-    """Returns title → text of an object's attributes, or of a mapping's values."""
+    """Returns title → text of an object's attributes (``run.name``), or of a mapping's values."""
     told = {}
     for name, said in titles.items():
         title, form = said if isinstance(said, tuple) else (said, format_of(said))
         names = name if isinstance(name, tuple) else (name,)
-        known = isinstance(values, Mapping | pd.Series)
-        told[title] = _text(form, *(values[n] if known else getattr(values, n) for n in names))
+        told[title] = _text(form, *(_attribute(values, part) for part in names))
     return told
+
+
+def _attribute(values: object, path: str) -> object:
+    """Returns an attribute of an attribute …; None below one that is None."""
+    if isinstance(values, Mapping | pd.Series):
+        return values[path]
+    for name in path.split("."):
+        values = None if values is None else getattr(values, name)
+    return values
+
+
+def _titles(titles: Titles) -> list[str]:
+    return [said[0] if isinstance(said, tuple) else said for said in titles.values()]
 
 
 def mib(size_bytes: float) -> str:

@@ -32,6 +32,16 @@ REGIMES = {
     CURVE: (CURVE, SHARE),
 }
 """Titles of ``JudgedStudy.by_regime``: errors of pass and step, also with other inputs."""
+JUDGED = {
+    "group": "",
+    "n": ("n", SHARE),
+    ("judged", "bucketings"): (f"with n up to {MOST_NOISE:.1%}", "{} of {}"),
+    ("excess", "judged"): ("excess", lambda excess, judged: _where(judged, excess)),
+    ("excess p90", "judged"): ("excess, 90 %", lambda excess, judged: _where(judged, excess)),
+    ("inside", "n"): ("in band", lambda share, _: _held(share, "no bands")),
+    ("expected", "n"): ("in expected interval", lambda share, _: _held(share, "one case")),
+}
+"""Titles of ``JudgedStudy.by_regime``: the errors without the measurement's own."""
 OFF_COLUMNS = (
     "case",
     "off",
@@ -43,36 +53,6 @@ OFF_COLUMNS = (
     "contention's share of its pass",
     "what it can come from",
 )
-
-
-def judgement_table(study: JudgedStudy) -> Table:
-    """Returns a row per group of cases: the errors without the measurement's own."""
-    found = study.by_regime().reset_index()
-    judged = found["judged"] > 0
-
-    def text(column: str) -> pd.Series:
-        return found[column].map("{:.1%}".format).where(judged, "not judged")
-
-    def held(column: str, without: str) -> list[str]:
-        return [without if share != share else f"{share:.0%}" for share in found[column]]
-
-    return Table(
-        pd.DataFrame(
-            {
-                "": found["group"],
-                "n": found["n"],
-                f"with n up to {MOST_NOISE:.1%}": [
-                    f"{known} of {every}"
-                    for known, every in zip(found["judged"], found["bucketings"], strict=True)
-                ],
-                "excess": text("excess"),
-                "excess, 90 %": text("excess p90"),
-                "in band": held("inside", "no bands"),
-                "in expected interval": held("expected", "one case"),
-            }
-        ),
-        {"n": "{:.1%}"},
-    )
 
 
 def regret_summary(study: JudgedStudy) -> Table:
@@ -133,6 +113,14 @@ def off_table(study: JudgedStudy, limit: float = OFF) -> Table:
         "contention's share of its pass": "{:.0%}",
     }
     return Table(pd.DataFrame(rows, columns=[*OFF_COLUMNS]), formats)
+
+
+def _where(judged: int, excess: float) -> str:
+    return f"{excess:.1%}" if judged else "not judged"
+
+
+def _held(share: float, without: str) -> str:
+    return without if share != share else f"{share:.0%}"
 
 
 def cause_of_error(row: pd.Series) -> str:

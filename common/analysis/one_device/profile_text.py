@@ -12,6 +12,20 @@ from common.perfmodel.one_device.roofline import COMPUTE, MEMORY, OVERHEAD, UNKN
 from common.traces.operator_categories import BOOKKEEPING, IDLE
 
 SHORT = {"native_layer_norm": "layer_norm", "embedding_dense": "embedding"}
+OPERATORS = {
+    **dict.fromkeys(("operator", "phase", "tensors", "calls", "ms", "share", "FLOP/B", "of roof")),
+    "bound by": ("bound by", lambda bound: "neither" if bound == OVERHEAD else bound),
+}
+"""Titles of ``operator_frame``."""
+KINDS = {
+    "kind": "kind of work",
+    "ms": ("ms", "{:.1f}"),
+    "low_ms": ("least", "{:.1f}"),
+    "high_ms": ("greatest", "{:.1f}"),
+    "share": ("of the time", "{:.1%}"),
+    "flops_share": ("of the FLOP", "{:.1%}"),
+}
+"""Titles of ``ProfileRun.categories``."""
 PHASES = {
     "phase": "phase",
     "ms": ("ms", "{:.1f}"),
@@ -111,12 +125,6 @@ def operator_frame(run: ProfileRun, top: int) -> pd.DataFrame:
     )
 
 
-def operator_table(run: ProfileRun, top: int = 10) -> Table:
-    """Returns the longest kinds of calls and what bounds them, as a table for a page."""
-    frame = operator_frame(run, top).drop(columns=["GFLOP/s", "GB/s"])
-    return _table(frame.replace(OVERHEAD, "neither"))
-
-
 def overhead_facts(run: ProfileRun) -> dict[str, str]:
     """Returns the length of a step with and without the profiler, and whether the two differ."""
     each = len(run.steps) // 2
@@ -138,24 +146,6 @@ def beside_gpu(run: ProfileRun) -> pd.DataFrame:
     }
     table = pd.DataFrame(shares).sort_values("this run", ascending=False)
     return table.iloc[:, ::-1].reset_index(names="kind of work")
-
-
-def kind_table(run: ProfileRun) -> Table:
-    """Returns the kinds of work, the longest first: time, its spread, shares of time and FLOP."""
-    table = run.categories()
-    flops = run.flops_shares().reindex(table.index).fillna(0.0)
-    frame = pd.DataFrame(
-        {
-            "kind of work": [run.category_name(name) for name in table.index],
-            "ms": table["ms"].to_numpy(),
-            "least": table["low_ms"].to_numpy(),
-            "greatest": table["high_ms"].to_numpy(),
-            "of the time": table["share"].to_numpy(),
-            "of the FLOP": flops.to_numpy(),
-        }
-    )
-    milliseconds = dict.fromkeys(("ms", "least", "greatest"), "{:.1f}")
-    return Table(frame, milliseconds | dict.fromkeys(("of the time", "of the FLOP"), "{:.1%}"))
 
 
 def idle_facts(run: ProfileRun) -> dict[str, str]:
@@ -228,14 +218,9 @@ def _names(operators: pd.Series) -> str:
     return ", ".join(names[:MOST_NAMES]) + more if names else "none"
 
 
-def _table(frame: pd.DataFrame) -> Table:
-    formats = {"calls": "{:.0f}", "ms": "{:.2f}", "share": "{:.1%}", "of roof": "{:.0%}"}
-    return Table(frame, formats | dict.fromkeys(("GFLOP/s", "GB/s", "FLOP/B"), "{:.1f}"))
-
-
 def _aligned(frame: pd.DataFrame) -> list[str]:
     """Returns a table as lines of text: words to the left, numbers to the right."""
-    table = _table(frame)
+    table = Table(frame)
     rows = [table.columns, *table.cells]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     words = ("operator", "phase", "tensors", "bound by")
