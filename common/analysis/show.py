@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_scalar
 
 Form = str | Callable[..., str] | Mapping[object, str]
 """A format string, a function that returns text, or the text of each value."""
@@ -119,7 +120,7 @@ def show(
     Args:
         frame: its columns have names of data, or titles; of records ``titles`` names attributes.
         titles: the columns to show, with the titles that do not follow from their names; by
-            default all.
+            default all. One of them without any value is left out.
     """
     if frame is None:
         return None
@@ -132,7 +133,10 @@ def show(
     for name, said in titles.items():
         said = title_of(name) if said is None else said
         title, form = said if isinstance(said, tuple) else (said, None)
-        columns[title] = _column(frame, name, title)
+        values = _column(frame, name, title)
+        if values and not isinstance(name, tuple) and pd.isna(values).all():  # not measured
+            continue
+        columns[title] = values
         if form is not None:
             formats[title] = form
     return Table(pd.DataFrame(columns), formats)
@@ -237,7 +241,7 @@ def _text(form: Form, *values: object) -> str:
         return form[values[0]]
     if callable(form) and len(values) > 1:
         return form(*values)
-    if any(pd.isna(value) for value in values):
+    if any(is_scalar(value) and pd.isna(value) for value in values):
         return "–"
     if form == ELSE and isinstance(values[0], float | np.floating):
         form = "{:.2f}"

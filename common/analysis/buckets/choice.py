@@ -11,6 +11,16 @@ from common.analysis.buckets.sweep import Accuracy
 from common.perfmodel.search import BestCap
 from common.runtime.wording import counted
 
+ACCURACY = {
+    "median_error": ("median error of T(b)", "{:.1%}"),
+    "worst_error": ("worst error of T(b)", "{:.1%}"),
+    "noise_floor": ("noise floor", "{:.1%}"),
+    ("median_error", "noise_floor"): (
+        "median error over noise floor",
+        lambda error, noise: "not known" if noise != noise else f"{error / noise:.1f}",
+    ),
+}
+"""Titles of ``sweep.Accuracy``: the prediction's errors beside the measurement's own noise."""
 MOST_INTERVALS = 4
 """Number of intervals of caps that are listed one by one."""
 TOUCHING = 1.01
@@ -50,20 +60,6 @@ def prediction_facts(best: BestCap) -> dict[str, str]:
         "b*, predicted to be the fastest": f"{best.cap_mib:.3g} MiB",
         "T(b*)": f"{best.total_s * 1e3:.1f} ms",
         "caps within 1 % of it": near_text(best),
-    }
-
-
-def accuracy_facts(accuracy: Accuracy) -> dict[str, str]:
-    """Returns the prediction's errors beside the measurement's own noise."""
-    facts = {
-        "median error of T(b)": f"{accuracy.median_error:.1%}",
-        "worst error of T(b)": f"{accuracy.worst_error:.1%}",
-        "noise floor": f"{accuracy.noise_floor:.1%}",
-    }
-    if accuracy.noise_floor != accuracy.noise_floor:
-        return facts | {"noise floor": "not known: a single round"}
-    return facts | {
-        "median error over noise floor": f"{accuracy.median_error / accuracy.noise_floor:.1f}"
     }
 
 

@@ -31,6 +31,16 @@ LOSSES = {
 }
 
 
+WORKLOAD = {
+    "workload.model": "model",
+    ("workload.batch_size", "workload.seq_len"): (
+        "batch per GPU, weak scaling",
+        "{} sequences of {} tokens",
+    ),
+    "global_batch_size": ("global batch, strong scaling", "{:,} sequences"),
+    "workload.precision": "precision",
+}
+"""Titles of ``ScaleOut``: what every GPU computes in a step."""
 EFFICIENCY = {
     "batch_per_gpu": "batch per GPU",
     "mfu": ("MFU of one GPU", "{:.1%}"),
@@ -44,17 +54,6 @@ EFFICIENCY = {
 def assumptions_list(predicted: ScaleOut) -> str:
     """Returns everything assumed, as a Markdown list."""
     return "\n".join(f"- {sentence}" for sentence in stated_assumptions(predicted))
-
-
-def workload_facts(predicted: ScaleOut) -> dict[str, str]:
-    """Returns what every GPU computes in a step."""
-    work = predicted.workload
-    return {
-        "model": work.model,
-        "batch per GPU, weak scaling": f"{work.batch_size} sequences of {work.seq_len} tokens",
-        "global batch, strong scaling": f"{predicted.global_batch_size:,} sequences",
-        "precision": work.precision,
-    }
 
 
 def best_caps_table(predictions: Mapping[str, ScaleOut]) -> pd.DataFrame:

@@ -126,11 +126,12 @@ def peak_facts(run: MemoryRun) -> dict[str, str]:
     by_allocator = run.peak_bytes("allocator") is not None
     states = 16 if run.workload.optimizer == "adamw" else 8
     share = states * run.workload.config.num_parameters() / seen
+    error = predicted / seen - 1
     return {
         "predicted peak": f"{predicted / MIB:,.1f} MiB",
         "peak seen": f"{seen / MIB:,.1f} MiB",
         "seen by": "PyTorch's allocator" if by_allocator else "the operator-level tracker",
-        "error of the prediction": _error_text(predicted / seen - 1),
+        "error of the prediction": "less than 0.01%" if abs(error) < 1e-4 else f"{error:+.2%}",
         f"{states} bytes a parameter, over the peak seen": f"{share:.0%}",
     }
 
@@ -240,7 +241,3 @@ def sharded_peaks(workload: Workload, ranks: Sequence[int]) -> pd.DataFrame:
 def prediction_caption(workload: Workload) -> str:
     """Returns the caption of a figure that shows predictions only."""
     return f"predicted from sizes: {workload.model}, sequence {workload.seq_len}; no measurement"
-
-
-def _error_text(error: float) -> str:
-    return "less than 0.01%" if abs(error) < 1e-4 else f"{error:+.2%}"

@@ -53,6 +53,19 @@ OWN = {
     "configuration.final_accuracy": "accuracy",
 }
 """Titles of the reader's runs (``TextStudy.all_own``): samples as counted, and the speedup."""
+USED = {
+    ("left_out", "all_own"): (
+        "runs used",
+        lambda left_out, own: (
+            f"none: {left_out}"
+            if left_out
+            else f"{sum(len(one.configuration.runs) for one in own)}"
+        ),
+    ),
+    "problems": ("runs left out or used with a remark", lambda problems: f"{len(problems)}"),
+    "warmup": "first epochs left out as warm-up",
+}
+"""Titles of ``TextStudy``: how many of the reader's runs were used, with how many remarks."""
 PROBLEMS = {"path": "run", "what": "remark"}
 """Titles of the reader's runs that could not be used as they were."""
 MOST_ROWS = 5
@@ -213,19 +226,6 @@ def accuracy_table(targets: Sequence[tuple[Compared, float]]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
-
-
-def own_facts(study: TextStudy) -> dict[str, str]:
-    """Returns how many of the reader's runs were used, with how many remarks."""
-    if study.left_out:
-        used = f"none: {study.left_out}"
-    else:
-        used = f"{sum(len(one.configuration.runs) for one in study.all_own)}"
-    return {
-        "runs used": used,
-        "runs left out or used with a remark": f"{len(study.problems)}",
-        "first epochs left out as warm-up": f"{study.warmup}",
-    }
 
 
 def own_speedup_table(study: TextStudy) -> pd.DataFrame:
