@@ -20,7 +20,6 @@ from common.analysis.one_device.throughput_text import (
     utilisation_text,
 )
 from common.analysis.runs import OfRun, complete_runs, gpu_folder, open_run_with, read_peak
-from common.analysis.style import digits
 from common.errors import UserError
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.extrapolation import (
@@ -34,6 +33,7 @@ from common.perfmodel.one_device.flops import matrix_parameters, training_flops_
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.perfmodel.one_device.workload import Workload
 from common.perfmodel.tables import numbers
+from common.runtime.wording import digits
 
 BATCHES, PEAK = "throughput-batches.csv", "device-peak.csv"
 LEAST_BATCHES = 3
