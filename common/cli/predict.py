@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from common.analysis.buckets.sweep import Accuracy, BucketSweep
     from common.cli.predict_trace import TraceRequest
     from common.perfmodel.collectives import MeasuredAllReduce
+    from common.perfmodel.ddp.best_cap import BestCap
     from common.perfmodel.ddp.profile import BackwardProfile
     from common.perfmodel.samples import OverlapSamples
-    from common.perfmodel.search import BestCap
     from common.perfmodel.uncertainty import Chance
 
 SUSPICIOUS_ALPHA_S = 1e-3

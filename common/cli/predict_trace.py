@@ -64,8 +64,8 @@ class TraceRequest:
     def _around(self, cap: float | None, sweep: BucketSweep | None) -> dict[str, Around]:
         """Returns forward pass and update of both; none where no steps without DDP were timed."""
         from common.analysis.buckets.timelines import around_passes
-        from common.perfmodel.ddp.step import read_step_parts
         from common.perfmodel.perfetto_trace import Around
+        from common.perfmodel.tables import read_step_parts
 
         if self.local is None:
             return {}

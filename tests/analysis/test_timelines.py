@@ -29,7 +29,7 @@ from common.analysis.buckets.timelines import (
     shown_gaps,
 )
 from common.errors import UserError
-from common.perfmodel.simulator import BackwardTimeline, BucketEvent
+from common.perfmodel.ddp.timeline import BackwardTimeline, BucketEvent
 from common.traces.bucket_trace import (
     BACKWARD,
     BUCKET_FIELDS,

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from common.analysis.statistics import median_standard_error
+from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions, cap_label
+from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.search import regret
-from common.perfmodel.simulator import profile_buckets
-from common.perfmodel.tables import numbers, read_table
 
 KEYS = ["bucket_cap_mib", "round", "iteration"]
 BUCKETS = ["num_buckets", "first_bucket_bytes", "last_bucket_bytes"]

@@ -17,12 +17,12 @@ import pandas as pd
 import yaml
 from numpy.typing import NDArray
 
+from common.csv_tables import numbers, read_table
 from common.perfmodel.cluster.clusters import Cluster, load_cluster
 from common.perfmodel.cluster.nccl import NO_RAMP, NcclAllReduce
 from common.perfmodel.cluster.nccl_fit import FittedAllReduce, fit_nccl
 from common.perfmodel.collectives import AllReduceModel, AlphaBeta, MeasuredAllReduce
 from common.perfmodel.published import DATA, UMD_A100, load_recorded
-from common.perfmodel.tables import numbers, read_table
 
 MIB = 2**20
 FITTED, INTERPOLATED = "fitted", "interpolated"

@@ -18,6 +18,7 @@ from common.analysis.data_parallel.training_runs import (
     Training,
     open_training,
 )
+from common.csv_tables import read_table
 from common.perfmodel.fsdp.communication import (
     STRATEGIES,
     Collective,
@@ -27,7 +28,6 @@ from common.perfmodel.fsdp.communication import (
     step_wire_bytes,
 )
 from common.perfmodel.one_device.architecture import GPT2Config
-from common.perfmodel.tables import read_table
 from common.runtime.records.run_directory import find_table
 from common.tables import STRATEGY_COLUMNS
 

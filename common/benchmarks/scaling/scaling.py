@@ -21,9 +21,9 @@ from common.analysis.step_parts import decompose
 from common.benchmarks.scaling.sweep import SweepPlan, sweep
 from common.benchmarks.scaling.text_workload import text_workload
 from common.benchmarks.scaling.workloads import MlpSizes, Workload, mlp_workload, replay_workload
+from common.csv_tables import read_table
 from common.diagnose.diagnosis import diagnosis_lines
 from common.errors import UserError, unknown_name
-from common.perfmodel.tables import read_table
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.kept_memory import kept_memory
 from common.runtime.paths import relative_to_project

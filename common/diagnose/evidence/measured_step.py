@@ -27,11 +27,11 @@ from common.errors import UserError
 from common.exercises.cap_search import cap_interval
 from common.perfmodel.buckets import MIB, DdpOptions, assign_buckets
 from common.perfmodel.collectives import AllReduceModel, MeasuredAllReduce, as_alpha_beta
+from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.scaling.pass_times import LinearTime, PassTimes
 from common.perfmodel.scaling.step_model import StepModel, StepSettings, calibrated, predict
-from common.perfmodel.simulator import profile_buckets
 from common.perfmodel.tables import read_all_reduce, read_all_reduce_samples, read_ready_times
 
 MOST_DRIFT = 1.5

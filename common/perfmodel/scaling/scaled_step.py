@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 
 from common.perfmodel.collectives import AlphaBeta, as_alpha_beta
+from common.perfmodel.ddp.best_cap import ROUNDING
+from common.perfmodel.ddp.bucketings import distinct_bucketings
 from common.perfmodel.scaling.step_model import (
     WIRE_TYPES,
     Prediction,
@@ -23,7 +25,6 @@ from common.perfmodel.scaling.step_model import (
     exchange,
     predict,
 )
-from common.perfmodel.search import ROUNDING, distinct_bucketings
 
 CHECKED, MOST_TRIED = 17, 4096
 """Numbers at which a function is looked at before it is bisected, and where it cannot be."""

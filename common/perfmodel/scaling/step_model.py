@@ -2,7 +2,7 @@
 
 Computation grows linearly with the batch, forward and backward apart: t(b) = c0 + c1·b. One rank
 takes ``accumulation`` such passes and an update. N ranks do the same, and exchange gradients in the
-last pass, whose backward part is simulated bucket by bucket (``simulator``)::
+last pass, whose backward part is simulated bucket by bucket (``model``)::
 
     one rank:  a·(f(b) + r(b)) + u + d
     N ranks:   (a − 1)·(f(b) + r(b)) + f(b) + T(buckets, network) + u + d + κ·C
@@ -27,12 +27,13 @@ import numpy as np
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AllReduceModel
+from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.comm_hooks import CastHook
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import StepOptions, StepParts
+from common.perfmodel.ddp.timeline import BackwardTimeline
 from common.perfmodel.model import DdpModel
 from common.perfmodel.scaling.pass_times import PassTimes
-from common.perfmodel.simulator import BackwardTimeline, profile_buckets
 
 WIRE_TYPES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """Compression → the type on the wire, by which networks are known."""
