@@ -129,7 +129,6 @@ class StrategyTimes:
             accumulation=accumulation,
             shard_size=self.settings.get("shard_size") if hybrid else None,
             parameter_bytes=gathered_item_bytes(strategy, self.settings["precision"]),
-            root_parameter_bytes=4,
             bucket_cap_mb=self.settings.get("bucket_cap_mb"),
         )
 

@@ -247,7 +247,6 @@ class ClusterSteps:
                 strategy=strategy,
                 ranks=n,
                 parameter_bytes=2 if half else 4,
-                root_parameter_bytes=4,
             )
             reduced = 0
             for part in parts:

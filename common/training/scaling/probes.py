@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
+from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCalls, time_all_reduces
 from common.runtime.group.gradient_marks import (
     READY_COLUMNS,
     ready_marks,
@@ -214,7 +214,7 @@ def time_curve(numel: int, dtype: torch.dtype, worker: Worker, plan: ProbePlan) 
         for size in sizes if round_ % 2 == 0 else sizes[::-1]:
             small = size * dtype.itemsize <= SMALL_MESSAGE_BYTES
             calls = SMALL_MESSAGE_CALLS if small else plan.all_reduce_calls
-            samples = time_all_reduces(size, dtype, worker, round_, calls=calls)
+            samples = time_all_reduces(size, dtype, worker, round_, TimedCalls(calls))
             # The median of many calls stands for each of the usual number of samples, so that a
             # stalled call has no weight and all sizes have as many rows.
             if small:
