@@ -5,6 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CI = {
+    "uv run pytest": "uv run python tests/budget.py",
     "pip install uv": "pip install --quiet uv",
     "uv run ddplab run": "uv run ddplab run --preset smoke",
     "uv run ddplab run assignment2 --preset smoke": "uv run ddplab run --preset smoke",

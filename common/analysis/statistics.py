@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 MOST_NOISE = 0.015
 """Standard error of a measured median up to which it judges a prediction."""
 LEAST_ROUNDS = 4
-"""Of fewer, draws with replacement say too little of the spread."""
+"""Least number of rounds: draws with replacement from fewer say too little of the spread."""
 CONFIDENCE = 0.95
-"""Of an interval; with few rounds it may be less, and ``Gain.confidence`` says how much."""
+"""Confidence of an interval; with few rounds it may be less, and ``Gain.confidence`` says how
+much."""
 
 
 def median_standard_error(times: NDArray, *, draws: int = 1000, seed: int = 0) -> float:

@@ -63,7 +63,7 @@ from common.training.parallel import gradient_sync, parallelise, refuse_unsharda
 from common.training.step import TrainingStep, build_model
 
 STRATEGIES = ("single", "local", "DDP", "FULL_SHARD", "SHARD_GRAD_OP")
-"""Those that are compared unless others are asked for."""
+"""Strategies that are compared unless others are asked for."""
 KNOWN = (*STRATEGIES, *OWN_STRATEGIES)
 ALONE = "alone"
 ALONE_COLUMNS = ("strategy", "accumulation", "round", "iteration", "rank", "step_time_ms")
@@ -104,7 +104,7 @@ class StrategyBenchmark(RankOptions):
     precision: str = "float32"
     """float32 or bfloat16."""
     bucket_cap_mb: float | None = None
-    """DDP's and MY_BUCKETS's, in MiB; by default a first bucket of 1 MiB, then 25."""
+    """Bucket cap of DDP and MY_BUCKETS in MiB; by default a first bucket of 1 MiB, then 25."""
     parts: bool = False
     """Also measure, in the same rounds, what FSDP's steps are predicted from."""
     rounds: int = 3

@@ -24,7 +24,7 @@ class Export:
     """
 
     out: Annotated[Path, tyro.conf.Positional]
-    """A folder that is not there yet."""
+    """Folder to write; it must not exist yet."""
     assignment: int
     """0 to 4."""
     solved: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class Grade:
     levels: Path | None = None
     """levels.csv of an earlier grading, filled in by whoever read the texts."""
     variant: int = 0
-    """Seed of the numbers in checks; another one each term."""
+    """Seed of the numbers that checks draw; take another one each term."""
     overlay: Path | None = None
     """Folder with files of the staff that take the place of the project's."""
 
@@ -142,7 +142,7 @@ class Faults:
     """
 
     out: Annotated[Path, tyro.conf.Positional]
-    """A folder that is not there yet."""
+    """Folder to write; it must not exist yet."""
     seed: int
     """Seed of the faults' sizes and the folders' names."""
     only: tuple[str, ...] = ()
@@ -163,9 +163,9 @@ class Autograder:
     """Write a bundle for Gradescope: setup.sh, run_autograder and what they need."""
 
     out: Annotated[Path, tyro.conf.Positional]
-    """A zip file that is not there yet."""
+    """Zip file to write; it must not exist yet."""
     variant: int = 0
-    """Seed of the numbers in checks; another one each term."""
+    """Seed of the numbers that checks draw; take another one each term."""
     overlay: Path | None = None
     """Folder with files of the staff that take the place of the project's."""
 

@@ -25,7 +25,7 @@ class Record:
     """Keep a complete run's tables under data/<machine>/<assignment>, for others to read."""
 
     run_dir: Annotated[str, tyro.conf.Positional]
-    """The run directory."""
+    """Run directory to record."""
     machine: str
     """Name of the machine's folder, like h100-8."""
     assignment: str = ""
@@ -54,11 +54,12 @@ class Tokens:
     """
 
     text: str | None = None
-    """A UTF-8 file; <|endoftext|> divides documents."""
+    """UTF-8 text file; <|endoftext|> divides documents."""
     dataset: str | None = None
-    """A name on the Hugging Face hub or a local folder of data files; streamed."""
+    """Data set on the Hugging Face hub, or a local folder of data files; it is streamed."""
     synthetic: bool = False
-    """Symbols of a Markov source whose entropy is the lowest loss that can be reached."""
+    """Write synthetic text: symbols of a Markov source, whose entropy is the lowest loss
+    possible."""
     dataset_config: str | None = None
     """Configuration of the dataset, like wikitext-103-raw-v1."""
     split: str = "train"
@@ -66,8 +67,8 @@ class Tokens:
     text_column: str = "text"
     """Column of the dataset that holds the text."""
     vocab: str = "gpt2"
-    """A folder with tokenizer.json, vocab.json and merges.txt, or encoder.json and vocab.bpe; or a
-    name on the hub."""
+    """Vocabulary: a folder with tokenizer.json, vocab.json and merges.txt, or encoder.json and
+    vocab.bpe; or a name on the hub."""
     max_tokens: int = 0
     """Stop after so many tokens; 0 takes all of the text or dataset."""
     num_tokens: int = 4_000_000
@@ -151,11 +152,11 @@ class TextLengths:
     """
 
     datasets: tuple[str, ...] = ("sst2", "ag_news", "imdb")
-    """Data sets; all of their training split is read."""
+    """Data sets to count; all of their training split is read."""
     dataset_dir: str = "datasets"
-    """Folder of local files; else they come from the hub or its cache."""
+    """Folder of local files; by default data sets come from the hub or its cache."""
     tokenizer: str = "bert-base-uncased"
-    """A transformers model or a local folder."""
+    """Tokenizer: a transformers model or a local folder."""
     output_dir: str = "data/text-lengths"
     """Folder of the CSV files, one per data set."""
 

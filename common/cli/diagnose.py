@@ -35,31 +35,32 @@ class Diagnose:
     nproc: int = 1
     """Ranks to start here, by torchrun; 1 starts the script by itself."""
     bundle: str = ""
-    """Folder for what is seen; by default one below outputs/watch."""
+    """Folder to write the bundle to (everything the watch records); by default one below
+    outputs/watch."""
     warmup: int = 5
-    """Steps before the window."""
+    """Steps before the first one that is timed."""
     window: int = 30
-    """Steps that are timed as they are."""
+    """Steps that are timed as they are: the window."""
     bucket_steps: int = 10
-    """Steps after these in which gradients and buckets are watched, too."""
+    """Steps after the window in which gradients and buckets are timed, too."""
     profile_steps: int = 3
-    """Steps after these that torch.profiler records, of a model under FSDP or compiled in place."""
+    """Steps after that which torch.profiler records, of a model under FSDP or compiled in place."""
     to_end: bool = False
     """Watch to the end of the script, without probes."""
     no_probe: bool = False
-    """Measure nothing by itself after the window; gains are then not predicted."""
+    """Do not time passes and all-reduces alone after the window; gains are then not predicted."""
     verify: bool = False
-    """Then try changes for a few passes each, on a copy of the model: buckets, compression,
+    """Try changes for a few passes each, on a copy of the model: buckets, compression,
     accumulation, threads, cores."""
     anonymise: bool = False
     """Hash names of hosts, users and paths."""
     baseline: str = ""
-    """A bundle or run directory of the same on one rank, to compare with."""
+    """Bundle or run directory of the same training on one rank, to compare with."""
     compare: bool = False
     """Compare two folders: what changed from the first to the second."""
     traces: str = ""
-    """Folder with profiler traces, NCCL's log (NCCL_DEBUG=INFO) or flight recorders' dumps of a
-    job: diagnose that, and run nothing."""
+    """Diagnose what a job has left, and run nothing: a folder with profiler traces, NCCL's log
+    (NCCL_DEBUG=INFO) or flight recorders' dumps."""
 
     def run(self) -> None:
         """Runs or opens what is named, and prints what was found."""

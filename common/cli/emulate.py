@@ -24,7 +24,7 @@ class Emulate:
     hosts: int = 2
     """Number of hosts, 1 to 16."""
     rate: tuple[str, ...] = ("1gbit",)
-    """Rate of the links, like 500mbit: one for all, or one for each host (a slow host)."""
+    """Rate of the links, such as 500mbit: one for all hosts, or one for each."""
     nproc_per_host: int = 1
     """Ranks on each host."""
     delay_ms: float = 0.0

@@ -26,7 +26,7 @@ class Explore:
     """
 
     run_dir: Annotated[str, tyro.conf.Positional] = ""
-    """A run of assignment 2 to start from; by default the newest complete one, else the recorded
+    """Run of assignment 2 to start from; by default the newest complete one, else the recorded
     one."""
     port: int = 0
     """Port of the page; by default one that is free."""

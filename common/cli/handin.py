@@ -25,13 +25,13 @@ class Handin:
     """Build and check lastname-firstname-assignN.tar.gz: exercises, answers, report and tables."""
 
     assignment: Annotated[str, tyro.conf.Positional]
-    """Such as assignment2."""
+    """Assignment to hand in, such as assignment2."""
     name: str
-    """lastname-firstname, in lower case."""
+    """Your name as lastname-firstname, in lower case."""
     part: int = 0
-    """1 or 2 of assignment 1; the answers and the run go with part 2."""
+    """Part 1 or 2 of assignment 1; the answers and the run go with part 2."""
     run_dir: str | None = None
-    """The run to hand in; by default the newest complete one."""
+    """Run directory to hand in; by default that of the newest complete run."""
     output_dir: str = "."
     """Folder of the tarball."""
 

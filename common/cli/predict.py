@@ -50,7 +50,7 @@ class Predict:
     measured: str | None = None
     """ddp-times.csv to compare with."""
     run_dir: str | None = None
-    """A run directory whose tables are used where no other is given."""
+    """Run directory whose tables are used where no other table is given."""
     alpha_us: float | None = None
     """Answer also for this latency, in microseconds, in place of the measured one."""
     trace: str | None = None

@@ -39,8 +39,8 @@ class ClusterQuestion:
     """
 
     cluster: str | None = None
-    """A name of data/clusters (h100-ib, h100-roce, h100-a3mega, h200-ib, a100-ib, a100-roce), or a
-    YAML file of yours."""
+    """Cluster: a name of data/clusters (h100-ib, h100-roce, h100-a3mega, h200-ib, a100-ib,
+    a100-roce), or a YAML file of yours."""
     gpus: str | None = None
     """Numbers of GPUs: 8,16,64, or 8..16384, which doubles."""
     model: str | None = None
@@ -66,9 +66,9 @@ class ClusterQuestion:
     overlap_slowdown: tuple[float, ...] = ()
     """Slowdown of computation beside communication, by default 1.19 1 1.4."""
     draws: int | None = None
-    """Draws that the bands come from, by default 64."""
+    """Number of draws that the bands come from, by default 64."""
     seed: int | None = None
-    """Of the draws, by default 0."""
+    """Seed of the draws, by default 0."""
     csv: str | None = None
     """Write every column of the prediction to this file."""
 

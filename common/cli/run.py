@@ -13,9 +13,10 @@ class Run:
     """Run the benchmarks of an assignment, execute its notebooks and write report.pdf."""
 
     what: Annotated[str, tyro.conf.Positional] = "all"
-    """all, or one assignment such as assignment2."""
+    """What to run: all, or one assignment such as assignment2."""
     preset: Literal["smoke", "laptop", "gpu"] | None = None
-    """smoke (a minute an assignment), laptop (two CPU cores), gpu (the default on two and more)."""
+    """Size of the measurements: smoke (a minute an assignment), laptop (two CPU cores) or gpu (the
+    default on two GPUs and more)."""
     output_dir: str = "outputs"
     """Folder of the run directories and the report."""
     run_dir: str | None = None

@@ -33,17 +33,17 @@ class Study:
     what: Annotated[Literal[tuple(STUDIES)], tyro.conf.Positional]
     """Study to run."""
     output_dir: str = "outputs/studies"
-    """Folder of its run directory."""
+    """Folder that the study's run directory is made in."""
     continues: str = ""
     """Run directory of an accuracy, exchange, grading, scripts or tune study that was cut: what is
     complete stays."""
     assignments: tuple[int, ...] = ()
-    """Those that grading grades; by default all."""
+    """Assignments that the study grading grades; by default all."""
     only: tuple[str, ...] = ()
-    """Cases that diagnosis, exchange, scripts or tune runs, or causes; by default all (of scripts,
-    those of its first two sets)."""
+    """Cases or causes to run, for diagnosis, exchange, scripts and tune; by default all cases (of
+    scripts, those of its first two sets)."""
     rounds: int = 0
-    """Rounds of each case, of a study that has some; by default its own."""
+    """Rounds of each case, for a study that has rounds; by default the study's own number."""
     tests: str = ""
     """Folder of a clone of Stanford CS336's assignment 2, for cs336."""
 

@@ -23,17 +23,18 @@ class Tune:
     """
 
     function: Annotated[str, tyro.conf.Positional]
-    """MODULE:FUNCTION; MODULE is looked for in this folder and among the installed packages."""
+    """MODULE:FUNCTION that makes the model; MODULE is looked for in this folder and among the
+    installed packages."""
     nproc: int = 2
     """Ranks to start on this machine, outside of a job."""
     share: float = 0.2
-    """Time to take, as a share of an exhaustive sweep's; few bucketings may need more."""
+    """Time for tuning, as a share of an exhaustive sweep's; few bucketings may need more."""
     device: str | None = None
     """cpu or cuda; by default CUDA where it is."""
     backend: str | None = None
     """nccl or gloo; by default NCCL on CUDA and gloo on the CPU."""
     seed: int = 42
-    """Set before FUNCTION is called, the same on all ranks."""
+    """Seed that is set before FUNCTION is called, the same on all ranks."""
     output_dir: str = "outputs/tune"
     """Folder of the run directory."""
     run_id: str = ""

@@ -40,7 +40,7 @@ def run_watched(
     Args:
         program: a script or ``-m`` and a module, and its arguments.
         ranks: how many are started here by torchrun; with 1 the script is started by itself.
-        variables: of the environment, which say how it is watched.
+        variables: variables of the environment, which say how it is watched.
         meanwhile: called now and then while it runs.
 
     Returns:

@@ -18,7 +18,7 @@ from common.errors import UserError, unknown_name
 
 NUMBER, CHOICE, TEXT = "number", "choice", "text"
 LEVELS = ("none", "half", "full")
-"""Of a text: what it takes for no, half and all of its points."""
+"""Levels of a text: no, half and all of its points."""
 LARGEST_BYTES = 2**20
 
 
@@ -40,8 +40,8 @@ class Question:
         name: such as Q2.1.
         about: the question in short.
         kind: number, choice or text.
-        points: of a right answer.
-        unit: of a number.
+        points: points of a right answer.
+        unit: unit of a number.
         choices: letter → what may be chosen.
         levels: what a text must have, by ``LEVELS``.
     """

@@ -36,7 +36,7 @@ def export(
     Args:
         root: the project; nothing may be changed there and not committed.
         out: a folder that does not exist.
-        assignment: its tasks, and those of later ones, are stripped.
+        assignment: number of the assignment; its tasks and those of later ones are stripped.
         solved: names of tasks that are solved all the same.
         overlay: folder of the staff's, with files that take the place of the project's.
 
@@ -129,8 +129,8 @@ def student_page(text: str, name: str, missing: Collection[str], given: Collecti
     """Returns a page of Markdown in which links to files that students do not get are plain text.
 
     Args:
-        text: of the page.
-        name: its path from the root, to which its links are relative.
+        text: text of the page.
+        name: the page's path from the root, to which its links are relative.
         missing, given: the files that students do not get, and those that they do.
     """
     folder = Path(name).parent

@@ -39,7 +39,7 @@ def set_of_files(folder: Path, runs: Iterable[tuple[str, str, str]], seed: int) 
     Args:
         folder: where the runs lie, by their names.
         runs: name, cause and baseline of each.
-        seed: of the names that the set gives them.
+        seed: seed of the names that the set gives them.
     """
     files, rows, taken = {}, [], set()
     for name, cause, baseline in runs:

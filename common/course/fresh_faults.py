@@ -28,7 +28,7 @@ def plant(out: Path, seed: int, progress: StageProgress, only: Sequence[str] = (
 
     Args:
         out: a folder that is not there.
-        seed: of delays, and of the names that the set gives its runs.
+        seed: seed of delays, and of the names that the set gives its runs.
         progress: where stages are shown.
         only: causes, or names of cases; by default all.
 

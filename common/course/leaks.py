@@ -32,7 +32,7 @@ class Leak:
     """A piece of a file that should not be there.
 
     Attributes:
-        path: from the tree's root.
+        path: path from the tree's root.
         line: where it begins, from 1.
         task: whose solution it is part of; empty for what is none.
         what: it is, in words.

@@ -33,9 +33,9 @@ class Block:
 
     Attributes:
         task: such as A2.2.
-        begin, end: of the two markers.
-        otherwise: of ``# ELSE``; ``end`` where there is none.
-        indent: of the markers, in spaces.
+        begin, end: lines of the two markers.
+        otherwise: line of ``# ELSE``; ``end`` where there is none.
+        indent: indent of the markers, in spaces.
         in_function: whether something has to stand in its place.
     """
 

@@ -25,7 +25,7 @@ class Outcome:
         file: the test's file, without its folders and ``.py``.
         name: the test's, with its parameters in brackets.
         outcome: passed, failed or skipped.
-        message: of what it raised; empty where it passed.
+        message: message of the test's error; empty where it passed.
     """
 
     file: str

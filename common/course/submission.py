@@ -31,9 +31,11 @@ from common.errors import UserError
 
 PACKED_BYTES, UNPACKED_BYTES, MEMBERS = 20 * 2**20, 200 * 2**20, 1000
 TEXT_BYTES = 2**20
-"""Of an exercise or the manifest, which take many times their size when they are parsed."""
+"""Most bytes of an exercise or the manifest, which take many times their size when they are
+parsed."""
 NAME_BYTES, PART_BYTES, PATH_BYTES = 200, 250, 1000
-"""Of a student's name, and of a path's part and all of it: less than file systems take."""
+"""Most bytes of a student's name, of a part of a path, and of a path: less than file systems
+take."""
 MANIFEST, ANSWERS, REPORT, EXERCISES, RUN = (
     "manifest.json",
     "answers.yaml",
@@ -55,7 +57,7 @@ class HandedIn:
 
     Attributes:
         name: lastname-firstname.
-        assignment: its number.
+        assignment: number of the assignment.
         part: 1 or 2; 0 where an assignment has no parts.
     """
 

@@ -27,7 +27,7 @@ class Task:
         file: below ``common/exercises``.
         points: what its checks give together.
         hours: a student's.
-        checks: its checks, each with its points.
+        checks: the task's checks, each with its points.
         needs: tasks whose files its own may import.
         bonus: whether its points come on top.
         alike: files with pieces that are like its solution, each with the reason why they stay.

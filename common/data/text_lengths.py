@@ -27,7 +27,7 @@ class LengthDistribution:
     lengths: NDArray[np.int64]
     """Tokens, ascending, each once: int64 [k]."""
     texts: NDArray[np.int64]
-    """Texts of that length, at least one: int64 [k]."""
+    """Texts of each length, at least one: int64 [k]."""
     name: str
 
     @classmethod

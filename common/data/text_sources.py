@@ -31,11 +31,11 @@ class LabelledTexts:
 
     texts: list[str]
     labels: list[int]
-    """0 to ``num_labels`` − 1."""
+    """Class of each text, 0 to ``num_labels`` − 1."""
     num_labels: int
     name: str
     source: str
-    """Their origin: a file below the data folder, or a name on the hub."""
+    """Origin of the texts: a file below the data folder, or a name on the hub."""
 
 
 @dataclass(frozen=True)

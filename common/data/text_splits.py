@@ -17,9 +17,9 @@ class TextOptions:
     """Settings of the texts that a run learns from and is validated on."""
 
     dataset: str
-    """Its name, or ``synthetic``."""
+    """Name of the data set, or ``synthetic``."""
     dataset_dir: str
-    """Folder of local files."""
+    """Folder of the local files of a data set."""
     synthetic_like: str
     """The data set whose lengths synthetic texts have."""
     vocab_size: int
@@ -28,9 +28,9 @@ class TextOptions:
     train_samples: int
     """Texts of the training split; 0 for all, or SYNTHETIC_SAMPLES."""
     eval_samples: int
-    """Texts of the validation split, likewise."""
+    """Texts of the validation split; 0 for all, or SYNTHETIC_SAMPLES."""
     seed: int
-    """Of the choice of texts; of synthetic ones the second split has the next seed."""
+    """Seed of the choice of texts; the second split of synthetic texts has the next seed."""
 
 
 def open_splits(

@@ -75,7 +75,7 @@ class TokenizedTexts:
     """Tokens of each text, int64 [n]."""
     tokens: list[list[int]]
     labels: NDArray[np.int64]
-    """0 to ``num_labels`` − 1, int64 [n]."""
+    """Class of each text, 0 to ``num_labels`` − 1: int64 [n]."""
     vocab_size: int
     pad_id: int
     num_labels: int

@@ -93,14 +93,14 @@ MACHINE_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
     "nccl-settings": nccl_settings,
     "gpu-surroundings": gpu_surroundings,
 }
-"""Of the machine and its settings, which the watcher alone reads."""
+"""Causes in the machine and its settings, which the watcher alone reads."""
 GPU_CAUSES: dict[str, Callable[[Case], Verdict | None]] = {
     "synchronised-norms": synchronised_norms,
     "no-mixed-precision": wide_computation,
     "host-waits": host_waits,
     "unpinned-copies": unpinned_copies,
 }
-"""Of scripts on GPUs."""
+"""Causes in scripts on GPUs."""
 OF_SCRIPTS: dict[str, Callable[[Case], Verdict | None]] = {
     "hang": hang,
     "slow-update": slow_update,

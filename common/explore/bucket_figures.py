@@ -120,7 +120,7 @@ def show_caps(
     """Replaces the data of T(b).
 
     Args:
-        made: of ``cap_figure``.
+        made: result of ``cap_figure``.
         view: what was computed.
         settings: what for.
         system: whose measured points are shown where ``as_is`` says that nothing was moved.

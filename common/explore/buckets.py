@@ -37,8 +37,8 @@ class BucketSettings:
     """Settings of the sliders.
 
     Attributes:
-        alpha_us, beta_gb_per_s: of an all-reduce on the ranks that the system starts with, in
-            microseconds and 10⁹ bytes per second.
+        alpha_us, beta_gb_per_s: latency and bandwidth of an all-reduce on the ranks that the system
+            starts with, in microseconds and 10⁹ bytes per second.
         ranks: number of ranks, at least 2.
         cap_mib: the bucket cap.
         compute: forward and backward pass take this many times as long.

@@ -36,8 +36,8 @@ class BatchSettings:
         ranks: number of ranks.
         texts: texts of a rank, where all have as many.
         max_length: longer texts are cut, in tokens; 0 leaves them as they are.
-        seed: of the draw.
-        plan: of ``PLANS``.
+        seed: seed of the draw.
+        plan: one of ``PLANS``.
     """
 
     ranks: int

@@ -35,7 +35,7 @@ def predict_line(system: System, now: BucketSettings, at_first: BucketSettings) 
     Args:
         system: what is explored.
         now: the settings.
-        at_first: those that the system starts with, which need no flag.
+        at_first: settings that the system starts with, which need no flag.
     """
     words = {
         "alpha_us": "α",

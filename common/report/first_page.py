@@ -35,13 +35,13 @@ class FirstPage:
 
     Attributes:
         machine: one line on the hardware, one on the software.
-        findings: of the assignments that were run, in order.
+        findings: findings of the assignments that were run, in order.
         figures: at most one an assignment.
         not_run: assignments that this run is not about.
         state: running, complete, failed or interrupted.
         reason: why it failed or was interrupted.
         made: when this page was made.
-        timetable: of the run; None where nothing was run.
+        timetable: timetable of the run; None where nothing was run.
     """
 
     machine: tuple[str, ...]
@@ -98,7 +98,7 @@ def as_html(page: FirstPage, anchors: Collection[str] = ()) -> str:
 
     Args:
         page: the first page.
-        anchors: those that the report has; a finding without one is no link.
+        anchors: anchors that the report has; a finding without one is no link.
     """
     loader = jinja2.FileSystemLoader(HERE)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)

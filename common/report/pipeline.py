@@ -47,7 +47,7 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
 
     Args:
         what: an assignment, or ``all``.
-        label: of the presets: smoke, laptop or gpu.
+        label: name of the presets: smoke, laptop or gpu.
         output_dir: the folder of all runs.
         progress: the terminal's display.
     """

@@ -20,7 +20,7 @@ from common.runtime.records.run_directory import read_environment, write_atomica
 PRIVATE = ("host", "host_names", "process", "launched_by", "slurm_job_id")
 SHARED_VARIABLES = ("NCCL_", "OMP_", "GLOO_", "MKL_", "PYTORCH_", "CUDA_VISIBLE", "SLURM_NNODES")
 LIMIT_MIB = 6
-"""Of a recorded run's tables; git keeps them in a fifth of that."""
+"""Largest size of a recorded run's tables; git keeps them in a fifth of that."""
 
 
 def keep_run(run_dir: Path, machine: str, assignment: str, folder: Path | None = None) -> Path:

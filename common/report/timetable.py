@@ -38,7 +38,7 @@ class Entry:
     """One stage of a run.
 
     Attributes:
-        key: its folder below the assignment's run directory, or NOTEBOOKS or REPORT.
+        key: the stage's folder below the assignment's run directory, or NOTEBOOKS or REPORT.
         expected_s: seconds that it took before; None where it never ran.
         took_s: seconds, once it has ended.
     """
@@ -183,7 +183,7 @@ def plan(
     """Plans a run.
 
     Args:
-        presets: of its assignments, in order.
+        presets: presets of the run's assignments, in order.
         label: the preset's name.
         output: the folder with earlier runs.
         titles: by assignment, the title of each stage and of what follows them, by its key.

@@ -24,7 +24,7 @@ class StageProgress:
         Its time is counted from the end of the one before.
 
         Args:
-            name: of the stage.
+            name: name of the stage.
             left: returns how much of the run is still to come, in words.
         """
         start = self._ended

@@ -39,7 +39,7 @@ class MicroBatch:
     labels: Tensor
     work_s: float = 0.0
     tag: Any = None
-    """The tag of the request."""
+    """Tag of the request that this batch answers."""
 
     @property
     def longest(self) -> int:

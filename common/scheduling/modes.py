@@ -169,7 +169,7 @@ class Planner:
         """Makes the plan of a step.
 
         Args:
-            step: from 0, over all epochs.
+            step: number of the step, from 0, over all epochs.
             cost: the cost that ``dynamic`` balances (one, or one for each rank); tokens by default.
             max_batch: the most samples a rank can hold; one, or one for each rank.
 

@@ -57,7 +57,7 @@ def measure_step_memory(
 
     Args:
         step: computes forward and backward pass of a batch size, in this thread.
-        model: its parameters and buffers are not counted.
+        model: the model, whose parameters and buffers are not counted.
         held_bytes: as in ``StepMemory``.
     """
     # After each operator the total is fixed + batch size · sample. Two batch sizes give both: the

@@ -40,14 +40,14 @@ class Exhaustive(RankOptions):
     """
 
     function: str = ""
-    """MODULE:FUNCTION, as tuned."""
+    """MODULE:FUNCTION that was tuned."""
     tune_run: str = ""
     """The run directory of ddplab tune."""
     folder: str = "."
     rounds: int = SWEEP_ROUNDS
     """Visits to each bucketing."""
     runoff_rounds: int = 12
-    """So many at a time: the run-off goes on while the interval of the regret is wider than
+    """Rounds that the run-off adds at a time, while the interval of the regret is wider than
     ``within`` to either side."""
     most_runoff_rounds: int = 60
     within: float = 0.02
@@ -110,7 +110,7 @@ def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Regr
     Args:
         runoff: samples of the run-off, VISIT_COLUMNS.
         swept: samples of the sweep, VISIT_COLUMNS.
-        label: of the setting.
+        label: label of the setting.
     """
     times = instance_times(runoff)
     chosen = [name for name in times if name in set(swept["setting"]) and name != label]

@@ -57,7 +57,7 @@ class SurvivalStudy:
     restarts: int = 3
     """Launches with --max-restarts in which a rank is killed twice."""
     damage: bool = True
-    """Damage checkpoints, too."""
+    """Also damage checkpoints and resume from them."""
     strategies: tuple[str, ...] = ("DDP", "FULL_SHARD")
     """Strategies of the trials and launches, in turn."""
     num_steps: int = 30

@@ -65,10 +65,10 @@ class TuneStudy:
     rounds: int = SWEEP_ROUNDS
     """Visits to each bucketing in the sweep."""
     runoff_rounds: int = 12
-    """Rounds at a time, until a regret is known to ``HALF_WIDTH``."""
+    """Rounds that a run-off adds at a time, until a regret is known to ``HALF_WIDTH``."""
     most_runoff_rounds: int = 60
     only: tuple[str, ...] = ()
-    """Cases, such as convolutions-loopback; by default all."""
+    """Cases to run, such as convolutions-loopback; by default all."""
     continues: str = ""
     """Run directory of a study that was cut."""
 

@@ -48,8 +48,8 @@ def bucket_rows(events: Sequence[Event], sizes_bytes: Sequence[int]) -> list[dic
     """Finds the buckets of the backward pass in a trace, as rows of BUCKET_FIELDS.
 
     Args:
-        events: of one rank; the trace was taken with shapes.
-        sizes_bytes: of DDP's buckets, in index order.
+        events: events of one rank, from a trace with shapes.
+        sizes_bytes: bytes of DDP's buckets, in index order.
 
     Raises:
         UserError: there is not exactly one pass, or it shows fewer all-reduces than there are

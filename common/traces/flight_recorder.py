@@ -32,9 +32,9 @@ class Call:
     """A collective that a rank has called.
 
     Attributes:
-        number: of the collective in its group, from 1 on.
+        number: number of the collective in its group, from 1 on.
         name: such as ``nccl:all_reduce``.
-        sizes: of the input tensors.
+        sizes: sizes of the input tensors.
         is_done: the rank saw its end.
         place: file, line and function that called it; empty where no stack was kept.
     """
@@ -56,7 +56,7 @@ class Dump:
     """The record of one rank.
 
     Attributes:
-        rank: of the job, from the file's name.
+        rank: rank in the job, from the file's name.
         groups: name of a process group → its ranks; empty where the dump does not say.
         calls: name of a process group → number → collective.
     """
@@ -79,8 +79,8 @@ class Stop:
     """The place at which the ranks of a group stopped.
 
     Attributes:
-        group: its name.
-        number: of the collective that some ranks wait in.
+        group: name of the process group.
+        number: number of the collective that some ranks wait in.
         waiting: rank → that collective.
         behind: rank → the last collective that it called before; None where it called none.
         mismatched: ranks that called something else under that number.

@@ -31,7 +31,7 @@ class NcclLog:
     Attributes:
         hosts: rank → the name of its host.
         transports: (rank, rank) → how often each transport connects them, such as ``P2P/CUMEM``.
-        networks: those that NCCL said it uses.
+        networks: networks that NCCL said it uses.
         no_infiniband: NCCL looked for InfiniBand and found none.
         warnings: how often each was printed.
     """
@@ -93,7 +93,7 @@ def _take_connection(
     """Takes who is where, and how a pair is connected, from a line.
 
     Args:
-        line: of a log.
+        line: a line of a log.
         by_size: number of a communicator's ranks → what is known of it.
         sizes: (host, process) → ranks of the communicator that it last began.
     """

@@ -38,8 +38,8 @@ class Event:
     Attributes:
         name: such as ``aten::addmm``, ``forward`` or a kernel's name.
         start_us, end_us: in microseconds, from an origin that all events of a trace share.
-        thread: of the host; for kernels the device's stream.
-        shapes: of the input tensors (operators only), in order.
+        thread: thread of the host; for kernels the device's stream.
+        shapes: shapes of the input tensors (operators only), in order.
         kind: ``operator``, ``range`` (named by the program), ``launch`` (the host hands a kernel
             to the device) or ``kernel`` (the device computes, copies or fills).
         correlation: a number that a launch and its kernels share; 0 for others.

@@ -32,9 +32,9 @@ def step_operations(
     Those of several operations at once count for each.
 
     Args:
-        events: of one rank's trace.
-        windows: its steps.
-        seen: its activity.
+        events: events of one rank's trace.
+        windows: the trace's steps.
+        seen: the trace's activity.
     """
     on_device = any(event.kind == "kernel" for event in events)
     of_operation: dict[str, list[Event]] = defaultdict(list)

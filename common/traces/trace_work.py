@@ -105,7 +105,7 @@ def flatten(operators: Sequence[Event]) -> Iterator[tuple[Event, float, float, b
     operators inside it, if only in pieces.
 
     Args:
-        operators: of one thread, by start and then longest first.
+        operators: operators of one thread, by start and then longest first.
 
     Yields:
         (operator, start in µs, end in µs, whether it is such a remainder).

@@ -21,7 +21,7 @@ DDP_STRATEGIES = ("DDP", "MY_DDP", "MY_BUCKETS", "MY_ZERO1")
 FSDP_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD")
 MY_FSDP = "MY_FSDP"
 OWN_STRATEGIES = (*DDP_STRATEGIES[1:], MY_FSDP)
-"""Those of the exercises: A1.3, A2.4, A1.4 (states sharded, gradients by DDP) and A1.5."""
+"""Strategies of the exercises: A1.3, A2.4, A1.4 (states sharded, gradients by DDP) and A1.5."""
 ASYNCHRONOUS = ("auto", "on", "off")
 PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 GLOBAL_BATCH_SIZE = 32
@@ -105,7 +105,7 @@ class TrainingConfig(RankOptions):
     async_checkpoints: str = "auto"
     """Write checkpoints while training goes on: on, off, or auto (on a GPU)."""
     seed: int = 42
-    """Of the weights; rank r draws with seed + r, and takes rank 0's weights."""
+    """Seed of the initial weights: rank r draws with seed + r, then takes rank 0's weights."""
     output_dir: str = "outputs/assignment1"
 
     def __post_init__(self) -> None:

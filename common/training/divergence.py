@@ -14,7 +14,7 @@ def require_finite(losses: Sequence[float], first: int, advice: str = "lower --l
     One in between may be infinite: in 16 bits the scaler leaves out an update that overflows.
 
     Args:
-        losses: of steps one after another.
+        losses: losses of consecutive steps.
         first: the number of the first of these steps.
         advice: what to try.
     """

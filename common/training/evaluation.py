@@ -38,7 +38,7 @@ def evaluate(
     Args:
         model: called as ``model(*inputs)``, returns logits [batch, labels].
         batches: this rank's, on its device.
-        precision: of the forward pass.
+        precision: precision of the forward pass.
     """
     # Each rank sums loss, right answers and texts of its share in float64, and the all-reduce sums
     # over ranks. So each text counts once, also where shares differ in size.

@@ -84,7 +84,7 @@ class TrainingStep:
         model: called as ``model(tokens, targets)``, returns the loss; by default the workload's.
         lr: learning rate.
         weight_decay: AdamW's.
-        seed: of the weights.
+        seed: seed of the initial weights.
         gradient_sync: makes the context of each micro-batch's forward and backward pass, where
             ranks exchange gradients; it is given True for the step's last.
         max_gradient_norm: upper bound of the gradients' joint norm; None leaves them, and does not
@@ -123,7 +123,7 @@ class TrainingStep:
         self.gradient_sync = gradient_sync
         self.max_gradient_norm = max_gradient_norm
         self.gradient_norm: Tensor | None = None
-        """Of the last update, before it was limited; a scalar."""
+        """Norm of all gradients of the last update, before it was limited; a scalar."""
         self.scaler = grad_scaler(workload.precision, device)
 
     def run(self, batches: Iterable[TokenBatch]) -> Tensor:

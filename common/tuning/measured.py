@@ -47,11 +47,11 @@ class Measured:
 
     Attributes:
         forward_s: the forward pass of the slowest rank.
-        profile: of the backward pass without DDP, all ranks computing at the same time.
+        profile: profile of the backward pass without DDP, all ranks computing at the same time.
         networks: compression → all-reduces of bytes in that format, over the job's network; of
             ``none`` in the dtype that most bytes of gradients have.
         costs: DDP's copies, and what computation and communication take from each other.
-        backend: of the process group.
+        backend: backend of the process group.
         cast_s_per_byte: compression → rounding a byte of gradient and turning it back.
     """
 

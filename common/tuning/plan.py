@@ -25,8 +25,8 @@ class VisitPlan:
 
     Attributes:
         levels: candidates at each level of the halving, the default beside them.
-        final_rounds: of the winner and the default.
-        options: of each option that is visited in the final rounds too, the cost of a visit, in
+        final_rounds: rounds of the winner and the default.
+        options: for each option that is visited in the final rounds too, the cost of a visit, in
             visits of the default: one, or more where a step has several passes (accumulation).
     """
 
@@ -60,7 +60,7 @@ def rounds_with_time_left(done: int, visits: float) -> int:
 
     Args:
         done: final rounds so far.
-        visits: that there is time for.
+        visits: visits that there is time for.
     """
     return max(0, min(MOST_WITH_TIME_LEFT - done, int(visits // 2)))
 
@@ -71,7 +71,7 @@ def plan_visits(visits: int, candidates: int, options: Sequence[int] = ()) -> Vi
     Candidates come first, then options, then more final rounds.
 
     Args:
-        visits: that there is time for, each of one DDP instance.
+        visits: visits that there is time for, each of one DDP instance.
         candidates: settings to choose among.
         options: the cost of a visit to each option, in visits of the default.
     """

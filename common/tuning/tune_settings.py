@@ -27,7 +27,7 @@ class TuneSettings(RankOptions):
     share: float = 0.2
     """Time for tuning, as a share of an exhaustive sweep's; few bucketings may need more."""
     seed: int = 42
-    """Set before FUNCTION is called, the same on all ranks."""
+    """Seed that is set before FUNCTION is called, the same on all ranks."""
     output_dir: str = "outputs/tune"
 
     def __post_init__(self) -> None:

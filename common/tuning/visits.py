@@ -136,7 +136,7 @@ class Visits:
         """Visits the settings in rotated rounds; returns the samples of these rounds.
 
         Args:
-            stage: its name, for the rows.
+            stage: name of the stage, for the rows.
             settings: visited once a round, each.
             rounds: the number of rounds.
             first: number of the first round, where a stage goes on.

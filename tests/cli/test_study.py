@@ -11,7 +11,7 @@ from command_line import refused
     [
         (["cs336", "--rounds", "2"], "--rounds: study cs336 has no rounds to choose"),
         (["grading", "--rounds", "-2"], "--rounds -2: at least 1"),
-        (["explore", "--only", "x"], "--only: study explore runs all of its cases"),
+        (["memory", "--only", "x"], "--only: study memory runs all of its cases"),
         (["memory", "--continues", "x"], "--continues: study memory cannot be continued"),
         (["scripts", "--only", "nothing"], "unknown case 'nothing'"),
         (["scripts", "--only", "fifth", "--continues", "none"], "there is no cases.csv in it"),

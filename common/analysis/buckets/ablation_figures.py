@@ -15,7 +15,7 @@ from common.analysis.style import BLACK, BLUE, CYCLE, GREY, PLAIN, cap_axis, fig
 
 MARKERS = "os^Dv"
 BESIDE = 0.16
-"""Of a row, the distance between networks."""
+"""Distance between networks within a row of the figure."""
 
 
 def plot_terms(table: pd.DataFrame, caption: str) -> Figure:

@@ -35,9 +35,9 @@ class PictureSettings:
     """Draw the README's picture: DDP between two hosts, over bucket caps."""
 
     run_dir: str = ""
-    """A run of assignment 2 with emulated hosts; by default the recorded one."""
+    """Run of assignment 2 with emulated hosts to draw; by default the recorded one."""
     output: str = PICTURE
-    """The PNG."""
+    """PNG file to write."""
 
 
 def main(settings: PictureSettings) -> None:

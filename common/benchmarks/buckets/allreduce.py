@@ -69,7 +69,7 @@ class AllReduceBenchmark(RankOptions):
     iterations: int = 10
     """Timed calls per size, mode and round."""
     warmup_steps: int = 2
-    """Untimed calls before them."""
+    """Untimed calls before the timed ones."""
     in_flight_mib: float = 256
     """Memory for the buffers of calls in flight; 2 to 16 of them."""
     launch_included: bool = False

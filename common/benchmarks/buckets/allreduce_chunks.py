@@ -34,7 +34,7 @@ class ChunkBenchmark(RankOptions):
     """
 
     numel: int = 10_000_000
-    """Elements in all."""
+    """Elements of all chunks together."""
     dtype: str = "float32"
     rounds: int = 4
     iterations: int = 2

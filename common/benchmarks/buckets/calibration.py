@@ -73,9 +73,9 @@ def watch_pass(
     """Runs a forward and a backward pass without DDP, all ranks at the same time.
 
     Args:
-        step: its gradients are not reset here.
+        step: step that is timed; its gradients are not reset here.
         clock: the worker's.
-        gradients: their marks, from ``ready_marks``.
+        gradients: marks of the gradients, from ``ready_marks``.
         barrier_before: the pass that ranks begin together, on an idle device. Where that is the
             backward pass, its times do not contain another rank's slow forward pass.
     """

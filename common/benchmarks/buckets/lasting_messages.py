@@ -34,7 +34,7 @@ class LastingMessages:
     Args:
         worker: this rank; all ranks ask for the same sizes.
         memory_bytes: for all buffers together.
-        dtype: of all messages.
+        dtype: type of all messages.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class OverlapBenchmark(StepRunOptions):
     all gradients."""
     rounds: int = 4
     num_steps: int = 4
-    """Measured backward passes per arm and round."""
+    """Measured backward passes per message size and round."""
     warmup_steps: int = 2
 
     def __post_init__(self) -> None:

@@ -75,22 +75,23 @@ class ModeSimulation(RunOptions):
     draws: int = 5
     """Data sets drawn for each world size."""
     samples: int = 50_000
-    """Texts in each of them; at least two global batches are drawn."""
+    """Texts in each data set drawn; at least two global batches are drawn."""
     max_length: int = 256
     """Tokens after which a text is cut."""
     c0_s: float = 3e-3
-    """Of a step's cost c0 + c1·b·m + c2·b·m² in seconds; defaults are the small encoder's on a
-    laptop core."""
+    """Constant term of a step's cost c0 + c1·b·m + c2·b·m², in seconds (b texts, the longest of m
+    tokens). The defaults of c0, c1 and c2 are the small encoder's on a laptop core."""
     c1_s: float = 1.2e-4
     c2_s: float = 1e-8
     calibration: str = ""
-    """Take these from a calibration.csv: that of this run directory, or (newest) of the newest
+    """Take c0, c1 and c2 from the calibration.csv of this run directory, or (newest) of the newest
     complete run below output_dir."""
     planning_world_sizes: tuple[int, ...] = (64, 1024)
-    """Sizes whose planning is timed, each with the global batch in the same place."""
+    """World sizes whose planning is timed; --planning-batches has the global batch of
+    each."""
     planning_batches: tuple[int, ...] = (512, 4096)
     planning_repeats: int = 30
-    """Plans timed of each size and cost."""
+    """Plans that are timed for each world size and cost."""
     seed: int = 42
     output_dir: str = "outputs/assignment3"
 

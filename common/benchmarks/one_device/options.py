@@ -61,13 +61,13 @@ class OptionsBenchmark(DeviceOptions, Workload):
     attention: str = "eager"
     """sdpa (PyTorch's fused attention) or eager (the score matrix is written out)."""
     arms: tuple[str, ...] = ()
-    """Arms to measure beside the baseline, such as sdpa all all-but-compile; by default all."""
+    """Options to measure besides the baseline, such as sdpa all all-but-compile; by default all."""
     rounds: int = 6
-    """Every arm is visited once a round."""
+    """Rounds; each measures every option once."""
     num_steps: int = 3
     """Measured steps per visit."""
     warmup_steps: int = 1
-    """Steps before them."""
+    """Steps before the measured ones."""
     seed: int = 42
     output_dir: str = "outputs/assignment0"
 

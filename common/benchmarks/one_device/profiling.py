@@ -61,7 +61,7 @@ class ProfileTraining(DeviceOptions, Workload):
     active_steps: int = 6
     """Steps that are profiled; as many are timed without the profiler."""
     trace: bool = True
-    """Keep the trace."""
+    """Keep the profiler's trace in the run directory."""
     seed: int = 42
     output_dir: str = "outputs/assignment0"
 

@@ -24,7 +24,7 @@ class ReplayedProfile:
     Attributes:
         source: the recording's folder: below data/ or the project where it is, else in full.
         factor: the recording's sizes are divided by this.
-        time_factor: its times are divided by this.
+        time_factor: factor that the recording's times are divided by.
         profile: the gradients as they are replayed; sizes are multiples of 4 bytes.
     """
 

@@ -78,7 +78,7 @@ class ThroughputBenchmark(DeviceOptions, Workload):
     """
 
     batch_sizes: tuple[int, ...] = (1, 4, 8, 16, 32, 64)
-    """The sweep; batch_size itself is measured once even if it is among them."""
+    """Batch sizes of the sweep; batch_size itself is measured once even if it is among them."""
     num_steps: int = 20
     """Measured steps per batch size."""
     warmup_steps: int = 5

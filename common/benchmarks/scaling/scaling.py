@@ -81,14 +81,14 @@ class ScalingBenchmark(RankOptions):
     steps_per_epoch: int = 20
     epochs: int = 5
     warmup_steps: int = 5
-    """First steps, which are not counted."""
+    """Number of first steps that are not counted."""
     input_dim: int = 4096
     hidden_dim: int = 4096
     num_layers: int = 3
     """Hidden layers."""
     output_dim: int = 2048
     bucket_cap_mb: float | None = 50
-    """DDP's, in MiB; None is DDP's own default."""
+    """DDP's bucket cap in MiB; None is DDP's own default."""
     broadcast_buffers: bool = False
     """Send rank 0's buffers to all ranks before each forward pass."""
     static_graph: bool = True
@@ -100,7 +100,7 @@ class ScalingBenchmark(RankOptions):
     precision: str = "float32"
     """float32, or autocast to bfloat16 or float16."""
     timed_steps: int = 10
-    """Steps whose buckets are watched, after the others; 0 for none, and no probes."""
+    """Steps whose buckets are timed, after the other steps; 0 for none, and no probes."""
     profile: bool = False
     """Write a trace of two steps of rank 0 for Perfetto, trace.json.gz."""
     sweep: bool = False
@@ -110,28 +110,29 @@ class ScalingBenchmark(RankOptions):
     regimes: tuple[str, ...] = REGIMES
     """strong (the global batch stays) and weak (the batch per rank stays)."""
     world_sizes: tuple[int, ...] = ()
-    """Of a sweep, the largest all ranks there are; by default 1, 2, 4 … and these."""
+    """World sizes of a sweep, up to all ranks of the job; by default 1, 2, 4 … and all ranks."""
     batch_sizes: tuple[int, ...] = ()
-    """Of a sweep, per rank on the most ranks; by default batch_size."""
+    """Batches per rank of a sweep, at its largest world size; by default batch_size."""
     rounds: int = 4
-    """Visits to each arm of a sweep."""
+    """Rounds of a sweep; each measures every case once."""
     steps_per_visit: int = 6
     plain: bool = True
-    """Visit every arm of a sweep twice: DDP as it is, and with its buckets watched; else only the
+    """Measure every case of a sweep twice: DDP as it is, and with its buckets timed; else only the
     latter, which for a replay is the same."""
     text_experiment: str = "ag_news_ddp_4gpu_20ep"
-    """Of the workload text: model, data and optimizer of this experiment."""
+    """Experiment whose model, data and optimizer the workload text has."""
     dataset: str = "synthetic"
-    """Of the workload text: synthetic, as long as the experiment's data, or that data itself."""
+    """Data of the workload text: synthetic (texts as long as the experiment's), or the experiment's
+    data set."""
     dataset_dir: str = "datasets"
     text_samples: int = 4000
-    """Of the workload text: texts to draw batches from."""
+    """Number of texts that the workload text draws batches from."""
     replay: str = "umd-2x4-a100"
-    """Of the workload replay: the recorded backward pass."""
+    """Recorded backward pass of the workload replay."""
     replay_factor: float = 64
-    """Its sizes are divided by this."""
+    """Factor that a replay's gradient sizes are divided by."""
     replay_time_factor: float = 1.0
-    """Its times are divided by this."""
+    """Factor that a replay's times are divided by."""
     seed: int = 42
     output_dir: str = "outputs/assignment4"
 

@@ -33,7 +33,7 @@ def text_workload(
         dataset_dir: folder of local files of a real one.
         samples: texts to draw from.
         device: where the model and the batches are.
-        seed: of weights, texts and their order.
+        seed: seed of weights, texts and their order.
     """
     named = parse_experiment(["--experiment", experiment]).dataset
     flags = ["--experiment", experiment, "--max_train_samples", str(samples), "--seed", str(seed)]

@@ -48,13 +48,14 @@ class VerifyChanges(RankOptions):
     """
 
     run_dir: str = NEWEST
-    """Of the sweep; newest takes the newest complete one below output_dir."""
+    """Run directory of the sweep; newest takes the newest complete sweep below output_dir."""
     regime: str = "strong"
-    """strong or weak: which of the sweep's arms on most ranks is changed."""
+    """Regime of the sweep's run that is changed: strong or weak."""
     batch_per_rank: int = 0
-    """The arm's batch per rank, where the sweep has several; by default the first."""
+    """Batch per rank of the run that is changed, where the sweep has several; by default the
+    first."""
     kinds: tuple[str, ...] = KINDS
-    """Of each of these kinds the best change is run."""
+    """Kinds of changes to try; the best predicted change of each kind is run."""
     rounds: int = 4
     steps_per_visit: int = 4
     output_dir: str = "outputs/assignment4"

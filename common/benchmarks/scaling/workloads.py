@@ -27,9 +27,9 @@ class Workload:
     Attributes:
         model, data: what it is called in tables.
         build: a model for micro-batches of so many samples; the weights are the same each time.
-        make_optimizer: from the parameters.
+        make_optimizer: makes an optimizer of the parameters.
         loss_of: mean loss from the model's output and the batch.
-        make_batch: of ``size`` samples for (step, rank, ranks).
+        make_batch: makes a batch of ``size`` samples for (step, rank, ranks).
         note: what every caption must say of it.
         longest: length of the data's longest sample, where they differ.
     """

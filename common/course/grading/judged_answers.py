@@ -14,7 +14,7 @@ from common.course.grading.marks import Mark
 from common.errors import UserError
 
 TOLERANCE = 0.005
-"""Of a number, relative."""
+"""Relative tolerance of a number."""
 SHARES = dict(zip(LEVELS, (0.0, 0.5, 1.0), strict=True))
 
 

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 LARGEST_BYTES, TEXT_BYTES, BUFFERS = 2**26, 2**22, 2**14
-"""Of a message, of its JSON, which takes many times its size when it is parsed, and the number of
-its buffers; a message with more is not read."""
+"""Most bytes of a message and of its JSON (which takes many times its size when it is parsed), and
+most buffers; a message with more is not read."""
 HEAD = struct.Struct("<QI")
 """Bytes of the JSON, and number of buffers behind it."""
 PLAIN = (bool, int, float, str)
 ARRAY_KINDS = "biufU"
-"""Of NumPy: truth values, integers, floats, text."""
+"""Kinds of NumPy arrays that may cross: truth values, integers, floats, text."""
 
 
 class Raised(Exception):

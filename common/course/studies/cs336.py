@@ -38,7 +38,7 @@ class Cs336Study:
     """Settings of the study."""
 
     tests: str = ""
-    """Their repository's folder, with ``tests`` and ``cs336-basics``."""
+    """Folder of the other course's repository, with ``tests`` and ``cs336-basics``."""
 
 
 SETTINGS = Cs336Study

@@ -64,10 +64,10 @@ class Case:
     Attributes:
         of: what is handed in.
         kind: reference, untouched, without or mistake.
-        name: of the mistake, or of the task that is left out.
-        round: from 0.
+        name: name of the mistake, or of the task that is left out.
+        round: number of the round, from 0.
         changed: exercises whose text is not the reference's.
-        check: that a mistake is meant to lose.
+        check: check that a mistake is meant to lose.
     """
 
     of: HandedIn

@@ -38,7 +38,7 @@ GROWTH_SHARE = 0.10
 COMPILED_STEPS = 2
 """Recompilations after the warm-up: one may be of a last, smaller batch."""
 NARROW_GAIN = 0.08
-"""As for a bucket cap: a predicted gain of less may be none."""
+"""Least predicted gain, as for a bucket cap: a smaller one may be none."""
 BELOW_NOISE = 3.0
 """A gain must be so many standard errors of the step."""
 

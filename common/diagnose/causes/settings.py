@@ -37,7 +37,8 @@ DOCKER_SHARED_BYTES = 64 * 2**20
 SLOWED = ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
 """Reasons of NVML that mean heat or a failing supply; the others are settings, or an idle GPU."""
 BUSY_SHARE = 0.5
-"""From here on a GPU is not idle: an idle one lowers the generation of its link to save power."""
+"""Least utilisation of a GPU that is not idle: an idle one lowers the generation of its link to
+save power."""
 LEVELS = ("high", "medium", "low")
 
 

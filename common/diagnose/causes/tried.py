@@ -18,10 +18,10 @@ from common.diagnose.evidence.case import PERFORMANCE, Case, Verdict, percent
 from common.diagnose.evidence.evidence import PLACEMENT, TRIALS
 
 LEAST_GAIN = 0.05
-"""Of a step, at the lower end of the interval. Some ten changes are tried, so that now and then one
-of them gains a little by chance."""
+"""Least share of a step saved, at the lower end of the interval. Some ten changes are tried, so
+that now and then one of them gains a little by chance."""
 LEAST_ROUNDS = 6
-"""Of fewer the interval is not a 95 % one."""
+"""Least number of rounds: with fewer the interval is not a 95 % one."""
 TITLES = {
     "bucket-cap": "the bucket cap does not fit",
     "needless-search": "DDP looks for unused parameters, and there are none",
@@ -43,7 +43,7 @@ JUDGED = (*REMEDIES, "data-loading")
 """Causes whose confidence the trial of their remedy decides. Workers hide loading where there are
 cores for them; what they save is not what data that need no preparing would."""
 PREDICTED = ("bucket-cap", "wide-gradients")
-"""Those that are only named because a gain is predicted; the others are facts of the script."""
+"""Causes that are only named because a gain is predicted; the others are facts of the script."""
 
 
 def borne_out(case: Case, tried: Sequence[Tried], found: Sequence[Verdict]) -> list[Verdict]:

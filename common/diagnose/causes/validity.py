@@ -22,7 +22,7 @@ SHARED_SHARE = 0.01
 """A DistributedSampler repeats at most one sample a rank to make the shares equal; one in a hundred
 is more than that on any data set worth timing."""
 ALL_SHARED = 0.9
-"""From here on the ranks have not divided the data at all."""
+"""Share of samples of several ranks from which the ranks have not divided the data at all."""
 FIXED_BATCHES = 0.8
 """From this share of equal steps on, a rank's batches are of a fixed number of samples."""
 EARLY_STEP = 2.0

@@ -31,7 +31,7 @@ PROBES, COSTS, EPOCHS = "probes.csv", "costs.csv", "epochs.csv"
 STACKS, STALLS, SURROUNDINGS = "stacks.csv", "stalls.csv", "surroundings.csv"
 TRIALS, HOST_WAITS, EXCHANGING = "trials.csv", "host-waits.csv", "passes-exchanging.csv"
 TRACE_STEPS, TRACE_OPERATIONS = "trace-steps.csv", "trace-operations.csv"
-"""Of watched scripts alone."""
+"""Tables that only watched scripts have."""
 READY_TIMES, ALL_REDUCE = "gradient-ready-times.csv", "allreduce-samples.csv"
 COLUMNS = {
     ARMS: tables.ARM_COLUMNS,

@@ -23,7 +23,7 @@ from common.traces.step_overlap import activity, step_overlap, step_windows
 Read = TypeVar("Read")
 TRACES = (".json", ".json.gz")
 RESULT = "diagnosis.json"
-"""Of an earlier look at the same folder; no trace."""
+"""Result of an earlier diagnosis of the same folder, which is no trace."""
 HEAD_BYTES = 2**18
 """Kineto writes who a rank is before the events."""
 RANK_INSIDE = re.compile(rb'"distributedInfo":\s*\{[^}]*?"rank":\s*(\d+)')

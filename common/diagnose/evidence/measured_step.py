@@ -42,7 +42,7 @@ WIRES = {
     "bfloat16": "allreduce-samples-bfloat16.csv",
 }
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Of an element, by the type on the wire."""
+"""Bytes of an element, by the type on the wire."""
 SMALL_BYTES = 2**14
 """A message of so many takes 0.13 ms on a link of 1 Gbit/s, about as long as its latency."""
 

@@ -37,7 +37,7 @@ STEP_PARTS = (*PARTS, BETWEEN)
 TICKS = 5
 """Marks on an axis, at most: their numbers still stand apart on 300 pixels."""
 NEAR_THE_END = 0.95
-"""From here on a mark's number is set before it, so that it is not cut off."""
+"""Share of the width from which a mark's number is set before it, so that it is not cut off."""
 
 
 def number(value: float) -> str:

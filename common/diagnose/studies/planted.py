@@ -70,12 +70,12 @@ class Case:
     """One run of the study.
 
     Attributes:
-        name: of its folder.
+        name: name of the case's folder.
         cause: what must be named first; ``healthy`` for none.
         program: benchmark or text.
         fault: for ``planted_faults``.
         flags: beyond those of the program.
-        rate: of the links of two emulated hosts; empty for ranks of this machine.
+        rate: rate of the links of two emulated hosts; empty for ranks of this machine.
         held_out: whether it was not looked at when thresholds were set.
         baseline: the case, run on one rank, that it is compared with.
         ranks: 1 for a baseline, which is not diagnosed.

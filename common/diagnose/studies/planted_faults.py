@@ -274,7 +274,7 @@ def _change_ddp(
 
     Args:
         after: called with each when it is made.
-        arguments: that each gets, whatever the script gives.
+        arguments: arguments that each gets, whatever the script gives.
     """
     plain = DistributedDataParallel.__init__
 

@@ -33,12 +33,12 @@ class Case:
     """One script with one fault.
 
     Attributes:
-        name: of its folder.
+        name: name of the case's folder.
         cause: what must be named first; ``healthy`` for none.
-        script: of ``SCRIPTS``.
+        script: one of ``SCRIPTS``.
         fault: for ``planted_faults``.
-        flags: of the script.
-        rate: of the links of two emulated hosts; empty for ranks of this machine.
+        flags: flags of the script.
+        rate: rate of the links of two emulated hosts; empty for ranks of this machine.
         held_out: whether it was not looked at when thresholds were set.
         remedy: flags of the run without the fault, where it is no planted one; one of them may be
             PROPOSED.
@@ -92,8 +92,8 @@ class Case:
         """Returns the case with the remedy that a diagnosis proposes.
 
         Args:
-            settings: those of the step that it proposes. Without any, or with the same batch, there
-                is no run without a batch that is too small; and a bucket cap is DDP's default.
+            settings: settings of the step that it proposes. Without any, or with the same batch,
+                there is no run without a batch that is too small; a bucket cap is DDP's default.
         """
         if self.instead.endswith(PROPOSED):
             cap = settings.bucket_cap_mb if settings else None

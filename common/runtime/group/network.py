@@ -72,10 +72,10 @@ def network_name(
     Args:
         backend: ``nccl``, ``gloo`` or None.
         ranks_per_gpu: above 1 where ranks share a GPU, which the name then tells.
-        world_size: of the job that this process starts; by default of the job it is a rank of.
+        world_size: ranks of the job that this process starts; by default of its own job.
         rank_hosts: the host of every rank, in rank order, where they were gathered.
-        device_name: of the GPU that ranks share.
-        group_class: of torch's process group, as for ``backend_name``.
+        device_name: name of the GPU that ranks share.
+        group_class: class of torch's process group, as for ``backend_name``.
     """
     return describe_network(
         backend_name(backend, group_class),
@@ -93,7 +93,7 @@ def backend_name(backend: str | None, group_class: str | None = None) -> str | N
 
     Args:
         backend: ``nccl``, ``gloo`` or None.
-        group_class: of torch's process group; None where it is not recorded.
+        group_class: class of torch's process group; None where it is not recorded.
     """
     if backend != "nccl" or group_class in (None, OLD_GROUP):
         return backend
@@ -156,7 +156,7 @@ def ranks_by_host(world_size: int | None = None, rank_hosts: Sequence[str] = ())
     host the rest. A process that is alone starts its ranks on its own host.
 
     Args:
-        world_size: of the job that this process starts; by default of the job it is a rank of.
+        world_size: ranks of the job that this process starts; by default of its own job.
         rank_hosts: the host of every rank, in rank order.
     """
     if rank_hosts:

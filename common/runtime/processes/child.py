@@ -30,7 +30,7 @@ class ChildExit:
 
     Attributes:
         status: as subprocess gives it, negative after a signal.
-        log: its standard error.
+        log: file of the child's standard error.
         timeout_s: after which it was ended; None where it ended by itself.
     """
 

@@ -32,9 +32,9 @@ def study_run(
     Processes that are started inside share bytecode: a study starts hundreds.
 
     Args:
-        name: of the study, which the run directory is labelled with.
-        study: its settings.
-        environment: its record, as ``describe_environment`` makes it.
+        name: name of the study, which the run directory is labelled with.
+        study: the study's settings.
+        environment: the record of its environment, as ``describe_environment`` makes it.
     """
     run = RunDirectory.create(output_dir, name, asdict(study), environment)
     progress.say(f"{name} study: {run.path}")
@@ -46,9 +46,9 @@ def earlier_table(continues: str, name: str, columns: Collection[str]) -> pd.Dat
     """Reads a table of the study that another one continues: what need not be done again.
 
     Args:
-        continues: its run directory; empty for a study that begins.
-        name: of the table, which is written anew after each of its cases.
-        columns: that it must have.
+        continues: run directory of the earlier study; empty for a study that begins.
+        name: name of the table, which is written anew after each of its cases.
+        columns: columns that the table must have.
 
     Returns:
         The table, with text where a cell is empty; without rows for a study that begins.

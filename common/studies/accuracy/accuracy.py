@@ -68,7 +68,8 @@ class AccuracyStudy:
         "bert:36",
         "convnext:48",
     )
-    """The batches are large: the links of all regimes are then so slow that two cores fill them."""
+    """Models and their batches. The batches are large: the links of all regimes are then so slow
+    that two cores fill them."""
     regimes: tuple[str, ...] = tuple(REGIMES)
     over_loopback: tuple[str, ...] = ("gpt2-nano", "bert", "convnext")
     on_four_hosts: tuple[str, ...] = ()
@@ -77,7 +78,7 @@ class AccuracyStudy:
     replays: tuple[str, ...] = ("4:communication-bound", "8:balanced")
     """Number of hosts and regime of each case of the replayed recording."""
     replay_factor_per_host: float = 128.0
-    """The recording's sizes are divided by this for each host: one machine carries all links."""
+    """Factor per host that the recording's sizes are divided by: one machine carries all links."""
     replay_time_factor: float = 1.0
     calibration_rounds: int = 4
     rounds: int = 8
@@ -86,7 +87,7 @@ class AccuracyStudy:
     """Time of a job for each of its networks. After two rounds it begins none that would end
     later."""
     minutes_per_replay: float = 12.0
-    """The same for the replays, whose steps take seconds."""
+    """Time of a job for each of its networks, for replays, whose steps take seconds."""
     continues: str = ""
     """The run directory of a study that was cut."""
 

@@ -75,7 +75,7 @@ class RoundSettings:
     judged: int = 3
     """Distinct bucketings to judge, beside DDP's default."""
     max_buckets: int = 48
-    """No bucketing has more: caps below that lead to it are left out."""
+    """Most buckets of a bucketing; caps that lead to more are left out."""
     sizes: int = 7
     """Message sizes of the all-reduce curve."""
     steps: int = 3
@@ -89,10 +89,10 @@ class RoundSettings:
     noise: float = 0.01
     """Rounds go on after ``rounds`` while the standard error of a judged median is above this."""
     budget_s: float = 90.0
-    """No further round is begun that would end after this time; the first two always."""
+    """Time after which no further round may end; the first two rounds are always run."""
     output_dir: str = "outputs/studies"
     run_id: str = ""
-    """Before the name of each network, the name of its run directory."""
+    """Beginning of the run directories' names; each ends with the name of its network."""
 
     def __post_init__(self) -> None:
         require_positive(self, "judged", "sizes", "steps", "probes", "rounds", "max_rounds")
@@ -106,7 +106,7 @@ class CaseRounds:
         settings: the job's.
         connect: puts the case's network between the ranks; all ranks call it before each round.
         lab: the model beside all-reduces.
-        recorder: of the case's run directory.
+        recorder: recorder of the case's run directory.
         hook: delays each bucket by ``latency_s``.
         contention: measure what computation and all-reduces take from each other.
     """

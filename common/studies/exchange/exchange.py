@@ -118,7 +118,7 @@ class ExchangeStudy:
     minutes_per_case: float = 3.0
     """Time of a model for each of its exchanges."""
     only: tuple[str, ...] = ()
-    """Cases, as gpt2-nano-0.5; by default all."""
+    """Cases to run, such as gpt2-nano-0.5; by default all."""
     continues: str = ""
     """Run directory of a study that was cut, whose cases are taken over."""
 

@@ -61,7 +61,8 @@ class Checkpoints:
         self.worker = worker
         self.keep = keep
         self._damaged: set[Path] = set()
-        """Those that ``newest_intact`` found damaged; rank 0 takes out what is written anew."""
+        """Checkpoints that ``newest_intact`` found damaged; rank 0 takes out what is written
+        anew."""
         # A group of its own: a thread uses it while the trainer uses the others.
         self._group = dist.new_group(backend="gloo")
         self._thread = writer_thread(worker.device) if asynchronous else None

@@ -79,7 +79,7 @@ def prune(folder: Path, keep: int, newest: int, damaged: Collection[Path]) -> No
         folder: the folder of the checkpoints.
         keep: number of intact checkpoints that stay.
         newest: step of the checkpoint that was just written.
-        damaged: those that the run found damaged when it began and has not replaced.
+        damaged: checkpoints that the run found damaged when it began and has not replaced.
     """
     written = [path for path in finished_checkpoints(folder) if step_of(path) <= newest]
     intact = [path for path in written if path not in damaged]

@@ -53,7 +53,7 @@ def load_states(
 
     Args:
         path: folder of the checkpoint.
-        model, optimizer: of any strategy, whichever wrote the checkpoint.
+        model, optimizer: model and optimizer of any strategy, whichever wrote the checkpoint.
         group: the ranks that read together.
     """
     states = _states(model, optimizer)

@@ -32,9 +32,10 @@ class TextSettings(RankOptions):
     model_name: str = "distilbert-base-uncased"
     """A transformers model, a local folder with one, or small (an encoder of 4 layers)."""
     vocab_size: int = 4096
-    """Of the WordPiece that is trained for the model small."""
+    """Vocabulary of the WordPiece that is trained for the model small."""
     dropout: float | None = None
-    """By default the model's own; 0 for small, so that a loss depends on the samples only."""
+    """Dropout; by default the model's own, and 0 for small, so that a loss depends on the samples
+    only."""
     global_batch: int = 32
     """Texts per step, over all ranks."""
     max_length: int = 256
@@ -56,15 +57,15 @@ class TextSettings(RankOptions):
     max_local_batch_cap: int = 0
     """Most texts of a micro-batch; 0 to probe what memory holds."""
     probe_max_batch: int = 64
-    """The probe looks no further."""
+    """Largest micro-batch that the probe of memory tries."""
     speed_tolerance: float = 0.1
     """Ranks whose calibrated speeds differ by less are planned for as if they were alike."""
     refine_every: int = 10
     """Steps after which ranks exchange how long their steps took, under cost_type calibrated."""
     bucket_cap_mb: float | None = None
-    """DDP's, in MiB; by default a first bucket of 1 MiB, then 25."""
+    """DDP's bucket cap in MiB; by default a first bucket of 1 MiB, then 25."""
     seed: int = 42
-    """Of the samples' order and the weights."""
+    """Seed of the samples' order and of the initial weights."""
     output_dir: str = "outputs"
 
     def __post_init__(self) -> None:
@@ -156,7 +157,7 @@ class MicroBatchConfig(TextSettings):
     eval_every: int = 0
     """Steps between evaluations; 0 for one at the end."""
     discard_steps: int = 5
-    """First steps, which no statistic counts."""
+    """Number of first steps that no statistic counts."""
     slow_rank: int = -1
     """Slow this rank down on purpose (CPU only), to see what a mode makes of it; -1 for none."""
     slow_factor: float = 2.0

@@ -36,10 +36,11 @@ class StepParts:
     planning_s: float
     """Time that the step waited for plan and collation."""
     compute_s: float
-    """Until this rank's last gradient was ready; of a step that was repeated, the last time."""
+    """Time until this rank's last gradient was ready; where a step was repeated, that of its last
+    run."""
     exchange_s: float
-    """From then on until the gradients were averaged: waiting for slower ranks, and communication
-    that the backward pass did not hide."""
+    """Time from this rank's last gradient until all are averaged: waiting for slower ranks, and
+    communication that the backward pass did not hide."""
     loss: float
     """This rank's part of the global batch's mean loss; those of all ranks add up to it."""
     halvings: int
@@ -51,7 +52,7 @@ class MicroBatchStep:
 
     Args:
         exchange: the model, under DDP.
-        optimizer: of its parameters.
+        optimizer: optimizer of the model's parameters.
         precision: float32, float64 (a model of float64 weights), bfloat16 or float16.
         loss_mean: ``samples`` or ``tokens``: what counts the same in the mean. Under ``tokens`` a
             text's loss counts as often as it has tokens.

@@ -49,7 +49,7 @@ class StepLog:
         worker: this rank.
         recorder: the run's writer.
         first: number of the first step; above 0 in a resumed run.
-        model, optimizer: those whose memory is measured.
+        model, optimizer: model and optimizer whose memory is measured.
     """
 
     def __init__(

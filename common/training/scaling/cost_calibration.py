@@ -62,7 +62,7 @@ def time_sizes(
     share memory and, on a laptop, more than that. Nothing is exchanged, and gradients are dropped.
 
     Args:
-        step: its ``local_pass`` is timed.
+        step: step whose ``local_pass`` is timed.
         sizes: (batch size, longest text in tokens) pairs, the same on all ranks.
         vocab_size: number of tokens to draw from.
         worker: this rank.

@@ -49,7 +49,7 @@ class StepOptions:
     compression: str = "none"
     """none, fp16 or bf16: what gradients are rounded to before they are sent."""
     bucket_cap_mb: float | None = None
-    """DDP's, in MiB; by default a first bucket of 1 MiB, then 25."""
+    """DDP's bucket cap in MiB; by default a first bucket of 1 MiB, then 25."""
     static_graph: bool = False
     gradient_as_bucket_view: bool = True
     sync_buffers: bool = False
@@ -77,7 +77,7 @@ class Batch:
     identities: np.ndarray
     """int64, one per sample: the same number is the same sample."""
     tokens: int
-    """Real ones; of a batch without texts, its samples."""
+    """Tokens without padding; samples where a batch has no texts."""
     padded_tokens: int
     longest: int
 
@@ -100,7 +100,7 @@ class StepTimes:
 
     step_s: float
     began_s: float
-    """On this process's clock."""
+    """Start of the step on this process's clock."""
     cpu_s: float
     """Processor time of all threads of this process."""
     loss: float
@@ -118,7 +118,7 @@ class DataParallelStep:
 
     Args:
         model: on ``worker``'s device; called as ``model(*batch.inputs)``.
-        optimizer: of its parameters.
+        optimizer: optimizer of the model's parameters.
         loss_of: mean loss over a micro-batch's samples, from the model's output and the batch.
         worker: this rank.
         options: how the step is made.
@@ -143,7 +143,7 @@ class DataParallelStep:
         self.clock = clock_for(worker.device)
         self.scaler = grad_scaler(options.precision, worker.device)
         self.output_dtype: torch.dtype | None = None
-        """Of the model's newest output: what it was computed in."""
+        """Type of the model's newest output: what it was computed in."""
         self.ddp: nn.Module = model
         self.exchange: TimedExchange | None = None
         if self.ranks > 1:

@@ -32,7 +32,7 @@ class BucketTimes:
     """A bucket's way, in seconds from the start of the backward pass."""
 
     size_bytes: int
-    """On the wire."""
+    """Bytes of each bucket on the wire."""
     ready_s: float
     done_s: float
 
@@ -57,7 +57,7 @@ class TimedExchange:
         model: the module to wrap, on ``worker``'s device.
         worker: this rank.
         group: the ranks that take part; all by default.
-        compression: of ``COMPRESSIONS``: what gradients are rounded to on their way.
+        compression: one of ``COMPRESSIONS``: what gradients are rounded to on their way.
         slow_factor: multiplies this rank's compute time, by sleeping before its last bucket; to see
             whether a plan adapts to it. On a CPU only.
         arguments: DDP's own, and those of ``make_ddp``.

@@ -43,7 +43,8 @@ class TextScalingConfig(RankOptions):
     """Name of the run in tables; by default the data set and the number of ranks."""
     output_dir: str = "outputs/assignment4/text"
     seed: int = 42
-    """Of the weights and the samples' order; rank r drops out with seed + r."""
+    """Seed of the initial weights and of the samples' order; rank r draws its dropout with seed +
+    r."""
 
     d_model: int = 128
     n_head: int = 4
@@ -66,13 +67,13 @@ class TextScalingConfig(RankOptions):
     eval_samples: int = 0
     """Texts of the validation split; 0 for all."""
     data_seed: int = 42
-    """Of which texts are drawn, where not all are taken."""
+    """Seed of the choice of texts, where not all are taken."""
     pad: str = "longest"
     """Fill up every text to the micro-batch's longest one, or to max_length."""
     workers: int = 2
     """Processes per rank that put batches together; 0 does it in the step."""
     persistent_workers: bool = False
-    """Keep them from one epoch to the next."""
+    """Keep the loader's processes from one epoch to the next."""
 
     epochs: int = 20
     batch_size: int = 32
@@ -94,15 +95,15 @@ class TextScalingConfig(RankOptions):
     cudnn_benchmark: bool = False
     """Let cuDNN try its algorithms at first and keep the fastest."""
     discard_steps: int = 5
-    """First steps, which no statistic of step times counts."""
+    """Number of first steps that no statistic of step times counts."""
     log_every: int = 50
-    """Steps between lines about them."""
+    """Steps between printed lines."""
     probe_repeats: int = 5
     """Repetitions of the probes of passes, all-reduces and copies before training, at up to twice
     the batch; 0 for none."""
 
     bucket_cap_mb: float | None = None
-    """DDP's, in MiB; by default a first bucket of 1 MiB, then 25."""
+    """DDP's bucket cap in MiB; by default a first bucket of 1 MiB, then 25."""
     compression: str = "none"
     """Send gradients as none (as they are), fp16 or bf16."""
     static_graph: bool = False

@@ -40,9 +40,9 @@ class LoaderOptions:
     workers: int
     """Processes that put batches together; 0 does it in the step."""
     persistent_workers: bool
-    """Keep them from one epoch to the next."""
+    """Keep the loader's processes from one epoch to the next."""
     seed: int
-    """Of the samples' order."""
+    """Seed of the samples' order."""
 
 
 def open_texts(options: TextOptions) -> tuple[IndexedTexts, IndexedTexts]:

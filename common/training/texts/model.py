@@ -18,7 +18,7 @@ def build_on_rank(
 
     Args:
         build: makes the model, float32, from torch's random numbers.
-        seed: of the weights; rank r goes on with seed + r.
+        seed: seed of the initial weights; rank r goes on with seed + r.
         precision: weights are float64 under ``float64``; other precisions are autocast's.
         worker: this rank, on whose device the model is put.
     """

@@ -122,7 +122,7 @@ def run_steps(
     Args:
         run, source, log, worker: what is trained, on what, written where, and by which rank.
         lr: learning rate after ``warmup_steps`` steps; it then falls to 0 in a straight line.
-        precision: of the evaluation.
+        precision: precision of the evaluation.
     """
 
     def learning_rate(step: int) -> float:

@@ -20,7 +20,7 @@ class Verified:
     """A setting that was predicted and, if there was time for it, run.
 
     Attributes:
-        num_buckets: that DDP makes.
+        num_buckets: buckets that DDP makes.
         predicted_step_s: forward and backward pass, per micro-batch.
         predicted_gain: the share of the default's step that it saves.
         measured_step_s: of the default the median over instances, of others that less their gain:
@@ -43,7 +43,7 @@ class Recommendation:
     Attributes:
         model: MODULE:FUNCTION, or what the module is called.
         hardware: ranks, device, backend and network.
-        parameters, tensors, gradient_bytes: of what the module trains.
+        parameters, tensors, gradient_bytes: numbers and bytes of what the module trains.
         forward_s, backward_s: without DDP.
         default: DDP as it comes.
         best: the fastest setting that computes the same numbers; it was chosen in rounds before

@@ -14,7 +14,7 @@ LEAST_ROWS, LEAST_LENGTH, LEAST_RUN = 4, 8, 4
 """A batch with fewer texts or shorter ones, or whose longest padding is shorter, shows no padding
 without a mask: a few equal numbers at the ends of rows may mean anything."""
 HASHED_BYTES = 512
-"""Of each sample, for its identity where a data set has no indices."""
+"""Most bytes hashed of each sample, for its identity where a data set has no indices."""
 
 
 def tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:

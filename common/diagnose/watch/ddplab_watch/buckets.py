@@ -77,7 +77,7 @@ class BucketWatch:
 
     Args:
         root: the outermost module.
-        clock: of its device.
+        clock: clock of the model's device.
     """
 
     def __init__(self, root: nn.Module, clock: Any) -> None:

@@ -38,7 +38,7 @@ class Calls:
 
     Args:
         loop: what is told.
-        device: of the model.
+        device: device of the model.
         feed: knows the batches as they were loaded.
         is_near_end: says whether the pass that begins is among the last, whose arguments may be
             kept.
@@ -58,7 +58,7 @@ class Calls:
         self.compute_dtype = ""
         """Type that the model computes in; empty while no output has told."""
         self._depth = 0
-        """Of calls under way: DDP's, and that of the model inside of it."""
+        """Number of calls under way: DDP's, and that of the model inside of it."""
         self._sending: nn.Module | None = None
         """The model inside of a DDP that was called and sends its buffers first."""
         self._evaluating_since: float | None = None

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddplab_watch import private
 
 WARMUP, STEPS = 2, 3
-"""Of a visit. DDP makes its final buckets in the first pass."""
+"""Passes of a visit, untimed and timed. DDP makes its final buckets in the first pass."""
 CAPS_MIB = (0.5, 2.0, 8.0, 32.0)
 """Caps that are tried below the size of all gradients, and one bucket for all."""
 FIRST_CAP_MIB = 1.0
@@ -35,11 +35,11 @@ class Change:
     Attributes:
         kind: what is changed: ``bucket_cap_mb``, ``compression``, ``no_sync``, ``threads`` …
         name: the change as a line of Python or a word.
-        arguments: of DDP, where they differ from the script's.
+        arguments: arguments of DDP, where they differ from the script's.
         hook: the communication hook's name; None leaves the script's own.
         passes: forward and backward passes of a step; None leaves the script's own.
         last_only: exchange after a step's last pass only; None leaves it as it is.
-        threads, cores: of this process; None leaves them.
+        threads, cores: threads and cores of this process; None leaves them.
         workers: processes that load batches, each pass after one; None loads nothing.
     """
 
@@ -69,7 +69,7 @@ class AsItIs:
     """The way in which the script exchanges gradients.
 
     Attributes:
-        facts: of its DDP (``private.ddp_facts``).
+        facts: facts of the script's DDP (``private.ddp_facts``).
         passes: forward and backward passes of a step.
         last_only: gradients are exchanged after the last of them only.
     """
@@ -92,7 +92,7 @@ def changes(now: AsItIs, gradient_bytes: int, unused: bool, ranks: Sequence[dict
 
     Args:
         now: how the script exchanges.
-        gradient_bytes: of all gradients.
+        gradient_bytes: bytes of all gradients.
         unused: some rank's pass leaves a parameter without a gradient.
         ranks: of each rank ``host``, the ``cores`` that it may use and those of its ``machine``,
             and ``threads``; this rank's says ``own``.
@@ -164,7 +164,7 @@ def worker_changes(now: int, most_now: int, ranks: Sequence[dict]) -> list[Chang
 
     Args:
         now: workers of this rank.
-        most_now: of any rank.
+        most_now: most workers of any rank now.
         ranks: as for ``changes``.
     """
     found = [Change("workers", AS_IT_LOADS, workers=now)]
@@ -178,8 +178,8 @@ def worker_counts(now: int, cores: int) -> list[int]:
 
     Args:
         now: workers of a rank.
-        cores: that a rank has for itself. Workers may wait rather than compute, so that a few more
-            than the cores are tried.
+        cores: cores that a rank has for itself. Workers may wait rather than compute, so
+            that a few more than the cores are tried.
     """
     counts = [max(1, 2 * now) * 2**doubled for doubled in range(MOST_COUNTS)]
     return [count for count in counts if count <= max(FEWEST_WORKERS, 2 * cores)] or counts[:1]

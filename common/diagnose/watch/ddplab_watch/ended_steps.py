@@ -42,7 +42,7 @@ class EndedSteps:
         """Mark of the end of the step that was written last."""
         self._recent_s: list[float] = []
         self._recent_waits_s: list[float] = []
-        """Of the same steps, the time for data."""
+        """Times that the same steps took for data."""
 
     def collect(self) -> None:
         """Takes the steps that have ended since, and writes those that can be read."""

@@ -20,8 +20,8 @@ class Exchange:
     """Sends gradients to all ranks in buckets, in the order in which they are computed.
 
     Args:
-        sizes_bytes: of the buckets, as they were seen; the same on all ranks.
-        parameters: those that are trained.
+        sizes_bytes: bytes of the buckets, as they were seen; the same on all ranks.
+        parameters: parameters that are trained.
         group: the ranks.
 
     Raises:

@@ -22,7 +22,8 @@ import torch
 from ddplab_watch.hooks import Hooks
 
 MESSAGE = re.compile("called a synchronizing|Synchronization debug mode is a prototype")
-"""Of a wait, and of the mode itself, once in a process (``c10/cuda``, ``torch/csrc/cuda``)."""
+"""Warnings of a wait, and of the mode itself, once in a process (``c10/cuda``,
+``torch/csrc/cuda``)."""
 ALWAYS = ("always", MESSAGE, UserWarning, None, 0)
 """Filter of warnings: all of them, even where a script makes errors of others."""
 

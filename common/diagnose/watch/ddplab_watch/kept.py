@@ -28,7 +28,7 @@ class Kept:
 
     Attributes:
         module: the outermost module, and ``inner`` the same without DDP around it.
-        samples, elements: of its batch (``batches.counts``).
+        samples, elements: samples and elements of the batch (``batches.counts``).
         gradients: by the place of an output among all of the pass's tensors; of the window's last
             pass, whose batch may have had another size.
         autocast: whether it was on, and the type that it computed in.
@@ -121,7 +121,7 @@ def left_as_it_was(module: nn.Module, device: torch.device) -> Iterator[None]:
 
     Args:
         module: without DDP around it.
-        device: of the module, whose random numbers are put back.
+        device: device of the module, whose random numbers are put back.
 
     Raises:
         RuntimeError: a copy of it may not fit into the host's memory.

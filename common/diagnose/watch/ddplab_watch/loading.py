@@ -40,7 +40,7 @@ class Loading:
         data: the data set.
         workers: processes that load; 0 for the script's own.
         batches: indices of the last batches, the oldest first.
-        arguments: of its DataLoader, but for these.
+        arguments: arguments of the script's DataLoader, but for these.
     """
 
     data: Any

@@ -92,7 +92,7 @@ class CpuTimes:
         busy_s: time that the machine's cores computed, all together.
         stolen_s: time that a hypervisor gave its cores to other machines.
         own_s: time that this process and those that it started computed.
-        throttling: of the cgroups with a quota, by folder.
+        throttling: counters of the cgroups with a quota, by folder.
     """
 
     at_s: float

@@ -35,7 +35,7 @@ class OwedPasses:
     """Passes of a fresh DDP instance, until ``remove``.
 
     Args:
-        ddp: that instance, around a module whose gradients are None before each step.
+        ddp: instance of DDP, around a module whose gradients are None before each step.
         used: the parameters that a pass gives a gradient.
     """
 

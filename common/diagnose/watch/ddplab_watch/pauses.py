@@ -15,7 +15,7 @@ class Pauses:
     """Counts and times between two calls of ``taken``.
 
     Args:
-        device: of the model, whose allocator is asked.
+        device: device of the model, whose allocator is asked.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -76,7 +76,7 @@ class Memory:
     """The process's memory; its file stays open, as opening it takes ten times the reading.
 
     Args:
-        device: of the model.
+        device: device of the model.
     """
 
     def __init__(self, device: torch.device) -> None:

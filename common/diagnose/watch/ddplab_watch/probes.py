@@ -47,7 +47,7 @@ TOGETHER, IN_TURN, EXCHANGING = "together", "in turn", "exchanging"
 """Ways in which ranks run a pass: all at once, some of them one after another, or all at once with
 an exchange of their gradients."""
 PARTS = ("forward_time_ms", "backward_time_ms", "exchange_time_ms")
-"""Of a pass; the last only of one with an exchange."""
+"""Columns of a pass; only one with an exchange has the last."""
 
 
 class Probes:
@@ -58,7 +58,7 @@ class Probes:
         team: the ranks.
         record: where rows go.
         step_s: a step's usual time, which says how much may be repeated.
-        buckets_bytes: of the buckets that a step was seen to send; empty where none were.
+        buckets_bytes: bytes of the buckets that a step was seen to send; empty where none were.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Probes:
         """Runs a forward and a backward pass without DDP.
 
         Args:
-            size: of the batch, as a multiple of the script's own.
+            size: size of the batch, as a multiple of the script's own.
             watched: note when each gradient is ready.
             exchange: what the gradients are sent by; None leaves them here.
 

@@ -41,7 +41,7 @@ class ShortProfile:
     """Profiles steps from ``start`` to ``write``, unless the script profiles itself.
 
     Args:
-        device: of the model.
+        device: device of the model.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -94,8 +94,8 @@ class ShortProfile:
         """Ends the profile and writes its trace; says in ``unseen`` why not.
 
         Args:
-            path: of the file, ``.json.gz``.
-            rank: of this process.
+            path: path of the file, ``.json.gz``.
+            rank: rank of this process.
         """
         profile = self._stopped()
         if profile is None:

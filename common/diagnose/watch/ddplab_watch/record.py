@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
-"""Of the bundle; a reader refuses a later one."""
+"""Version of the bundle; a reader refuses a later one."""
 
 
 class Record:
     """Rows of one rank, written to its file by a thread of the watch.
 
     Args:
-        path: of the file; its folder is made with the first row.
+        path: path of the file; its folder is made with the first row.
         anonymise: hash names of hosts, users and paths.
     """
 

@@ -81,10 +81,10 @@ class Step:
         began, ended: marks.
         began_s, ended_s: the same on the host's clock, and ``cpu_s`` the processor time between.
         updates: marks of (end of backward, end of update), one for each optimizer.
-        optimizers: those that updated, by identity.
+        optimizers: optimizers that updated, by identity.
         skipped: a gradient scaler left the update out.
         watched: gradients and buckets were watched; ``buckets`` are those that were sent.
-        profiled: its time is also the profiler's.
+        profiled: True where the step's time is also the profiler's.
         counts: further columns of its row.
     """
 
@@ -110,7 +110,7 @@ class Loop:
     """Finds steps among the calls of a loop. One thread calls it; ``phase`` may be read by others.
 
     Args:
-        clock: of the device that computes.
+        clock: clock of the device that computes.
         host_s, cpu_s: functions that return the seconds of the host and of the process.
     """
 

@@ -24,8 +24,8 @@ class Team:
 
     Args:
         group: the ranks; None for a process by itself.
-        device: of this rank's model.
-        clock: of that device.
+        device: device of this rank's model.
+        clock: clock of that device.
     """
 
     def __init__(self, group: Any, device: torch.device, clock: Any) -> None:
@@ -83,9 +83,9 @@ def all_are_here(store: Any, job: str, rank: int, ranks: int) -> bool:
     the probes out, and the first decision holds for all.
 
     Args:
-        store: of the job.
+        store: store of the job.
         job: a text that no other watch of this job uses.
-        rank, ranks: of this process.
+        rank, ranks: rank of this process, and number of ranks.
     """
     if store is None:
         return False
@@ -107,9 +107,9 @@ def same_folder(folder: Path, store: Any, rank: int, record: str) -> Path:
     Ranks on several hosts have launchers of their own, and name a folder after them.
 
     Args:
-        folder: that this rank would choose; rank 0 takes another one where it has been used.
-        store: of the job; None leaves each rank its own.
-        rank: of this process.
+        folder: folder that this rank would choose; rank 0 takes another one where it has been used.
+        store: store of the job; None leaves each rank its own.
+        rank: rank of this process.
         record: name of this rank's file in it.
     """
     if (folder / record).exists():

@@ -38,7 +38,7 @@ from ddplab_watch.record import Record
 from ddplab_watch.team import Team
 
 ROUNDS = 6
-"""Of so many the interval holds 95 %."""
+"""Rounds of trials; with six the interval is one of 95 %."""
 LEAST_ROUNDS = 3
 LEAST_FREE = 0.75
 """Share of the free memory that trials leave to the script, where its model keeps something of each
