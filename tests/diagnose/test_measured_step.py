@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from scaling_evidence import MadeUp
 
+from common.benchmarks.scaling.verify_changes import one_rank_step_s, predictions
+from common.diagnose.changes import open_changes
 from common.diagnose.diagnosis import diagnose_folder
+from common.diagnose.evidence.case import PREDICTION_ERROR
 from common.diagnose.evidence.evidence import open_evidence
 from common.diagnose.evidence.measured_step import model_from_evidence
 from common.errors import UserError
-from common.perfmodel.scaling.step_model import StepModel, predict
+from common.perfmodel.scaling.step_model import StepModel, StepSettings, predict
+from common.runtime.paths import project_root
 
 MIB = 2**20
 
@@ -89,3 +94,22 @@ def test_all_reduces_of_other_ranks_than_the_steps_predict_nothing(tmp_path, mea
     assert f"measured on {measured_on} ranks" in dict(diagnose_folder(folder).not_judged).get(
         "bucket-cap", ""
     )
+
+
+def test_the_recorded_changes_are_predicted_within_the_stated_error():
+    """The sweep of ``ddplab study remedies`` predicts what its changes brought, in the same job."""
+    recorded = project_root() / "data/xeon-2-cores/study-remedies/emulated-2x1gbit"
+    arms = pd.read_csv(recorded / "sweep/arms.csv")
+    arm = arms[arms["world_size"] == 2].iloc[0]
+    model = model_of(recorded / "sweep", gradient_as_bucket_view=True)
+    made = open_changes(recorded / "changes").table.set_index("change")
+    proposals = pd.read_csv(recorded / "changes/proposals.csv")
+    columns = ["batch_per_rank", "accumulation", "compression", "bucket_cap_mb"]
+    settings = {
+        row["change"]: StepSettings(**row[columns].to_dict()) for _, row in proposals.iterrows()
+    }
+    one_s = one_rank_step_s(recorded / "sweep", arm)
+    predicted = predictions(model, list(settings.items()), arm, one_s).set_index("change")
+    errors = np.log(predicted["predicted_speedup"] / made["speedup"]).drop("none")
+    assert len(errors) == 4
+    assert np.sqrt((errors**2).mean()) <= PREDICTION_ERROR
