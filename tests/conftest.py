@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING
 
 import pytest
 from company import Room
+from hypothesis import settings
 from rank_support import ASSIGNMENT2, RankServer
 
 from common.runtime.processes.bytecode import compiled_anew, keep_bytecode
@@ -18,13 +20,18 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 TINY_STEP = ("--model", "nano", "--batch_size", 1, "--max_seq_len", 16)
-WORKERS = 3
+WORKERS = 2
 """Processes of a whole run on two cores: ranks and jobs wait for each other much of the time."""
 FIRST, LAST = ("slurm", "emulated"), "alone"
 """Groups that are long and mostly wait begin first; what has to be alone comes last."""
 BENCHMARK_RUNS = "assignment2_runs"
 ROOM = pytest.StashKey[Room]()
+RANKS = pytest.StashKey[RankServer]()
 
+
+settings.register_profile("quick", max_examples=25, deadline=None)
+settings.register_profile("ci", max_examples=200, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # Read when torch is imported. Two threads on busy cores wait for each other more than they work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from durations import TestDurations  # not in a student's tree
 
         path = Path(os.environ["TEST_DURATIONS"]).absolute()
-        config.pluginmanager.register(TestDurations(path))
+        config.pluginmanager.register(TestDurations(path, lambda: config.stash.get(RANKS, None)))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -78,14 +85,31 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def _room(config: pytest.Config, run: str) -> Room:
     if ROOM not in config.stash:
-        config.stash[ROOM] = Room(Path(tempfile.gettempdir()) / f"pytest-room-{run}")
+        config.stash[ROOM] = Room(_folder_of(run))
     return config.stash[ROOM]
 
 
+def _folder_of(run: str) -> Path:
+    """Returns the folder that all workers of a run have in common."""
+    return Path(gettempdir()) / f"pytest-room-{run}"
+
+
 @pytest.fixture(scope="session")
-def rank_server(tmp_path_factory: pytest.TempPathFactory) -> RankServer:
-    """Runs scripts on ranks that start at once; the first use takes seconds."""
-    return RankServer(tmp_path_factory.mktemp)
+def rank_server(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RankServer]:
+    """Yields what runs scripts on ranks that start at once; the first use takes seconds."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    with nullcontext(_folder_of(run)) if run else TemporaryDirectory() as folder:
+        pytestconfig.stash[RANKS] = RankServer(tmp_path_factory.mktemp, Path(folder))
+        yield pytestconfig.stash[RANKS]
+
+
+@pytest.fixture(scope="module")
+def slow_chosen(request: pytest.FixtureRequest) -> bool:
+    """Returns whether slow tests of the module were chosen, for which its ranks run all cases."""
+    items = (item for item in request.session.items if item.path == request.path)
+    return any(item.get_closest_marker("slow") for item in items)
 
 
 @pytest.fixture(scope="session")
@@ -140,6 +164,6 @@ def ddp_run(benchmark_run: Callable) -> Path:
 
 @pytest.fixture(scope="session")
 def overlap_run(benchmark_run: Callable) -> Path:
-    """Runs overlap_benchmark.py: 2 rounds of 2 steps, messages of two sizes."""
-    flags = ("--message_mib", 0.001, 0.0625, "--rounds", 2, "--num_steps", 2)
-    return benchmark_run("overlap_benchmark", *TINY_STEP, *flags)
+    """Runs overlap_benchmark.py: 2 rounds of a step, messages of two sizes."""
+    few = ("--rounds", 2, "--num_steps", 1, "--warmup_steps", 1)
+    return benchmark_run("overlap_benchmark", *TINY_STEP, *few, "--message_mib", 0.001, 0.0625)

@@ -5,34 +5,39 @@ from __future__ import annotations
 import csv
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rank_support import RankServer
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class TestDurations:
-    """Notes of each test the seconds that went by and those that processors were busy for it."""
+    """Notes of each test the seconds that went by and those that processors were busy for it.
+
+    ``ranks`` returns what runs ranks for the tests of this process, once there is one.
+    """
 
     __test__ = False
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, ranks: Callable[[], RankServer | None]) -> None:
         self._path = path
+        self._ranks = ranks
         self._wall_s: dict[str, float] = defaultdict(float)
         self._cpu_s: dict[str, float] = defaultdict(float)
         self._last = 0.0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        self._last = busy_s()
+        self._last = busy_s(self._ranks())
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[pytest.TestReport]:
         report = yield
-        now = busy_s()
+        now = busy_s(self._ranks())
         report.cpu_s, self._last = now - self._last, now
         return report
 
@@ -50,8 +55,11 @@ class TestDurations:
                 rows.writerow([test, f"{self._wall_s[test]:.2f}", f"{self._cpu_s[test]:.2f}"])
 
 
-def busy_s() -> float:
-    """Returns the processor seconds of this process and of all below it, ended ones included."""
+def busy_s(ranks: RankServer | None) -> float:
+    """Returns the processor seconds of this process and of all below it, ended ones included.
+
+    Of the ranks that all workers' tests have forked by one server, only this process's count.
+    """
     children: dict[int, list[int]] = defaultdict(list)
     used: dict[int, float] = {}
     for entry in os.scandir("/proc"):
@@ -63,7 +71,10 @@ def busy_s() -> float:
             continue
         children[int(fields[1])].append(int(entry.name))
         used[int(entry.name)] = sum(map(int, fields[11:15])) / TICKS
-    total, open_ = 0.0, [os.getpid()]
+    if ranks and ranks.process:
+        used.pop(ranks.process.pid, None)
+        children.pop(ranks.process.pid, None)
+    total, open_ = ranks.cpu_s if ranks else 0.0, [os.getpid()]
     while open_:
         process = open_.pop()
         total += used.get(process, 0.0)

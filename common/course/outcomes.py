@@ -86,7 +86,7 @@ def run_tests(
 
 def own_variables() -> dict[str, str]:
     """Returns this process's variables without those of a pytest that it may be running in."""
-    others = ("PYTEST_", "GUARD_")
+    others = ("PYTEST_", "GUARD_", "TEST_DURATIONS")
     return {name: value for name, value in os.environ.items() if not name.startswith(others)}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import NotYetWritten, UserError
@@ -144,7 +144,6 @@ def random_steps(seed: int, steps: int = 3) -> list[list[tuple[str, int, int, in
     return kernels
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
 def test_gpu_times_are_those_of_a_boolean_timeline(tmp_path_factory, seed):
     steps = random_steps(seed)

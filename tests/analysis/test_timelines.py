@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.analysis.buckets.timeline_figures import predicted_and_measured
@@ -136,7 +136,6 @@ LENGTHS = st.lists(st.integers(0, 40).map(float), min_size=4, max_size=4)
 SERIAL = st.builds(serial, LENGTHS, LENGTHS, LENGTHS, st.integers(0, 30), st.integers(0, 3))
 
 
-@settings(max_examples=30, deadline=None)
 @given(SERIAL, SERIAL)
 def test_the_effects_of_all_terms_add_up_to_the_difference(predicted, measured):
     table = gaps(predicted, measured)
@@ -146,7 +145,6 @@ def test_the_effects_of_all_terms_add_up_to_the_difference(predicted, measured):
     np.testing.assert_allclose(table["gap_ms"], table["measured_ms"] - table["predicted_ms"])
 
 
-@settings(max_examples=20, deadline=None)
 @given(SERIAL)
 def test_a_pass_has_no_gaps_to_itself(timeline):
     assert (gaps(timeline, timeline)[["gap_ms", "effect_ms"]] == 0).all().all()

@@ -1,6 +1,6 @@
 """overlap_benchmark.py: what DDP adds besides waiting, measured in arms of rotated rounds.
 
-The fixture's run has messages of 0.001 and 0.0625 MiB, 2 rounds, 2 measured steps and 2 ranks.
+The fixture's run has messages of 0.001 and 0.0625 MiB, 2 rounds, one measured step and 2 ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from refusal_support import refused_line
 from common.perfmodel.tables import read_costs, read_overlap_samples
 
 SIZES = [1048, 65536]  # 0.001 and 0.0625 MiB in bytes
-ROUNDS, STEPS, RANKS = 2, 2, 2
+ROUNDS, STEPS, RANKS = 2, 1, 2
 GRADIENTS = 76  # of gpt2-nano: six layers of twelve, two embeddings, the last norm's two
 
 

@@ -126,7 +126,7 @@ def test_a_replay_has_no_layer_tables(train):
 
 
 @pytest.mark.two_ranks
-@pytest.mark.parametrize("run", ["train", "ddp", "overlap"])
+@pytest.mark.parametrize("run", ["train", "ddp", pytest.param("overlap", marks=pytest.mark.slow)])
 def test_the_record_says_what_was_replayed_and_nothing_of_a_model_that_was_not_there(run, request):
     folder = request.getfixturevalue(run)
     settings = config(folder)

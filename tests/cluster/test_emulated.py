@@ -215,14 +215,15 @@ def test_missing_tools_are_named_with_their_package(
 
 
 @needs_hosts
-def test_what_lies_below_run_is_seen_by_emulated_hosts() -> None:
+def test_what_lies_below_run_is_seen_by_emulated_hosts(quick_torchrun) -> None:
     if not os.access("/run", os.W_OK):
         pytest.skip("only root may write to /run")
     with tempfile.TemporaryDirectory(dir="/run", prefix="with spaces ü ") as name:
         script, folder = Path(name) / "script.py", Path(name) / "temporary"
         folder.mkdir()
         script.write_text("import tempfile; print(tempfile.gettempdir())")
-        process = start("--hosts", 1, "--", script, variables={"TMPDIR": str(folder)})
+        variables = quick_torchrun | {"TMPDIR": str(folder)}
+        process = start("--hosts", 1, "--", script, variables=variables)
         out, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
         assert out.strip().endswith(str(folder))
@@ -279,6 +280,7 @@ def test_delay_needs_netem(script) -> None:
 
 
 @needs_hosts
+@pytest.mark.slow
 def test_two_clusters_at_once_each_with_its_own_hosts_and_rates(script) -> None:
     report, fail = script(REPORT), script(FAIL, "fail.py")
     good = start("--rate", "200mbit", "20mbit", "--", report, "--flag", "a b")
@@ -393,6 +395,7 @@ def test_a_run_on_an_emulated_host_reads_as_failed_once_its_launcher_was_killed(
 
 
 @needs_hosts
+@pytest.mark.slow
 def test_a_benchmark_records_the_emulated_network_and_is_not_mixed_with_loopback(
     tmp_path: Path,
 ) -> None:

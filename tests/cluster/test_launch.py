@@ -189,7 +189,7 @@ def test_a_launch_is_no_orphan_after_a_step_of_the_systems_clock(tmp_path, monke
         process.kill()
 
 
-def test_a_ranks_refusal_arrives_with_its_own_message(tmp_path, write):
+def test_a_ranks_refusal_arrives_with_its_own_message(tmp_path, write, quick_torchrun):
     with pytest.raises(UserError) as raised:
         launch(write(REFUSE), ["--rounds", "0"], 2, tmp_path / "log")
     assert str(raised.value) == "rounds is 0; it must be above 0"
@@ -236,7 +236,9 @@ def test_a_log_that_cannot_be_written_is_the_users_error(tmp_path, write, alive)
     assert alive() == 0
 
 
-def test_scripts_of_a_series_share_the_ranks_and_have_a_process_each(tmp_path, write, alive):
+def test_scripts_of_a_series_share_the_ranks_and_have_a_process_each(
+    tmp_path, write, alive, quick_torchrun
+):
     script = write(WHO)
     logs = [tmp_path / "first", tmp_path / "second"]
     said = []
@@ -272,12 +274,13 @@ def test_scripts_of_a_series_share_the_ranks_and_have_a_process_each(tmp_path, w
     ],
 )
 def test_a_script_that_fails_ends_the_series_and_the_one_before_stays(
-    tmp_path, write, alive, code, error, words
+    tmp_path, write, alive, quick_torchrun, code, error, words
 ):
     check_that_a_failure_ends_the_series(tmp_path, write(code), error, words)
     assert alive() == 0
 
 
+@pytest.mark.slow
 def test_a_script_that_is_killed_ends_the_series(tmp_path, write, alive):
     check_that_a_failure_ends_the_series(tmp_path, write(DIE), RunFailed, "SIGKILL")
     assert alive() == 0

@@ -1,4 +1,4 @@
-"""A newcomer's checkout in any folder: the sandbox's tests pass there, in an environment made anew.
+"""A newcomer's checkout in any folder: it grades there, and hides itself from student code.
 
 An environment cannot be moved. So ``uv sync`` makes one for each folder, from the packages that it
 keeps, to which the new environment's files are hard links.
@@ -6,26 +6,29 @@ keeps, to which the new environment's files are hard links.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from common.course.outcomes import own_variables
+from common.course.submission import HandedIn, pack
 from common.runtime.paths import project_root
 
-TESTS = "reads or looks or calls or imports or left_for or bytecode or wherever"
+ATTACKS = "reads or looks or wherever"
+RING = Path("common") / "exercises" / "ring_all_reduce.py"
+LINKED = "behind a link, with spaces, quotes and umlauts"
 PLACES = {
     "below /tmp": ("/tmp", "ddplab-"),
     "below /mnt": ("/mnt", "ddplab-"),
-    "below /run": ("/run", "ddplab-"),
-    "below /home, with spaces, quotes and umlauts": ("/home", 'it\'s my "schönes" Übungs $HOME '),
-    "behind a link": ("/var/tmp", "ddplab-"),
+    LINKED: ("/home", 'it\'s my "schönes" Übungs $HOME '),
 }
 NOT_COPIED = (
     ".git",
@@ -48,7 +51,7 @@ def checkout(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=place, prefix=prefix) as folder:
         checkout = Path(folder) / "ddplab"
         shutil.copytree(project_root(), checkout, ignore=shutil.ignore_patterns(*NOT_COPIED))
-        if request.param == "behind a link":
+        if request.param == LINKED:
             (tmp_path / "link").symlink_to(folder)
             checkout = tmp_path / "link" / "ddplab"
         made = subprocess.run(
@@ -60,7 +63,17 @@ def checkout(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         )
         if made.returncode:
             pytest.skip(f"uv does not have all packages: {made.stderr.strip().splitlines()[-1]}")
+        copy_bytecode(checkout / ".venv")
         yield checkout
+
+
+def copy_bytecode(environment: Path) -> None:
+    """Copies the bytecode of this process's packages, of which the new environment has the same."""
+    packages = Path(sysconfig.get_paths()["purelib"])
+    for path in packages.rglob("__pycache__/*.pyc"):
+        target = environment / path.relative_to(sys.prefix)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
 
 
 def variables() -> dict[str, str]:
@@ -69,17 +82,42 @@ def variables() -> dict[str, str]:
     return {name: value for name, value in own_variables().items() if name not in own}
 
 
+@pytest.fixture
+def python(checkout: Path) -> Callable:
+    """Returns ``python(*arguments)``, which runs the checkout's own."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess:
+        command = [checkout / ".venv" / "bin" / "python", *arguments]
+        return subprocess.run(
+            command, cwd=checkout, env=variables(), capture_output=True, text=True
+        )
+
+    return run
+
+
+@pytest.fixture
+def handed_in(checkout: Path, tmp_path: Path) -> Path:
+    """Makes a folder with a submission of the first task of assignment 1, which runs on ranks."""
+    of = HandedIn("doe-jane", 1, 1)
+    folder = tmp_path / "handed-in"
+    folder.mkdir()
+    text = (checkout / RING).read_bytes()
+    pack(folder / f"{of.stem}.tar.gz", of, {f"exercises/{RING.name}": text})
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_tests_of_the_sandbox_pass_in_any_folder(checkout: Path) -> None:
-    python = checkout / ".venv" / "bin" / "python"
-    tests = ["tests/course/test_sandbox.py", "-k", TESTS, "-n", "0", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [python, "-m", "pytest", *tests],
-        cwd=checkout,
-        env=variables(),
-        capture_output=True,
-        text=True,
-    )
+def test_a_checkout_grades_and_hides_itself_in_any_folder(
+    python: Callable, handed_in: Path, tmp_path: Path
+) -> None:
+    results = tmp_path / "results.json"
+    done = python("-m", "common.course.grading.autograde", handed_in, results, "7")
+    assert done.returncode == 0, done.stderr[-3000:]
+    tests = json.loads(results.read_text())["tests"]
+    ring = [test["status"] for test in tests if test["name"].startswith("A1.1")]
+    assert set(ring) == {"passed"}, tests
+    attacks = ["tests/course/test_sandbox.py", "-k", ATTACKS, "-n", 0, "-p", "no:cacheprovider"]
+    done = python("-m", "pytest", *map(str, attacks))
     assert done.returncode == 0, done.stdout[-3000:]
     assert " skipped" not in done.stdout.splitlines()[-1]

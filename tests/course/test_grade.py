@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,13 @@ from common.course.grading.grade import FAULT, Grader, marks_of, write_json
 from common.course.grading.imports import violations
 from common.course.grading.isolation import strongest_isolation
 from common.course.grading.judged_answers import read_key
-from common.course.grading.marks import Grade
+from common.course.grading.marks import Grade, Mark
+from common.course.grading.matrix import grade_references, parts_of
 from common.course.markers import student_source
 from common.course.numbers import assignment3
 from common.course.outcomes import Outcome, run_tests
 from common.course.overlay import with_overlay
-from common.course.submission import handed_in, pack
+from common.course.submission import HandedIn, handed_in, pack
 from common.course.tasks import read_tasks
 from common.errors import UserError
 from common.runtime.paths import project_root
@@ -34,6 +36,7 @@ from common.runtime.paths import project_root
 ROOT = project_root()
 RECORDED = ROOT / "data" / "epyc-2-cores" / "assignment3"
 TASKS = {name: task for name, task in read_tasks().items() if task.assignment == 3}
+in_one_place = pytest.mark.xdist_group("graded")
 
 try:
     ISOLATION = strongest_isolation()
@@ -73,43 +76,109 @@ def untouched() -> dict[str, str]:
     return {file: student_source(text, file, ()) for file, text in reference().items()}
 
 
-def test_the_reference_gets_all_and_an_untouched_tree_nothing(tmp_path: Path) -> None:
-    blank = questions_path(ROOT, 3).read_bytes()
+@dataclass(frozen=True)
+class GradedClass:
+    """Two grades, and the folder of their files."""
+
+    best: Grade
+    other: Grade
+    folder: Path
+
+    def marks(self, task: str) -> list[Mark]:
+        """Returns the second submission's marks of a task."""
+        return [mark for mark in self.other.marks if mark.of == task]
+
+
+SAID = "common.errors.RunFailed: the sandbox does not start"
+CRASHES = f"""
+    import os
+    if mean == "samples":
+        os._exit(0)
+    raise RuntimeError({SAID!r})
+"""
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory: pytest.TempPathFactory) -> GradedClass:
+    """Grades the references, and a tree in which A3.2 crashes, and A3.3 is as it was given."""
+    folder = tmp_path_factory.mktemp("class")
+    begin = "    # BEGIN SOLUTION A3.2\n"
+    files = reference() | {"cost_fit.py": untouched()["cost_fit.py"]}
+    files["loss_scale.py"] = files["loss_scale.py"].replace(begin, f"{CRASHES}{begin}")
     paths = [
-        submission(tmp_path, "right-all", reference(), answered()),
-        submission(tmp_path, "left-untouched", untouched(), blank),
+        submission(folder, "right-all", reference(), answered()),
+        submission(folder, "wrong-twice", files, questions_path(ROOT, 3).read_bytes()),
     ]
-    best, none = Class(Grader(ROOT, variant=7), paths).grade(tmp_path / "grades", lambda _: None)
+    grades = Class(Grader(ROOT, variant=7), paths).grade(folder / "grades", lambda _: None)
+    return GradedClass(*grades, folder / "grades")
+
+
+@in_one_place
+def test_the_reference_gets_all(graded: GradedClass) -> None:
+    best = graded.best
     assert best.score == best.maximum, [mark for mark in best.marks if mark.score == 0]
-    assert none.score == 0
-    assert len(best.marks) == len(none.marks)
-    assert none.maximum >= best.maximum  # a text without an answer is judged
-    assert {mark.score for mark in none.marks} == {0}
-    assert any("task A3.1 is not written yet" in mark.why for mark in none.marks)
-    results = json.loads((tmp_path / "grades" / "right-all-assign3.json").read_text())
+    results = json.loads((graded.folder / "right-all-assign3.json").read_text())
     assert results["score"] == best.score
     assert results["extra_data"]["isolation"] == ISOLATION
     assert all(test["status"] == "passed" for test in results["tests"])
-    table = (tmp_path / "grades" / "grades.csv").read_text().splitlines()
+
+
+@in_one_place
+def test_a_class_has_a_table_and_a_sheet_of_texts(graded: GradedClass) -> None:
+    table = (graded.folder / "grades.csv").read_text().splitlines()
     assert table[0].startswith("submission,score,maximum,not_judged,A3.1,A3.2,A3.3,Q3.1")
     assert len(table) == 3
-    assert "Because." in (tmp_path / "grades" / "reading.html").read_text()
+    assert "Because." in (graded.folder / "reading.html").read_text()
 
 
-def test_a_mistake_costs_its_check_and_a_crash_what_it_breaks(tmp_path: Path) -> None:
-    files = reference()
-    begin = "    # BEGIN SOLUTION A3.2\n"
-    files["loss_scale.py"] = files["loss_scale.py"].replace(begin, "    import os; os._exit(0)\n")
-    files["cost_fit.py"] = "import subprocess\n" + files["cost_fit.py"]
-    grade = Grader(ROOT).grade(submission(tmp_path, "wrong-twice", files, answered()))
-    marks = {name: [mark for mark in grade.marks if mark.of == name] for name in TASKS}
-    assert all(mark.score == mark.points for mark in marks["A3.1"])
-    assert {(mark.score, mark.why) for mark in marks["A3.2"]} == {
-        (0.0, "Ended: its process has ended")
-    }
-    [fit] = marks["A3.3"]
+@in_one_place
+def test_what_is_not_written_gets_nothing(graded: GradedClass) -> None:
+    assert len(graded.best.marks) == len(graded.other.marks)
+    assert graded.other.maximum >= graded.best.maximum  # a text without an answer is judged
+    assert {mark.score for mark in graded.other.marks if mark.of not in ("A3.1", "A3.2")} == {0}
+    assert all("task A3.3 is not written yet" in mark.why for mark in graded.marks("A3.3"))
+
+
+@in_one_place
+def test_a_crash_costs_the_points_of_its_task_alone(graded: GradedClass) -> None:
+    assert all(mark.score == mark.points for mark in graded.marks("A3.1"))
+    ended, _ = graded.marks("A3.2")
+    assert (ended.score, ended.why) == (0.0, "Ended: its process has ended")
+
+
+@in_one_place
+def test_what_a_student_says_is_no_fault_of_the_grader(graded: GradedClass) -> None:
+    _, said = graded.marks("A3.2")
+    assert said.score == 0
+    assert SAID in said.why
+
+
+def test_a_file_that_imports_what_it_may_not_is_not_run(tmp_path: Path) -> None:
+    files = {"cost_fit.py": "import subprocess\n" + reference()["cost_fit.py"]}
+    grade = Grader(ROOT).grade(submission(tmp_path, "wrong-import", files, answered()))
+    [fit] = [mark for mark in grade.marks if mark.of == "A3.3"]
     assert fit.score == 0
     assert "line 1: it imports subprocess" in fit.why
+
+
+EVERY_PART = [of for number in range(5) for of in parts_of(number, "all-right")]
+
+
+@pytest.mark.grading
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("of", EVERY_PART, ids=lambda of: of.stem)
+def test_references_get_all_in_the_sandbox(of: HandedIn) -> None:
+    own = of.tasks(read_tasks())
+    marks = [mark for mark in grade_references(of, ROOT, {}, variant=3).marks if mark.of in own]
+    assert [mark for mark in marks if mark.score != mark.points] == []
+
+
+@pytest.mark.grading
+def test_an_untouched_tree_gets_nothing(tmp_path: Path) -> None:
+    blank = questions_path(ROOT, 3).read_bytes()
+    grade = Grader(ROOT).grade(submission(tmp_path, "left-untouched", untouched(), blank))
+    assert {mark.score for mark in grade.marks} == {0}
+    assert any("task A3.1 is not written yet" in mark.why for mark in grade.marks)
 
 
 def test_a_tarball_that_cannot_be_read_has_every_check(tmp_path: Path) -> None:
@@ -182,15 +251,6 @@ def test_gradescope_gets_a_result_whatever_happens(tmp_path: Path, broken_root: 
     done = autograde(broken_root, uploaded, tmp_path / "results.json", "7")
     assert done.returncode == 0
     assert "0 tarballs" in json.loads((tmp_path / "results.json").read_text())["output"]
-
-
-def test_what_a_student_says_is_no_fault_of_the_grader(tmp_path: Path) -> None:
-    begin = "    # BEGIN SOLUTION A3.2\n"
-    said = "    raise RuntimeError('common.errors.RunFailed: the sandbox does not start')\n"
-    files = {"loss_scale.py": reference()["loss_scale.py"].replace(begin, said)}
-    grade = Grader(ROOT).grade(submission(tmp_path, "clever-one", files, answered()))
-    scores = {mark.of: mark.score for mark in grade.marks if mark.of in TASKS}
-    assert scores == dict.fromkeys(TASKS, 0.0)
 
 
 def test_a_sandbox_that_does_not_start_is_told_from_the_rest(tmp_path: Path) -> None:
@@ -353,7 +413,7 @@ def test_an_overlays_own_files_do_not_reach_the_project(overlay_of_a_repository:
 def test_a_bundle_takes_of_an_overlay_what_grades(
     overlay_of_a_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    listed = subprocess.run(["git", "ls-files", "tests"], cwd=ROOT, capture_output=True, text=True)
     monkeypatch.setattr(autograder, "tracked_files", lambda root: listed.stdout.splitlines())
     out = tmp_path / "autograder.zip"
     autograder.bundle(ROOT, out, 0, overlay_of_a_repository)

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.data.hashed_words import PAD_ID, hash_texts, hashed_words
@@ -25,7 +25,6 @@ def words_one_by_one(text: str) -> list[str]:
     return ["".join(run) for is_word, run in groupby(text.lower(), str.isalnum) if is_word]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.text(max_size=40), max_size=5), st.integers(2, 50), st.integers(1, 8))
 def test_numbers_are_those_of_each_words_checksum(texts, vocab_size, max_length):
     expected = []

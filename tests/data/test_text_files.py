@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.data import text_sources
@@ -141,6 +141,7 @@ OK_AG = '"1","a","b"\n'
         ("a.csv", CSV + f'0,"{"x" * 140_000}"\n', "a.csv:3: field larger than field limit"),
         ("a.csv", CSV + '"good","x"\n', "a.csv:3: label 'good' is not an integer"),
     ],
+    ids=lambda value: ascii(value)[:60],
 )
 def test_a_broken_row_is_named_by_file_and_line(
     tmp_path: Path, name: str, content: str | bytes, message: str
@@ -184,7 +185,6 @@ def test_what_is_no_parquet_is_said(tmp_path: Path) -> None:
     assert "no parquet file that can be read" in problem(read_file, path, "sst2", 2)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.text(st.sampled_from('ab ",\n\té'), min_size=1), min_size=1, max_size=6))
 def test_what_csv_writes_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str]
@@ -196,7 +196,6 @@ def test_what_csv_writes_is_read_back(
     assert read_file(path, "imdb", 2) == (texts, [1] * len(texts))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 5), st.lists(st.sampled_from(["x", '"a\nb"', '"c,""d"""']), max_size=4))
 def test_the_line_of_an_unclosed_quote_is_where_its_field_begins(
     tmp_path_factory: pytest.TempPathFactory, plain_rows: int, fields: list[str]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.cli.data import TextLengths
@@ -62,7 +62,6 @@ def test_every_text_of_the_training_files_is_counted(name: str, texts: int) -> N
     assert found.lengths[0] >= 3  # [CLS], a token, [SEP]
 
 
-@settings(deadline=None, max_examples=100)
 @given(lengths_of_texts, st.integers(1, 70))
 def test_a_distribution_counts_as_counter_does(lengths: list[int], cut: int) -> None:
     found = LengthDistribution.of(lengths, "some")
@@ -76,7 +75,6 @@ def test_a_distribution_counts_as_counter_does(lengths: list[int], cut: int) -> 
     assert counts == Counter(min(length, cut) for length in lengths)
 
 
-@settings(deadline=None, max_examples=30)
 @given(lengths_of_texts)
 def test_a_table_is_read_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int]

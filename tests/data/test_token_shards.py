@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.data.token_shards import ShardWriter, TokenBatches, TokenShards, read_shard, write_shard
@@ -89,7 +89,6 @@ def test_files_without_a_header_or_with_half_a_token_are_refused(tmp_path: Path)
         read_shard(tmp_path / "none.bin")
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 7))
 def test_a_writer_divides_what_is_appended(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], shard_tokens: int
@@ -148,7 +147,6 @@ def test_shards_are_in_the_order_of_their_names_and_one_file_is_enough(tmp_path:
     assert TokenShards.open(tmp_path / "part_2.bin").read(0, 4).tolist() == [4, 5, 6, 7]
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 60), st.integers(0, 50))
 def test_reading_goes_over_shards_and_epochs(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], position: int, count: int

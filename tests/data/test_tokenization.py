@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from command_line import ROOT, Ended, answered, error_line, refused
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.cli.data import Tokens
@@ -95,7 +95,6 @@ def test_a_file_read_in_pieces_has_the_tokens_of_the_whole_text(
     assert tokens_of(pieces, gpt2) == [50256, *whole]
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(
         st.sampled_from([*" \n\r\t\u00a0ab'", "12", "don't", "é", "🙂", "!?", MARK]), max_size=40

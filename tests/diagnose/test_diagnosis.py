@@ -77,7 +77,7 @@ def test_a_planted_cause_is_named_first(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))]
 )
 def test_noise_alone_is_no_cause(seed, tmp_path):
     # A tenth of jitter, a rank 8 % slower, ranks that take 30 % longer together: a shared machine.

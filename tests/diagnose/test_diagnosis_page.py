@@ -30,6 +30,7 @@ RECORDED = project_root() / "data" / "xeon-2-cores" / "study-diagnosis"
 VOID = {"meta"}
 UNFOLD = "for (const each of document.querySelectorAll('details')) each.open = true"
 COLOURS = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+AXE_BESIDES = ((360, False), (1300, False), (1300, True))
 ONE_RANK_MS = 0.2 + 10 + 20 + 1
 """A step of ``MadeUp`` on one rank: data, forward, backward, optimizer."""
 
@@ -412,34 +413,30 @@ def shown(several, tmp_path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("width", [360, 768, 1300, 1920])
-def test_a_browser_shows_the_page_without_scrolling_sideways(width, chromium, shown):
-    with open_page(chromium, shown, width) as (page, problems):
+def test_a_browser_shows_the_page_at_any_width_in_light_and_dark(chromium, shown):
+    with open_page(chromium, shown) as (page, problems):
         page.evaluate(UNFOLD)
-        assert page.evaluate("innerWidth") == width
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert problems == []
-
-
-def test_the_page_is_light_or_dark_as_the_reader_likes(chromium, shown):
-    brightness = {}
-    for dark in (False, True):
-        with open_page(chromium, shown, dark=dark) as (page, problems):
+        for width in (360, 768, 1300, 1920):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("innerWidth") == width
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        brightness = {}
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
             colours = page.evaluate(COLOURS)
-            brightness[dark] = [sum(map(int, re.findall(r"\d+", each)[:3])) for each in colours]
-        assert problems == []
-    (paper, ink), (dark_paper, dark_ink) = brightness[False], brightness[True]
+            brightness[scheme] = [sum(map(int, re.findall(r"\d+", c)[:3])) for c in colours]
+    assert problems == []
+    (paper, ink), (dark_paper, dark_ink) = brightness["light"], brightness["dark"]
     assert paper > ink
     assert dark_paper < dark_ink
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [360, 1300])
-def test_axe_finds_nothing_against_the_page(width, dark, chromium, shown, tmp_path):
-    healthy = tmp_path / "healthy.html"
-    healthy.write_text(page_of(MadeUp().write(tmp_path / "run")))
-    for path in (shown, healthy):
-        with open_page(chromium, path, width, dark=dark) as (page, problems):
-            page.evaluate(UNFOLD)
-            assert axe_violations(page) == []
-        assert problems == []
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [(360, True), *(pytest.param(*kind, marks=pytest.mark.slow) for kind in AXE_BESIDES)],
+)
+def test_axe_finds_nothing_against_the_page(width, dark, chromium, shown):
+    with open_page(chromium, shown, width, dark=dark) as (page, problems):
+        page.evaluate(UNFOLD)
+        assert axe_violations(page) == []
+    assert problems == []

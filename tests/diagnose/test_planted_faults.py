@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from common.course import fresh_faults
 from common.diagnose.diagnosis import diagnose_folder, diagnosis_lines
-from common.diagnose.studies import fresh_faults
 from common.diagnose.studies.planted import (
     CASES,
     FLAGS,
@@ -26,7 +26,10 @@ BRIEF = {
     "benchmark": {"batch_size": 512, "steps_per_epoch": 8, "warmup_steps": 2},
 }
 TESTED = {
-    "wrong-sampler": Case("run", "wrong-sampler", "text", "missing-sampler"),
+    "wrong-sampler": Case(
+        *("run", "wrong-sampler", "text", "missing-sampler"),
+        flags=(("max_train_samples", 256), ("eval_samples", 16)),
+    ),
     "data-loading": Case("run", "data-loading", "text", "slow-data=60"),
     "slow-rank": Case("run", "slow-rank", "benchmark", "slow-rank=4"),
     "needless-synchronisation": Case(
@@ -59,20 +62,17 @@ def test_fresh_faults_need_a_folder_that_can_be_made_before_any_run(tmp_path, mo
 
 
 ATTEMPTS = 3  # a shared machine takes cores away for seconds, which is a fault nobody has planted
+JUDGED_BY_TIMES = (pytest.mark.slow, pytest.mark.alone)
+"""Company on the ranks' cores would be a fault, too, and be named first. The rules of these are
+tried on tables made up in tests/diagnose/test_diagnosis.py, and one by ``ddplab diagnose``."""
 
 
-# Company on the ranks' cores would be such a fault, too, and be named first.
-@pytest.mark.alone
 @pytest.mark.two_ranks
 @pytest.mark.parametrize(
     "cause",
     [
         "wrong-sampler",
-        "slow-rank",
-        # The rules of these two are tried on tables made up in tests/analysis/test_diagnosis.py.
-        pytest.param("data-loading", marks=pytest.mark.slow),
-        pytest.param("needless-synchronisation", marks=pytest.mark.slow),
-        "healthy",
+        *(pytest.param(cause, marks=JUDGED_BY_TIMES) for cause in [*TESTED][1:]),
     ],
 )
 def test_a_fault_planted_from_outside_is_named_first(cause, rank_server, tmp_path):
@@ -83,7 +83,7 @@ def test_a_fault_planted_from_outside_is_named_first(cause, rank_server, tmp_pat
         done = rank_server.run(Path(script), *words, ranks=2)
         assert done.exit_codes == [0, 0], "\n".join(done.stderr)
         found = [verdict.cause for verdict in diagnose_folder(folder / "run").verdicts]
-        if "oversubscribed-cores" not in found:
+        if cause == "wrong-sampler" or "oversubscribed-cores" not in found:
             break
     told = "\n".join(diagnosis_lines(folder / "run"))
     assert found[:1] == ([] if cause == "healthy" else [cause]), told

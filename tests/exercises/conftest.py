@@ -1,7 +1,8 @@
 """The student whose exercises are checked: the one being graded, or this project itself.
 
 Grading (``common.course.grading.grade``) names a folder, an isolation and a variant of the numbers
-drawn. Without it the reference solutions are checked, in the strongest sandbox of this machine.
+drawn. Without it the reference solutions are checked, without a sandbox. Tests marked ``grading``
+are of the grader: they have the strongest sandbox of this machine.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from own_processes import OwnProcesses, OwnStudent
+from rank_support import RankServer
 
 from common.course.grading.isolation import strongest_isolation
 from common.course.grading.sandbox import Sandbox
@@ -37,7 +40,7 @@ def isolation() -> str:
 
 @pytest.fixture(scope="session")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """Yields the sandbox of all checks; its folder has the part ``own``, tests may add others."""
+    """Yields the sandbox of all gradings; its folder has the part ``own``, tests may add others."""
     if GRADED:
         folder, kind = Path(GRADED["folder"]), GRADED["isolation"]
     else:
@@ -46,6 +49,25 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         lay_out_student(folder, project_root(), OWN, PROBES, Path.read_text)
     with Sandbox(folder, kind) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def own_processes(
+    rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OwnProcesses]:
+    """Yields processes without a sandbox; their part ``own`` is this project."""
+    folder = tmp_path_factory.mktemp("own-processes")
+    (folder / OWN).symlink_to(project_root())
+    processes = OwnProcesses(folder, rank_server)
+    yield processes
+    processes.afresh()
+
+
+@pytest.fixture
+def processes(request: pytest.FixtureRequest) -> Sandbox | OwnProcesses:
+    """Returns where a student's processes are started."""
+    is_graded = GRADED or request.node.get_closest_marker("grading")
+    return request.getfixturevalue("sandbox" if is_graded else "own_processes")
 
 
 @pytest.fixture(scope="session")
@@ -71,16 +93,17 @@ def reference(other_sandbox: Sandbox) -> Student:
 
 @pytest.fixture
 def below() -> str:
-    """Returns the part of the sandbox's folder that is checked."""
+    """Returns the part of the processes' folder that is checked."""
     return OWN
 
 
 @pytest.fixture
-def student(sandbox: Sandbox, below: str) -> Student:
+def student(processes: Sandbox | OwnProcesses, below: str) -> Student:
     """Starts the student, in processes of this check's own."""
     if time.time() > GRADED.get("until", inf):
         pytest.fail("no time is left")
-    found = Student(sandbox, below)
+    is_itself = isinstance(processes, OwnProcesses) and below == OWN
+    found = (OwnStudent if is_itself else Student)(processes, below)
     found.afresh()
     return found
 

@@ -1,4 +1,5 @@
-"""Every wrong solution fails the check that it is meant for."""
+"""Every wrong solution fails the check that it is meant for: the first of each exercise without a
+sandbox, the others as they are graded."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import pytest
 from mutants.mutant import Mutant
 from mutants.numbers import NUMBERS
 from mutants.ranks import RANKS
+from own_processes import OwnProcesses
 
 from common.course.grading.sandbox import Sandbox
 from common.course.grading.student import Student, lay_out_student
@@ -23,20 +25,32 @@ HIDDEN = Path(__file__).with_name("hidden")
 PROBES = HIDDEN / "probes"
 
 
+MUTANTS = (*NUMBERS, *RANKS)
+
+
+def marked_cases() -> Iterator:
+    """Yields the mutants; those beyond the first of their exercise are marked ``grading``."""
+    known: set[str] = set()
+    for mutant in MUTANTS:
+        marks = [pytest.mark.grading] if mutant.exercise in known else []
+        known.add(mutant.exercise)
+        yield pytest.param(mutant, id=mutant.name, marks=marks)
+
+
 @pytest.fixture
-def below(sandbox: Sandbox, mutant: Mutant) -> str:
-    """Lays out a part of the sandbox's folder that has the mistake."""
-    part = f"mutant-{(*NUMBERS, *RANKS).index(mutant)}"
+def below(processes: Sandbox | OwnProcesses, mutant: Mutant) -> str:
+    """Lays out a part of the processes' folder that has the mistake."""
+    part = f"mutant-{MUTANTS.index(mutant)}"
 
     def text(path: Path) -> str:
         return mutant.source() if path.stem == mutant.exercise else path.read_text()
 
-    lay_out_student(sandbox.folder, project_root(), part, PROBES, text)
+    lay_out_student(processes.folder, project_root(), part, PROBES, text)
     return part
 
 
 @pytest.mark.two_ranks
-@pytest.mark.parametrize("mutant", [*NUMBERS, *RANKS], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*marked_cases()])
 def test_a_mistake_is_found(
     mutant: Mutant,
     student: Student,
@@ -66,7 +80,8 @@ def cases_of(check: Callable) -> Iterator[dict]:
     for mark in getattr(check, "pytestmark", []):
         if mark.name == "parametrize":
             names = [name.strip() for name in mark.args[0].split(",")]
-            axes.append([{names[0]: value} for value in mark.args[1]])
+            values = [getattr(value, "values", (value,))[0] for value in mark.args[1]]
+            axes.append([{names[0]: value} for value in values])
     for chosen in itertools.product(*axes):
         yield {name: value for one in chosen for name, value in one.items()}
 
@@ -85,7 +100,7 @@ def fixtures(
         "monkeypatch": lambda: monkeypatch,
         "folder": lambda: scratch,
         "theirs": lambda: student.probe("checkpoints"),
-        "ours": lambda: student.another_process().module("probe checkpoints"),
+        "ours": lambda: student.onlooker().module("probe checkpoints"),
     }
     drawn = getattr(getattr(check, "hypothesis", None), "inner_test", check)
     wanted = [name for name in inspect.signature(drawn).parameters if name in makers]

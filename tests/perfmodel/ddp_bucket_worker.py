@@ -1,7 +1,7 @@
 """One rank of the real DDP runs whose buckets test_ddp_buckets_two_ranks.py looks at.
 
-Started on two gloo ranks: ``ddp_bucket_worker.py FOLDER``. Every configuration gets
-a fresh DDP instance and a few training steps; what DDP did goes to ``FOLDER/rank<r>.json``:
+Started on two gloo ranks: ``ddp_bucket_worker.py FOLDER RUN…``. Every configuration
+gets a fresh DDP instance and a few training steps; what DDP did goes to ``FOLDER/rank<r>.json``:
 
 - ``reduced``: for each iteration the buckets in the order they were reduced, each as (size in
   bytes, registration indices), seen by a communication hook that all-reduces as DDP does;
@@ -185,11 +185,11 @@ def observe(run: Run) -> dict:
 
 
 def main() -> None:
-    """Observes every run, in the same order on both ranks."""
+    """Observes the runs, in the same order on both ranks."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
-    observed = {run.name: observe(run) for run in RUNS}
+    observed = {run.name: observe(run) for run in RUNS if run.name in sys.argv[2:]}
     path = Path(sys.argv[1]) / f"rank{os.environ['RANK']}.json"
     path.write_text(json.dumps(observed))
     dist.destroy_process_group()

@@ -1,9 +1,13 @@
-"""What real DDP and ``fully_shard`` hold on two ranks: one JSON line a case, from rank 0."""
+"""What real DDP and ``fully_shard`` hold on two ranks: one JSON line a case, from rank 0.
+
+Arguments: precision and strategy of each case, such as ``float32:DDP``.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+import sys
 from dataclasses import replace
 
 import torch
@@ -13,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from common.benchmarks.one_device.memory_tracker import empty_batch
-from common.perfmodel.one_device.sharding import STRATEGIES
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.group.process_group import process_group
 from common.training.config import TrainingConfig
@@ -21,8 +24,6 @@ from common.training.parallel import block_precision
 from common.training.step import TrainingStep, build_model
 
 WORKLOAD = Workload("gpt2-nano", 2, 128, optimizer_implementation="fused")
-CASES = [("float32", strategy) for strategy in STRATEGIES[1:]]
-CASES += [("bfloat16", strategy) for strategy in ("SHARD_GRAD_OP", "FULL_SHARD")]
 PROFILED_STEPS = 3
 
 
@@ -56,7 +57,7 @@ def highest_above(step: TrainingStep, tokens: torch.Tensor, targets: torch.Tenso
 
 
 with process_group("cpu") as worker:
-    for precision, strategy in CASES:
+    for precision, strategy in (case.split(":") for case in sys.argv[1:]):
         workload = replace(WORKLOAD, precision=precision)
         model = parallel(strategy, precision, build_model(workload, worker.device))
         step = TrainingStep(workload, worker.device, model=model, shard_states=strategy == "ZERO1")

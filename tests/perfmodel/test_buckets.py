@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfmodel_support import MIB, gpt2_parameters, gpt2_ready_order, refused
 
@@ -55,7 +55,6 @@ def ddp_limits(cap_mib: float | None) -> list[int]:
     return [MIB, 25 * MIB] if cap_mib is None else [int(cap_mib * MIB)]
 
 
-@settings(max_examples=300, deadline=None)
 @given(ONE_DTYPE, CAPS, FIRST_CAPS)
 def test_buckets_of_one_dtype_equal_torchs(spec, cap, first_cap):
     gradients = tensors(spec)
@@ -63,7 +62,6 @@ def test_buckets_of_one_dtype_equal_torchs(spec, cap, first_cap):
     assert assign_buckets([g.nbytes for g in gradients], cap, first_cap) == expected
 
 
-@settings(max_examples=300, deadline=None)
 @given(SEVERAL_DTYPES, CAPS, FIRST_CAPS)
 def test_buckets_of_several_dtypes_equal_torchs_and_come_in_its_order(spec, cap, first_cap):
     gradients = tensors(spec)
@@ -72,7 +70,6 @@ def test_buckets_of_several_dtypes_equal_torchs_and_come_in_its_order(spec, cap,
     assert assign_buckets(sizes, cap, first_cap, [g.dtype for g in gradients]) == expected
 
 
-@settings(max_examples=200, deadline=None)
 @given(MODULE, CAPS_MIB, st.randoms(use_true_random=False))
 def test_rebuilt_buckets_of_a_module_equal_torchs_for_any_ready_order(spec, cap_mib, random):
     gradients = tensors(spec)
@@ -84,7 +81,6 @@ def test_rebuilt_buckets_of_a_module_equal_torchs_for_any_ready_order(spec, cap_
     assert ddp_buckets(sizes, order, DdpOptions(cap_mib), kinds=kinds) == expected
 
 
-@settings(max_examples=200, deadline=None)
 @given(MODULE, CAPS_MIB)
 def test_buckets_that_are_never_rebuilt_equal_torchs_initial_ones_in_reverse(spec, cap_mib):
     gradients = tensors(spec)
@@ -155,7 +151,6 @@ def gpt2_buckets(model: str, cap_mib: float | None) -> list[list[int]]:
     return ddp_buckets(list(parameters.values()), order, DdpOptions(cap_mib))
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 300))
 def test_cap_interval_holds_all_caps_that_give_these_buckets_and_no_other(sizes, cap):
     buckets = assign_buckets(sizes, cap)

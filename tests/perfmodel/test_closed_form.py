@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfmodel_support import MIB, make_profile, refused
 
@@ -20,7 +20,6 @@ bandwidths = st.floats(0.02, 50).map(lambda gain: gain * LAYERS * LAYER_BYTES)
 models = st.builds(AlphaBeta, latencies, bandwidths)
 
 
-@settings(max_examples=200, deadline=None)
 @given(models, st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24]))
 def test_t_of_b_equals_the_simulation_of_equal_layers(network, layers_per_bucket):
     # T_c is 1 s. The bandwidths go from all-reduces of 50 s in sum to 20 ms: both regimes.
@@ -58,7 +57,6 @@ def test_many_bucket_sizes_at_once_give_an_array():
     assert isinstance(form.total_s(1e6), float)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     alpha=st.floats(1e-6, 1),
     bandwidth=st.floats(1e6, 1e12),

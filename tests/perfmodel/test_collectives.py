@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from perfmodel_support import refused
 from scipy.optimize import minimize
@@ -30,7 +30,6 @@ def relative_error_squared(sizes, times, alpha, inverse_beta):
     return float(np.sum(((alpha + np.array(sizes) * inverse_beta) / np.array(times) - 1) ** 2))
 
 
-@settings(max_examples=100, deadline=None)
 @given(sizes_strategy, st.floats(1e-6, 1e-2), st.floats(1e6, 1e12))
 def test_fit_recovers_an_exact_line(sizes, alpha, beta):
     assume(sizes[-1] / beta > 1e-3 * alpha)  # else no time depends on β
@@ -95,7 +94,6 @@ def test_alpha_beta_is_latency_plus_size_over_bandwidth():
     assert model.time_s(0) == pytest.approx(1e-3)
 
 
-@settings(max_examples=100, deadline=None)
 @given(sizes_strategy, st.data())
 def test_a_measured_curve_goes_through_its_points_and_is_straight_between_them(sizes, data):
     count = len(sizes)

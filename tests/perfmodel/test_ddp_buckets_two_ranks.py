@@ -4,6 +4,7 @@ iteration. The runs are those of ddp_bucket_worker.py; all are made by one launc
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import ddp_bucket_worker
@@ -19,16 +20,28 @@ WATCHED = [run for run in RUNS if run.watched]
 UNUSED_IN_STATIC_GRAPH = [run for run in WATCHED if run.model == "with_unused" and run.static_graph]
 
 
-def ids(runs: list[Run]) -> dict:
+QUICK = (
+    *("tied-default", "tied-5MiB", "tied-default-static", "tied-1MiB-unused", "tied-0.5,4,1"),
+    *("mixed-default", "mixed-1MiB", "mixed-1MiB-static-unused", "mixed-2,0.5,8-static"),
+    *("with_unused-default-unused", "with_unused-1MiB-static", "ranks_differ-0.5MiB"),
+    "tied-5MiB-unwatched",
+)
+
+
+def ids(runs: Sequence[Run]) -> dict:
     """Returns arguments of parametrize."""
-    return {"argnames": "run", "argvalues": runs, "ids": [run.name for run in runs]}
+    slow = pytest.mark.slow
+    values = [pytest.param(run, marks=() if run.name in QUICK else slow) for run in runs]
+    return {"argnames": "run", "argvalues": values, "ids": [run.name for run in runs]}
 
 
 @pytest.fixture(scope="module")
-def ranks(rank_server, tmp_path_factory) -> list[dict]:
+def ranks(rank_server, slow_chosen, tmp_path_factory) -> list[dict]:
     """Returns what each rank saw, by the name of the run."""
     folder = tmp_path_factory.mktemp("ddp")
-    done = rank_server.run(Path(ddp_bucket_worker.__file__), folder, ranks=2, timeout_s=110)
+    names = [run.name for run in RUNS] if slow_chosen else QUICK
+    worker = Path(ddp_bucket_worker.__file__)
+    done = rank_server.run(worker, folder, *names, ranks=2, timeout_s=110)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
@@ -105,6 +118,7 @@ def test_the_tied_embedding_is_ready_last_and_gpt2_in_its_known_order(ranks):
         assert [names[i] for i in order] == gpt2_ready_order(names)
 
 
+@pytest.mark.slow
 def test_the_runs_tell_the_caps_apart(ranks):
     # A comparison of buckets proves something only where another cap would give other buckets.
     for model in ("tied", "mixed"):

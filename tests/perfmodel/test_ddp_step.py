@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfmodel_support import CAPS_BYTES, MIB, make_profile, multiples, networks, profiles, refused
 
@@ -22,7 +22,6 @@ from common.perfmodel.tables import read_step_parts
 COSTS = DdpCosts(0.01, 0.02, communication_slowdown=1.25, compute_slowdown=1.5, launch_s=0.125)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     profiles(),
     networks(),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from perfmodel_support import CAPS_BYTES, MIB, make_profile, networks, profiles
 
 from common.perfmodel.buckets import DdpOptions, assign_buckets
@@ -36,7 +36,6 @@ COSTS = DdpCosts(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES)
 def test_real_buckets_and_a_of_x_are_the_plain_recurrence(profile, network, cap):
     assume(profile.backward_s > 0)
@@ -90,7 +89,6 @@ def test_one_rank_is_taken_up_to_the_slowest():
     assert ladder[SLOWEST](None) == ladder[FULL](None) == pytest.approx(3.5)
 
 
-@settings(max_examples=40, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES)
 def test_the_model_answers_as_the_engine_does(profile, network, cap):
     model = DdpModel(profile, network, COSTS, in_flight=2)

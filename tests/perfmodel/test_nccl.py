@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfmodel_support import refused
 
@@ -106,7 +106,6 @@ def test_two_nodes_send_a_byte_once_through_the_network_and_four_twice() -> None
     assert tree[32].bandwidth_bytes_per_s == pytest.approx(0.92 * 25e9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["a100-ib", "h100-roce", "h100-a3mega"]),
     st.sampled_from([2, 4, 8, 16, 24, 128, 1024, 16_384]),

@@ -11,7 +11,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfmodel_support import CAPS_BYTES, greedy_groups, networks, profiles
 
@@ -163,7 +163,6 @@ def test_what_lies_around_the_passes_moves_the_clock_and_nothing_else(document):
             assert span(whole, process, "update") == pytest.approx((end, end + 1000))
 
 
-@settings(max_examples=50, deadline=None)
 @given(profile=profiles(), network=networks(), cap=CAPS_BYTES, shift=st.sampled_from([1e-9, 1e-6]))
 def test_events_of_a_thread_never_overlap_and_cover_the_simulated_times(
     profile, network, cap, shift

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from perfmodel_support import CAPS_BYTES, MIB, make_profile, multiples, networks, profiles, refused
 
@@ -88,7 +88,6 @@ def integrate(traffic: Traffic, in_flight: int, gain: np.ndarray) -> tuple[list,
     return starts, ends, compute_end
 
 
-@settings(max_examples=80, deadline=None)
 @given(traffics(), st.sampled_from([1, 2, 3]), st.sampled_from([1.0, 1.25]))
 def test_all_reduces_in_flight_equal_integration_in_small_steps(traffic, in_flight, gain):
     gains = np.full(len(traffic.alone_s), gain)
@@ -106,7 +105,6 @@ AT_REST = Traffic(
 """All ready at the start, and computation stands still while the first all-reduces go on."""
 
 
-@settings(max_examples=60, deadline=None)
 @given(traffics())
 @example(AT_REST)
 def test_the_plain_recurrence_is_the_other_where_nothing_slows_anything(traffic):
@@ -117,7 +115,6 @@ def test_the_plain_recurrence_is_the_other_where_nothing_slows_anything(traffic)
         assert getattr(plain, name) == pytest.approx(getattr(other, name), abs=1e-12)
 
 
-@settings(max_examples=80, deadline=None)
 @given(traffics(), st.sampled_from([1.0, 1.5, 4.0]), st.sampled_from([1.0, 1.25, 2.0]))
 def test_many_cases_at_once_are_one_after_the_other(traffic, slow, slower):
     cases = [replace(traffic, total_work=traffic.total_work + more) for more in (0.0, 0.25, 3.0)]
@@ -135,7 +132,6 @@ def test_many_cases_at_once_are_one_after_the_other(traffic, slow, slower):
         assert found.total_s[number] == pytest.approx(total_s)
 
 
-@settings(max_examples=60, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES)
 def test_sharing_a_link_neither_gains_nor_loses_time(profile, network, cap):
     # Work is conserved: the link is busy at the same moments, and the last byte leaves when it did.
@@ -190,7 +186,6 @@ def test_buckets_that_become_ready_together_are_launched_in_order():
     assert [event.start_s for event in timeline.events] == pytest.approx([2.5, 3.0])
 
 
-@settings(max_examples=50, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES, multiples(0, 1), st.integers(1, 2))
 def test_launches_are_paid_once_a_bucket_and_never_make_a_pass_shorter(
     profile, network, cap, launch_s, in_flight

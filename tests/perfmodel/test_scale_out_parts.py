@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfmodel_support import (
     gpt2_parameters,
@@ -149,7 +149,6 @@ def small_steps(work, ready, limit, alone, slow, slower, tail):
     return end, beside
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_overlap_is_that_of_small_steps_of_time(data):
     count = data.draw(st.integers(0, 5))
@@ -177,7 +176,6 @@ def test_overlap_is_that_of_small_steps_of_time(data):
     assert found.total_s[0] == pytest.approx(work + found.slowed_s[0] + found.exposed_s[0])
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     profiles(),
     networks(),

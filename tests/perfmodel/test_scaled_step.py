@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfmodel_support import MIB, refused
 
@@ -157,7 +157,6 @@ def test_calibration_gives_the_measured_step_and_leaves_computation_alone():
     assert predict(calibrated(bare, 0.001)).step_n_s == pytest.approx(0.035)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.floats(1e-6, 0.01), st.floats(1e-6, 0.01), st.lists(st.integers(1, 500), min_size=2))
 def test_a_line_is_found_again(fixed, per_sample, batches):
     times = [fixed + per_sample * batch for batch in batches]

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfmodel_support import MIB, gpt2_profile, make_profile, multiples, networks, refused
 
@@ -44,7 +44,6 @@ def every_cap(profile, network, costs) -> dict[int, float]:
     }
 
 
-@settings(max_examples=40, deadline=None)
 @cases
 def test_the_best_cap_is_the_best_of_all_caps(profile, network, costs):
     best = best_bucket_cap(profile, network, costs=costs)
@@ -60,7 +59,6 @@ def test_the_best_cap_is_the_best_of_all_caps(profile, network, costs):
     )
 
 
-@settings(max_examples=40, deadline=None)
 @cases
 def test_candidates_are_all_bucketings_and_each_cap_is_in_one(profile, network, costs):
     best = best_bucket_cap(profile, network, costs=costs)
@@ -79,7 +77,6 @@ def test_candidates_are_all_bucketings_and_each_cap_is_in_one(profile, network, 
     assert len(best.candidates) == len(different)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     small_profiles(),
     networks(),
@@ -100,7 +97,6 @@ def test_near_intervals_are_the_caps_within_the_tolerance_and_no_others(
     assert any(low <= best.cap_mib <= high for low, high in best.near_mib)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     small_profiles(),
     networks(),

@@ -16,28 +16,29 @@ from common.perfmodel.one_device.workload import Workload
 pytestmark = pytest.mark.xdist_group("sharding")  # its ranks are started once
 
 WORKLOAD = Workload("gpt2-nano", 2, 128, optimizer_implementation="fused")  # the worker's
+QUICK = ("float32:DDP", "float32:ZERO1", "bfloat16:FULL_SHARD")
+OTHERS = ("float32:SHARD_GRAD_OP", "float32:FULL_SHARD", "bfloat16:SHARD_GRAD_OP")
 
 
 @pytest.fixture(scope="module")
-def seen(rank_server) -> dict[tuple[str, str], dict]:
+def seen(rank_server, slow_chosen) -> dict[str, dict]:
     """Returns what rank 0 of 2 held, by precision and strategy."""
-    done = rank_server.run(Path(__file__).with_name("sharding_worker.py"), ranks=2, timeout_s=100)
+    worker = Path(__file__).with_name("sharding_worker.py")
+    cases = (*QUICK, *OTHERS) if slow_chosen else QUICK
+    done = rank_server.run(worker, *cases, ranks=2, timeout_s=100)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     lines = [json.loads(line) for line in done.stdout[0].splitlines() if line.startswith("{")]
-    return {(line["precision"], line["strategy"]): line for line in lines}
+    return {f"{line['precision']}:{line['strategy']}": line for line in lines}
 
 
 @pytest.mark.two_ranks
 @pytest.mark.parametrize(
-    ("precision", "strategy"),
-    [
-        *(("float32", strategy) for strategy in STRATEGIES[1:]),
-        *(("bfloat16", strategy) for strategy in ("SHARD_GRAD_OP", "FULL_SHARD")),
-    ],
+    "case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in OTHERS)]
 )
-def test_a_rank_holds_what_is_predicted(seen, precision, strategy):
+def test_a_rank_holds_what_is_predicted(seen, case):
+    precision, strategy = case.split(":")
     prediction = predict_memory(replace(WORKLOAD, precision=precision), Sharding(strategy, 2))
-    update, found = prediction.at("update").components, seen[precision, strategy]
+    update, found = prediction.at("update").components, seen[case]
     assert update["parameters"] == found["parameters"]
     assert update["gradients"] == found["gradients"]
     assert update["optimizer states"] == found["states"]

@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfmodel_support import (
     CAPS_BYTES,
@@ -45,7 +45,6 @@ def recurrence(
     return spans
 
 
-@settings(max_examples=300, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES)
 def test_without_costs_the_simulation_is_the_textbook_recurrence(profile, network, cap):
     timeline = simulate_backward(profile, network, cap / MIB)
@@ -59,7 +58,6 @@ def test_without_costs_the_simulation_is_the_textbook_recurrence(profile, networ
     assert timeline.num_buckets == len(groups)
 
 
-@settings(max_examples=200, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES)
 def test_a_backward_pass_is_bounded_by_computation_and_communication(profile, network, cap):
     timeline = simulate_backward(profile, network, cap / MIB)
@@ -78,7 +76,6 @@ def test_a_backward_pass_is_bounded_by_computation_and_communication(profile, ne
     assert -slack <= timeline.exposed_communication_s <= sum(reduces) + slack
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     profiles(kinds=("float32", "float64")),
     networks(),
@@ -106,7 +103,6 @@ def test_every_gradient_is_in_one_of_ddps_buckets(profile, network, cap, static,
     assert timeline.total_s == pytest.approx(max(profile.backward_s, spans[-1][2]))
 
 
-@settings(max_examples=100, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES, st.floats(1, 5))
 def test_slower_computation_or_network_is_never_faster(profile, network, cap, factor):
     class Slower:

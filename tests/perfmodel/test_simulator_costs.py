@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfmodel_support import (
     CAPS_BYTES,
@@ -112,7 +112,6 @@ def integrate(profile: BackwardProfile, network, groups: list[list[int]], costs:
     return {"total": copied, "compute_end": compute_end, "ends": ends}
 
 
-@settings(max_examples=120, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES, COSTS)
 def test_with_costs_the_simulation_equals_integration_in_small_steps(profile, network, cap, costs):
     timeline = simulate_backward(profile, network, cap / MIB, costs=costs)
@@ -123,7 +122,6 @@ def test_with_costs_the_simulation_equals_integration_in_small_steps(profile, ne
     assert [event.end_s for event in timeline.events] == pytest.approx(expected["ends"])
 
 
-@settings(max_examples=200, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES, COSTS)
 def test_each_bucket_is_ready_then_reduced_in_order_then_copied_back(profile, network, cap, costs):
     timeline = simulate_backward(profile, network, cap / MIB, costs=costs)
@@ -137,7 +135,6 @@ def test_each_bucket_is_ready_then_reduced_in_order_then_copied_back(profile, ne
     assert timeline.total_s == timeline.events[-1].copied_s
 
 
-@settings(max_examples=150, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES, COSTS, multiples(0, 2))
 def test_more_of_any_cost_is_never_faster(profile, network, cap, costs, more):
     total = simulate_backward(profile, network, cap / MIB, costs=costs).total_s
@@ -157,7 +154,6 @@ def test_more_of_any_cost_is_never_faster(profile, network, cap, costs, more):
         assert slower.total_s >= total - 1e-9
 
 
-@settings(max_examples=100, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES, COSTS)
 def test_costs_never_make_a_pass_shorter_than_without_them(profile, network, cap, costs):
     bare = simulate_backward(profile, network, cap / MIB)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfmodel_support import CAPS_BYTES, MIB, make_profile, networks, profiles, refused
 
@@ -45,7 +45,6 @@ def test_no_cap_at_all_is_refused():
         assign_buckets([4, 4], [])
 
 
-@settings(max_examples=50, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES)
 def test_a_bucket_view_saves_exactly_the_copies_back(profile, network, cap):
     costs = DdpCosts(copy_in_s_per_byte=0.25, copy_out_s_per_byte=0.5)
@@ -70,7 +69,6 @@ def test_a_bucket_waits_for_the_rank_that_is_last_at_it():
     assert [event.ready_s for event in one.events] == [4.0, 7.0]
 
 
-@settings(max_examples=50, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES, st.lists(st.floats(0, 1), min_size=1, max_size=3))
 def test_ranks_that_are_never_later_than_the_slowest_change_nothing(profile, network, cap, factors):
     ranks = np.stack([profile.ready_s, *(profile.ready_s * factor for factor in factors)])
@@ -79,7 +77,6 @@ def test_ranks_that_are_never_later_than_the_slowest_change_nothing(profile, net
     assert simulate_backward(several, network, cap / MIB) == expected
 
 
-@settings(max_examples=50, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES, st.data())
 def test_ranks_are_never_faster_together_than_any_of_them_alone(profile, network, cap, data):
     count = len(profile.names)
@@ -127,7 +124,6 @@ def test_every_term_can_be_switched_off():
         ALL.without("contention")
 
 
-@settings(max_examples=50, deadline=None)
 @given(profiles(), networks(), CAPS_BYTES, st.sampled_from(TERMS))
 def test_a_term_less_is_never_slower(profile, network, cap, term):
     # Where the computation lost to each all-reduce is fixed, a slower one spreads the loss over a
@@ -146,7 +142,6 @@ def test_a_negative_launch_is_refused():
 # --- searching once for many networks ------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
 @given(profiles(), networks(), st.none() | st.just((1e-6, 5e-6, 2e-5, 1.0)))
 def test_bucketings_found_once_give_the_same_best_cap(profile, network, caps):
     found = distinct_bucketings(profile, caps)

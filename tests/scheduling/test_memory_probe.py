@@ -52,7 +52,7 @@ def memory_for(limit: int, tried: list[int]) -> Callable[[int], None]:
 
 
 @given(limit=st.integers(0, 300), upper_bound=st.integers(1, 200))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(derandomize=True)
 def test_the_largest_is_found_and_the_bound_never_exceeded(limit, upper_bound):
     tried: list[int] = []
     with pytest.MonkeyPatch.context() as patch:  # a collection each step would take seconds

@@ -1,14 +1,15 @@
-"""One rank of the trainings that test_equivalence.py looks at: ``equivalence_worker.py FOLDER``.
+"""One rank of the trainings that test_equivalence.py looks at.
 
-All run in one process group, and write run directories and checkpoints below FOLDER. Rank r
-draws its first weights with seed 42 + r, so they are alike only if the strategy makes them so.
+``equivalence_worker.py FOLDER CASE…``: all run in one process group, and write run directories and
+checkpoints below FOLDER. Rank r draws its first weights with seed 42 + r, so they are alike only
+if the strategy makes them so.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -20,7 +21,7 @@ from common.runtime.group.process_group import process_group
 from common.training.config import OWN_STRATEGIES, TrainingConfig, config_of
 from common.training.trainer import train
 
-STEPS, WARMUP_STEPS, GLOBAL_BATCH = 10, 2, 16
+STEPS, WARMUP_STEPS, GLOBAL_BATCH = 6, 2, 16
 STRATEGIES = ("DDP", "FULL_SHARD", "SHARD_GRAD_OP", *OWN_STRATEGIES)
 
 
@@ -46,6 +47,12 @@ class Case:
         own = "-own-weights" if self.own_weights else ""
         again = "-recomputed" if self.recomputed else ""
         return f"{self.strategy}-{self.precision}-{self.micro_batch}{own}{again}"
+
+    @property
+    def is_quick(self) -> bool:
+        """Returns whether it accumulates plainly in float64, or is of one that stands for all."""
+        plain = self.micro_batch < 8 and not self.recomputed
+        return plain or self.own_weights or self.strategy == "FULL_SHARD"
 
     @property
     def steps(self) -> int:
@@ -88,6 +95,7 @@ EXACT = (
 )
 ROUNDED = tuple(Case(strategy, "float32") for strategy in STRATEGIES)
 DIFFERENT = (Case("DDP", own_weights=True), Case("FULL_SHARD", own_weights=True))
+CASES = (*EXACT, *ROUNDED, *DIFFERENT)
 
 
 class UnsyncedDdp(DistributedDataParallel):
@@ -108,14 +116,13 @@ def every_rank_keeps_its_weights() -> Iterator[None]:
 
 
 def main() -> None:
-    """Trains every case, one after another."""
-    folder = Path(sys.argv[1])
+    """Trains one case after another."""
+    folder, names = Path(sys.argv[1]), sys.argv[2:]
     with process_group("cpu", "gloo"):
-        for case in (*EXACT, *ROUNDED):
-            train(case.config(folder))
-        with every_rank_keeps_its_weights():
-            for case in DIFFERENT:
-                train(case.config(folder))
+        for case in CASES:
+            with every_rank_keeps_its_weights() if case.own_weights else nullcontext():
+                if case.name in names:
+                    train(case.config(folder))
 
 
 if __name__ == "__main__":

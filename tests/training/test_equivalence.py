@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from equivalence_worker import DIFFERENT, EXACT, GLOBAL_BATCH, ROUNDED, STEPS, Case
+from equivalence_worker import CASES, DIFFERENT, EXACT, GLOBAL_BATCH, ROUNDED, STEPS, Case
 from torch import Tensor
 
 from common.data.shard_files import write_shard
@@ -29,18 +29,21 @@ WORKER = Path(__file__).with_name("equivalence_worker.py")
 
 def ids(cases: tuple[Case, ...]) -> dict:
     """Returns arguments of parametrize."""
-    return {"argnames": "case", "argvalues": cases, "ids": [case.name for case in cases]}
+    slow = pytest.mark.slow
+    values = [pytest.param(case, marks=() if case.is_quick else slow) for case in cases]
+    return {"argnames": "case", "argvalues": values, "ids": [case.name for case in cases]}
 
 
 @pytest.fixture(scope="module")
-def trained(rank_server, tmp_path_factory) -> Path:
+def trained(rank_server, slow_chosen, tmp_path_factory) -> Path:
     """Trains on two ranks, and in either precision on one device; returns the folder."""
     folder = tmp_path_factory.mktemp("equivalence")
     (folder / "tokens").mkdir()
     # Small tokens are frequent, so that there is something to learn.
     tokens = np.random.default_rng(3).geometric(0.03, 8000) % 256
     write_shard(folder / "tokens" / "tokens_000000.bin", tokens)
-    done = rank_server.run(WORKER, folder, ranks=2, timeout_s=100)
+    names = [case.name for case in CASES if case.is_quick or slow_chosen]
+    done = rank_server.run(WORKER, folder, *names, ranks=2, timeout_s=100)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     for precision in ("float64", "float32"):
         train(alone(precision).config(folder))

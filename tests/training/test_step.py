@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -227,7 +228,9 @@ def has_compiler() -> bool:
 
 
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler for torch.compile")
-def test_a_compiled_step_takes_the_same_steps():
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_step_takes_the_same_steps(monkeypatch, backend):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     small = GPT2Config(vocab_size=211, n_positions=16, n_layer=1, n_head=2, n_embd=32)
     eager = step_of(tiny_model(small, loss_chunks=2), loss_chunks=2)
     compiled = step_of(tiny_model(small, loss_chunks=2), loss_chunks=2, compile=True)

@@ -82,7 +82,10 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("SIGTERM", 1), ("SIGUSR1", 1), ("SIGUSR1", 2)])
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("SIGTERM", 1), pytest.param("SIGUSR1", 1, marks=pytest.mark.slow), ("SIGUSR1", 2)],
+)
 def test_a_signal_saves_and_the_same_command_goes_on(run, undisturbed, tmp_path, name, ranks):
     """On two ranks only the last one hears of it, and all stop after the same step."""
     flags = ("--checkpoint_dir", tmp_path / "checkpoints")

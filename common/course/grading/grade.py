@@ -111,6 +111,7 @@ class Grader:
             }
             arguments = [f"{HIDDEN}/{check}" for task in tasks.values() for check in task.checks]
             arguments += [f"--hypothesis-seed={self.variant}", "-p", "no:randomly", "-q"]
+            arguments += ["-m", "not slow"]  # those marked ``grading``, too
             variables = {"DDPLAB_GRADED": json.dumps(graded), "OMP_NUM_THREADS": "1"}
             outcomes = run_tests(self.root, arguments, variables, timeout_s=LONGEST_S)
         for outcome in outcomes:  # the grader's fault is no student's

@@ -54,6 +54,10 @@ class Student:
         """Starts one more process."""
         return self.sandbox.start(self.below)
 
+    def onlooker(self) -> Peer:
+        """Starts a process for the checks' own modules, in which no exercise is called."""
+        return self.another_process()
+
     def on_ranks(self, ranks: int, timeout_s: float = ANSWER_S) -> Ranks:
         """Starts ranks, which have joined a process group when this returns."""
         return Ranks(self.sandbox, self.below, ranks, timeout_s)

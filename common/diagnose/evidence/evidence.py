@@ -153,8 +153,8 @@ class Evidence(OfRun):
         A benchmark's plain steps have no parts, and only their timed ones count. A watched script's
         plain steps are the same steps, and have those parts that can be seen without DDP's buckets.
         """
-        rows = self.measured if self.watched else self.timed
-        return rows.pivot_table(index=STEP, columns="rank", values=column).dropna()
+        rows = (self.measured if self.watched else self.timed).dropna(subset=column)
+        return rows.groupby([*STEP, "rank"])[column].mean().unstack().dropna()
 
     @cached_property
     def parts(self) -> StepParts:

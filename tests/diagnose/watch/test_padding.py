@@ -86,14 +86,14 @@ def test_a_batch_on_a_gpu_is_counted_as_it_was_loaded() -> None:
 
 
 def test_a_pass_of_usual_size_stands_for_all(rank_server, tmp_path: Path) -> None:
-    # Rank 0's last batch has texts of 8 tokens only, nearly all others have some of 120.
+    # Rank 0's last batch has texts of 8 tokens only, nearly all others have some of 40.
     settings = {"folder": tmp_path / "bundle", **SHORT}
-    script = [SCRIPTS / "padded.py", "--seed", 411, "--steps", 12, "--width", 8]
+    script = [SCRIPTS / "padded.py", "--seed", 411, "--steps", 12, "--width", 8, "--long", 40]
     words = [*(f"{name}={value}" for name, value in settings.items()), *script]
     done = rank_server.run(MAIN, *map(str, words), ranks=2)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     numbers = random.Random(1)
-    lengths = [120 if numbers.random() < 0.25 else 8 for _ in range(4096)]
+    lengths = [40 if numbers.random() < 0.25 else 8 for _ in range(4096)]
     for rank in (0, 1):
         steps = [row for row in rows_of(tmp_path, rank, "steps") if not row["warmup"]]
         [identities] = rows_of(tmp_path, rank, "identities")
@@ -102,6 +102,6 @@ def test_a_pass_of_usual_size_stands_for_all(rank_server, tmp_path: Path) -> Non
             assert (row["tokens"], row["padded_tokens"]) == (sum(own), 16 * max(own))
         assert (steps[-1]["longest"] == 8) == (rank == 0)
         sizes = {row["size"]: row["elements"] for row in rows_of(tmp_path, rank, "probes")}
-        assert sizes == {1.0: 16 * 120, 0.5: 8 * 120, 2.0: 32 * 120}
+        assert sizes == {1.0: 16 * 40, 0.5: 8 * 40, 2.0: 32 * 40}
         # The output's gradient was that of another batch; passes with an exchange ran, too.
         assert len(rows_of(tmp_path, rank, "passes-exchanging")) == 5 * 3

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from ddplab_watch.profile import kept
-from watch_support import MAIN, SCRIPTS, SHORT, rows_of, run_loop
+from watch_support import SHORT, assert_same, rows_of
 
 from common.diagnose.evidence.bundle import read_bundle
 from common.diagnose.opened import causes_changed, compared, open_diagnosis
@@ -20,13 +20,12 @@ STEPS = sum(SHORT.values())
 FIELDS = {"ph", "cat", "name", "pid", "tid", "ts", "dur", "args"}
 
 
-@pytest.fixture(scope="module")
-def sharded(rank_server, tmp_path_factory) -> tuple[Path, list[dict], list[dict]]:
+@pytest.fixture
+def sharded(loop_run) -> tuple[Path, list[dict], list[dict]]:
     """Runs FSDP2 on two ranks, unwatched and watched; returns what they computed."""
-    plain, watched = (tmp_path_factory.mktemp(name) for name in ("plain", "watched"))
-    expected = run_loop(rank_server.run, plain, "--sharded", 1)
-    found = run_loop(rank_server.run, watched, "--sharded", 1, watch={"anonymise": 1})
-    return watched, expected, found
+    _, expected = loop_run("--sharded", 1, watched=False)
+    folder, found = loop_run("--sharded", 1, anonymise=1)
+    return folder, expected, found
 
 
 def trace_of(folder: Path, rank: int) -> dict:
@@ -36,9 +35,7 @@ def trace_of(folder: Path, rank: int) -> dict:
 
 def test_under_fsdp_losses_weights_and_random_numbers_are_the_same_to_the_last_bit(sharded) -> None:
     _, expected, found = sharded
-    for before, after in zip(expected, found, strict=True):
-        for name in ("losses", "parameters", "buffers", "random", "indices"):
-            assert before[name] == after[name], name
+    assert_same(expected, found)
 
 
 def test_three_steps_after_the_window_are_in_the_trace_and_in_no_table(sharded) -> None:
@@ -92,14 +89,12 @@ def test_the_scripts_own_ranges_stay_out_and_what_came_before_the_first_step() -
     ]
 
 
-def test_the_profiler_tells_the_scripts_user_nothing(rank_server, tmp_path: Path) -> None:
-    settings = [f"{name}={value}" for name, value in SHORT.items()]
-    words = [f"folder={tmp_path}/bundle", *settings, SCRIPTS / "loop.py", tmp_path / "out"]
-    done = rank_server.run(MAIN, *words, "--sharded", 1, ranks=2)
-    assert done.exit_codes == [0, 0]
-    assert (tmp_path / "bundle" / "rank1-trace.json.gz").is_file()
-    assert "Profiler" not in "".join(done.stderr)
-    assert "ddplab-watch" not in "".join(done.stderr)
+def test_the_profiler_tells_the_scripts_user_nothing(sharded) -> None:
+    folder, _, _ = sharded
+    for rank in (0, 1):
+        told = (folder / f"rank{rank}.err").read_text()
+        assert "Profiler" not in told
+        assert "ddplab-watch" not in told
 
 
 def test_a_bundle_with_traces_is_diagnosed_packed_and_compared(sharded, tmp_path: Path) -> None:
@@ -123,36 +118,30 @@ def test_a_bundle_with_traces_is_diagnosed_packed_and_compared(sharded, tmp_path
     assert causes_changed(plain, packed) == ["The same causes were found in both."]
 
 
-def test_a_model_compiled_in_place_is_profiled_too(rank_server, tmp_path: Path) -> None:
-    plain, watched = tmp_path / "plain", tmp_path / "watched"
-    plain.mkdir()
-    watched.mkdir()
-    expected = run_loop(rank_server.run, plain, "--compiled", 1, count=1)
-    found = run_loop(rank_server.run, watched, "--compiled", 1, count=1, watch={"profile_steps": 2})
-    assert expected[0]["losses"] == found[0]["losses"]
-    names = [record["name"] for record in trace_of(watched, 0)["traceEvents"]]
+def test_a_model_compiled_in_place_is_profiled_too(loop_run) -> None:
+    _, expected = loop_run("--compiled", 1, count=1, watched=False)
+    folder, found = loop_run("--compiled", 1, count=1, profile_steps=2)
+    assert_same(expected, found)
+    names = [record["name"] for record in trace_of(folder, 0)["traceEvents"]]
     assert sum(name.startswith("ProfilerStep#") for name in names) == 2
 
 
-@pytest.mark.parametrize("settings", [{"profile_steps": 0}, {"to_end": 1}])
-def test_nothing_is_profiled_that_was_not_asked_for(rank_server, tmp_path, settings) -> None:
-    run_loop(rank_server.run, tmp_path, "--compiled", 1, count=1, watch=settings)
-    assert not list((tmp_path / "bundle").glob("*trace*"))
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"to_end": 1}, {"profile_steps": 0}])
+def test_nothing_is_profiled_that_was_not_asked_for(loop_run, settings: dict) -> None:
+    folder, _ = loop_run("--compiled", 1, count=1, **settings)
+    assert not list((folder / "bundle").glob("*trace*"))
 
 
-def test_a_model_that_hooks_see_into_is_not_profiled(rank_server, tmp_path: Path) -> None:
-    run_loop(rank_server.run, tmp_path, count=1, watch={})
-    assert not list((tmp_path / "bundle").glob("*trace*"))
-
-
-@pytest.mark.parametrize(("begins", "why"), [(8, "profiles itself"), (12, "began to profile")])
-def test_a_script_that_profiles_itself_goes_first(
-    rank_server, tmp_path: Path, begins: int, why: str
-) -> None:
+@pytest.mark.parametrize(
+    ("begins", "why"),
+    [pytest.param(8, "profiles itself", marks=pytest.mark.slow), (12, "began to profile")],
+)
+def test_a_script_that_profiles_itself_goes_first(loop_run, begins: int, why: str) -> None:
     # The first update is not counted: the profile begins after the tenth, the script's own before
     # that or in the middle of it.
     words = ("--compiled", 1, "--profiles_itself", begins)
-    run_loop(rank_server.run, tmp_path, *words, count=1, watch={"warmup": 1, "bucket_steps": 4})
-    assert why in str(rows_of(tmp_path, 0, "unseen"))
-    assert not list((tmp_path / "bundle").glob("*trace*"))
-    assert rows_of(tmp_path, 0, "end")[0]["status"] == "complete"
+    folder, _ = loop_run(*words, count=1, warmup=1, bucket_steps=4)
+    assert why in str(rows_of(folder, 0, "unseen"))
+    assert not list((folder / "bundle").glob("*trace*"))
+    assert rows_of(folder, 0, "end")[0]["status"] == "complete"

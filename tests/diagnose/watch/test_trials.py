@@ -19,8 +19,8 @@ from ddplab_watch.changes import (
     worker_counts,
 )
 from ddplab_watch.options import Options
-from ddplab_watch.trials import ROUNDS
-from watch_support import SCRIPTS, rows_of, run_loop
+from ddplab_watch.trials import LEAST_ROUNDS, ROUNDS
+from watch_support import EXCHANGES_EVERY_PASS, SCRIPTS, assert_same, rows_of
 
 FACTS = {
     "bucket_cap_mb": None,
@@ -31,11 +31,6 @@ FACTS = {
     "comm_hook": "",
 }
 PLAIN = AsItIs(FACTS, passes=1, last_only=False)
-
-
-@pytest.fixture
-def ranks(rank_server):
-    return rank_server.run
 
 
 def rank(number: int, cores: range, threads: int, host: str = "a", machine: int = 1) -> dict:
@@ -111,57 +106,61 @@ def test_ranks_that_share_cores_get_some_each() -> None:
     assert "threads" not in found
 
 
-def test_each_change_is_run_as_often_as_the_script_as_it_is(ranks, tmp_path: Path) -> None:
-    watch = {"verify": 1}
-    run_loop(ranks, tmp_path, "--accumulation", 3, "--no_sync", 0, "--find_unused", 1, watch=watch)
+@pytest.fixture
+def tried(loop_run) -> tuple[Path, list[dict]]:
+    """Micro-batches all of which exchange, and wait for their data: every change is tried."""
+    return loop_run("--accumulation", 3, *EXCHANGES_EVERY_PASS, verify=1)
+
+
+def test_each_change_is_run_as_often_as_the_script_as_it_is(tried) -> None:
+    folder, _ = tried
     for number in (0, 1):
-        # Where a busy machine lets the script wait for its data, workers have rounds of their own.
-        rows = [row for row in rows_of(tmp_path, number, "trials") if row["kind"] != "workers"]
+        rows = [row for row in rows_of(folder, number, "trials") if row["kind"] != "workers"]
         kinds = {row["kind"] for row in rows}
         assert {AS_IT_IS, "bucket_cap_mb", "compression", "no_sync"} <= kinds
         assert {"find_unused_parameters", "static_graph"} <= kinds
         for setting in {row["setting"] for row in rows}:
             own = [row for row in rows if row["setting"] == setting]
-            assert len(own) == ROUNDS * STEPS
+            assert len(own) == LEAST_ROUNDS * STEPS
             assert {row["passes"] for row in own} == {3}
-            assert len({row["order"] for row in own}) == ROUNDS  # no place in the round is its own
+            # No place in the round is its own.
+            assert len({row["order"] for row in own}) == LEAST_ROUNDS
             assert all(row["step_time_ms"] > 0 for row in own)
-    assert not [row for row in rows_of(tmp_path, 0, "unseen") if "change" in row["what"]]
+    assert not [row for row in rows_of(folder, 0, "unseen") if "change" in row["what"]]
 
 
-def test_a_copy_that_fails_on_one_rank_is_tried_on_none(ranks, tmp_path: Path) -> None:
-    plain, watched = tmp_path / "plain", tmp_path / "watched"
-    for folder in (plain, watched):
-        folder.mkdir()
-    flags = ("--copies_of_rank_1_fail", 1)
-    expected = run_loop(ranks, plain, *flags)
-    found = run_loop(ranks, watched, *flags, watch={"verify": 1})
-    assert [each["losses"] for each in found] == [each["losses"] for each in expected]
+def test_a_copy_that_fails_on_one_rank_is_tried_on_none(loop_run) -> None:
+    _, expected = loop_run(watched=False)
+    folder, found = loop_run("--copies_of_rank_1_fail", 1, verify=1)
+    assert_same(expected, found)
     for number, why in enumerate(("it failed on another rank", "RuntimeError: out of memory")):
-        unseen = rows_of(watched, number, "unseen")
+        unseen = rows_of(folder, number, "unseen")
         assert [row["why"] for row in unseen if "changes" in row["what"]] == [why]
-        assert rows_of(watched, number, "end")
-        assert not rows_of(watched, number, "trials")
+        assert rows_of(folder, number, "end")
+        assert not rows_of(folder, number, "trials")
 
 
-def test_a_pass_that_fails_on_one_rank_leaves_the_training_as_it_is(ranks, tmp_path: Path) -> None:
-    flags = ("--failing_pass", 3)
-    plain, watched = tmp_path / "plain", tmp_path / "watched"
-    for folder in (plain, watched):
-        folder.mkdir()
-    expected = run_loop(ranks, plain, *flags)
-    found = run_loop(ranks, watched, *flags, watch={"verify": 1})
-    assert [each["losses"] for each in found] == [each["losses"] for each in expected]
-    assert [each["parameters"] for each in found] == [each["parameters"] for each in expected]
+@pytest.fixture
+def failing(loop_run) -> tuple[Path, list[dict]]:
+    """A pass of the trials fails on rank 1, and each reading finds less free memory."""
+    return loop_run("--failing_pass", 3, "--shrinking_memory", 1, verify=1)
+
+
+def test_a_pass_that_fails_on_one_rank_leaves_the_training_as_it_is(loop_run, failing) -> None:
+    folder, found = failing
+    _, expected = loop_run(watched=False)
+    assert_same(expected, found)
     for number, why in enumerate(("it failed on another rank", "RuntimeError: out of memory")):
-        unseen = rows_of(watched, number, "unseen")
+        unseen = rows_of(folder, number, "unseen")
         assert [row["why"] for row in unseen if AS_IT_IS in row["what"]] == [why]
-        assert rows_of(watched, number, "trials")  # of the other changes
+        assert rows_of(folder, number, "trials")  # of the other changes
 
 
-def test_whatever_fails_on_one_rank_the_others_get_what_they_wait_for(ranks, tmp_path) -> None:
+def test_whatever_fails_on_one_rank_the_others_get_what_they_wait_for(
+    rank_server, tmp_path: Path
+) -> None:
     """Each case of owed.py: a step with a failing pass, and one after it with another DDP."""
-    done = ranks(SCRIPTS / "owed.py", tmp_path, ranks=2)
+    done = rank_server.run(SCRIPTS / "owed.py", tmp_path, ranks=2)
     assert done.exit_codes == [0, 0], "\n".join(done.stderr)
     for number in (0, 1):
         told = json.loads((tmp_path / f"out-{number}.json").read_text())
@@ -171,13 +170,13 @@ def test_whatever_fails_on_one_rank_the_others_get_what_they_wait_for(ranks, tmp
             assert difference < 1e-6, case  # of the gradients after it from those without DDP
 
 
-def test_trials_leave_the_script_its_memory(ranks, tmp_path: Path) -> None:
-    run_loop(ranks, tmp_path, "--shrinking_memory", 1, watch={"verify": 1})
+def test_trials_leave_the_script_its_memory(failing) -> None:
+    folder, _ = failing
     for number in (0, 1):
         # Of 40 parts, one is gone at each reading: 39 before the rounds, of which three quarters
         # are to be left, and 31 after three of them. A round took 2.
-        assert {row["round"] for row in rows_of(tmp_path, number, "trials")} == {0, 1, 2}
-        unseen = rows_of(tmp_path, number, "unseen")
+        assert {row["round"] for row in rows_of(folder, number, "trials")} == {0, 1, 2}
+        unseen = rows_of(folder, number, "unseen")
         [row] = [row for row in unseen if "after 3 rounds" in row["what"]]
         assert "memory" in row["why"]
 
@@ -189,31 +188,32 @@ def test_numbers_of_workers_double_up_to_twice_the_cores() -> None:
     assert worker_counts(4, cores=1) == [8]  # one number at least
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("workers", "rounds"),
+    [(0, LEAST_ROUNDS), pytest.param(1, ROUNDS, marks=pytest.mark.slow)],
+)
 def test_workers_are_tried_where_a_rank_waits_for_its_data(
-    ranks, tmp_path: Path, workers: int
+    loop_run, workers: int, rounds: int
 ) -> None:
-    plain, watched = tmp_path / "plain", tmp_path / "watched"
-    plain.mkdir()
-    watched.mkdir()
-    flags = ("--slow_data_s", 0.02, "--own_noise", 1, "--workers", workers)
-    expected = run_loop(ranks, plain, *flags)
-    found = run_loop(ranks, watched, *flags, watch={"verify": 1})
+    flags = ("--accumulation", 3, *EXCHANGES_EVERY_PASS)
+    if workers:
+        flags = ("--slow_data_s", 0.06, "--own_noise", 1, "--workers", workers)
+    _, expected = loop_run(*flags, watched=False)
+    folder, found = loop_run(*flags, verify=1)
+    # The data set draws random numbers of its own: trials must not draw from the script's.
+    assert_same(expected, found)
     for number in (0, 1):
-        # The data set draws random numbers of its own: trials must not draw from the script's.
-        assert expected[number]["losses"] == found[number]["losses"]
-        rows = [row for row in rows_of(watched, number, "trials") if row["kind"] == "workers"]
-        settings = {row["setting"] for row in rows}
-        tried = {f"num_workers={count}" for count in worker_counts(workers, 1)}
-        assert settings == {AS_IT_LOADS} | tried
+        rows = [row for row in rows_of(folder, number, "trials") if row["kind"] == "workers"]
         times = {
             setting: [row["step_time_ms"] for row in rows if row["setting"] == setting]
-            for setting in settings
+            for setting in {row["setting"] for row in rows}
         }
-        assert {len(own) for own in times.values()} == {ROUNDS}
-        # A batch takes 20 ms, and four workers load four of them at once.
-        assert median(times["num_workers=4"]) < median(times[AS_IT_LOADS])
-    assert not [row for row in rows_of(watched, 0, "unseen") if "workers" in row["what"]]
+        twice = 2 * max(1, workers)
+        assert {AS_IT_LOADS, f"num_workers={twice}"} <= set(times)
+        assert {len(own) for own in times.values()} == {rounds}
+        # A batch takes 60 ms, and the workers load several at once.
+        assert median(times[f"num_workers={twice}"]) < median(times[AS_IT_LOADS])
+    assert not [row for row in rows_of(folder, 0, "unseen") if "workers" in row["what"]]
 
 
 def test_a_large_data_set_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +246,9 @@ def test_single_samples_are_asked_for_as_the_script_does() -> None:
         assert [batch[0].item() for batch in own.fetches(workers, 3)] == [3.0, 1.0, 3.0]
 
 
-def test_without_an_exchange_there_is_nothing_to_try(ranks, tmp_path: Path) -> None:
-    run_loop(ranks, tmp_path, count=1, watch={"verify": 1})
-    assert "nothing is exchanged" in str(rows_of(tmp_path, 0, "unseen"))
+def test_without_an_exchange_there_is_nothing_to_try(loop_run) -> None:
+    folder, _ = loop_run("--checkpointed", 1, count=1, verify=1)
+    assert "nothing is exchanged" in str(rows_of(folder, 0, "unseen"))
 
 
 @pytest.mark.parametrize("settings", [{"to_end": True}, {"probe": False}])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from watch_support import SHORT, rows_of, run_loop
+from watch_support import EXCHANGES_EVERY_PASS, SHORT, assert_same, rows_of
 
 from common.diagnose.evidence.bundle import read_bundle
 from common.diagnose.evidence.bundle_tables import tables_of
@@ -13,32 +13,45 @@ from common.diagnose.evidence.bundle_tables import tables_of
 STEPS = sum(SHORT.values())
 
 
-@pytest.fixture
-def ranks(rank_server):
-    return rank_server.run
-
-
-@pytest.mark.parametrize(("count", "verify"), [(1, 0), (2, 0), (3, 0), (2, 1), (3, 1)])
+@pytest.mark.parametrize(
+    ("count", "verify"),
+    [(3, 1), *(pytest.param(*kind, marks=pytest.mark.slow) for kind in ((1, 0), (3, 0), (2, 1)))],
+)
 def test_losses_weights_and_random_numbers_are_the_same_to_the_last_bit(
-    ranks, tmp_path: Path, count: int, verify: int
+    loop_run, count: int, verify: int
 ) -> None:
-    plain, watched = tmp_path / "plain", tmp_path / "watched"
-    plain.mkdir()
-    watched.mkdir()
-    expected = run_loop(ranks, plain, count=count)
-    found = run_loop(ranks, watched, count=count, watch={"verify": verify})
-    for before, after in zip(expected, found, strict=True):
-        for name in ("losses", "parameters", "buffers", "random", "indices"):
-            assert before[name] == after[name], name
-    assert rows_of(watched, 0, "probes")  # the probes did run, in the middle of it
-    assert bool(rows_of(watched, 0, "trials")) == bool(verify)
-    assert rows_of(watched, 0, "end")[0]["status"] == "complete"
+    _, expected = loop_run(count=count, watched=False)
+    folder, found = loop_run("--short_trials", 1, count=count, verify=verify)
+    assert_same(expected, found)
+    assert rows_of(folder, 0, "probes")  # the probes did run, in the middle of it
+    assert bool(rows_of(folder, 0, "trials")) == bool(verify)
+    assert rows_of(folder, 0, "end")[0]["status"] == "complete"
 
 
-@pytest.fixture(scope="module")
-def one_run(rank_server, tmp_path_factory) -> tuple[Path, list[dict]]:
-    folder = tmp_path_factory.mktemp("one-run")
-    return folder, run_loop(rank_server.run, folder, "--evaluate", 4, watch={})
+@pytest.fixture
+def one_run(loop_run) -> tuple[Path, list[dict]]:
+    """A plain loop on two ranks, on a GPU that is pretended, for which its forward passes wait."""
+    return loop_run("--host_waits", 3)
+
+
+def test_a_plain_loop_on_two_ranks_computes_the_same_and_shows_no_wait(loop_run, one_run) -> None:
+    _, expected = loop_run(watched=False)
+    folder, found = one_run
+    assert_same(expected, found)
+    assert rows_of(folder, 0, "end")[0]["status"] == "complete"
+    assert not list((folder / "bundle").glob("*trace*"))  # nothing is hidden from hooks
+
+
+def test_waits_of_the_host_are_counted_in_some_steps(one_run) -> None:
+    folder, _ = one_run
+    steps = rows_of(folder, 0, "steps")
+    assert [row.get("host_waits") for row in steps] == [None] * 6 + [3] * 3
+    [row] = rows_of(folder, 0, "host-waits")
+    assert row["waits"] == 9
+    assert row["phase"] == "forward"
+    assert "loop.py" in row["place"]
+    tables = tables_of(read_bundle(folder / "bundle"))
+    assert tables["host-waits.csv"]["waits"].tolist() == [9, 9]  # of two ranks
 
 
 def test_each_step_is_recorded_once_and_its_parts_add_up(one_run) -> None:
@@ -76,13 +89,6 @@ def test_buckets_are_those_of_ddp(one_run) -> None:
     assert {row["exchanged_bytes"] for row in steps[-3:]} == {facts["gradient_bytes"]}
 
 
-def test_ddps_map_of_used_parameters_is_no_bucket(rank_server, tmp_path: Path) -> None:
-    found = run_loop(rank_server.run, tmp_path, "--find_unused", 1, watch={"probe": 0})
-    buckets = rows_of(tmp_path, 0, "buckets")
-    sizes = [row["size_bytes"] for row in buckets if row["step"] == STEPS - 1]
-    assert sizes == [int(size) for size in found[0]["buckets"].split(",")]
-
-
 def test_gradients_of_the_probes_are_the_models_parameters(one_run) -> None:
     folder, _ = one_run
     rows = rows_of(folder, 1, "gradient-ready-times")
@@ -101,94 +107,72 @@ def test_gradients_of_the_probes_are_the_models_parameters(one_run) -> None:
     assert {(row["batch_per_rank"], row["together"]) for row in probes} >= {(8, True), (4, True)}
 
 
-def test_evaluation_is_no_part_of_a_step(one_run) -> None:
-    folder, _ = one_run
-    steps = rows_of(folder, 0, "steps")
-    evaluated = [row["step"] for row in steps if row["evaluation_time_ms"] > 0]
-    # Evaluated after updates 4 and 8, the first of which is not recorded as a step; the evaluation
-    # belongs to the step that follows.
-    assert evaluated == [3, 7]
-
-
-@pytest.mark.parametrize(("no_sync", "times"), [(1, 1), (0, 3)])
+@pytest.mark.parametrize(
+    ("flags", "settings", "times"),
+    [(("--no_sync", 1), {"to_end": 1}, 1), (EXCHANGES_EVERY_PASS, {"verify": 1}, 3)],
+    ids=["last only", "every pass"],
+)
 def test_micro_batches_and_their_exchanges_are_counted(
-    ranks, tmp_path: Path, no_sync: int, times: int
+    loop_run, flags: tuple, settings: dict, times: int
 ) -> None:
-    run_loop(ranks, tmp_path, "--accumulation", 3, "--no_sync", no_sync, watch={})
-    [facts] = rows_of(tmp_path, 0, "facts")
-    timed = [row for row in rows_of(tmp_path, 0, "steps") if row["kind"] == "timed"]
+    folder, _ = loop_run("--accumulation", 3, *flags, **settings)
+    [facts] = rows_of(folder, 0, "facts")
+    timed = [row for row in rows_of(folder, 0, "steps") if row["kind"] == "timed"]
     assert {row["micro_batches"] for row in timed} == {3}
     assert {row["exchanged_bytes"] for row in timed} == {times * facts["gradient_bytes"]}
 
 
-def test_a_communication_hook_of_the_scripts_own_is_left_alone(ranks, tmp_path: Path) -> None:
-    plain, watched = tmp_path / "plain", tmp_path / "watched"
-    plain.mkdir()
-    watched.mkdir()
-    expected = run_loop(ranks, plain, "--hook", 1)
-    found = run_loop(ranks, watched, "--hook", 1, watch={})
-    assert [each["losses"] for each in expected] == [each["losses"] for each in found]
-    assert "hook of its own" in str(rows_of(watched, 0, "unseen"))
+def test_a_watch_to_the_end_has_all_steps_and_no_probes(loop_run) -> None:
+    folder, _ = loop_run("--accumulation", 3, "--no_sync", 1, to_end=1)
+    assert [row["step"] for row in rows_of(folder, 0, "steps")] == list(range(19))
+    assert not rows_of(folder, 0, "probes")
 
 
-def test_norms_that_exchange_are_counted_and_no_rank_passes_alone(ranks, tmp_path: Path) -> None:
+def test_ddps_map_of_used_parameters_is_no_bucket(loop_run) -> None:
+    folder, found = loop_run("--accumulation", 3, *EXCHANGES_EVERY_PASS, verify=1)
+    buckets = rows_of(folder, 0, "buckets")
+    sizes = [row["size_bytes"] for row in buckets if row["step"] == STEPS - 1]
+    assert sizes == 3 * [int(size) for size in found[0]["buckets"].split(",")]
+
+
+def test_hooks_and_norms_that_exchange_are_left_alone_and_no_rank_passes_alone(loop_run) -> None:
     # A rank that probed a pass alone would wait in its norm for the others.
-    plain, watched = tmp_path / "plain", tmp_path / "watched"
-    plain.mkdir()
-    watched.mkdir()
-    expected = run_loop(ranks, plain, "--synchronised_norm", 1)
-    found = run_loop(ranks, watched, "--synchronised_norm", 1, watch={})
-    for before, after in zip(expected, found, strict=True):
-        assert before["losses"] == after["losses"]
-        assert before["buffers"] == after["buffers"]
-    assert rows_of(watched, 0, "facts")[0]["synchronised_norms"] == 1
-    assert "SyncBatchNorm exchanges inside of a pass" in str(rows_of(watched, 0, "unseen"))
-    assert not rows_of(watched, 0, "probes")
-    assert rows_of(watched, 0, "allreduce-samples")  # by which their exchanges are judged
+    flags = ("--hook", 1, "--synchronised_norm", 1)
+    _, expected = loop_run(*flags, watched=False)
+    folder, found = loop_run(*flags)
+    assert_same(expected, found)
+    assert rows_of(folder, 0, "facts")[0]["synchronised_norms"] == 1
+    unseen = str(rows_of(folder, 0, "unseen"))
+    assert "hook of its own" in unseen
+    assert "SyncBatchNorm exchanges inside of a pass" in unseen
+    assert not rows_of(folder, 0, "probes")
+    assert rows_of(folder, 0, "allreduce-samples")  # by which their exchanges are judged
 
 
-def test_a_rank_without_a_watch_keeps_the_others_from_probing(ranks, tmp_path: Path) -> None:
+def test_a_rank_without_a_watch_keeps_the_others_from_probing(loop_run) -> None:
     # Its training's all-reduces would meet those of the others' probes.
-    plain, watched = tmp_path / "plain", tmp_path / "watched"
-    plain.mkdir()
-    watched.mkdir()
-    expected = run_loop(ranks, plain)
-    found = run_loop(ranks, watched, "--unwatched_rank", 1, watch={})
-    assert [each["losses"] for each in expected] == [each["losses"] for each in found]
-    assert "not every rank is watched" in str(rows_of(watched, 0, "unseen"))
-    assert not rows_of(watched, 0, "allreduce-samples")
+    _, expected = loop_run(watched=False)
+    folder, found = loop_run("--unwatched_rank", 1)
+    assert_same(expected, found)
+    assert "not every rank is watched" in str(rows_of(folder, 0, "unseen"))
+    assert not rows_of(folder, 0, "allreduce-samples")
 
 
-def test_a_short_script_leaves_what_was_seen(ranks, tmp_path: Path) -> None:
-    run_loop(ranks, tmp_path, "--steps", 5, watch={})
-    lines = (tmp_path / "bundle" / "rank0.jsonl").read_text()
-    assert '"about"' in lines
-    assert not rows_of(tmp_path, 0, "probes")
+def test_a_short_script_leaves_what_was_seen(loop_run) -> None:
+    folder, _ = loop_run("--steps", 5, "--autocast_inside", 1, count=1)
+    assert rows_of(folder, 0, "about")
+    assert not rows_of(folder, 0, "probes")
 
 
-def test_waits_of_the_host_are_counted_in_some_steps_and_never_shown(ranks, tmp_path: Path) -> None:
-    plain, watched = tmp_path / "plain", tmp_path / "watched"
-    plain.mkdir()
-    watched.mkdir()
-    expected = run_loop(ranks, plain)
-    found = run_loop(ranks, watched, "--host_waits", 3, watch={})
-    assert [each["losses"] for each in expected] == [each["losses"] for each in found]
-    steps = rows_of(watched, 0, "steps")
-    assert [row.get("host_waits") for row in steps] == [None] * 6 + [3] * 3
-    [row] = rows_of(watched, 0, "host-waits")
-    assert row["waits"] == 9
-    assert row["phase"] == "forward"
-    assert "loop.py" in row["place"]
-    tables = tables_of(read_bundle(watched / "bundle"))
-    assert tables["host-waits.csv"]["waits"].tolist() == [9, 9]  # of two ranks
-
-
-@pytest.mark.parametrize(("enabled", "dtype"), [(0, "float32"), (1, "bfloat16")])
+@pytest.mark.parametrize(
+    ("flags", "count", "dtype"),
+    [(("--host_waits", 3), 2, "float32"), (("--steps", 5, "--autocast_inside", 1), 1, "bfloat16")],
+)
 def test_a_model_that_computes_in_16_bits_and_returns_32_is_known(
-    ranks, tmp_path: Path, enabled: int, dtype: str
+    loop_run, flags: tuple, count: int, dtype: str
 ) -> None:
-    run_loop(ranks, tmp_path, "--autocast_inside", enabled, "--steps", 5, count=1, watch={})
-    [facts] = rows_of(tmp_path, 0, "facts")
+    folder, _ = loop_run(*flags, count=count)
+    [facts] = rows_of(folder, 0, "facts")
     assert facts["compute_dtype"] == dtype
     assert facts["gradient_dtype"] == "float32"
     assert facts["pin_memory"] is False

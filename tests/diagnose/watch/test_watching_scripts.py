@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from watch_support import SCRIPTS, rows_of
+from watch_support import MAIN, SCRIPTS, rows_of
 
 HERE = Path(__file__).parent
 
@@ -31,7 +31,6 @@ SCRIPT_TEXTS = {
     "fails": "import json\nprint('so far')\njson.loads('{')",
     "reads its name": "import sys\nprint(sys.argv, __name__, __file__)",
     "imports its neighbour": "import neighbour\nprint(neighbour.NAME)",
-    "never steps": "import torch\nprint(torch.ones(2).sum().item())",
     "spawns": (
         "import multiprocessing\n\ndef child(queue):\n    queue.put(__name__)\n\n"
         "if __name__ == '__main__':\n    context = multiprocessing.get_context('spawn')\n"
@@ -83,28 +82,37 @@ def test_a_mistake_is_said_in_a_line(tmp_path: Path, words: list[str], said: str
     assert done.returncode == 2
 
 
-def test_where_nothing_can_be_written_the_script_runs_all_the_same(tmp_path: Path) -> None:
+def test_a_script_that_never_updates_is_left_alone(rank_server, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import torch\nprint(torch.ones(2).sum().item())")
+    done = rank_server.run(MAIN, f"folder={tmp_path}/bundle", tmp_path / "script.py")
+    assert (done.exit_codes, done.stdout, done.stderr) == ([0], ["2.0\n"], [""])
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_where_nothing_can_be_written_the_script_runs_all_the_same(
+    rank_server, tmp_path: Path
+) -> None:
     (tmp_path / "taken").write_text("a file where the folder should be")
-    done = run(
-        f"folder={tmp_path}/taken/bundle",
-        SCRIPTS / "loop.py",
-        tmp_path / "out",
-        "--steps",
-        "4",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0
+    words = (SCRIPTS / "loop.py", tmp_path / "out", "--steps", 4)
+    done = rank_server.run(MAIN, f"folder={tmp_path}/taken/bundle", *words)
+    assert done.exit_codes == [0]
     assert (tmp_path / "out-0.json").is_file()
-    assert done.stderr.count("ddplab-watch") == 1
+    assert done.stderr[0].count("ddplab-watch") == 1
 
 
+@pytest.mark.slow  # test_wheel.py starts it in this way, too
 def test_the_variable_starts_it_in_processes_of_others(tmp_path: Path) -> None:
-    # As accelerate, DeepSpeed or a job's script start a rank: with a variable alone.
+    # As accelerate, DeepSpeed or a job's script start a rank: with a variable alone. They look
+    # whether torch is there before they import it, which must not keep the watch away.
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import importlib.util, runpy, sys\n"
+        "assert importlib.util.find_spec('torch') and 'torch' not in sys.modules\n"
+        f"sys.argv[0] = {str(SCRIPTS / 'loop.py')!r}\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
     done = run(
-        SCRIPTS / "loop.py",
-        tmp_path / "out",
-        "--steps",
-        "12",
+        *(script, tmp_path / "out", "--steps", "12"),
         cwd=tmp_path,
         watched=False,
         DDPLAB_WATCH=str(tmp_path / "bundle"),
@@ -114,32 +122,15 @@ def test_the_variable_starts_it_in_processes_of_others(tmp_path: Path) -> None:
     assert '"status": "complete"' in (tmp_path / "bundle" / "rank0.jsonl").read_text()
 
 
-def test_a_look_whether_torch_is_there_does_not_keep_the_watch_away(tmp_path: Path) -> None:
-    # As datasets, transformers and accelerate look when they are imported, before torch is.
-    script = tmp_path / "asks.py"
-    script.write_text(
-        "import importlib.util, runpy, sys\n"
-        "assert importlib.util.find_spec('torch') and 'torch' not in sys.modules\n"
-        f"sys.argv[0] = {str(SCRIPTS / 'loop.py')!r}\n"
-        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
-    )
-    words = (f"folder={tmp_path}/bundle", "warmup=2", "window=4", "bucket_steps=2")
-    done = run(*words, script, tmp_path / "out", "--steps", "12", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert '"status": "complete"' in (tmp_path / "bundle" / "rank0.jsonl").read_text()
-
-
-def test_workers_that_are_ahead_do_not_mix_up_the_samples(tmp_path: Path) -> None:
-    words = (f"folder={tmp_path}/bundle", "warmup=2", "window=4", "bucket_steps=3", "anonymise=1")
-    done = run(*words, SCRIPTS / "loop.py", "out", "--workers", 2, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    [row] = rows_of(tmp_path, 0, "identities")
+def test_workers_that_are_ahead_do_not_mix_up_the_samples(loop_run) -> None:
+    folder, _ = loop_run("--workers", 2, count=1, anonymise=1)
+    [row] = rows_of(folder, 0, "identities")
     first = (1 + 2) * 8  # the first update is not recorded, nor are samples of the warm-up
     assert row["samples"] == list(range(first, first + 7 * 8))
     # Names were to be hashed: neither the host nor a folder is in the bundle.
-    text = (tmp_path / "bundle" / "rank0.jsonl").read_text()
+    text = (folder / "bundle" / "rank0.jsonl").read_text()
     assert f'"{socket.gethostname()}"' not in text
-    assert str(tmp_path) not in text
+    assert str(folder) not in text
     assert "loop.py" not in text
 
 
@@ -151,7 +142,7 @@ def test_a_process_that_never_imports_torch_imports_nothing_of_the_watch(tmp_pat
     assert "torch" not in watched.stdout.replace("ddplab_watch", "")
 
 
-def test_a_killed_rank_leaves_what_was_seen(tmp_path: Path) -> None:
+def test_a_killed_rank_leaves_what_was_seen(rank_server, tmp_path: Path) -> None:
     code = (
         (SCRIPTS / "loop.py")
         .read_text()
@@ -163,7 +154,7 @@ def test_a_killed_rank_leaves_what_was_seen(tmp_path: Path) -> None:
     )
     (tmp_path / "killed.py").write_text(code)
     words = (f"folder={tmp_path}/bundle", "warmup=2", "window=90")
-    done = run(*words, "killed.py", "out", "--steps", "99", cwd=tmp_path)
-    assert done.returncode == -9
+    script = (tmp_path / "killed.py", tmp_path / "out", "--steps", 99)
+    assert rank_server.run(MAIN, *words, *script).exit_codes == [-9]
     lines = (tmp_path / "bundle" / "rank0.jsonl").read_text()
     assert lines.count('"table": "steps"') > 20

@@ -59,7 +59,12 @@ def test_a_bundle_made_there_beside_a_package_common_is_diagnosed_here(
 ) -> None:
     (tmp_path / "common").mkdir()
     (tmp_path / "common" / "__init__.py").write_text("answer = 42\n")
-    own = f"from common import answer\nassert answer == 42\n{LOOP.read_text()}"
+    # transformers and others look whether torch is there before they import it: the watch stays.
+    own = (
+        "import importlib.util, sys\nfrom common import answer\nassert answer == 42\n"
+        "assert importlib.util.find_spec('torch') and 'torch' not in sys.modules\n"
+    )
+    own += LOOP.read_text()
     (tmp_path / "train.py").write_text(own)
     done = run(
         python,

@@ -34,14 +34,14 @@ def theirs(student: Student):
 @pytest.fixture
 def ours(student: Student):
     """Returns the probe, in a process that does not."""
-    return student.another_process().module(WHERE)
+    return student.onlooker().module(WHERE)
 
 
 def test_a_power_cut_leaves_the_newest_whole_checkpoint(student: Student, folder: str) -> None:
     newest_before, power_cuts = 1, 0
     for dies_at in range(1, MOST_OPERATIONS):
         student.afresh()
-        ours = student.another_process().module(WHERE)
+        ours = student.onlooker().module(WHERE)
         student.probe("checkpoints").write(folder, 1, {"weights.bin": CONTENTS[1][0]})
         try:
             said = student.another_process().module(WHERE).write_until_death(folder, dies_at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from judging import on_so_many_ranks
 from probes.models import Wide, adamw, sgd, stacked_model, tokens, trained
 
 pytestmark = pytest.mark.two_ranks
@@ -12,7 +13,7 @@ STEPS = 4
 BLOCK_BYTES = 4 * Wide.WIDTH**2
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@on_so_many_ranks(2, 3, graded=(4,))
 def test_it_trains_as_its_twin(on_ranks, ranks: int, variant: int) -> None:
     seed = variant + 100
     twin = stacked_model(seed)
@@ -51,7 +52,7 @@ def test_it_trains_as_its_twin(on_ranks, ranks: int, variant: int) -> None:
 
 
 @pytest.mark.parametrize("with_gradients", [True, False])
-@pytest.mark.parametrize("ranks", [2, 3])
+@on_so_many_ranks(2, graded=(3,))
 def test_it_frees_what_it_gathered_and_gathers_a_little_ahead(
     on_ranks, ranks: int, with_gradients: bool
 ) -> None:
@@ -63,7 +64,7 @@ def test_it_frees_what_it_gathered_and_gathers_a_little_ahead(
         assert np.median(inside) < 5.5, "too much is whole at a time"
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@on_so_many_ranks(2, graded=(3,))
 def test_it_sends_no_more_than_it_has_to(on_ranks, ranks: int) -> None:
     together = on_ranks(ranks)
     together.call("fsdp_step")  # connections are there from now on

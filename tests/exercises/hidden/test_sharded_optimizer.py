@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from judging import assert_states_equal
+from judging import assert_states_equal, on_so_many_ranks
 from probes.models import groups, layers
 
 pytestmark = pytest.mark.two_ranks
@@ -33,7 +33,7 @@ def expected(seed: int, inputs: torch.Tensor) -> tuple[list[float], list[dict], 
     return losses[:STEPS], states, max(parameter.nbytes for parameter in twin.parameters())
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@on_so_many_ranks(1, 2, 3, graded=(4,))
 def test_it_is_the_unsharded_optimizer_with_divided_states(
     on_ranks, ranks: int, variant: int
 ) -> None:

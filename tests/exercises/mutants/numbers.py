@@ -6,6 +6,13 @@ from mutants.mutant import Mutant
 
 NUMBERS = (
     Mutant(
+        "the baseline is not compared",
+        "main_cause",
+        "if baseline is not None and (",
+        "if False and (",
+        "test_main_cause.py::test_a_baseline_of_something_else_is_seen",
+    ),
+    Mutant(
         "time that data take is overlooked",
         "main_cause",
         '"data-loading": above(0.1,',
@@ -25,13 +32,6 @@ NUMBERS = (
         "times.mean() > 1.05 *",
         "times.mean() > 1000 *",
         "test_main_cause.py::test_causes_of_the_public_runs_are_named",
-    ),
-    Mutant(
-        "the baseline is not compared",
-        "main_cause",
-        "if baseline is not None and (",
-        "if False and (",
-        "test_main_cause.py::test_a_baseline_of_something_else_is_seen",
     ),
     Mutant(
         "SGD without momentum has states",
@@ -428,6 +428,13 @@ NUMBERS = (
         "test_scaling_fit.py::test_points_with_smaller_errors_count_more",
     ),
     Mutant(
+        "checksums are not compared",
+        "checkpoint_commit",
+        "    if found != (size, crc):\n",
+        "    if False:\n",
+        "test_checkpoint_commit.py::test_damage_is_found_in_files_of_the_same_size",
+    ),
+    Mutant(
         "the manifest is not flushed",
         "checkpoint_commit",
         "    flush(partial / MANIFEST)\n",
@@ -447,13 +454,6 @@ NUMBERS = (
         "    flush(partial / MANIFEST)\n    flush(partial)\n    final =",
         "    (partial / MANIFEST).unlink()\n    final =",
         "test_checkpoint_commit.py::test_a_power_cut_leaves_the_newest_whole_checkpoint",
-    ),
-    Mutant(
-        "checksums are not compared",
-        "checkpoint_commit",
-        "    if found != (size, crc):\n",
-        "    if False:\n",
-        "test_checkpoint_commit.py::test_damage_is_found_in_files_of_the_same_size",
     ),
     Mutant(
         "it gives up at the first damaged one",

@@ -78,18 +78,18 @@ RANKS = (
         "test_ddp_wrappers.py::test_all_reduces_are_one_a_gradient_and_one_a_dtype",
     ),
     Mutant(
-        "nothing is launched before the backward pass has ended",
-        "overlapped_ddp",
-        "        if self.exchanging:\n",
-        "        if False:\n",
-        "test_ddp_wrappers.py::test_overlapped_ddp_sends_early",
-    ),
-    Mutant(
         "no_sync exchanges",
         "overlapped_ddp",
         "before, self.exchanging = self.exchanging, False",
         "before, self.exchanging = self.exchanging, True",
         "test_ddp_wrappers.py::test_overlapped_ddp_accumulates",
+    ),
+    Mutant(
+        "nothing is launched before the backward pass has ended",
+        "overlapped_ddp",
+        "        if self.exchanging:\n",
+        "        if False:\n",
+        "test_ddp_wrappers.py::test_overlapped_ddp_sends_early",
     ),
     Mutant(
         "parameters in the order of registration",
@@ -185,6 +185,13 @@ RANKS = (
         "test_sharded_optimizer.py::test_it_is_the_unsharded_optimizer_with_divided_states",
     ),
     Mutant(
+        "a sum for a mean, sharded",
+        "fsdp",
+        "            own /= dist.get_world_size(self.group)\n",
+        "",
+        "test_fsdp.py::test_it_trains_as_its_twin",
+    ),
+    Mutant(
         "a block is gathered twice for its backward pass",
         "fsdp",
         "        self.blocks[index].gather()\n        for ahead in self.blocks[max",
@@ -212,13 +219,6 @@ RANKS = (
         "GATHERED_AHEAD = 2",
         "GATHERED_AHEAD = 5",
         "test_fsdp.py::test_it_frees_what_it_gathered_and_gathers_a_little_ahead",
-    ),
-    Mutant(
-        "a sum for a mean, sharded",
-        "fsdp",
-        "            own /= dist.get_world_size(self.group)\n",
-        "",
-        "test_fsdp.py::test_it_trains_as_its_twin",
     ),
     Mutant(
         "gradients replace those of the pass before",

@@ -30,6 +30,7 @@ parser.add_argument("--batch_size", type=int, default=8)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--slow_data_s", type=float, default=0.0)
 parser.add_argument("--shrinking_memory", type=int, default=0)
+parser.add_argument("--short_trials", type=int, default=0)
 parser.add_argument("--own_noise", type=int, default=0)
 parser.add_argument("--slow_rank_s", type=float, default=0.0)
 parser.add_argument("--slow_update_s", type=float, default=0.0)
@@ -232,10 +233,19 @@ if arguments.shrinking_memory:
 
     left = count(40 * 2**38, -(2**38))  # each time that it is read there is less
     trials.free_bytes = lambda device: next(left)
-if arguments.unwatched_rank == rank:
-    import ddplab_watch
+if arguments.short_trials:
+    from ddplab_watch import changes, trials
 
-    ddplab_watch.stop()
+    trials.ROUNDS, changes.FEWEST_WORKERS = trials.LEAST_ROUNDS, 2
+if arguments.unwatched_rank >= 0:  # the others wait for it, no matter how long
+    import datetime
+
+    import ddplab_watch
+    from ddplab_watch import team
+
+    team.HERE = datetime.timedelta(seconds=1)
+    if arguments.unwatched_rank == rank:
+        ddplab_watch.stop()
 losses, indices, step, micro = [], [], 0, 0
 epoch = 0
 while step < arguments.steps:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 from torch import Tensor
 
@@ -30,10 +32,9 @@ def attention(
     inputs: list[Tensor], weights: Tensor, is_causal: bool, tile: int | None = None
 ) -> dict:
     """Returns result, gradients of Σ weights · result, and what is saved for them."""
-    if tile:
-        tiled_attention.TILE = tile
     inputs = [each.clone().requires_grad_() for each in inputs]
-    found = tiled_attention.TiledAttention.apply(*inputs, is_causal)
-    saved = [tensor.detach().clone() for tensor in found.grad_fn.saved_tensors]
-    gradients = torch.autograd.grad((found * weights).sum(), inputs)
+    with mock.patch.object(tiled_attention, "TILE", tile or tiled_attention.TILE):
+        found = tiled_attention.TiledAttention.apply(*inputs, is_causal)
+        saved = [tensor.detach().clone() for tensor in found.grad_fn.saved_tensors]
+        gradients = torch.autograd.grad((found * weights).sum(), inputs)
     return {"found": found, "gradients": list(gradients), "saved": saved}

@@ -1,0 +1,37 @@
+"""Runs of loop.py, each of which is made once and read by all tests that ask for it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rank_support import RankServer
+from watch_support import run_loop
+
+
+@pytest.hookimpl(tryfirst=True)  # before groups are ordered and read
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives tests that share runs the same worker."""
+    for item in items:
+        if "loop_run" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("loop_runs"))
+
+
+@pytest.fixture(scope="session")
+def loop_run(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Callable:
+    """Returns ``loop_run(*flags, count=2, watched=True, **settings)``, which runs loop.py.
+
+    It returns the folder and what each rank computed; runs with equal arguments are one.
+    """
+
+    @functools.cache
+    def run(
+        *flags: object, count: int = 2, watched: bool = True, **settings: int
+    ) -> tuple[Path, list[dict]]:
+        folder = tmp_path_factory.mktemp("loop")
+        watch = settings if watched else None
+        return folder, run_loop(rank_server.run, folder, *flags, count=count, watch=watch)
+
+    return run
