@@ -15,10 +15,20 @@ ALLOWED = {
     "data": {"errors", "runtime"},
     "tables": set(),
     "samples": set(),
+    "csv_tables": {"errors"},
     "exercises": {"errors"},
-    "perfmodel": {"errors", "samples", "exercises"},
+    "perfmodel": {"csv_tables", "errors", "samples", "exercises"},
     "traces": {"errors", "exercises"},
-    "analysis": {"errors", "tables", "samples", "exercises", "perfmodel", "traces", "runtime"},
+    "analysis": {
+        "csv_tables",
+        "errors",
+        "tables",
+        "samples",
+        "exercises",
+        "perfmodel",
+        "traces",
+        "runtime",
+    },
     "scheduling": {"errors", "runtime", "data", "exercises"},
     "training": {
         "errors",
@@ -33,6 +43,7 @@ ALLOWED = {
         "scheduling",
     },
     "benchmarks": {
+        "csv_tables",
         "errors",
         "samples",
         "exercises",
@@ -47,6 +58,7 @@ ALLOWED = {
         "training",
     },
     "diagnose": {
+        "csv_tables",
         "errors",
         "samples",
         "tables",
@@ -71,6 +83,7 @@ ALLOWED = {
         "benchmarks",
     },
     "studies": {
+        "csv_tables",
         "tuning",
         "errors",
         "samples",
@@ -86,7 +99,7 @@ ALLOWED = {
         "models",
         "data",
     },
-    "explore": {"errors", "runtime", "data", "perfmodel", "analysis", "scheduling"},
+    "explore": {"csv_tables", "errors", "runtime", "data", "perfmodel", "analysis", "scheduling"},
     "cli": {
         "course",
         "explore",
@@ -170,8 +183,35 @@ def test_the_watcher_needs_nothing_but_torch() -> None:
             assert {name.partition(".")[0] for name in names} <= usable, path
 
 
+LAYERS = (
+    ("buckets", "collectives"),
+    ("one_device", "ddp"),
+    ("fsdp",),
+    (
+        *("model", "simulator", "search", "samples", "tables", "layer_tables", "published"),
+        *("calibration", "uncertainty", "whatif", "expected_error", "perfetto_trace"),
+    ),
+    ("cluster", "scaling"),
+)
+"""The files and packages of ``perfmodel``, from those that import none of the others upwards."""
+
+
+def test_the_model_is_built_in_layers() -> None:
+    floors = {name: floor for floor, layer in enumerate(LAYERS) for name in layer}
+    for path in (ROOT / "common" / "perfmodel").rglob("*.py"):
+        name = path.relative_to(ROOT / "common" / "perfmodel").parts[0].removesuffix(".py")
+        taken = {
+            node.module.split(".")[2]
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("common.perfm")
+        }
+        for other in taken - {name}:
+            within = floors[other] == floors[name] and path.parent.name == "perfmodel"
+            assert floors[other] < floors[name] or within, f"{path} imports {other}"
+
+
 ENGINE = {
-    *("simulate_backward", "simulate_buckets", "best_bucket_cap", "step_timeline"),
+    *("simulate_backward", "best_bucket_cap", "fastest_cap", "step_timeline"),
     *("advance", "many_cases", "one_after_another", "without_contention"),
 }
 """What ``perfmodel/model.py`` predicts with."""

@@ -267,7 +267,6 @@ def sharded_messages(settings: StrategyBenchmark, ranks: int) -> dict[tuple[str,
             strategy,
             ranks,
             parameter_bytes=item_bytes,
-            root_parameter_bytes=4,
         )
         for one in collectives:
             halved = item_bytes == 2 and (one.operation, one.unit) == ("all_gather", "block")

@@ -120,7 +120,6 @@ class TokenBatches:
         rank: int,
         world_size: int,
         vocab_size: int,
-        position: int = 0,
     ) -> None:
         sizes = {
             "global batch size": global_batch_size,
@@ -132,8 +131,8 @@ class TokenBatches:
         for name, size in sizes.items():
             if size < 1:
                 raise UserError(f"{name} {size}: must be at least 1")
-        if not 0 <= rank < world_size or position < 0:
-            raise ValueError(f"rank {rank} of {world_size} at position {position}")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} of {world_size}")
         at_once = micro_batch_size * world_size
         if global_batch_size % at_once:
             below = global_batch_size // at_once * at_once
@@ -155,7 +154,7 @@ class TokenBatches:
         self.rank = rank
         self.world_size = world_size
         self.vocab_size = vocab_size
-        self.position = position
+        self.position = 0
 
     @property
     def accumulation(self) -> int:

@@ -19,9 +19,9 @@ from common.analysis.runs import Run, caption_of, complete_runs
 from common.analysis.show import Table, facts, show
 from common.analysis.style import BLUE, GOOD_EFFICIENCY, GREY, ORANGE, figure
 from common.analysis.sweep_speedups import NO_CHANGE, sweep_speedups
+from common.csv_tables import read_table
 from common.diagnose.diagnosis import diagnosis_lines
 from common.diagnose.evidence.evidence import choose_run
-from common.perfmodel.tables import read_table
 
 PROPOSALS, SWEEP = "proposals.csv", "assignment4-sweep"
 PREDICTED = (

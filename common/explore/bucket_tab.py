@@ -33,7 +33,7 @@ from common.explore.controls import Command, Slider, box, choice, steps_between
 from common.explore.predict_line import predict_line
 from common.explore.systems import System
 from common.explore.text import Text, three, time_text
-from common.perfmodel.search import BestCap
+from common.perfmodel.ddp.best_cap import BestCap
 from common.runtime.wording import counted
 
 FACTORS = steps_between(0.1, 10)

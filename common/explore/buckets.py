@@ -21,10 +21,10 @@ from common.errors import NotYetWritten, UserError
 from common.explore.systems import Placed, System, as_curve
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import scaled
+from common.perfmodel.ddp.best_cap import BestCap
 from common.perfmodel.ddp.profile import DdpCosts, SecondsBySize
 from common.perfmodel.ddp.step import StepOptions
-from common.perfmodel.search import BestCap
-from common.perfmodel.simulator import BackwardTimeline
+from common.perfmodel.ddp.timeline import BackwardTimeline
 
 RANKS = tuple(2**power for power in range(1, 11))
 """Numbers of ranks that efficiency is computed for, beside 1 and the system's own."""

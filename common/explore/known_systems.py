@@ -14,21 +14,22 @@ from common.analysis.buckets.measurements import WRITTEN_BY, Assignment2Run, ope
 from common.analysis.buckets.networks import NetworkRun, open_networks
 from common.analysis.buckets.sweep import BucketSweep
 from common.analysis.runs import choose_folder, is_recorded, recorded_assignment
+from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.explore.systems import ClusterAsked, Placed, RunAsked, System, on_a_ring
-from common.perfmodel.cluster.assumptions import MFU, OVERLAP_SLOWDOWN, STRAGGLER_SPREAD
+from common.perfmodel.calibration import calibrated_model
+from common.perfmodel.cluster.assumptions import MFU, STRAGGLER_SPREAD
 from common.perfmodel.cluster.clusters import known_clusters, load_cluster
-from common.perfmodel.cluster.computed_profile import computed_profile
+from common.perfmodel.cluster.computed_profile import computed_model, computed_profile
 from common.perfmodel.cluster.nccl import NcclAllReduce
 from common.perfmodel.cluster.steps import ADAMW_BYTES, default_caps_mib
 from common.perfmodel.cluster.stragglers import slowest_of
-from common.perfmodel.ddp.profile import DdpCosts
-from common.perfmodel.ddp.step import StepParts, read_step_parts
+from common.perfmodel.ddp.step import StepParts
 from common.perfmodel.model import DdpModel
 from common.perfmodel.one_device.peaks import known_peak
 from common.perfmodel.one_device.workload import Workload
 from common.perfmodel.published import DATA, UMD_A100, load_recorded
-from common.perfmodel.tables import numbers, read_table
+from common.perfmodel.tables import read_step_parts
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import find_table, read_environment
 
@@ -146,7 +147,7 @@ def published() -> System:
         update_s=float(phase_s["step"]),
         local_backward_s=recorded.profile.backward_s,
     )
-    model = DdpModel(recorded.profile, recorded.all_reduce)
+    model = calibrated_model(recorded.profile, recorded.all_reduce)
     workload = Workload(
         model=recorded.settings["model"],
         batch_size=recorded.settings["batch_size"],
@@ -174,12 +175,6 @@ def on_cluster(name: str) -> System:
         tokens=workload.seq_len * workload.batch_size,
         flops_per_s=peak.flops(workload.precision) * MFU.value,
     )
-    copy = 2 / peak.memory_bytes_per_s
-    costs = DdpCosts(
-        copy_in_s_per_byte=copy,
-        copy_out_s_per_byte=copy,
-        compute_slowdown=OVERLAP_SLOWDOWN.value,
-    )
     alone = StepParts(
         forward_s=profile.backward_s / 2,
         update_s=ADAMW_BYTES * config.num_parameters() / peak.memory_bytes_per_s,
@@ -190,7 +185,8 @@ def on_cluster(name: str) -> System:
         slowest = float(slowest_of(gpus, STRAGGLER_SPREAD.value))
         parts = StepParts(alone.forward_s * slowest, alone.update_s * slowest)
         network = NcclAllReduce(cluster, gpus)
-        return Placed(DdpModel(profile.scaled(compute=slowest), network, costs), parts)
+        model = computed_model(profile.scaled(compute=slowest), network, peak.memory_bytes_per_s)
+        return Placed(model, parts)
 
     return System(
         name=f"computed: {CLUSTER_MODEL} on {name}",

@@ -11,9 +11,9 @@ import numpy as np
 
 from common.errors import UserError
 from common.perfmodel.collectives import AllReduceModel, AlphaBeta, MeasuredAllReduce
+from common.perfmodel.ddp.bucketings import Bucketing, distinct_bucketings
 from common.perfmodel.ddp.step import StepParts
 from common.perfmodel.model import DdpModel
-from common.perfmodel.search import Bucketing, distinct_bucketings
 from common.perfmodel.whatif import scale_ranks
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 One and the same for ``ddplab predict``, ``tune``, the notebooks and the accuracy study: gradients
 of passes without DDP, all-reduces one after another and several at once, DDP's copies, and passes
-beside all-reduces. None of them is a bucketing.
+beside all-reduces. None of them is a bucketing. A diagnosis makes its model (``calibrated_model``)
+of what its run measured.
 """
 
 from __future__ import annotations

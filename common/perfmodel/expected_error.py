@@ -15,10 +15,10 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.csv_tables import read_table
 from common.errors import UserError
 from common.perfmodel.model import DdpModel
 from common.perfmodel.published import DATA
-from common.perfmodel.tables import read_table
 
 REGIMES = {"communication-bound": 1.8, "balanced": 1.0, "compute-bound": 0.45}
 """Regime → all communication over the backward pass, in seconds of each alone, in the study."""

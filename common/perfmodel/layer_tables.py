@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.perfmodel.ddp.profile import BackwardProfile
-from common.perfmodel.tables import numbers, read_table
 
 BYTES_PER_PARAMETER = 4  # gradients are float32, under autocast too
 

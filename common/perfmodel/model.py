@@ -3,7 +3,19 @@
 Inputs go in, each measured or assumed: when gradients are ready (``profile``), what all-reduces
 take (``collectives``), what DDP adds and what computation and communication take from each other
 (``DdpCosts``), and how many all-reduces the backend has in flight. Out come the backward pass of
-any bucketing (``simulator``), the step around it (``ddp_step``), and the best cap (``search``).
+any bucketing, bucket by bucket, the step around it (``ddp/step``), and the best cap
+(``ddp/best_cap``).
+
+A bucket is ready when its last gradient is, on the last rank. Buckets are reduced one after another
+in index order (``recurrence``). With one at a time, as NCCL has it, bucket i starts at ``max(end of
+bucket i−1, ready i)`` and takes a(S_i); gloo has two under way. An all-reduce that runs beside
+computation takes longer and costs computation time (``DdpCosts``).
+After the backward pass each bucket is waited for and copied back in turn, so only the last copy is
+sure to be exposed. Source of the order: ``Reducer::mark_bucket_ready`` and ``finalize_backward`` in
+PyTorch's torch/csrc/distributed/c10d/reducer.cpp.
+
+What one rank's computation needs, all ranks need: while an all-reduce is under way it slows all of
+them alike, so the rank that is last at a gradient is the one that is last there alone.
 
 Beside the full model stands a ladder of simpler ones, each with one term more than the one before.
 It has one set of names, wherever a prediction is shown.
@@ -18,14 +30,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AllReduceModel, AlphaBeta, as_alpha_beta
+from common.perfmodel.ddp.best_cap import BestCap, fastest_cap
+from common.perfmodel.ddp.bucketings import Bucketing, distinct_bucketings, profile_buckets
 from common.perfmodel.ddp.closed_form import closed_form
 from common.perfmodel.ddp.comm_hooks import CommHook
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.ddp.recurrence import TINY_S, Traffic, advance, without_contention
 from common.perfmodel.ddp.step import StepOptions, StepParts, StepTimeline, step_timeline
-from common.perfmodel.search import BestCap, Bucketing, best_bucket_cap
-from common.perfmodel.simulator import BackwardTimeline, profile_buckets, simulate_buckets
+from common.perfmodel.ddp.timeline import BackwardTimeline, BucketEvent
 
 BY_HAND = "by hand"
 LINE = "real buckets, α–β"
@@ -52,9 +70,11 @@ class DdpModel:
         profile: gradients and when they are ready on the slowest rank, without communication.
         network: all-reduces one after another.
         costs: DDP's copies, and contention.
-        in_flight: all-reduces that the backend has under way at a time: 1 for NCCL.
-        crowded_network: seconds per all-reduce while several are in flight, where measured.
-        added_latency_s: what each bucket waits in addition (``simulate_buckets``).
+        in_flight: all-reduces that share the link at a time: 1 for NCCL, 2 for gloo as it is.
+        crowded_network: seconds per all-reduce while several are in flight, where measured, which
+            tells their gain over one after another. Without it they gain nothing.
+        added_latency_s: time that each bucket waits in addition, as on a longer link. Nothing is
+            sent meanwhile, so computation beside it is not slowed, nor is the waiting.
     """
 
     profile: BackwardProfile
@@ -63,6 +83,10 @@ class DdpModel:
     in_flight: int = 1
     crowded_network: AllReduceModel | None = None
     added_latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.in_flight < 1:
+            raise UserError(f"{self.in_flight} all-reduces in flight: at least 1")
 
     @property
     def line(self) -> AlphaBeta:
@@ -84,15 +108,88 @@ class DdpModel:
             gradient_as_bucket_view: as for DDP; nothing is copied back.
             hook: a communication hook, which decides what is sent.
         """
-        return simulate_buckets(
-            self.profile,
-            self.network,
-            profile_buckets(self.profile, options or DdpOptions()),
-            self.costs.as_bucket_view() if gradient_as_bucket_view else self.costs,
-            hook=hook,
-            in_flight=self.in_flight,
-            crowded_network=self.crowded_network,
-            added_latency_s=self.added_latency_s,
+        model = self
+        if gradient_as_bucket_view:
+            model = replace(self, costs=self.costs.as_bucket_view())
+        buckets = profile_buckets(self.profile, options or DdpOptions())
+        return model.simulate(buckets, hook=hook)
+
+    def simulate(
+        self, buckets: Sequence[Sequence[int]], *, hook: CommHook | None = None
+    ) -> BackwardTimeline:
+        """Simulates one backward pass for given buckets.
+
+        Args:
+            buckets: indices into the profile, in reduction order.
+            hook: a communication hook, which decides what is sent (``comm_hooks``).
+        """
+        # ``members`` holds bucket after bucket, split at ``starts``; ``reduceat`` reduces each one.
+        members = np.concatenate([np.asarray(bucket) for bucket in buckets])
+        starts = np.cumsum([0, *(len(bucket) for bucket in buckets[:-1])])
+        sizes = np.add.reduceat(self.profile.sizes_bytes[members], starts)
+        messages = (
+            hook.message_bytes(self.profile, buckets) if hook else sizes[:, None].astype(float)
+        )
+        traffic = self._traffic(members, starts, messages, hook)
+        gain = None
+        if self.in_flight > 1 and self.crowded_network is not None:
+            crowded_s = _message_times(self.crowded_network, messages).sum(axis=1)
+            gain = np.maximum(1.0, traffic.alone_s / np.maximum(crowded_s, TINY_S))
+        if self.added_latency_s:
+            traffic = traffic.later(self.added_latency_s)
+        if self.in_flight == 1 and not traffic.has_contention:
+            spans = without_contention(traffic)
+        else:
+            spans = advance(traffic, self.in_flight, gain)
+
+        unpack = hook.decompress_s_per_byte if hook else 0.0
+        copied = spans.compute_end_s
+        events = []
+        for index, (size, ready, start, end) in enumerate(
+            zip(sizes.tolist(), spans.ready_s, spans.start_s, spans.end_s, strict=True)
+        ):
+            copied = max(copied, end + unpack * size) + self.costs.copy_out_s_per_byte * size
+            bucket = tuple(buckets[index])
+            events.append(BucketEvent(index, bucket, size, ready, start, end, copied))
+        return BackwardTimeline(copied, spans.compute_end_s, traffic.total_work, tuple(events))
+
+    def _traffic(
+        self, members: NDArray, starts: NDArray, messages: NDArray, hook: CommHook | None
+    ) -> Traffic:
+        """Computes what each bucket needs from computation and from the network.
+
+        A bucket is launched once it and all before it are ready; what launching and compressing
+        takes from the thread that computes delays every later gradient.
+        """
+        profile, costs = self.profile, self.costs
+        copied_in = profile.slowest_ready_s + costs.copy_in_s_per_byte * np.cumsum(
+            profile.sizes_bytes
+        )
+        ready_work = launched_work = np.maximum.reduceat(copied_in[members], starts)
+        total_work = profile.backward_s + costs.copy_in_s_per_byte * profile.total_bytes
+        if costs.launch_s or hook:
+            sizes = np.add.reduceat(profile.sizes_bytes[members], starts)
+            per_byte = hook.compress_s_per_byte if hook else 0.0
+            # spent[i]: what launching the first i buckets took. A bucket is late by the launches of
+            # all buckets that could be launched before it was ready; its own launch comes on top.
+            spent = np.concatenate([[0.0], np.cumsum(costs.launch_s + per_byte * sizes)])
+            at = np.maximum.accumulate(ready_work)
+            ready_work = ready_work + spent[np.searchsorted(at, ready_work, side="left")]
+            launched_work = at + spent[1:]
+            total_work = max(total_work + float(spent[-1]), float(launched_work[-1]))
+        message_s = _message_times(self.network, messages)
+        beside_s, progress_s = costs.beside_computation(messages, message_s)
+        if messages.shape[1] > 1:
+            beside_s, progress_s = (
+                np.where(messages > 0, found, 0.0) for found in (beside_s, progress_s)
+            )
+        return Traffic(
+            ready_work=ready_work,
+            launched_work=launched_work,
+            alone_s=message_s.sum(axis=1),
+            beside_s=beside_s.sum(axis=1),
+            progress_s=progress_s.sum(axis=1),
+            total_work=total_work,
         )
 
     def at_cap(self, cap_mib: float | None) -> BackwardTimeline:
@@ -117,21 +214,26 @@ class DdpModel:
         self,
         caps_mib: Sequence[float] | None = None,
         *,
+        tolerance: float = 0.01,
         bucketings: Sequence[Bucketing] | None = None,
         hook: CommHook | None = None,
     ) -> BestCap:
-        """Finds the cap with the shortest predicted backward pass (``best_bucket_cap``)."""
-        return best_bucket_cap(
-            self.profile,
-            self.network,
-            caps_mib,
-            costs=self.costs,
-            bucketings=bucketings,
-            hook=hook,
-            in_flight=self.in_flight,
-            crowded_network=self.crowded_network,
-            added_latency_s=self.added_latency_s,
-        )
+        """Finds the cap with the shortest predicted backward pass.
+
+        Args:
+            caps_mib: caps to choose from; caps that give the same buckets are simulated once. None
+                searches the bucketings of ``distinct_bucketings``.
+            tolerance: excess over the best time that counts as near, as a fraction of that time.
+            bucketings: of ``distinct_bucketings`` for this profile and these caps, found once where
+                many networks are compared.
+            hook: a communication hook, which decides what is sent.
+        """
+        if caps_mib is not None and not len(caps_mib):
+            raise UserError("no caps to search")
+        if bucketings is None:
+            bucketings = distinct_bucketings(self.profile, caps_mib)
+        timelines = [self.simulate(each.buckets, hook=hook) for each in bucketings]
+        return fastest_cap(bucketings, timelines, caps_mib, tolerance)
 
     def ladder(self, one_rank: BackwardProfile | None = None) -> dict[str, Predictor]:
         """Returns every predictor of ``RUNGS`` by its name, simplest first.
@@ -180,3 +282,11 @@ class DdpModel:
             NO_OVERLAP: lambda cap_mib: compute_s + exchange_s(cap_mib),
             PERFECT_OVERLAP: lambda cap_mib: max(compute_s, exchange_s(cap_mib)),
         }
+
+
+def _message_times(network: AllReduceModel, messages: NDArray) -> NDArray:
+    """Returns the seconds of each message [buckets, messages]; an empty one takes no time."""
+    if messages.shape[1] == 1:
+        return np.atleast_1d(network.time_s(messages[:, 0]))[:, None]
+    times = np.atleast_1d(network.time_s(np.maximum(messages, 1.0).ravel()))
+    return np.where(messages > 0, times.reshape(messages.shape), 0.0)

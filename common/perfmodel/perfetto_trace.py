@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from common.perfmodel.simulator import BackwardTimeline, BucketEvent
+from common.perfmodel.ddp.timeline import BackwardTimeline, BucketEvent
 
 COMPUTATION, ALL_REDUCE, COPIES = "computation", "all-reduce", "copies"
 

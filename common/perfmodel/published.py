@@ -8,11 +8,11 @@ from pathlib import Path
 import yaml
 from numpy.typing import NDArray
 
+from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.layer_tables import LayerTables, profile_from_layers
-from common.perfmodel.tables import numbers, read_table
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 UMD_A100 = "umd-2x4-a100"

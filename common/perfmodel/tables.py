@@ -6,65 +6,16 @@ layer tables are read in ``layer_tables``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
-
+from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
+from common.perfmodel.ddp.step import StepParts
 from common.perfmodel.samples import AllReduceSamples, OverlapSamples, ReadySamples
-
-
-def read_table(path: Path | str, columns: Sequence[str]) -> pd.DataFrame:
-    """Reads a CSV with at least these columns and one row; UserError names what is wrong."""
-    path = Path(path)
-    try:
-        table = pd.read_csv(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except pd.errors.EmptyDataError:
-        raise UserError(f"{path}: empty, without even a header") from None
-    except (pd.errors.ParserError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path}: not a CSV table ({str(error).strip()})") from None
-    table.columns = [str(column).strip() for column in table.columns]
-    missing = [column for column in columns if column not in table.columns]
-    if missing:
-        raise UserError(
-            f"{path}: no column {', '.join(map(repr, missing))}; has {', '.join(table.columns)}"
-        )
-    if table.empty:
-        raise UserError(f"{path}: no rows")
-    return table
-
-
-def numbers(
-    table: pd.DataFrame,
-    column: str,
-    path: Path | str,
-    *,
-    above: float | None = None,
-    at_least: float | None = None,
-) -> pd.Series:
-    """Returns a column as finite numbers in a bound; UserError names the first row that fails."""
-    values = pd.to_numeric(table[column], errors="coerce")
-    bad = ~np.isfinite(values)
-    bound = ""
-    if above is not None:
-        bad, bound = bad | ~(values > above), f" above {above:g}"
-    elif at_least is not None:
-        bad, bound = bad | ~(values >= at_least), f" of at least {at_least:g}"
-    if bad.any():
-        row = int(bad.idxmax())
-        found = table[column][row]
-        shown = "blank" if pd.isna(found) else f"'{found}'"
-        raise UserError(
-            f"{path}: line {row + 2}, column '{column}': {shown} is not a number{bound}"
-        )
-    return values
+from common.samples import slowest_rank
 
 
 @dataclass(frozen=True)
@@ -189,3 +140,30 @@ def read_overlap_samples(path: Path | str, backend: str | None = None) -> Overla
         return OverlapSamples.of(table, backend)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def read_step_parts(path: Path | str) -> StepParts:
+    """Reads the parts of a step from steps that were timed without DDP.
+
+    Reads ``local-step-times.csv`` (with the optimizer's own time) or ``local-times.csv`` (where
+    the update is the step without both passes: optimizer, and waiting for the other ranks between
+    the passes). A part is the median over steps of the slowest rank's. Raises UserError for a
+    table that is neither.
+    """
+    table = read_table(path, ["iteration", "rank", "forward_time_ms", "backward_time_ms"])
+    last = "optimizer_time_ms" if "optimizer_time_ms" in table.columns else "step_time_ms"
+    if last not in table.columns:
+        raise UserError(f"{path}: no column 'optimizer_time_ms' or 'step_time_ms'")
+    columns = ["forward_time_ms", "backward_time_ms", last]
+    for column in columns:
+        table[column] = numbers(table, column, path, at_least=0)
+    keys = [key for key in ("round", "iteration") if key in table.columns]
+    slowest = slowest_rank(table, columns, by=keys) / 1e3
+    update = slowest[last]
+    if last == "step_time_ms":
+        update = (update - slowest["forward_time_ms"] - slowest["backward_time_ms"]).clip(lower=0)
+    return StepParts(
+        forward_s=float(slowest["forward_time_ms"].median()),
+        update_s=float(update.median()),
+        local_backward_s=float(slowest["backward_time_ms"].median()),
+    )

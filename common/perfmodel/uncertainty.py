@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.calibration import SOURCES, Calibration
+from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.model import DdpModel
-from common.perfmodel.simulator import profile_buckets
 from common.samples import Interval, middle
 
 

@@ -10,9 +10,9 @@ import pandas as pd
 
 from common.errors import UserError
 from common.perfmodel.collectives import AllReduceModel, scaled
+from common.perfmodel.ddp.best_cap import BestCap
 from common.perfmodel.ddp.closed_form import closed_form
 from common.perfmodel.model import DdpModel
-from common.perfmodel.search import BestCap
 
 
 def scale_ranks(measured: AllReduceModel, measured_ranks: int, ranks: int) -> AllReduceModel:

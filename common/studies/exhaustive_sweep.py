@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from common.csv_tables import read_table
 from common.errors import UserError
-from common.perfmodel.tables import read_table
 from common.runtime.group.process_group import process_group
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import record_run, require_positive

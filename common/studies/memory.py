@@ -20,6 +20,7 @@ from common.errors import UserError
 from common.perfmodel.one_device.memory import predict_memory
 from common.perfmodel.one_device.memory_fit import largest_batch
 from common.perfmodel.one_device.workload import Workload
+from common.runtime.machine.environment import describe_environment
 from common.runtime.records.study import study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
 
@@ -110,9 +111,8 @@ def run_study(study: MemoryStudy, output_dir: str, progress: StageProgress) -> P
     small = [
         replace(Workload(**SMALL, optimizer_implementation="fused"), **option) for option in OPTIONS
     ]
-    with study_run(
-        "memory", study, output_dir, progress, backend=None, ranks=1, note="tensors without data"
-    ) as run:
+    environment = describe_environment(None, "cpu", 1, "tensors without data")
+    with study_run("memory", study, output_dir, progress, environment) as run:
         with progress.stage(f"allocator, {len(small)} real steps of gpt2-nano") as update:
             allocated = _table(_each(_allocated, small, study.processes), small, update)
         run.write_table("memory-allocator.csv", allocated)

@@ -21,6 +21,7 @@ import pandas as pd
 from common.data.markov_text import synthetic_shards
 from common.errors import RunFailed, UserError, unknown_name
 from common.exercises.checkpoint_commit import OLD, PARTIAL, finished_checkpoints
+from common.runtime.machine.environment import describe_environment
 from common.runtime.records.recorder import require_not_negative, require_positive
 from common.runtime.records.study import study_run
 from common.runtime.stage_progress import StageProgress
@@ -100,7 +101,8 @@ SETTINGS = SurvivalStudy
 
 def run_study(study: SurvivalStudy, output_dir: str, progress: StageProgress) -> Path:
     """Runs all three parts and judges them; returns the run directory."""
-    with study_run("survival", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:
+    environment = describe_environment("gloo", "cpu", RANKS)
+    with study_run("survival", study, output_dir, progress, environment) as run:
         runs = (run.path / "runs").absolute()
         data = synthetic_shards(runs / "tokens", DATA_TOKENS)
         references = {}

@@ -25,6 +25,7 @@ from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError, unknown_name
 from common.runtime.flags import as_flags
+from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.records.recorder import require_positive
 from common.runtime.records.study import earlier_table, study_run, with_verdicts
@@ -113,7 +114,8 @@ def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Pat
     for model, network in known:
         if not (Path(study.continues) / f"{model}-{network}" / "sweep").is_dir():
             raise UserError(f"--continues {study.continues}: no {model}-{network}/sweep in it")
-    with study_run("tune", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:
+    environment = describe_environment("gloo", "cpu", RANKS)
+    with study_run("tune", study, output_dir, progress, environment) as run:
         rows = []
         for model, network, hosts in cases:
             name = f"{model}-{network}"

@@ -20,6 +20,7 @@ from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError
 from common.runtime.flags import as_flags
+from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.records.recorder import require_positive
 from common.runtime.records.study import study_run
@@ -58,7 +59,8 @@ def run_study(study: WholeStepsStudy, output_dir: str, progress: StageProgress) 
     if reason := why_not():
         raise UserError(reason)
     cluster = EmulatedCluster.of(HOSTS, [study.rate])
-    with study_run("steps", study, output_dir, progress, backend="gloo", ranks=HOSTS) as run:
+    environment = describe_environment("gloo", "cpu", HOSTS)
+    with study_run("steps", study, output_dir, progress, environment) as run:
         tables, ratios, sent = [], [], []
         for number in range(study.runs):
             folder = (run.path / f"run-{number + 1}" / f"emulated-{HOSTS}x{study.rate}").absolute()

@@ -15,10 +15,11 @@ import numpy as np
 
 from common.perfmodel.buckets import MIB, DdpOptions
 from common.perfmodel.calibration import calibrated_model
+from common.perfmodel.ddp.best_cap import Candidate
+from common.perfmodel.ddp.bucketings import Bucketing, distinct_bucketings
 from common.perfmodel.ddp.comm_hooks import CastHook
 from common.perfmodel.ddp.step import StepOptions, StepParts
 from common.perfmodel.model import DdpModel
-from common.perfmodel.search import Bucketing, Candidate, distinct_bucketings
 from common.tuning.ddp_setting import DEFAULT, DdpSetting, short_cap
 
 if TYPE_CHECKING:

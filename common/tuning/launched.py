@@ -22,7 +22,6 @@ def tune_on_ranks(
     ranks: int = 2,
     *,
     hosts: EmulatedCluster | None = None,
-    folder: Path | str = ".",
     output_dir: Path | str = "outputs/tune",
     run_id: str = "",
     flags: Mapping[str, object] | None = None,
@@ -31,10 +30,10 @@ def tune_on_ranks(
     """Tunes MODULE:FUNCTION on local ranks, or on those of emulated hosts.
 
     Args:
-        function: MODULE:FUNCTION, as ``common.tuning.user_model`` wants it.
+        function: MODULE:FUNCTION, as ``common.tuning.user_model`` wants it, in this folder or
+            an installed package.
         ranks: local ranks, at least 2; emulated hosts have their own number.
         hosts: emulated hosts; None for ranks of this machine.
-        folder: where MODULE is looked for, besides the installed packages.
         output_dir: where the run directory goes.
         run_id: name of the run directory; made up by default.
         flags: other settings of ``TuneSettings``.
@@ -44,7 +43,7 @@ def tune_on_ranks(
         UserError: the model cannot be tuned; nothing is left behind.
         RunFailed: a rank died; the log is beside the run directories.
     """
-    folder = Path(folder).absolute()
+    folder = Path.cwd()
     check_module_exists(function, folder)
     if ranks < 2:
         raise UserError(f"tune on {ranks} ranks: there is nothing to exchange; at least 2")

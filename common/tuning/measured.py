@@ -25,7 +25,7 @@ from common.perfmodel.tables import (
     read_costs,
     read_ready_times,
 )
-from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
+from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCalls, time_all_reduces
 from common.runtime.group.gradient_marks import READY_COLUMNS, ready_rows
 from common.runtime.group.process_group import Worker
 from common.runtime.records.recorder import Recorder
@@ -186,9 +186,11 @@ def _time_sizes(sizes: list[int], dtype: torch.dtype, worker: Worker) -> list[di
             dtype,
             worker,
             round_,
-            calls=calls,
-            in_flight=together,
-            batches=max(1, calls // together) if together > 1 else 0,
+            TimedCalls(
+                alone=calls,
+                in_flight=together,
+                batches=max(1, calls // together) if together > 1 else 0,
+            ),
             checked=round_ == 0,
         )
     return rows

@@ -19,7 +19,7 @@ from common.perfmodel.calibration import read_calibration
 from common.perfmodel.expected_error import expectation
 from common.perfmodel.uncertainty import chance_at
 from common.runtime.group.process_group import Worker
-from common.runtime.machine.environment import describe_environment
+from common.runtime.machine.environment import RankGroup, describe_environment
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, record_run
 from common.samples import Interval, paired_gain, per_round
@@ -291,7 +291,7 @@ def _hardware(worker: Worker) -> str:
         worker.backend,
         worker.device.type,
         worker.world_size,
-        group_class=worker.group_class,
+        group=RankGroup(process_group=worker.group_class),
     )
     network = environment["network"]
     added = worker.backend == "gloo" and network and network not in environment["hardware"]

@@ -27,10 +27,11 @@ from common.analysis.show import show
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import MeasuredAllReduce
+from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.expected_error import ERRORS
 from common.perfmodel.model import FULL, LINE, SEVERAL
-from common.perfmodel.simulator import profile_buckets, simulate_backward
+from common.perfmodel.simulator import simulate_backward
 from common.runtime.paths import project_root
 
 pytestmark = pytest.mark.xdist_group("accuracy_study")  # its tables are made once

@@ -10,8 +10,9 @@ from common.analysis.buckets.choice import near_text
 from common.analysis.buckets.figures import bucket_times
 from common.analysis.buckets.sweep import BucketSweep, evaluate
 from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.ddp.best_cap import BestCap, Candidate
 from common.perfmodel.ddp.profile import BackwardProfile
-from common.perfmodel.search import BestCap, Candidate, best_bucket_cap
+from common.perfmodel.search import best_bucket_cap
 
 MIB = 2**20
 

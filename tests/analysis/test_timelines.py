@@ -30,7 +30,7 @@ from common.analysis.buckets.timelines import (
 )
 from common.analysis.show import show
 from common.errors import UserError
-from common.perfmodel.simulator import BackwardTimeline, BucketEvent
+from common.perfmodel.ddp.timeline import BackwardTimeline, BucketEvent
 from common.traces.bucket_trace import (
     BACKWARD,
     BUCKET_FIELDS,

@@ -169,10 +169,12 @@ def test_a_token_outside_the_vocabulary_is_found_where_it_is(tmp_path: Path) -> 
         assert str(bad) in str(error.value)
 
 
-def batches(shards: TokenShards, **changes: int) -> TokenBatches:
+def batches(shards: TokenShards, position: int = 0, **changes: int) -> TokenBatches:
     asked = {"global_batch_size": 4, "micro_batch_size": 2, "seq_len": 3}
     asked |= {"rank": 0, "world_size": 1, "vocab_size": 70_000}
-    return TokenBatches(shards=shards, **(asked | changes))
+    made = TokenBatches(shards=shards, **(asked | changes))
+    made.position = position
+    return made
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from scaling_evidence import MadeUp
 
+from common.benchmarks.scaling.verify_changes import one_rank_step_s, predictions
+from common.diagnose.changes import open_changes
 from common.diagnose.diagnosis import diagnose_folder
+from common.diagnose.evidence.case import PREDICTION_ERROR
 from common.diagnose.evidence.evidence import open_evidence
 from common.diagnose.evidence.measured_step import model_from_evidence
 from common.errors import UserError
-from common.perfmodel.scaling.step_model import StepModel, exchange
+from common.perfmodel.scaling.step_model import StepModel, StepSettings, predict
+from common.runtime.paths import project_root
 
 MIB = 2**20
 
@@ -47,7 +52,7 @@ def test_the_same_bytes_are_copied_in_many_small_buckets_and_in_one(tmp_path):
     write_costs(folder, {4 * MIB: 8.0})
     model = model_of(folder)
     for cap_mb in (0.5, 100.0):  # four buckets, and one
-        found = exchange(model, replace(model.settings, bucket_cap_mb=cap_mb))
+        found = predict(model, replace(model.settings, bucket_cap_mb=cap_mb)).exchange
         # In the pass 4 MiB are copied in, half of what the copies there and back take.
         assert found.compute_alone_s == pytest.approx(model.together.backward.time_s(32) + 0.004)
 
@@ -72,8 +77,8 @@ def test_a_watched_script_with_bucket_views_copies_nothing_back(tmp_path):
     assert not model_of(plain).gradient_as_bucket_view  # nobody said
     assert model_of(plain, gradient_as_bucket_view=True).gradient_as_bucket_view
     # Two buckets of 2 MiB: the last one's way back, 2 of the 8 ms, is at the end of every pass.
-    models = [model_of(each) for each in (plain, folder)]
-    with_copy_s, without_s = (exchange(model, model.settings).total_s for model in models)
+    models = [replace(model_of(each), contention=0.0) for each in (plain, folder)]
+    with_copy_s, without_s = (predict(model).exchange.total_s for model in models)
     assert with_copy_s - without_s >= 0.002 - 1e-9
 
 
@@ -89,3 +94,22 @@ def test_all_reduces_of_other_ranks_than_the_steps_predict_nothing(tmp_path, mea
     assert f"measured on {measured_on} ranks" in dict(diagnose_folder(folder).not_judged).get(
         "bucket-cap", ""
     )
+
+
+def test_the_recorded_changes_are_predicted_within_the_stated_error():
+    """The sweep of ``ddplab study remedies`` predicts what its changes brought, in the same job."""
+    recorded = project_root() / "data/xeon-2-cores/study-remedies/emulated-2x1gbit"
+    arms = pd.read_csv(recorded / "sweep/arms.csv")
+    arm = arms[arms["world_size"] == 2].iloc[0]
+    model = model_of(recorded / "sweep", gradient_as_bucket_view=True)
+    made = open_changes(recorded / "changes").table.set_index("change")
+    proposals = pd.read_csv(recorded / "changes/proposals.csv")
+    columns = ["batch_per_rank", "accumulation", "compression", "bucket_cap_mb"]
+    settings = {
+        row["change"]: StepSettings(**row[columns].to_dict()) for _, row in proposals.iterrows()
+    }
+    one_s = one_rank_step_s(recorded / "sweep", arm)
+    predicted = predictions(model, list(settings.items()), arm, one_s).set_index("change")
+    errors = np.log(predicted["predicted_speedup"] / made["speedup"]).drop("none")
+    assert len(errors) == 4
+    assert np.sqrt((errors**2).mean()) <= PREDICTION_ERROR

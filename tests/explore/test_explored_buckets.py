@@ -159,7 +159,7 @@ def test_what_needs_an_unwritten_task_is_left_out(monkeypatch: pytest.MonkeyPatc
         raise NotYetWritten("A2.3")
 
     system = small_system()
-    monkeypatch.setattr("common.perfmodel.search.walk_bucketings", not_there)
+    monkeypatch.setattr("common.perfmodel.ddp.bucketings.walk_bucketings", not_there)
     view = explore(system, first_settings(system, 2.0))
     assert view.unwritten == ("A2.3",)
     assert (view.best, view.at_best) == (None, None)

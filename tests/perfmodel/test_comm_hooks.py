@@ -16,9 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.comm_hooks import CastHook, PowerSgdHook
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
-from common.perfmodel.simulator import profile_buckets, simulate_backward
+from common.perfmodel.simulator import simulate_backward
 
 CAP_MIB = 0.004
 

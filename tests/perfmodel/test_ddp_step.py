@@ -14,9 +14,10 @@ from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.comm_hooks import CastHook
 from common.perfmodel.ddp.profile import DdpCosts
-from common.perfmodel.ddp.step import StepOptions, StepParts, read_step_parts
+from common.perfmodel.ddp.step import StepOptions, StepParts
 from common.perfmodel.model import DdpModel
 from common.perfmodel.simulator import simulate_backward
+from common.perfmodel.tables import read_step_parts
 
 COSTS = DdpCosts(0.01, 0.02, communication_slowdown=1.25, compute_slowdown=1.5, launch_s=0.125)
 

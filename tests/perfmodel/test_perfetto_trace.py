@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfmodel_support import CAPS_BYTES, greedy_groups, networks, profiles
 
+from common.perfmodel.ddp.timeline import BackwardTimeline, BucketEvent
+from common.perfmodel.model import DdpModel
 from common.perfmodel.perfetto_trace import (
     Around,
     copy_starts_s,
@@ -22,7 +24,6 @@ from common.perfmodel.perfetto_trace import (
     slices,
     trace_json,
 )
-from common.perfmodel.simulator import BackwardTimeline, BucketEvent, simulate_buckets
 
 # Two buckets one after another, 100 and 50 kB: the second waits for 1 ms, both are copied back.
 PREDICTED = BackwardTimeline(
@@ -167,9 +168,8 @@ def test_events_of_a_thread_never_overlap_and_cover_the_simulated_times(
     profile, network, cap, shift
 ):
     """Whatever rounding to the trace's digits does: neighbours meet, and lengths add up."""
-    timeline = simulate_buckets(
-        profile.scaled(compute=shift), network, greedy_groups(list(profile.sizes_bytes), cap)
-    )
+    model = DdpModel(profile.scaled(compute=shift), network)
+    timeline = model.simulate(greedy_groups(list(profile.sizes_bytes), cap))
     document = json.loads(trace_json({"predicted": timeline}))
     records = complete(document, 1)
     for thread in {record["tid"] for record in records}:

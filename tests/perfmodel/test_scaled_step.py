@@ -10,8 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfmodel_support import MIB, refused
 
+from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce, as_alpha_beta
-from common.perfmodel.ddp.profile import BackwardProfile
+from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
+from common.perfmodel.ddp.step import StepOptions, StepParts
+from common.perfmodel.model import DdpModel
+from common.perfmodel.samples import IN_FLIGHT
 from common.perfmodel.scaling.pass_times import LinearTime, PassTimes
 from common.perfmodel.scaling.scaled_step import (
     StepModel,
@@ -177,20 +181,62 @@ def test_the_best_cap_is_that_of_brute_force():
     assert best == pytest.approx(min(totals.values()))
 
 
-def test_more_messages_than_a_step_had_do_not_shorten_it_by_more():
+def test_where_a_step_was_short_its_messages_were_as_much_shorter_however_many():
     # One bucket, an exchange of 41 ms; the step was 8.2 ms shorter than its pieces: κ is −0.2.
     bare = make_model()
     model = calibrated(bare, predict(bare).step_n_s - 0.0082)
     assert model.contention == pytest.approx(-0.2)
-    four = StepSettings(8, bucket_cap_mb=0.5)  # four messages of 11 ms in turn
-    assert predict(bare, four).exchange.communication_s == pytest.approx(0.044)
-    saved_s = predict(bare, four).step_n_s - predict(model, four).step_n_s
-    assert saved_s == pytest.approx(0.0082)
+    four = StepSettings(8, bucket_cap_mb=0.5)  # four messages in turn, the first ready at 5 ms
+    assert predict(bare, four).step_n_s == pytest.approx(0.020 + 4 * 0.011)
+    assert predict(model, four).step_n_s == pytest.approx(0.020 + 4 * 0.8 * 0.011)
     # Half the bytes, in 21 ms, save in proportion.
     half = dict.fromkeys(("float32", "float16"), AlphaBeta(ALPHA, BETA))
     narrow = StepSettings(8, compression="fp16", bucket_cap_mb=100.0)
     steps = [predict(replace(each, networks=half), narrow).step_n_s for each in (bare, model)]
     assert steps[0] - steps[1] == pytest.approx(0.2 * 0.021)
+
+
+def test_contention_takes_from_computation_what_it_adds_to_a_hidden_message():
+    # A bucket per gradient behind a backward pass of 204 ms: three of four messages are hidden.
+    asked = StepSettings(100, bucket_cap_mb=0.5)
+    bare = make_model(settings=asked)
+    model = calibrated(bare, predict(bare).step_n_s + 4 * 0.0022)
+    assert model.contention == pytest.approx(0.2)
+    found = predict(model)
+    assert found.exchange.compute_end_s == pytest.approx(0.204 + 3 * 0.0022)
+    assert found.exchange.exposed_communication_s == pytest.approx(0.0132)
+
+
+def test_gloo_has_two_messages_under_way():
+    # With two at a time the first two end together, when one after another would have both done.
+    asked = StepSettings(8, bucket_cap_mb=0.5)
+    models = {name: make_model(backend=name) for name in ("gloo", "nccl", "")}
+    ends = {
+        name: [event.end_s for event in predict(model, asked).exchange.events]
+        for name, model in models.items()
+    }
+    assert ends["nccl"] == ends[""] == pytest.approx([0.016, 0.027, 0.038, 0.049])
+    assert ends["gloo"][-1] == pytest.approx(0.049)
+    assert ends["gloo"][0] > 0.016
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("cap", [0.5, 2.0, 100.0])
+def test_the_step_is_that_of_the_published_model(backend, cap):
+    """Without contention and casts: DdpModel.step, put together by hand."""
+    copies = AlphaBeta(0.0, 1000 * MIB)  # 1 ms a MiB, there and back
+    model = make_model(backend=backend, costs={"copy": copies})
+    per_byte = 0.0005 / MIB
+    own = DdpModel(
+        profile=model.profile,
+        network=AlphaBeta(ALPHA, BETA),
+        costs=DdpCosts(copy_in_s_per_byte=per_byte, copy_out_s_per_byte=per_byte),
+        in_flight=IN_FLIGHT[backend],
+    )
+    parts = StepParts(forward_s=PASSES.forward.time_s(8), update_s=0.005)
+    expected = own.step(parts, StepOptions(DdpOptions(cap), accumulation=1)).total_s
+    found = predict(model, StepSettings(8, bucket_cap_mb=cap)).step_n_s
+    assert found == pytest.approx(expected)
 
 
 def test_the_bandwidth_needed_gives_the_efficiency_asked_for():

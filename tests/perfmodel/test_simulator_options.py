@@ -12,8 +12,9 @@ from perfmodel_support import CAPS_BYTES, MIB, make_profile, networks, profiles,
 
 from common.perfmodel.buckets import DdpOptions, assign_buckets, ddp_buckets
 from common.perfmodel.collectives import AlphaBeta
+from common.perfmodel.ddp.bucketings import distinct_bucketings
 from common.perfmodel.ddp.profile import TERMS, DdpCosts
-from common.perfmodel.search import best_bucket_cap, distinct_bucketings
+from common.perfmodel.search import best_bucket_cap
 from common.perfmodel.simulator import simulate_backward
 
 

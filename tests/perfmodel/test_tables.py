@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from perfmodel_support import gpt2_parameters, gpt2_ready_order, refused
 
+from common.csv_tables import read_table
 from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.layer_tables import layer_key, profile_from_layers, read_layer_tables
-from common.perfmodel.simulator import profile_buckets
-from common.perfmodel.tables import read_all_reduce, read_table
+from common.perfmodel.tables import read_all_reduce
 
 COURSE = Path(__file__).parents[3] / "shared" / "measured" / "umd-2x4-a100"
 WIDTH = 8  # of the small hand-made GPT-2

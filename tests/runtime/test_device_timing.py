@@ -14,6 +14,7 @@ from torch import nn
 from common.runtime.group import collective_timing
 from common.runtime.group.collective_timing import (
     ALL_REDUCE_COLUMNS,
+    TimedCalls,
     time_all_reduces,
     time_in_flight,
     time_sequence,
@@ -119,10 +120,7 @@ def test_samples_of_a_size_leave_warm_up_out_and_divide_a_batch_by_its_calls(cud
         torch.float16,
         gpu_rank("gloo"),
         4,
-        calls=2,
-        warmup_calls=3,
-        in_flight=5,
-        batches=1,
+        TimedCalls(alone=2, warmup=3, in_flight=5, batches=1),
     )
     assert cuda.calls.count("all-reduce 7") == (3 + 2) + 5 * (1 + 1)
     assert all(set(row) == set(ALL_REDUCE_COLUMNS) - {"rank"} for row in rows)
@@ -135,7 +133,7 @@ def test_samples_of_a_size_leave_warm_up_out_and_divide_a_batch_by_its_calls(cud
 
 
 def test_nothing_is_put_in_flight_unless_batches_are_asked_for(cuda):
-    rows = time_all_reduces(7, torch.float32, gpu_rank(), 0, calls=3, in_flight=4)
+    rows = time_all_reduces(7, torch.float32, gpu_rank(), 0, TimedCalls(3, in_flight=4))
     assert cuda.calls.count("all-reduce 7") == 1 + 3
     assert "wait for work" not in cuda.calls
     assert [row["mode"] for row in rows] == ["sequential"] * 3

@@ -19,7 +19,7 @@ from common.runtime.group.network import (
     network_name,
     ranks_on_machine,
 )
-from common.runtime.machine.environment import describe_environment, hardware_line
+from common.runtime.machine.environment import RankGroup, describe_environment, hardware_line
 from common.runtime.paths import git as project_git
 from common.runtime.paths import project_root
 
@@ -172,7 +172,7 @@ def test_gathered_hosts_tell_how_ranks_lie_where_the_first_host_does_not(monkeyp
     assert network_name("nccl") == "NCCL, 3 hosts × 2 ranks"
     hosts = ["n1"] * 2 + ["n2"] * 4
     assert network_name("nccl", rank_hosts=hosts) == "NCCL, hosts with 2 + 4 ranks"
-    record = describe_environment("nccl", "cpu", 6, rank_hosts=hosts)
+    record = describe_environment("nccl", "cpu", 6, group=RankGroup(hosts=hosts))
     assert (record["hosts"], record["host_names"]) == (2, ["n1", "n2"])
     assert record["hardware"].startswith("6 ranks on 2 hosts, ")
 
@@ -186,7 +186,7 @@ def test_ranks_that_share_a_gpu_say_so_in_network_and_caption(monkeypatch) -> No
     be_a_rank(monkeypatch, 2, 2)
     shared = network_name("gloo", ranks_per_gpu=2, device_name="NVIDIA H100")
     assert shared == "gloo, 2 ranks on one NVIDIA H100"
-    record = describe_environment("gloo", "cpu", 2, ranks_per_gpu=2)
+    record = describe_environment("gloo", "cpu", 2, group=RankGroup(ranks_per_gpu=2))
     assert record["network"] != describe_environment("gloo", "cpu", 2)["network"]
     on_gpu = record | {"gpus": [{"name": "NVIDIA H100"}]}
     assert hardware_line(on_gpu) == "2 ranks on one NVIDIA H100, gloo"
@@ -196,14 +196,14 @@ def test_ranks_that_share_a_gpu_say_so_in_network_and_caption(monkeypatch) -> No
 
 def test_another_group_than_the_old_is_told_in_network_and_caption(monkeypatch) -> None:
     be_a_rank(monkeypatch, 2, 2)
-    new = describe_environment("nccl", "cpu", 2, group_class="ProcessGroupNCCL2")
+    new = describe_environment("nccl", "cpu", 2, group=RankGroup(process_group="ProcessGroupNCCL2"))
     assert new["process_group"] == "ProcessGroupNCCL2"
     assert new["network"] == "NCCL (ProcessGroupNCCL2), 1 host × 2 ranks"
     assert new["hardware"].endswith(", nccl (ProcessGroupNCCL2)")
     shared = network_name("nccl", ranks_per_gpu=2, group_class="ProcessGroupNCCL2")
     assert shared == "nccl (ProcessGroupNCCL2), 2 ranks on one GPU"
     for backend, group in (("nccl", "ProcessGroupNCCL"), ("gloo", "ProcessGroupGloo")):
-        known = describe_environment(backend, "cpu", 2, group_class=group)
+        known = describe_environment(backend, "cpu", 2, group=RankGroup(process_group=group))
         before = describe_environment(backend, "cpu", 2)
         assert (known["network"], known["hardware"]) == (before["network"], before["hardware"])
 
@@ -214,7 +214,7 @@ def test_emulated_networks_keep_their_names(monkeypatch) -> None:
     monkeypatch.setenv(EMULATED_NETWORK, json.dumps(emulated))
     assert network_name("gloo") == "2 emulated hosts at 1 Gbit/s, 0.5 ms delay"
     assert ranks_on_machine(3) == 6  # both hosts have this machine's memory
-    record = describe_environment("gloo", "cpu", 2, rank_hosts=["here", "here"])
+    record = describe_environment("gloo", "cpu", 2, group=RankGroup(hosts=["here", "here"]))
     assert record["network"] == "2 emulated hosts at 1 Gbit/s, 0.5 ms delay"
     assert record["hosts"] == 2
     monkeypatch.setenv(EMULATED_NETWORK, json.dumps(emulated | {"hosts": 1}))

@@ -14,7 +14,7 @@ from common.cluster.launch import launch
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.calibration import read_calibration
-from common.perfmodel.simulator import profile_buckets
+from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.tables import read_ready_times
 from common.runtime.records.run_directory import RunDirectory
 from common.runtime.stage_progress import StageProgress

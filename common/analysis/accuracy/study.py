@@ -27,8 +27,10 @@ from common.analysis.accuracy.case import (
 )
 from common.analysis.buckets.sweep import BucketSweep
 from common.analysis.runs import Run, age
+from common.csv_tables import read_table
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import DdpCosts, SecondsBySize, of_size
 from common.perfmodel.expected_error import (
     ERROR_COLUMNS,
@@ -38,8 +40,6 @@ from common.perfmodel.expected_error import (
     interval_s,
 )
 from common.perfmodel.model import COPIES, FULL, RUNGS, SEVERAL
-from common.perfmodel.simulator import profile_buckets
-from common.perfmodel.tables import read_table
 from common.runtime.paths import project_root
 from common.samples import LEAST_ROUNDS, MOST_NOISE, middle, per_round, resampled
 

@@ -16,10 +16,10 @@ from common.analysis.buckets.networks import NetworkRun
 from common.analysis.buckets.sweep import Accuracy, evaluate
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import as_alpha_beta
-from common.perfmodel.ddp.step import StepOptions, read_step_parts
+from common.perfmodel.ddp.step import StepOptions
 from common.perfmodel.model import SEVERAL, SLOWEST, DdpModel, Predictor
 from common.perfmodel.samples import ReadySamples
-from common.perfmodel.tables import read_ready_samples
+from common.perfmodel.tables import read_ready_samples, read_step_parts
 from common.runtime.records.run_directory import find_table
 
 OWN_SPEED = "full model, sweep's own speed"

@@ -8,7 +8,7 @@ import pandas as pd
 
 from common.analysis.buckets.measurements import Assignment2Run
 from common.analysis.buckets.sweep import Accuracy
-from common.perfmodel.search import BestCap
+from common.perfmodel.ddp.best_cap import BestCap
 from common.runtime.wording import counted
 
 ACCURACY = {

@@ -22,7 +22,7 @@ from common.analysis.style import (
     cap_axis,
     figure,
 )
-from common.perfmodel.search import BestCap
+from common.perfmodel.ddp.best_cap import BestCap
 
 
 def bucket_times(

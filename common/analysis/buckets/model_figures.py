@@ -25,7 +25,7 @@ from common.analysis.style import (
     ms_axis,
 )
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
-from common.perfmodel.simulator import BackwardTimeline
+from common.perfmodel.ddp.timeline import BackwardTimeline
 from common.samples import slowest_rank
 
 

@@ -19,7 +19,7 @@ from common.analysis.buckets.networks import NetworkRun, open_networks
 from common.analysis.runs import recorded_assignment
 from common.analysis.style import BLUE, GREY, SMALLEST_CAP_MIB, cap_axis, figure
 from common.errors import UserError
-from common.perfmodel.search import BestCap
+from common.perfmodel.ddp.best_cap import BestCap
 from common.runtime.script import run_script
 
 COMMAND = "uv run python -m common.analysis.buckets.readme_picture"

@@ -6,8 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from common.analysis.style import BLACK, GREEN, ORANGE, RED, SKY, figure
+from common.perfmodel.ddp.timeline import BackwardTimeline
 from common.perfmodel.perfetto_trace import ALL_REDUCE, COMPUTATION, COPIES, slices
-from common.perfmodel.simulator import BackwardTimeline
 
 ROWS = {COMPUTATION: 2, ALL_REDUCE: 1, COPIES: 0}
 COLOURS = {COMPUTATION: SKY, ALL_REDUCE: ORANGE, COPIES: GREEN}

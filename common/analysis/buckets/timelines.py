@@ -24,11 +24,11 @@ import pandas as pd
 from common.analysis.buckets.measurements import Assignment2Run
 from common.analysis.buckets.sweep import BucketSweep
 from common.analysis.show import Table
+from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.perfmodel.buckets import cap_label
+from common.perfmodel.ddp.timeline import BackwardTimeline, BucketEvent
 from common.perfmodel.perfetto_trace import Around, copy_starts_s
-from common.perfmodel.simulator import BackwardTimeline, BucketEvent
-from common.perfmodel.tables import numbers, read_table
 from common.runtime.records.run_directory import find_table
 
 TABLE = "bucket-timeline.csv"

@@ -15,17 +15,23 @@ from common.analysis.clusters.nccl_accuracy import (
     INTERPOLATED,
     MIB,
     PublishedAllReduce,
+    curves,
     predictions,
     published_all_reduces,
 )
 from common.analysis.style import BLACK, BLUE, GREEN, GREY, ORANGE, PLAIN, SKY, figure
-from common.perfmodel.collectives import AlphaBeta, algorithm_bandwidth
+from common.perfmodel.collectives import algorithm_bandwidth
 from common.runtime.wording import size_text
 
 STYLES = {
     FITTED: {"color": BLUE, "marker": "o", "markersize": 5, "zorder": 4},
     INTERPOLATED: {"color": GREY, "marker": "s", "markersize": 4, "zorder": 3},
     ALPHA_BETA: {"color": ORANGE, "marker": "^", "markersize": 4.5, "zorder": 2},
+}
+LINES = {
+    FITTED: {"color": BLUE, "zorder": 4},
+    ANALYTIC: {"color": GREEN, "linestyle": "--", "zorder": 3},
+    ALPHA_BETA: {"color": ORANGE, "linewidth": 1.2},
 }
 SHOWN_ERROR = 30
 """Larger errors are drawn at the edge, in per cent."""
@@ -60,14 +66,11 @@ def _bandwidths(axes: Axes, table: PublishedAllReduce) -> None:
         bars = {}
     marks = {"fmt": "o", "markersize": 3.5, "color": BLACK, "zorder": 5, "label": "measured"}
     axes.errorbar(sizes, measured, **marks, **bars)
-    dense = np.geomspace(sizes[0], sizes[-1], 300)
-    lines = {
-        FITTED: (table.fit(), {"color": BLUE, "zorder": 4}),
-        ANALYTIC: (table.analytic(), {"color": GREEN, "linestyle": "--", "zorder": 3}),
-        ALPHA_BETA: (AlphaBeta.fit(sizes, times), {"color": ORANGE, "linewidth": 1.2}),
-    }
-    for name, (model, style) in lines.items():
-        axes.plot(dense, algorithm_bandwidth(dense, model.time_s(dense)) / 1e9, label=name, **style)
+    fitted = curves()
+    for model, style in LINES.items():
+        line = fitted[(fitted["table"] == table.name) & (fitted["model"] == model)]
+        bandwidth = algorithm_bandwidth(line["size_bytes"], line["time_s"]) / 1e9
+        axes.plot(line["size_bytes"], bandwidth, label=model, **style)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(PLAIN)
     axes.yaxis.set_minor_formatter(NullFormatter())

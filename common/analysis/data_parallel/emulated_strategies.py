@@ -16,6 +16,7 @@ from common.analysis.data_parallel.strategy_times import (
     read_strategies,
 )
 from common.analysis.data_parallel.training_runs import ASSIGNMENT, COMMAND, STEPS, TIMES
+from common.csv_tables import read_table
 from common.errors import NotYetWritten, UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.calibration import calibrated_model
@@ -24,13 +25,7 @@ from common.perfmodel.ddp.step import BUCKET_VIEW, StepOptions, StepParts
 from common.perfmodel.fsdp.communication import Collective, all_broadcasts
 from common.perfmodel.fsdp.step import StepPrediction, predict_fsdp_step
 from common.perfmodel.one_device.sharding import whole_tensors
-from common.perfmodel.tables import (
-    AllReduceTable,
-    read_all_reduce,
-    read_costs,
-    read_ready_times,
-    read_table,
-)
+from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs, read_ready_times
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import find_table
 from common.samples import slowest_rank

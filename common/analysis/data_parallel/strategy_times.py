@@ -18,6 +18,7 @@ from common.analysis.data_parallel.training_runs import (
     Training,
     open_training,
 )
+from common.csv_tables import read_table
 from common.perfmodel.fsdp.communication import (
     STRATEGIES,
     Collective,
@@ -27,7 +28,6 @@ from common.perfmodel.fsdp.communication import (
     step_wire_bytes,
 )
 from common.perfmodel.one_device.architecture import GPT2Config
-from common.perfmodel.tables import read_table
 from common.runtime.records.run_directory import find_table
 from common.samples import slowest_rank
 from common.tables import STRATEGY_COLUMNS
@@ -130,7 +130,6 @@ class StrategyTimes:
             accumulation=accumulation,
             shard_size=self.settings.get("shard_size") if hybrid else None,
             parameter_bytes=gathered_item_bytes(strategy, self.settings["precision"]),
-            root_parameter_bytes=4,
             bucket_cap_mb=self.settings.get("bucket_cap_mb"),
         )
 

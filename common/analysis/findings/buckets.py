@@ -23,7 +23,7 @@ from common.analysis.findings.finding import (
 )
 from common.analysis.runs import Run
 from common.perfmodel.buckets import DdpOptions
-from common.perfmodel.simulator import profile_buckets
+from common.perfmodel.ddp.bucketings import profile_buckets
 from common.runtime.wording import counted
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from common.analysis.micro_batches.training_runs import dataset_name, in_order
 from common.analysis.runs import OfRun, Run, caption_of
+from common.csv_tables import numbers, read_table
 from common.errors import UserError
-from common.perfmodel.tables import numbers, read_table
 from common.runtime.paths import relative_to_project
 from common.samples import DRAWS, middle, resampled, slowest_rank
 

@@ -9,8 +9,8 @@ import pandas as pd
 from common.analysis.micro_batches.mode_comparison import STATIC
 from common.analysis.micro_batches.training_runs import in_order, mode_name
 from common.analysis.runs import Run, caption_of
+from common.csv_tables import numbers, read_table
 from common.errors import UserError
-from common.perfmodel.tables import numbers, read_table
 from common.runtime.paths import relative_to_project
 
 SIMULATED, PLANNING = "simulated-bottlenecks.csv", "planning-times.csv"

@@ -11,8 +11,8 @@ import pandas as pd
 
 from common.analysis.comparable import require_same, require_same_settings
 from common.analysis.runs import OfRun, Run
+from common.csv_tables import numbers, read_table
 from common.errors import UserError
-from common.perfmodel.tables import numbers, read_table
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.wording import counted
 from common.samples import slowest_rank

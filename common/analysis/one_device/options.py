@@ -13,7 +13,7 @@ import pandas as pd
 
 from common.analysis.one_device.origin import origin_of
 from common.analysis.runs import Run, open_run_with
-from common.perfmodel.tables import numbers
+from common.csv_tables import numbers
 
 TIMES, ARMS = "options-times.csv", "options-arms.csv"
 BASELINE, AGAIN, ALL = "baseline", "baseline-again", "all"

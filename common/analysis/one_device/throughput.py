@@ -20,6 +20,7 @@ from common.analysis.one_device.throughput_text import (
     utilisation_text,
 )
 from common.analysis.runs import OfRun, complete_runs, gpu_folder, open_run_with, read_peak
+from common.csv_tables import numbers
 from common.errors import UserError
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.extrapolation import (
@@ -32,7 +33,6 @@ from common.perfmodel.one_device.extrapolation import (
 from common.perfmodel.one_device.flops import matrix_parameters, training_flops_per_token
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.perfmodel.one_device.workload import Workload
-from common.perfmodel.tables import numbers
 from common.runtime.wording import digits
 
 BATCHES, PEAK = "throughput-batches.csv", "device-peak.csv"

@@ -32,8 +32,8 @@ from common.analysis.scaling.training_run import (
     separate_jobs,
     with_notes,
 )
+from common.csv_tables import read_table
 from common.errors import UserError
-from common.perfmodel.tables import read_table
 from common.runtime.paths import project_root, relative_to_project
 from common.tables import METRIC_COLUMNS
 

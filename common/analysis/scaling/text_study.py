@@ -21,9 +21,9 @@ from common.analysis.scaling.study_files import (
 )
 from common.analysis.scaling.training_run import Problem, ScalingRun
 from common.analysis.step_parts import decompose
+from common.csv_tables import read_table
 from common.diagnose.evidence.evidence import ASSIGNMENT
 from common.errors import UserError
-from common.perfmodel.tables import read_table
 from common.runtime.paths import relative_to_project
 from common.tables import STEP_COLUMNS
 

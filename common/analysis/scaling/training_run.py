@@ -18,8 +18,8 @@ import yaml
 
 from common.analysis.comparable import network_of
 from common.analysis.runs import Run
+from common.csv_tables import numbers, read_table
 from common.errors import UserError
-from common.perfmodel.tables import numbers, read_table
 from common.runtime.wording import counted
 from common.samples import slowest_rank
 from common.tables import ARM_COLUMNS, EPOCH_COLUMNS, FACT_COLUMNS

@@ -9,7 +9,7 @@ import pandas as pd
 
 from common.errors import UserError, unknown_name
 from common.perfmodel.collectives import algorithm_bandwidth, bus_bandwidth
-from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
+from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCalls, time_all_reduces
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import (
@@ -127,10 +127,12 @@ def measure(settings: AllReduceBenchmark, worker: Worker, recorder: Recorder) ->
             dtype,
             worker,
             round_,
-            calls=settings.iterations,
-            warmup_calls=settings.warmup_steps,
-            in_flight=in_flight,
-            batches=-(-calls // in_flight),
+            TimedCalls(
+                alone=settings.iterations,
+                warmup=settings.warmup_steps,
+                in_flight=in_flight,
+                batches=-(-calls // in_flight),
+            ),
             checked=True,
             launch_included=settings.launch_included,
         )

@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from common.csv_tables import read_table
 from common.data.text_lengths import LengthDistribution, read_text_lengths
 from common.errors import UserError
-from common.perfmodel.tables import read_table
 from common.runtime.paths import relative_to_project
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import (

@@ -21,9 +21,9 @@ from common.analysis.step_parts import decompose
 from common.benchmarks.scaling.sweep import SweepPlan, sweep
 from common.benchmarks.scaling.text_workload import text_workload
 from common.benchmarks.scaling.workloads import MlpSizes, Workload, mlp_workload, replay_workload
+from common.csv_tables import read_table
 from common.diagnose.diagnosis import diagnosis_lines
 from common.errors import UserError, unknown_name
-from common.perfmodel.tables import read_table
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.kept_memory import kept_memory
 from common.runtime.paths import relative_to_project
@@ -37,7 +37,7 @@ from common.runtime.run_options import RankOptions
 from common.training.precision import set_tf32
 from common.training.recording.tracing import traced_steps
 from common.training.scaling.data_parallel_step import DataParallelStep, StepOptions
-from common.training.scaling.log import ScalingLog, single_arm
+from common.training.scaling.log import ScalingLog, StepKey, single_arm
 from common.training.scaling.probes import Probed, ProbePlan, probe
 
 logger = logging.getLogger(__name__)
@@ -284,7 +284,8 @@ def measure(
         epoch = index // settings.steps_per_epoch
         warmup = index < settings.warmup_steps
         log.pause()
-        log.add(times, used, step=index, kind="plain", epoch=epoch, warmup=warmup)
+        key = StepKey(step=index, kind="plain", epoch=epoch, warmup=warmup)
+        log.add(times, used, key)
         times_s.append(times.step_s)
         if (index + 1) % settings.steps_per_epoch == 0:
             log.end_epoch(epoch)
@@ -300,7 +301,8 @@ def measure(
         worker.barrier()
         times, used = step.run(batches.__next__)
         log.pause()
-        log.add(times, used, step=index, epoch=settings.epochs, warmup=index == total)
+        key = StepKey(step=index, epoch=settings.epochs, warmup=index == total)
+        log.add(times, used, key)
     log.write()
     if settings.profile:
         write_trace(step, lambda: make_batches(settings, workload, worker, 0), worker, recorder)

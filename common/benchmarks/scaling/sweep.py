@@ -23,7 +23,7 @@ from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder
 from common.samples import rotated_rounds
 from common.training.scaling.data_parallel_step import DataParallelStep, StepOptions
-from common.training.scaling.log import ScalingLog, single_arm
+from common.training.scaling.log import ScalingLog, StepKey, single_arm
 from common.training.scaling.probes import Probed, ProbePlan, probe
 
 logger = logging.getLogger(__name__)
@@ -212,16 +212,8 @@ def _visit(step: DataParallelStep, workload: Workload, log: ScalingLog, visit: V
         times, used = step.run(iter(batches).__next__)
         warmup = index < WARMUP_STEPS
         log.pause()
-        log.add(
-            times,
-            used,
-            step=index,
-            arm=visit.arm,
-            kind=visit.kind,
-            round_=visit.round_,
-            warmup=warmup,
-            counted=not warmup and visit.counted,
-        )
+        key = StepKey(step=index, arm=visit.arm, kind=visit.kind, round=visit.round_, warmup=warmup)
+        log.add(times, used, key, counted=not warmup and visit.counted)
     step.close()
 
 

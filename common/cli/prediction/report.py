@@ -17,12 +17,12 @@ from common.errors import UserError
 from common.perfmodel.buckets import cap_label, parse_cap
 from common.perfmodel.calibration import calibrated_model, read_calibration
 from common.perfmodel.collectives import PLAUSIBLE_ALPHA_S, MeasuredAllReduce, scaled, with_latency
+from common.perfmodel.ddp.best_cap import BestCap
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile
 from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.expected_error import expectation
 from common.perfmodel.layer_tables import profile_from_layers, read_layer_tables
 from common.perfmodel.samples import CONVERTED, NO_CONTENTION, OverlapSamples
-from common.perfmodel.search import BestCap
 from common.perfmodel.tables import (
     has_samples,
     read_all_reduce,

@@ -16,9 +16,9 @@ from common.analysis.buckets.timelines import (
 )
 from common.errors import UserError
 from common.perfmodel.buckets import cap_label
-from common.perfmodel.ddp.step import read_step_parts
 from common.perfmodel.model import DdpModel
 from common.perfmodel.perfetto_trace import Around, trace_json
+from common.perfmodel.tables import read_step_parts
 from common.runtime.records.run_directory import find_table, write_atomically
 
 

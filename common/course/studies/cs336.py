@@ -18,6 +18,7 @@ import pandas as pd
 
 from common.course.outcomes import run_tests
 from common.errors import RunFailed, UserError
+from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.records.study import study_run
 from common.runtime.stage_progress import StageProgress
@@ -46,7 +47,8 @@ SETTINGS = Cs336Study
 def run_study(study: Cs336Study, output_dir: str, progress: StageProgress) -> Path:
     """Runs their tests and records the outcomes; returns the run directory."""
     source = check_source(study.tests)
-    with study_run("cs336", study, output_dir, progress, backend="gloo", ranks=2) as run:
+    environment = describe_environment("gloo", "cpu", 2)
+    with study_run("cs336", study, output_dir, progress, environment) as run:
         with TemporaryDirectory() as scratch, progress.stage("their tests") as update:
             copy = Path(scratch) / "theirs"
             copy_tests(source, copy)

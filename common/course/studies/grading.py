@@ -27,6 +27,7 @@ from common.course.grading.matrix import (
 from common.course.submission import HandedIn
 from common.course.tasks import read_tasks
 from common.errors import UserError
+from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.records.study import earlier_table, study_run
 from common.runtime.stage_progress import StageProgress
@@ -88,7 +89,8 @@ def run_study(study: GradingStudy, output_dir: str, progress: StageProgress) -> 
     known = set(done[KEYS].itertuples(index=False, name=None)) if len(done) else set()
     cases = [case for case in all_cases(study) if case.key not in known]
     rows = done.to_dict("records")
-    with study_run("grading", study, output_dir, progress, backend="gloo", ranks=4) as run:
+    environment = describe_environment("gloo", "cpu", 4)
+    with study_run("grading", study, output_dir, progress, environment) as run:
         for case in cases:
             what = f"assignment {case.of.assignment}"
             what += f", part {case.of.part}" if case.of.part else ""

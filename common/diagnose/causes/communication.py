@@ -38,6 +38,7 @@ from common.perfmodel.scaling.step_model import (
     Prediction,
     StepModel,
     StepSettings,
+    apart,
     predict,
 )
 from common.runtime.wording import counted, size_text
@@ -212,7 +213,7 @@ def communication_bound(case: Case) -> Verdict | None:
     model, settings = case.model, exposed.settings
     network = model.networks[WIRE_TYPES[settings.compression]]
     count, wire = exposed.buckets, exposed.wire_bytes
-    active_s = exposed.prediction.exchange.communication_s
+    active_s = predict(apart(model), settings).exchange.communication_s
     compute_s = settings.accumulation * model.together.time_s(settings.batch_per_rank)
     bus = float(bus_bandwidth(wire, float(network.time_s(float(wire))), case.ranks))
     evidence = [
@@ -263,13 +264,13 @@ def _exposed(case: Case) -> _Exposed:
         after = plain
     now_s = case.run.step_ms / 1e3 if case.run.waits else predict(model).step_n_s
     avoidable_ms = max(0.0, (now_s - after.step_n_s) * 1e3)
-    active_ms = predict(model).exchange.communication_s * model.settings.exchanges * 1e3
+    active_s = predict(apart(model)).exchange.communication_s * model.settings.exchanges
     each_bytes = _wire_bytes(settings, after) / after.exchange.num_buckets
     latency = latency_share(case.run, WIRE_TYPES[settings.compression], each_bytes)
     step_ms = float(case.run.slowest_ms.median())
     measured_ms = case.share(COMMUNICATION)[0] * step_ms
     if latency < LATENCY_SHARE:
-        measured_ms = min(measured_ms, BELIEVED * active_ms)
+        measured_ms = min(measured_ms, BELIEVED * active_s * 1e3)
     left = max(0.0, measured_ms - avoidable_ms) / (step_ms - min(avoidable_ms, measured_ms))
     return _Exposed(left, settings, after, latency, measured_ms, step_ms)
 

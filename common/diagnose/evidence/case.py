@@ -33,7 +33,8 @@ NORMAL_90 = 1.645
 """Standard deviations to either side of a normal distribution's middle that hold 90 % of it."""
 PREDICTION_ERROR = 0.13
 """Root mean square of ln(predicted over achieved speedup) of the eight changes in the two recorded
-runs of ``ddplab study remedies``: what the model leaves out, and the machine does meanwhile."""
+runs of ``ddplab study remedies``: what the model leaves out, and the machine does meanwhile. The
+four whose sweep was kept are predicted again by a test."""
 MANY_STEPS = 10
 """A spread from fewer steps is not known well enough to be sure of anything."""
 

@@ -18,9 +18,9 @@ from common import tables
 from common.analysis.runs import OfRun, Run, complete_runs, given_folder, recorded_assignment
 from common.analysis.step_parts import STEP, TIMED, StepParts, decompose, flags
 from common.analysis.sweep_speedups import step_times_by_round, unwatched_steps
+from common.csv_tables import read_table
 from common.diagnose.evidence.bucket_waits import NOT_WAITING, BucketWaits, bucket_waits
 from common.errors import UserError
-from common.perfmodel.tables import read_table
 from common.runtime.group.network import UNKNOWN_GROUP
 from common.runtime.paths import project_root, relative_to_project
 from common.samples import slowest_rank

@@ -27,11 +27,11 @@ from common.errors import UserError
 from common.exercises.cap_search import cap_interval
 from common.perfmodel.buckets import MIB, DdpOptions, assign_buckets
 from common.perfmodel.collectives import AllReduceModel, MeasuredAllReduce, as_alpha_beta
+from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.scaling.pass_times import LinearTime, PassTimes
-from common.perfmodel.scaling.step_model import StepModel, StepSettings, calibrated, predict
-from common.perfmodel.simulator import profile_buckets
+from common.perfmodel.scaling.step_model import StepModel, StepSettings, apart, calibrated, predict
 from common.perfmodel.tables import read_all_reduce, read_all_reduce_samples, read_ready_times
 from common.samples import slowest_rank
 
@@ -104,6 +104,7 @@ def step_model(evidence: Evidence, *, gradient_as_bucket_view: bool | None = Non
         gradient_as_bucket_view=gradient_as_bucket_view,
         optimizer_s=_mean_rank(several, "optimizer_time_ms").median() / 1e3,
         data_s_per_sample=float(data_ms / samples / 1e3) if samples else 0.0,
+        backend=backend_of(evidence),
         shares_cores=shares_cores(evidence),
     )
     overlapped_s = evidence.step_ms / 1e3 - (hidden_s(model) if evidence.waits else 0.0)
@@ -115,7 +116,7 @@ def hidden_s(model: StepModel) -> float:
 
     A step whose passes wait for each bucket is longer by that: none of it is hidden.
     """
-    exchange = predict(replace(model, contention=0.0)).exchange
+    exchange = predict(apart(model)).exchange
     hidden = exchange.communication_s - exchange.exposed_communication_s
     return model.settings.exchanges * hidden
 
@@ -291,6 +292,11 @@ def shares_cores(evidence: Evidence) -> bool:
         return False
     on_cpu = placement["device"].astype(str).str.startswith("cpu").all()
     return bool(on_cpu and placement["host"].nunique() == 1)
+
+
+def backend_of(evidence: Evidence) -> str:
+    """Returns the backend that sends gradients, as ``IN_FLIGHT`` knows it; empty if not known."""
+    return evidence.process_group.removeprefix("ProcessGroup").lower()
 
 
 def pass_times(probes: pd.DataFrame) -> PassTimes:

@@ -18,6 +18,7 @@ from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch_series
 from common.diagnose.diagnosis import Diagnosis, diagnose_folder, lines_of
 from common.errors import UserError
+from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.records.study import study_run
 from common.runtime.stage_progress import StageProgress
@@ -263,7 +264,8 @@ def run_study(study: DiagnosisStudy, output_dir: str, progress: StageProgress) -
     if reason:
         progress.say(f"without the cases on emulated hosts: {reason}")
         cases = [case for case in cases if not case.rate]
-    with study_run("diagnosis", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:
+    environment = describe_environment("gloo", "cpu", RANKS)
+    with study_run("diagnosis", study, output_dir, progress, environment) as run:
         (run.path / "logs").mkdir()
         run_cases(cases, run.path, progress)
         table = faults_table(cases, run.path)

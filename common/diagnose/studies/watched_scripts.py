@@ -34,6 +34,7 @@ from common.diagnose.evidence.evidence import SAMPLES
 from common.diagnose.opened import Opened, open_diagnosis
 from common.diagnose.studies.script_cases import CASES, HEALTHY, RANKS, Case
 from common.errors import RunFailed, UserError
+from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.records.study import earlier_table, study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
@@ -93,7 +94,8 @@ def run_study(study: ScriptsStudy, output_dir: str, progress: StageProgress) -> 
     known = [case for case in cases if case.name in done]
     for case in known:
         require_bundles(case, Path(study.continues) / RUNS)
-    with study_run("scripts", study, output_dir, progress, backend="gloo", ranks=RANKS) as run:
+    environment = describe_environment("gloo", "cpu", RANKS)
+    with study_run("scripts", study, output_dir, progress, environment) as run:
         folder = (run.path / RUNS).absolute()  # ranks start in another folder
         folder.mkdir()
         rows = []

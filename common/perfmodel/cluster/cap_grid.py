@@ -1,9 +1,8 @@
 """Many bucket caps under many circumstances: networks, speeds and slowdowns.
 
-The search of ``search``, for hundreds of systems at once: caps that give the same buckets are one
-case, all-reduce times are looked up once for every size that occurs, and each bucketing is
-simulated for all circumstances together. The tests hold it against ``search.best_bucket_cap``, one
-by one.
+The search of ``DdpModel.best_cap``, for hundreds of systems at once: caps that give the same
+buckets are one case, all-reduce times are looked up once for every size that occurs, and each
+bucketing is simulated for all circumstances together. The tests hold the two against each other.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import AllReduceModel
+from common.perfmodel.ddp.best_cap import ROUNDING
+from common.perfmodel.ddp.bucketings import distinct_bucketings, profile_buckets
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.ddp.recurrence import many_cases
-from common.perfmodel.search import ROUNDING, distinct_bucketings
-from common.perfmodel.simulator import profile_buckets
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The backward pass of a GPT-2 on a GPU that nobody has timed: its FLOPs at a stated rate.
+"""The model of a GPT-2 on GPUs that nobody has timed: its FLOPs at a stated rate.
 
 The backward pass takes twice the forward pass's operations. Blocks have their four matrix products
 and attention, the head its one; norms and look-ups take none. Where gradients lie in that line of
@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.perfmodel.ddp.profile import BackwardProfile
+from common.perfmodel.calibration import calibrated_model
+from common.perfmodel.cluster.assumptions import OVERLAP_SLOWDOWN
+from common.perfmodel.collectives import AllReduceModel
+from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.layer_tables import LayerTables, profile_from_layers
+from common.perfmodel.model import DdpModel
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.flops import forward_flops_per_token
 
@@ -55,3 +59,19 @@ def computed_profile(
         *profile.assumptions[:2],
     )
     return replace(profile, assumptions=assumptions)
+
+
+def computed_model(
+    profile: BackwardProfile, network: AllReduceModel, memory_bytes_per_s: float
+) -> DdpModel:
+    """Returns the model of DDP on GPUs that copy at their memory's bandwidth.
+
+    Computation beside all-reduces is slowed as is assumed for a cluster.
+    """
+    copy = 2 / memory_bytes_per_s  # a copied byte is read and written
+    costs = DdpCosts(
+        copy_in_s_per_byte=copy,
+        copy_out_s_per_byte=copy,
+        compute_slowdown=OVERLAP_SLOWDOWN.value,
+    )
+    return calibrated_model(profile, network, costs)

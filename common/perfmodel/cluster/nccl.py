@@ -51,7 +51,7 @@ class Ramp:
 
 
 RAMP = Ramp(launch_s=16.8e-6, slowdown=1.66, slice_bytes=102e3)
-"""Fit of ``nccl_fit.calibrate_ramp`` to data/nccl-tests-published/a100-8.csv, no other table."""
+"""Fitted to data/nccl-tests-published/a100-8.csv, no other table (data/nccl-models)."""
 
 NO_RAMP = Ramp(0.0, 0.0, 0.0)
 """NCCL's tuner alone."""

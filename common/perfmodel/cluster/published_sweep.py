@@ -17,23 +17,27 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
-from common.perfmodel.cluster.assumptions import OVERLAP_SLOWDOWN, STRAGGLER_SPREAD
+from common.perfmodel.cluster.assumptions import STRAGGLER_SPREAD
 from common.perfmodel.cluster.clusters import load_cluster
-from common.perfmodel.cluster.computed_profile import computed_profile, forward_parts_s
+from common.perfmodel.cluster.computed_profile import (
+    computed_model,
+    computed_profile,
+    forward_parts_s,
+)
 from common.perfmodel.cluster.nccl import NcclAllReduce
 from common.perfmodel.cluster.steps import ADAMW_BYTES
 from common.perfmodel.cluster.stragglers import slowest_of
 from common.perfmodel.collectives import AllReduceModel, AlphaBeta
-from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
+from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.ddp.step import StepOptions, StepParts
+from common.perfmodel.ddp.timeline import BackwardTimeline
 from common.perfmodel.model import DdpModel
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.peaks import GPUS
 from common.perfmodel.published import DATA
-from common.perfmodel.simulator import BackwardTimeline
-from common.perfmodel.tables import numbers, read_table
 
 PUBLISHED = DATA / "bucket-sweeps-published"
 PEAK = GPUS["A100-SXM4-80GB"]
@@ -69,16 +73,8 @@ class PublishedStep:
 
     def ddp(self, network: AllReduceModel) -> DdpModel:
         """Returns the model of its backward pass."""
-        copy = 2 / PEAK.memory_bytes_per_s
-        return DdpModel(
-            profile=_at_peak(self.config, self.batch, self.seq_len).scaled(compute=1 / self.mfu),
-            network=network,
-            costs=DdpCosts(
-                copy_in_s_per_byte=copy,
-                copy_out_s_per_byte=copy,
-                compute_slowdown=OVERLAP_SLOWDOWN.value,
-            ),
-        )
+        profile = _at_peak(self.config, self.batch, self.seq_len).scaled(compute=1 / self.mfu)
+        return computed_model(profile, network, PEAK.memory_bytes_per_s)
 
     def backward(self, network: AllReduceModel, cap_mib: float | None) -> BackwardTimeline:
         """Predicts the backward pass under DDP."""

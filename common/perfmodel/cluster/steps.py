@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,11 +46,29 @@ def default_caps_mib(total_bytes: float, count: int = CAPS) -> NDArray:
     return np.geomspace(SMALLEST_CAP_MIB, total_bytes / MIB, count)
 
 
+class Base(NamedTuple):
+    """A scaling on a number of GPUs.
+
+    Attributes:
+        scaling: strong or weak.
+        network: index into the networks, which is that of the number of GPUs.
+        gpus: their number.
+        sequences: of a GPU's step.
+        global_sequences: of a step on all GPUs.
+    """
+
+    scaling: str
+    network: int
+    gpus: int
+    sequences: int
+    global_sequences: int
+
+
 class ClusterSteps:
     """The steps of one workload on a cluster, for all cases at once.
 
-    Cases are (scaling, number of GPUs) × (prediction, draws), flattened. A base is one (scaling,
-    number of GPUs); its cases are ``width`` neighbours, of which the first is the prediction.
+    Cases are bases × (prediction, draws), flattened: a base's are ``width`` neighbours, of which
+    the first is the prediction.
     """
 
     def __init__(
@@ -66,26 +85,28 @@ class ClusterSteps:
         self.config = workload.config
         self.flops_per_s = peak.flops(workload.precision, workload.tf32)
         self.memory_bytes_per_s = peak.memory_bytes_per_s
-        weak = [("weak", index, n, workload.batch_size) for index, n in enumerate(gpus)]
+        weak = [
+            Base("weak", index, n, workload.batch_size, n * workload.batch_size)
+            for index, n in enumerate(gpus)
+        ]
         strong = [
-            ("strong", index, n, math.ceil(global_batch_size / n))
+            Base("strong", index, n, math.ceil(global_batch_size / n), global_batch_size)
             for index, n in enumerate(gpus)
             if n <= global_batch_size
         ]
         self.bases = weak + strong
-        self.global_batch_size = global_batch_size
         draws = assumptions.drawn()
         self.width = len(draws.mfu)
-        self.index = self._of_bases([index for _, index, _, _ in self.bases])
-        self.n = self._of_bases([n for _, _, n, _ in self.bases])
-        self.sequences = self._of_bases([count for *_, count in self.bases])
+        self.index = self._of_bases([base.network for base in self.bases])
+        self.gpus_of_case = self._of_bases([base.gpus for base in self.bases])
+        self.sequences = self._of_bases([base.sequences for base in self.bases])
         self.micro_batches = -(-self.sequences // workload.batch_size)
         self.mfu = np.tile(draws.mfu, len(self.bases))
         self.network_scale = 1 / np.tile(draws.network_speed, len(self.bases))
         self.slowdown = np.tile(draws.overlap_slowdown, len(self.bases))
         kind = assumptions.straggler_distribution
         slowest = [slowest_of(n, draws.straggler_spread, kind) for n in gpus]
-        self.straggler = np.concatenate([slowest[index] for _, index, _, _ in self.bases])
+        self.straggler = np.concatenate([slowest[base.network] for base in self.bases])
         self.profile = computed_profile(
             config=workload.config,
             seq_len=workload.seq_len,
@@ -110,16 +131,11 @@ class ClusterSteps:
     def one_gpu_s(self) -> NDArray:
         """Computes the seconds of one GPU's step without exchange; if strong, divided by n."""
         step = (self.forward_s + self.profile.backward_s) * self.of_sequences + self.update_s
-        shares = self._of_bases([self._total(base) for base in self.bases]) / self.n
+        shares = self._of_bases([base.global_sequences for base in self.bases]) / self.gpus_of_case
         alone = (self.forward_s + self.profile.backward_s) * shares / self.mfu
-        strong = alone + self.update_s / self.n
-        is_strong = self._of_bases([scaling == "strong" for scaling, *_ in self.bases])
+        strong = alone + self.update_s / self.gpus_of_case
+        is_strong = self._of_bases([base.scaling == "strong" for base in self.bases])
         return np.where(is_strong, strong, step)
-
-    def _total(self, base: tuple[str, int, int, int]) -> int:
-        """Returns the sequences of a step on all GPUs."""
-        scaling, _, n, sequences = base
-        return self.global_batch_size if scaling == "strong" else n * sequences
 
     def ddp(self, caps_mib: Sequence[float] | None) -> list[dict]:
         """Predicts the steps of DDP: a row per base, at the best cap of each."""
@@ -147,9 +163,9 @@ class ClusterSteps:
         copies = np.full(len(before), copy * self.profile.total_bytes)
         best = best_rows(grid.total_s[:-1])
         found = []
-        for number, (_, index, n, _) in enumerate(self.bases):
+        for number, base in enumerate(self.bases):
             here = slice(number * self.width, (number + 1) * self.width)
-            if n == 1:  # nothing to reduce, and no bucket to copy into
+            if base.gpus == 1:  # nothing to reduce, and no bucket to copy into
                 found.append(self._row("DDP", number, *self._alone(here)))
                 continue
             chosen = best[here.start]
@@ -169,7 +185,7 @@ class ClusterSteps:
                     **row,
                     **_banded("bucket_cap", "mib", np.array([rows[i].cap_mib for i in best[here]])),
                     "num_buckets": len(rows[chosen].last),
-                    "algorithm": self.networks[index].choice(cap * MIB),
+                    "algorithm": self.networks[base.network].choice(cap * MIB),
                     "near_low_mib": low,
                     "near_high_mib": high,
                     "default_step_s": step_s[-1, here.start],
@@ -195,7 +211,7 @@ class ClusterSteps:
         rows = []
         for number, base in enumerate(self.bases):
             here = slice(number * self.width, (number + 1) * self.width)
-            if base[2] == 1:
+            if base.gpus == 1:
                 rows.append(self._row(strategy, number, *self._alone(here)))
                 continue
             row = self._row(
@@ -232,7 +248,6 @@ class ClusterSteps:
                 strategy=strategy,
                 ranks=n,
                 parameter_bytes=2 if half else 4,
-                root_parameter_bytes=4,
             )
             reduced = 0
             for part in parts:
@@ -261,16 +276,15 @@ class ClusterSteps:
     ) -> dict:
         """Makes one row of the table; arrays are the prediction and its draws."""
         base = self.bases[number]
-        scaling, _, n, sequences = base
         here = slice(number * self.width, (number + 1) * self.width)
-        tokens = self._total(base) * self.workload.seq_len
+        tokens = base.global_sequences * self.workload.seq_len
         straggler = local_s * (self.straggler[here] - 1)
         return {
-            "scaling": scaling,
+            "scaling": base.scaling,
             "strategy": strategy,
-            "gpus": n,
-            "nodes": self.cluster.nodes(n),
-            "sequences_per_gpu": sequences,
+            "gpus": base.gpus,
+            "nodes": self.cluster.nodes(base.gpus),
+            "sequences_per_gpu": base.sequences,
             "micro_batches": int(self.micro_batches[here.start]),
             **_banded("step", "s", step_s),
             "computation_s": local_s[0],

@@ -2,7 +2,7 @@
 
 A step of k micro-batches computes k forward and k backward passes. Under ``no_sync`` all backward
 passes but the last leave gradients where they are; the last one is simulated bucket by bucket
-(``simulator``). Without ``no_sync`` every backward pass exchanges (``exchanges = k``)::
+(``model``). Without ``no_sync`` every backward pass exchanges (``exchanges = k``)::
 
     step = before + k·forward + (k − e)·backward + e·T(buckets, network) + update
 
@@ -13,14 +13,11 @@ this describes DDP has run a few: buckets are rebuilt by then.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.ddp.comm_hooks import CommHook
-from common.perfmodel.simulator import BackwardTimeline
-from common.perfmodel.tables import numbers, read_table
-from common.samples import slowest_rank
+from common.perfmodel.ddp.timeline import BackwardTimeline
 
 BUCKET_VIEW = "gradient_as_bucket_view"
 """The name of DDP's argument, under which a run's settings and a watched script's facts have it."""
@@ -154,30 +151,3 @@ def step_timeline(
         spans.append(StepSpan(part, micro_batch, now, now + length))
         now += length
     return StepTimeline(tuple(spans), backward, options.exchanges, backward_alone_s)
-
-
-def read_step_parts(path: Path | str) -> StepParts:
-    """Reads the parts of a step from steps that were timed without DDP.
-
-    Reads ``local-step-times.csv`` (with the optimizer's own time) or ``local-times.csv`` (where
-    the update is the step without both passes: optimizer, and waiting for the other ranks between
-    the passes). A part is the median over steps of the slowest rank's. Raises UserError for a
-    table that is neither.
-    """
-    table = read_table(path, ["iteration", "rank", "forward_time_ms", "backward_time_ms"])
-    last = "optimizer_time_ms" if "optimizer_time_ms" in table.columns else "step_time_ms"
-    if last not in table.columns:
-        raise UserError(f"{path}: no column 'optimizer_time_ms' or 'step_time_ms'")
-    columns = ["forward_time_ms", "backward_time_ms", last]
-    for column in columns:
-        table[column] = numbers(table, column, path, at_least=0)
-    keys = [key for key in ("round", "iteration") if key in table.columns]
-    slowest = slowest_rank(table, columns, by=keys) / 1e3
-    update = slowest[last]
-    if last == "step_time_ms":
-        update = (update - slowest["forward_time_ms"] - slowest["backward_time_ms"]).clip(lower=0)
-    return StepParts(
-        forward_s=float(slowest["forward_time_ms"].median()),
-        update_s=float(update.median()),
-        local_backward_s=float(slowest["backward_time_ms"].median()),
-    )

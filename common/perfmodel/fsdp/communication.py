@@ -29,6 +29,7 @@ SHARDED = (*PYTORCHS[2:], "MY_FSDP")
 """Strategies that gather parameters."""
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 BACKENDS = ("nccl", "gloo")
+FLOAT32_BYTES = 4
 
 GLOO_MESSAGE_BYTES = 144
 """Bytes that a rank sends beside the payload for a message out and one in: three headers of 48, the
@@ -66,9 +67,7 @@ def step_collectives(
     accumulation: int = 1,
     shard_size: int | None = None,
     parameter_bytes: int = 4,
-    gradient_bytes: int = 4,
     bucket_cap_mb: float | None = None,
-    root_parameter_bytes: int | None = None,
 ) -> list[Collective]:
     """Returns the collectives of one training step of a GPT-2, exactly.
 
@@ -93,11 +92,9 @@ def step_collectives(
         ranks: of the whole job.
         accumulation: micro-batches a step.
         shard_size: ranks that share one copy; HYBRID_SHARD only.
-        parameter_bytes: of a parameter as it is gathered (2 under FSDP's mixed precision).
-        gradient_bytes: of a gradient as it is reduced. Autocast leaves both at 4.
+        parameter_bytes: of a block's parameter as it is gathered, 2 under FSDP's mixed precision.
+            The root's are gathered in float32, and gradients are reduced in it.
         bucket_cap_mb: DDP's argument, in MiB; None is its default.
-        root_parameter_bytes: the same of the root, where only blocks have a lower precision; None
-            is ``parameter_bytes``.
 
     Raises:
         UserError: unknown strategy, counts below 1, a ``shard_size`` that does not divide the
@@ -107,26 +104,25 @@ def step_collectives(
     if strategy == "single":
         return []
     if strategy in ("DDP", "MY_ZERO1"):
-        found = _ddp_collectives(config, ranks, gradient_bytes, bucket_cap_mb)
+        found = _ddp_collectives(config, ranks, bucket_cap_mb)
         return found + (_updated_parameters(config, ranks) if strategy == "MY_ZERO1" else [])
     if strategy in ("MY_DDP", "MY_BUCKETS"):
-        sizes = [gradient_bytes * size for size in reversed(config.parameter_sizes())]
+        sizes = [FLOAT32_BYTES * size for size in reversed(config.parameter_sizes())]
         places = [[place] for place in range(len(sizes))]
         if strategy == "MY_BUCKETS":
             places = _buckets(sizes, range(len(sizes)), bucket_cap_mb)
         return _all_reduces(sizes, places, ranks)
     if strategy == "MY_FSDP":
-        return _own_fsdp_collectives(config, ranks, accumulation, parameter_bytes, gradient_bytes)
+        return _own_fsdp_collectives(config, ranks, accumulation, parameter_bytes)
     shards = shard_size or ranks
     gathers = 1 if strategy == "SHARD_GRAD_OP" else 2 * accumulation
-    root_bytes = parameter_bytes if root_parameter_bytes is None else root_parameter_bytes
     found = []
     for unit, shapes, units, item_bytes, times in (
         ("block", config.block_shapes(), config.n_layer, parameter_bytes, gathers),
-        ("root", config.root_shapes(), 1, root_bytes, 1),
+        ("root", config.root_shapes(), 1, FLOAT32_BYTES, 1),
     ):
         elements = padded_elements(shapes, shards)
-        gathered, reduced = item_bytes * elements, gradient_bytes * elements
+        gathered, reduced = item_bytes * elements, FLOAT32_BYTES * elements
         found.append(Collective("all_gather", unit, gathered, units * times, shards))
         found.append(Collective("reduce_scatter", unit, reduced, units, shards))
         if strategy == "HYBRID_SHARD":
@@ -247,9 +243,9 @@ def padded_elements(shapes: Sequence[tuple[int, ...]], shards: int) -> int:
 
 
 def _ddp_collectives(
-    config: GPT2Config, ranks: int, gradient_bytes: int, bucket_cap_mb: float | None
+    config: GPT2Config, ranks: int, bucket_cap_mb: float | None
 ) -> list[Collective]:
-    sizes = [gradient_bytes * size for size in config.parameter_sizes()]
+    sizes = [FLOAT32_BYTES * size for size in config.parameter_sizes()]
     buckets = _buckets(sizes, _ready_order(config), bucket_cap_mb)
     return _all_reduces(sizes, buckets, ranks)
 
@@ -276,7 +272,7 @@ def all_broadcasts(collectives: Sequence[Collective]) -> Collective:
 
 
 def _own_fsdp_collectives(
-    config: GPT2Config, ranks: int, accumulation: int, parameter_bytes: int, gradient_bytes: int
+    config: GPT2Config, ranks: int, accumulation: int, parameter_bytes: int
 ) -> list[Collective]:
     """Returns MY_FSDP's: norms are replicated, all else is sharded, each tensor padded by itself.
 
@@ -294,8 +290,8 @@ def _own_fsdp_collectives(
         times = units * accumulation
         found += [
             Collective("all_gather", unit, parameter_bytes * elements, passes * times, ranks),
-            Collective("reduce_scatter", unit, gradient_bytes * elements, times, ranks),
-            Collective("all_reduce", unit, gradient_bytes * replicated, times, ranks),
+            Collective("reduce_scatter", unit, FLOAT32_BYTES * elements, times, ranks),
+            Collective("all_reduce", unit, FLOAT32_BYTES * replicated, times, ranks),
         ]
     return found
 

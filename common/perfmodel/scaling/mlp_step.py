@@ -23,11 +23,12 @@ from scipy.optimize import brentq
 
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
+from common.perfmodel.calibration import calibrated_model
 from common.perfmodel.collectives import PLAUSIBLE_ALPHA_S, AlphaBeta
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import StepOptions, StepParts
+from common.perfmodel.ddp.timeline import BackwardTimeline
 from common.perfmodel.model import DdpModel
-from common.perfmodel.simulator import BackwardTimeline
 
 FLOAT32_BYTES = 4
 V100_MEMORY_BYTES_PER_S = 900e9
@@ -158,7 +159,7 @@ class TwoGpuModel:
         ranks, which reads and writes it.
         """
         _, backward_s = self.one.passes_s(batch)
-        return DdpModel(
+        return calibrated_model(
             profile=self.one.mlp.profile(backward_s),
             network=AlphaBeta(self.alpha_s, bandwidth_bytes_per_s),
             costs=DdpCosts(

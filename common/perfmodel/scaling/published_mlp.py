@@ -13,10 +13,10 @@ import numpy as np
 import yaml
 from scipy.optimize import minimize_scalar
 
+from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.perfmodel.published import DATA
 from common.perfmodel.scaling.mlp_step import Mlp, TwoGpuModel, bandwidth_root, fit_one_device
-from common.perfmodel.tables import numbers, read_table
 
 PUBLISHED = DATA / "v100-pcie-2"
 PCIE3_X16_BYTES_PER_S = 15.75e9

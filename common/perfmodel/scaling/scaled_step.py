@@ -14,16 +14,16 @@ import numpy as np
 import pandas as pd
 
 from common.perfmodel.collectives import AlphaBeta, as_alpha_beta
+from common.perfmodel.ddp.best_cap import ROUNDING
 from common.perfmodel.scaling.step_model import (
     WIRE_TYPES,
     Prediction,
     StepModel,
     StepSettings,
-    contention_s,
-    exchange,
+    cast_hook,
+    ddp_model,
     predict,
 )
-from common.perfmodel.search import ROUNDING, distinct_bucketings
 
 CHECKED, MOST_TRIED = 17, 4096
 """Numbers at which a function is looked at before it is bisected, and where it cannot be."""
@@ -216,20 +216,11 @@ def _changes(model: StepModel, factors: Sequence[int]) -> list[list[StepSettings
 def best_cap_mb(model: StepModel, settings: StepSettings | None = None) -> float:
     """Finds b* in MiB: of the distinct bucketings, the one with the shortest step.
 
-    It is the middle of the caps that give it, and larger caps win ties, as in ``best_bucket_cap``:
-    fewer messages depend less on the latency. Here a step's costs depend on its buckets.
+    It is the middle of the caps that give it, and larger caps win ties: fewer messages depend less
+    on the latency.
     """
     asked = settings or model.settings
-
-    def total_s(cap_mb: float) -> float:
-        timeline = exchange(model, replace(asked, bucket_cap_mb=cap_mb))
-        return timeline.total_s + contention_s(model, timeline)
-
-    bucketings = distinct_bucketings(model.profile)
-    caps = [float(np.sqrt(one.low_mib * one.high_mib)) for one in bucketings]
-    times_s = {cap: total_s(cap) for cap in caps}
-    least_s = min(times_s.values())
-    return max(cap for cap, time_s in times_s.items() if time_s <= least_s * (1 + ROUNDING))
+    return ddp_model(model, asked).best_cap(hook=cast_hook(model, asked)).cap_mib
 
 
 def _proposal(model: StepModel, changed: StepSettings, before: Prediction) -> Proposal:

@@ -2,16 +2,16 @@
 
 Computation grows linearly with the batch, forward and backward apart: t(b) = c0 + c1·b. One rank
 takes ``accumulation`` such passes and an update. N ranks do the same, and exchange gradients in the
-last pass, whose backward part is simulated bucket by bucket (``simulator``)::
+last pass, whose backward part is simulated bucket by bucket (``DdpModel``)::
 
     one rank:  a·(f(b) + r(b)) + u + d
-    N ranks:   (a − 1)·(f(b) + r(b)) + f(b) + T(buckets, network) + u + d + κ·C
+    N ranks:   (a − 1)·(f(b) + r(b)) + f(b) + T(buckets, network) + u + d
 
-with a passes, forward f, backward r, update u, data d, and C the seconds all-reduces are active. κ
-is what a second of all-reduce takes from everything else on this machine (``contention``); it is
-0 unless measured, and below 0 counts for no more of C than was measured (``contention_s``). A
-16-bit exchange follows the measured curve of its own type: on a CPU it may be slower than
-float32's.
+with a passes, forward f, backward r, update u and data d. Within a step an all-reduce takes
+(1 + κ)·a(x), of which κ·a(x) are taken from the computation beside it. κ is the *contention* that
+the measured step shows (``calibrated``); it is 0 unless measured, and below 0 where all-reduces
+were faster in the step than apart. A 16-bit exchange follows the measured curve of its own type: on
+a CPU it may be slower than float32's.
 
 A change is applied to one rank and to N alike. speedup = N · t(1) / t(N), as each of N ranks has
 the batch that one rank has; efficiency = speedup / N.
@@ -23,28 +23,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from scipy.optimize import brentq
 
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
-from common.perfmodel.collectives import AllReduceModel
-from common.perfmodel.ddp.comm_hooks import CastHook
-from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
+from common.perfmodel.calibration import calibrated_model
+from common.perfmodel.collectives import AllReduceModel, AlphaBeta, scaled
+from common.perfmodel.ddp.bucketings import profile_buckets
+from common.perfmodel.ddp.comm_hooks import CASTS, CastHook
+from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts, SecondsBySize
 from common.perfmodel.ddp.step import StepOptions, StepParts
+from common.perfmodel.ddp.timeline import BackwardTimeline
 from common.perfmodel.model import DdpModel
 from common.perfmodel.scaling.pass_times import PassTimes
-from common.perfmodel.simulator import BackwardTimeline, profile_buckets
 
-WIRE_TYPES = {"none": "float32", "fp16": "float16", "bf16": "bfloat16"}
+WIRE_TYPES = {"none": "float32"} | CASTS
 """Compression → the type on the wire, by which networks are known."""
 WIRE_SHARES = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
 """Compression → bytes on the wire per byte of float32 gradient."""
-COSTS = {"none": "copy", "fp16": "fp16", "bf16": "bf16"}
-"""Compression → name in costs.csv of bringing a gradient into its bucket and back."""
+LEAST_FACTOR = 1e-9
+"""Lower bound on (1 + κ): an all-reduce takes some time."""
+MOST_BYTES = 2**50
+"""A size beyond any message, up to which a line is given as two points."""
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """The settings that can be changed.
+    """The settings that can be changed, by the names of the flags.
 
     ``exchanges``: passes of a step that exchange gradients; 1 suffices.
     """
@@ -58,12 +63,21 @@ class StepSettings:
     def __post_init__(self) -> None:
         if min(self.batch_per_rank, self.accumulation, self.exchanges) < 1:
             raise UserError("batch, accumulation and exchanges are at least 1")
-        if self.exchanges > self.accumulation:
-            raise UserError(
-                f"{self.exchanges} exchanges in a step of {self.accumulation} micro-batches"
-            )
         if self.compression not in WIRE_TYPES:
             raise UserError(f"compression {self.compression!r}; one of {', '.join(WIRE_TYPES)}")
+        self.options()
+
+    def options(self, hook: CastHook | None = None) -> StepOptions:
+        """Returns them as the options of ``DdpModel.step``.
+
+        Raises UserError for more exchanges than passes.
+        """
+        return StepOptions(
+            ddp=DdpOptions(self.bucket_cap_mb),
+            accumulation=self.accumulation,
+            exchanges=self.exchanges,
+            hook=hook,
+        )
 
     @property
     def samples(self) -> int:
@@ -84,12 +98,13 @@ class StepModel:
         networks: all-reduces by the type on the wire.
         costs: into a bucket and back (``copy``, ``fp16``, ``bf16``), by bytes in float32.
         optimizer_s, data_s_per_sample: update, and loading of a sample.
-        contention: seconds that a second of all-reduce adds to the step.
-        contended_s: all-reduces of an exchange in the step that contention was found in.
+        contention: κ, what an all-reduce takes longer in the step, and from computation beside it,
+            as a share of its time.
+        backend: decides how many all-reduces are in flight; one where it is not known.
         gradient_as_bucket_view: as for DDP; gradients are not copied back. What a compression casts
             it casts all the same.
         shares_cores: True if the cores that compute also do the all-reduces (gloo within one
-            machine): beside computation an all-reduce then takes from it what it takes alone.
+            machine): beside computation an all-reduce then takes from it all of its time.
     """
 
     ranks: int
@@ -102,7 +117,7 @@ class StepModel:
     optimizer_s: float = 0.0
     data_s_per_sample: float = 0.0
     contention: float = 0.0
-    contended_s: float = float("inf")
+    backend: str = ""
     gradient_as_bucket_view: bool = False
     shares_cores: bool = False
 
@@ -154,46 +169,22 @@ def predict(model: StepModel, settings: StepSettings | None = None) -> Predictio
         update_s=model.optimizer_s,
         before_s=model.data_s_per_sample * asked.samples,
     )
-    options = StepOptions(
-        ddp=DdpOptions(asked.bucket_cap_mb),
-        accumulation=passes,
-        exchanges=asked.exchanges,
-        hook=_hook(asked),
-    )
-    step = ddp_model(model, asked).step(parts, options)
-    added_s = asked.exchanges * contention_s(model, step.backward)
+    step = ddp_model(model, asked).step(parts, asked.options(cast_hook(model, asked)))
     one_s = parts.before_s + passes * model.alone.time_s(batch) + model.optimizer_s
     return Prediction(
         ranks=model.ranks,
         step_1_s=one_s,
-        step_n_s=step.total_s + added_s,
+        step_n_s=step.total_s,
         without_exchange_s=step.without_ddp_s,
         exchange=step.backward,
     )
 
 
-def contention_s(model: StepModel, backward: BackwardTimeline) -> float:
-    """Returns the seconds that contention adds to a step for each of its exchanges.
-
-    Where it is below 0, all-reduces of the step it was found in were faster than those measured
-    apart. More all-reduces than that step had save no more: else each bucket would seem to gain.
-    """
-    if model.contention < 0:
-        return model.contention * min(backward.communication_s, model.contended_s)
-    return model.contention * backward.communication_s
-
-
-def exchange(model: StepModel, settings: StepSettings) -> BackwardTimeline:
-    """Predicts the backward pass that exchanges gradients."""
-    options = DdpOptions(settings.bucket_cap_mb)
-    return ddp_model(model, settings).backward(options, hook=_hook(settings))
-
-
 def ddp_model(model: StepModel, settings: StepSettings) -> DdpModel:
-    """Returns the model of DDP at this batch and compression.
+    """Returns the model of DDP at this batch and compression, whatever the buckets.
 
-    Copies are given half to each direction, by the byte. Raises UserError for a compression whose
-    all-reduce was not measured.
+    Copies are given half to each direction. Raises UserError for a compression whose all-reduce was
+    not measured.
     """
     wire = WIRE_TYPES[settings.compression]
     if wire not in model.networks:
@@ -201,27 +192,58 @@ def ddp_model(model: StepModel, settings: StepSettings) -> DdpModel:
             f"compression {settings.compression}: no all-reduce times of {wire}; "
             f"measured: {', '.join(model.networks)}"
         )
-    network = model.networks[wire]
+    factor = max(1 + model.contention, LEAST_FACTOR)
+    network = scaled(model.networks[wire], latency=factor, transfer=factor)
+    costs = DdpCosts(
+        copy_in_s_per_byte=_s_per_byte(model, "copy") / 2,
+        copy_out_s_per_byte=_s_per_byte(model, "copy") / 2,
+    )
+    lost = 1.0 if model.shares_cores else max(0.0, model.contention) / factor
+    if lost:
+        costs = replace(costs, lost_compute=_seconds_by_size(network, lost))
     backward_s = model.together.backward.time_s(settings.batch_per_rank)
-    profile = model.profile.scaled(compute=backward_s / model.profile.backward_s)
-    buckets = profile_buckets(profile, DdpOptions(settings.bucket_cap_mb))
-    sizes = np.array([float(profile.sizes_bytes[list(bucket)].sum()) for bucket in buckets])
-    costs = NO_COSTS
-    copies = model.costs.get(COSTS[settings.compression])
-    if copies is not None:
-        per_byte = float(np.sum(copies.time_s(sizes))) / 2 / profile.total_bytes
-        costs = DdpCosts(copy_in_s_per_byte=per_byte, copy_out_s_per_byte=per_byte)
-        if model.gradient_as_bucket_view and settings.compression == "none":
-            costs = costs.as_bucket_view()
-    if model.shares_cores:
-        sent = np.unique(sizes * WIRE_SHARES[settings.compression])
-        lost_s = np.atleast_1d(network.time_s(sent))
-        costs = replace(costs, lost_compute=(tuple(sent.tolist()), tuple(lost_s.tolist())))
-    return DdpModel(profile, network, costs)
+    return calibrated_model(
+        profile=model.profile.scaled(compute=backward_s / model.profile.backward_s),
+        network=network,
+        costs=costs,
+        backend=model.backend,
+        gradient_as_bucket_view=model.gradient_as_bucket_view,
+    )
 
 
-def _hook(settings: StepSettings) -> CastHook | None:
-    return None if settings.compression == "none" else CastHook(settings.compression)
+def cast_hook(model: StepModel, settings: StepSettings) -> CastHook | None:
+    """Returns the hook of a compression, with what casts take beyond copies; None without one."""
+    name = settings.compression
+    if name == "none":
+        return None
+    there_s = back_s = _s_per_byte(model, name) / 2
+    there_s -= _s_per_byte(model, "copy") / 2
+    if not model.gradient_as_bucket_view:
+        back_s -= _s_per_byte(model, "copy") / 2
+    return CastHook(name, max(0.0, there_s), max(0.0, back_s))
+
+
+def _s_per_byte(model: StepModel, cost: str) -> float:
+    """Returns a cost for each byte of gradient, there and back, in the buckets of the step."""
+    curve = model.costs.get(cost)
+    if curve is None:
+        return 0.0
+    buckets = profile_buckets(model.profile, model.settings.options().ddp)
+    sizes = np.array([float(model.profile.sizes_bytes[list(bucket)].sum()) for bucket in buckets])
+    return float(np.sum(curve.time_s(sizes))) / model.profile.total_bytes
+
+
+def _seconds_by_size(network: AllReduceModel, share: float) -> SecondsBySize:
+    """Returns a share of the all-reduces' times, in the form of ``DdpCosts``."""
+    sizes = np.array([0.0, MOST_BYTES])
+    if not isinstance(network, AlphaBeta):
+        sizes = network.sizes_bytes
+    return tuple(sizes.tolist()), tuple((share * network.time_s(sizes)).tolist())
+
+
+def apart(model: StepModel) -> StepModel:
+    """Returns the model with all-reduces as they were measured apart from any step."""
+    return replace(model, contention=0.0)
 
 
 def calibrated(model: StepModel, measured_step_s: float) -> StepModel:
@@ -230,15 +252,20 @@ def calibrated(model: StepModel, measured_step_s: float) -> StepModel:
     Contention is the time that the measured step takes beyond computation and all-reduces measured
     apart. Where the step is shorter than these, the measurement apart was disturbed.
     """
-    bare = predict(replace(model, contention=0.0))
+    bare = predict(apart(model))
     active_s = bare.exchange.communication_s * model.settings.exchanges
     if active_s <= 0:
-        return replace(model, contention=0.0)
+        return apart(model)
+
+    def longer_s(contention: float) -> float:
+        return predict(replace(model, contention=contention)).step_n_s - measured_step_s
+
     # A step cannot be shorter than its computation, however well all-reduces hide.
-    spare_s = bare.exchange.exposed_communication_s * model.settings.exchanges
-    over_s = max(measured_step_s - bare.step_n_s, -spare_s)
-    return replace(
-        model,
-        contention=over_s / active_s,
-        contended_s=bare.exchange.communication_s,
-    )
+    exposed_s = bare.exchange.exposed_communication_s * model.settings.exchanges
+    low = -min(1.0, exposed_s / active_s)
+    if longer_s(low) >= 0:
+        return replace(model, contention=low)
+    high = 1.0
+    while longer_s(high) < 0:
+        high *= 2
+    return replace(model, contention=float(brentq(longer_s, low, high, xtol=1e-9)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -122,16 +123,29 @@ def check_sum(buffer: Tensor, worker: Worker) -> None:
     buffer.zero_()
 
 
+@dataclass(frozen=True)
+class TimedCalls:
+    """The all-reduces of one size that are timed in a round.
+
+    Attributes:
+        alone: calls one after another, after ``warmup`` that are not timed.
+        in_flight: number of all-reduces that are launched at once, a batch.
+        batches: timed batches, after one for warm-up; 0 for none at all.
+    """
+
+    alone: int
+    warmup: int = 1
+    in_flight: int = 1
+    batches: int = 0
+
+
 def time_all_reduces(
     numel: int,
     dtype: torch.dtype,
     worker: Worker,
     round_: int,
+    timed: TimedCalls,
     *,
-    calls: int,
-    warmup_calls: int = 1,
-    in_flight: int = 1,
-    batches: int = 0,
     checked: bool = False,
     launch_included: bool = False,
 ) -> list[dict]:
@@ -140,9 +154,7 @@ def time_all_reduces(
     Args:
         numel: elements of each, of ``dtype``.
         round_: the round's number, for the rows.
-        calls: timed calls, one after another, after ``warmup_calls`` that are not timed.
-        in_flight: number of all-reduces that are launched at once, a batch.
-        batches: timed batches, after one for warm-up; 0 for none at all.
+        timed: how many are timed.
         checked: check first that a sum is right.
         launch_included: as in ``start_together``.
 
@@ -152,18 +164,20 @@ def time_all_reduces(
     Raises:
         RunFailed: ``checked``, and the sum is wrong.
     """
-    buffers = [torch.zeros(numel, dtype=dtype, device=worker.device) for _ in range(in_flight)]
+    buffers = [
+        torch.zeros(numel, dtype=dtype, device=worker.device) for _ in range(timed.in_flight)
+    ]
     if checked:
         check_sum(buffers[0], worker)
-    sequence = buffers[:1] * (warmup_calls + calls)
+    sequence = buffers[:1] * (timed.warmup + timed.alone)
     alone_s = time_sequence(sequence, worker, launch_included=launch_included)
     together_s = [
         time_in_flight(buffers, worker, launch_included=launch_included)
-        for _ in range(1 + batches if batches else 0)
+        for _ in range(1 + timed.batches if timed.batches else 0)
     ]
     samples_s = {
-        ("sequential", 1): alone_s[warmup_calls:],
-        ("in_flight", in_flight): [time_s / in_flight for time_s in together_s[1:]],
+        ("sequential", 1): alone_s[timed.warmup :],
+        ("in_flight", timed.in_flight): [time_s / timed.in_flight for time_s in together_s[1:]],
     }
     return [
         {

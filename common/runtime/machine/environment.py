@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ddplab_watch.interfaces import interfaces
@@ -39,15 +39,30 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
+@dataclass(frozen=True)
+class RankGroup:
+    """The ranks that were joined.
+
+    Attributes:
+        hosts: the host of every rank, in rank order; empty where they were not gathered.
+        ranks_per_gpu: above 1 where ranks share a GPU.
+        network: name of the network between them; None for the one that ``network_name`` finds.
+        process_group: class that sends gradients, such as ProcessGroupNCCL; None without one.
+    """
+
+    hosts: Sequence[str] = ()
+    ranks_per_gpu: int = 1
+    network: str | None = None
+    process_group: str | None = None
+
+
 def describe_environment(
     backend: str | None = None,
     device: str | None = None,
     world_size: int | None = None,
     note: str = "",
-    ranks_per_gpu: int = 1,
-    rank_hosts: Sequence[str] = (),
-    network: str | None = None,
-    group_class: str | None = None,
+    *,
+    group: RankGroup | None = None,
 ) -> dict:
     """Returns all that is known of this process's environment, for ``environment.json``.
 
@@ -60,23 +75,21 @@ def describe_environment(
         device: ``cpu`` or ``cuda``; by default GPUs are described where there are any.
         world_size: of the job that this process starts; by default of the job it is a rank of.
         note: text for every caption.
-        ranks_per_gpu: above 1 where ranks share a GPU.
-        rank_hosts: the host of every rank, in rank order, where they were gathered.
-        network: name of the network between the ranks; by default as ``network_name`` finds.
-        group_class: of the process group, where one was joined.
+        group: the ranks and their network, where this process is one of them.
     """
+    group = group or RankGroup()
     ranks = current_ranks()
     devices = cuda_devices() if device != "cpu" else []
     found = read_gpu_facts(devices) if devices else GpuFacts()
     device_name = name_of_device([gpu.name for gpu in devices])
-    hosts = ranks_by_host(world_size, rank_hosts)
-    network = network or network_name(
+    hosts = ranks_by_host(world_size, group.hosts)
+    network = group.network or network_name(
         backend,
-        ranks_per_gpu=ranks_per_gpu,
+        ranks_per_gpu=group.ranks_per_gpu,
         world_size=world_size,
-        rank_hosts=rank_hosts,
+        rank_hosts=group.hosts,
         device_name=device_name,
-        group_class=group_class,
+        group_class=group.process_group,
     )
     record = {
         "status": "running",
@@ -97,15 +110,15 @@ def describe_environment(
         "interconnect": _interconnect(network if backend else None),
         "network": network,
         "backend": backend,
-        "process_group": group_class,
+        "process_group": group.process_group,
         "device": device,
         "device_name": device_name,
-        "ranks_per_gpu": ranks_per_gpu,
+        "ranks_per_gpu": group.ranks_per_gpu,
         "note": note,
         "world_size": world_size or ranks.world_size,
         "ranks_per_node": ranks.local_world_size,
         "hosts": (emulated_network() or {}).get("hosts", len(hosts)),
-        "host_names": _host_names(rank_hosts, len(hosts)),
+        "host_names": _host_names(group.hosts, len(hosts)),
         "launcher": ranks.launcher,
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
         "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)},

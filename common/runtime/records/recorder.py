@@ -13,7 +13,7 @@ import pandas as pd
 
 from common.errors import UserError
 from common.runtime.group.process_group import Worker, process_group
-from common.runtime.machine.environment import describe_environment
+from common.runtime.machine.environment import RankGroup, describe_environment
 from common.runtime.machine.placement import own_placement
 from common.runtime.processes.ranks import current_ranks
 from common.runtime.records.run_directory import RunDirectory, SampleStream
@@ -117,10 +117,12 @@ def record_run(
                     worker.device.type,
                     worker.world_size,
                     ", ".join(filter(None, notes)),
-                    ranks_per_gpu=worker.ranks_per_gpu,
-                    rank_hosts=rank_hosts,
-                    network=network,
-                    group_class=worker.group_class if worker.backend else None,
+                    group=RankGroup(
+                        hosts=rank_hosts,
+                        ranks_per_gpu=worker.ranks_per_gpu,
+                        network=network,
+                        process_group=worker.group_class if worker.backend else None,
+                    ),
                 ),
                 settings.run_id or None,
             )

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from common.errors import UserError
-from common.runtime.machine.environment import describe_environment
 from common.runtime.processes.bytecode import shared_bytecode
 from common.runtime.records.run_directory import RunDirectory
 from common.runtime.stage_progress import StageProgress
@@ -26,11 +25,7 @@ def study_run(
     study: DataclassInstance,
     output_dir: str,
     progress: StageProgress,
-    *,
-    backend: str | None,
-    ranks: int,
-    device: str = "cpu",
-    note: str = "",
+    environment: dict,
 ) -> Iterator[RunDirectory]:
     """Opens a study's run directory; it is complete if the block ends without an error.
 
@@ -39,9 +34,8 @@ def study_run(
     Args:
         name: name of the study, which the run directory is labelled with.
         study: the study's settings.
-        backend, ranks, device, note: what the environment record says of the process group.
+        environment: the record of its environment, as ``describe_environment`` makes it.
     """
-    environment = describe_environment(backend, device, ranks, note)
     run = RunDirectory.create(output_dir, name, asdict(study), environment)
     progress.say(f"{name} study: {run.path}")
     with shared_bytecode(), run:

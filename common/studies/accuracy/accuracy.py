@@ -24,6 +24,7 @@ from common.cluster.launch import launch
 from common.errors import UserError
 from common.perfmodel.expected_error import ERRORS
 from common.runtime.flags import as_flags
+from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.records.recorder import require_positive
 from common.runtime.records.study import study_run
@@ -148,7 +149,8 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
     jobs = [[f"{job.name}-{network}" for network in job.networks] for job in study.jobs()]
     earlier = earlier_cases("accuracy", study, FREE, jobs)
     known = {row["case"] for row in earlier["cases.csv"]}
-    with study_run("accuracy", study, output_dir, progress, backend="gloo", ranks=2) as run:
+    environment = describe_environment("gloo", "cpu", 2)
+    with study_run("accuracy", study, output_dir, progress, environment) as run:
         scratch = (run.path / "runs").absolute()  # ranks start in another folder
         scratch.mkdir()
         streams = open_tables(run)

@@ -42,7 +42,7 @@ from common.perfmodel.calibration import Calibration
 from common.perfmodel.ddp.distinct_caps import DistinctCap, choose_caps
 from common.perfmodel.samples import AllReduceSamples, OverlapSamples, ReadySamples
 from common.perfmodel.uncertainty import prediction_bands
-from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
+from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCalls, time_all_reduces
 from common.runtime.group.gradient_marks import READY_COLUMNS, ready_rows
 from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
@@ -247,9 +247,11 @@ class CaseRounds:
                 torch.float32,
                 self.worker,
                 round_,
-                calls=self.case.probes,
-                in_flight=together,
-                batches=self.case.probes if together > 1 else 0,
+                TimedCalls(
+                    alone=self.case.probes,
+                    in_flight=together,
+                    batches=self.case.probes if together > 1 else 0,
+                ),
             )
             self.all_reduce.write(rows)
 

@@ -33,6 +33,7 @@ from common.errors import UserError
 from common.perfmodel.model import COPIES, FULL, NO_OVERLAP, PERFECT_OVERLAP
 from common.runtime.flags import as_flags
 from common.runtime.machine.device import choose_device
+from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.records.recorder import require_positive
 from common.runtime.records.study import study_run, with_verdicts
@@ -161,9 +162,8 @@ def run_study(study: ExchangeStudy, output_dir: str, progress: StageProgress) ->
     """
     earlier = earlier_cases("exchange", study, FREE, study.jobs())
     done = {row["case"] for row in earlier["cases.csv"]}
-    with study_run(
-        "exchange", study, output_dir, progress, backend=EMULATED, ranks=1, device=study.device
-    ) as run:
+    environment = describe_environment(EMULATED, study.device, 1)
+    with study_run("exchange", study, output_dir, progress, environment) as run:
         scratch = (run.path / "runs").absolute()
         scratch.mkdir()
         streams = open_tables(run)

@@ -116,11 +116,9 @@ class SampledRun:
             worker,
             recorder,
             steps,
-            epochs=config.epochs,
+            config=config,
             steps_per_epoch=len(self.spans[0]),
             train_texts=len(self.train),
-            discard_steps=config.discard_steps,
-            log_every=config.log_every,
         )
         yield SampledBatches(self.loader), log
 

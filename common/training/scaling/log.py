@@ -7,6 +7,7 @@ is divided into communication and waiting on writing, when that of all its ranks
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -32,6 +33,21 @@ PARTS = {
 """Maps columns of ``steps.csv`` to the fields of ``StepTimes``."""
 BUCKET_STEPS = 8
 """Number of measured steps of each arm and round whose buckets are written."""
+
+
+@dataclass(frozen=True)
+class StepKey:
+    """The columns of STEP_COLUMNS that tell a step from others.
+
+    ``round``: of a sweep's rounds; ``epoch``: of a training run's.
+    """
+
+    step: int
+    arm: int = 0
+    kind: str = "timed"
+    round: int = 0
+    epoch: int = 0
+    warmup: bool = False
 
 
 class ScalingLog:
@@ -67,13 +83,8 @@ class ScalingLog:
         self,
         times: StepTimes,
         batches: Sequence[Batch],
+        key: StepKey,
         *,
-        step: int,
-        arm: int = 0,
-        kind: str = "timed",
-        round_: int = 0,
-        epoch: int = 0,
-        warmup: bool = False,
         counted: bool = True,
     ) -> None:
         """Adds a step that has ended.
@@ -81,7 +92,7 @@ class ScalingLog:
         Args:
             times: the step's times on this rank.
             batches: the step's micro-batches on this rank.
-            step, arm, kind, round_, epoch, warmup: keys of the row, as in STEP_COLUMNS.
+            key: which step it is.
             counted: the samples count as the epoch's.
         """
         if counted:
@@ -91,13 +102,8 @@ class ScalingLog:
         row = {name: _ms(getattr(times, part)) for name, part in PARTS.items()}
         self._rows.append(
             row
+            | asdict(key)
             | {
-                "arm": arm,
-                "kind": kind,
-                "round": round_,
-                "epoch": epoch,
-                "step": step,
-                "warmup": warmup,
                 "samples": sum(len(batch.identities) for batch in batches),
                 "tokens": sum(batch.tokens for batch in batches),
                 "padded_tokens": sum(batch.padded_tokens for batch in batches),
@@ -108,13 +114,13 @@ class ScalingLog:
                 "between_time_ms": _ms(between_s),
             }
         )
-        here = (r for r in self._rows if r["arm"] == arm and r["round"] == round_)
-        if not warmup and sum(not r["warmup"] for r in here) <= BUCKET_STEPS:
+        here = (r for r in self._rows if r["arm"] == key.arm and r["round"] == key.round)
+        if not key.warmup and sum(not r["warmup"] for r in here) <= BUCKET_STEPS:
             self._buckets += [
                 {
-                    "arm": arm,
-                    "round": round_,
-                    "step": step,
+                    "arm": key.arm,
+                    "round": key.round,
+                    "step": key.step,
                     "bucket": index,
                     "size_bytes": bucket.size_bytes,
                     "ready_time_ms": bucket.ready_s * 1e3,

@@ -23,7 +23,7 @@ import torch
 from ddplab_watch.marks import LAUNCH_S
 from torch import Tensor, nn
 
-from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, time_all_reduces
+from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCalls, time_all_reduces
 from common.runtime.group.gradient_marks import (
     READY_COLUMNS,
     ready_marks,
@@ -213,7 +213,7 @@ def time_curve(numel: int, dtype: torch.dtype, worker: Worker, plan: ProbePlan) 
     for round_, size in rotated_rounds(sizes, plan.all_reduce_rounds):
         small = size * dtype.itemsize <= SMALL_MESSAGE_BYTES
         calls = SMALL_MESSAGE_CALLS if small else plan.all_reduce_calls
-        samples = time_all_reduces(size, dtype, worker, round_, calls=calls)
+        samples = time_all_reduces(size, dtype, worker, round_, TimedCalls(calls))
         # The median of many calls stands for each of the usual number of samples, so that a
         # stalled call has no weight and all sizes have as many rows.
         if small:

@@ -12,7 +12,8 @@ from common.runtime.records.recorder import Recorder
 from common.tables import EPOCH_COLUMNS, METRIC_COLUMNS
 from common.training.divergence import require_finite
 from common.training.scaling.data_parallel_step import Batch, StepTimes
-from common.training.scaling.log import ScalingLog
+from common.training.scaling.log import ScalingLog, StepKey
+from common.training.texts.config import TextScalingConfig
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +30,9 @@ class EpochLog:
         worker: this rank.
         recorder: the run's writer.
         scaling: the writer of the steps' parts.
-        epochs: number of epochs.
+        config: the run's settings.
         steps_per_epoch: number of steps of each.
         train_texts: texts of the training split.
-        discard_steps: first steps, which are marked as warm-up.
-        log_every: steps of an epoch between lines.
     """
 
     def __init__(
@@ -42,15 +41,12 @@ class EpochLog:
         recorder: Recorder,
         scaling: ScalingLog,
         *,
-        epochs: int,
+        config: TextScalingConfig,
         steps_per_epoch: int,
         train_texts: int,
-        discard_steps: int,
-        log_every: int,
     ) -> None:
         self.worker, self.scaling = worker, scaling
-        self.epochs, self.steps_per_epoch, self.train_texts = epochs, steps_per_epoch, train_texts
-        self.discard_steps, self.log_every = discard_steps, log_every
+        self.config, self.steps_per_epoch, self.train_texts = config, steps_per_epoch, train_texts
         self._own_losses: list[float] = []
         """Means over the rank's samples of each step of the epoch."""
         self._rates: list[float] = []
@@ -64,12 +60,12 @@ class EpochLog:
     def add(self, step: int, lr: float, times: StepTimes, batches: Sequence[Batch]) -> None:
         """Adds a step that has ended; nothing is written yet."""
         epoch, index = step // self.steps_per_epoch + 1, step % self.steps_per_epoch
-        warmup = step < self.discard_steps
-        self.scaling.add(times, batches, step=step, epoch=epoch, warmup=warmup)
+        warmup = step < self.config.discard_steps
+        self.scaling.add(times, batches, StepKey(step=step, epoch=epoch, warmup=warmup))
         self._own_losses.append(times.loss)
         self._rates.append(lr)
         self._samples += sum(len(batch.identities) for batch in batches)
-        if self.worker.is_main and (index + 1) % self.log_every == 0:
+        if self.worker.is_main and (index + 1) % self.config.log_every == 0:
             logger.info(
                 f"epoch {epoch} step {index + 1}/{self.steps_per_epoch} | loss={times.loss:.4f} | "
                 f"lr={lr:.2e} | time={times.step_s * 1e3:.0f} ms"
@@ -114,7 +110,7 @@ class EpochLog:
                 for step, of_step, rate in zip(span, losses.tolist(), self._rates, strict=True)
             )
             print(
-                f"epoch {epoch}/{self.epochs} | train_loss={train_loss:.4f} | "
+                f"epoch {epoch}/{self.config.epochs} | train_loss={train_loss:.4f} | "
                 f"train_time={train_s:.2f}s | val_loss={loss:.4f} | val_acc={accuracy:.4f}",
                 flush=True,
             )

@@ -1,0 +1,127 @@
+"""The choice among bucketings: T(b) is a step function of the cap, so only its steps compete."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.errors import UserError
+from common.perfmodel.buckets import MIB
+from common.perfmodel.ddp.bucketings import Bucketing
+from common.perfmodel.ddp.timeline import BackwardTimeline
+
+ROUNDING = 1e-9
+"""Predictions that differ by less are equal: the order of additions decides which is smaller."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One distinct bucketing: every cap from ``low_mib`` to ``high_mib`` gives it."""
+
+    low_mib: float
+    high_mib: float
+    num_buckets: int
+    total_s: float
+    exposed_communication_s: float
+
+    def contains(self, cap_mib: float) -> bool:
+        """Returns True if this cap, in whole bytes as DDP takes it, is in the interval."""
+        low, cap, high = (math.floor(mib * MIB) for mib in (self.low_mib, cap_mib, self.high_mib))
+        return low <= cap <= high
+
+
+@dataclass(frozen=True)
+class BestCap:
+    """The answer of a search.
+
+    Attributes:
+        cap_mib: b*, a cap that gives the fastest bucketing found.
+        total_s: the predicted backward time there.
+        near_mib: every maximal interval of searched caps within 1 % of the best, ascending.
+        candidates: all distinct bucketings that were searched, by cap.
+    """
+
+    cap_mib: float
+    total_s: float
+    near_mib: tuple[tuple[float, float], ...]
+    candidates: tuple[Candidate, ...]
+
+    def candidate(self, cap_mib: float) -> Candidate:
+        """Returns the bucketing of a searched cap.
+
+        A cap above all searched ones is known, too, if the largest gave one bucket. Raises
+        UserError for any other cap.
+        """
+        last = self.candidates[-1]
+        if last.num_buckets == 1 and cap_mib > last.high_mib:
+            return last
+        for candidate in self.candidates:
+            if candidate.contains(cap_mib):
+                return candidate
+        raise UserError(f"cap {cap_mib} MiB was not searched")
+
+    def matched_by(self, caps_mib: Iterable[float], tolerance: float = 1e-3) -> bool:
+        """Returns True if one of these caps is predicted as fast as b*, within ``tolerance``."""
+        fastest_s = min(map(self.predicted_s, caps_mib))
+        return fastest_s <= self.total_s * (1 + tolerance)
+
+    def predicted_s(self, cap_mib: float) -> float:
+        """Returns T, in seconds, of a cap that ``candidate`` knows."""
+        return self.candidate(cap_mib).total_s
+
+
+def fastest_cap(
+    bucketings: Sequence[Bucketing],
+    timelines: Sequence[BackwardTimeline],
+    caps_mib: Sequence[float] | None = None,
+    tolerance: float = 0.01,
+) -> BestCap:
+    """Chooses the cap of the shortest backward pass.
+
+    b* is the middle (geometric mean) of the caps that give the fastest bucketing, or of those
+    among ``caps_mib``; larger caps win ties.
+
+    Args:
+        bucketings: the ones to choose from, by cap.
+        timelines: the backward pass of each.
+        caps_mib: caps to choose from; None takes any.
+        tolerance: excess over the best time that counts as near, as a fraction of that time.
+    """
+    candidates = [
+        Candidate(
+            low_mib=bucketing.low_mib,
+            high_mib=bucketing.high_mib,
+            num_buckets=len(bucketing.buckets),
+            total_s=timeline.total_s,
+            exposed_communication_s=timeline.exposed_communication_s,
+        )
+        for bucketing, timeline in zip(bucketings, timelines, strict=True)
+    ]
+    least_s = min(candidate.total_s for candidate in candidates)
+    alike = [c for c in candidates if c.total_s <= least_s * (1 + ROUNDING)]
+    best = max(alike, key=lambda candidate: candidate.low_mib)
+    cap = float(np.sqrt(best.low_mib * best.high_mib))
+    if caps_mib is not None:
+        inside = [c for c in caps_mib if best.contains(c)]
+        cap = min(inside, key=lambda c: abs(np.log(c / cap)))
+    near = _near_intervals(candidates, best.total_s * (1 + tolerance))
+    return BestCap(cap, best.total_s, near, tuple(candidates))
+
+
+def _near_intervals(
+    candidates: Sequence[Candidate], limit_s: float
+) -> tuple[tuple[float, float], ...]:
+    intervals: list[tuple[float, float]] = []
+    extend = False
+    for candidate in candidates:
+        if candidate.total_s > limit_s:
+            extend = False
+        elif extend:
+            intervals[-1] = (intervals[-1][0], candidate.high_mib)
+        else:
+            intervals.append((candidate.low_mib, candidate.high_mib))
+            extend = True
+    return tuple(intervals)
