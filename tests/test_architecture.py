@@ -1,6 +1,7 @@
 """The rules of ARCHITECTURE.md that a machine can hold."""
 
 import ast
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -268,3 +269,11 @@ def test_no_module_hides_one_of_the_standard_library_from_a_script() -> None:
     # The self-test is started by its path, so its folder comes first where modules are looked for.
     names = {path.stem for path in (ROOT / "common" / "benchmarks").glob("*.py")}
     assert names & sys.stdlib_module_names <= {"__init__"}
+
+
+def test_no_circles_large_packages_or_docstrings_that_point() -> None:
+    path = ROOT / "tests" / "guard" / "counts.py"
+    counted = runpy.run_path(str(path))["counts"](ROOT)
+    assert counted["circles of modules"] == 0
+    assert counted["packages over 15 files"] <= 3
+    assert counted["docstrings that point"] == 0

@@ -97,8 +97,8 @@ class Checkout:
             source = source[source.index("ddplab_watch") :] if "ddplab_watch" in source else source
             for node in ast.walk(tree):
                 if isinstance(node, ast.ImportFrom) and node.module:
-                    taken = {f"{node.module}.{alias.name}" for alias in node.names}
-                    arrows[source] |= ({node.module} | taken) & modules - {source}
+                    taken = {f"{node.module}.{alias.name}" for alias in node.names} & modules
+                    arrows[source] |= (taken or {node.module}) & modules - {source}
         while closed := {name for name in arrows if not arrows[name] & set(arrows)}:
             for name in closed:  # what imports nothing that is left is in no circle
                 del arrows[name]

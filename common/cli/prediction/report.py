@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +11,7 @@ from rich.table import Table
 from common.analysis.buckets.choice import near_text
 from common.analysis.buckets.measurements import WRITTEN_BY, added_latency_s, check_comparable
 from common.analysis.buckets.sweep import Accuracy, BucketSweep, evaluate, read_sweep
+from common.cli.prediction.question import TableQuestion
 from common.cli.prediction.trace import TraceRequest, trace_request
 from common.errors import UserError
 from common.perfmodel.buckets import cap_label, parse_cap
@@ -32,16 +32,13 @@ from common.perfmodel.tables import (
 from common.perfmodel.uncertainty import Chance, chance_at
 from common.runtime.records.run_directory import find_table, read_environment
 
-if TYPE_CHECKING:
-    from common.cli.predict import Predict
-
 SUSPICIOUS_ALPHA_S = 1e-3
 
 
 class Report:
     """The inputs of one prediction and the printing of its results."""
 
-    def __init__(self, asked: Predict) -> None:
+    def __init__(self, asked: TableQuestion) -> None:
         caps = [parse_cap(text) for text in asked.bucket_cap_mb]
         asked, settings = with_tables_of_run(asked)
         if not asked.allreduce:
@@ -255,7 +252,7 @@ def _best_line(label: str, best: BestCap) -> str:
     )
 
 
-def with_tables_of_run(asked: Predict) -> tuple[Predict, dict]:
+def with_tables_of_run(asked: TableQuestion) -> tuple[TableQuestion, dict]:
     """Fills in the tables of ``--run-dir`` where none was given; all must be comparable.
 
     Returns what was asked with its tables, and the settings that their runs share.

@@ -1,0 +1,32 @@
+"""What ``ddplab predict`` is asked of measured tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TableQuestion:
+    """The tables that a prediction is made from, and what it is to say."""
+
+    layer_sizes: str | None = None
+    """layer-sizes.csv: parameters of each layer."""
+    layer_times: str | None = None
+    """layer-times.csv: seconds of each layer's gradient."""
+    ready_times: str | None = None
+    """gradient-ready-times.csv, in place of the two layer tables."""
+    allreduce: str | None = None
+    """allreduce-times.csv or allreduce-samples.csv."""
+    overlap: str | None = None
+    """overlap-times.csv: DDP's bookkeeping and contention; without it both are left out."""
+    bucket_cap_mb: tuple[str, ...] = ()
+    """Caps in MiB (None is DDP's default); by default a few from 0.25 MiB to the whole model."""
+    measured: str | None = None
+    """ddp-times.csv to compare with."""
+    run_dir: str | None = None
+    """Run directory whose tables are used where no other table is given."""
+    alpha_us: float | None = None
+    """Answer also for this latency, in microseconds, in place of the measured one."""
+    trace: str | None = None
+    """Write the step at one cap, predicted and (where the run watched its buckets) measured, to
+    this file, as a trace for https://ui.perfetto.dev."""
