@@ -131,24 +131,24 @@ def no_driver() -> SimpleNamespace:
 
 
 def sysfs(root: Path, devices: Mapping[str, int], cards: Mapping[str, str]) -> Path:
-    """Makes a tree like /sys.
+    """Makes a tree like /sys below a root; returns the root.
 
     Args:
         devices: the way of each PCI device from its root complex, such as
             ``pci0000:16/0000:16:01.0/0000:17:00.0``, and its NUMA node.
         cards: network cards (``net/eth0``, ``infiniband/mlx5_0``) and the devices they belong to.
     """
-    links = root / "bus" / "pci" / "devices"
+    links = root / "sys/bus/pci/devices"
     links.mkdir(parents=True)
     for path, node in devices.items():
-        device = root / "devices" / path
+        device = root / "sys/devices" / path
         device.mkdir(parents=True)
         (device / "numa_node").write_text(f"{node}\n")
         (device / "local_cpulist").write_text(f"{node * 16}-{node * 16 + 15}\n")
         (links / device.name).symlink_to(device)
     for card, name in cards.items():
-        folder = root / "class" / card
+        folder = root / "sys/class" / card
         folder.mkdir(parents=True)
         (folder / "device").symlink_to((links / name).resolve())
-    (root / "class" / "net" / "lo").mkdir(parents=True, exist_ok=True)
+    (root / "sys/class/net/lo").mkdir(parents=True, exist_ok=True)
     return root

@@ -15,13 +15,24 @@ ALLOWED = {
     "data": {"errors", "runtime"},
     "tables": set(),
     "csv_tables": {"errors"},
+    "samples": set(),
     "exercises": {"errors"},
-    "perfmodel": {"csv_tables", "errors", "exercises"},
+    "perfmodel": {"csv_tables", "errors", "samples", "exercises"},
     "traces": {"errors", "exercises"},
-    "analysis": {"csv_tables", "errors", "tables", "exercises", "perfmodel", "traces", "runtime"},
+    "analysis": {
+        "csv_tables",
+        "errors",
+        "tables",
+        "samples",
+        "exercises",
+        "perfmodel",
+        "traces",
+        "runtime",
+    },
     "scheduling": {"errors", "runtime", "data", "exercises"},
     "training": {
         "errors",
+        "samples",
         "exercises",
         "tables",
         "runtime",
@@ -34,6 +45,7 @@ ALLOWED = {
     "benchmarks": {
         "csv_tables",
         "errors",
+        "samples",
         "exercises",
         "tables",
         "traces",
@@ -48,6 +60,7 @@ ALLOWED = {
     "diagnose": {
         "csv_tables",
         "errors",
+        "samples",
         "tables",
         "exercises",
         "perfmodel",
@@ -56,14 +69,24 @@ ALLOWED = {
         "runtime",
         "cluster",
     },
-    "course": {"errors", "exercises", "runtime", "perfmodel", "cluster"},
+    "course": {"errors", "samples", "exercises", "runtime", "perfmodel", "cluster"},
     "cluster": {"errors", "runtime"},
     "report": {"errors", "runtime", "cluster", "perfmodel", "analysis"},
-    "tuning": {"errors", "runtime", "cluster", "perfmodel", "analysis", "training", "benchmarks"},
+    "tuning": {
+        "errors",
+        "samples",
+        "runtime",
+        "cluster",
+        "perfmodel",
+        "analysis",
+        "training",
+        "benchmarks",
+    },
     "studies": {
         "csv_tables",
         "tuning",
         "errors",
+        "samples",
         "exercises",
         "runtime",
         "cluster",
@@ -103,15 +126,24 @@ CALLERS = {
 the exchange diagnoses a script over it."""
 
 
-def imported_rooms(path: Path) -> set[str]:
-    """Finds the rooms of common/ that a file imports."""
+READERS = {"cgroups", "files", "interfaces", "machine_cores", "marks", "nvml", "placement"}
+"""Modules of the watch that read a machine and its clocks: the lab uses no others."""
+
+
+def imported(path: Path) -> set[str]:
+    """Finds the modules that a file imports; with ``from`` also what it takes of them."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-    return {name.split(".")[1] for name in names if name.startswith("common.")}
+    return names
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Finds the rooms of common/ that a file imports."""
+    return {name.split(".")[1] for name in imported(path) if name.startswith("common.")}
 
 
 @pytest.mark.parametrize("room", ALLOWED)
@@ -123,6 +155,15 @@ def test_imports_go_one_way(room: str) -> None:
             house for house, callers in CALLERS.items() if below.startswith((*callers, house))
         }
         assert imported_rooms(path) - {room} - houses <= ALLOWED[room] - set(CALLERS), path
+
+
+def test_the_lab_uses_of_the_watch_its_readers_only() -> None:
+    callers = ("diagnose", *CALLERS["diagnose"])
+    for path in (ROOT / "common").rglob("*.py"):
+        if path.relative_to(ROOT / "common").as_posix().startswith(callers):
+            continue
+        watch = [name for name in imported(path) if name.startswith("ddplab_watch")]
+        assert {name.partition(".")[2].partition(".")[0] for name in watch} <= READERS, path
 
 
 def test_every_room_has_a_rule() -> None:
@@ -193,6 +234,7 @@ LEAVES = ("perfmodel", "traces", "analysis", "explore")
 WITHOUT_TORCH = [
     "common.cli.main",
     "common.tables",
+    "common.samples",
     "common.scheduling.partition",
     "common.scheduling.modes",
     "common.data.text_lengths",

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from common.errors import UserError
+from common.samples import slowest_rank
 from common.tables import ARM_COLUMNS, BUCKET_COLUMNS, STEP_COLUMNS
 
 PARTS = {
@@ -281,7 +282,7 @@ def _by_step(timed: pd.DataFrame) -> pd.DataFrame:
 def _plain(plain: pd.DataFrame) -> float | None:
     if plain.empty:
         return None
-    slowest = plain.groupby(STEP)["step_time_ms"].max()
+    slowest = slowest_rank(plain, "step_time_ms", by=STEP)
     return float(slowest.loc[middle_half(slowest)].mean())
 
 

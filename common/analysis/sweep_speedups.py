@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from common.analysis.scaling.speedups import paired_interval
 from common.analysis.scaling.training_run import STRONG
-from common.analysis.step_parts import PLAIN, STEP, flags
+from common.analysis.step_parts import PLAIN, flags
 from common.errors import UserError
+from common.samples import per_round, student
 
 NO_CHANGE = "none"
 OF_THE_ARM = ("arm", "regime", "world_size", "batch_per_rank", "global_batch", "change")
@@ -68,9 +68,8 @@ def step_times_by_round(steps: pd.DataFrame) -> pd.DataFrame:
     Warm-up is left out.
     """
     kept = unwatched_steps(steps)
-    keys = [key for key in ("arm", *STEP) if key in kept]
-    slowest = kept.groupby(keys, dropna=False)["step_time_ms"].max()
-    return slowest.groupby(["round", "arm"]).median().unstack("arm")
+    step = [key for key in ("epoch", "step") if key in kept]
+    return per_round(kept, "step_time_ms", "arm", step=step)
 
 
 def _row(arm: pd.Series, arms: pd.DataFrame, rounds: pd.DataFrame) -> dict:
@@ -124,8 +123,9 @@ def _interval(both: NDArray, value: float, samples_ratio: float) -> tuple[float,
     complete = both[~np.isnan(both).any(axis=1)]
     if len(complete) < 2:
         return float("nan"), float("nan")
-    low, high = paired_interval(complete[:, 0] / complete[:, 1] * samples_ratio)
-    return min(low, value), max(high, value)
+    # Not the exact interval of ranks, which has 50 % with two rounds: sweeps have two to six.
+    paired = student(np.log(complete[:, 0] / complete[:, 1] * samples_ratio)).map(np.exp)
+    return min(paired.low, value), max(paired.high, value)
 
 
 def baseline_of(arm: pd.Series, arms: pd.DataFrame) -> pd.Series | None:

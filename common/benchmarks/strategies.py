@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from common.benchmarks.rounds import rotated
 from common.data.synthetic import random_tokens
 from common.errors import UserError, unknown_name
 from common.exercises.sharded_optimizer import ShardedOptimizer
@@ -51,6 +50,7 @@ from common.runtime.records.recorder import (
 from common.runtime.run_options import RankOptions
 from common.runtime.seeding import seed_everything
 from common.runtime.timing import clock_for
+from common.samples import rotated, slowest_rank
 from common.tables import STRATEGY_COLUMNS
 from common.training.config import (
     DDP_STRATEGIES,
@@ -177,7 +177,7 @@ def main(settings: StrategyBenchmark) -> None:
             if recorder.run:
                 keys = ["strategy", "accumulation"]
                 steps = [*keys, "round", "iteration"]
-                slowest = times.groupby(steps, sort=False)["step_time_ms"].max()
+                slowest = slowest_rank(times, "step_time_ms", by=steps, sort=False)
                 medians = slowest.groupby(keys, sort=False).median().reset_index()
                 print(medians.to_string(index=False, float_format="%.1f"))
                 print(f"Written to {recorder.run.path}")

@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.cli.gpu_checks import Check, reachable_peers
+from common.cli.checks.gpu_checks import Check, reachable_peers
 from common.errors import RunFailed, UserError
 from common.runtime.machine.device import granted_gpus, hides_gpus
 from common.runtime.wording import counted
@@ -49,7 +49,7 @@ class Doctor:
 
     def run(self) -> None:
         """Prints the tables; exit status 2 when something the main job needs is missing."""
-        from common.cli.selftest import run_selftest
+        from common.cli.checks.selftest import run_selftest
         from common.runtime.processes.ranks import current_ranks
 
         if self.selftest:
@@ -64,7 +64,7 @@ class Doctor:
         from rich.console import Console
         from rich.table import Table
 
-        from common.cli.gpu_table import gpu_rows
+        from common.cli.checks.gpu_table import gpu_rows
 
         console = Console()
         found = find_gpus()
@@ -206,7 +206,7 @@ def check_gpus(found: GpuFacts) -> list[Check]:
     """Makes the checks that matter with GPUs only; none on a machine without."""
     import torch
 
-    from common.cli import gpu_checks as checks
+    from common.cli.checks import gpu_checks as checks
     from common.runtime.machine.memory_limit import available_memory_bytes
 
     count = len(found.gpus)
@@ -278,7 +278,7 @@ def _overlap() -> Check:
     import torch
     import torch.distributed as dist
 
-    from common.cli.gpu_checks import OVERLAP, overlap
+    from common.cli.checks.gpu_checks import OVERLAP, overlap
     from common.runtime.group.network import GROUP_CHOICE
     from common.runtime.group.overlap_probe import try_group
 

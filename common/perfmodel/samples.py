@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
+from common.samples import slowest_rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,15 +205,11 @@ class OverlapSamples:
 
         Raises UserError where all-reduces beside the pass were not measured alone.
         """
-        times = {"backward_time_ms": "max", "all_reduce_time_ms": "max"}
-        counted = "messages_done" in table
-        if counted:  # the rank whose pass is longest has seen the most all-reduces end
-            times["messages_done"] = "max"
-        recorded = "copy_out_time_ms" in table
-        if recorded:
-            times["copy_out_time_ms"] = "max"
+        # The rank whose pass is longest has seen the most all-reduces end.
+        times = ["backward_time_ms", "all_reduce_time_ms", "messages_done", "copy_out_time_ms"]
         keys = ["arm", "message_bytes", "round"]
-        by_round = table.groupby([*keys, "iteration"]).agg(times).groupby(keys).median()
+        known = table.reindex(columns=[*keys, "iteration", *times])  # older runs lack the last two
+        by_round = slowest_rank(known, times, by=[*keys, "iteration"]).groupby(keys).median()
         rounds = sorted(set(table["round"]))
 
         def samples(arm: str, column: str, size: float = 0) -> NDArray:
@@ -234,9 +231,7 @@ class OverlapSamples:
                 backward_s=samples(arm, "backward_time_ms", size) / 1e3,
                 until_done_s=samples(arm, "all_reduce_time_ms", size) / 1e3,
                 alone_s=alone_s * messages[arm, size] / messages["all_reduce", size],
-                done=(
-                    samples(arm, "messages_done", size) if counted else np.full(len(rounds), np.nan)
-                ),
+                done=samples(arm, "messages_done", size),
             )
 
         def per_bucket_s() -> NDArray | None:
@@ -260,7 +255,11 @@ class OverlapSamples:
             bookkeeping_s=samples("bookkeeping", "backward_time_ms") / 1e3 - local_s,
             local_s=local_s,
             gradient_bytes=float(table["gradient_bytes"].iloc[0]),
-            copy_out_s=samples("bookkeeping", "copy_out_time_ms") / 1e3 if recorded else None,
+            copy_out_s=(
+                samples("bookkeeping", "copy_out_time_ms") / 1e3
+                if "copy_out_time_ms" in table
+                else None
+            ),
             per_bucket_s=per_bucket_s(),
             beside=beside_pass("continuous"),
             launched=beside_pass("launched"),

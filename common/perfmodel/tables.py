@@ -15,6 +15,7 @@ from common.perfmodel.collectives import MeasuredAllReduce
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
 from common.perfmodel.ddp.step import StepParts
 from common.perfmodel.samples import AllReduceSamples, OverlapSamples, ReadySamples
+from common.samples import slowest_rank
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def read_step_parts(path: Path | str) -> StepParts:
     for column in columns:
         table[column] = numbers(table, column, path, at_least=0)
     keys = [key for key in ("round", "iteration") if key in table.columns]
-    slowest = table.groupby(keys)[columns].max() / 1e3
+    slowest = slowest_rank(table, columns, by=keys) / 1e3
     update = slowest[last]
     if last == "step_time_ms":
         update = (update - slowest["forward_time_ms"] - slowest["backward_time_ms"]).clip(lower=0)

@@ -23,6 +23,7 @@ from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.calibration import SOURCES, Calibration
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.model import DdpModel
+from common.samples import Interval, middle
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class PredictionBands:
         though their bands overlap.
         """
         ratios = self.drawn_s[:, one] / self.drawn_s[:, other] - 1
-        return tuple(map(float, np.quantile(ratios, _ends(self.level))))
+        return middle(ratios, confidence=self.level)
 
 
 def prediction_bands(
@@ -84,12 +85,12 @@ def prediction_bands(
 
     predicted = np.array(times(model))[of_cap]
     drawn = np.array([times(calibration.drawn(generator)) for _ in range(draws)])[:, of_cap]
-    low, median, high = np.quantile(drawn, [_ends(level)[0], 0.5, _ends(level)[1]], axis=0)
+    low, high = middle(drawn, confidence=level)
     table = pd.DataFrame(
         {
             "bucket_cap_mib": [np.nan if cap is None else float(cap) for cap in caps_mib],
             "predicted_ms": predicted * 1e3,
-            "median_ms": median * 1e3,
+            "median_ms": np.median(drawn, axis=0) * 1e3,
             "low_ms": low * 1e3,
             "high_ms": high * 1e3,
             "best_share": (drawn <= drawn.min(axis=1, keepdims=True)).mean(axis=0),
@@ -112,7 +113,7 @@ def spread_by_source(
         drawn_s = [
             calibration.drawn(generator, (source,)).backward_s(cap_mib) for _ in range(draws)
         ]
-        low, high = np.quantile(drawn_s, _ends(0.9))
+        low, high = middle(drawn_s, confidence=0.9)
         spreads[source] = float(high - low) / predicted_s
     return spreads
 
@@ -122,39 +123,31 @@ class Chance:
     """What chance in the measurements does to a prediction.
 
     Attributes:
-        predicted_s: T, from all samples.
-        low_s, high_s: its 90 % band.
+        predicted_s: T, from all samples, with its 90 % band.
         widest: the source whose samples move it most.
         moved: the width of the band where that source alone is drawn, relative to T.
     """
 
-    predicted_s: float
-    low_s: float
-    high_s: float
+    predicted_s: Interval
     widest: str
     moved: float
 
     @property
     def share(self) -> float:
         """Returns half the band's width, relative to T."""
-        return (self.high_s - self.low_s) / 2 / self.predicted_s
+        return self.predicted_s.half_width / self.predicted_s.estimate
 
     def around(self, predicted_s: float) -> Chance:
         """Returns a band of the same relative width around another prediction, in seconds."""
-        factor = predicted_s / self.predicted_s
-        return replace(
-            self,
-            predicted_s=predicted_s,
-            low_s=self.low_s * factor,
-            high_s=self.high_s * factor,
-        )
+        factor = predicted_s / self.predicted_s.estimate
+        return replace(self, predicted_s=self.predicted_s.map(lambda time_s: time_s * factor))
 
     def text(self) -> str:
         """Formats it as a sentence for the terminal."""
         return (
             f"Chance in the measurements: in 90 % of draws the backward pass takes "
-            f"{self.low_s * 1e3:.1f} to {self.high_s * 1e3:.1f} ms. More {self.widest} would "
-            f"narrow this most: they alone move it by {self.moved:.1%}"
+            f"{self.predicted_s.low * 1e3:.1f} to {self.predicted_s.high * 1e3:.1f} ms. More "
+            f"{self.widest} would narrow this most: they alone move it by {self.moved:.1%}"
         )
 
 
@@ -163,9 +156,5 @@ def chance_at(calibration: Calibration, cap_mib: float | None) -> Chance:
     row = prediction_bands(calibration, [cap_mib], draws=100).table.iloc[0]
     spreads = spread_by_source(calibration, cap_mib)
     widest = max(spreads, key=spreads.__getitem__)
-    predicted_s, low_s, high_s = row[["predicted_ms", "low_ms", "high_ms"]] / 1e3
-    return Chance(predicted_s, low_s, high_s, widest, spreads[widest])
-
-
-def _ends(level: float) -> tuple[float, float]:
-    return (1 - level) / 2, (1 + level) / 2
+    predicted_s = Interval(*row[["predicted_ms", "low_ms", "high_ms"]] / 1e3, confidence=0.9)
+    return Chance(predicted_s, widest, spreads[widest])

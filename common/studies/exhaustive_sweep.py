@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.statistics import Regret, instance_times, paired_regret
 from common.csv_tables import read_table
 from common.errors import UserError
 from common.runtime.group.process_group import process_group
@@ -22,6 +21,7 @@ from common.runtime.records.recorder import record_run, require_positive
 from common.runtime.run_options import RankOptions
 from common.runtime.script import run_script
 from common.runtime.seeding import seed_everything
+from common.samples import Interval, paired_ratio, per_round
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
 from common.tuning.results.recommendation import read_recommendation
 from common.tuning.same_graph import check_same_graph, on_main, together
@@ -100,7 +100,7 @@ def main(settings: Exhaustive) -> None:
                     recorder.run.write_table("sweep.csv", pd.DataFrame(facts))
 
 
-def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Regret:
+def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Interval:
     """Returns the regret of a setting against its fastest rival in the run-off.
 
     Rivals are the settings in the run-off that the sweep visited, too. Which one is the fastest is
@@ -112,7 +112,7 @@ def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Regr
         swept: samples of the sweep, VISIT_COLUMNS.
         label: label of the setting.
     """
-    times = instance_times(runoff)
+    times = per_round(runoff, "step_time_ms", "setting")
     chosen = [name for name in times if name in set(swept["setting"]) and name != label]
     is_even = times.index % 2 == 0
     rival = pd.Series(index=times.index, dtype=float)
@@ -120,14 +120,14 @@ def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Regr
         choosing = times[~own] if (~own).any() else times  # of a single round
         fastest = choosing[chosen].median().idxmin()
         rival[own] = times.loc[own, fastest]
-    return paired_regret(times[label], rival)
+    return paired_ratio(times[label], rival).map(lambda ratio: ratio - 1)
 
 
 def _finalists(
     caps: list[DdpSetting], swept: pd.DataFrame, recommended: DdpSetting, best: int
 ) -> list[DdpSetting]:
     """Returns the recommendation, the sweep's fastest and DDP's default, each once."""
-    medians = instance_times(swept).median().sort_values()
+    medians = per_round(swept, "step_time_ms", "setting").median().sort_values()
     by_label = {setting.label: setting for setting in caps}
     fastest = [by_label[label] for label in medians.index[:best]]
     return list(dict.fromkeys([recommended, *fastest, DEFAULT]))

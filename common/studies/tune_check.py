@@ -21,7 +21,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.statistics import instance_times
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError, unknown_name
@@ -31,6 +30,7 @@ from common.runtime.paths import project_root
 from common.runtime.records.recorder import require_positive
 from common.runtime.records.study import earlier_table, study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
+from common.samples import per_round
 from common.studies.exhaustive_sweep import runoff_regret
 from common.tuning.ddp_setting import DEFAULT
 from common.tuning.launched import tune_on_ranks
@@ -204,7 +204,7 @@ def regrets(label: str, sweep: Path) -> dict:
     settings that the sweep chose.
     """
     visits = pd.read_csv(sweep / "sweep-visits.csv")
-    swept = instance_times(visits).median()
+    swept = per_round(visits, "step_time_ms", "setting").median()
     runoff = pd.read_csv(sweep / "runoff-visits.csv")
     against = runoff_regret(runoff, visits, label)
     return {

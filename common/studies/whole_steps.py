@@ -16,7 +16,6 @@ import pandas as pd
 
 from common.analysis.data_parallel.emulated_strategies import EmulatedStrategies, read_emulated
 from common.analysis.data_parallel.strategy_times import EXCHANGING
-from common.analysis.statistics import MOST_NOISE, median_standard_error
 from common.cluster.emulated import EmulatedCluster, why_not
 from common.cluster.launch import launch
 from common.errors import UserError
@@ -26,6 +25,7 @@ from common.runtime.paths import project_root
 from common.runtime.records.recorder import require_positive
 from common.runtime.records.study import study_run
 from common.runtime.stage_progress import StageProgress
+from common.samples import MOST_NOISE, median_standard_error, per_round, slowest_rank
 
 ASSIGNMENTS = project_root() / "assignments"
 CONFIG = ASSIGNMENTS / "assignment1" / "configs" / "laptop.yaml"
@@ -113,8 +113,7 @@ def ratios_of(times: pd.DataFrame) -> pd.DataFrame:
     A step is as long as its slowest rank's. Columns: strategy, over (what it is compared with),
     round, ratio.
     """
-    steps = times.groupby(["strategy", "round", "iteration"])["step_time_ms"].max()
-    rounds = steps.groupby(["strategy", "round"]).median().unstack("strategy")
+    rounds = per_round(times, "step_time_ms", "strategy")
     rows = [
         (strategy, over, round_, ratio)
         for strategy, over in RATIOS.items()
@@ -133,7 +132,7 @@ def steps_of(found: EmulatedStrategies) -> pd.DataFrame:
     """Returns a row per strategy: predicted_ms, measured_ms, error and n, both relative."""
     table = found.table()
     keys = ["strategy", "accumulation", "round", "iteration"]
-    slowest = found.measured.times.groupby(keys)["step_time_ms"].max()
+    slowest = slowest_rank(found.measured.times, "step_time_ms", by=keys)
     # Of each strategy's steps [rounds, iterations], each as long as its slowest rank's.
     n = [
         median_standard_error(slowest[row.strategy, row.accumulation].unstack().to_numpy())

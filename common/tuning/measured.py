@@ -16,7 +16,6 @@ import torch
 from common.benchmarks.buckets.calibration import PASS_COLUMNS, crowd, passes_without_ddp
 from common.benchmarks.buckets.lasting_messages import gradient_dtype
 from common.benchmarks.buckets.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapLab
-from common.benchmarks.rounds import rotated_rounds
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
 from common.perfmodel.ddp.profile import BackwardProfile, DdpCosts
@@ -30,6 +29,7 @@ from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCall
 from common.runtime.group.gradient_marks import READY_COLUMNS, ready_rows
 from common.runtime.group.process_group import Worker
 from common.runtime.records.recorder import Recorder
+from common.samples import rotated_rounds, slowest_rank
 from common.training.scaling.probes import ProbePlan, time_copies
 from common.tuning.same_graph import on_main, together
 from common.tuning.user_model import listed
@@ -134,7 +134,7 @@ def write_passes(
     times = gathered(worker, passes.times)
     if recorder.run:
         recorder.run.write_table("local-step-times.csv", times[list(PASS_COLUMNS)])
-    slowest = times.groupby("iteration")["forward_time_ms"].max()
+    slowest = slowest_rank(times, "forward_time_ms", by=["iteration"])
     return float(slowest.median()) / 1e3, on_main(worker, lambda: read_ready_times(path))
 
 

@@ -13,13 +13,6 @@ from dataclasses import dataclass
 import pandas as pd
 from torch import Tensor, nn
 
-from common.analysis.statistics import (
-    Gain,
-    all_instance_times,
-    instance_times,
-    paired_gain,
-    spread,
-)
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
 from common.perfmodel.calibration import read_calibration
@@ -29,6 +22,7 @@ from common.runtime.group.process_group import Worker
 from common.runtime.machine.environment import RankGroup, describe_environment
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, record_run
+from common.samples import Interval, paired_gain, per_round
 from common.tuning.candidates import Predicted, Prediction, cap_of, ddp_model, predict_all
 from common.tuning.ddp_setting import DEFAULT
 from common.tuning.measured import Measured, WatchedPasses, measure_all, watch_passes
@@ -160,12 +154,12 @@ def _tune(
     samples = visits.rounds(FINAL, [DEFAULT, best.setting, *options], plan.final_rounds)
     more = rounds_with_time_left(plan.final_rounds, budget.left(visits))
     added = visits.rounds(FINAL, [DEFAULT, best.setting], more, first=plan.final_rounds)
-    final = instance_times(pd.concat([samples, added]))
+    final = instance_times_s(pd.concat([samples, added]))
     now = time.perf_counter()
     visit_s = (now - budget.visiting) / visits.count
     sweep_s = len(predicted.bucketings) * SWEEP_ROUNDS * visit_s
     tuning_s, sweep_s = worker.broadcast((now - began, sweep_s))
-    everything = all_instance_times(visits.samples)
+    everything = instance_times_s(visits.samples)
     base = predicted.default
     base_s = float(everything[base.setting.label].median())
     folder = str(recorder.folder)
@@ -202,7 +196,7 @@ def _tune(
             *(verified(each, everything) for each in ranked[1:]),
         ),
         options=tuple(verified(each, final) for each in predicted.options),
-        noise=spread(final[DEFAULT.label]),
+        noise=float(final[DEFAULT.label].std() / final[DEFAULT.label].median()),
         bucketings=len(predicted.bucketings),
         tuning_s=tuning_s,
         sweep_s=sweep_s,
@@ -242,16 +236,25 @@ def rank_candidates(
     for level, count in enumerate(plan.levels):
         settings = [DEFAULT, *(each.setting for each in ranked[:count])]
         visits.rounds(f"choice {level + 1}", settings, ROUNDS_PER_LEVEL)
-        times = all_instance_times(visits.samples)
+        times = instance_times_s(visits.samples)
         saved = {each: _gain(times, each.setting.label).estimate for each in ranked[:count]}
         ranked[:count] = sorted(saved, key=saved.__getitem__, reverse=True)
     return ranked
 
 
-def _gain(times: pd.DataFrame, label: str) -> Gain:
+def instance_times_s(samples: pd.DataFrame) -> pd.DataFrame:
+    """Returns seconds of each instance's step: a row per round of a stage, a column per setting."""
+    stages = [
+        per_round(stage, "step_time_ms", "setting")
+        for _, stage in samples.groupby("stage", sort=False)
+    ]
+    return pd.concat(stages, ignore_index=True) / 1e3
+
+
+def _gain(times: pd.DataFrame, label: str) -> Interval:
     """Returns what a setting saves of the default's time in the rounds that both were visited in.
 
-    ``times`` are those of ``instance_times``.
+    ``times`` are those of ``instance_times_s``.
     """
     both = times[[label, DEFAULT.label]].dropna()
     return paired_gain(both[label], both[DEFAULT.label])

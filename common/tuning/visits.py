@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.benchmarks.rounds import rotated
 from common.benchmarks.steps import FixedBatchStep
 from common.errors import UserError
 from common.runtime import private
@@ -25,6 +24,7 @@ from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
 from common.runtime.records.run_directory import SampleStream
 from common.runtime.timing import clock_for
+from common.samples import rotated
 from common.training.ddp import compress_gradients, exchanging, make_ddp
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
 from common.tuning.same_graph import together

@@ -173,8 +173,8 @@ def test_speedups_and_laws_are_those_the_run_was_made_with(run: Path) -> None:
     assert series.table["speedup"].to_numpy() == pytest.approx(expected)
     assert series.rounds == pytest.approx(np.tile(expected, (4, 1)))  # a slow round is slow for all
     _, usl = series.laws[0]
-    assert usl.parameters["σ"].value == pytest.approx(SIGMA)
-    assert usl.parameters["κ"].value == pytest.approx(KAPPA)
+    assert usl.parameters["σ"].estimate == pytest.approx(SIGMA)
+    assert usl.parameters["κ"].estimate == pytest.approx(KAPPA)
 
 
 def test_two_ranks_are_too_few_for_any_law(run: Path) -> None:

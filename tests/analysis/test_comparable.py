@@ -15,7 +15,8 @@ from assignment1_support import write_training
 from common.analysis.buckets.measurements import added_latency_s, open_run
 from common.analysis.comparable import device_of, difference, network_of, require_same
 from common.analysis.data_parallel.training_runs import open_training
-from common.cli.predict import Predict, with_tables_of_run
+from common.cli.predict import Predict
+from common.cli.prediction.report import with_tables_of_run
 from common.errors import UserError
 from common.runtime.paths import project_root
 

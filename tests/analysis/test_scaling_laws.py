@@ -23,7 +23,7 @@ CASES = [(AMDAHL, (0.1,)), (GUSTAFSON, (0.25,)), (USL, (0.08, 0.01))]
 
 
 def values_of(fitted: FittedLaw) -> list[float]:
-    return [estimate.value for estimate in fitted.parameters.values()]
+    return [interval.estimate for interval in fitted.parameters.values()]
 
 
 @pytest.mark.parametrize(("law", "true"), CASES, ids=lambda v: getattr(v, "name", ""))

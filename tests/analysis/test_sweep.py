@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from common.analysis.buckets.sweep import (
-    BucketSweep,
     evaluate,
     exposed_record,
     local_backward_s,
@@ -180,23 +179,3 @@ def test_local_time_is_the_median_of_the_slowest_rank(tmp_path: Path) -> None:
         for r, t in enumerate(pair)
     ]
     assert local_backward_s(write(tmp_path / "l.csv", rows)) == pytest.approx(0.005)
-
-
-def test_the_standard_error_of_a_median_is_that_of_all_draws_of_rounds():
-    times = {0: [10.0, 11.0], 1: [12.0, 13.0], 2: [9.0, 9.5], 3: [14.0, 10.5]}  # round → steps
-    rows = [
-        {"bucket_cap_mib": 4.0, "round": r, "iteration": i, "backward_time_ms": ms}
-        for r, steps in times.items()
-        for i, ms in enumerate(steps)
-    ]
-    sweep = BucketSweep(pd.DataFrame(rows), 2)
-    # All 4⁴ ways to draw four rounds.
-    medians = [
-        np.median([ms for r in drawn for ms in times[r]])
-        for drawn in itertools.product(times, repeat=4)
-    ]
-    middle = np.median([ms for steps in times.values() for ms in steps])
-    found = sweep.standard_errors(draws=4000)
-    assert found[4.0] == pytest.approx(np.std(medians) / middle, rel=0.05)
-    fewer = BucketSweep(sweep.steps[sweep.steps["round"] < 3], 2)
-    assert np.isnan(fewer.standard_errors()[4.0])

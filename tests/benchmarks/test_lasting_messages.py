@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from ddplab_watch.marks import HostClock
 
 from common.benchmarks.buckets import lasting_messages, overlap_lab
 from common.benchmarks.buckets.lasting_messages import LastingMessages, gradient_dtype
@@ -14,7 +15,6 @@ from common.benchmarks.buckets.overlap_lab import OverlapArm, OverlapLab
 from common.benchmarks.steps import FixedBatchStep
 from common.perfmodel.collectives import AlphaBeta
 from common.runtime.group.process_group import process_group
-from common.runtime.timing import HostClock
 
 MIB, GIB = 2**20, 2**30
 NVLINK = AlphaBeta(30e-6, 230e9)

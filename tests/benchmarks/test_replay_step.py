@@ -19,7 +19,8 @@ from refusal_support import refused_line
 from common.analysis.buckets.measurements import check_comparable, open_run
 from common.analysis.buckets.sweep import read_sweep
 from common.benchmarks.one_device.replayed_profile import open_replayed
-from common.cli.predict import Predict, Report
+from common.cli.predict import Predict
+from common.cli.prediction.report import Report
 from common.errors import UserError
 from common.perfmodel.published import load_recorded
 from common.perfmodel.tables import read_costs, read_ready_times

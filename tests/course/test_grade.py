@@ -19,8 +19,6 @@ from common.course import autograder
 from common.course.answers import CHOICE, NUMBER, questions_path, read_questions
 from common.course.grading.classes import Class
 from common.course.grading.grade import FAULT, Grader, marks_of, write_json
-from common.course.grading.imports import violations
-from common.course.grading.isolation import strongest_isolation
 from common.course.grading.judged_answers import read_key
 from common.course.grading.marks import Grade, Mark
 from common.course.grading.matrix import grade_references, parts_of
@@ -28,6 +26,8 @@ from common.course.markers import student_source
 from common.course.numbers import assignment3
 from common.course.outcomes import Outcome, run_tests
 from common.course.overlay import with_overlay
+from common.course.sandbox.imports import violations
+from common.course.sandbox.isolation import strongest_isolation
 from common.course.submission import HandedIn, handed_in, pack
 from common.course.tasks import read_tasks
 from common.errors import UserError
@@ -256,7 +256,7 @@ def test_gradescope_gets_a_result_whatever_happens(tmp_path: Path, broken_root: 
 def test_a_sandbox_that_does_not_start_is_told_from_the_rest(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(
         "import pytest\nfrom common.errors import RunFailed\n"
-        "from common.course.grading.wire import Raised\nWORDS = 'the sandbox does not start: x'\n"
+        "from common.course.sandbox.wire import Raised\nWORDS = 'the sandbox does not start: x'\n"
         "@pytest.fixture\ndef broken():\n    raise RunFailed(WORDS)\n\n"
         "def test_fault_before(broken):\n    pass\n\n"
         "def test_fault():\n    raise RunFailed(WORDS)\n\n"

@@ -20,13 +20,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.course.grading import own_root
 from common.course.grading.grade import Grader
-from common.course.grading.isolation import strongest_isolation, why_not
-from common.course.grading.sandbox import Sandbox
-from common.course.grading.student import Student, lay_out, lay_out_student, readable
-from common.course.grading.wire import Ended, Raised, Remote
 from common.course.outcomes import Outcome
+from common.course.sandbox import own_root
+from common.course.sandbox.isolation import strongest_isolation, why_not
+from common.course.sandbox.sandbox import Sandbox
+from common.course.sandbox.student import Student, lay_out, lay_out_student, readable
+from common.course.sandbox.wire import Ended, Raised, Remote
 from common.course.submission import HandedIn, Submission
 from common.course.tasks import EXERCISES
 from common.errors import RunFailed, UserError
@@ -493,7 +493,7 @@ def test_packages_are_shown_wherever_they_lie_and_nothing_beside_them(
 OWNER = """
 import sys, time
 from pathlib import Path
-from common.course.grading.sandbox import Sandbox
+from common.course.sandbox.sandbox import Sandbox
 
 with Sandbox(Path(sys.argv[1]), sys.argv[2]) as sandbox:
     sandbox.start("part").module("exercise loss_scale").attack()
@@ -608,7 +608,7 @@ def test_a_sandbox_that_does_not_start_is_nobodys_zero(
 
 
 def test_without_any_isolation_nothing_is_graded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.course.grading.isolation.why_not", lambda kind: f"no {kind}")
+    monkeypatch.setattr("common.course.sandbox.isolation.why_not", lambda kind: f"no {kind}")
     with pytest.raises(UserError, match="nothing can be graded on this machine"):
         strongest_isolation()
 

@@ -19,9 +19,9 @@ import pytest
 from own_processes import OwnProcesses, OwnStudent
 from rank_support import RankServer
 
-from common.course.grading.isolation import strongest_isolation
-from common.course.grading.sandbox import Sandbox
-from common.course.grading.student import Ranks, Student, lay_out, lay_out_student
+from common.course.sandbox.isolation import strongest_isolation
+from common.course.sandbox.sandbox import Sandbox
+from common.course.sandbox.student import Ranks, Student, lay_out, lay_out_student
 from common.errors import UserError
 from common.runtime.paths import project_root
 

@@ -22,11 +22,11 @@ from typing import Any
 import psutil
 from rank_support import RankServer
 
-from common.course.grading import callee
-from common.course.grading.sandbox import ANSWER_S, VARIABLES
-from common.course.grading.scratch import empty
-from common.course.grading.student import Student
-from common.course.grading.wire import Peer, Raised
+from common.course.sandbox import callee
+from common.course.sandbox.sandbox import ANSWER_S, VARIABLES
+from common.course.sandbox.scratch import empty
+from common.course.sandbox.student import Student
+from common.course.sandbox.wire import Peer, Raised
 
 M_MMAP_THRESHOLD = -3
 """Number of the setting in glibc's malloc.h, which is read from a variable only at exec."""

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from own_processes import OwnProcesses
 
-from common.course.grading.sandbox import Sandbox
-from common.course.grading.student import Student, lay_out_student
-from common.course.grading.wire import Raised
+from common.course.sandbox.sandbox import Sandbox
+from common.course.sandbox.student import Student, lay_out_student
+from common.course.sandbox.wire import Raised
 from common.runtime.paths import project_root
 
 HIDDEN = Path(__file__).with_name("hidden")
@@ -26,7 +26,7 @@ import os
 from common.exercises.naive_ddp import FlatDDP
 
 readings = iter([0, 10**6, 10**6])
-os.sys.modules["common.course.grading.wire"].Remote.__call__ = lambda *_: next(readings)
+os.sys.modules["common.course.sandbox.wire"].Remote.__call__ = lambda *_: next(readings)
 
 
 class OverlappedDDP(FlatDDP):

@@ -17,8 +17,8 @@ from mutants.numbers import NUMBERS
 from mutants.ranks import RANKS
 from own_processes import OwnProcesses
 
-from common.course.grading.sandbox import Sandbox
-from common.course.grading.student import Student, lay_out_student
+from common.course.sandbox.sandbox import Sandbox
+from common.course.sandbox.student import Student, lay_out_student
 from common.runtime.paths import project_root
 
 HIDDEN = Path(__file__).with_name("hidden")

@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
+from ddplab_watch.marks import CudaClock
 from torch import Tensor
 
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.timing import CudaClock
 from common.training.step import TrainingStep, build_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ddplab_watch.marks import CudaClock
 
-from common.runtime.timing import CudaClock
 from common.training.trainer import on_device
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ddplab_watch.marks import CudaClock
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.group.gradient_marks import ready_marks, ready_seconds
-from common.runtime.timing import CudaClock
 from common.traces.profiler_trace import read_trace
 from common.training.step import build_model
 

@@ -15,6 +15,7 @@ from common.perfmodel.samples import AllReduceSamples, ReadySamples
 from common.perfmodel.simulator import simulate_backward
 from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
 from common.perfmodel.uncertainty import Chance, prediction_bands, spread_by_source
+from common.samples import Interval
 
 RECORDED = Path(__file__).resolve().parents[2] / "data" / "epyc-2-cores" / "assignment2"
 TABLES = (
@@ -90,9 +91,10 @@ def test_a_size_with_few_calls_is_known_as_badly_as_few_calls_tell():
 
 
 def test_a_band_around_another_prediction_keeps_its_relative_width():
-    chance = Chance(predicted_s=2.0, low_s=1.8, high_s=2.4, widest="all-reduces", moved=0.2)
+    chance = Chance(Interval(2.0, 1.8, 2.4), widest="all-reduces", moved=0.2)
     moved = chance.around(1.0)
-    assert (moved.predicted_s, moved.low_s, moved.high_s) == pytest.approx((1.0, 0.9, 1.2))
+    band = moved.predicted_s
+    assert (band.estimate, band.low, band.high) == pytest.approx((1.0, 0.9, 1.2))
     assert moved.share == pytest.approx(chance.share)
     assert "900.0 to 1200.0 ms" in moved.text()
 

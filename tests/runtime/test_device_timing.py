@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
+from ddplab_watch.host_waits import HostWaits
+from ddplab_watch.marks import CudaClock, HostClock
 from torch import nn
 
 from common.runtime.group import collective_timing
@@ -18,7 +22,6 @@ from common.runtime.group.collective_timing import (
 from common.runtime.group.gradient_marks import hold_for_marks, ready_marks
 from common.runtime.group.process_group import Worker
 from common.runtime.processes.ranks import current_ranks
-from common.runtime.timing import CudaClock, HostClock
 
 GPU = torch.device("cuda", 0)
 FASTEST_GPU_HZ = 2.6e9  # the boost clock of a GeForce RTX 4080 Super is 2.55 GHz
@@ -38,7 +41,8 @@ class RecordedCuda:
                 assert enable_timing
                 recorder.events += 1
 
-            def record(self) -> None:
+            def record(self, stream: object) -> None:
+                assert stream == GPU
                 recorder.calls.append("mark")
                 self.at_ms = len(recorder.calls)
 
@@ -59,6 +63,8 @@ class RecordedCuda:
 
         patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(torch.cuda, "_sleep", sleep)
+        patch.setattr(torch.cuda, "device", nullcontext)
+        patch.setattr(torch.cuda, "current_stream", lambda device: device)
         patch.setattr(torch.cuda, "synchronize", lambda *_: self.calls.append("synchronize"))
         patch.setattr(dist, "all_reduce", all_reduce)
         patch.setattr(dist, "barrier", lambda *_, **__: self.calls.append("barrier"))
@@ -142,6 +148,18 @@ def test_the_stream_is_held_for_as_long_as_was_asked_on_the_fastest_gpu(cuda, du
 def test_a_stream_is_never_held_for_long(cuda):
     CudaClock(GPU).hold(3600)
     assert cuda.slept[0] / 1e9 < 0.5  # seconds of a GPU of 1 GHz
+
+
+def test_a_wait_is_that_of_whoever_uses_the_clock(cuda, monkeypatch):
+    # The watch counts where a script waits; its clock is also that of this project's benchmarks.
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    waits = HostWaits(lambda: "backward", lambda frame: (frame.f_code.co_name, ""))
+    waits.install()
+    CudaClock(GPU).wait()
+    waits.remove()
+    here = test_a_wait_is_that_of_whoever_uses_the_clock.__name__
+    assert list(waits.places) == [("backward", here, "torch.cuda.synchronize")]
 
 
 def test_more_launches_hold_the_device_longer(cuda):

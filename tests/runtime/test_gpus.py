@@ -1,12 +1,15 @@
-"""What is recorded of GPUs: a driver and a sysfs tree of known numbers stand in for real ones."""
+"""What a run and the watch record of GPUs: a driver and a sysfs tree of known numbers stand in."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from ddplab_watch import nvml
+from ddplab_watch.surroundings import COLUMNS
 from nvml_support import GIB, FakeGpu, fake_nvml, h100, no_driver, sysfs
 
 from common.runtime.machine import environment, gpus
@@ -27,6 +30,11 @@ CARDS = {
     "infiniband/mlx5_0": "0000:18:00.0",
     "infiniband/mlx5_1": "0000:c1:00.0",
 }
+ALIKE = (
+    *("name", "uuid", "bus_id", "numa_node", "power_limit_w", "compute_mode"),
+    *("pcie_width", "pcie_width_max", "pcie_generation", "pcie_generation_max"),
+)
+"""Facts that the record of a run and that of the watch call by one name."""
 
 
 def test_two_gpus_are_read_with_all_their_numbers(tmp_path: Path) -> None:
@@ -51,6 +59,15 @@ def test_two_gpus_are_read_with_all_their_numbers(tmp_path: Path) -> None:
     assert first.compute_mode == "DEFAULT"
     assert (first.pcie_generation, first.pcie_generation_max) == (1, 5)
     assert (first.pcie_width, first.pcie_width_max) == (8, 16)
+    row = nvml.gpu_facts(1, {}, module, root=tmp_path)  # that of the watch
+    assert set(row) <= set(COLUMNS)
+    assert {name: row[f"gpu_{name}"] for name in ALIKE} == {
+        name: getattr(second, name) for name in ALIKE
+    }
+    assert (row["gpu_sm_clock_mhz"], row["gpu_sm_clock_max_mhz"]) == (1201, 1981)
+    assert row["gpu_mig"] is False
+    # This driver does not answer these questions.
+    assert (row["gpu_throttle_reasons"], row["gpu_other_processes"]) == (None, None)
     assert module.opened == []  # NVML is closed again
 
 
@@ -159,6 +176,54 @@ def test_without_a_driver_nothing_is_found(tmp_path: Path) -> None:
     # what CUDA says is kept where only NVML is missing, as in some containers
     [gpu] = read_gpu_facts([h100(0).cuda()], no_driver(), tmp_path).gpus
     assert (gpu.name, gpu.memory_bytes, gpu.ecc) == ("NVIDIA Pretend 80GB", 80 * GIB, None)
+    two = read_gpu_facts([h100(0).cuda(), h100(1).cuda()], no_driver(), tmp_path)
+    assert (len(two.gpus), two.pairs) == (2, ())
+    assert nvml.gpu_facts(0, {}, no_driver()) == {}
+
+
+def row_of(**asked: object) -> dict[str, object]:
+    """Reads the watch's row of GPU 0 from a driver that answers these questions, too."""
+    driver = fake_nvml([h100(0), h100(1)])
+    for name, answer in asked.items():
+        setattr(driver, f"nvmlDeviceGet{name}", lambda handle, answer=answer: answer)
+    return nvml.gpu_facts(0, {}, driver)
+
+
+@pytest.mark.parametrize("name", ["CurrentClocksEventReasons", "CurrentClocksThrottleReasons"])
+def test_reasons_for_lower_clocks_are_named_by_both_generations_of_drivers(name: str) -> None:
+    assert row_of(**{name: 0x44})["gpu_throttle_reasons"] == "SwPowerCap HwThermalSlowdown"
+    assert row_of(**{name: 0})["gpu_throttle_reasons"] == "none"
+
+
+def test_other_processes_are_those_beside_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [SimpleNamespace(pid=-1), SimpleNamespace(pid=-2)]
+    own = SimpleNamespace(pid=os.getpid())
+    asked = "ComputeRunningProcesses"
+    assert row_of(**{asked: [own, *others]})["gpu_other_processes"] == 2
+    assert row_of(**{asked: others})["gpu_other_processes"] == 2
+    assert row_of(**{asked: []})["gpu_other_processes"] == 0
+    # In a container the own process is listed under a number that it does not know.
+    monkeypatch.setattr(nvml, "uses_cuda", lambda: True)
+    monkeypatch.setattr(nvml, "cuda_uuid", lambda index: None)
+    assert row_of(**{asked: others})["gpu_other_processes"] == 1
+    assert row_of(**{asked: []})["gpu_other_processes"] is None
+
+
+@pytest.mark.parametrize(
+    ("index", "visible", "uuid", "expected"),
+    [
+        (1, None, None, "GPU-00000001"),
+        (0, "1,0", None, "GPU-00000001"),
+        (1, "GPU-00000001,GPU-00000000", None, "GPU-00000000"),
+        (0, None, "00000001", "GPU-00000001"),  # torch writes it bare; it counts more than indices
+        (2, "1,0", None, None),
+        (0, "", None, None),
+    ],
+)
+def test_the_gpu_is_the_one_that_cuda_means(index, visible, uuid, expected) -> None:
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    facts = nvml.gpu_facts(index, env, fake_nvml([h100(0), h100(1)]), uuid)
+    assert facts.get("gpu_uuid") == expected
 
 
 def test_the_record_of_a_run_on_gpus_keeps_what_was_read(

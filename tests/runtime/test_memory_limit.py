@@ -106,46 +106,42 @@ def test_torch_fails_as_recognised() -> None:
 
 
 def test_without_a_cgroup_it_is_what_the_system_has(tmp_path: Path) -> None:
-    found = available_memory_bytes(tmp_path, tmp_path / "none")
-    assert 0 < found <= psutil.virtual_memory().total
+    assert 0 < available_memory_bytes(tmp_path) <= psutil.virtual_memory().total
 
 
 GIB = 2**30
 MIB = 2**20
 
 
-def group(folder: Path, files: dict[str, object]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_text(f"{content}\n")
+def groups(root: Path, own: str, files: dict[str, dict[str, object]]) -> Path:
+    """Makes the lines of a process's own groups, and files of folders below their mount."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(own)
+    for folder, contents in files.items():
+        (root / "sys/fs/cgroup" / folder).mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (root / "sys/fs/cgroup" / folder / name).write_text(f"{content}\n")
+    return root
 
 
 def test_a_limit_of_a_group_above_counts(tmp_path: Path) -> None:
     # cgroup v2: the job has 64 MiB of which 40 are used, 10 of them droppable; the step has none.
-    own = tmp_path / "own"
-    own.write_text("0::/job/step\n")
-    root = tmp_path / "cgroup"
     stat = f"anon 5\ninactive_file {10 * MIB}\nactive_file 7"
     job = {"memory.max": 64 * MIB, "memory.current": 40 * MIB, "memory.stat": stat}
-    group(root / "job", job)
-    group(root / "job" / "step", job | {"memory.max": "max"})
-    assert available_memory_bytes(root, own) == (64 - 40 + 10) * MIB
+    files = {"job": job, "job/step": job | {"memory.max": "max"}}
+    assert available_memory_bytes(groups(tmp_path, "0::/job/step\n", files)) == (64 - 40 + 10) * MIB
 
 
 def test_version_1_and_a_container_that_sees_its_group_as_the_root(tmp_path: Path) -> None:
     # The path is the host's and is not there; the limit is at the mount's root.
-    own = tmp_path / "own"
-    own.write_text("9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n")
-    root = tmp_path / "cgroup"
+    own = "9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n"
     stat = f"cache 1\ntotal_inactive_file {2 * MIB}"
     limit = {"memory.limit_in_bytes": 32 * MIB, "memory.usage_in_bytes": 12 * MIB}
-    group(root / "memory", limit | {"memory.stat": stat})
-    assert available_memory_bytes(root, own) == (32 - 12 + 2) * MIB
+    root = groups(tmp_path, own, {"memory": limit | {"memory.stat": stat}})
+    assert available_memory_bytes(root) == (32 - 12 + 2) * MIB
 
 
 def test_version_1_writes_a_huge_number_where_there_is_no_limit(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.write_text("4:memory:/\n")
     none = {"memory.limit_in_bytes": 2**63 - 4096, "memory.usage_in_bytes": 0, "memory.stat": ""}
-    group(tmp_path / "cgroup" / "memory", none)
-    assert available_memory_bytes(tmp_path / "cgroup", own) <= psutil.virtual_memory().total
+    root = groups(tmp_path, "4:memory:/\n", {"memory": none})
+    assert available_memory_bytes(root) <= psutil.virtual_memory().total

@@ -15,6 +15,7 @@ from common.perfmodel.collectives import AlphaBeta
 from common.perfmodel.ddp.profile import NO_COSTS, BackwardProfile, DdpCosts
 from common.perfmodel.tables import AllReduceTable
 from common.perfmodel.uncertainty import Chance
+from common.samples import Interval
 from common.tuning import measured as inputs
 from common.tuning import tuner
 from common.tuning.candidates import APART, predict, predict_all
@@ -173,7 +174,7 @@ def test_the_error_to_expect_is_that_of_the_best_setting_and_not_of_its_cap_alon
 
     def chance_at(calibration: object, cap_mib: float) -> Chance:
         asked["cap"] = cap_mib
-        return Chance(0.2, 0.18, 0.22, "all-reduces", 0.1)
+        return Chance(Interval(0.2, 0.18, 0.22), "all-reduces", 0.1)
 
     def expectation(model, backend, network, predicted_s, chance) -> str:
         asked.update(predicted_s=predicted_s, chance=chance)

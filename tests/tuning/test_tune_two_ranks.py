@@ -15,10 +15,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from common.analysis.statistics import paired_gain
 from common.errors import RunFailed, UserError
 from common.perfmodel.tables import read_all_reduce, read_costs, read_ready_times
 from common.runtime.records.run_directory import read_environment
+from common.samples import paired_gain
 from common.studies import tune_check
 from common.tuning import launched
 from common.tuning.ddp_setting import DEFAULT
@@ -187,7 +187,7 @@ def swept(rank_server, tuned) -> Path:
     flags = ("--rounds", 1, "--runoff_rounds", 2, "--most_runoff_rounds", 3, "--within", 1e-9)
     flags += ("--device", "cpu", "--run_id", "sweep")
     done = rank_server.run(
-        COMMON / "tuning" / "exhaustive.py",
+        COMMON / "studies" / "exhaustive_sweep.py",
         *("--function", FUNCTION, "--folder", HERE, "--tune_run", folder),
         *("--output_dir", folder.parent, *flags),
         ranks=2,

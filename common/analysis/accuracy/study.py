@@ -27,7 +27,6 @@ from common.analysis.accuracy.case import (
 )
 from common.analysis.buckets.sweep import BucketSweep
 from common.analysis.runs import Run, age
-from common.analysis.statistics import MOST_NOISE
 from common.csv_tables import read_table
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
@@ -42,6 +41,7 @@ from common.perfmodel.expected_error import (
 )
 from common.perfmodel.model import COPIES, FULL, RUNGS, SEVERAL
 from common.runtime.paths import project_root
+from common.samples import LEAST_ROUNDS, MOST_NOISE, middle, per_round, resampled
 
 LONGER, OTHERS = "longer calibration", "contention of other models"
 WITNESS = "at the witness's speed"
@@ -53,7 +53,6 @@ USUAL_CAP_MIB = 25.0
 """DDP's ``bucket_cap_mb``; an explicit one is not its default, whose first bucket has 1 MiB."""
 CHOICES = ("b*", "smallest", "largest", "default")
 """Caps to choose: the model's, and three that need no model. Older studies have no default."""
-DRAWS = 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,18 +265,14 @@ def _regrets(case: JudgedCase) -> dict:
 
 
 def _regret_interval(sweep: BucketSweep, chosen: float) -> tuple[float, float]:
-    """Bootstraps 5 to 95 % of the regret over rounds; NaN of fewer than four."""
-    if sweep.steps["round"].nunique() < 4:
+    """Bootstraps 5 to 95 % of the regret over rounds; NaN of fewer than ``LEAST_ROUNDS``."""
+    by_round = per_round(sweep.steps, "backward_time_ms", "bucket_cap_mib")
+    if len(by_round) < LEAST_ROUNDS:
         return float("nan"), float("nan")
-    caps = sweep.steps["bucket_cap_mib"].fillna(np.inf)  # DDP's default has no number
-    by_round = sweep.steps.groupby(["round", caps])["backward_time_ms"].median().unstack()
-    generator = np.random.default_rng(0)
-    place = by_round.columns.get_loc(chosen)
-    values = by_round.to_numpy()
-    drawn = values[generator.integers(len(values), size=(DRAWS, len(values)))]
-    medians = np.median(drawn, axis=1)
-    regrets = medians[:, place] / medians.min(axis=1) - 1
-    return tuple(map(float, np.quantile(regrets, [0.05, 0.95])))
+    # The published intervals are those of 500 draws.
+    medians = np.median(resampled(by_round, draws=500), axis=1)
+    regrets = medians[:, by_round.columns.get_loc(chosen)] / medians.min(axis=1) - 1
+    return middle(regrets, confidence=0.9)
 
 
 def recorded_study() -> JudgedStudy:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from common.analysis.accuracy.study import CHOICES, LONGER, OTHERS, JudgedStudy
-from common.analysis.statistics import MOST_NOISE
 from common.analysis.style import Table
 from common.perfmodel.model import CURVE, FULL, LINE, SEVERAL
+from common.samples import MOST_NOISE
 
 OFF = 0.05
 """Bucketings predicted worse than this are listed one by one."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from common.analysis.buckets.sweep import Accuracy, BucketSweep
 from common.perfmodel.model import DdpModel
+from common.samples import per_round
 
 NAME = "DDP's default (1, 25 MiB)"
 """Its name in tables and figures."""
@@ -20,12 +21,10 @@ def gains_over_default(sweep: BucketSweep, cap_mib: float) -> list[float]:
 
     Empty where the default was not measured.
     """
-    caps = sweep.steps["bucket_cap_mib"]
-    chosen, default = (
-        sweep.steps[which].groupby("round")["backward_time_ms"].median()
-        for which in (caps == cap_mib, caps.isna())
-    )
-    return (1 - chosen / default).dropna().tolist()
+    by_round = per_round(sweep.steps, "backward_time_ms", "bucket_cap_mib")
+    chosen, default = by_round.reindex(columns=[cap_mib, np.nan]).to_numpy().T
+    gains = 1 - chosen / default
+    return gains[~np.isnan(gains)].tolist()
 
 
 def gain_text(sweep: BucketSweep, cap_mib: float) -> str:

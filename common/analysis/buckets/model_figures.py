@@ -26,6 +26,7 @@ from common.analysis.style import (
 )
 from common.perfmodel.collectives import AlphaBeta, MeasuredAllReduce
 from common.perfmodel.ddp.timeline import BackwardTimeline
+from common.samples import slowest_rank
 
 
 def timeline(timeline_: BackwardTimeline, caption: str, title: str = "") -> Figure:
@@ -64,11 +65,10 @@ def all_reduce_curve(
         x, y = curve.sizes_bytes, curve.times_s * 1e3
         bars = None
         if samples is not None:
-            slowest = samples[samples["mode"] == "sequential"].groupby(
-                ["total_bytes", "round", "iteration"]
-            )["time_ms"]
+            calls = samples[samples["mode"] == "sequential"]
+            slowest = slowest_rank(calls, "time_ms", by=["total_bytes", "round", "iteration"])
             low, high = (
-                slowest.max().groupby("total_bytes").quantile(q).to_numpy() for q in (0.25, 0.75)
+                slowest.groupby("total_bytes").quantile(q).to_numpy() for q in (0.25, 0.75)
             )
             bars = np.maximum(0, [y - low, high - y])
         elif spread_s is not None:
@@ -96,7 +96,8 @@ def all_reduce_curve(
 
 def chunks(samples: pd.DataFrame, caption: str) -> Figure:
     """Draws figures 2a and 2b of Li et al.: the same bytes in ever larger chunks."""
-    slowest = samples.groupby(["mode", "chunk_bytes", "round", "iteration"])["time_ms"].max()
+    call = ["mode", "chunk_bytes", "round", "iteration"]
+    slowest = slowest_rank(samples, "time_ms", by=call)
     with figure(caption) as (fig, axes):
         for mode, label in (("sequential", "one after another"), ("in_flight", "all in flight")):
             quantiles = slowest[mode].groupby("chunk_bytes").quantile([0.25, 0.5, 0.75]).unstack()

@@ -6,16 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from common.analysis.statistics import median_standard_error
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions, cap_label
 from common.perfmodel.ddp.bucketings import profile_buckets
 from common.perfmodel.ddp.profile import BackwardProfile
 from common.perfmodel.search import regret
+from common.samples import median_standard_error, slowest_rank
 
 KEYS = ["bucket_cap_mib", "round", "iteration"]
 BUCKETS = ["num_buckets", "first_bucket_bytes", "last_bucket_bytes"]
@@ -70,12 +69,12 @@ class BucketSweep:
             return float("nan")
         return float((halves[0] / halves[1] - 1).abs().median())
 
-    def standard_errors(self, column: str = "backward_time_ms", **options: int) -> pd.Series:
+    def standard_errors(self, column: str = "backward_time_ms") -> pd.Series:
         """Returns by cap the standard error of its median, relative (``median_standard_error``)."""
         errors = {}
         for cap, steps in self.steps.groupby("bucket_cap_mib", dropna=False):
             times = steps.pivot(index="round", columns="iteration", values=column).to_numpy()
-            errors[cap] = median_standard_error(times, **options)
+            errors[cap] = median_standard_error(times)
         return pd.Series(errors)
 
     def measured_s(self) -> dict[float, float]:
@@ -150,8 +149,7 @@ def slowest_steps(table: pd.DataFrame) -> pd.DataFrame:
     columns = bucket_columns(table)
     if BUCKET_BYTES in columns:  # a column of single buckets is read as numbers
         table = table.assign(bucket_bytes=table[BUCKET_BYTES].astype(str))
-    steps = table.groupby([*KEYS, *columns], dropna=False, sort=False)[TIMES].max()
-    return steps.reset_index()
+    return slowest_rank(table, TIMES, by=[*KEYS, *columns], sort=False).reset_index()
 
 
 def bucket_columns(table: pd.DataFrame) -> list[str]:
@@ -241,5 +239,5 @@ def exposed_record(path: Path | str) -> pd.Series:
 def local_backward_s(path: Path | str) -> float:
     """Reads the median backward time (s) without DDP in a sweep's rounds (``local-times.csv``)."""
     table = read_table(path, ["round", "iteration", "rank", "backward_time_ms"])
-    slowest = table.groupby(["round", "iteration"])["backward_time_ms"].max()
-    return float(np.median(slowest)) / 1e3
+    slowest = slowest_rank(table, "backward_time_ms", by=["round", "iteration"])
+    return float(slowest.median()) / 1e3

@@ -24,6 +24,7 @@ from common.perfmodel.one_device.sharding import whole_tensors
 from common.perfmodel.tables import AllReduceTable, read_all_reduce, read_costs, read_ready_times
 from common.runtime.paths import relative_to_project
 from common.runtime.records.run_directory import find_table
+from common.samples import slowest_rank
 
 ALL_REDUCE, LOCAL, READY = "allreduce-samples.csv", "local-times.csv", "gradient-ready-times.csv"
 OVERLAP = "overlap-times.csv"
@@ -77,7 +78,7 @@ class EmulatedStrategies:
         own = self.local[self.local["accumulation"] == accumulation]
         if own.empty:
             raise UserError(f"{LOCAL}: no steps with accumulation {accumulation}")
-        parts = own.groupby(["round", "iteration"])[["before_time_ms", "update_time_ms"]].max()
+        parts = slowest_rank(own, ["before_time_ms", "update_time_ms"], by=["round", "iteration"])
         before_ms, update_ms = parts.median()
         return StepParts(forward_s=0.0, update_s=update_ms / 1e3, before_s=before_ms / 1e3)
 
@@ -123,7 +124,7 @@ class EmulatedStrategies:
         chosen = (self.alone["strategy"] == strategy) & (self.alone["accumulation"] == accumulation)
         if not chosen.any():
             raise UserError(f"{ALONE}: no steps of {strategy} with accumulation {accumulation}")
-        steps = self.alone[chosen].groupby(["round", "iteration"])["step_time_ms"].max()
+        steps = slowest_rank(self.alone[chosen], "step_time_ms", by=["round", "iteration"])
         return steps.median() / 1e3
 
     def collective_s(self, collective: Collective) -> float:
@@ -140,7 +141,7 @@ class EmulatedStrategies:
             raise UserError(
                 f"{COLLECTIVES}: no {collective.operation} of {collective.size_bytes} bytes"
             )
-        calls = self.collectives[chosen].groupby(["round", "iteration"])["time_ms"].max()
+        calls = slowest_rank(self.collectives[chosen], "time_ms", by=["round", "iteration"])
         return calls.groupby("round").mean().median() / 1e3
 
     def table(self) -> pd.DataFrame:

@@ -29,6 +29,7 @@ from common.perfmodel.fsdp.communication import (
 )
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.runtime.records.run_directory import find_table
+from common.samples import slowest_rank
 from common.tables import STRATEGY_COLUMNS
 
 EXCHANGING = STRATEGIES[1:]
@@ -104,7 +105,7 @@ class StrategyTimes:
         it), speedup_low and speedup_high (least and greatest).
         """
         keys = ["accumulation", "strategy"]
-        steps = self.times.groupby([*keys, "round", "iteration"])["step_time_ms"].max()
+        steps = slowest_rank(self.times, "step_time_ms", by=[*keys, "round", "iteration"])
         quartiles = steps.groupby(keys).quantile([0.25, 0.5, 0.75]).unstack()
         table = quartiles.set_axis(["q25_ms", "step_ms", "q75_ms"], axis=1)
         # The noise is estimated from medians of whole rounds: each round builds every strategy

@@ -15,6 +15,7 @@ from common.errors import UserError
 from common.perfmodel.fsdp.communication import EXERCISES
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.paths import relative_to_project
+from common.samples import slowest_rank
 
 ASSIGNMENT = "assignment1"
 COMMAND = "uv run ddplab run assignment1"
@@ -125,7 +126,7 @@ class TrainingRun(runs.OfRun):
         """
         slowed = self.steps.groupby("step")["profiled"].transform("max").astype(bool)
         plain = self.steps[~slowed]
-        return plain.groupby("step")["step_time_ms"].max().reset_index()
+        return slowest_rank(plain, "step_time_ms", by=["step"]).reset_index()
 
     def __str__(self) -> str:
         return f"{strategy_name(self.strategy)} on {ranks_text(self.ranks)}"

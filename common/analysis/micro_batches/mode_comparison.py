@@ -15,6 +15,7 @@ from common.analysis.runs import OfRun, Run, caption_of
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.runtime.paths import relative_to_project
+from common.samples import DRAWS, middle, resampled, slowest_rank
 
 MODE_TIMES, CALIBRATION, SLOW_RANK = "mode-times.csv", "calibration.csv", "slow-rank.csv"
 COLUMNS = (
@@ -44,8 +45,6 @@ SLOW_RANK_COLUMNS = (
     "estimated_factor",
 )
 CONTROL, STATIC = "control", "static"
-DRAWS, INTERVAL = 1000, (2.5, 97.5)
-"""Number of samples of a bootstrap, and the percentiles that bound its 95 % interval."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +98,7 @@ class ModeComparison(OfRun):
     def slowest(self, column: str = "step_time_ms") -> pd.DataFrame:
         """Returns the slowest rank's value: a row per step, a column per mode of ``modes``."""
         rows = self.times[self.times["mode"].isin(self.modes)]
-        by_step = rows.groupby(["step", "mode"])[column].max().unstack("mode")
+        by_step = slowest_rank(rows, column, by=["step", "mode"]).unstack("mode")
         return by_step[self.modes].dropna()
 
     def ratios(self, column: str = "step_time_ms") -> pd.DataFrame:
@@ -121,7 +120,10 @@ class ModeComparison(OfRun):
         slowest, compute = self.slowest(), self.slowest("compute_time_ms")
         padded = self.slowest("padded_tokens")
         paired = self.ratios().quantile([0.25, 0.5, 0.75]).T
-        low, high = bootstrap_ratio(slowest.to_numpy(), slowest[STATIC].to_numpy())
+        # All modes are taken on the same drawn steps: what makes a batch slow in every mode cancels
+        # in the ratio.
+        means = resampled(slowest).mean(axis=1)
+        low, high = middle(means / means[:, [self.modes.index(STATIC)]])
         table = pd.DataFrame(
             {
                 "mean_ms": slowest.mean(),
@@ -176,25 +178,22 @@ class ModeComparison(OfRun):
         (the largest rank's, over all texts) and padded_ratio.
         """
         rows = self.times[self.times["mode"].isin([*self.modes, *self.own_batch_modes])]
-        steps = rows.groupby(["mode", "step"]).agg(
-            step_ms=("step_time_ms", "max"),
-            texts=("global_batch", "first"),
-            padded=("padded_tokens", "max"),
-        )
+        columns = ["step_time_ms", "global_batch", "padded_tokens"]
+        steps = slowest_rank(rows, columns, by=["mode", "step"])
         sums = steps.groupby("mode").sum()
         table = pd.DataFrame(
             {
                 "same_batch": rows.groupby("mode")["same_batch"].first(),
-                "texts": steps.groupby("mode")["texts"].mean(),
-                "per_text_ms": sums["step_ms"] / sums["texts"],
-                "padded_per_text": sums["padded"] / sums["texts"],
+                "texts": steps.groupby("mode")["global_batch"].mean(),
+                "per_text_ms": sums["step_time_ms"] / sums["global_batch"],
+                "padded_per_text": sums["padded_tokens"] / sums["global_batch"],
             }
         ).loc[[*self.modes, *self.own_batch_modes]]
         # A step of another batch has no counterpart in static, so nothing can be paired: the steps
         # of both modes are drawn independently (two seeds), and the rates divided.
         static = _drawn_rates(steps.loc[STATIC], seed=0)
         bounds = {
-            mode: np.percentile(_drawn_rates(steps.loc[mode], seed=1) / static, INTERVAL)
+            mode: middle(_drawn_rates(steps.loc[mode], seed=1) / static)
             for mode in self.own_batch_modes
         }
         paired = self.summary[["ratio_low", "ratio_high"]]
@@ -228,27 +227,10 @@ def read_comparison(run: Run) -> ModeComparison:
     )
 
 
-def bootstrap_ratio(values: NDArray, base: NDArray) -> tuple[NDArray, NDArray]:
-    """Returns the lower and upper bounds, each [modes], of mean(values) / mean(base), at 95 %.
-
-    Args:
-        values: [steps, modes].
-        base: [steps].
-    """
-    # The bootstrap (Efron 1979) draws steps with replacement. All modes and the base are taken on
-    # the same drawn steps: what makes a batch slow in every mode cancels in the ratio.
-    steps = len(base)
-    chosen = np.random.default_rng(0).integers(0, steps, (DRAWS, steps))
-    ratios = values[chosen].mean(axis=1) / base[chosen].mean(axis=1)[:, None]
-    low, high = np.percentile(ratios, INTERVAL, axis=0)
-    return low, high
-
-
 def _drawn_rates(steps: pd.DataFrame, seed: int) -> NDArray:
-    """Returns the time per text in ms of samples of the steps, drawn with replacement: [DRAWS]."""
-    chosen = np.random.default_rng(seed).integers(0, len(steps), (DRAWS, len(steps)))
-    times, texts = steps["step_ms"].to_numpy(), steps["texts"].to_numpy()
-    return times[chosen].sum(axis=1) / texts[chosen].sum(axis=1)
+    """Returns the time per text in ms of resampled steps: [DRAWS]."""
+    sums = resampled(steps[["step_time_ms", "global_batch"]], seed=seed).sum(axis=1)
+    return sums[:, 0] / sums[:, 1]
 
 
 def _beside(run: Run, name: str, columns: Sequence[str]) -> pd.DataFrame | None:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from common.analysis.micro_batches.training_runs import mode_name
+from common.samples import slowest_rank
 
 CALIBRATED, TOLD, NOT_TOLD = "dynamic_calibrated", "told", "not_told"
 CLOSE = 0.25
@@ -43,7 +44,7 @@ def slow_steps(table: pd.DataFrame, mode: str) -> pd.Series:
 
     Both are measured on the same global batches.
     """
-    slowest = table.groupby(["mode", "step"])["step_time_ms"].max()
+    slowest = slowest_rank(table, "step_time_ms", by=["mode", "step"])
     return slowest[mode] / slowest[TOLD]
 
 

@@ -24,6 +24,7 @@ from common.analysis.micro_batches.training_runs import (
 from common.analysis.runs import Run, caption_of
 from common.errors import UserError
 from common.runtime.paths import relative_to_project
+from common.samples import slowest_rank
 
 CHANGE = "change in %"
 MEASURES = {
@@ -116,7 +117,7 @@ def summarise(run: MicroBatchRun) -> dict[str, float]:
         "step_time_p95_ms": slowest.quantile(0.95),
         "step_time_p99_ms": slowest.quantile(0.99),
         "step_time_median_ms": slowest.median(),
-        "compute_time_slowest_ms": rows.groupby("step")["compute_time_ms"].max().mean(),
+        "compute_time_slowest_ms": slowest_rank(rows, "compute_time_ms", by=["step"]).mean(),
         "compute_time_mean_ms": rows["compute_time_ms"].mean(),
         "waiting_time_mean_ms": rows["waiting_time_ms"].mean(),
         "communication_time_mean_ms": rows["communication_time_ms"].mean(),

@@ -15,6 +15,7 @@ from common.analysis.runs import OfRun, Run
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.runtime.paths import project_root, relative_to_project
+from common.samples import slowest_rank
 from common.tables import MICRO_BATCH_COLUMNS
 
 FIRST_RANK = "metrics/rank0.csv"
@@ -100,7 +101,7 @@ class MicroBatchRun(OfRun):
     @cached_property
     def slowest(self) -> pd.Series:
         """Returns the slowest rank's step time in ms, by step."""
-        return self.measured.groupby("step")["step_time_ms"].max()
+        return slowest_rank(self.measured, "step_time_ms", by=["step"])
 
     @cached_property
     def loss(self) -> pd.Series:

@@ -190,7 +190,7 @@ def laws(series: Series, caption: str) -> Figure:
         for law, colour, dashes in zip(fitted, (RED, BLUE), ("-.", "-"), strict=False):
             low, high = law.band(ranks)
             axes.fill_between(ranks, low, high, color=colour, alpha=0.18, linewidth=0)
-            values = ", ".join(f"{name} = {e.value:.3g}" for name, e in law.parameters.items())
+            values = ", ".join(f"{name} = {e.estimate:.3g}" for name, e in law.parameters.items())
             label = f"{law.law.name}: {values}"
             axes.plot(ranks, law.predict(ranks), dashes, color=colour, label=label)
             peak = law.peak_ranks

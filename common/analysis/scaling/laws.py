@@ -12,25 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm, t
 
 from common.errors import UserError
 from common.exercises.scaling_fit import GUSTAFSON, USL, Law, check_points, fit_parameters
+from common.samples import Interval, middle, resampled, student_quantile
 
-LEVEL = 0.95
 DRAWS = 400
+"""Each draw of a bootstrap is a fit."""
 LEAST_ROUNDS = 3
+"""As draws are widened by Student's t, they need fewer rounds than other bootstraps."""
 FITS_WITHIN = 0.05
 """A law describes its points where its largest error is at most this."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A parameter with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +40,7 @@ class FittedLaw:
     law: Law
     ranks: NDArray
     speedup: NDArray
-    parameters: Mapping[str, Estimate]
+    parameters: Mapping[str, Interval]
     method: str
     draws: NDArray
     r_squared: float
@@ -61,8 +53,7 @@ class FittedLaw:
         """Returns the 95 % interval of the law at these numbers of ranks."""
         asked = np.asarray(ranks, dtype=float)
         curves = self.law.predict(asked[:, None], *self.draws.T)
-        low, high = np.percentile(curves, _percentiles(), axis=1)
-        return low, high
+        return middle(curves, axis=1)
 
     @property
     def largest_error(self) -> float:
@@ -99,11 +90,10 @@ class FittedLaw:
         if self.law is not USL:
             return None
         peaks = [_peak(sigma, kappa) for sigma, kappa in self.draws]
-        low, high = np.percentile(peaks, _percentiles(), method="nearest")
-        return float(low), float(high)
+        return middle(peaks, method="nearest")
 
     def _values(self) -> list[float]:
-        return [self.parameters[name].value for name in self.law.parameters]
+        return [self.parameters[name].estimate for name in self.law.parameters]
 
 
 def fit_law(
@@ -152,10 +142,9 @@ def fit_law(
         normal = generator.multivariate_normal(np.zeros(len(values)), covariance, DRAWS * 5)
         # A scatter that was estimated from few points needs Student's wider quantiles.
         freedom = len(points.ranks) - len(law.parameters)
-        factor = 1.0 if known else scatter * _student(freedom) / _student(np.inf)
+        factor = 1.0 if known else scatter * student_quantile(freedom) / student_quantile(np.inf)
         draws = values + normal * factor
     draws = np.clip(draws, 0, law.largest)
-    bounds = np.percentile(draws, _percentiles(), axis=0).T
     fitted = law.predict(points.ranks, *values)
     spread = ((points.speedup - points.speedup.mean()) ** 2).sum()
     return FittedLaw(
@@ -163,8 +152,8 @@ def fit_law(
         ranks=points.ranks,
         speedup=points.speedup,
         parameters={
-            name: Estimate(float(value), float(min(bound[0], value)), float(max(bound[1], value)))
-            for name, value, bound in zip(law.parameters, values, bounds, strict=True)
+            name: Interval(float(value), float(min(start, value)), float(max(end, value)))
+            for name, value, start, end in zip(law.parameters, values, *middle(draws), strict=True)
         },
         method=method,
         draws=draws,
@@ -188,7 +177,7 @@ def _checked(law: Law, ranks, speedup, low, high, rounds) -> _Points:
     errors = None
     if low is not None and high is not None:
         width = np.asarray(high, dtype=float) - np.asarray(low, dtype=float)
-        errors = (width / 2 / _student(np.inf))[several]
+        errors = (width / 2 / student_quantile(np.inf))[several]
         # Without any spread in one of them, intervals are no measure of error.
         if not (np.isfinite(errors).all() and (errors > 0).all()):
             errors = None
@@ -211,10 +200,10 @@ def _offsets_over_rounds(law: Law, points: _Points) -> NDArray:
     widened by √(n/(n − 1)), and by Student's t over the normal quantile.
     """
     rounds, total = points.rounds, len(points.rounds)
-    drawn = rounds[np.random.default_rng(0).integers(0, total, (DRAWS, total))].mean(axis=1)
+    drawn = resampled(rounds, draws=DRAWS).mean(axis=1)
     fits = np.array([_least_squares(law, points.ranks, row, points.errors)[0] for row in drawn])
     centre = _least_squares(law, points.ranks, rounds.mean(axis=0), points.errors)[0]
-    widened = _student(total - 1) / _student(np.inf) * np.sqrt(total / (total - 1))
+    widened = student_quantile(total - 1) / student_quantile(np.inf) * np.sqrt(total / (total - 1))
     return (fits - centre) * widened
 
 
@@ -233,13 +222,3 @@ def _peak(sigma: float, kappa: float) -> float:
     if kappa <= 0:
         return float("inf") if sigma < 1 else 1.0
     return float(max(1.0, np.sqrt(max(0.0, 1 - sigma) / kappa)))
-
-
-def _student(freedom: float) -> float:
-    """Returns the two-sided quantile of Student's t; the normal one for infinite freedom."""
-    upper = (1 + LEVEL) / 2
-    return float(norm.ppf(upper) if np.isinf(freedom) else t.ppf(upper, freedom))
-
-
-def _percentiles() -> tuple[float, float]:
-    return 50 * (1 - LEVEL), 50 * (1 + LEVEL)

@@ -27,6 +27,7 @@ from common.perfmodel.collectives import AllReduceModel, MeasuredAllReduce, as_a
 from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.scaling.pass_times import LinearTime, PassTimes
 from common.perfmodel.scaling.step_model import StepModel, predict
+from common.samples import slowest_rank
 
 
 def predicted_steps(opened: Run, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -113,7 +114,7 @@ def from_pieces(model: StepModel, probes: pd.DataFrame) -> StepModel:
     several, single = probes[together], probes[~together]
 
     def both_lines(column: str) -> tuple[LinearTime, LinearTime]:
-        slowest = several.groupby(["batch_per_rank", "repeat"])[column].max()
+        slowest = slowest_rank(several, column, by=["batch_per_rank", "repeat"])
         medians = slowest.groupby("batch_per_rank").median() / 1e3
         line = LinearTime.fit(medians.index.to_list(), medians.to_list())
         if single.empty:

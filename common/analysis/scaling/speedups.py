@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from common.analysis.scaling.training_run import STRONG, WEAK, RunIdentity, ScalingRun
 from common.errors import UserError
+from common.samples import Interval, middle, resampled, welch
 
 SAME = {
     "data": "data set",
@@ -30,7 +30,6 @@ NOT_COUNTED = "samples per epoch not counted"
 SAMPLES_APART = 0.01
 """Numbers of samples this close are the same: a sampler fills up, or drops, the last batch."""
 
-DRAWS, CONFIDENCE = 2000, 0.95
 FEW = 8
 """From so many values on, a bootstrap is trusted."""
 OVER_RUNS, OVER_EPOCHS, NO_INTERVAL = "repeated runs", "epochs", "nothing: a single epoch"
@@ -217,11 +216,11 @@ def _speedup(
 ) -> Speedup:
     base, other = ([_times(run, warmup) for run in side] for side in (base_runs, runs))
     base_s, other_s = np.mean(np.concatenate(base)), np.mean(np.concatenate(other))
-    low, high, over = ratio_interval(base, other)
+    interval, over = ratio_interval(base, other)
     return Speedup(
         value=float(base_s / other_s) * samples_ratio,
-        low=low * samples_ratio,
-        high=high * samples_ratio,
+        low=interval.low * samples_ratio,
+        high=interval.high * samples_ratio,
         over=over,
         ranks=runs[0].identity.world_size / base_runs[0].identity.world_size,
     )
@@ -234,8 +233,8 @@ def _times(run: ScalingRun, warmup: int) -> NDArray:
     return times
 
 
-def ratio_interval(base: list[NDArray], other: list[NDArray]) -> tuple[float, float, str]:
-    """Computes the 95 % interval of base time over the other's, and says what it is taken over.
+def ratio_interval(base: list[NDArray], other: list[NDArray]) -> tuple[Interval, str]:
+    """Estimates base time over the other's, and says what its interval is taken over.
 
     Repeated runs on both sides: Welch's t on the logarithms of the runs' means, since a bootstrap
     of two or three values is far too narrow. Else over epochs, which do not know how much runs
@@ -246,53 +245,15 @@ def ratio_interval(base: list[NDArray], other: list[NDArray]) -> tuple[float, fl
         other: the same of the other side.
     """
     if len(base) > 1 and len(other) > 1:
-        means = [[np.log(np.mean(run)) for run in side] for side in (base, other)]
-        low, high = _welch(means[0], means[1])
-        return low, high, OVER_RUNS
+        logs = ([np.log(np.mean(run)) for run in side] for side in (base, other))
+        return welch(*logs).map(np.exp), OVER_RUNS
     first, second = np.concatenate(base), np.concatenate(other)
     if len(first) < 2 or len(second) < 2:
-        return float("nan"), float("nan"), NO_INTERVAL
+        return Interval(np.nan, np.nan, np.nan), NO_INTERVAL
     if min(len(first), len(second)) < FEW:
-        low, high = _welch(np.log(first), np.log(second))
-        return low, high, OVER_EPOCHS
-    # The bootstrap: epochs of each side are drawn with replacement, as many as there are, and the
-    # ratio of their means is taken; the interval holds the middle 95 % of these ratios.
-    draw = np.random.default_rng(0)
-    means = [
-        times[draw.integers(0, len(times), (DRAWS, len(times)))].mean(axis=1)
-        for times in (first, second)
-    ]
-    low, high = np.quantile(means[0] / means[1], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high), OVER_EPOCHS
-
-
-def paired_interval(ratios: NDArray) -> tuple[float, float]:
-    """Computes the 95 % interval of a ratio that was measured in several rounds.
-
-    Student's t on the logarithms. Draws with replacement would be far too narrow: of two rounds,
-    all of them lie between the two.
-
-    Args:
-        ratios: [rounds], at least two; each of times that were measured side by side.
-    """
-    logs = np.log(ratios)
-    error = np.std(logs, ddof=1) / np.sqrt(len(logs))
-    off = stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * error
-    return float(np.exp(np.mean(logs) - off)), float(np.exp(np.mean(logs) + off))
-
-
-def _welch(base: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """Computes the interval of exp(mean(base) − mean(other)) by Welch's t.
-
-    A ratio of times is a difference of their logarithms. The two sides need not vary alike, so each
-    has a variance of its own; the degrees of freedom are Welch and Satterthwaite's.
-    """
-    middle = np.mean(base) - np.mean(other)
-    parts = [np.var(side, ddof=1) / len(side) for side in (base, other)]
-    if sum(parts) == 0:
-        return float(np.exp(middle)), float(np.exp(middle))
-    freedom = sum(parts) ** 2 / sum(
-        part**2 / (len(side) - 1) for part, side in zip(parts, (base, other), strict=True)
-    )
-    off = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(sum(parts))
-    return float(np.exp(middle - off)), float(np.exp(middle + off))
+        return welch(np.log(first), np.log(second)).map(np.exp), OVER_EPOCHS
+    # The published intervals are those of 2000 draws.
+    draws = np.random.default_rng(0)
+    means = [resampled(side, draws=2000, seed=draws).mean(axis=1) for side in (first, second)]
+    low, high = middle(means[0] / means[1])
+    return Interval(first.mean() / second.mean(), low, high), OVER_EPOCHS

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from common.analysis.scaling.laws import Estimate, FittedLaw
+from common.analysis.scaling.laws import FittedLaw
 from common.analysis.scaling.prediction import prediction_errors
 from common.analysis.scaling.sweep_run import Series, SweepRun, arm_name
 from common.analysis.step_parts import PARTS, TOLERANCE
 from common.perfmodel.scaling.published_mlp import MEAN_SLOWDOWN, PCIE3_X16_BYTES_PER_S, Explanation
 from common.perfmodel.scaling.published_mlp import TOLERANCE as PUBLISHED_TOLERANCE
+from common.samples import Interval
 
 NO_INTERVAL = "no interval: one round"
 
@@ -215,7 +216,7 @@ def laws_table(series: Sequence[Series]) -> pd.DataFrame:
             "law": fitted.law.name,
             "describes the points": _yes_or_no(fitted),
             "parameter": name,
-            "value": estimate.value,
+            "value": estimate.estimate,
             "95 % interval": _interval_of(estimate),
             "largest error": fitted.largest_error,
             "R²": fitted.r_squared,
@@ -319,8 +320,8 @@ def published_facts(found: Explanation) -> dict[str, str]:
     }
 
 
-def _interval_of(estimate: Estimate) -> str:
-    if estimate.value == estimate.high == 0:
+def _interval_of(estimate: Interval) -> str:
+    if estimate.estimate == estimate.high == 0:
         return "at its bound"  # 0 in every draw, as parameters cannot be negative
     return _interval(estimate.low, estimate.high, "{:.3g}")
 

@@ -20,6 +20,7 @@ from common.analysis.comparable import network_of
 from common.analysis.runs import Run
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
+from common.samples import slowest_rank
 from common.tables import ARM_COLUMNS, EPOCH_COLUMNS, FACT_COLUMNS
 
 STRONG, WEAK = "strong", "weak"
@@ -208,7 +209,7 @@ def read_own(folder: Path) -> ScalingRun:
         raise UserError("environment.json has no world_size")
     if rows["rank"].nunique() != world_size:
         raise UserError(f"epochs.csv has rows of {rows['rank'].nunique()} of {world_size} ranks")
-    slowest = rows.groupby("epoch")["train_time_s"].max()
+    slowest = slowest_rank(rows, "train_time_s", by=["epoch"])
     table = rows[rows["rank"] == rows["rank"].min()].set_index("epoch")
     table = table.assign(train_time=slowest).drop(columns="train_time_s").reset_index()
     table["epoch"] = table["epoch"] + (1 - min(1, table["epoch"].min()))  # epochs count from 1

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from common.benchmarks.rounds import rotated_rounds
 from common.errors import UserError, unknown_name
 from common.perfmodel.collectives import algorithm_bandwidth, bus_bandwidth
 from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCalls, time_all_reduces
@@ -20,6 +19,7 @@ from common.runtime.records.recorder import (
     require_positive,
 )
 from common.runtime.run_options import RankOptions
+from common.samples import rotated_rounds, slowest_rank
 from common.training.precision import DTYPES
 
 # The course's list: one element, then 12,792 doubling up to 1,676,718,080 (in float32 6.7 GB).
@@ -141,20 +141,15 @@ def measure(settings: AllReduceBenchmark, worker: Worker, recorder: Recorder) ->
     return samples.table()
 
 
-def slowest_rank(samples: pd.DataFrame) -> pd.DataFrame:
-    """Returns one row per sample, with the time of the slowest rank."""
-    keys = [column for column in samples.columns if column not in ("rank", "time_ms")]
-    return samples.groupby(keys, as_index=False, sort=False)["time_ms"].max()
-
-
 def course_table(samples: pd.DataFrame, backend: str, world_size: int) -> pd.DataFrame:
     """Returns the course's ``allreduce-times.csv``: one row per size, sequential mode only.
 
     ``average_time`` and ``stdev_time``, the standard deviation, are in seconds.
     """
-    sequential = slowest_rank(samples[samples["mode"] == "sequential"])
-    groups = sequential.groupby(["total_elements", "total_bytes"])["time_ms"]
-    table = (groups.agg(["mean", "std"]).fillna(0) / 1e3).reset_index()
+    size = ["total_elements", "total_bytes"]
+    sequential = samples[samples["mode"] == "sequential"]
+    calls = slowest_rank(sequential, "time_ms", by=[*size, "round", "iteration"])
+    table = (calls.groupby(size).agg(["mean", "std"]).fillna(0) / 1e3).reset_index()
     table = table.rename(columns={"mean": "average_time", "std": "stdev_time"})
     table.insert(0, "backend", backend)
     table.insert(1, "world_size", world_size)
@@ -167,8 +162,9 @@ def summarise(samples: pd.DataFrame, world_size: int) -> pd.DataFrame:
     1 GB is 1e9 bytes. Bus bandwidth is algorithm bandwidth times 2(n−1)/n (nccl-tests,
     doc/PERFORMANCE.md).
     """
-    groups = slowest_rank(samples).groupby(["mode", "total_bytes"])["time_ms"]
-    table = groups.quantile([0.5, 0.95]).unstack().reset_index()
+    keys = ["mode", "total_bytes"]
+    calls = slowest_rank(samples, "time_ms", by=[*keys, "round", "iteration"])
+    table = calls.groupby(keys).quantile([0.5, 0.95]).unstack().reset_index()
     table.columns = ["mode", "size_bytes", "p50_ms", "p95_ms"]
     size, time_s = table["size_bytes"], table["p50_ms"] / 1e3
     table["algbw_gb_per_s"] = algorithm_bandwidth(size, time_s) / 1e9

@@ -11,14 +11,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from common.benchmarks.buckets.allreduce import slowest_rank
-from common.benchmarks.rounds import rotated_rounds
 from common.errors import UserError, unknown_name
 from common.runtime.group.collective_timing import check_sum, time_in_flight, time_sequence
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, record_run, require_positive
 from common.runtime.run_options import RankOptions
+from common.samples import rotated_rounds, slowest_rank
 from common.training.precision import DTYPES
 
 
@@ -124,9 +123,10 @@ def _time_chunks(chunks: list[Tensor], worker: Worker, mode: str) -> float:
 
 def course_table(samples: pd.DataFrame, worker: Worker) -> pd.DataFrame:
     """Returns the course's ``allreduce-chunk-times.csv``: all chunks in flight, in seconds."""
-    slowest = slowest_rank(samples[samples["mode"] == "in_flight"])
     keys = ["total_elements", "total_bytes", "chunk_elements", "chunk_bytes"]
-    table = slowest.groupby(keys)["time_ms"].agg(["mean", "std"]).fillna(0) / 1e3
+    in_flight = samples[samples["mode"] == "in_flight"]
+    calls = slowest_rank(in_flight, "time_ms", by=[*keys, "round", "iteration"])
+    table = calls.groupby(keys).agg(["mean", "std"]).fillna(0) / 1e3
     table = table.rename(columns={"mean": "average_time", "std": "stdev_time"}).reset_index()
     table.insert(0, "backend", worker.backend)
     table.insert(1, "world_size", worker.world_size)

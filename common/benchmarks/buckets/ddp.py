@@ -17,7 +17,6 @@ from common.benchmarks.buckets.latency_hook import (
     check_added_latency,
     latency_note,
 )
-from common.benchmarks.rounds import rotated_rounds
 from common.benchmarks.steps import FixedBatchStep, UpdatedStepOptions, make_step
 from common.errors import UserError
 from common.models.replay import ReplayModel
@@ -32,6 +31,7 @@ from common.runtime.records.recorder import (
     require_positive,
 )
 from common.runtime.timing import clock_for
+from common.samples import rotated_rounds, slowest_rank
 from common.training.ddp import make_ddp
 
 STEP_COLUMNS = (
@@ -310,5 +310,5 @@ def timed_step(
 def _medians(samples: pd.DataFrame) -> pd.DataFrame:
     keys = ["bucket_cap_mib", "num_buckets"]
     times = ["forward_time_ms", "backward_time_ms", "step_time_ms"]
-    slowest = samples.groupby([*keys, "round", "iteration"], sort=False)[times].max()
+    slowest = slowest_rank(samples, times, by=[*keys, "round", "iteration"], sort=False)
     return slowest.groupby(keys, sort=False).median().reset_index()

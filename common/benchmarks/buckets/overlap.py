@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import pandas as pd
 
 from common.benchmarks.buckets.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapLab
-from common.benchmarks.rounds import rotated_rounds
 from common.benchmarks.steps import FixedBatchStep, StepRunOptions, make_step
 from common.errors import UserError
 from common.runtime.group.process_group import Worker, process_group
@@ -21,6 +20,7 @@ from common.runtime.records.recorder import (
     require_not_negative,
     require_positive,
 )
+from common.samples import rotated_rounds, slowest_rank
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ def main(settings: OverlapBenchmark) -> None:
             if recorder.run:
                 keys = ["arm", "message_bytes", "messages"]
                 times = ["backward_time_ms", "all_reduce_time_ms"]
-                slowest = samples.groupby([*keys, "round", "iteration"], sort=False)[times].max()
+                step = [*keys, "round", "iteration"]
+                slowest = slowest_rank(samples, times, by=step, sort=False)
                 medians = slowest.groupby(keys, sort=False).median().reset_index()
                 print(medians.to_string(index=False, float_format="%.4g"))
                 print(f"Written to {recorder.run.path}")

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.benchmarks.rounds import rotated
 from common.data.text import TokenizedTexts
 from common.errors import UserError
 from common.runtime.group.process_group import Worker, process_group
@@ -29,6 +28,7 @@ from common.runtime.records.recorder import (
     require_not_negative,
     require_positive,
 )
+from common.samples import rotated
 from common.scheduling.cost import TokensCost, TokensSquaredCost
 from common.scheduling.loader import AheadLoader, MicroBatch
 from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan

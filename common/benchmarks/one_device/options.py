@@ -21,7 +21,6 @@ import torch
 from common.analysis.one_device.options import noise_floor, option_ratios, ratios_text
 from common.benchmarks.buckets.resting_step import rest, states_of
 from common.benchmarks.one_device.option_arms import AGAIN, BASELINE, Arm, plan_arms
-from common.benchmarks.rounds import rotated_rounds
 from common.data.batches import BatchStream
 from common.errors import UserError
 from common.perfmodel.one_device.memory import estimated_states, predict_memory
@@ -37,6 +36,7 @@ from common.runtime.records.recorder import (
 from common.runtime.records.run_directory import RunDirectory
 from common.runtime.run_options import DeviceOptions
 from common.runtime.seeding import seed_everything
+from common.samples import rotated_rounds
 from common.training.loop import time_steps
 from common.training.step import TrainingStep
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from common.benchmarks.rounds import rotated_rounds
 from common.benchmarks.scaling.workloads import Workload
 from common.errors import UserError
 from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder
+from common.samples import rotated_rounds
 from common.training.scaling.data_parallel_step import DataParallelStep, StepOptions
 from common.training.scaling.log import ScalingLog, StepKey, single_arm
 from common.training.scaling.probes import Probed, ProbePlan, probe

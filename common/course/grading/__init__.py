@@ -1,1 +1,1 @@
-"""Grading without trust: a student's code in a sandbox, and the checks that call it outside."""
+"""Grades: hidden tests of submissions, points of answers, and the class's tables."""

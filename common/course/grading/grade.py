@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.course.answers import read_answers, read_questions
-from common.course.grading.imports import violations
-from common.course.grading.isolation import strongest_isolation
 from common.course.grading.judged_answers import judge_answers, read_key
 from common.course.grading.marks import Grade, Mark
-from common.course.grading.sandbox import NOT_STARTED
-from common.course.grading.student import lay_out, lay_out_student
 from common.course.markers import student_source
 from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome, run_tests
 from common.course.progress import reason_of
+from common.course.sandbox.imports import violations
+from common.course.sandbox.isolation import strongest_isolation
+from common.course.sandbox.sandbox import NOT_STARTED
+from common.course.sandbox.student import lay_out, lay_out_student
 from common.course.submission import ANSWERS, HandedIn, Submission, read_name, read_submission
 from common.course.tasks import Task, read_tasks
 from common.errors import NotYetWritten, RunFailed, UserError, unwritten_task

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from common.course.numbers.tables import table
 from common.errors import UserError
+from common.samples import per_round
 
 
 def ddp_speedup(run: Path) -> float:
@@ -49,6 +50,5 @@ def _ratio_of_steps(run: Path, strategy: str, other: str) -> float:
     for name in (strategy, other):
         if name not in set(times["strategy"]):
             raise UserError(f"compare_strategies/strategy-times.csv: no steps of {name}")
-    steps = times.groupby(["round", "strategy", "iteration"])["step_time_ms"].max()
-    by_round = steps.groupby(["round", "strategy"]).median().unstack()
+    by_round = per_round(times, "step_time_ms", "strategy")
     return float((by_round[strategy] / by_round[other]).median())

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from common.course.numbers.tables import table
 from common.perfmodel.calibration import read_calibration
+from common.samples import slowest_rank
 
 
 def bandwidth_mb_per_s(run: Path) -> float:
     """Returns β from the smallest and the largest all-reduce, in 10⁶ bytes per second."""
     samples = table(run, "allreduce-samples", "allreduce_benchmark")
     one_by_one = samples[samples["mode"] == "sequential"]
-    slowest_ms = one_by_one.groupby(["total_bytes", "round", "iteration"])["time_ms"].max()
+    slowest_ms = slowest_rank(one_by_one, "time_ms", by=["total_bytes", "round", "iteration"])
     by_size_ms = slowest_ms.groupby("total_bytes").median()
     smallest, largest = by_size_ms.index.min(), by_size_ms.index.max()
     longer_s = (by_size_ms[largest] - by_size_ms[smallest]) / 1e3
@@ -36,7 +37,7 @@ def one_bucket_ratio(run: Path) -> float:
     passes = table(run, "ddp-times", "ddp_benchmark")
     whole = passes[passes["num_buckets"] == 1]
     step = ["round", "iteration"]
-    with_ddp_ms = whole.groupby(["bucket_cap_mib", *step])["backward_time_ms"].max()
+    with_ddp_ms = slowest_rank(whole, "backward_time_ms", by=["bucket_cap_mib", *step])
     local = table(run, "local-times", "ddp_benchmark")
-    without_ms = local.groupby(step)["backward_time_ms"].max()
+    without_ms = slowest_rank(local, "backward_time_ms", by=step)
     return float(with_ddp_ms.median() / without_ms.median())

@@ -8,6 +8,7 @@ import pandas as pd
 
 from common.course.numbers.tables import table
 from common.errors import UserError
+from common.samples import per_round, slowest_rank
 
 SWEEP = "sweep"
 ALONE, SEVERAL, ALL = "text_1_rank", "text_2_ranks", "text_all_ranks"
@@ -37,8 +38,7 @@ def weak_efficiency(run: Path) -> float:
     steps = _measured_steps(run)
     is_plain = steps["kind"] == "plain"
     counted = steps[is_plain | ~steps["arm"].isin(steps.loc[is_plain, "arm"])]
-    slowest = counted.groupby(["arm", "round", "epoch", "step"])["step_time_ms"].max()
-    step_ms = slowest.groupby(["arm", "round"]).median().groupby("arm").median()
+    step_ms = per_round(counted, "step_time_ms", "arm", step=["epoch", "step"]).median()
     throughput = [arm["global_batch"] / step_ms[arm["arm"]] for arm in (several, one)]
     return float(throughput[0] / throughput[1] / several["world_size"])
 
@@ -78,7 +78,7 @@ def _mean_epoch_s(run: Path, stage: str) -> float:
     Raises:
         UserError: there is one epoch only.
     """
-    epochs = table(run, "epochs", stage).groupby("epoch")["train_time_s"].max().sort_index()
+    epochs = slowest_rank(table(run, "epochs", stage), "train_time_s", by=["epoch"])
     if len(epochs) < 2:
         raise UserError(f"{stage}/epochs.csv: one epoch only, and the first does not count")
     return float(epochs.iloc[1:].mean())

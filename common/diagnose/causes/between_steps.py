@@ -15,6 +15,7 @@ from common.diagnose.evidence.evidence import (
     NotJudged,
     standard_error,
 )
+from common.samples import slowest_rank
 
 DATA_SHARE = 0.10
 """Loaders that keep up leave a fetch from a queue, below 2 % of any step; a tenth is five times
@@ -37,14 +38,14 @@ def data_loading(case: Case) -> Verdict | None:
     # Worker processes start in an epoch's first step, which is little of an epoch of many steps.
     first = data.groupby(level=["round", "epoch"]).cumcount() == 0
     data = data[~first] if (~first).any() else data
-    steps_ms = case.run.by_step("step_time_ms").max(axis=1).loc[data.index]
+    steps_ms = case.run.slowest_ms.loc[data.index]
     # Means: a loader that runs dry only now and then costs just as much.
     by_rank = data.mean()
     slowest = int(by_rank.idxmax())
     share = float(data[slowest].sum() / steps_ms.sum())
     if share < DATA_SHARE:
         return None
-    error = float((data[slowest] / steps_ms).std() / len(data) ** 0.5)
+    error = float((data[slowest] / steps_ms).sem())
     level, reason = confidence(share, DATA_SHARE, error, len(data))
     alone = len(by_rank) > 1 and by_rank.min() < by_rank.max() / 2
     whose = f" (rank {slowest}; others less)" if alone else ""
@@ -114,7 +115,7 @@ def _between(case: Case) -> Verdict | None:
     share = float(both["between"].sum() / both.sum().sum())
     if share < BETWEEN_SHARE:
         return None
-    error = max(standard_error(shares), float(shares.std() / len(shares) ** 0.5))
+    error = max(standard_error(shares), float(shares.sem()))
     level, reason = confidence(share, BETWEEN_SHARE, error, len(shares))
     speedup = case.speedup_now
     if speedup is not None:  # that of the steps alone, and of their median
@@ -146,8 +147,8 @@ def _evaluation(case: Case) -> Verdict | None:
     epochs = case.run.tables.get(EPOCHS)
     if epochs is None or epochs.empty:
         return None
-    evaluation = epochs.groupby("epoch")["evaluation_time_s"].max()
-    whole = epochs.groupby("epoch")["epoch_time_s"].max()
+    evaluation = slowest_rank(epochs, "evaluation_time_s", by=["epoch"])
+    whole = slowest_rank(epochs, "epoch_time_s", by=["epoch"])
     share = float(evaluation.sum() / whole.sum())
     if share < EVALUATION_SHARE:
         return None

@@ -267,7 +267,7 @@ def _exposed(case: Case) -> _Exposed:
     active_s = predict(apart(model)).exchange.communication_s * model.settings.exchanges
     each_bytes = _wire_bytes(settings, after) / after.exchange.num_buckets
     latency = latency_share(case.run, WIRE_TYPES[settings.compression], each_bytes)
-    step_ms = float(case.run.by_step("step_time_ms").max(axis=1).median())
+    step_ms = float(case.run.slowest_ms.median())
     measured_ms = case.share(COMMUNICATION)[0] * step_ms
     if latency < LATENCY_SHARE:
         measured_ms = min(measured_ms, BELIEVED * active_s * 1e3)

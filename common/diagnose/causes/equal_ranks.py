@@ -17,6 +17,7 @@ from common.diagnose.evidence.evidence import (
     NotJudged,
 )
 from common.diagnose.evidence.measured_step import watched_exchanges
+from common.samples import slowest_rank
 
 KEYS = ["repeat", "iteration"]
 PARTS = ["forward_time_ms", "backward_time_ms", "exchange_time_ms"]
@@ -55,7 +56,7 @@ def passes_ms(case: Case, rank: int) -> float | None:
         return None
     longer_ms = max(0.0, float(alone[rank] - alone.drop(rank).mean()))
     # A pass ends with its slowest rank, which is now one and now another.
-    whole_ms = measured.assign(whole=measured[PARTS].sum(axis=1)).groupby(KEYS)["whole"].max()
+    whole_ms = slowest_rank(measured.assign(whole=measured[PARTS].sum(axis=1)), "whole", by=KEYS)
     others = measured[measured["rank"] != rank]
     probed_ms = float(others.groupby("rank")[PARTS[0]].median().mean())
     sending_ms = float(whole_ms.median()) - longer_ms - probed_ms

@@ -52,7 +52,7 @@ def slow_rank(case: Case) -> Verdict | None:
         return None
     # Of all steps that are seen. Watching buckets makes steps longer, but not the difference of two
     # ranks' passes: in a script most steps are plain.
-    step_ms = float(case.run.by_step("step_time_ms").max(axis=1).median())
+    step_ms = float(case.run.slowest_ms.median())
     longer_ms = float(medians[slowest]) - others_ms
     hindered = hindered_ms(case, slowest, longer_ms)
     lost = max(0.0, longer_ms - hindered) / step_ms
@@ -138,11 +138,11 @@ def slow_update(case: Case) -> Verdict | None:
     updates = case.run.by_step("optimizer_time_ms")
     slowest = int(updates.median().idxmax())
     over_ms = updates[slowest] - updates.drop(columns=slowest).median(axis=1)
-    shares = over_ms / case.run.by_step("step_time_ms").max(axis=1)
+    shares = over_ms / case.run.slowest_ms
     share, error = float(shares.median()), standard_error(shares)
     if share < UPDATE_SHARE or float((over_ms > 0).mean()) < SLOWEST_OFTEN:
         return None
-    step_ms = float(case.run.by_step("step_time_ms").max(axis=1).median())
+    step_ms = float(case.run.slowest_ms.median())
     lost = min(max(0.0, share - hindered_ms(case, slowest) / step_ms), 0.99)
     level, reason = confidence(share, UPDATE_SHARE, error, len(shares))
     return Verdict(
@@ -177,7 +177,7 @@ def unequal_lengths(case: Case) -> Verdict | None:
     slope, error = _slope(compute, tokens)
     if slope < LENGTHS_SLOPE or slope < SURE * error:
         return None
-    step_ms = case.run.by_step("step_time_ms").max(axis=1)
+    step_ms = case.run.slowest_ms
     over = min(slope, 1.0) * uneven * compute.mean(axis=1) / step_ms
     lost = float(over.mean())
     if lost < UNEQUAL_SHARE:

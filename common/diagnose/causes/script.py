@@ -30,6 +30,7 @@ from common.diagnose.evidence.evidence import (
     NotJudged,
 )
 from common.perfmodel.scaling.step_model import predict
+from common.samples import slowest_rank
 
 COLLECTING_SHARE = 0.02
 """Garbage collection of a loop that keeps no cycles takes less than a thousandth."""
@@ -118,13 +119,15 @@ def needless_search(case: Case) -> Verdict | None:
 def collecting(case: Case) -> Verdict | None:
     """Judges whether Python's garbage collector stops the steps."""
     # Ranks that collect for a shorter time, or not at all, wait for the one that does so longest.
-    steps = _extra(case, "collecting_time_ms").groupby(STEP)
-    longest_ms, steps_ms = steps["collecting_time_ms"].max(), steps["step_time_ms"].max()
+    steps = _extra(case, "collecting_time_ms")
+    longest_ms, steps_ms = (
+        slowest_rank(steps, column, by=STEP) for column in ("collecting_time_ms", "step_time_ms")
+    )
     share = float(longest_ms.sum() / steps_ms.sum())
     if share < COLLECTING_SHARE:
         return None
     shares = longest_ms / steps_ms
-    error = float(shares.std() / len(shares) ** 0.5)
+    error = float(shares.sem())
     level, reason = confidence(share, COLLECTING_SHARE, error, len(shares))
     return Verdict(
         cause="garbage-collection",
@@ -148,11 +151,11 @@ def recompiling(case: Case) -> Verdict | None:
     by_rank = steps.groupby("rank")["recompilations"].sum()
     if by_rank.max() < COMPILED_STEPS:
         return None
-    hit = steps.assign(hit=steps["recompilations"] > 0).groupby(STEP)
-    slow = hit["step_time_ms"].max()[hit["hit"].any()]
-    usual = hit["step_time_ms"].max()[~hit["hit"].any()].median()
-    whole = hit["step_time_ms"].max().sum()
-    lost = float((slow - usual).clip(lower=0).sum() / whole) if math.isfinite(usual) else 0.0
+    by_step = slowest_rank(steps, ["step_time_ms", "recompilations"], by=STEP)
+    steps_ms, hit = by_step["step_time_ms"], by_step["recompilations"] > 0
+    slow, usual = steps_ms[hit], steps_ms[~hit].median()
+    longer_ms = (slow - usual).clip(lower=0).sum()
+    lost = float(longer_ms / steps_ms.sum()) if math.isfinite(usual) else 0.0
     return Verdict(
         cause="recompilation",
         title="torch.compile compiles again and again",

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.analysis.statistics import Gain, instance_times, paired_gain
+import pandas as pd
+
 from common.diagnose.evidence.case import Case, Verdict, percent
 from common.diagnose.evidence.evidence import TRIALS
+from common.samples import Interval, paired_gain, per_round
 
 AS_IT_IS, AS_IT_LOADS = "as it is", "as it loads"
 """Settings of the script itself, without its loading and with it."""
@@ -51,18 +53,16 @@ class Tried:
         kind, change: what was changed, and the change as a line of Python or a word.
         gain: the share of a pass that it saves.
         share: of a step, what it shortens as it does a pass.
-        speedup, speedup_low, speedup_high: samples per second over those of one rank with it;
-            None where one rank's are not known.
+        speedup: samples per second over those of one rank with it; None where one rank's are not
+            known.
         passes: of a step, where they are not the script's own: the global batch is another one.
     """
 
     kind: str
     change: str
-    gain: Gain
+    gain: Interval
     share: float
-    speedup: float | None = None
-    speedup_low: float | None = None
-    speedup_high: float | None = None
+    speedup: Interval | None = None
     passes: int | None = None
 
     def said(self) -> str:
@@ -71,11 +71,9 @@ class Tried:
         low, high = percent(gain.low), percent(gain.high)
         what = "loading and a pass take" if self.kind == WORKERS else "a pass takes"
         said = f"{self.change}: {what} {_less(gain.estimate)} ({low} to {high} less)"
-        if self.speedup is not None:
-            said += (
-                f"; speedup {self.speedup:.2f} ({self.speedup_low:.2f} to {self.speedup_high:.2f})"
-            )
-        if not gain.is_certain and not gain.high < 0:
+        if speedup := self.speedup:
+            said += f"; speedup {speedup.estimate:.2f} ({speedup.low:.2f} to {speedup.high:.2f})"
+        if gain.low <= 0 <= gain.high:
             said += "; not told from no change"
         if self.passes is not None:
             said += f"; a step is then of {self.passes} passes"
@@ -91,37 +89,39 @@ def tried_changes(case: Case) -> tuple[Tried, ...]:
     trials = case.run.tables.get(TRIALS)
     if trials is None or trials.empty:
         return ()
-    times = instance_times(trials)
-    now = case.speedup_now
-    found = []
+    times = per_round(trials, "step_time_ms", "setting")
     changed = trials[~trials["setting"].isin([AS_IT_IS, AS_IT_LOADS])]
-    for change, rows in changed.groupby("setting", sort=False):
-        kind = str(rows["kind"].iloc[0])
-        base = AS_IT_LOADS if kind == WORKERS else AS_IT_IS
-        if base not in times:
-            continue
-        both = times[[change, base]].dropna()
-        if both.empty:
-            continue
-        share = _changed_share(case, kind)
-        gain = paired_gain(both[change], both[base])
-        speedups = [None] * 3
-        if now is not None:
-            speedups = [now / (1 - share * each) for each in (gain.estimate, gain.low, gain.high)]
-        passes = int(rows["passes"].iloc[0])
-        found.append(
-            Tried(
-                kind=kind,
-                change=str(change),
-                gain=gain,
-                share=share,
-                speedup=speedups[0],
-                speedup_low=speedups[1],
-                speedup_high=speedups[2],
-                passes=passes if passes != case.run.accumulation else None,
-            )
-        )
-    return tuple(sorted(found, key=lambda each: -each.gain.estimate))
+    tried = [
+        _tried(case, times, change, rows) for change, rows in changed.groupby("setting", sort=False)
+    ]
+    return tuple(sorted(filter(None, tried), key=lambda each: -each.gain.estimate))
+
+
+def _tried(case: Case, times: pd.DataFrame, change: str, rows: pd.DataFrame) -> Tried | None:
+    """Returns what a change brought; None where no round has both it and the script as it is.
+
+    Args:
+        case: the run.
+        times: the pass of each round (index) and setting (columns).
+        change: the setting.
+        rows: the trials of this setting.
+    """
+    kind, passes = str(rows["kind"].iloc[0]), int(rows["passes"].iloc[0])
+    base = AS_IT_LOADS if kind == WORKERS else AS_IT_IS
+    both = times.reindex(columns=[change, base]).dropna()
+    if both.empty:
+        return None
+    gain = paired_gain(both[change], both[base])
+    share = _changed_share(case, kind)
+    known = case.speedup_now is not None
+    return Tried(
+        kind=kind,
+        change=str(change),
+        gain=gain,
+        share=share,
+        speedup=gain.map(lambda saved: case.speedup_without(share * saved)) if known else None,
+        passes=passes if passes != case.run.accumulation else None,
+    )
 
 
 def tried_against(verdict: Verdict, tried: Sequence[Tried]) -> Tried | None:
@@ -137,5 +137,5 @@ def _changed_share(case: Case, kind: str) -> float:
     """
     columns = CHANGED.get(kind, PASSES)
     changed_ms = sum(case.run.by_step(column) for column in columns)
-    step_ms = case.run.by_step("step_time_ms").max(axis=1)
+    step_ms = case.run.slowest_ms
     return min(1.0, float((changed_ms.mean(axis=1) / step_ms).median()))

@@ -16,12 +16,11 @@ from common.diagnose.causes.communication import cap_change
 from common.diagnose.causes.trials import THREADS, Tried, tried_against
 from common.diagnose.evidence.case import PERFORMANCE, Case, Verdict, percent
 from common.diagnose.evidence.evidence import PLACEMENT, TRIALS
+from common.samples import CONFIDENCE
 
 LEAST_GAIN = 0.05
 """Least share of a step saved, at the lower end of the interval. Some ten changes are tried, so
 that now and then one of them gains a little by chance."""
-LEAST_ROUNDS = 6
-"""Least number of rounds: with fewer the interval is not a 95 % one."""
 TITLES = {
     "bucket-cap": "the bucket cap does not fit",
     "needless-search": "DDP looks for unused parameters, and there are none",
@@ -61,10 +60,10 @@ def borne_out(case: Case, tried: Sequence[Tried], found: Sequence[Verdict]) -> l
 
 def _borne_out(case: Case, verdict: Verdict, trial: Tried | None) -> Verdict | None:
     is_judged = trial is not None and trial.passes is None and verdict.cause in JUDGED
-    if not is_judged or _rounds(case) < LEAST_ROUNDS:
+    if not is_judged or trial.gain.confidence < CONFIDENCE:  # of fewer than six rounds
         return verdict
     low, high = (percent(saved * trial.share) for saved in (trial.gain.low, trial.gain.high))
-    reason = f"tried in {_rounds(case)} rounds: a step then takes {low} to {high} less"
+    reason = f"tried in {trial.gain.rounds} rounds: a step then takes {low} to {high} less"
     if trial.gain.high < 0 and verdict.cause in PREDICTED:
         return None
     if verdict.cause in REMEDIES:
@@ -80,9 +79,7 @@ def _borne_out(case: Case, verdict: Verdict, trial: Tried | None) -> Verdict | N
             reason=reason,
             group=PERFORMANCE,
             speedup_now=case.speedup_now,
-            predicted_speedup=trial.speedup,
-            speedup_low=trial.speedup_low,
-            speedup_high=trial.speedup_high,
+            **_speedups(trial),
         )
     return verdict
 
@@ -106,7 +103,7 @@ def _as_tried(case: Case, verdict: Verdict, trial: Tried) -> Verdict:
         verdict,
         evidence=(*verdict.evidence, _measured(case, trial)),
         lost_share=max(0.0, trial.gain.estimate * trial.share),
-        predicted_speedup=trial.speedup,
+        predicted_speedup=trial.speedup.estimate,
     )
 
 
@@ -121,7 +118,7 @@ def shown_by_trials(case: Case, tried: Sequence[Tried], found: Collection[str]) 
     verdicts: dict[str, Verdict] = {}
     for each in tried:
         cause = _cause(case, each)
-        if cause and cause not in found and cause not in verdicts and _gains(case, each):
+        if cause and cause not in found and cause not in verdicts and _gains(each):
             verdicts[cause] = _verdict(case, each, cause, len(tried))
     return list(verdicts.values())
 
@@ -151,12 +148,8 @@ def _more_threads_than_cores(case: Case) -> bool:
     return bool((threads > cores).any())
 
 
-def _rounds(case: Case) -> int:
-    return case.run.tables[TRIALS]["round"].nunique()
-
-
-def _gains(case: Case, tried: Tried) -> bool:
-    return _rounds(case) >= LEAST_ROUNDS and tried.gain.low * tried.share > LEAST_GAIN
+def _gains(tried: Tried) -> bool:
+    return tried.gain.confidence >= CONFIDENCE and tried.gain.low * tried.share > LEAST_GAIN
 
 
 def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:
@@ -167,16 +160,22 @@ def _verdict(case: Case, tried: Tried, cause: str, changes: int) -> Verdict:
         lost_share=tried.gain.estimate * tried.share,
         confidence="medium",
         reason=(
-            f"tried in {_rounds(case)} rounds, one of {changes} changes; no other table "
+            f"tried in {tried.gain.rounds} rounds, one of {changes} changes; no other table "
             "shows the cause"
         ),
         change=tried.change,
         speedup_now=case.speedup_now,
-        predicted_speedup=tried.speedup,
-        speedup_low=tried.speedup_low,
-        speedup_high=tried.speedup_high,
+        **_speedups(tried),
         sure_share=tried.gain.low * tried.share,
     )
+
+
+def _speedups(tried: Tried) -> dict[str, float]:
+    """Returns the speedup that a trial has shown, by the fields of a verdict."""
+    if tried.speedup is None:
+        return {}
+    ends = {"speedup_low": tried.speedup.low, "speedup_high": tried.speedup.high}
+    return {"predicted_speedup": tried.speedup.estimate} | ends
 
 
 def _measured(case: Case, tried: Tried) -> str:

@@ -180,7 +180,7 @@ class Case:
 
     def share(self, column: str) -> tuple[float, float]:
         """Returns a part's share of the step, the median over steps, and its standard error."""
-        steps_ms = self.run.by_step("step_time_ms").max(axis=1)
+        steps_ms = self.run.slowest_ms
         shares = self.run.by_step(column).mean(axis=1) / steps_ms
         return float(shares.median()), standard_error(shares)
 

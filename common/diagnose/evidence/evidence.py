@@ -23,6 +23,7 @@ from common.diagnose.evidence.bucket_waits import NOT_WAITING, BucketWaits, buck
 from common.errors import UserError
 from common.runtime.group.network import UNKNOWN_GROUP
 from common.runtime.paths import project_root, relative_to_project
+from common.samples import slowest_rank
 
 ASSIGNMENT = "assignment4"
 ARMS, STEPS, BUCKETS = "arms.csv", "steps.csv", "buckets.csv"
@@ -157,6 +158,11 @@ class Evidence(OfRun):
         return rows.groupby([*STEP, "rank"])[column].mean().unstack().dropna()
 
     @cached_property
+    def slowest_ms(self) -> pd.Series:
+        """Returns the slowest rank's time of each step that ``by_step`` has."""
+        return self.by_step("step_time_ms").max(axis=1)
+
+    @cached_property
     def parts(self) -> StepParts:
         """Returns the mean step in parts; raises NotJudged where no step was measured in parts."""
         if self.timed.empty:
@@ -172,7 +178,7 @@ class Evidence(OfRun):
     @cached_property
     def step_times_ms(self) -> pd.Series:
         """Returns the slowest rank's time of each unwatched step, in the order of the run."""
-        return self.unwatched.groupby(STEP)["step_time_ms"].max()
+        return slowest_rank(self.unwatched, "step_time_ms", by=STEP)
 
     @cached_property
     def mixed(self) -> bool:

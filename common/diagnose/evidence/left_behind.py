@@ -90,6 +90,11 @@ class LeftBehind:
             raise NotJudged("the traces have no step that all ranks have")
         return found
 
+    @property
+    def slowest_ms(self) -> pd.Series:
+        """Returns the slowest rank's time of each step that all ranks have."""
+        return self.by_step("step_ms").max(axis=1)
+
 
 def read_left_behind(folder: Path | str) -> LeftBehind:
     """Reads all that a folder, and those below it, hold of a job.

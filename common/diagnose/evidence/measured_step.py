@@ -33,6 +33,7 @@ from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.scaling.pass_times import LinearTime, PassTimes
 from common.perfmodel.scaling.step_model import StepModel, StepSettings, apart, calibrated, predict
 from common.perfmodel.tables import read_all_reduce, read_all_reduce_samples, read_ready_times
+from common.samples import slowest_rank
 
 MOST_DRIFT = 1.5
 """A machine's speed has not been seen to change by more between a run and its probes."""
@@ -337,7 +338,7 @@ def _costs(evidence: Evidence) -> dict[str, AllReduceModel]:
     costs = evidence.tables.get(COSTS)
     if costs is None or costs.empty:
         return {}
-    slowest = costs.groupby(["cost", "size_bytes", "repeat"])["time_ms"].max()
+    slowest = slowest_rank(costs, "time_ms", by=["cost", "size_bytes", "repeat"])
     medians = slowest.groupby(["cost", "size_bytes"]).median() / 1e3
     curves = {}
     for name in medians.index.unique("cost"):

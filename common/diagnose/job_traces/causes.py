@@ -95,7 +95,7 @@ def slow_rank(left: LeftBehind) -> Verdict | None:
     ratio, often = float(ratios.median()), float((own.idxmax(axis=1) == slowest).mean())
     if ratio < SLOW_RATIO or often < SLOWEST_OFTEN:
         return None
-    step_ms = float(left.by_step("step_ms").max(axis=1).median())
+    step_ms = float(left.slowest_ms.median())
     over = {}
     for name, column in (("computation", "computation_ms"), ("idle", "idle_ms")):
         medians = left.by_step(column).median()
@@ -130,7 +130,7 @@ def exposed_communication(left: LeftBehind) -> Verdict | None:
     the exchange itself takes.
     """
     exposed = left.by_step("exposed_communication_ms")
-    shares = exposed.min(axis=1) / left.by_step("step_ms").max(axis=1)
+    shares = exposed.min(axis=1) / left.slowest_ms
     share, whole = float(shares.median()), left.by_step("communication_ms").min(axis=1).median()
     if exposed.shape[1] < 2 and not share:
         raise NotJudged("a trace of one rank that exchanges nothing")
@@ -156,7 +156,7 @@ def exposed_communication(left: LeftBehind) -> Verdict | None:
 
 def profiled_step(left: LeftBehind) -> str:
     """Returns where a step's time goes in the traces, as a sentence without its full stop."""
-    step_ms = left.by_step("step_ms").max(axis=1).median()
+    step_ms = left.slowest_ms.median()
     parts = {
         "computation": "computation_ms",
         "exposed communication": "exposed_communication_ms",
@@ -222,7 +222,7 @@ def idle_device(left: LeftBehind) -> Verdict | None:
     idle = left.by_step("idle_ms")
     if not left.on_device:
         raise NotJudged("on a CPU, idle time holds Python and the profiler itself")
-    shares = idle.min(axis=1) / left.by_step("step_ms").max(axis=1)
+    shares = idle.min(axis=1) / left.slowest_ms
     share = float(shares.median())
     if share < IDLE_SHARE:
         return None

@@ -98,13 +98,8 @@ def _after(axis: Axis, place: int, verdict: Verdict, ranks: int) -> str:
     if now is not None:
         shapes.append(bars.bar(axis, "now", 0.0, now, TOP + THICK, THIN))
         said += f", now {number(now)}"
-    found = bounds(verdict)
-    if found:
-        middle, half = TOP + THICK / 2, THICK / 4
-        shapes.append(bars.level(axis, "interval", *found, middle))
-        shapes += [
-            bars.upright(axis, "interval", end, middle - half, middle + half) for end in found
-        ]
+    if ends := bounds(verdict):
+        shapes += _whiskers(axis, *ends, TOP + THICK / 2)
     shapes.append(_ideal(axis, ranks))
     return bars.row(axis, label, f"{said}; the ideal is {ranks:,}.", "".join(shapes), HEIGHT)
 
@@ -124,19 +119,23 @@ def tried_section(found: Diagnosis) -> str:
 
 
 def _tried(axis: Axis, tried: Tried) -> str:
-    gain = tried.gain
-    time, low, high = ((1 - each) * 100 for each in (gain.estimate, gain.high, gain.low))
-    middle, half = TALL / 2, THICK / 4
+    took = tried.gain.map(lambda saved: (1 - saved) * 100)
     shapes = [
-        bars.bar(axis, "tried", 0.0, time, (TALL - THICK) / 2, THICK),
-        bars.level(axis, "interval", low, high, middle),
-        *(bars.upright(axis, "interval", end, middle - half, middle + half) for end in (low, high)),
+        bars.bar(axis, "tried", 0.0, took.estimate, (TALL - THICK) / 2, THICK),
+        *_whiskers(axis, took.low, took.high, TALL / 2),
         bars.upright(axis, "mark", 100.0, 0, TALL),
     ]
-    label = f"{tried.change}: {number(time)}\u00a0%"
+    label = f"{tried.change}: {number(took.estimate)}\u00a0%"
     if tried.speedup is not None:
-        label += f", speedup {number(tried.speedup)}"
+        label += f", speedup {number(tried.speedup.estimate)}"
     return bars.row(axis, label, tried.said(), "".join(shapes), TALL)
+
+
+def _whiskers(axis: Axis, low: float, high: float, middle: float) -> list[str]:
+    """Returns an interval's line, at this height, and its two ends."""
+    half = THICK / 4
+    ends = [bars.upright(axis, "interval", x, middle - half, middle + half) for x in (low, high)]
+    return [bars.level(axis, "interval", low, high, middle), *ends]
 
 
 def _ideal(axis: Axis, ranks: int) -> str:

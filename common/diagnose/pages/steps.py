@@ -14,6 +14,7 @@ from common.diagnose.evidence.case import Case
 from common.diagnose.evidence.evidence import BUCKETS, PLACEMENT, STEP, STEPS, Evidence, NotJudged
 from common.diagnose.pages import bars
 from common.diagnose.pages.bars import BETWEEN, STEP_PARTS, Axis, number
+from common.samples import slowest_rank
 
 MOST_RANKS, MOST_IN_TIME, MOST_BUCKETS = 16, 6, 32
 """Ranks drawn as bars and in time, and buckets of a step: more are a sample, which says so."""
@@ -185,7 +186,7 @@ def chosen_steps(timed: pd.DataFrame, buckets: pd.DataFrame) -> dict[str, pd.Dat
     Returns:
         up to three steps, by what they are; a row per rank.
     """
-    lengths = timed.groupby(STEP)["step_time_ms"].max()
+    lengths = slowest_rank(timed, "step_time_ms", by=STEP)
     # Buckets name no epoch: where the number of a step comes again, the first is meant.
     lengths = lengths[~lengths.index.droplevel("epoch").duplicated()]
     if len(buckets):

@@ -38,6 +38,7 @@ from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
 from common.runtime.records.study import earlier_table, study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
+from common.samples import slowest_rank
 
 WATCH = Path(ddplab_watch.__file__).parent / "__main__.py"
 TRACEML = project_root() / "common" / "diagnose" / "studies" / "traceml_ranks.py"
@@ -209,8 +210,8 @@ def different_samples_per_s(opened: Opened) -> float:
     """
     run = opened.case.run
     steps = run.unwatched
-    steps_ms = steps["step_time_ms"] + steps["between_time_ms"].fillna(0.0)
-    slowest_ms = steps_ms.groupby([steps[name] for name in STEP]).max()
+    whole_ms = steps["step_time_ms"] + steps["between_time_ms"].fillna(0.0)
+    slowest_ms = slowest_rank(steps.assign(whole_ms=whole_ms), "whole_ms", by=STEP)
     samples = run.tables.get(SAMPLES)
     different = 1.0
     if samples is not None:

@@ -166,8 +166,8 @@ def stated_assumptions(predicted: ScaleOut) -> list[str]:
         f"{assumed.straggler_distribution}, independent), and a step waits for the slowest",
         "efficiency is that of one GPU that exchanges nothing; loading data, checkpoints and "
         "failures are left out",
-        f"bands: {BAND[0]:.0%} to {BAND[1]:.0%} of {assumed.draws} draws, in which the ranges in "
-        f"brackets vary together (triangles; seed {assumed.seed})",
+        f"bands: {(1 - BAND) / 2:.0%} to {(1 + BAND) / 2:.0%} of {assumed.draws} draws, in which "
+        f"the ranges in brackets vary together (triangles; seed {assumed.seed})",
         *predicted.cluster.assumptions,
     ]
 

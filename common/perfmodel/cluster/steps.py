@@ -32,11 +32,12 @@ from common.perfmodel.fsdp.communication import step_collectives
 from common.perfmodel.fsdp.schedule import ShardedModel, simulate_step
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.perfmodel.one_device.workload import Workload
+from common.samples import middle
 
 ADAMW_BYTES = 28
 """Bytes that AdamW moves per parameter: weight, gradient and both moments are read, all but the
 gradient written, float32 each."""
-BAND = (0.05, 0.95)
+BAND = 0.9
 SMALLEST_CAP_MIB, CAPS = 0.25, 200
 
 
@@ -299,6 +300,7 @@ class ClusterSteps:
 def _banded(name: str, unit: str, values: NDArray) -> dict[str, float]:
     """Returns the prediction (the first value) and its band, the quantiles of the draws."""
     # Caps come from a list: a quantile between two of them would be a cap that nobody simulated.
-    low, high = np.quantile(values[1:], BAND, method="nearest" if unit == "mib" else "linear")
+    method = "nearest" if unit == "mib" else "linear"
+    low, high = middle(values[1:], confidence=BAND, method=method)
     end = f"_{unit}" if unit else ""
     return {f"{name}{end}": values[0], f"{name}_low{end}": low, f"{name}_high{end}": high}

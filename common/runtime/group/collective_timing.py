@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ddplab_watch.marks import LAUNCH_S
 from torch import Tensor
 
 from common.errors import RunFailed
 from common.runtime.group.process_group import Worker
-from common.runtime.timing import LAUNCH_S, clock_for
+from common.runtime.timing import clock_for
 
 ALL_REDUCE_COLUMNS = (
     "mode",

@@ -18,12 +18,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from ddplab_watch.marks import LAUNCH_S, LAUNCHES_AHEAD
 
 from common.errors import RunFailed
 from common.runtime.group.network import GROUP_CHOICE
 from common.runtime.group.process_group import process_group
 from common.runtime.processes.child import run_child
-from common.runtime.timing import LAUNCH_S, LAUNCHES_AHEAD, clock_for
+from common.runtime.timing import clock_for
 
 TRIES = 3
 """A host that comes late finds the all-reduce done, which looks like waiting."""
@@ -86,7 +87,7 @@ def _came_before_the_end(tensor: torch.Tensor) -> bool:
     came_before = False
     while not (came_before or work.is_completed()):
         # Asked again: both may have happened since.
-        came_before = clock.has_passed(moment) and not work.is_completed()
+        came_before = clock.passed(moment) and not work.is_completed()
         time.sleep(1e-4)
     work.wait()
     return came_before

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ddplab_watch.interfaces import interfaces
+from ddplab_watch.machine_cores import own_cores
+
 from common.runtime.group.network import (
     backend_name,
     emulated_network,
@@ -150,9 +153,7 @@ def name_of_device(gpus: Sequence[str]) -> str:
 
 def usable_cores() -> int:
     """Returns the number of cores this process may use, in a job or container not always all."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(own_cores()) or os.cpu_count() or 1
 
 
 def cpu_model() -> str:
@@ -222,14 +223,7 @@ def _interconnect(transport: str | None) -> dict:
     found["infiniband"] = (
         sorted(p.name for p in infiniband.iterdir()) if infiniband.is_dir() else []
     )
-    speeds = {}
-    for card in sorted(Path("/sys/class/net").glob("*/speed")):
-        try:
-            speed = int(card.read_text())
-        except (OSError, ValueError):
-            continue
-        if speed > 0:  # −1: the driver does not know
-            speeds[card.parent.name] = speed
+    speeds = {card.name: card.speed_mbit for card in interfaces() if card.speed_mbit}
     found["network_mbit_per_s"] = speeds
     if transport:
         found["transport"] = transport

@@ -1,7 +1,7 @@
-"""Facts about the GPUs that this process sees, from the driver by NVML (``nvidia-ml-py``).
+"""Facts about all GPUs that this process sees, and their connections.
 
-NVML makes no CUDA context. A fact that a GPU or a driver does not give is None. On a machine
-without a driver nothing is found, which is no error.
+They are read by ``ddplab_watch.nvml``. A fact that a GPU or a driver does not give is None. On a
+machine without a driver nothing is found, which is no error.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-from common.runtime.machine.pci import SYS, Nearest, local_cores, nearest_card, numa_node
+from ddplab_watch.files import ROOT
+from ddplab_watch.nvml import MEMORY_CLOCK, SM_CLOCK, Device, Driver, opened, text, watts
 
-COMPUTE_MODES = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}
+from common.runtime.machine.pci import Nearest, local_cores, nearest_card
+
 PCIE_LEVELS = {
     0: "the same board",
     10: "one PCIe switch",
@@ -159,7 +160,7 @@ def _dotted(version: Sequence[int] | None) -> str | None:
 
 
 def read_gpu_facts(
-    devices: Sequence[CudaDevice] | None, nvml: ModuleType | None = None, root: Path = SYS
+    devices: Sequence[CudaDevice] | None, nvml: ModuleType | None = None, root: Path = ROOT
 ) -> GpuFacts:
     """Reads the facts of these devices from NVML and sysfs, in the order of the devices.
 
@@ -167,176 +168,107 @@ def read_gpu_facts(
         devices: those that CUDA shows; None for all that the driver lists, for machines where CUDA
             cannot be used.
         nvml: the module that speaks to the driver; by default pynvml.
-        root: the folder mounted at ``/sys``.
+        root: the root of the file system.
     """
-    if nvml is None:
-        import pynvml as nvml
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return GpuFacts(gpus=tuple(_unknown(device) for device in devices or ()))
-    try:
-        return _Reader(nvml, root).read(devices)
-    finally:
-        nvml.nvmlShutdown()
-
-
-class _Reader:
-    """The open connection to the driver."""
-
-    def __init__(self, nvml: ModuleType, root: Path) -> None:
-        self.nvml = nvml
-        self.root = root
-
-    def ask(self, query: str, *arguments: Any) -> Any:
-        """Returns the answer to one query; None if it is not supported or an argument is None."""
-        if None in arguments:
-            return None
-        try:
-            return getattr(self.nvml, query)(*arguments)
-        except self.nvml.NVMLError:
-            return None
-
-    def read(self, devices: Sequence[CudaDevice] | None) -> GpuFacts:
-        listed = self.ask("nvmlDeviceGetCount")
+    with opened(nvml) as driver:
+        listed = driver.ask("nvmlDeviceGetCount")
         if devices is None:
             count = listed or 0
-            handles = [self.ask("nvmlDeviceGetHandleByIndex", index) for index in range(count)]
-            known: list[CudaDevice | None] = [None] * count
+            handles = [driver.ask("nvmlDeviceGetHandleByIndex", index) for index in range(count)]
+            shown: Sequence[CudaDevice | None] = [None] * count
         else:
-            known = list(devices)
-            handles = [self.handle_of(device.uuid) for device in devices]
-        # Most queries need the whole GPU, even if only a slice of it is visible.
-        whole = [self.whole_gpu(handle) for handle in handles]
-        version = self.ask("nvmlSystemGetCudaDriverVersion_v2")
+            handles = [driver.handle_of(device.uuid) for device in devices]
+            shown = devices
+        known = [Device(driver, handle) for handle in handles]
+        version = driver.ask("nvmlSystemGetCudaDriverVersion_v2")
         return GpuFacts(
-            driver=_text(self.ask("nvmlSystemGetDriverVersion")),
+            driver=text(driver.ask("nvmlSystemGetDriverVersion")),
             driver_cuda=f"{version // 1000}.{version % 1000 // 10}" if version else None,
             listed=listed,
-            gpus=tuple(
-                self.gpu(handle, gpu, device)
-                for handle, gpu, device in zip(handles, whole, known, strict=True)
-            ),
+            gpus=tuple(_gpu(device, cuda, root) for device, cuda in zip(known, shown, strict=True)),
             pairs=tuple(
-                self.pair(whole, first, second)
-                for second in range(len(whole))
+                _pair(driver, known, first, second)
+                for second in range(len(known) if listed else 0)
                 for first in range(second)
             ),
         )
 
-    def handle_of(self, uuid: str) -> Any:
-        """Returns NVML's handle of the device with a UUID of CUDA's; None if there is none.
 
-        CUDA's order may differ from NVML's, and CUDA writes UUIDs without the prefix GPU or MIG.
-        """
-        bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
-        for kind in ("GPU", "MIG"):
-            handle = self.ask("nvmlDeviceGetHandleByUUID", f"{kind}-{bare}")
-            if handle is not None:
-                return handle
+def _gpu(device: Device, cuda: CudaDevice | None, root: Path) -> Gpu:
+    """Reads one GPU; ``cuda`` is what CUDA says of it, where CUDA was asked."""
+    ask, whole, facts = device.ask, device.whole, device.facts(root)
+    memory = ask("nvmlDeviceGetMemoryInfo", device.handle)
+    capability = ask("nvmlDeviceGetCudaComputeCapability", whole)
+    ecc = ask("nvmlDeviceGetEccMode", whole)
+    persistence = ask("nvmlDeviceGetPersistenceMode", whole)
+    bus_id, is_split = facts.get("gpu_bus_id"), facts.get("gpu_mig")
+    return Gpu(
+        name=cuda.name if cuda else facts.get("gpu_name") or "",
+        uuid=facts.get("gpu_uuid") or (cuda.uuid if cuda else None),
+        memory_bytes=cuda.memory_bytes if cuda else (memory.total if memory else None),
+        memory_used_bytes=memory.used if memory else None,
+        compute_capability=".".join(map(str, capability)) if capability else None,
+        bus_id=bus_id,
+        sm_clock=_clock(device, SM_CLOCK),
+        memory_clock=_clock(device, MEMORY_CLOCK),
+        power_limit_w=facts.get("gpu_power_limit_w"),
+        power_draw_w=watts(ask("nvmlDeviceGetPowerUsage", whole)),
+        ecc=None if ecc is None else bool(ecc[0]),  # the present mode, and the pending one
+        mig_mode=is_split,
+        # CUDA may give a slice the UUID of its GPU, but never computes on a GPU that is split.
+        mig_slice=device.is_slice or bool(is_split and cuda),
+        compute_mode=facts.get("gpu_compute_mode"),
+        persistence=None if persistence is None else bool(persistence),
+        pcie_generation=facts.get("gpu_pcie_generation"),
+        pcie_generation_max=facts.get("gpu_pcie_generation_max"),
+        pcie_width=facts.get("gpu_pcie_width"),
+        pcie_width_max=facts.get("gpu_pcie_width_max"),
+        numa_node=facts.get("gpu_numa_node"),
+        local_cores=local_cores(bus_id, root) if bus_id else None,
+        nearest_network=nearest_card(bus_id, "net", root) if bus_id else None,
+        nearest_infiniband=nearest_card(bus_id, "infiniband", root) if bus_id else None,
+    )
+
+
+def _clock(device: Device, kind: int) -> Clock:
+    return Clock(
+        current_mhz=device.ask("nvmlDeviceGetClockInfo", device.whole, kind),
+        max_mhz=device.ask("nvmlDeviceGetMaxClockInfo", device.whole, kind),
+        application_mhz=device.ask("nvmlDeviceGetApplicationsClock", device.whole, kind),
+    )
+
+
+def _pair(driver: Driver, devices: Sequence[Device], first: int, second: int) -> GpuPair:
+    two = devices[first].whole, devices[second].whole
+    status = driver.ask("nvmlDeviceGetP2PStatus", *two, P2P_READ)
+    return GpuPair(
+        first=first,
+        second=second,
+        nvlinks=_nvlinks(devices[first], devices[second]),
+        pcie=PCIE_LEVELS.get(driver.ask("nvmlDeviceGetTopologyCommonAncestor", *two)),
+        peer_to_peer=None if status is None else P2P_STATUS.get(status, "unknown"),
+    )
+
+
+def _nvlinks(one: Device, other: Device) -> int | None:
+    """Returns the number of NVLinks between two GPUs; if a switch joins them, the smaller one.
+
+    None if a handle is unknown.
+    """
+    if one.whole is None or other.whole is None:
         return None
-
-    def is_slice(self, handle: Any) -> bool:
-        found = self.ask("nvmlDeviceIsMigDeviceHandle", handle)
-        return bool(getattr(found, "value", found))  # some versions return a c_uint
-
-    def whole_gpu(self, handle: Any) -> Any:
-        if self.is_slice(handle):
-            return self.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
-        return handle
-
-    def gpu(self, handle: Any, whole: Any, device: CudaDevice | None) -> Gpu:
-        memory = self.ask("nvmlDeviceGetMemoryInfo", handle)
-        capability = self.ask("nvmlDeviceGetCudaComputeCapability", whole)
-        pci = self.ask("nvmlDeviceGetPciInfo", whole)
-        bus_id = _text(pci.busId) if pci is not None else None
-        split = _first_is_on(self.ask("nvmlDeviceGetMigMode", whole))
-        limit_mw = self.ask("nvmlDeviceGetPowerManagementLimit", whole)
-        draw_mw = self.ask("nvmlDeviceGetPowerUsage", whole)
-        return Gpu(
-            name=device.name if device else _text(self.ask("nvmlDeviceGetName", handle)) or "",
-            uuid=_text(self.ask("nvmlDeviceGetUUID", handle)) or (device.uuid if device else None),
-            memory_bytes=device.memory_bytes if device else (memory.total if memory else None),
-            memory_used_bytes=memory.used if memory else None,
-            compute_capability=".".join(map(str, capability)) if capability else None,
-            bus_id=bus_id,
-            sm_clock=self.clock(whole, self.nvml.NVML_CLOCK_SM),
-            memory_clock=self.clock(whole, self.nvml.NVML_CLOCK_MEM),
-            power_limit_w=None if limit_mw is None else limit_mw / 1e3,
-            power_draw_w=None if draw_mw is None else draw_mw / 1e3,
-            ecc=_first_is_on(self.ask("nvmlDeviceGetEccMode", whole)),
-            mig_mode=split,
-            # CUDA may give a slice the UUID of its GPU, but never computes on a GPU that is split.
-            mig_slice=self.is_slice(handle) or bool(split and device),
-            compute_mode=COMPUTE_MODES.get(self.ask("nvmlDeviceGetComputeMode", whole)),
-            persistence=_is_on(self.ask("nvmlDeviceGetPersistenceMode", whole)),
-            pcie_generation=self.ask("nvmlDeviceGetCurrPcieLinkGeneration", whole),
-            pcie_generation_max=self.ask("nvmlDeviceGetMaxPcieLinkGeneration", whole),
-            pcie_width=self.ask("nvmlDeviceGetCurrPcieLinkWidth", whole),
-            pcie_width_max=self.ask("nvmlDeviceGetMaxPcieLinkWidth", whole),
-            numa_node=numa_node(bus_id, self.root) if bus_id else None,
-            local_cores=local_cores(bus_id, self.root) if bus_id else None,
-            nearest_network=nearest_card(bus_id, "net", self.root) if bus_id else None,
-            nearest_infiniband=nearest_card(bus_id, "infiniband", self.root) if bus_id else None,
-        )
-
-    def clock(self, handle: Any, kind: int) -> Clock:
-        return Clock(
-            current_mhz=self.ask("nvmlDeviceGetClockInfo", handle, kind),
-            max_mhz=self.ask("nvmlDeviceGetMaxClockInfo", handle, kind),
-            application_mhz=self.ask("nvmlDeviceGetApplicationsClock", handle, kind),
-        )
-
-    def pair(self, handles: Sequence[Any], first: int, second: int) -> GpuPair:
-        two = handles[first], handles[second]
-        status = self.ask("nvmlDeviceGetP2PStatus", *two, P2P_READ)
-        return GpuPair(
-            first=first,
-            second=second,
-            nvlinks=self.nvlinks(*two),
-            pcie=PCIE_LEVELS.get(self.ask("nvmlDeviceGetTopologyCommonAncestor", *two)),
-            peer_to_peer=None if status is None else P2P_STATUS.get(status, "unknown"),
-        )
-
-    def nvlinks(self, one: Any, other: Any) -> int | None:
-        """Returns the number of NVLinks between two GPUs; if a switch joins them, the smaller one.
-
-        None if a handle is unknown.
-        """
-        if one is None or other is None:
-            return None
-        ends = self.far_ends(one), self.far_ends(other)
-        bus_id = self.ask("nvmlDeviceGetPciInfo", other)
-        direct = ends[0].count(_text(bus_id.busId)) if bus_id is not None else 0
-        if direct or self.ask("nvmlDeviceGetP2PStatus", one, other, P2P_NVLINK) != 0:
-            return direct
-        return min(map(len, ends))
-
-    def far_ends(self, handle: Any) -> list[str | None]:
-        """Returns the PCI bus id at the far end of each active NVLink of a GPU."""
-        links = range(self.nvml.NVML_NVLINK_MAX_LINKS)
-        active = [i for i in links if self.ask("nvmlDeviceGetNvLinkState", handle, i) == 1]
-        found = [self.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, i) for i in active]
-        return [None if pci is None else _text(pci.busId) for pci in found]
+    ends = _far_ends(one), _far_ends(other)
+    bus_id = other.bus_id()
+    direct = ends[0].count(bus_id) if bus_id is not None else 0
+    if direct or one.ask("nvmlDeviceGetP2PStatus", one.whole, other.whole, P2P_NVLINK) != 0:
+        return direct
+    return min(map(len, ends))
 
 
-def _unknown(device: CudaDevice) -> Gpu:
-    """Makes the record of a GPU of which only CUDA's name, UUID and memory are known."""
-    facts: dict[str, Any] = dict.fromkeys(Gpu.__dataclass_fields__)
-    clock = Clock(None, None, None)
-    facts.update(sm_clock=clock, memory_clock=clock, mig_slice=False)
-    facts.update(name=device.name, uuid=device.uuid, memory_bytes=device.memory_bytes)
-    return Gpu(**facts)
-
-
-def _text(value: str | bytes | None) -> str | None:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _is_on(value: int | None) -> bool | None:
-    return None if value is None else bool(value)
-
-
-def _first_is_on(values: Sequence[int] | None) -> bool | None:
-    """Returns the present state; NVML gives the present one and the pending one."""
-    return None if values is None else bool(values[0])
+def _far_ends(device: Device) -> list[str | None]:
+    """Returns the PCI bus id at the far end of each active NVLink of a GPU."""
+    ask, whole = device.ask, device.whole
+    links = range(device.driver.nvml.NVML_NVLINK_MAX_LINKS)
+    active = [link for link in links if ask("nvmlDeviceGetNvLinkState", whole, link) == 1]
+    found = [ask("nvmlDeviceGetNvLinkRemotePciInfo", whole, link) for link in active]
+    return [None if pci is None else text(pci.busId) for pci in found]

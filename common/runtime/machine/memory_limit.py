@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+from ddplab_watch.cgroups import own_groups
+from ddplab_watch.files import ROOT, read_fields, read_integer
 
 from common.errors import UserError
 
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUPS = Path("/proc/self/cgroup")
 NO_PRIMITIVE = "could not create a primitive"
 """oneDNN's message when memory runs out; it does not name the reason."""
 WORDS = (
@@ -72,15 +71,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError | OSError) and any(word in str(error) for word in WORDS)
 
 
-def available_memory_bytes(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
+def available_memory_bytes(root: Path = ROOT) -> int:
     """Returns the bytes of RAM that are still available: the system's, or less within a cgroup.
 
     A job or a container has a limit of its own, set on its own cgroup or on any above it, by
     version 2 or 1 of cgroups.
     """
-    available = psutil.virtual_memory().available
-    left = [_left_in_group(folder) for folder in _own_groups(cgroups, own)]
-    return min([available, *(bytes_ for bytes_ in left if bytes_ is not None)])
+    left = map(_left_in_group, own_groups("memory", root))
+    return min([psutil.virtual_memory().available, *(b for b in left if b is not None)])
 
 
 def writable_bytes() -> int:
@@ -132,24 +130,6 @@ def _status_bytes(field: str) -> int:
     return int(found[1]) * 1024
 
 
-def _own_groups(cgroups: Path, own: Path) -> Iterator[Path]:
-    """Yields the folders of this process's memory cgroup and of the visible ones above it."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root = cgroups / "memory" if controllers else cgroups
-        # In a container the path is often that of the host, and its own group is the root here.
-        folder = root / path.lstrip("/")
-        for group in (folder, *folder.parents):
-            if group.is_relative_to(root):
-                yield group
-
-
 def _left_in_group(folder: Path) -> int | None:
     """Returns the bytes that a cgroup has left; None if it has no limit.
 
@@ -159,12 +139,9 @@ def _left_in_group(folder: Path) -> int | None:
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        try:
-            limit = int((folder / limit_file).read_text())  # "max" is no number
-            usage = int((folder / usage_file).read_text())
-            statistics = (folder / "memory.stat").read_text()
-        except (OSError, ValueError):
-            continue
-        found = re.search(rf"^{droppable} (\d+)", statistics, flags=re.M)
-        return max(0, limit - usage + (int(found[1]) if found else 0))
+        limit = read_integer(folder / limit_file)  # "max" is no number
+        usage = read_integer(folder / usage_file)
+        if limit is not None and usage is not None:
+            dropped = read_fields(folder / "memory.stat").get(droppable, 0)
+            return max(0, limit - usage + dropped)
     return None

@@ -36,7 +36,6 @@ from common.benchmarks.buckets.ddp import (
 from common.benchmarks.buckets.ddp_record import describe_buckets
 from common.benchmarks.buckets.latency_hook import LatencyHook
 from common.benchmarks.buckets.overlap_lab import OVERLAP_TIME_COLUMNS, OverlapArm, OverlapLab
-from common.benchmarks.rounds import rotated
 from common.benchmarks.steps import FixedBatchStep
 from common.perfmodel.buckets import DdpOptions, assign_buckets, cap_label
 from common.perfmodel.calibration import Calibration
@@ -48,6 +47,7 @@ from common.runtime.group.gradient_marks import READY_COLUMNS, ready_rows
 from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import Recorder, require_positive
+from common.samples import rotated
 
 INITIAL_STEPS = 12
 SMALLEST_MESSAGE_BYTES = 4096

@@ -18,6 +18,7 @@ from common.analysis.buckets.sweep import slowest_steps
 from common.errors import UserError
 from common.perfmodel.tables import read_ready_times
 from common.runtime.records.run_directory import RunDirectory, SampleStream, read_environment
+from common.samples import slowest_rank
 from common.studies.accuracy.rounds import PREDICTION_COLUMNS
 
 if TYPE_CHECKING:
@@ -217,16 +218,18 @@ def case_rows(folder: Path) -> dict[str, list[dict]]:
 
 def _steps(folder: Path) -> pd.DataFrame:
     judged = slowest_steps(pd.read_csv(folder / "ddp-times.csv"))
-    local, witness = (
-        pd.read_csv(folder / f"{name}-times.csv").groupby(["round", "iteration"])[list(TIMES)].max()
-        for name in ("local", "witness")
+    local, witness, forward = (
+        slowest_rank(pd.read_csv(folder / f"{name}-times.csv"), times, by=["round", "iteration"])
+        for name, times in (
+            ("local", TIMES),
+            ("witness", TIMES),
+            ("forward", ["forward_time_ms"]),
+        )
     )
-    forward = pd.read_csv(folder / "forward-times.csv")
-    forward = forward.groupby(["round", "iteration"])[["forward_time_ms"]].max().reset_index()
     roles = {
         "local": local.reset_index(),
         "witness": witness.reset_index(),
-        "forward": forward,
+        "forward": forward.reset_index(),
         "judged": judged,
     }
     steps = pd.concat([rows.assign(role=role) for role, rows in roles.items()])
@@ -237,11 +240,11 @@ def _steps(folder: Path) -> pd.DataFrame:
 def _all_reduces(folder: Path) -> pd.DataFrame:
     samples = pd.read_csv(folder / "allreduce-samples.csv")
     keys = ["mode", "total_bytes", "round", "iteration"]
-    return samples.groupby(keys)["time_ms"].max().reset_index()
+    return slowest_rank(samples, "time_ms", by=keys).reset_index()
 
 
 def _overlap(samples: pd.DataFrame) -> pd.DataFrame:
     keys = ["arm", "message_bytes", "messages", "round", "iteration", "gradient_bytes"]
     # The maxima go together: the rank with the longest pass has seen the most all-reduces end.
     times = ["backward_time_ms", "all_reduce_time_ms", "messages_done", "copy_out_time_ms"]
-    return samples.groupby(keys)[times].max().reset_index()
+    return slowest_rank(samples, times, by=keys).reset_index()

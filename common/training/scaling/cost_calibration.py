@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from common.runtime.group.process_group import Worker
 from common.runtime.records.recorder import Recorder
+from common.samples import rotated_rounds
 from common.scheduling.cost import CalibratedCost
 from common.scheduling.loader import MicroBatch
 from common.scheduling.modes import StepPlan
@@ -67,20 +68,15 @@ def time_sizes(
         vocab_size: number of tokens to draw from.
         worker: this rank.
     """
-    batches = [random_batch(size, vocab_size, worker) for size in sizes]
+    batches = [(size, random_batch(size, vocab_size, worker)) for size in sizes]
     rows = []
-    # Repeat -1 is the warm-up. Each timed repeat begins a third further on in the sizes, so that a
-    # drift of the machine's speed does not fall on the same sizes every time.
-    for repeat in range(-1, REPEATS):
-        shift = max(repeat, 0) * len(sizes) // REPEATS
-        for index in range(len(sizes)):
-            at = (index + shift) % len(sizes)
-            worker.barrier()
-            time_s = step.local_pass(batches[at])
-            if repeat >= 0:
-                batch_size, longest = sizes[at]
-                row = {"batch_size": batch_size, "longest": longest}
-                rows.append(row | {"repeat": repeat, "time_ms": time_s * 1e3})
+    # Repeat -1 is the warm-up.
+    for repeat, ((batch_size, longest), batch) in rotated_rounds(batches, REPEATS, first=-1):
+        worker.barrier()
+        time_s = step.local_pass(batch)
+        if repeat >= 0:
+            row = {"batch_size": batch_size, "longest": longest}
+            rows.append(row | {"repeat": repeat, "time_ms": time_s * 1e3})
     return rows
 
 

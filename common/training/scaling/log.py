@@ -6,13 +6,12 @@ is divided into communication and waiting on writing, when that of all its ranks
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
+from ddplab_watch.placement import placement
 from torch import nn
 
 from common import tables as columns
@@ -213,20 +212,7 @@ def model_facts(model: nn.Module, output_dtype: torch.dtype | None) -> dict[str,
 
 def placement_row(worker: Worker) -> dict[str, object]:
     """Returns this rank's row of PLACEMENT_COLUMNS, but for the rank: its host and its device."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    listed = " ".join(map(str, cores))
-    identity = f"cores {listed}"
-    if worker.device.type == "cuda":
-        identity = str(torch.cuda.get_device_properties(worker.device).uuid)
-    return {
-        "host": socket.gethostname(),
-        "local_rank": worker.ranks.local_rank,
-        "device": str(worker.device),
-        "identity": identity,
-        "cores": len(cores) or os.cpu_count(),
-        "core_list": listed,
-        "threads": torch.get_num_threads(),
-    }
+    return placement(worker.device) | {"local_rank": worker.ranks.local_rank}
 
 
 def single_arm(

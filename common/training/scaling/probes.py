@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
+from ddplab_watch.marks import LAUNCH_S
 from torch import Tensor, nn
 
 from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCalls, time_all_reduces
@@ -32,7 +33,8 @@ from common.runtime.group.gradient_marks import (
 from common.runtime.group.process_group import Worker
 from common.runtime.records.recorder import Recorder
 from common.runtime.seeding import kept_random_numbers
-from common.runtime.timing import LAUNCH_S, clock_for
+from common.runtime.timing import clock_for
+from common.samples import rotated_rounds
 from common.tables import COST_COLUMNS, PROBE_COLUMNS
 from common.training.ddp import COMPRESSIONS
 from common.training.precision import autocast
@@ -123,20 +125,18 @@ class _Passes:
         batches = {size: self.probed.make_batch(size) for size in sizes}
         self._pass(batches[sizes[-1]])  # warm-up, at the largest
         rows, ready = [], []
-        for repeat in range(plan.repeats):
-            shift = repeat % len(arms)
-            for size, together in arms[shift:] + arms[:shift]:
-                self._pass(batches[size])  # the size before must not be felt
-                turns = [None] if together else range(self.worker.world_size)
-                for turn in turns:
-                    self.worker.barrier()
-                    if turn in (None, self.worker.rank):
-                        watched = together and size == self.probed.batch_size
-                        times, at = self._pass(batches[size], watched)
-                        ready += ready_rows(self.model, at, repeat) if watched else []
-                        keys = {"arm": 0, "batch_per_rank": size, "together": together}
-                        rows.append(keys | {"repeat": repeat} | times)
+        for repeat, (size, together) in rotated_rounds(arms, plan.repeats):
+            self._pass(batches[size])  # the size before must not be felt
+            turns = [None] if together else range(self.worker.world_size)
+            for turn in turns:
                 self.worker.barrier()
+                if turn in (None, self.worker.rank):
+                    watched = together and size == self.probed.batch_size
+                    times, at = self._pass(batches[size], watched)
+                    ready += ready_rows(self.model, at, repeat) if watched else []
+                    keys = {"arm": 0, "batch_per_rank": size, "together": together}
+                    rows.append(keys | {"repeat": repeat} | times)
+            self.worker.barrier()
         return rows, ready
 
     def _pass(self, batch: Batch, watched: bool = False) -> tuple[dict, dict[str, float]]:
@@ -182,22 +182,22 @@ def time_copies(gradient_bytes: int, worker: Worker, plan: ProbePlan) -> list[di
     clock = clock_for(worker.device)
     gradient = torch.zeros(numel, device=worker.device)
     bucket = torch.zeros_like(gradient)
+    formats = (("copy", None), ("fp16", torch.float16), ("bf16", torch.bfloat16))
     rows = []
-    for repeat in range(-1, plan.repeats):
-        for name, narrow in (("copy", None), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
-            clock.wait()
-            clock.hold(4 * LAUNCH_S)  # a copy takes about as long as its launch
-            start = clock.mark()
-            if narrow is None:
-                torch.mul(gradient, 0.5, out=bucket)
-                gradient.copy_(bucket)
-            else:
-                gradient.copy_(gradient.to(narrow).div_(2))
-            end = clock.mark()
-            clock.wait()
-            time_ms = clock.elapsed_s(start, end) * 1e3
-            keys = {"cost": name, "size_bytes": numel * 4, "repeat": repeat}
-            rows += [keys | {"time_ms": time_ms}] if repeat >= 0 else []
+    for repeat, (name, narrow) in rotated_rounds(formats, plan.repeats, first=-1):
+        clock.wait()
+        clock.hold(4 * LAUNCH_S)  # a copy takes about as long as its launch
+        start = clock.mark()
+        if narrow is None:
+            torch.mul(gradient, 0.5, out=bucket)
+            gradient.copy_(bucket)
+        else:
+            gradient.copy_(gradient.to(narrow).div_(2))
+        end = clock.mark()
+        clock.wait()
+        time_ms = clock.elapsed_s(start, end) * 1e3
+        keys = {"cost": name, "size_bytes": numel * 4, "repeat": repeat}
+        rows += [keys | {"time_ms": time_ms}] if repeat >= 0 else []
     return rows
 
 
@@ -210,18 +210,17 @@ def time_curve(numel: int, dtype: torch.dtype, worker: Worker, plan: ProbePlan) 
     sizes = sorted({1, *(int(numel * share) for share in (1, 1 / 4, 1 / 16, 1 / 64, 1 / 512))})
     sizes = [size for size in sizes if size >= 1]
     rows = []
-    for round_ in range(plan.all_reduce_rounds):
-        for size in sizes if round_ % 2 == 0 else sizes[::-1]:
-            small = size * dtype.itemsize <= SMALL_MESSAGE_BYTES
-            calls = SMALL_MESSAGE_CALLS if small else plan.all_reduce_calls
-            samples = time_all_reduces(size, dtype, worker, round_, TimedCalls(calls))
-            # The median of many calls stands for each of the usual number of samples, so that a
-            # stalled call has no weight and all sizes have as many rows.
-            if small:
-                median_ms = statistics.median(row["time_ms"] for row in samples)
-                samples = [
-                    samples[0] | {"iteration": iteration, "time_ms": median_ms}
-                    for iteration in range(plan.all_reduce_calls)
-                ]
-            rows += samples
+    for round_, size in rotated_rounds(sizes, plan.all_reduce_rounds):
+        small = size * dtype.itemsize <= SMALL_MESSAGE_BYTES
+        calls = SMALL_MESSAGE_CALLS if small else plan.all_reduce_calls
+        samples = time_all_reduces(size, dtype, worker, round_, TimedCalls(calls))
+        # The median of many calls stands for each of the usual number of samples, so that a
+        # stalled call has no weight and all sizes have as many rows.
+        if small:
+            median_ms = statistics.median(row["time_ms"] for row in samples)
+            samples = [
+                samples[0] | {"iteration": iteration, "time_ms": median_ms}
+                for iteration in range(plan.all_reduce_calls)
+            ]
+        rows += samples
     return rows

@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.analysis.statistics import Gain
 from common.errors import UserError
 from common.runtime.records.run_directory import write_atomically
+from common.samples import Interval
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
 
 FILE = "recommendation.json"
@@ -33,7 +33,7 @@ class Verified:
     predicted_step_s: float
     predicted_gain: float
     measured_step_s: float | None = None
-    gain: Gain | None = None
+    gain: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Recommendation:
     @property
     def worth_it(self) -> bool:
         """Returns True if the whole interval of the best setting's gain is above zero."""
-        return self.best.gain is not None and self.best.gain.is_certain
+        return self.best.gain is not None and self.best.gain.low > 0
 
     @property
     def setting(self) -> DdpSetting:
@@ -117,5 +117,5 @@ def read_recommendation(folder: Path | str) -> Recommendation:
 
 
 def _verified(values: dict) -> Verified:
-    gain = Gain(**values["gain"]) if values["gain"] else None
+    gain = Interval(**values["gain"]) if values["gain"] else None
     return Verified(**values | {"setting": DdpSetting(**values["setting"]), "gain": gain})

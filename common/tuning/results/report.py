@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from common.analysis.statistics import Gain
 from common.analysis.style import size_text
 from common.runtime.paths import relative_to_project
+from common.samples import Interval
 from common.tuning.results.recommendation import Recommendation, Verified
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def frame(rows: Sequence[Verified]) -> pd.DataFrame:
     )
 
 
-def _gain_text(gain: Gain | None) -> str:
+def _gain_text(gain: Interval | None) -> str:
     if gain is None:
         return "–"
     return f"{gain.estimate:+.1%} ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"

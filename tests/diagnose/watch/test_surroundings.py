@@ -12,14 +12,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
-from ddplab_watch import cgroups, interfaces, machine_cores, nvml, surroundings
+from ddplab_watch import cgroups, interfaces, machine_cores, surroundings
 from ddplab_watch.surroundings import COLUMNS
-from nvml_support import fake_nvml, h100, no_driver, sysfs
 
 from common.tables import SURROUNDING_COLUMNS
 
@@ -438,76 +436,6 @@ def test_a_system_that_tells_nothing_gives_none_and_never_zero(tmp_path: Path) -
     assert {name for name, value in facts.items() if value is not None} <= known
     reading = machine_cores.read_cpu_times(tmp_path)
     assert (reading.busy_s, reading.own_s, reading.throttling) == (None, None, {})
-
-
-def gpu(**asked: object) -> dict[str, object]:
-    """Reads the facts of GPU 0 from a driver that answers these questions, too."""
-    driver = fake_nvml([h100(0), h100(1)])
-    for name, answer in asked.items():
-        setattr(driver, f"nvmlDeviceGet{name}", lambda handle, answer=answer: answer)
-    facts = nvml.gpu_facts(0, {}, driver)
-    assert driver.opened == []  # what was opened was closed
-    return facts
-
-
-def test_the_facts_of_a_gpu_are_the_drivers(tmp_path: Path) -> None:
-    path = "pci0000:16/0000:17:00.0"
-    sysfs(tmp_path / "sys", {path: 1}, {})
-    facts = nvml.gpu_facts(0, {}, fake_nvml([h100(0)]), root=tmp_path)
-    assert facts["gpu_uuid"] == "GPU-00000000"
-    assert facts["gpu_bus_id"] == "00000000:17:00.0"
-    assert facts["gpu_numa_node"] == 1
-    assert (facts["gpu_pcie_width"], facts["gpu_pcie_width_max"]) == (8, 16)
-    assert (facts["gpu_pcie_generation"], facts["gpu_pcie_generation_max"]) == (1, 5)
-    assert (facts["gpu_sm_clock_mhz"], facts["gpu_sm_clock_max_mhz"]) == (1200, 1980)
-    assert facts["gpu_power_limit_w"] == 700
-    assert facts["gpu_mig"] is False
-    assert facts["gpu_compute_mode"] == "DEFAULT"
-    # This driver does not answer these questions.
-    assert facts["gpu_throttle_reasons"] is None
-    assert facts["gpu_other_processes"] is None
-    assert set(facts) <= set(COLUMNS)
-
-
-@pytest.mark.parametrize("name", ["CurrentClocksEventReasons", "CurrentClocksThrottleReasons"])
-def test_reasons_for_lower_clocks_are_named_by_both_generations_of_drivers(name: str) -> None:
-    assert gpu(**{name: 0x44})["gpu_throttle_reasons"] == "SwPowerCap HwThermalSlowdown"
-    assert gpu(**{name: 0})["gpu_throttle_reasons"] == "none"
-
-
-def test_other_processes_are_those_beside_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = [SimpleNamespace(pid=-1), SimpleNamespace(pid=-2)]
-    own = SimpleNamespace(pid=os.getpid())
-    asked = "ComputeRunningProcesses"
-    assert gpu(**{asked: [own, *others]})["gpu_other_processes"] == 2
-    assert gpu(**{asked: others})["gpu_other_processes"] == 2
-    assert gpu(**{asked: []})["gpu_other_processes"] == 0
-    # In a container the own process is listed under a number that it does not know.
-    monkeypatch.setattr(nvml, "uses_cuda", lambda: True)
-    monkeypatch.setattr(nvml, "cuda_uuid", lambda index: None)
-    assert gpu(**{asked: others})["gpu_other_processes"] == 1
-    assert gpu(**{asked: []})["gpu_other_processes"] is None
-
-
-@pytest.mark.parametrize(
-    ("index", "visible", "uuid", "expected"),
-    [
-        (1, None, None, "GPU-00000001"),
-        (0, "1,0", None, "GPU-00000001"),
-        (1, "GPU-00000001,GPU-00000000", None, "GPU-00000000"),
-        (0, None, "00000001", "GPU-00000001"),  # torch writes it bare; it counts more than indices
-        (2, "1,0", None, None),
-        (0, "", None, None),
-    ],
-)
-def test_the_gpu_is_the_one_that_cuda_means(index, visible, uuid, expected) -> None:
-    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    facts = nvml.gpu_facts(index, env, fake_nvml([h100(0), h100(1)]), uuid)
-    assert facts.get("gpu_uuid") == expected
-
-
-def test_without_a_driver_nothing_is_said_of_a_gpu() -> None:
-    assert nvml.gpu_facts(0, {}, no_driver()) == {}
 
 
 # The machine that the test runs on.

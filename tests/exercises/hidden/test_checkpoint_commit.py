@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from common.course.grading.student import Student
-from common.course.grading.wire import Ended
+from common.course.sandbox.student import Student
+from common.course.sandbox.wire import Ended
 
 FOLDER = "/checkpoints"
 CONTENTS = {1: [b"one" * 50], 2: [b"two" * 50], 3: [b"three" * 50, b"three again" * 50]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.course.grading.student import Student
+from common.course.sandbox.student import Student
 
 TCP = {"device": "A100", "network": "TCP between 2 hosts", "world_size": 4, "backend": "nccl"}
 EMULATED = TCP | {"device": "EPYC", "network": "2 emulated hosts at 1 Gbit/s", "is_emulated": True}

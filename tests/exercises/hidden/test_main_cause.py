@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from common.course.faults import CAUSES, STUDY, recorded_runs
-from common.course.grading.student import Student
+from common.course.sandbox.student import Student
 from common.runtime.paths import project_root
 
 RECORDED = project_root() / STUDY

@@ -15,8 +15,8 @@ from judging import DRAWN
 from numpy.typing import ArrayLike, NDArray
 from probes import searches
 
-from common.course.grading.student import Student
-from common.course.grading.wire import Raised
+from common.course.sandbox.student import Student
+from common.course.sandbox.wire import Raised
 
 Cost = Callable[[ArrayLike, ArrayLike], NDArray]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judging import DRAWN
 
-from common.course.grading.student import Student
+from common.course.sandbox.student import Student
 
 SIZES = st.lists(st.integers(1, 10**6), min_size=1, max_size=30)
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.benchmarks.one_device.memory_tracker import saved_by_layer
-from common.course.grading.student import Student
+from common.course.sandbox.student import Student
 from common.models.gpt2 import GPT2
 from common.perfmodel.one_device.architecture import CONFIGS, GPT2Config
 from common.perfmodel.one_device.workload import Workload

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from common.course.grading.student import Student
-from common.course.grading.wire import Raised
+from common.course.sandbox.student import Student
+from common.course.sandbox.wire import Raised
 
 RANKS = np.array([2.0, 3, 4, 6, 8, 16])
 PLANTED = (

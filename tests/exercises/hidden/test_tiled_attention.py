@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from common.course.grading.student import Student
+from common.course.sandbox.student import Student
 
 
 def inputs(queries: int, keys: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:

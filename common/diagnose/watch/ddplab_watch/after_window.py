@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -11,56 +9,54 @@ from ddplab_watch import private
 from ddplab_watch.changes import exchange_of
 from ddplab_watch.kept import Kept
 from ddplab_watch.probes import Probes
+from ddplab_watch.session import Session
 from ddplab_watch.team import Team, all_are_here
 from ddplab_watch.trials import Trials
-
-if TYPE_CHECKING:
-    from ddplab_watch.watch import Watch
 
 PASSES, CHANGES = "passes without exchange", "changes that were to be tried"
 
 
-def probe(watch: Watch) -> None:
+def probe(session: Session) -> None:
     """Probes what a step is made of, and tries changes if that was asked for."""
-    unseen, step = watch.record.unseen, watch.loop.step
-    if watch.ranks > 1:
-        job = f"ddplab-watch/{watch.record.path.parent}"
-        if not all_are_here(private.job_store(), job, watch.rank, watch.ranks):
+    unseen, step = session.record.unseen, session.loop.step
+    if session.ranks > 1:
+        job = f"ddplab-watch/{session.record.path.parent}"
+        if not all_are_here(private.job_store(), job, session.rank, session.ranks):
             unseen(PASSES, "not every rank is watched")
             return
-    if not watch.calls.has_kept:
+    if not session.calls.has_kept:
         unseen(PASSES, "the model's call was not seen")
         return
-    if watch.is_sharded():
+    if session.is_sharded():
         unseen(PASSES, "FSDP")
         return
-    kept = watch.calls.take()
+    kept = session.calls.take()
     is_ddp = isinstance(kept.module, DistributedDataParallel)
     group = kept.module.process_group if is_ddp else None  # under torch.compile it is further in
-    if group is None and dist.is_initialized() and watch.ranks > 1:
+    if group is None and dist.is_initialized() and session.ranks > 1:
         unseen(PASSES, "the model is not under DDP")
         return
-    team = Team(group, kept.device, watch.loop.clock)
+    team = Team(group, kept.device, session.loop.clock)
     buckets_bytes = [bucket.size_bytes for bucket in step.buckets]
-    Probes(kept, team, watch.record, watch.steps.usual_s(), buckets_bytes).run()
-    if not watch.options.verify:
+    Probes(kept, team, session.record, session.steps.usual_s(), buckets_bytes).run()
+    if not session.options.verify:
         return
     if is_ddp and team.ranks > 1:
-        try_changes(watch, kept, team)
+        try_changes(session, kept, team)
     else:
         unseen(CHANGES, "nothing is exchanged")
 
 
-def try_changes(watch: Watch, kept: Kept, team: Team) -> None:
+def try_changes(session: Session, kept: Kept, team: Team) -> None:
     """Tries what a diagnosis may propose."""
-    step, steps = watch.loop.step, watch.steps
+    step, steps = session.loop.step, session.steps
     sent_bytes = sum(bucket.size_bytes for bucket in step.buckets)
     Trials(
         kept=kept,
         team=team,
-        record=watch.record,
+        record=session.record,
         now=exchange_of(kept.module, len(step.passes), sent_bytes),
         step_s=steps.usual_s(),
         waits=steps.share_waited(),
-        loading=watch.feed.loading,
+        loading=session.feed.loading,
     ).run()

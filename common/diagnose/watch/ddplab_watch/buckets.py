@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab_watch import private
+from ddplab_watch.marks import Clock, Mark
 
 
 @dataclass
@@ -26,14 +27,14 @@ class Bucket:
     """A bucket on its way: bytes, and marks of when it was ready and when it was back."""
 
     size_bytes: int
-    ready: Any
-    done: Any = None
+    ready: Mark
+    done: Mark | None = None
 
 
 class WatchedGroup(dist.ProcessGroup):
     """A process group whose all-reduces are noted and done by another one."""
 
-    def __init__(self, inner: Any, clock: Any) -> None:
+    def __init__(self, inner: dist.ProcessGroup, clock: Clock) -> None:
         super().__init__(inner.rank(), inner.size())
         self.inner, self.clock = inner, clock
         self.buckets: list[Bucket] = []
@@ -80,9 +81,9 @@ class BucketWatch:
         clock: clock of the model's device.
     """
 
-    def __init__(self, root: nn.Module, clock: Any) -> None:
+    def __init__(self, root: nn.Module, clock: Clock) -> None:
         self.root, self.clock = root, clock
-        self.ready: Any = None
+        self.ready: Mark | None = None
         """The mark of this rank's last gradient in the newest pass."""
         self.unseen = ""
         """Reason why buckets cannot be seen; empty while they can."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from ddplab_watch import rows
 from ddplab_watch.feed import Feed
+from ddplab_watch.marks import Mark
 from ddplab_watch.record import Record
 from ddplab_watch.steps import Loop, Step
 
@@ -38,7 +39,7 @@ class EndedSteps:
         self.warmup, self.facts = warmup, facts
         self.written = 0
         self._unread: list[Step] = []
-        self._last_ended: Any = None
+        self._last_ended: Mark | None = None
         """Mark of the end of the step that was written last."""
         self._recent_s: list[float] = []
         self._recent_waits_s: list[float] = []

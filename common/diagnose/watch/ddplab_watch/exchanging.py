@@ -29,7 +29,7 @@ class Exchange:
     """
 
     def __init__(
-        self, sizes_bytes: Sequence[int], parameters: Sequence[Tensor], group: Any
+        self, sizes_bytes: Sequence[int], parameters: Sequence[Tensor], group: dist.ProcessGroup
     ) -> None:
         if len({parameter.dtype for parameter in parameters}) != 1:
             raise RuntimeError("gradients are of several types")

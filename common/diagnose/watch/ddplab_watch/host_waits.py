@@ -19,11 +19,14 @@ from typing import Any
 
 import torch
 
+from ddplab_watch import marks
 from ddplab_watch.hooks import Hooks
 
 MESSAGE = re.compile("called a synchronizing|Synchronization debug mode is a prototype")
 """Warnings of a wait, and of the mode itself, once in a process (``c10/cuda``,
 ``torch/csrc/cuda``)."""
+PASSED_ON = ("warnings.py", marks.__file__)
+"""Files of functions that wait for a caller of theirs."""
 ALWAYS = ("always", MESSAGE, UserWarning, None, 0)
 """Filter of warnings: all of them, even where a script makes errors of others."""
 
@@ -83,8 +86,11 @@ class HostWaits:
         return synchronize
 
     def _note(self, frame: FrameType | None, call: str) -> None:
-        """Counts a wait in a frame, which may be that of the module of warnings."""
-        while frame is not None and frame.f_code.co_filename.endswith("warnings.py"):
+        """Counts a wait in a frame, or where the warnings or a clock that waits were called.
+
+        This project's own benchmarks wait by the clock of the watch.
+        """
+        while frame is not None and frame.f_code.co_filename.endswith(PASSED_ON):
             frame = frame.f_back
         if frame is None or not self._is_on or "ddplab_watch" in frame.f_code.co_filename:
             return

@@ -1,14 +1,18 @@
-"""Clocks: the host's, or events in a GPU's stream, which can be read when the GPU has passed them.
+"""Clocks that can be trusted on either kind of device: the host's, or events in a GPU's stream.
 
-The same as in this project's benchmarks (``common/runtime/timing.py``); the watch must not import
-those.
+On the CPU a mark is a reading of the monotonic clock. On CUDA a mark is an event in the current
+stream, so that marking does not wait for the device; the time between two is read when the GPU has
+passed them.
+
+A GPU that is idle at the first mark waits for Python to launch what is timed: 15 to 40 µs that
+would count as the operation's. ``hold`` keeps the stream busy meanwhile.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 
@@ -16,6 +20,8 @@ from ddplab_watch import private
 
 LAUNCH_S = 50e-6
 """Upper bound on the time in which Python launches one operation and marks its end."""
+LAUNCHES_AHEAD = 1024
+"""Launches that CUDA queues; a host that is further ahead of the device has to wait for it."""
 FASTEST_CLOCK_HZ = 3e9
 """Upper bound on a GPU's clock: cycles counted at this rate last at least as long as asked for."""
 
@@ -23,8 +29,11 @@ FASTEST_CLOCK_HZ = 3e9
 class HostClock:
     """The clock of a CPU: marks are readings of ``perf_counter``, in seconds."""
 
-    def mark(self) -> float:
-        """Returns the present moment."""
+    runs_ahead = False
+    """True if work can be launched before it begins."""
+
+    def mark(self, again: float | None = None) -> float:
+        """Returns the present moment, in seconds."""
         return time.perf_counter()
 
     def passed(self, mark: float) -> bool:
@@ -34,7 +43,7 @@ class HostClock:
     def wait(self) -> None:
         """Does nothing: nothing runs asynchronously."""
 
-    def hold(self, launches: int) -> None:
+    def hold(self, duration_s: float) -> None:
         """Does nothing: nothing is launched ahead."""
 
     def beside(self) -> AbstractContextManager:
@@ -50,20 +59,31 @@ class CudaClock:
     """The clock of a GPU: marks are events in its current stream.
 
     Args:
-        device: the model's, which need not be the current one.
+        device: device of the work, which need not be the current one.
+        sleep: keeps the current stream busy for so many cycles of the GPU's clock; by default
+            where this version of torch can.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._beside: Any = None
+    runs_ahead = True
 
-    def mark(self) -> Any:
-        """Records an event; it does not wait for the device."""
-        event = torch.cuda.Event(enable_timing=True)
+    def __init__(
+        self, device: torch.device, sleep: Callable[[int], None] = private.sleep_on_gpu
+    ) -> None:
+        self.device, self.sleep = device, sleep
+        self._beside: torch.cuda.Stream | None = None
+
+    def mark(self, again: torch.cuda.Event | None = None) -> torch.cuda.Event:
+        """Records an event and returns it; it does not wait for the device.
+
+        Args:
+            again: an earlier mark that is not read any more, which is reused, as making an event
+                takes time.
+        """
+        event = torch.cuda.Event(enable_timing=True) if again is None else again
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def passed(self, mark: Any) -> bool:
+    def passed(self, mark: torch.cuda.Event) -> bool:
         """Returns True if the device has come to the mark."""
         return mark.query()
 
@@ -71,25 +91,31 @@ class CudaClock:
         """Blocks until the device has done all that was launched."""
         torch.cuda.synchronize(self.device)
 
-    def hold(self, launches: int) -> None:
-        """Keeps the current stream busy while the host launches so many operations.
+    def hold(self, duration_s: float) -> None:
+        """Keeps the current stream busy for at least ``duration_s``, while the host launches.
 
-        Else an idle GPU waits for each of them, and what Python takes to launch it is measured.
+        The time is limited to what filling CUDA's queue of launches takes. If the GPU's clock is
+        below FASTEST_CLOCK_HZ, the stream is held longer, which does no harm.
         """
+        limited_s = min(duration_s, LAUNCHES_AHEAD * LAUNCH_S)
         with torch.cuda.device(self.device):
-            private.sleep_on_gpu(int(launches * LAUNCH_S * FASTEST_CLOCK_HZ))
+            self.sleep(int(limited_s * FASTEST_CLOCK_HZ))
 
     def beside(self) -> AbstractContextManager:
-        """Returns a context in which a stream of the watch's own is the current one."""
+        """Returns a context in which a stream of the clock's own is the current one."""
         if self._beside is None:
             self._beside = torch.cuda.Stream(self.device)
         return torch.cuda.stream(self._beside)
 
-    def elapsed_s(self, start: Any, end: Any) -> float:
+    def elapsed_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Returns the seconds between two marks that the device has passed."""
         return start.elapsed_time(end) / 1e3
 
 
-def clock_of(device: torch.device) -> HostClock | CudaClock:
-    """Returns the clock for work on ``device``."""
-    return CudaClock(device) if device.type == "cuda" else HostClock()
+Clock = HostClock | CudaClock
+Mark = float | torch.cuda.Event
+
+
+def clock_of(device: torch.device, sleep: Callable[[int], None] = private.sleep_on_gpu) -> Clock:
+    """Returns the clock for work on ``device``; ``sleep`` as for ``CudaClock``."""
+    return CudaClock(device, sleep) if device.type == "cuda" else HostClock()

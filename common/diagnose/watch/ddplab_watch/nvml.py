@@ -1,4 +1,4 @@
-"""The state of this rank's GPU, from the driver by NVML where pynvml can be imported.
+"""Facts about GPUs, from the driver by NVML where pynvml can be imported.
 
 NVML makes no CUDA context and needs none. What a GPU or a driver does not give is None. Bits and
 functions are those of NVIDIA's NVML API reference.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,6 +28,8 @@ REASONS = {
     0x100: "DisplayClockSetting",
 }
 """Reasons for lower clocks, by bit (nvmlClocksEventReasons)."""
+SM_CLOCK, MEMORY_CLOCK = 1, 2
+"""Kinds of clocks (nvmlClockType)."""
 COMPUTE_MODES = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}
 
 
@@ -36,7 +39,7 @@ def gpu_facts(
     nvml: ModuleType | None = None,
     uuid: str | None = None,
     root: Path = ROOT,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Returns the facts of a GPU by the columns ``gpu_…``; none where there is no driver or GPU.
 
     Args:
@@ -46,19 +49,31 @@ def gpu_facts(
         uuid: the GPU's, by default as torch says where it has begun to use CUDA.
         root: the root of the file system.
     """
+    with opened(nvml) as driver:
+        uuid = uuid or cuda_uuid(device_index)
+        return Device(driver, driver.visible_handle(device_index, uuid, env)).facts(root)
+
+
+@contextmanager
+def opened(nvml: ModuleType | None = None) -> Iterator[Driver]:
+    """Opens the connection to the driver; one that answers nothing where there is none.
+
+    Args:
+        nvml: the module that speaks to the driver; by default pynvml, if it can be imported.
+    """
     if nvml is None:
-        try:
+        with suppress(ImportError):
             import pynvml as nvml
-        except ImportError:
-            return {}
+    if nvml is not None:
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError:
+            nvml = None
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return {}
-    try:
-        return _Device(nvml, device_index, uuid or cuda_uuid(device_index), env).facts(root)
+        yield Driver(nvml)
     finally:
-        nvml.nvmlShutdown()
+        if nvml is not None:
+            nvml.nvmlShutdown()
 
 
 def uses_cuda() -> bool:
@@ -76,27 +91,28 @@ def cuda_uuid(device_index: int) -> str | None:
     return None if found is None else str(found)
 
 
-def pci_numa_node(bus_id: str, root: Path = ROOT) -> int | None:
-    """Returns the NUMA node of a PCI device, which NVML names ``00000000:17:00.0``."""
+def pci_folder(bus_id: str, root: Path = ROOT) -> Path:
+    """Returns a PCI device's folder in sysfs.
+
+    Args:
+        bus_id: as NVML writes it (``00000000:17:00.0``) or sysfs does (``0000:17:00.0``).
+        root: the root of the file system.
+    """
     domain, _, rest = bus_id.lower().partition(":")
-    folder = root / "sys/bus/pci/devices" / f"{int(domain, 16):04x}:{rest}"
+    return root / "sys/bus/pci/devices" / f"{int(domain, 16):04x}:{rest}"
+
+
+def pci_numa_node(folder: Path) -> int | None:
+    """Returns the NUMA node of the PCI device with this folder; None where nobody tells."""
     node = read_integer(folder / "numa_node")
     return node if node is not None and node >= 0 else None  # -1: the firmware does not say
 
 
-class _Device:
-    """A GPU as the open driver knows it."""
+class Driver:
+    """The open connection to the driver; without one (None) no question has an answer."""
 
-    def __init__(
-        self, nvml: ModuleType, device_index: int, uuid: str | None, env: Mapping[str, str]
-    ) -> None:
+    def __init__(self, nvml: ModuleType | None) -> None:
         self.nvml = nvml
-        self.handle = self._handle(device_index, uuid, env)
-        self.whole = self.handle  # most questions are answered for the whole GPU only
-        found = self.ask("nvmlDeviceIsMigDeviceHandle", self.handle)
-        self.is_slice = bool(getattr(found, "value", found))  # some versions return a c_uint
-        if self.is_slice:
-            self.whole = self.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", self.handle)
 
     def ask(self, query: str, *arguments: Any) -> Any:
         """Returns the answer to a question; None where it is not supported or nobody to ask."""
@@ -107,17 +123,11 @@ class _Device:
         except self.nvml.NVMLError:
             return None
 
-    def _handle(self, device_index: int, uuid: str | None, env: Mapping[str, str]) -> Any:
-        """Returns the GPU's handle. CUDA's order may differ from NVML's; UUIDs are the same."""
-        if uuid is None:
-            visible = env.get("CUDA_VISIBLE_DEVICES")
-            entries = [] if visible is None else [one.strip() for one in visible.split(",")]
-            if visible is not None and device_index >= len(entries):
-                return None
-            entry = entries[device_index] if entries else str(device_index)
-            if entry.isdigit():
-                return self.ask("nvmlDeviceGetHandleByIndex", int(entry))
-            uuid = entry
+    def handle_of(self, uuid: str) -> Any:
+        """Returns the handle of the GPU or slice with a UUID of CUDA's; None if there is none.
+
+        CUDA's order may differ from NVML's, and CUDA writes UUIDs without the prefix GPU or MIG.
+        """
         bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
         for kind in ("GPU", "MIG"):
             handle = self.ask("nvmlDeviceGetHandleByUUID", f"{kind}-{bare}")
@@ -125,29 +135,57 @@ class _Device:
                 return handle
         return None
 
-    def facts(self, root: Path) -> dict[str, object]:
-        """Returns the row's columns of this GPU."""
+    def visible_handle(self, device_index: int, uuid: str | None, env: Mapping[str, str]) -> Any:
+        """Returns the handle of a GPU by its UUID, or else as the variables number it."""
+        if uuid is not None:
+            return self.handle_of(uuid)
+        visible = env.get("CUDA_VISIBLE_DEVICES")
+        entries = [] if visible is None else [one.strip() for one in visible.split(",")]
+        if visible is not None and device_index >= len(entries):
+            return None
+        entry = entries[device_index] if entries else str(device_index)
+        if entry.isdigit():
+            return self.ask("nvmlDeviceGetHandleByIndex", int(entry))
+        return self.handle_of(entry)
+
+
+class Device:
+    """A GPU, or a MIG slice of one, as the driver knows it."""
+
+    def __init__(self, driver: Driver, handle: Any) -> None:
+        self.driver, self.handle, self.ask = driver, handle, driver.ask
+        self.whole = handle  # most questions are answered for the whole GPU only
+        found = self.ask("nvmlDeviceIsMigDeviceHandle", handle)
+        self.is_slice = bool(getattr(found, "value", found))  # some versions return a c_uint
+        if self.is_slice:
+            self.whole = self.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
+
+    def bus_id(self) -> str | None:
+        """Returns the GPU's id on the PCI bus, as NVML writes it."""
+        return text(getattr(self.ask("nvmlDeviceGetPciInfo", self.whole), "busId", None))
+
+    def facts(self, root: Path = ROOT) -> dict[str, Any]:
+        """Returns the row's columns of this GPU; none of one that the driver does not know."""
         if self.handle is None:
             return {}
         whole = self.whole
-        bus_id = _text(getattr(self.ask("nvmlDeviceGetPciInfo", whole), "busId", None))
-        clock = self.nvml.NVML_CLOCK_SM
+        bus_id = self.bus_id()
         mode = self.ask("nvmlDeviceGetMigMode", whole)
         utilisation = self.ask("nvmlDeviceGetUtilizationRates", whole)
         return {
-            "gpu_uuid": _text(self.ask("nvmlDeviceGetUUID", self.handle)),
-            "gpu_name": _text(self.ask("nvmlDeviceGetName", whole)),
+            "gpu_uuid": text(self.ask("nvmlDeviceGetUUID", self.handle)),
+            "gpu_name": text(self.ask("nvmlDeviceGetName", whole)),
             "gpu_bus_id": bus_id,
-            "gpu_numa_node": pci_numa_node(bus_id, root) if bus_id else None,
+            "gpu_numa_node": pci_numa_node(pci_folder(bus_id, root)) if bus_id else None,
             "gpu_pcie_width": self.ask("nvmlDeviceGetCurrPcieLinkWidth", whole),
             "gpu_pcie_width_max": self.ask("nvmlDeviceGetMaxPcieLinkWidth", whole),
             "gpu_pcie_generation": self.ask("nvmlDeviceGetCurrPcieLinkGeneration", whole),
             "gpu_pcie_generation_max": self.ask("nvmlDeviceGetMaxPcieLinkGeneration", whole),
-            "gpu_sm_clock_mhz": self.ask("nvmlDeviceGetClockInfo", whole, clock),
-            "gpu_sm_clock_max_mhz": self.ask("nvmlDeviceGetMaxClockInfo", whole, clock),
+            "gpu_sm_clock_mhz": self.ask("nvmlDeviceGetClockInfo", whole, SM_CLOCK),
+            "gpu_sm_clock_max_mhz": self.ask("nvmlDeviceGetMaxClockInfo", whole, SM_CLOCK),
             "gpu_throttle_reasons": self.throttle_reasons(),
-            "gpu_power_limit_w": _watts(self.ask("nvmlDeviceGetPowerManagementLimit", whole)),
-            "gpu_power_default_w": _watts(
+            "gpu_power_limit_w": watts(self.ask("nvmlDeviceGetPowerManagementLimit", whole)),
+            "gpu_power_default_w": watts(
                 self.ask("nvmlDeviceGetPowerManagementDefaultLimit", whole)
             ),
             "gpu_utilisation_share": None if utilisation is None else utilisation.gpu / 100,
@@ -180,9 +218,11 @@ class _Device:
         return len(listed) - own
 
 
-def _text(value: str | bytes | None) -> str | None:
+def text(value: str | bytes | None) -> str | None:
+    """Returns a text of NVML, which some versions give as bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _watts(milliwatts: int | None) -> float | None:
+def watts(milliwatts: int | None) -> float | None:
+    """Returns a power of NVML in W; None for none."""
     return None if milliwatts is None else milliwatts / 1e3

@@ -95,7 +95,7 @@ def can_swap_group(ddp: DistributedDataParallel) -> bool:
     return hasattr(reducer(ddp), "_update_process_group")
 
 
-def swap_group(ddp: DistributedDataParallel, group: Any) -> None:
+def swap_group(ddp: DistributedDataParallel, group: torch.distributed.ProcessGroup) -> None:
     """Makes DDP's reducer send through ``group``. DDP's own method would rebuild the buckets."""
     reducer(ddp)._update_process_group(group)
 
@@ -123,7 +123,7 @@ def ddp_facts(ddp: DistributedDataParallel) -> dict[str, Any]:
     return facts
 
 
-def group_class(group: Any, device: torch.device) -> str:
+def group_class(group: torch.distributed.ProcessGroup, device: torch.device) -> str:
     """Returns the name of the class that sends tensors of ``device``; empty where torch hides it.
 
     A process group holds one for each kind of device, or, made in Python, may be it itself.
@@ -144,7 +144,7 @@ def sleep_on_gpu(cycles: int) -> None:
         sleep(cycles)
 
 
-def job_store() -> Any:
+def job_store() -> torch.distributed.Store | None:
     """Returns the store by which the job's ranks found each other; None where it is not known."""
     get = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
     return None if get is None else get()

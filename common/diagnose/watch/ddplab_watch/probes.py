@@ -22,6 +22,7 @@ from torch import nn
 from ddplab_watch import private
 from ddplab_watch.exchanging import Exchange
 from ddplab_watch.kept import Kept, free_bytes, has_room, left_as_it_was
+from ddplab_watch.marks import LAUNCH_S
 from ddplab_watch.record import Record
 from ddplab_watch.team import Team
 
@@ -290,7 +291,7 @@ class Probes:
         for repeat in range(-1, REPEATS):
             for name, narrow in (("copy", None), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
                 self.clock.wait()
-                self.clock.hold(launches=4)
+                self.clock.hold(4 * LAUNCH_S)  # a copy takes about as long as its launch
                 start = self.clock.mark()
                 if narrow is None:
                     torch.mul(gradient, 0.5, out=bucket)
@@ -335,7 +336,7 @@ class Probes:
                 tensor = whole[:numel]
                 self.team.meet()
                 if self.device.type == "cuda":
-                    self.clock.hold(launches=calls + 1)
+                    self.clock.hold((calls + 1) * LAUNCH_S)
                     dist.all_reduce(together, group=self.team.group)
                 marks = [self.clock.mark()]
                 for _ in range(calls):

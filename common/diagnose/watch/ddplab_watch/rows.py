@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab_watch import __version__, private
+from ddplab_watch.marks import Clock
 from ddplab_watch.options import Options
 from ddplab_watch.record import FORMAT, Record
 from ddplab_watch.steps import Step
@@ -56,24 +57,6 @@ def about(
         "warmup": options.warmup,
         "window": options.window,
         "bucket_steps": options.bucket_steps,
-    }
-
-
-def placement(record: Record, device: torch.device) -> dict[str, Any]:
-    """Returns where this rank computes, by column of ``placement.csv``."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    listed = " ".join(map(str, cores))
-    identity = f"cores {listed}"
-    if device.type == "cuda":
-        identity = str(torch.cuda.get_device_properties(device).uuid)
-    return {
-        "host": record.name(socket.gethostname()),
-        "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
-        "device": str(device),
-        "identity": identity,
-        "cores": len(cores) or os.cpu_count(),
-        "core_list": listed,
-        "threads": torch.get_num_threads(),
     }
 
 
@@ -138,7 +121,7 @@ def autocast(device: torch.device) -> tuple[bool, torch.dtype]:
     return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
 
 
-def of_step(step: Step, clock: Any) -> dict[str, Any]:
+def of_step(step: Step, clock: Clock) -> dict[str, Any]:
     """Returns the row of a step that has ended; its parts add up to it.
 
     Where buckets were watched, what followed this rank's last gradient is the exchange, and what
@@ -179,7 +162,7 @@ def of_step(step: Step, clock: Any) -> dict[str, Any]:
     return row | step.counts
 
 
-def of_buckets(step: Step, clock: Any) -> Iterator[dict[str, Any]]:
+def of_buckets(step: Step, clock: Clock) -> Iterator[dict[str, Any]]:
     """Yields a row for each bucket of a step, in ms from the start of its last backward pass."""
     start = step.passes[-1].backward
     for index, bucket in enumerate(step.buckets):

@@ -17,8 +17,11 @@ Fetches of another loader, and passes without gradients, are evaluation and lie 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+
+from ddplab_watch.buckets import Bucket
+from ddplab_watch.marks import Clock, Mark
 
 
 @dataclass
@@ -26,7 +29,7 @@ class Fetch:
     """A batch that was fetched: by which loader, when, and which samples."""
 
     loader: int
-    began: Any
+    began: Mark | None
     began_s: float
     ended_s: float
     epoch: int = 0
@@ -38,9 +41,9 @@ class Fetch:
 class Pass:
     """A forward pass and the backward pass that followed it, as marks."""
 
-    fetched: Any
+    fetched: Mark
     """Start of its data time: a fetch, or the end of the backward pass before."""
-    forward: Any
+    forward: Mark
     forward_s: float
     """On the host's clock."""
     samples: int = 0
@@ -48,11 +51,11 @@ class Pass:
     padded_tokens: int = 0
     longest: int = 0
     elements: int = 0
-    sending: list[tuple[Any, Any]] = field(default_factory=list)
+    sending: list[tuple[Mark, Mark]] = field(default_factory=list)
     """Marks of calls of DDP that sent buffers, and of the model inside, which runs after that."""
-    backward: Any = None
-    ended: Any = None
-    ready: Any = None
+    backward: Mark | None = None
+    ended: Mark | None = None
+    ready: Mark | None = None
     """Mark at which this rank's last gradient was ready; None where nobody watched."""
 
 
@@ -88,21 +91,21 @@ class Step:
         counts: further columns of its row.
     """
 
-    began: Any
+    began: Mark
     began_s: float
     passes: list[Pass]
     fetches: list[Fetch]
     evaluation_s: float
     cpu_began_s: float
-    ended: Any = None
+    ended: Mark | None = None
     ended_s: float = 0.0
     cpu_s: float = 0.0
-    updates: list[tuple[Any, Any]] = field(default_factory=list)
+    updates: list[tuple[Mark, Mark]] = field(default_factory=list)
     optimizers: set[int] = field(default_factory=set)
     skipped: bool = False
     watched: bool = False
     profiled: bool = False
-    buckets: list[Any] = field(default_factory=list)
+    buckets: list[Bucket] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
 
 
@@ -114,7 +117,9 @@ class Loop:
         host_s, cpu_s: functions that return the seconds of the host and of the process.
     """
 
-    def __init__(self, clock: Any, host_s: Any, cpu_s: Any) -> None:
+    def __init__(
+        self, clock: Clock, host_s: Callable[[], float], cpu_s: Callable[[], float]
+    ) -> None:
         self.clock, self.host_s, self.cpu_s = clock, host_s, cpu_s
         self.phase = "between"
         self.segment = Segment()
@@ -124,18 +129,18 @@ class Loop:
         """The one that the next segment may still belong to."""
         self.ended: list[Step] = []
         self.current: Pass | None = None
-        self._called: Any = None
+        self._called: Mark | None = None
         """Mark of the last call of the model."""
         self._cpu_began_s = cpu_s()
 
-    def fetch_began(self) -> tuple[Any, float]:
+    def fetch_began(self) -> tuple[Mark, float]:
         """Notes that a loader is asked for a batch; returns the moment, for ``fetch_ended``."""
         self.phase = "data"
         if not self.segment.fetches and not self.segment.passes:
             self._cpu_began_s = self.cpu_s()
         return self.clock.mark(), self.host_s()
 
-    def fetch_ended(self, began: tuple[Any, float], fetch: Fetch) -> None:
+    def fetch_ended(self, began: tuple[Mark, float], fetch: Fetch) -> None:
         """Notes a batch."""
         fetch.began, fetch.began_s = began
         fetch.ended_s = self.host_s()

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddplab_watch.marks import Clock
+
 HERE = timedelta(seconds=20)
 """Rank 0 waits so long for the other ranks' watches, which come after the same update."""
 GO_ON, LEAVE_OUT = "go on", "leave out"
@@ -28,7 +30,7 @@ class Team:
         clock: clock of that device.
     """
 
-    def __init__(self, group: Any, device: torch.device, clock: Any) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device, clock: Clock) -> None:
         self.group, self.device, self.clock = group, device, clock
         self.ranks = dist.get_world_size(group) if group is not None else 1
         self.rank = dist.get_rank(group) if group is not None else 0
@@ -74,7 +76,7 @@ class Team:
         return found
 
 
-def all_are_here(store: Any, job: str, rank: int, ranks: int) -> bool:
+def all_are_here(store: dist.Store | None, job: str, rank: int, ranks: int) -> bool:
     """Returns True on all ranks if the watch of every rank has come here; False on all others.
 
     A rank whose watch has ended trains on, and a collective of the probes would meet one of its
@@ -101,7 +103,7 @@ def all_are_here(store: Any, job: str, rank: int, ranks: int) -> bool:
     return store.get(decided) == GO_ON.encode()
 
 
-def same_folder(folder: Path, store: Any, rank: int, record: str) -> Path:
+def same_folder(folder: Path, store: dist.Store | None, rank: int, record: str) -> Path:
     """Returns the folder that rank 0 chooses for the bundle of all ranks.
 
     Ranks on several hosts have launchers of their own, and name a folder after them.

@@ -3,7 +3,7 @@
 It is made of what emulated hosts are made of: namespaces of its own for files, processes, network
 and users. Its root has Python, its packages and one folder, all read-only, and a small folder of
 scratch. Only the loopback interface is up. Everything in it ends with its first process
-(``common.course.grading.callee``), which ends with this one.
+(``common.course.sandbox.callee``), which ends with this one.
 
 Where a machine refuses namespaces, student code runs as another user, who cannot read what he
 may not. Where neither can be had, nothing is graded.
@@ -28,10 +28,10 @@ from typing import IO
 
 import psutil
 
-from common.course.grading.isolation import has_own_root, isolated, strongest_isolation
-from common.course.grading.own_root import BYTECODE, INSIDE, SCRATCH, SCRATCH_BYTES
-from common.course.grading.scratch import empty
-from common.course.grading.wire import Ended, Peer
+from common.course.sandbox.isolation import has_own_root, isolated, strongest_isolation
+from common.course.sandbox.own_root import BYTECODE, INSIDE, SCRATCH, SCRATCH_BYTES
+from common.course.sandbox.scratch import empty
+from common.course.sandbox.wire import Ended, Peer
 from common.errors import RunFailed, UserError
 from common.runtime.processes import bytecode
 
@@ -131,7 +131,7 @@ class Sandbox:
 
     def command(self, control: int) -> list[str]:
         """Returns the command of the first process."""
-        callee = ["-P", "-m", "common.course.grading.callee", str(control), self.isolation]
+        callee = ["-P", "-m", "common.course.sandbox.callee", str(control), self.isolation]
         callee.append(str(self.uid))
         if has_own_root(self.isolation):
             return isolated(self.isolation, self.folder, self.uid, callee, self.scratch)

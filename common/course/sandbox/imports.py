@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from common.course.grading.confinement import KERNELS, WITHHELD
+from common.course.sandbox.confinement import KERNELS, WITHHELD
 
 EXERCISES = "common.exercises"
 STANDARD = frozenset(

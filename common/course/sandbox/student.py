@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common.course.grading.sandbox import ANSWER_S, Sandbox
-from common.course.grading.wire import Ended, Peer, Remote
+from common.course.sandbox.sandbox import ANSWER_S, Sandbox
+from common.course.sandbox.wire import Ended, Peer, Remote
 from common.course.tasks import EXERCISES
 from common.runtime.processes.ranks import free_port
 
@@ -133,12 +133,12 @@ def shut(peer: Peer) -> None:
 
 def lay_out(folder: Path, root: Path) -> None:
     """Writes what a sandbox's first process is made of to ``folder``."""
-    source, target = root / "common" / "course" / "grading", folder / "callee" / "common"
-    (target / "course" / "grading").mkdir(parents=True)
+    source, target = root / "common" / "course" / "sandbox", folder / "callee" / "common"
+    (target / "course" / "sandbox").mkdir(parents=True)
     for package in (target, target / "course"):
         (package / "__init__.py").touch()
     for name in CALLEE:
-        shutil.copy(source / f"{name}.py", target / "course" / "grading")
+        shutil.copy(source / f"{name}.py", target / "course" / "sandbox")
     readable(folder)
 
 

@@ -1,4 +1,4 @@
-"""The sandbox's first process: ``python -m common.course.grading.callee CONTROL ISOLATION USER``.
+"""The sandbox's first process: ``python -m common.course.sandbox.callee CONTROL ISOLATION USER``.
 
 It imports what takes long, takes away what is not for exercises, and forks a process for each
 connection that comes through its control socket. There a student's functions are called. It reads
@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
-from common.course.grading import confinement
-from common.course.grading.scratch import empty
-from common.course.grading.wire import Peer
+from common.course.sandbox import confinement
+from common.course.sandbox.scratch import empty
+from common.course.sandbox.wire import Peer
 
 PRELOADED = ("numpy", "pandas", "torch.distributed", "torch._dynamo", "torch.testing")
 PACKAGES = {"exercise": "common.exercises", "probe": "probes"}

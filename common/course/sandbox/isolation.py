@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.course.grading.own_root import program_inside, root_of_its_own, visible_paths
+from common.course.sandbox.own_root import program_inside, root_of_its_own, visible_paths
 from common.errors import UserError
 
 ISOLATIONS = ("namespaces", "user namespaces", "other user", "none")

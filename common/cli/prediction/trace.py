@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from common.analysis.buckets.measurements import check_comparable
+from common.analysis.buckets.sweep import BucketSweep
+from common.analysis.buckets.timelines import (
+    TABLE,
+    MeasuredTimelines,
+    around_passes,
+    gaps,
+    read_timelines,
+)
 from common.errors import UserError
-
-if TYPE_CHECKING:
-    from common.analysis.buckets.sweep import BucketSweep
-    from common.analysis.buckets.timelines import MeasuredTimelines
-    from common.perfmodel.model import DdpModel
-    from common.perfmodel.perfetto_trace import Around
+from common.perfmodel.buckets import cap_label
+from common.perfmodel.model import DdpModel
+from common.perfmodel.perfetto_trace import Around, trace_json
+from common.perfmodel.tables import read_step_parts
+from common.runtime.records.run_directory import find_table, write_atomically
 
 
 @dataclass(frozen=True)
@@ -34,11 +41,6 @@ class TraceRequest:
         The cap is the one that was asked for, else the watched one that is predicted to be the
         best, else ``best_mib``. Around the measured pass are the medians of the sweep's steps.
         """
-        from common.analysis.buckets.timelines import gaps
-        from common.perfmodel.buckets import cap_label
-        from common.perfmodel.perfetto_trace import trace_json
-        from common.runtime.records.run_directory import write_atomically
-
         watched = self.watched.caps() if self.watched else []
         cap = self.caps[0] if self.caps else best_mib
         if not self.caps and watched:
@@ -63,10 +65,6 @@ class TraceRequest:
 
     def _around(self, cap: float | None, sweep: BucketSweep | None) -> dict[str, Around]:
         """Returns forward pass and update of both; none where no steps without DDP were timed."""
-        from common.analysis.buckets.timelines import around_passes
-        from common.perfmodel.perfetto_trace import Around
-        from common.perfmodel.tables import read_step_parts
-
         if self.local is None:
             return {}
         parts = read_step_parts(self.local)
@@ -83,10 +81,6 @@ def trace_request(
     Measured passes come from the run directory, else from beside the ``measured`` table.
     Raises UserError for more than one cap, or a file that cannot be written.
     """
-    from common.analysis.buckets.measurements import check_comparable
-    from common.analysis.buckets.timelines import TABLE, read_timelines
-    from common.runtime.records.run_directory import find_table
-
     target = Path(path)
     if len(caps) > 1:
         raise UserError(f"--trace shows one cap, {len(caps)} are given; give one --bucket-cap-mb")

@@ -1,0 +1,1 @@
+"""What ``ddplab doctor`` checks beyond its own rows: GPUs, and the self-test."""

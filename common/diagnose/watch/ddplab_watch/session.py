@@ -1,0 +1,166 @@
+"""The parts of a watch from the first update on: what a rank is, what it trains, where rows go."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ddplab_watch import hooks, private, rows
+from ddplab_watch.calls import Calls
+from ddplab_watch.ended_steps import EndedSteps
+from ddplab_watch.feed import Feed
+from ddplab_watch.hooks import Hooks
+from ddplab_watch.machine_cores import CpuTimes
+from ddplab_watch.marks import clock_of
+from ddplab_watch.options import Options
+from ddplab_watch.pauses import Memory, Pauses
+from ddplab_watch.placement import placement
+from ddplab_watch.record import Record
+from ddplab_watch.stacks import Stacks
+from ddplab_watch.steps import Loop
+from ddplab_watch.surroundings import surroundings
+from ddplab_watch.team import same_folder
+
+
+class Session:
+    """A watch that has begun, with an optimizer's first update.
+
+    Args:
+        optimizer: optimizer whose parameters are trained.
+        options: settings of the watch.
+        feed: batches, which were counted from the start on.
+
+    Raises:
+        FileExistsError: an earlier run has used the bundle.
+    """
+
+    def __init__(self, optimizer: Optimizer, options: Options, feed: Feed) -> None:
+        in_group = dist.is_available() and dist.is_initialized()
+        self.options, self.feed = options, feed
+        self.thread_id = threading.get_ident()
+        """Thread that trains."""
+        self.rank = dist.get_rank() if in_group else int(os.environ.get("RANK", 0))
+        self.ranks = dist.get_world_size() if in_group else int(os.environ.get("WORLD_SIZE", 1))
+        self.parameters: list[nn.Parameter] = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
+        self.device = device = self.parameters[0].device
+        self.roots: list[nn.Module] = []
+        """Outermost modules that hold the parameters; ``begin`` finds them."""
+        self.updated = 0
+        """Steps that have been updated; the newest may not be written yet."""
+        self.profiled_steps = 0
+        """Steps that go on under the profiler: one to warm up, and those that it records."""
+        self.record = record = Record(self.path(in_group), options.anonymise)
+        self.loop = loop = Loop(clock_of(device), time.perf_counter, time.process_time)
+        self.calls = Calls(loop, device, feed, self.is_near_end, self.is_last)
+        self.steps = steps = EndedSteps(loop, record, feed, options.warmup, self.facts)
+        self.memory, self.pauses = Memory(device), Pauses(device)
+        self.stacks = Stacks(record, lambda: loop.phase, lambda: (self.updated, steps.usual_s()))
+        feed.counts_tokens = device.type != "cpu"
+
+    def path(self, in_group: bool) -> Path:
+        """Returns the path of this rank's record, in the folder that all ranks share.
+
+        Raises:
+            FileExistsError: an earlier run has used it.
+        """
+        folder, name = Path(self.options.folder).absolute(), f"rank{self.rank}.jsonl"
+        if not self.options.named:
+            store = private.job_store() if in_group and self.ranks > 1 else None
+            folder = same_folder(folder, store, self.rank, name)
+        if (folder / name).exists():
+            raise FileExistsError(f"{folder / name} exists; give each run a folder of its own")
+        return folder / name
+
+    def is_near_end(self) -> bool:
+        """Returns True in the steps after the window, a pass of which the probes repeat."""
+        options = self.options
+        after_window = self.updated >= options.warmup + options.window
+        return options.probe and not options.to_end and after_window
+
+    def is_last(self) -> bool:
+        """Returns True in the last step that is watched, whose gradients the probes start from."""
+        last = self.options.last_step + self.profiled_steps
+        return self.options.probe and not self.options.to_end and self.updated == last - 1
+
+    def facts(self) -> dict[str, object]:
+        """Returns the row on what is trained, in which type, and from which data."""
+        trained_on = (self.calls.compute_dtype, self.feed.iterator, self.feed.on_host)
+        return rows.facts(self.roots, self.parameters, trained_on)
+
+    def introduce(self) -> None:
+        """Records who this rank is and where it runs."""
+        about = rows.about(self.record, self.options, self.rank, self.ranks, self.device)
+        self.record.add("about", **about)
+        place = placement(self.device)
+        place["host"] = self.record.name(place["host"])
+        self.record.add("placement", **place)
+        self.look_around(None)
+
+    def begin(self, kept: Hooks, guarded: Callable[[Callable], Callable]) -> None:
+        """Finds the model, and begins to listen to its calls and to what interrupts the training.
+
+        Args:
+            kept: keeps the hooks on the model.
+            guarded: makes a function end the watch where it would raise.
+        """
+        for what, why in private.missing().items():
+            self.record.unseen(what, why)
+        self.roots = hooks.roots_of(self.parameters)
+        began, ended = guarded(self.calls.began), guarded(self.calls.ended)
+        inner = [root.module for root in self.roots if isinstance(root, DistributedDataParallel)]
+        for root in [*self.roots, *inner]:  # an evaluation may call the model inside of DDP
+            if private.is_compiled_in_place(root):
+                self.record.unseen("forward passes", "the model is compiled in place")
+            else:
+                hooks.watch_forward(kept, root, began, ended)
+                self.loop.sees_calls = True
+        if self.options.profile_steps and any(map(private.hides_its_passes, self.roots)):
+            self.profiled_steps = 1 + self.options.profile_steps
+        if not self.roots:
+            self.record.unseen("forward passes", "no module holds the optimizer's parameters")
+        self.pauses.install()
+        self.stacks.start()
+
+    def look_around(self, earlier: CpuTimes | None) -> None:
+        """Records this rank's surroundings, and the processors' time since an earlier reading."""
+        index = (self.device.index or 0) if self.device.type == "cuda" else None
+        seen = surroundings(index, socket.gethostname(), earlier)
+        self.record.add("surroundings", host=self.record.name(socket.gethostname()), **seen)
+
+    def is_sharded(self) -> bool:
+        """Returns True for a model under FSDP."""
+        return any(private.is_fsdp(part) for root in self.roots for part in root.modules())
+
+    def phase(self) -> str:
+        """Returns the loop's phase; ``copy`` from a fetch of the training to its forward pass."""
+        segment = self.loop.segment
+        waiting = len(segment.fetches) - segment.first_fetch - len(segment.passes)
+        return "copy" if self.loop.phase == "between" and waiting > 0 else self.loop.phase
+
+    def end(self, status: str) -> None:
+        """Writes what is left, and lets go of the model and its data."""
+        self.pauses.remove()
+        self.memory.close()
+        try:
+            self.steps.finish(wait=status != "failed")
+        except RuntimeError as error:  # of a GPU that has failed
+            self.record.unseen("the last steps", str(error).splitlines()[0])
+        for row in self.feed.rows():
+            self.record.add("identities", **row)
+        self.stacks.flush()
+        self.record.add("end", status=status, steps=self.steps.written, unix_s=time.time())
+        self.stacks.stop()
+        self.roots, self.parameters = [], []  # nothing is kept alive
+        self.calls.forget()
+        self.feed.forget()

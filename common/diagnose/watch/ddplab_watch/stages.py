@@ -1,0 +1,159 @@
+"""The stages of a watch, from one update to the next, up to the end of its window.
+
+warmup + window     steps as they are; only moments are noted
+bucket_steps        gradients and buckets, too, and how often the host waits for its GPU
+profile_steps       of a model that hooks cannot see into: under torch.profiler
+then                probes (``to_end``: steps go on being timed)
+"""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+from ddplab_watch import host_waits
+from ddplab_watch.buckets import BucketWatch
+from ddplab_watch.host_waits import HostWaits
+from ddplab_watch.machine_cores import read_cpu_times
+from ddplab_watch.profile import ShortProfile
+from ddplab_watch.session import Session
+
+MOST_PLACES = 50
+"""Lines at which the host waits for its GPU."""
+
+
+class Stages:
+    """What is watched now, and when that changes."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.cpu_times = read_cpu_times()
+        self.buckets: BucketWatch | None = None
+        self.waits: HostWaits | None = None
+        self.profile: ShortProfile | None = None
+
+    def backward_began(self) -> None:
+        """Notes that backward() is called."""
+        self.session.loop.backward_began()
+        if self.buckets is not None:
+            self.buckets.begin()
+
+    def backward_ended(self) -> None:
+        """Notes that backward() has returned."""
+        newest = self.session.loop.current
+        self.session.loop.backward_ended()
+        if self.buckets is not None and newest is not None:
+            newest.ready = self.buckets.ready
+
+    def update_ended(self, optimizer: Optimizer, skipped: bool) -> bool:
+        """Notes an update; between two stages, goes to the next. Returns True after the last."""
+        session, options, loop = self.session, self.session.options, self.session.loop
+        before = loop.step
+        loop.update_ended(id(optimizer), skipped)
+        session.steps.collect()
+        step = loop.step
+        if step is None or step is before:
+            return False
+        session.updated += 1
+        step.watched = self.buckets is not None
+        step.counts = session.pauses.taken() | session.memory.read()
+        if self.waits is not None:
+            step.counts["host_waits"] = self.waits.taken()
+        if session.updated == options.warmup:
+            session.stacks.counting = True
+        if session.updated == options.warmup + options.window:
+            session.stacks.counting = False
+            session.stacks.flush()
+            session.look_around(self.cpu_times)
+            if options.bucket_steps:
+                self.watch_buckets()
+                self.count_waits()
+        step.profiled = session.updated > options.last_step and not options.to_end
+        if self.buckets is not None:
+            step.buckets = self.buckets.taken()
+        if session.updated < options.last_step:
+            return False
+        self.unwatch_buckets()
+        self.stop_counting_waits()
+        return not options.to_end and self.profile_or_probe()
+
+    def watch_buckets(self) -> None:
+        """Begins to watch gradients and buckets."""
+        session = self.session
+        if not session.roots or session.is_sharded():
+            why = "FSDP has none" if session.roots else "no module was found"
+            session.record.unseen("buckets", why)
+            return
+        self.buckets = BucketWatch(session.roots[0], session.loop.clock)
+        self.buckets.install()
+        if self.buckets.unseen:
+            session.record.unseen("buckets", self.buckets.unseen)
+
+    def unwatch_buckets(self) -> None:
+        """Ends that."""
+        if self.buckets is not None:
+            self.buckets.remove()
+            self.buckets = None
+
+    def count_waits(self) -> None:
+        """Begins to count how often the host waits for its GPU."""
+        session = self.session
+        if not host_waits.can_be_counted(session.device):
+            return
+        waits = HostWaits(session.phase, session.stacks.named)
+        waits.install()
+        if waits.unseen:
+            session.record.unseen("waits of the host for the GPU", waits.unseen)
+        else:
+            self.waits = waits
+
+    def stop_counting_waits(self) -> None:
+        """Ends that, and records where the host waited."""
+        if self.waits is None:
+            return
+        self.waits.remove()
+        for (phase, place, call), count in self.waits.places.most_common(MOST_PLACES):
+            row = {"phase": phase, "place": place, "call": call, "waits": count}
+            self.session.record.add("host-waits", **row)
+        self.waits = None
+
+    def profile_or_probe(self) -> bool:
+        """Goes on with the profile of a model that hooks cannot see into; then probes.
+
+        Returns True after the probes.
+        """
+        session = self.session
+        done = session.updated - session.options.last_step
+        if done == 0 and session.profiled_steps:
+            self.profile = ShortProfile(session.device)
+            self.profile.start()
+            return False
+        if done < session.profiled_steps:
+            self.profile.begin_step(session.updated)
+            return False
+        self.end_profile()
+        if session.options.probe:
+            from ddplab_watch.after_window import probe  # in no step that is timed
+
+            session.stacks.is_training = False
+            probe(session)
+        return True
+
+    def end_profile(self, unless_written: str = "") -> None:
+        """Writes what was profiled into the bundle, or gives it up and says why."""
+        if self.profile is None:
+            return
+        session, profile, self.profile = self.session, self.profile, None
+        if unless_written:
+            profile.give_up(unless_written)
+        else:
+            session.stacks.is_training = False  # a large trace takes seconds
+            path = session.record.path
+            profile.write(path.with_name(f"{path.stem}-trace.json.gz"), session.rank)
+        if profile.unseen:
+            session.record.unseen("operators", profile.unseen)
+
+    def end(self) -> None:
+        """Ends whatever stage there is."""
+        self.unwatch_buckets()
+        self.stop_counting_waits()
+        self.end_profile("the script ended before")
