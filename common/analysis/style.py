@@ -6,19 +6,18 @@ A figure's contents are its package's ``figures.py``; what all figures share is 
 
 from __future__ import annotations
 
-import re
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import matplotlib
-import pandas as pd
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from common.analysis.picture import describe, picture, width_px
+from common.runtime.wording import size_text
 
 # Okabe and Ito's palette, told apart by colour-blind readers.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -107,77 +106,3 @@ def ms_axis(axes: Axes, label: str) -> None:
     axes.yaxis.set_major_formatter(PLAIN)
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel(label)
-
-
-class Table:
-    """A data frame as a notebook's output.
-
-    ``formats`` maps a column to a format string or to a function that returns text; columns of
-    ``left`` are set on the left, whatever is in them.
-    """
-
-    def __init__(
-        self,
-        frame: pd.DataFrame,
-        formats: Mapping[str, str | Callable[[float], str]] | None = None,
-        left: Collection[str] = (),
-    ) -> None:
-        formats = formats or {}
-        self.left = left
-        self.cells = [
-            [_text(v, formats.get(c, "{}")) for c, v in zip(frame.columns, row, strict=True)]
-            for row in frame.itertuples(index=False)
-        ]
-        self.columns = [str(column) for column in frame.columns]
-
-    def _repr_markdown_(self) -> str:
-        columns = zip(self.columns, *self.cells, strict=True)
-        rules = [_rule(*column, left=column[0] in self.left) for column in columns]
-        lines = [self.columns, rules, *self.cells]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def facts(values: Mapping[str, object]) -> Table:
-    """Returns a table of what there is and its value, for the few numbers that a text is about."""
-    frame = pd.DataFrame({"": values.keys(), "value": [str(value) for value in values.values()]})
-    return Table(frame, left=("", "value"))
-
-
-def _rule(header: str, *cells: str, left: bool = False) -> str:
-    """Returns the line between header and cells, as long as the column is wide.
-
-    Where a table does not fit on a line, pandoc gives its columns these widths. Names stand on the
-    left, numbers on the right.
-
-    >>> _rule("worst case", "1.5%", "12.5%"), _rule("", "balanced", "replay")
-    ('-------:', ':----------')
-    """
-    width = max(map(len, (*cells, *header.split())), default=0) + 3  # and what is left around them
-    filled = [cell for cell in cells if cell not in ("", "–")]
-    names = left or all(cell[:1].isalpha() for cell in filled or cells)
-    return f":{'-' * (width - 1)}" if names else f"{'-' * (width - 1)}:"
-
-
-def size_text(size_bytes: float) -> str:
-    """Formats a size in the largest binary unit that fits: ``64 KiB``, ``1.5 MiB``."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size_bytes >= unit:
-            return f"{digits(size_bytes / unit)} {name}"
-    return f"{size_bytes:g} B"
-
-
-def digits(value: float) -> str:
-    """Formats a number of any size with three digits that count, and without an exponent.
-
-    >>> digits(16822547.2), digits(212.94), digits(0.01277)
-    ('16,800,000', '213', '0.0128')
-    """
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{value:.3g}"
-
-
-def _text(value: object, form: str | Callable[[float], str]) -> str:
-    if pd.isna(value):
-        return "–"
-    text = form(value) if callable(form) else form.format(value)
-    return re.sub(r"^-(?=0(\.0*)?%?$)", "", text)  # nothing is less than zero by nothing

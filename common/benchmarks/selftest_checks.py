@@ -24,6 +24,7 @@ from common.runtime.machine.gpus import cuda_devices, read_gpu_facts
 from common.runtime.machine.placement import own_placement, placement_problems
 from common.runtime.processes.child import run_child
 from common.runtime.records.run_directory import RunDirectory
+from common.runtime.wording import counted
 from common.training.config import DdpConfig, FsdpConfig, TrainingConfig
 from common.training.micro_batches.config import MicroBatchConfig
 from common.training.parallel import can_shard
@@ -77,7 +78,7 @@ def check_placement(worker: Worker, folder: Path) -> str:
         raise RuntimeError("; ".join(problems))
     hosts = {place.host for place in places}
     shared = f", {worker.ranks_per_gpu} on one GPU" if worker.ranks_per_gpu > 1 else ""
-    return f"{worker.world_size} ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''}{shared}"
+    return f"{worker.world_size} ranks on {counted(len(hosts), 'host')}{shared}"
 
 
 def check_all_reduce(worker: Worker, folder: Path) -> str:

@@ -10,7 +10,9 @@ from typing import Annotated
 
 import tyro
 
+from common.cli.help import Subcommands
 from common.errors import RunFailed, UserError
+from common.runtime.wording import counted
 
 STAFFS = "this is a student's tree; it is exported, checked and graded where the staff works"
 
@@ -67,7 +69,7 @@ class Check:
         for problem in problems:
             print(problem)
         if problems:
-            raise RunFailed(f"{self.out}: {len(problems)} problem{'s' if problems[1:] else ''}")
+            raise RunFailed(f"{self.out}: {counted(len(problems), 'problem')}")
         print(
             f"{self.out}: no piece of {', '.join(found.unwritten)} in {found.files:,} files; "
             f"{found.modules} modules import, ddplab --help works"
@@ -190,19 +192,28 @@ def staffs() -> Iterator[None]:
         raise
 
 
+SUBCOMMANDS = Subcommands(
+    about="A student's tree, the proof that it leaks nothing, progress, and grades.",
+    groups={
+        "Students": {
+            "test": (Test, "run the public tests of the tree you are in, and show progress"),
+        },
+        "Staff": {
+            "export": (Export, "write the tree that students of an assignment get"),
+            "check": (Check, "prove that such a tree shows no solution, imports, and starts"),
+            "grade": (Grade, "grade submissions of an assignment, in a sandbox"),
+            "faults": (Faults, "plant fresh faults for A4.4 and measure them on this machine"),
+            "autograder": (Autograder, "write the bundle for Gradescope"),
+        },
+    },
+)
+
+
 @dataclass(frozen=True)
 class Course:
     """The course: a student's tree, the proof that it leaks nothing, progress, and grades."""
 
-    what: Annotated[
-        Annotated[Export, tyro.conf.subcommand("export")]
-        | Annotated[Check, tyro.conf.subcommand("check")]
-        | Annotated[Test, tyro.conf.subcommand("test")]
-        | Annotated[Grade, tyro.conf.subcommand("grade")]
-        | Annotated[Faults, tyro.conf.subcommand("faults")]
-        | Annotated[Autograder, tyro.conf.subcommand("autograder")],
-        tyro.conf.arg(name=""),
-    ]
+    what: Annotated[SUBCOMMANDS.union, tyro.conf.arg(name="")]
 
     def run(self) -> None:
         """Runs what was asked for."""

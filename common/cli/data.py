@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from common.cli.help import Subcommands
 from common.errors import UserError
 
 if TYPE_CHECKING:
@@ -192,16 +193,25 @@ SOURCES_OF = {
 """The sources that use an option, where not all do."""
 
 
+SUBCOMMANDS = Subcommands(
+    about="Keep measurements for others, make token shards, or measure lengths of texts.",
+    groups={
+        "Measurements": {
+            "record": (Record, "keep a complete run's tables under data/, for others to read"),
+        },
+        "Texts": {
+            "tokens": (Tokens, "token shards of a file, a dataset or a source of known entropy"),
+            "text-lengths": (TextLengths, "how long the texts of training splits are"),
+        },
+    },
+)
+
+
 @dataclass(frozen=True)
 class Data:
     """Keep measurements for others, make token shards to train on, or measure lengths of texts."""
 
-    what: Annotated[
-        Annotated[Record, tyro.conf.subcommand("record")]
-        | Annotated[Tokens, tyro.conf.subcommand("tokens")]
-        | Annotated[TextLengths, tyro.conf.subcommand("text-lengths")],
-        tyro.conf.arg(name=""),
-    ]
+    what: Annotated[SUBCOMMANDS.union, tyro.conf.arg(name="")]
 
     def run(self) -> None:
         """Runs what was asked for."""

@@ -8,10 +8,10 @@ import logging
 import os
 import sys
 from dataclasses import replace
-from typing import Annotated, Union
 
 import tyro
 
+from common.cli import course, data, study
 from common.cli.course import Course
 from common.cli.data import Data
 from common.cli.diagnose import Diagnose, split_script
@@ -19,7 +19,7 @@ from common.cli.doctor import Doctor
 from common.cli.emulate import Emulate
 from common.cli.explore import Explore
 from common.cli.handin import Handin
-from common.cli.help import asked_page, print_page
+from common.cli.help import Subcommands, asked_page, print_page
 from common.cli.predict import Predict
 from common.cli.run import Run
 from common.cli.study import Study
@@ -27,23 +27,50 @@ from common.cli.tune import Tune
 from common.errors import UserError
 from common.runtime.script import exit_status, one_line
 
-SUBCOMMANDS = {
-    "run": Run,
-    "explore": Explore,
-    "predict": Predict,
-    "tune": Tune,
-    "diagnose": Diagnose,
-    "doctor": Doctor,
-    "emulate": Emulate,
-    "course": Course,
-    "handin": Handin,
-    "study": Study,
-    "data": Data,
+PROGRAM = "ddplab"
+SUBCOMMANDS = Subcommands(
+    about="Measure, predict, verify and explain data-parallel training.",
+    groups={
+        "Run and read": {
+            "run": (Run, "measure here, execute the notebooks, and write report.pdf"),
+            "explore": (
+                Explore,
+                "a model to play with: sliders for the network, the ranks, the cap",
+            ),
+        },
+        "Predict, tune and diagnose": {
+            "predict": (
+                Predict,
+                "the best bucket cap from measurements, or a step on 16,384 GPUs",
+            ),
+            "tune": (Tune, "the best DDP settings for a model of yours, verified by real steps"),
+            "diagnose": (
+                Diagnose,
+                "why a training script is slow, and what each change would gain",
+            ),
+        },
+        "Machines": {
+            "doctor": (Doctor, "what this machine has, what works here, and where ranks would run"),
+            "emulate": (Emulate, "run a script on hosts whose links carry a stated rate (Linux)"),
+        },
+        "Course": {
+            "course": (Course, "a student's tree, its tests and progress, and grades"),
+            "handin": (Handin, "build and check the tarball that is handed in"),
+        },
+        "Evidence and data": {
+            "study": (Study, "what the project's claims rest on, measured anew; minutes to hours"),
+            "data": (Data, "keep a run for others, make token shards, measure lengths of texts"),
+        },
+    },
+)
+PAGES = {
+    PROGRAM: SUBCOMMANDS,
+    f"{PROGRAM} course": course.SUBCOMMANDS,
+    f"{PROGRAM} study": study.SUBCOMMANDS,
+    f"{PROGRAM} data": data.SUBCOMMANDS,
 }
-"""Subcommand → its class. Its line in ``ddplab --help`` stands in ``help.py``."""
-Command = Union[  # noqa: UP007 – of as many as there are
-    tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in SUBCOMMANDS.items())
-]
+"""The commands that have subcommands."""
+Command = SUBCOMMANDS.union
 
 
 def main() -> None:
@@ -52,7 +79,7 @@ def main() -> None:
     with exit_status():
         words = sys.argv[1:]
         try:
-            if asked := asked_page(words, SUBCOMMANDS):
+            if asked := asked_page([PROGRAM, *words], PAGES):
                 print_page(*asked)
             else:
                 _parse(words).run()
@@ -87,8 +114,8 @@ def _parse_words(arguments: list[str]) -> Command:
             return tyro.cli(
                 Command,
                 args=arguments,
-                prog="ddplab",
-                description="Measure, predict, verify and explain data-parallel training.",
+                prog=PROGRAM,
+                description=SUBCOMMANDS.about,
             )
     except SystemExit as stop:
         if not stop.code:

@@ -1,4 +1,4 @@
-"""``ddplab study``: evidence that takes longer than a test. Its list is printed by ``help.py``."""
+"""``ddplab study``: evidence that takes longer than a test."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from common.cli.help import Subcommands
 from common.errors import UserError
 
 STUDIES = {
@@ -77,3 +78,14 @@ class Study:
         progress = StageProgress()
         path = module.run_study(settings, self.output_dir, progress)
         progress.say(f"Done in {progress.elapsed_s:.0f} s: {path}")
+
+
+SUBCOMMANDS = Subcommands(
+    about="What the project's claims rest on, measured anew on this machine.",
+    groups={
+        "What it shows, and minutes on two cores": {
+            name: (Study, f"{shows}; {minutes}") for name, (_, shows, minutes) in STUDIES.items()
+        },
+    },
+    noun="study",
+)

@@ -11,6 +11,7 @@ import numpy as np
 
 from common.data.shard_files import ShardWriter, read_shard, write_shard
 from common.errors import UserError
+from common.runtime.wording import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,7 +139,7 @@ class TokenBatches:
             nearest = f"{below} or {below + at_once}" if below else f"{at_once}"
             raise UserError(
                 f"global batch size {global_batch_size} is no multiple of micro-batch size "
-                f"{micro_batch_size} × {world_size} rank{'s' if world_size > 1 else ''}; "
+                f"{micro_batch_size} × {counted(world_size, 'rank')}; "
                 f"nearest: {nearest}"
             )
         if shards.num_tokens < seq_len + 1:

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 
 from common.analysis.comparable import difference
 from common.analysis.runs import Run, caption_of, complete_runs
-from common.analysis.style import BLUE, GOOD_EFFICIENCY, GREY, ORANGE, Table, facts, figure
+from common.analysis.show import Table, facts, show
+from common.analysis.style import BLUE, GOOD_EFFICIENCY, GREY, ORANGE, figure
 from common.analysis.sweep_speedups import NO_CHANGE, sweep_speedups
 from common.csv_tables import read_table
 from common.diagnose.diagnosis import diagnosis_lines
@@ -32,6 +33,22 @@ PREDICTED = (
     "predicted_speedup",
     "predicted_efficiency",
 )
+CHANGES = {
+    "change": "change",
+    "told": "told from no change",
+    ("global_batch", "global_batch_changed"): (
+        "global batch",
+        lambda batch, changed: f"{batch} ({'changed' if changed else 'as before'})",
+    ),
+    "predicted_speedup": "predicted speedup",
+    "speedup": "achieved",
+    ("speedup_low", "speedup_high"): ("95 % interval", "{:.2f} to {:.2f}"),
+    "error": "error",
+    "gain_error": ("error of the gain", "{:+.1%}"),
+    "efficiency": ("efficiency", "{:.0%}"),
+}
+"""Titles of a table of ``Changes``. A change did something where its interval lies apart from that
+of the configuration as it was, which the second column says first."""
 TOLD = "yes"
 CLOSE = 0.10
 """A prediction this close to what was achieved is called right."""
@@ -78,7 +95,8 @@ class ChangesLab:
 
     def table(self) -> Table | None:
         """Returns a row per change."""
-        return changes_table(self.changes) if self.changes else None
+        table = self.changes and self.changes.table.assign(told=told_apart(self.changes.table))
+        return show(table, CHANGES)
 
     def figure(self) -> Figure | None:
         """Draws predicted and achieved speedup by change."""
@@ -148,7 +166,7 @@ def open_changes(folder: Path) -> Changes:
 
 
 def changes_facts(changes: Changes) -> dict[str, str]:
-    """Counts the predictions that were right and the changes that suffice, for ``style.facts``."""
+    """Counts the predictions that were right and the changes that suffice, for ``show.facts``."""
     after = changes.table.iloc[1:]
     if after.empty:
         return {"changes proposed": "none that would help by more than the noise"}
@@ -164,44 +182,6 @@ def changes_facts(changes: Changes) -> dict[str, str]:
         "largest error of a gain": f"{worst['gain_error']:+.1%} ({worst['change']})",
         f"changes that reach {GOOD_EFFICIENCY:.0%} of the ideal": f"{good} of {count}",
     }
-
-
-def changes_table(changes: Changes) -> Table:
-    """Returns a row per change: predicted and achieved speedup, and its effect on the batch.
-
-    The second column says first whether the change did anything: its 95 % interval lies apart from
-    that of the configuration as it was.
-    """
-    shown = changes.table.assign(
-        told=told_apart(changes.table),
-        interval=[
-            "–" if np.isnan(low) else f"{low:.2f} to {high:.2f}"
-            for low, high in changes.table[["speedup_low", "speedup_high"]].to_numpy()
-        ],
-        batch=[
-            f"{batch} ({'changed' if changed else 'as before'})"
-            for batch, changed in changes.table[["global_batch", "global_batch_changed"]].to_numpy()
-        ],
-    )
-    columns = {
-        "change": "change",
-        "told": "told from no change",
-        "batch": "global batch",
-        "predicted_speedup": "predicted speedup",
-        "speedup": "achieved",
-        "interval": "95 % interval",
-        "error": "error",
-        "gain_error": "error of the gain",
-        "efficiency": "efficiency",
-    }
-    forms = {
-        "predicted speedup": "{:.2f}",
-        "achieved": "{:.2f}",
-        "error": "{:+.1%}",
-        "error of the gain": "{:+.1%}",
-        "efficiency": "{:.0%}",
-    }
-    return Table(shown[list(columns)].rename(columns=columns), forms)
 
 
 def told_apart(table: pd.DataFrame) -> list[str]:

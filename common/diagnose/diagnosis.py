@@ -13,9 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import pandas as pd
-
-from common.analysis.style import Table
 from common.diagnose.causes.between_steps import data_loading, evaluation_or_logging
 from common.diagnose.causes.communication import (
     bucket_cap,
@@ -336,25 +333,3 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
         subsequent_indent=" " * len(indent),
         break_on_hyphens=False,  # names of files stay whole
     )
-
-
-def diagnosis_table(found: Diagnosis) -> Table:
-    """Returns the verdicts as a table of a notebook."""
-    rows = [
-        {
-            "cause": verdict.title,
-            "takes": None if verdict.lost_share is None else percent(verdict.lost_share),
-            "evidence": " ".join(verdict.evidence),
-            "confidence": verdict.confidence,
-            "change": verdict.change,
-            "speedup now": verdict.speedup_now,
-            "predicted": verdict.predicted_speedup,
-        }
-        for verdict in found.verdicts
-    ]
-    if not rows:
-        told = [found.summary] + [found.unexplained.said()] * found.much_unexplained
-        rows = [{"cause": "no limiting cause found", "evidence": " ".join(told)}]
-    columns = ["cause", "takes", "evidence", "confidence", "change", "speedup now", "predicted"]
-    numbers = {"speedup now": "{:.2f}", "predicted": "{:.2f}"}
-    return Table(pd.DataFrame(rows, columns=columns), numbers)

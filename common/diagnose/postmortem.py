@@ -15,6 +15,7 @@ from common.diagnose.evidence.left_behind import RESULT, LeftBehind, read_left_b
 from common.diagnose.job_traces.causes import CAUSES, profiled_step
 from common.errors import UserError
 from common.runtime.records.run_directory import write_atomically
+from common.runtime.wording import counted
 
 FEW = 3
 """With so many of the five causes not judged, it means little that none was found."""
@@ -65,7 +66,7 @@ def _summary(left: LeftBehind) -> str:
     read = []
     if len(left.steps):
         ranks, steps = left.steps["rank"].nunique(), left.common_steps
-        read.append(f"profiler traces of {ranks} rank{'s' if ranks > 1 else ''}, {steps} steps")
+        read.append(f"profiler traces of {counted(ranks, 'rank')}, {steps} steps")
     if left.log is not None:
         read.append(f"NCCL's log of {len(left.log.hosts)} ranks")
     if left.dumps:

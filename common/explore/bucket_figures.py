@@ -7,16 +7,7 @@ import itertools
 import numpy as np
 import plotly.graph_objects as go
 
-from common.analysis.style import (
-    BLACK,
-    BLUE,
-    GOOD_EFFICIENCY,
-    GREEN,
-    GREY,
-    ORANGE,
-    RED,
-    SKY,
-)
+from common.analysis.style import BLACK, BLUE, GOOD_EFFICIENCY, GREEN, GREY, ORANGE, RED, SKY
 from common.explore.buckets import BucketSettings, BucketView, cap_curve, lanes
 from common.explore.figures import Figure, clear, figure, line, points
 from common.explore.systems import System

@@ -34,6 +34,7 @@ from common.explore.predict_line import predict_line
 from common.explore.systems import System
 from common.explore.text import Text, three, time_text
 from common.perfmodel.ddp.best_cap import BestCap
+from common.runtime.wording import counted
 
 FACTORS = steps_between(0.1, 10)
 CONTENTION = [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0]
@@ -149,11 +150,10 @@ class BucketTab:
         timeline, best = view.timeline, view.best
         said = dict.fromkeys(self.headings, "")
         if timeline:
-            count = timeline.num_buckets
             said["timeline"] = (
-                f"T = {time_text(timeline.total_s)} at b = {three(now.cap_mib)} MiB: {count} "
-                f"bucket{'s' if count > 1 else ''}, {time_text(timeline.exposed_communication_s)} "
-                "exposed (red)"
+                f"T = {time_text(timeline.total_s)} at b = {three(now.cap_mib)} MiB: "
+                f"{counted(timeline.num_buckets, 'bucket')}, "
+                f"{time_text(timeline.exposed_communication_s)} exposed (red)"
             )
         if best:
             said["caps"] = f"b* = {three(best.cap_mib)} MiB: T = {time_text(best.total_s)}"

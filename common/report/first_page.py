@@ -12,20 +12,20 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
 from common.analysis.findings.figures import SmallFigure
 from common.analysis.findings.finding import Finding
+from common.analysis.html import rendered
 from common.analysis.picture import svg
 from common.report.document import assignment_title
 from common.report.page import svg_address
 from common.report.timetable import Timetable
 
-HERE = Path(__file__).parent
-STYLE = HERE / "first_page.css"
+TEMPLATE = Path(__file__).with_name("first_page.html.j2")
+STYLE = Path(__file__).with_name("first_page.css")
 RUNNING, COMPLETE = "running", "complete"
 
 
@@ -100,11 +100,8 @@ def as_html(page: FirstPage, anchors: Collection[str] = ()) -> str:
         page: the first page.
         anchors: anchors that the report has; a finding without one is no link.
     """
-    loader = jinja2.FileSystemLoader(HERE)
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
-    template = environment.get_template("first_page.html.j2")
     pictures = [(one, svg_address(svg(one.figure))) for one in page.figures]
-    return template.render(page=page, anchors=set(anchors), pictures=pictures)
+    return rendered(TEMPLATE, page=page, anchors=set(anchors), pictures=pictures)
 
 
 def as_typst(page: FirstPage) -> tuple[str, dict[str, bytes]]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.analysis.html import rendered
+
 PAGE = Path(__file__).with_name("page.html.j2")
 STYLE = Path(__file__).with_name("style.css")
 SCRIPT = Path(__file__).with_name("page.js")
@@ -53,10 +55,8 @@ def headings(text: str, top: int) -> tuple[Heading, ...]:
 
 def page(title: str, date: str, parts: Sequence[object], front: str, style: str) -> str:
     """Returns the whole page. It needs nothing else."""
-    from jinja2 import Environment
-
-    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return template.from_string(PAGE.read_text()).render(
+    return rendered(
+        PAGE,
         title=title,
         date=date,
         parts=parts,

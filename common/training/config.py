@@ -15,6 +15,7 @@ from common.runtime.group.process_group import Worker
 from common.runtime.machine.placement import own_placement, split_groups
 from common.runtime.records.recorder import require_not_negative, require_positive
 from common.runtime.run_options import RankOptions
+from common.runtime.wording import counted
 from common.training.ignored_settings import is_changed
 
 DDP_STRATEGIES = ("DDP", "MY_DDP", "MY_BUCKETS", "MY_ZERO1")
@@ -338,7 +339,7 @@ class FsdpConfig(TrainingConfig):
         size = self.shard_size or (on_node if on_node < ranks else ranks // 2)
         if not 1 < size < ranks or ranks % size:
             raise UserError(
-                f"HYBRID_SHARD with shard_size {size} on {ranks} rank{'s' if ranks > 1 else ''}: "
+                f"HYBRID_SHARD with shard_size {size} on {counted(ranks, 'rank')}: "
                 "it takes at least 4 ranks, in 2 or more groups of 2 or more"
             )
         split = split_groups(worker.gather(own_placement().host), size)

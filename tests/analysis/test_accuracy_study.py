@@ -12,18 +12,18 @@ import pytest
 from common.analysis.accuracy.study import LONGER, OTHERS, WITNESS, grouped, open_study
 from common.analysis.accuracy.tables import (
     CONTENTION,
+    JUDGED,
     NOISE,
+    REGIMES,
     SHARED_CORES,
     SINGLE,
     UNKNOWN,
     cause_of_error,
-    judgement_table,
     off_table,
-    regime_table,
     regret_facts,
     regret_summary,
-    regret_table,
 )
+from common.analysis.show import show
 from common.errors import UserError
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import MeasuredAllReduce
@@ -239,10 +239,9 @@ def test_choices_are_compared_over_all_cases(unlike):
     assert regret_facts(unlike)["cases"] == str(len(UNLIKE))
 
 
-def test_the_tables_have_a_row_for_each_group_and_each_case(unlike):
-    groups, choices = regime_table(unlike), regret_table(unlike)
+def test_the_shown_table_has_a_row_for_each_group(unlike):
+    groups = show(unlike.by_regime(), REGIMES)
     assert len(groups.cells) == 3
-    assert len(choices.cells) == len(UNLIKE)
     assert {len(row) for row in groups.cells} == {len(groups.columns)}
     replay = next(row for row in groups.cells if row[0] == "replay")
     assert replay[groups.columns.index("others' contention")] == "–"
@@ -384,7 +383,7 @@ def test_what_noise_hides_is_not_judged(tmp_path):
     assert (table["n"] > 0.015).all()
     assert (table["judged"] == 0).all()
     assert table[["excess", "excess p90"]].isna().all(axis=None)
-    assert "not judged" in judgement_table(open_study(tmp_path / "noisy"))._repr_markdown_()
+    assert "not judged" in show(table, JUDGED)._repr_markdown_()
 
 
 def test_a_case_without_measurements_is_named(study, tmp_path):

@@ -12,16 +12,15 @@ import yaml
 from common.analysis.scaling.prediction import smaller_ring
 from common.analysis.scaling.sweep_run import LABEL, Series, open_assignment4
 from common.analysis.scaling.sweep_tables import (
+    PARTS_OF_STEP,
     against_one_rank,
     laws_table,
     limits_table,
-    overlap_table,
     parts_facts,
-    parts_table,
     prediction_facts,
-    prediction_table,
     speedup_table,
 )
+from common.analysis.show import show
 from common.diagnose.evidence.evidence import ARMS, STEPS
 from common.errors import UserError
 from common.perfmodel.collectives import MeasuredAllReduce
@@ -227,7 +226,7 @@ def test_a_sweep_without_probes_is_not_predicted_and_says_why(run: Path) -> None
     _, reason = replay.predictions
     assert "no probes.csv" in reason
     assert prediction_facts(replay) == {"no prediction": reason}
-    assert prediction_table(replay).empty
+    assert replay.errors is None
 
 
 def test_a_run_without_a_complete_sweep_is_refused(tmp_path: Path) -> None:
@@ -251,7 +250,9 @@ def test_without_a_replay_the_reason_is_kept(tmp_path: Path) -> None:
 
 def test_a_part_table_says_first_whether_parts_are_a_plain_steps(run: Path) -> None:
     sweep = open_assignment4(run).sweep
-    assert parts_table(sweep)["adds up"].tolist() == ["–", "yes"]  # one rank has no plain steps
+    table = show(sweep.parts, PARTS_OF_STEP)
+    adds_up = [row[table.columns.index("adds up")] for row in table.cells]
+    assert adds_up == ["–", "yes"]  # one rank has no plain steps
     facts = parts_facts(sweep)
     assert facts["noise floor: the same step under two names differs by"] == "not known"
     assert facts["arms whose parts add up to the plain step within 3%"] == "1 of 1"
@@ -289,11 +290,10 @@ def test_an_arm_without_one_on_one_rank_is_shown_with_the_reason(tmp_path: Path)
 
 
 def test_communication_after_the_backward_pass_hides_nothing(run: Path) -> None:
-    [row] = overlap_table(open_assignment4(run).sweep).to_dict("records")
+    [row] = open_assignment4(run).sweep.exchanges.to_dict("records")
     expected = exchange_ms(2, 30) / 30
-    assert row["all-reduces / computation"] == pytest.approx(expected)
-    assert row["exposed / computation"] == pytest.approx(expected)
-    assert row["hidden"] == pytest.approx(0, abs=1e-9)
+    assert row["total_ratio"] == pytest.approx(expected)
+    assert row["exposed_ratio"] == pytest.approx(expected)
 
 
 def test_errors_of_predictions_are_those_of_their_steps(run: Path) -> None:
@@ -303,7 +303,7 @@ def test_errors_of_predictions_are_those_of_their_steps(run: Path) -> None:
     facts = prediction_facts(sweep)
     assert facts["error, nothing taken from a step: median over arms"] == "± 13%"
     assert not any("adjusted" in name for name in facts)
-    assert prediction_table(sweep)["its error"].isna().all()
+    assert sweep.errors["adjusted_error"].isna().all()
 
 
 def test_a_law_that_describes_the_points_says_where_it_ends(run: Path) -> None:

@@ -8,18 +8,19 @@ from text_run_support import write_text_run
 
 from common.analysis.scaling.text_study import TextStudy, one_of, open_text_study
 from common.analysis.scaling.text_tables import (
+    OWN,
+    PUBLISHED,
     accuracy_table,
     file_facts,
     growth_table,
     own_speedup_table,
-    own_table,
     per_sample_table,
     printed_facts,
-    problems_table,
-    published_table,
+    published_on_several,
     same_loss_table,
     step_table,
 )
+from common.analysis.show import show
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +74,10 @@ def test_losses_tell_how_much_an_epoch_on_four_gpus_is_worth(published: TextStud
 
 
 def test_published_ratios_and_what_they_rest_on(published: TextStudy) -> None:
-    table = published_table(published).set_index(["data", "model"])
-    assert table.loc[("AGNews", "small"), "passes"] == 4
-    assert table.loc[("IMDB", "small"), "per sample"] == pytest.approx(3.49, abs=0.005)
+    table = show(published_on_several(published), PUBLISHED)
+    rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.cells}
+    assert rows["AGNews"]["passes"] == "4"
+    assert rows["IMDB"]["per sample"] == "3.49"
     known = per_sample_table(published)
     assert set(known["samples counted"]) == {"no"}
     assert known["verdict"].tolist() == [
@@ -110,8 +112,10 @@ def test_the_readers_runs_say_first_whether_they_are_comparable(tmp_path: Path) 
     [row] = own_speedup_table(study).to_dict("records")
     assert row["comparable"] == "yes"
     assert row["speedup"] == pytest.approx(20.2 / 12.1)
-    assert own_table(study)["speedup"].tolist() == ["base", f"{20.2 / 12.1:.2f}x"]
-    assert problems_table(study).empty
+    table = show(study.all_own, OWN)
+    speedups = [row[table.columns.index("speedup")] for row in table.cells]
+    assert speedups == ["base", f"{20.2 / 12.1:.2f}x"]
+    assert not study.problems
 
     write_text_run(tmp_path / "bad" / "one", 1)
     write_text_run(tmp_path / "bad" / "two", 2, (14.0, 12.0, 12.0), passes=2)
@@ -134,6 +138,6 @@ def test_the_part_that_grows_most_is_named(tmp_path: Path) -> None:
 
 def test_a_run_that_cannot_be_used_is_shown_with_the_reason(tmp_path: Path) -> None:
     write_text_run(tmp_path / "one", environment={"status": "interrupted"})
-    [row] = problems_table(open_text_study(tmp_path)).to_dict("records")
-    assert row["run"].endswith("one")
-    assert "not complete (interrupted)" in row["remark"]
+    [problem] = open_text_study(tmp_path).problems
+    assert problem.path.endswith("one")
+    assert "not complete (interrupted)" in problem.what

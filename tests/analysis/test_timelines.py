@@ -19,6 +19,7 @@ from common.analysis.buckets.timelines import (
     ALL_REDUCE,
     COMPUTATION,
     COPY_OUT,
+    GAPS,
     REST,
     WAIT,
     effect_by_term,
@@ -26,8 +27,8 @@ from common.analysis.buckets.timelines import (
     largest_gaps,
     read_timelines,
     shown_cap,
-    shown_gaps,
 )
+from common.analysis.show import show
 from common.errors import UserError
 from common.perfmodel.ddp.timeline import BackwardTimeline, BucketEvent
 from common.traces.bucket_trace import (
@@ -268,7 +269,7 @@ def test_the_figure_has_both_passes_on_one_clock():
     assert upper.get_xlim() == lower.get_xlim()
     assert "108.0" in upper.get_title("left")
     assert "117.0" in lower.get_title("left")
-    shown = shown_gaps(COMPUTE_BOUND, slower, count=1)
+    shown = show(largest_gaps(gaps(COMPUTE_BOUND, slower), count=1), GAPS)
     assert shown.cells == [["1", "1.00", "computation", "30.0", "33.0", "+3.0", "+3.0"]]
 
 

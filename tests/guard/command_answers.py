@@ -32,14 +32,13 @@ def predict_answers() -> dict[str, str]:
 
 def help_answers() -> dict[str, str]:
     """Returns what ``--help`` prints of every subcommand and of every script."""
-    from common.cli.help import PAGES, PROGRAM
-    from common.cli.main import SUBCOMMANDS
+    from common.cli.main import PAGES, PROGRAM, SUBCOMMANDS
 
-    asked = [(), *((name,) for name in SUBCOMMANDS)]
+    asked = [(), *((name,) for name in SUBCOMMANDS.classes)]
     for command, page in PAGES.items():
         if command != PROGRAM:
             # All studies have one set of flags.
-            names = page.names if page.noun == "subcommand" else page.names[:1]
+            names = list(page.classes) if page.noun == "subcommand" else list(page.classes)[:1]
             asked += [(*command.split()[1:], name) for name in names]
     answers = {"-".join([PROGRAM, *words]) + ".txt": printed(*words, "--help") for words in asked}
     for path in sorted(PROJECT.glob("assignments/*/*.py")):

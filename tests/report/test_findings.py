@@ -19,14 +19,12 @@ from rich.console import Console
 from common.analysis.buckets.choice import choice_facts
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import measured_networks
-from common.analysis.data_parallel.strategy_times import open_strategies
-from common.analysis.data_parallel.tables import NOISE_COLUMN, exchange_shown, times_shown
+from common.analysis.data_parallel.strategy_times import exchange_cost, open_strategies
 from common.analysis.findings.collect import QUESTIONS, findings_of
 from common.analysis.findings.figures import FIGURES, figure_of
 from common.analysis.findings.finding import Finding
 from common.analysis.micro_batches.lab import open_assignment3
-from common.analysis.micro_batches.mode_tables import verdicts_shown
-from common.diagnose.changes import changes_table, open_changes
+from common.diagnose.changes import ChangesLab, open_changes
 from common.report.first_page import FirstPage, print_page
 from common.report.first_page import as_html as first_page_html
 from common.runtime.paths import project_root
@@ -290,12 +288,12 @@ def test_what_an_exchange_adds_is_not_said_where_its_section_calls_it_noise(tmp_
 
     run = noisy_run(tmp_path, "assignment1/compare_strategies/strategy-times.csv", scale)
     strategies = open_strategies(run)
-    section = exchange_shown(strategies).set_index("micro-batches").iloc[0]
-    assert section[NOISE_COLUMN] == "no"
-    assert section["longer by"] < -0.1  # no exchange takes less than no time
+    section = exchange_cost(strategies).iloc[0]
+    assert section["above_noise"] == "no"
+    assert section["added_share"] < -0.1  # no exchange takes less than no time
     [one] = findings_of("assignment1", run)
     text = every_form(one)
-    assert f"{section['longer by']:.0%}" not in text
+    assert f"{section['added_share']:.0%}" not in text
     assert "the exchange adds" not in text.replace("noise: what the exchange adds", "")
     assert "hidden by noise: what the exchange adds" in text
     # the speedup is above 1 in both rounds, and is said
@@ -307,8 +305,7 @@ def test_a_speedup_that_rounds_do_not_agree_on_is_not_said(tmp_path: Path) -> No
         return in_turns(rows, 0.8, 2.5).where(rows["strategy"] == "DDP", 1.0)
 
     run = noisy_run(tmp_path, "assignment1/compare_strategies/strategy-times.csv", scale)
-    row = times_shown(open_strategies(run), ("DDP",)).set_index("micro-batches").iloc[0]
-    low, high = numbers(row["over the rounds"].replace("–", " "))
+    low, high = open_strategies(run).summary(("DDP",)).iloc[0][["speedup_low", "speedup_high"]]
     assert low < 1 < high
     text = every_form(*findings_of("assignment1", run))
     assert "hidden by noise: whether 2 ranks are faster than one device" in text
@@ -323,11 +320,11 @@ def test_modes_that_do_not_differ_have_no_ratio(tmp_path: Path) -> None:
 
     run = noisy_run(tmp_path, "assignment3/compare_modes/mode-times.csv", scale)
     comparison = open_assignment3(run).comparison
-    section = verdicts_shown(comparison).loc["dynamic"]
-    assert section["differs from static"] == "no"
+    section = comparison.summary.loc["dynamic"]
+    assert not section["differs"]
     text = every_form(*findings_of("assignment3", run))
     assert "hidden by noise: whether it differs from static's step" in text
-    assert f"{section['step over static']:.2f} of static" not in text
+    assert f"{section['ratio']:.2f} of static" not in text
 
 
 def test_a_change_that_cannot_be_told_from_none_has_no_speedup(tmp_path: Path) -> None:
@@ -340,7 +337,7 @@ def test_a_change_that_cannot_be_told_from_none_has_no_speedup(tmp_path: Path) -
 
     noisy_run(tmp_path, f"{folder}/steps.csv", scale)
     changes = open_changes(tmp_path / folder)
-    table = changes_table(changes)
+    table = ChangesLab(changes, ()).table()
     section = pd.DataFrame(table.cells, columns=table.columns).set_index("change")
     best = section.iloc[1:]["predicted speedup"].astype(float).idxmax()
     assert section.loc[best, "told from no change"] == "no"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from common.analysis.accuracy.study import CHOICES, LONGER, OTHERS, JudgedStudy
-from common.analysis.style import Table
+from common.analysis.show import Table
 from common.perfmodel.model import CURVE, FULL, LINE, SEVERAL
 from common.samples import MOST_NOISE
 
@@ -17,6 +17,31 @@ SHARED_CORES = "ranks on few cores"
 CONTENTION = "contention"
 UNKNOWN = "not explained"
 """Possible sources of an error."""
+SHARE = "{:.1%}"
+REGIMES = {
+    "group": "",
+    "bucketings": "bucketings",
+    "n": ("n", SHARE),
+    "median": ("pass: median", SHARE),
+    "p90": ("90 %", SHARE),
+    "worst": ("worst", SHARE),
+    "step median": ("step: median", SHARE),
+    LONGER: ("longer calibration", SHARE),
+    OTHERS: ("others' contention", SHARE),
+    LINE: (LINE, SHARE),
+    CURVE: (CURVE, SHARE),
+}
+"""Titles of ``JudgedStudy.by_regime``: errors of pass and step, also with other inputs."""
+JUDGED = {
+    "group": "",
+    "n": ("n", SHARE),
+    ("judged", "bucketings"): (f"with n up to {MOST_NOISE:.1%}", "{} of {}"),
+    ("excess", "judged"): ("excess", lambda excess, judged: _where(judged, excess)),
+    ("excess p90", "judged"): ("excess, 90 %", lambda excess, judged: _where(judged, excess)),
+    ("inside", "n"): ("in band", lambda share, _: _held(share, "no bands")),
+    ("expected", "n"): ("in expected interval", lambda share, _: _held(share, "one case")),
+}
+"""Titles of ``JudgedStudy.by_regime``: the errors without the measurement's own."""
 OFF_COLUMNS = (
     "case",
     "off",
@@ -28,71 +53,6 @@ OFF_COLUMNS = (
     "contention's share of its pass",
     "what it can come from",
 )
-
-
-def regime_table(study: JudgedStudy) -> Table:
-    """Returns a row per group of cases: errors of pass and step, also with other inputs."""
-    found = study.by_regime().reset_index()
-    names = {
-        "group": "",
-        "bucketings": "bucketings",
-        "n": "n",
-        "median": "pass: median",
-        "p90": "90 %",
-        "worst": "worst",
-        "step median": "step: median",
-        LONGER: "longer calibration",
-        OTHERS: "others' contention",
-        LINE: LINE,
-        CURVE: CURVE,
-    }
-    shares = dict.fromkeys(list(names.values())[2:], "{:.1%}")
-    return Table(found[list(names)].rename(columns=names), shares)
-
-
-def judgement_table(study: JudgedStudy) -> Table:
-    """Returns a row per group of cases: the errors without the measurement's own."""
-    found = study.by_regime().reset_index()
-    judged = found["judged"] > 0
-
-    def text(column: str) -> pd.Series:
-        return found[column].map("{:.1%}".format).where(judged, "not judged")
-
-    def held(column: str, without: str) -> list[str]:
-        return [without if share != share else f"{share:.0%}" for share in found[column]]
-
-    return Table(
-        pd.DataFrame(
-            {
-                "": found["group"],
-                "n": found["n"],
-                f"with n up to {MOST_NOISE:.1%}": [
-                    f"{known} of {every}"
-                    for known, every in zip(found["judged"], found["bucketings"], strict=True)
-                ],
-                "excess": text("excess"),
-                "excess, 90 %": text("excess p90"),
-                "in band": held("inside", "no bands"),
-                "in expected interval": held("expected", "one case"),
-            }
-        ),
-        {"n": "{:.1%}"},
-    )
-
-
-def regret_table(study: JudgedStudy) -> Table:
-    """Returns a row per case: the chosen cap, the best measured, and what each choice costs."""
-    found = study.regrets()
-    found["interval"] = [
-        f"{low:.1%} to {high:.1%}" if low == low else "too few rounds"
-        for low, high in found[["low", "high"]].values
-    ]
-    found["inside"] = found["interior"].map({True: "yes", False: "no"})
-    choices = [f"regret of {name}" for name in CHOICES if found[f"regret of {name}"].notna().any()]
-    shown = found[["case", "b* (MiB)", "best (MiB)", "inside", *choices, "interval"]]
-    shown = shown.rename(columns={name: name.removeprefix("regret of ") for name in choices})
-    forms = dict.fromkeys(CHOICES, "{:.1%}")
-    return Table(shown, forms | {"b* (MiB)": "{:.3g}", "best (MiB)": "{:.3g}"})
 
 
 def regret_summary(study: JudgedStudy) -> Table:
@@ -153,6 +113,14 @@ def off_table(study: JudgedStudy, limit: float = OFF) -> Table:
         "contention's share of its pass": "{:.0%}",
     }
     return Table(pd.DataFrame(rows, columns=[*OFF_COLUMNS]), formats)
+
+
+def _where(judged: int, excess: float) -> str:
+    return f"{excess:.1%}" if judged else "not judged"
+
+
+def _held(share: float, without: str) -> str:
+    return without if share != share else f"{share:.0%}"
 
 
 def cause_of_error(row: pd.Series) -> str:

@@ -9,7 +9,18 @@ import pandas as pd
 from common.analysis.buckets.measurements import Assignment2Run
 from common.analysis.buckets.sweep import Accuracy
 from common.perfmodel.ddp.best_cap import BestCap
+from common.runtime.wording import counted
 
+ACCURACY = {
+    "median_error": ("median error of T(b)", "{:.1%}"),
+    "worst_error": ("worst error of T(b)", "{:.1%}"),
+    "noise_floor": ("noise floor", "{:.1%}"),
+    ("median_error", "noise_floor"): (
+        "median error over noise floor",
+        lambda error, noise: "not known" if noise != noise else f"{error / noise:.1f}",
+    ),
+}
+"""Titles of ``sweep.Accuracy``: the prediction's errors beside the measurement's own noise."""
 MOST_INTERVALS = 4
 """Number of intervals of caps that are listed one by one."""
 TOUCHING = 1.01
@@ -52,20 +63,6 @@ def prediction_facts(best: BestCap) -> dict[str, str]:
     }
 
 
-def accuracy_facts(accuracy: Accuracy) -> dict[str, str]:
-    """Returns the prediction's errors beside the measurement's own noise."""
-    facts = {
-        "median error of T(b)": f"{accuracy.median_error:.1%}",
-        "worst error of T(b)": f"{accuracy.worst_error:.1%}",
-        "noise floor": f"{accuracy.noise_floor:.1%}",
-    }
-    if accuracy.noise_floor != accuracy.noise_floor:
-        return facts | {"noise floor": "not known: a single round"}
-    return facts | {
-        "median error over noise floor": f"{accuracy.median_error / accuracy.noise_floor:.1f}"
-    }
-
-
 def choice_facts(accuracy: Accuracy, best: BestCap) -> dict[str, str]:
     """Returns the cap that the model chooses, of the measured ones and of all, and its cost."""
     chosen = accuracy.predicted_best_mib
@@ -88,8 +85,7 @@ def spread_facts(accuracy: Accuracy) -> dict[str, str]:
     """Returns how much the choice of the cap matters at all on this system."""
     times = accuracy.table["measured_ms"]
     worst = accuracy.table.loc[times.idxmax()]
-    count = int(worst["num_buckets"])
-    buckets = "1 bucket" if count == 1 else f"{count} buckets"
+    buckets = counted(int(worst["num_buckets"]), "bucket")
     return {
         "worst measured cap": f"{worst['bucket_cap_mib']:g} MiB, {buckets}",
         "its T(b) over the best cap's": f"{times.max() / times.min():.2f}",

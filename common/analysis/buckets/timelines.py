@@ -23,7 +23,7 @@ import pandas as pd
 
 from common.analysis.buckets.measurements import Assignment2Run
 from common.analysis.buckets.sweep import BucketSweep
-from common.analysis.style import Table
+from common.analysis.show import Table
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.perfmodel.buckets import cap_label
@@ -38,23 +38,16 @@ MOMENTS = ("ready_ms", "start_ms", "end_ms", "copied_ms", "compute_end_ms", "bac
 COMPUTATION, WAIT, ALL_REDUCE = "computation", "wait for the bucket before", "all-reduce"
 COPY_OUT, REST = "copy-out", "rest of the pass"
 TERMS = (COMPUTATION, WAIT, ALL_REDUCE, COPY_OUT, REST)
-SHOWN_COLUMNS = {
+GAPS = {
     "bucket": "bucket",
-    "size_mib": "size (MiB)",
+    "size_mib": ("size (MiB)", "{:.2f}"),
     "term": "term",
     "predicted_ms": "predicted (ms)",
     "measured_ms": "measured (ms)",
-    "gap_ms": "gap (ms)",
-    "effect_ms": "effect on the end (ms)",
+    "gap_ms": ("gap (ms)", "{:+.1f}"),
+    "effect_ms": ("effect on the end (ms)", "{:+.1f}"),
 }
-SHOWN_FORMATS = {
-    "size (MiB)": "{:.2f}",
-    "predicted (ms)": "{:.1f}",
-    "measured (ms)": "{:.1f}",
-    "gap (ms)": "{:+.1f}",
-    "effect on the end (ms)": "{:+.1f}",
-}
-GAP_COLUMNS = ("bucket", "size_mib", "term", "predicted_ms", "measured_ms", "gap_ms", "effect_ms")
+"""Titles of ``gaps``."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +185,7 @@ def gaps(predicted: BackwardTimeline, measured: BackwardTimeline) -> pd.DataFram
         values = [one[term][index] * 1e3 for one in shown]
         named = (index + 1, sizes[0][index] / 2**20) if term != REST else (pd.NA, float("nan"))
         rows.append((*named, term, *values, values[1] - values[0], moved_s * 1e3))
-    table = pd.DataFrame(rows, columns=list(GAP_COLUMNS))
+    table = pd.DataFrame(rows, columns=list(GAPS))
     return table.astype({"bucket": "Int64"})
 
 
@@ -214,12 +207,6 @@ def effect_table(predicted: BackwardTimeline, measured: BackwardTimeline) -> Tab
     rows = [*effects.items(), ("measured − predicted", effects.sum())]
     frame = pd.DataFrame(rows, columns=["term", "effect on the end (ms)"])
     return Table(frame, {"effect on the end (ms)": "{:+.1f}"})
-
-
-def shown_gaps(predicted: BackwardTimeline, measured: BackwardTimeline, count: int = 8) -> Table:
-    """Returns the largest gaps as a table to show."""
-    found = largest_gaps(gaps(predicted, measured), count)
-    return Table(found.rename(columns=SHOWN_COLUMNS), SHOWN_FORMATS)
 
 
 def watched_facts(

@@ -19,8 +19,9 @@ from common.analysis.clusters.nccl_accuracy import (
     predictions,
     published_all_reduces,
 )
-from common.analysis.style import BLACK, BLUE, GREEN, GREY, ORANGE, PLAIN, SKY, figure, size_text
+from common.analysis.style import BLACK, BLUE, GREEN, GREY, ORANGE, PLAIN, SKY, figure
 from common.perfmodel.collectives import algorithm_bandwidth
+from common.runtime.wording import size_text
 
 STYLES = {
     FITTED: {"color": BLUE, "marker": "o", "markersize": 5, "zorder": 4},

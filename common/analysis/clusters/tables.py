@@ -31,20 +31,29 @@ LOSSES = {
 }
 
 
+WORKLOAD = {
+    "workload.model": "model",
+    ("workload.batch_size", "workload.seq_len"): (
+        "batch per GPU, weak scaling",
+        "{} sequences of {} tokens",
+    ),
+    "global_batch_size": ("global batch, strong scaling", "{:,} sequences"),
+    "workload.precision": "precision",
+}
+"""Titles of ``ScaleOut``: what every GPU computes in a step."""
+EFFICIENCY = {
+    "batch_per_gpu": "batch per GPU",
+    "mfu": ("MFU of one GPU", "{:.1%}"),
+    "measured_efficiency": ("published", "{:.1%}"),
+    "predicted_efficiency": ("predicted", "{:.1%}"),
+    "without_stragglers": ("without stragglers", "{:.1%}"),
+}
+"""Titles of ``published_sweep.explain_efficiency``: two GPUs."""
+
+
 def assumptions_list(predicted: ScaleOut) -> str:
     """Returns everything assumed, as a Markdown list."""
     return "\n".join(f"- {sentence}" for sentence in stated_assumptions(predicted))
-
-
-def workload_facts(predicted: ScaleOut) -> dict[str, str]:
-    """Returns what every GPU computes in a step."""
-    work = predicted.workload
-    return {
-        "model": work.model,
-        "batch per GPU, weak scaling": f"{work.batch_size} sequences of {work.seq_len} tokens",
-        "global batch, strong scaling": f"{predicted.global_batch_size:,} sequences",
-        "precision": work.precision,
-    }
 
 
 def best_caps_table(predictions: Mapping[str, ScaleOut]) -> pd.DataFrame:
@@ -150,15 +159,3 @@ def link_facts(found: SweepExplained) -> dict[str, str]:
         "spread of the caps over such a link": f"{there['predicted_spread']:.1%}",
         "least bandwidth with every step within 1 %": f"{least:.0f} GB/s",
     }
-
-
-def published_efficiency(found: pd.DataFrame) -> pd.DataFrame:
-    """Returns published and predicted efficiency of two GPUs, with titles."""
-    names = {
-        "batch_per_gpu": "batch per GPU",
-        "mfu": "MFU of one GPU",
-        "measured_efficiency": "published",
-        "predicted_efficiency": "predicted",
-        "without_stragglers": "without stragglers",
-    }
-    return found.rename(columns=names)

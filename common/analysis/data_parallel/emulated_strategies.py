@@ -10,7 +10,11 @@ import pandas as pd
 
 from common.analysis import runs
 from common.analysis.comparable import require_same
-from common.analysis.data_parallel.strategy_times import StrategyTimes, read_strategies
+from common.analysis.data_parallel.strategy_times import (
+    StrategyTimes,
+    above_noise,
+    read_strategies,
+)
 from common.analysis.data_parallel.training_runs import ASSIGNMENT, COMMAND, STEPS, TIMES
 from common.csv_tables import read_table
 from common.errors import NotYetWritten, UserError
@@ -148,7 +152,8 @@ class EmulatedStrategies:
         """Returns a row per accumulation and strategy: predicted and measured.
 
         Columns: accumulation, strategy, computation_ms and exposed_ms (of the prediction),
-        predicted_ms, measured_ms, q25_ms, q75_ms, noise, error (of predicted against measured).
+        predicted_ms, measured_ms, q25_ms, q75_ms, noise, error (of predicted against measured),
+        above_noise (of the error), exposed_share (of the predicted step).
 
         Raises UserError where no strategy that exchanges anything was measured.
         """
@@ -167,6 +172,8 @@ class EmulatedStrategies:
             predicted_ms=[step.total_s * 1e3 for step in found.values()],
         )
         rows["error"] = rows["predicted_ms"] / rows["measured_ms"] - 1
+        rows["above_noise"] = above_noise(rows["error"], rows["noise"])
+        rows["exposed_share"] = rows["exposed_ms"] / rows["predicted_ms"]
         columns = [
             "accumulation",
             "strategy",
@@ -178,6 +185,8 @@ class EmulatedStrategies:
             "q75_ms",
             "noise",
             "error",
+            "above_noise",
+            "exposed_share",
         ]
         return rows[columns].reset_index(drop=True)
 
@@ -187,6 +196,7 @@ class PredictionAccuracy:
     """Accuracy of predicted steps on emulated hosts; errors are of predicted over measured.
 
     Attributes:
+        network: its name.
         median_error: the median of the errors' sizes.
         worst_error: the largest one, with its sign.
         worst_strategy: the strategy of the largest one.
@@ -195,6 +205,7 @@ class PredictionAccuracy:
         measured_fastest: the strategy that was fastest.
     """
 
+    network: str
     median_error: float
     worst_error: float
     worst_strategy: str
@@ -209,6 +220,7 @@ def prediction_accuracy(run: EmulatedStrategies) -> PredictionAccuracy:
     sizes = table["error"].abs()
     worst = table.loc[sizes.idxmax()]
     return PredictionAccuracy(
+        network=run.network,
         median_error=float(sizes.median()),
         worst_error=float(worst["error"]),
         worst_strategy=worst["strategy"],

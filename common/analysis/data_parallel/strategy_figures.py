@@ -7,10 +7,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from common.analysis.data_parallel.emulated_strategies import EmulatedStrategies
-from common.analysis.data_parallel.strategy_times import StrategyTimes, micro_batches
+from common.analysis.data_parallel.strategy_times import StrategyTimes
 from common.analysis.data_parallel.training_figures import COLOURS
 from common.analysis.data_parallel.training_runs import strategy_name
 from common.analysis.style import BLACK, BLUE, GREY, ORANGE, SKY, THOUSANDS, figure
+from common.runtime.wording import counted
 
 
 def step_times(strategies: StrategyTimes, only: tuple[str, ...] = ()) -> Figure:
@@ -52,7 +53,9 @@ def step_times(strategies: StrategyTimes, only: tuple[str, ...] = ()) -> Figure:
             axes.grid(axis="y", visible=False)
             axes.xaxis.set_major_formatter(THOUSANDS)
             axes.set_xlabel("time per step (ms);\nbeside it: speed over one device's")
-            axes.set_title(f"{micro_batches(accumulation)} per rank", loc="left", fontsize=9)
+            axes.set_title(
+                f"{counted(accumulation, 'micro-batch')} per rank", loc="left", fontsize=9
+            )
     return fig
 
 
@@ -92,7 +95,9 @@ def bytes_sent(strategies: StrategyTimes) -> Figure:
             axes.grid(axis="y", visible=False)
             axes.set_xlim(0, 1.22 * longest)
             axes.set_xlabel(f"sent per rank and step ({name});\nbeside it: over DDP's")
-            axes.set_title(f"{micro_batches(accumulation)} per rank", loc="left", fontsize=9)
+            axes.set_title(
+                f"{counted(accumulation, 'micro-batch')} per rank", loc="left", fontsize=9
+            )
         handles, labels = grid[0, 0].get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=8)
     return fig

@@ -285,11 +285,6 @@ def over_fastest(strategies: StrategyTimes) -> pd.DataFrame:
     )
 
 
-def micro_batches(count: int) -> str:
-    """Returns ``1 micro-batch``, ``2 micro-batches``."""
-    return f"{count} micro-batch{'es' if count > 1 else ''}"
-
-
 def _speedups_by_round(rounds: pd.Series) -> pd.DataFrame:
     """Returns median, least and greatest speedup over ``single`` in the same round, by both keys.
 

@@ -8,31 +8,139 @@ from __future__ import annotations
 
 import pandas as pd
 
-from common.analysis.data_parallel.emulated_strategies import (
-    EmulatedStrategies,
-    prediction_accuracy,
-)
-from common.analysis.data_parallel.loss_curves import agreement, learned
+from common.analysis.data_parallel.loss_curves import learned
 from common.analysis.data_parallel.memory import PARTS, memory_table
 from common.analysis.data_parallel.strategy_times import (
     StrategyTimes,
-    above_noise,
-    exchange_cost,
-    over_fastest,
 )
 from common.analysis.data_parallel.traced_steps import overlap_table
 from common.analysis.data_parallel.training_runs import Training, open_training, strategy_name
 from common.analysis.runs import gpu_folder
+from common.analysis.show import mib
 from common.perfmodel.fsdp.communication import strategy_table
 from common.perfmodel.one_device.architecture import GPT2Config
 
-MIB = 2**20
 NOISE_COLUMN = "can be told from noise"
 BACKEND_NAMES = {"gloo": "gloo", "nccl": "NCCL"}
 ANSWERS = {True: "yes", False: "no", None: "unknown: there is one curve"}
 
 
-# Training runs
+WHOLE_MS = "{:,.0f}"
+LOSSES = {
+    "equal": ("equal up to rounding", ANSWERS),
+    "curves": "curves compared",
+    "precision": "precision",
+    "largest_nats": ("largest difference of any two", "{:.2g} nats"),
+    "step": "at step",
+    "rounding_nats": ("rounding explains, over a short run, up to", "{:g} nats"),
+}
+"""Titles of ``loss_curves.agreement``."""
+MEMORY_PARTS = {
+    "name": "strategy",
+    **{part: (part, mib) for part in PARTS},
+    "predicted_bytes": "predicted (MiB)",
+}
+MEMORY = {
+    "name": "strategy",
+    "predicted_bytes": "predicted (MiB)",
+    "measured_bytes": "measured (MiB)",
+    "error": "error",
+    "least_bytes": "least rank (MiB)",
+    "over_single_bytes": "over one device (MiB)",
+    "share_of_ddp": "of DDP's",
+}
+"""Titles of ``memory.memory_table``."""
+BESIDE_GPU = {
+    **{name: name for name in ("device", "ranks", "model", "precision")},
+    "step_ms": ("step (ms)", WHOLE_MS),
+    "computation_ms": ("computation (ms)", WHOLE_MS),
+    "predicted_bytes": ("predicted peak (MiB)", "{:,.0f}"),
+    "measured_bytes": ("measured peak (MiB)", "{:,.0f}"),
+}
+"""Titles of ``full_shard_beside_gpu``."""
+OVERLAP = {
+    "name": "strategy",
+    "step_ms": ("step", "{:,.1f}"),
+    "computation_ms": ("computation", "{:,.1f}"),
+    "communication_ms": ("communication", "{:,.1f}"),
+    "overlap_ms": ("both at once", "{:,.1f}"),
+    "exposed_communication_ms": ("exposed", "{:,.1f}"),
+    "idle_ms": ("neither", "{:,.1f}"),
+}
+HIDDEN = {
+    "name": "strategy",
+    "collectives": "collectives of a step",
+    "communication_ms": "communication (ms)",
+    "hidden": "hidden",
+    "slowdown": ("traced step over other steps", "{:.2f}"),
+}
+"""Titles of ``traced_steps.overlap_table``, in ms."""
+TIMES = {
+    "strategy": ("strategy", strategy_name),
+    "accumulation": "micro-batches",
+    "step_ms": ("step (ms)", WHOLE_MS),
+    ("q25_ms", "q75_ms"): ("quartiles", "{:,.0f}–{:,.0f}"),
+    "noise": "range of rounds",
+    "tokens_per_s": "tokens/s",
+    "speedup": "speedup",
+    ("speedup_low", "speedup_high"): ("over the rounds", "{:.2f}–{:.2f}"),
+}
+"""Titles of ``StrategyTimes.summary``."""
+EXCHANGE = {
+    "accumulation": "micro-batches",
+    "above_noise": NOISE_COLUMN,
+    "step_ms": ("DDP (ms)", WHOLE_MS),
+    "local_ms": ("no communication (ms)", WHOLE_MS),
+    "added_ms": ("DDP takes longer by (ms)", WHOLE_MS),
+    "added_share": ("longer by", "{:+.0%}"),
+    "noise": "range of rounds",
+}
+"""Titles of ``exchange_cost``."""
+FASTEST = {
+    "strategy": "strategy",
+    "accumulation": "micro-batches",
+    "above_noise": NOISE_COLUMN,
+    "over_fastest": ("longer than the fastest", "{:+.0%}"),
+    "step_ms": ("step (ms)", WHOLE_MS),
+    "noise": "range of rounds",
+}
+"""Titles of ``over_fastest``."""
+SENT = {
+    "strategy": "strategy",
+    "accumulation": "micro-batches",
+    "collectives": "collectives",
+    "predicted_bytes": ("predicted (MB)", "{:,.2f}"),
+    "measured_bytes": ("measured (MB)", "{:,.2f}"),
+    "error": ("error", lambda error: f"{round(error, 4) + 0.0:+.2%}"),
+    "ratio_to_ddp": "over DDP",
+}
+"""Titles of ``StrategyTimes.sent``: a rank's bytes in a step."""
+EMULATED = {
+    "strategy": "strategy",
+    "accumulation": "micro-batches",
+    "above_noise": "error above noise",
+    "error": ("error", "{:+.0%}"),
+    "noise": "range of rounds",
+    "predicted_ms": ("predicted (ms)", WHOLE_MS),
+    "measured_ms": ("measured (ms)", WHOLE_MS),
+}
+EMULATED_PARTS = {
+    "strategy": "strategy",
+    "accumulation": "micro-batches",
+    "computation_ms": ("computation (ms)", WHOLE_MS),
+    "exposed_ms": ("exposed communication (ms)", WHOLE_MS),
+    "exposed_share": "exposed share",
+}
+"""Titles of ``EmulatedStrategies.table``."""
+ACCURACY = {
+    "network": "network",
+    "median_error": ("error, median of the strategies", "{:.0%}"),
+    ("worst_error", "worst_strategy"): ("error at worst", "{:+.0%} ({})"),
+    "noise": ("medians of rounds differ by up to", "{:.0%}"),
+    "predicted_fastest": "fastest by prediction",
+    "measured_fastest": "fastest as measured",
+}
+"""Titles of ``prediction_accuracy``."""
 
 
 def batches_shown(training: Training) -> pd.DataFrame:
@@ -49,19 +157,6 @@ def batches_shown(training: Training) -> pd.DataFrame:
             for name, run in zip(training.names(), training.compared, strict=True)
         ]
     )
-
-
-def loss_facts(training: Training) -> dict[str, str]:
-    """Returns whether rounding explains how far apart the loss curves are."""
-    found = agreement(training)
-    return {
-        "equal up to rounding": ANSWERS[found.equal],
-        "curves compared": str(found.curves),
-        "precision": found.precision,
-        "largest difference of any two": f"{found.largest_nats:.2g} nats",
-        "at step": str(found.step),
-        "rounding explains, over a short run, up to": f"{found.rounding_nats:g} nats",
-    }
 
 
 def losses_beside_gpu(training: Training) -> pd.DataFrame:
@@ -96,8 +191,8 @@ def losses_beside_gpu(training: Training) -> pd.DataFrame:
 def full_shard_beside_gpu(training: Training) -> pd.DataFrame:
     """Returns a step of FULL_SHARD: of the run, and of one rank on a GPU.
 
-    Columns: device, ranks, model, precision; step, the median without the tracer's, and the
-    computation of traced steps (ms); peak as predicted and as measured (MiB; NaN where not).
+    Columns: device, ranks, model, precision, step_ms (the median without the tracer's),
+    computation_ms (of traced steps), predicted_bytes and measured_bytes (the peak, NaN where not).
     """
     on_gpu = open_training(gpu_folder("assignment1/train_fsdp"))
     rows = []
@@ -114,11 +209,10 @@ def full_shard_beside_gpu(training: Training) -> pd.DataFrame:
                     "ranks": run.ranks,
                     "model": run.settings["model"],
                     "precision": run.settings["precision"],
-                    "step (ms)": run.step_times_ms()["step_time_ms"].median(),
-                    "computation (ms)": traced.iloc[0],
-                    "predicted peak (MiB)": memory["predicted_bytes"] / MIB,
-                    "measured peak (MiB)": memory["measured_bytes"] / MIB,
+                    "step_ms": run.step_times_ms()["step_time_ms"].median(),
+                    "computation_ms": traced.iloc[0],
                 }
+                | memory[["predicted_bytes", "measured_bytes"]].to_dict()
             )
     return pd.DataFrame(rows)
 
@@ -136,147 +230,6 @@ def learning_facts(training: Training) -> dict[str, str]:
         "unigram entropy": _or_dash(found.unigram_nats, "{:.3f} nats"),
         "learned, of what the order of the tokens is worth": _or_dash(found.share, "{:.0%}"),
     }
-
-
-def memory_parts_shown(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns the parts of each run's predicted peak, in MiB.
-
-    Args:
-        table: of ``memory.memory_table``.
-    """
-    shown = table[[*PARTS, "predicted_bytes"]] / MIB
-    shown = shown.rename(columns={"predicted_bytes": "predicted (MiB)"})
-    shown.insert(0, "strategy", table["name"])
-    return shown
-
-
-def memory_shown(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns each run's predicted and measured peak, in MiB, against one device's and DDP's.
-
-    Args:
-        table: of ``memory.memory_table``.
-    """
-    return pd.DataFrame(
-        {
-            "strategy": table["name"],
-            "predicted (MiB)": table["predicted_bytes"] / MIB,
-            "measured (MiB)": table["measured_bytes"] / MIB,
-            "error": table["error"],
-            "least rank (MiB)": table["least_bytes"] / MIB,
-            "over one device (MiB)": table["over_single_bytes"] / MIB,
-            "of DDP's": table["share_of_ddp"],
-        }
-    )
-
-
-def overlap_shown(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns the parts of a traced step, in ms.
-
-    Args:
-        table: of ``traced_steps.training_overlap``.
-    """
-    names = {
-        "name": "strategy",
-        "step_ms": "step",
-        "computation_ms": "computation",
-        "communication_ms": "communication",
-        "overlap_ms": "both at once",
-        "exposed_communication_ms": "exposed",
-        "idle_ms": "neither",
-    }
-    return table[list(names)].rename(columns=names)
-
-
-def hidden_shown(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns the collectives of a traced step, their hidden share, and the price of tracing.
-
-    Args:
-        table: of ``traced_steps.training_overlap``.
-    """
-    return pd.DataFrame(
-        {
-            "strategy": table["name"],
-            "collectives of a step": table["collectives"],
-            "communication (ms)": table["communication_ms"],
-            "hidden": table["hidden"].where(table["strategy"] != "single"),
-            "traced step over other steps": table["slowdown"],
-        }
-    )
-
-
-# Strategies
-
-
-def times_shown(strategies: StrategyTimes, only: tuple[str, ...] = ()) -> pd.DataFrame:
-    """Returns the time of a step and the speedup, by strategy and accumulation.
-
-    Args:
-        strategies: what was measured.
-        only: the strategies to show; all by default.
-    """
-    table = strategies.summary(only)
-    several = table["noise"].notna()  # of a single round, no range is known
-    return pd.DataFrame(
-        {
-            "strategy": table["strategy"].map(strategy_name),
-            "micro-batches": table["accumulation"],
-            "step (ms)": table["step_ms"],
-            "quartiles": _intervals(table["q25_ms"], table["q75_ms"], "{:,.0f}"),
-            "range of rounds": table["noise"],
-            "tokens/s": table["tokens_per_s"],
-            "speedup": table["speedup"],
-            "over the rounds": _intervals(
-                table["speedup_low"].where(several), table["speedup_high"], "{:.2f}"
-            ),
-        }
-    )
-
-
-def exchange_shown(strategies: StrategyTimes) -> pd.DataFrame:
-    """Returns DDP's step beside the same computation without communication, by accumulation."""
-    table = exchange_cost(strategies)
-    return pd.DataFrame(
-        {
-            "micro-batches": table["accumulation"],
-            NOISE_COLUMN: table["above_noise"],
-            "DDP (ms)": table["step_ms"],
-            "no communication (ms)": table["local_ms"],
-            "DDP takes longer by (ms)": table["added_ms"],
-            "longer by": table["added_share"],
-            "range of rounds": table["noise"],
-        }
-    )
-
-
-def fastest_shown(strategies: StrategyTimes) -> pd.DataFrame:
-    """Returns each exchanging strategy's step beside that of the fastest one, by accumulation."""
-    table = over_fastest(strategies)
-    return pd.DataFrame(
-        {
-            "strategy": table["strategy"],
-            "micro-batches": table["accumulation"],
-            NOISE_COLUMN: table["above_noise"],
-            "longer than the fastest": table["over_fastest"],
-            "step (ms)": table["step_ms"],
-            "range of rounds": table["noise"],
-        }
-    )
-
-
-def sent_shown(strategies: StrategyTimes) -> pd.DataFrame:
-    """Returns the bytes that a rank sends in a step, in MB."""
-    table = strategies.sent()
-    return pd.DataFrame(
-        {
-            "strategy": table["strategy"],
-            "micro-batches": table["accumulation"],
-            "collectives": table["collectives"],
-            "predicted (MB)": table["predicted_bytes"] / 1e6,
-            "measured (MB)": table["measured_bytes"] / 1e6,
-            "error": table["error"].round(4) + 0.0,  # no minus before a zero
-            "over DDP": table["ratio_to_ddp"],
-        }
-    )
 
 
 def backends_shown(strategies: StrategyTimes, large: str = "gpt2-large") -> pd.DataFrame:
@@ -304,57 +257,6 @@ def backends_shown(strategies: StrategyTimes, large: str = "gpt2-large") -> pd.D
             shown[f"{label} over DDP"] = wide[("ratio_to_ddp", backend)].to_numpy()
         tables.append(shown.rename(columns={"accumulation": "micro-batches"}))
     return pd.concat(tables, ignore_index=True)
-
-
-def emulated_shown(run: EmulatedStrategies) -> pd.DataFrame:
-    """Returns predicted and measured steps on emulated hosts."""
-    table = run.table()
-    return pd.DataFrame(
-        {
-            "strategy": table["strategy"],
-            "micro-batches": table["accumulation"],
-            "error above noise": above_noise(table["error"], table["noise"]),
-            "error": table["error"],
-            "range of rounds": table["noise"],
-            "predicted (ms)": table["predicted_ms"],
-            "measured (ms)": table["measured_ms"],
-        }
-    )
-
-
-def emulated_parts_shown(run: EmulatedStrategies) -> pd.DataFrame:
-    """Returns the two parts of each predicted step on emulated hosts."""
-    table = run.table()
-    return pd.DataFrame(
-        {
-            "strategy": table["strategy"],
-            "micro-batches": table["accumulation"],
-            "computation (ms)": table["computation_ms"],
-            "exposed communication (ms)": table["exposed_ms"],
-            "exposed share": table["exposed_ms"] / table["predicted_ms"],
-        }
-    )
-
-
-def emulated_facts(run: EmulatedStrategies) -> dict[str, str]:
-    """Returns how well steps on emulated hosts were predicted, and which strategy is fastest."""
-    found = prediction_accuracy(run)
-    return {
-        "network": run.network,
-        "error, median of the strategies": f"{found.median_error:.0%}",
-        "error at worst": f"{found.worst_error:+.0%} ({found.worst_strategy})",
-        "medians of rounds differ by up to": _or_dash(found.noise, "{:.0%}"),
-        "fastest by prediction": found.predicted_fastest,
-        "fastest as measured": found.measured_fastest,
-    }
-
-
-def _intervals(low: pd.Series, high: pd.Series, form: str) -> list[str]:
-    """Returns both ends of each interval, such as ``1.56–1.60``; a dash without the lower one."""
-    return [
-        "–" if pd.isna(start) else f"{form.format(start)}–{form.format(end)}"
-        for start, end in zip(low, high, strict=True)
-    ]
 
 
 def _or_dash(value: float, form: str) -> str:

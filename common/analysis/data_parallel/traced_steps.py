@@ -28,8 +28,8 @@ def overlap_table(named: Iterable[tuple[str, TrainingRun]]) -> pd.DataFrame:
 
     Columns: name, strategy, steps (traced), ``TIMES`` (computation, exposed communication and idle
     time add up to the step, overlap and exposed communication to communication), hidden (overlap
-    over communication), collectives (a step, without those of a few bytes), slowdown (a traced step
-    over the median of the run's other steps; NaN where all were traced).
+    over communication; NaN for ``single``), collectives (a step, without those of a few bytes),
+    slowdown (a traced step over the median of the run's other steps; NaN where all were traced).
     """
     rows = []
     for name, run in named:
@@ -73,12 +73,12 @@ def _mean_step(run: TrainingRun, traced: pd.DataFrame) -> dict:
     slowest = traced.groupby("rank")["step_ms"].median().idxmax()
     steps = traced[traced["rank"] == slowest]
     mean = steps.loc[middle_half(steps["step_ms"]), list(TIMES)].mean()
-    communicated = mean["communication_ms"]
+    communicated, shared = mean["communication_ms"], run.strategy != "single"
     collectives = run.opened.table(COLLECTIVES)
     other_steps = run.step_times_ms()["step_time_ms"]
     return mean.to_dict() | {
         "steps": len(steps),
-        "hidden": mean["overlap_ms"] / communicated if communicated else float("nan"),
+        "hidden": mean["overlap_ms"] / communicated if shared and communicated else float("nan"),
         "collectives": collectives_per_step(collectives[collectives["rank"] == slowest]),
         "slowdown": mean["step_ms"] / other_steps.median(),
     }

@@ -15,6 +15,7 @@ from common.errors import UserError
 from common.perfmodel.fsdp.communication import EXERCISES
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.paths import relative_to_project
+from common.runtime.wording import counted
 from common.samples import slowest_rank
 
 ASSIGNMENT = "assignment1"
@@ -129,7 +130,7 @@ class TrainingRun(runs.OfRun):
         return slowest_rank(plain, "step_time_ms", by=["step"]).reset_index()
 
     def __str__(self) -> str:
-        return f"{strategy_name(self.strategy)} on {ranks_text(self.ranks)}"
+        return f"{strategy_name(self.strategy)} on {counted(self.ranks, 'rank')}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,8 +272,3 @@ def differing(one: TrainingRun, other: TrainingRun) -> list[str]:
 def strategy_name(strategy: str) -> str:
     """Returns the name of a strategy in figures."""
     return NAMES.get(strategy, strategy)
-
-
-def ranks_text(ranks: int) -> str:
-    """Returns ``1 rank``, ``2 ranks``."""
-    return f"{ranks} rank{'s' if ranks != 1 else ''}"

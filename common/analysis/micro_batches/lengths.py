@@ -119,14 +119,8 @@ def promised_ratios(
         name: [promised_ratio(values, ranks, batch_size, partition, draws) for ranks in world_sizes]
         for name, values in lengths.items()
     }
-    return pd.DataFrame.from_dict(rows, orient="index", columns=list(world_sizes))
-
-
-def promised_shown(ratios: pd.DataFrame) -> pd.DataFrame:
-    """Returns ``promised_ratios`` as a table for a reader."""
-    return (
-        ratios.rename(columns=lambda ranks: f"{ranks} ranks").rename_axis("data set").reset_index()
-    )
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=list(world_sizes))
+    return table.rename_axis("data set")
 
 
 def with_constant(ratios: pd.Series, shares: Sequence[float]) -> pd.DataFrame:
@@ -140,4 +134,4 @@ def with_constant(ratios: pd.Series, shares: Sequence[float]) -> pd.DataFrame:
         shares: constant shares of a static step; a column each.
     """
     columns = {f"{share:.0%} constant": share + (1 - share) * ratios for share in shares}
-    return pd.DataFrame(columns).rename_axis("data set").reset_index()
+    return pd.DataFrame(columns)

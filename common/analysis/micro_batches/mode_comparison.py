@@ -115,7 +115,9 @@ class ModeComparison(OfRun):
         ratios step by step); compute_ratio, compute_p95_ratio; padded_ratio (promised by the
         plan: the largest number of padded tokens of a rank, over static's); planning_ms (mean
         time that a step was held up by planning); waiting (share of all ranks' step time) and
-        waiting_points (above the control, in percentage points; NaN without a control).
+        waiting_points (above the control, in percentage points; NaN without a control);
+        differs (``differs_from_static``); tied with the fastest mode (the interval begins below the
+        end of that mode's).
         """
         slowest, compute = self.slowest(), self.slowest("compute_time_ms")
         padded = self.slowest("padded_tokens")
@@ -144,6 +146,8 @@ class ModeComparison(OfRun):
         table["planning_ms"] = self.times.groupby("mode")["planning_time_ms"].mean()
         table["waiting"] = self.waiting
         table["waiting_points"] = (table["waiting"] - self.waiting.get(CONTROL, np.nan)) * 100
+        table["differs"] = differs_from_static(table)
+        table["tied"] = table["ratio_low"] <= table.loc[table["ratio"].idxmin(), "ratio_high"]
         return table
 
     @cached_property
@@ -175,7 +179,7 @@ class ModeComparison(OfRun):
         Columns: same_batch, texts (a step, mean), per_text_ms (the slowest rank's steps over all
         texts), ratio (to static), ratio_low, ratio_high (bootstrap: as in ``summary`` where global
         batches are the same, else with the steps of both drawn independently), padded_per_text
-        (the largest rank's, over all texts) and padded_ratio.
+        (the largest rank's, over all texts), padded_ratio and differs (``differs_from_static``).
         """
         rows = self.times[self.times["mode"].isin([*self.modes, *self.own_batch_modes])]
         columns = ["step_time_ms", "global_batch", "padded_tokens"]
@@ -202,7 +206,14 @@ class ModeComparison(OfRun):
         table["ratio_low"] = [bounds[mode][0] for mode in table.index]
         table["ratio_high"] = [bounds[mode][1] for mode in table.index]
         table["padded_ratio"] = table["padded_per_text"] / table.loc[STATIC, "padded_per_text"]
+        table["differs"] = differs_from_static(table)
         return table
+
+
+def differs_from_static(table: pd.DataFrame) -> pd.Series:
+    """Returns True where a mode's interval excludes 1, else False; missing for static itself."""
+    outside = (table["ratio_low"] > 1) | (table["ratio_high"] < 1)
+    return outside.astype(object).where(table.index != STATIC)
 
 
 def read_comparison(run: Run) -> ModeComparison:

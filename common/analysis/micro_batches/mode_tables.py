@@ -10,6 +10,38 @@ import pandas as pd
 from common.analysis.micro_batches.mode_comparison import CONTROL, STATIC, ModeComparison
 from common.analysis.micro_batches.training_runs import mode_name
 
+SPREAD = ("ratio_low", "ratio_high")
+INTERVAL = ("95 % interval", lambda low, high: "–" if low == high else f"{low:.2f}–{high:.2f}")
+"""Static, which is compared with itself, has none."""
+VERDICTS = {
+    "mode": ("mode", mode_name),
+    "differs": "differs from static",
+    "tied": "tied with the fastest",
+    "ratio": "step over static",
+    SPREAD: INTERVAL,
+}
+MODES = {
+    "mode": ("mode", mode_name),
+    "mean_ms": "mean step (ms)",
+    "p95_ms": "P95 (ms)",
+    "ratio": "mean",
+    "p95_ratio": "P95",
+    "paired_median": "median",
+    "compute_ratio": "computed",
+    "padded_ratio": "promised",
+    "planning_ms": ("plan (ms)", "{:.2f}"),
+    "waiting": "waiting",
+}
+"""Titles of ``ModeComparison.summary``."""
+PER_TEXT = {
+    "mode": ("mode", mode_name),
+    "differs": "differs from static",
+    "same_batch": "same texts a step",
+    "texts": ("texts a step", "{:.1f}"),
+    "ratio": "time per text over static",
+    SPREAD: INTERVAL,
+}
+"""Titles of ``ModeComparison.per_sample``."""
 PAYS_FROM = 0.95
 """Upper bound on the ratio to static of a step that is called a gain."""
 
@@ -32,59 +64,6 @@ def static_imbalance(comparison: ModeComparison) -> dict[str, float]:
     }
 
 
-def verdicts_shown(comparison: ModeComparison) -> pd.DataFrame:
-    """Returns which differences between modes on the same batches the intervals support.
-
-    A mode differs from static if its interval excludes 1. It is tied with the fastest mode if its
-    interval begins below the end of that mode's.
-    """
-    table = comparison.summary
-    fastest = table.loc[table["ratio"].idxmin()]
-    return pd.DataFrame(
-        {
-            "mode": [mode_name(mode) for mode in table.index],
-            "differs from static": differs_from_static(table),
-            "tied with the fastest": _yes_or_no(table["ratio_low"] <= fastest["ratio_high"]),
-            "step over static": table["ratio"],
-            "95 % interval": _intervals(table),
-        }
-    )
-
-
-def modes_shown(comparison: ModeComparison) -> pd.DataFrame:
-    """Returns times and ratios to static of the modes that share the global batches."""
-    table = comparison.summary.reset_index()
-    return pd.DataFrame(
-        {
-            "mode": table["mode"].map(mode_name),
-            "mean step (ms)": table["mean_ms"],
-            "P95 (ms)": table["p95_ms"],
-            "mean": table["ratio"],
-            "P95": table["p95_ratio"],
-            "median": table["paired_median"],
-            "computed": table["compute_ratio"],
-            "promised": table["padded_ratio"],
-            "plan (ms)": table["planning_ms"],
-            "waiting": table["waiting"],
-        }
-    )
-
-
-def per_text_shown(comparison: ModeComparison) -> pd.DataFrame:
-    """Returns the time per text of all modes over static's, with those of other batches last."""
-    table = comparison.per_sample
-    return pd.DataFrame(
-        {
-            "mode": [mode_name(mode) for mode in table.index],
-            "differs from static": differs_from_static(table),
-            "same texts a step": _yes_or_no(table["same_batch"]),
-            "texts a step": table["texts"],
-            "time per text over static": table["ratio"],
-            "95 % interval": _intervals(table),
-        }
-    )
-
-
 def datasets_shown(comparisons: Iterable[ModeComparison]) -> pd.DataFrame:
     """Returns dynamic over static on each data set, and whether it pays there."""
     rows = []
@@ -96,13 +75,13 @@ def datasets_shown(comparisons: Iterable[ModeComparison]) -> pd.DataFrame:
         rows.append(
             {
                 "data": comparison.dataset,
-                "differs from static": differs_from_static(table)["dynamic"],
-                "pays": "yes" if row["ratio"] < PAYS_FROM else "no",
+                "differs from static": row["differs"],
+                "pays": row["ratio"] < PAYS_FROM,
                 "steps": len(comparison.ratios()),
                 "promised": row["padded_ratio"],
                 "computation": row["compute_ratio"],
                 "step": row["ratio"],
-                "95 % interval": _intervals(table)["dynamic"],
+                "95 % interval": INTERVAL[1](row["ratio_low"], row["ratio_high"]),
                 "P95": row["p95_ratio"],
             }
         )
@@ -126,22 +105,3 @@ def waiting_shown(comparison: ModeComparison) -> pd.DataFrame:
             "above the control (points)": above.where(above.index != CONTROL),
         }
     )
-
-
-def differs_from_static(table: pd.DataFrame) -> pd.Series:
-    """Returns yes where a mode's interval excludes 1, else no; missing for static itself."""
-    outside = (table["ratio_low"] > 1) | (table["ratio_high"] < 1)
-    return _yes_or_no(outside).where(table.index != STATIC)
-
-
-def _intervals(table: pd.DataFrame) -> pd.Series:
-    """Returns the 95 % intervals as texts; missing for static itself."""
-    texts = [
-        f"{low:.2f}–{high:.2f}"
-        for low, high in zip(table["ratio_low"], table["ratio_high"], strict=True)
-    ]
-    return pd.Series(texts, index=table.index).where(table.index != STATIC)
-
-
-def _yes_or_no(flags: pd.Series) -> pd.Series:
-    return flags.map({True: "yes", False: "no"})

@@ -16,18 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from common.analysis.data_parallel.training_figures import DASHES, LEAST_NATS
 from common.analysis.micro_batches.training_runs import MicroBatchRun
-from common.analysis.style import (
-    BLACK,
-    BLUE,
-    DPI,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    RED,
-    SKY,
-    figure,
-)
+from common.analysis.style import BLACK, BLUE, DPI, GREEN, GREY, ORANGE, PURPLE, RED, SKY, figure
 
 COLOURS = {
     "static": BLACK,

@@ -10,11 +10,11 @@ from pathlib import Path
 import pandas as pd
 
 from common.analysis.comparable import require_same, require_same_settings
-from common.analysis.data_parallel.training_runs import ranks_text
 from common.analysis.runs import OfRun, Run
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.runtime.paths import project_root, relative_to_project
+from common.runtime.wording import counted
 from common.samples import slowest_rank
 from common.tables import MICRO_BATCH_COLUMNS
 
@@ -229,7 +229,7 @@ def what_text(settings: Mapping, ranks: int) -> str:
     texts = settings.get("global_batch", "?")
     model = settings.get("model_name", "?")
     data = dataset_name(settings)
-    return f"{data}, model {model}, {texts} texts a step on {ranks_text(ranks)}"
+    return f"{data}, model {model}, {texts} texts a step on {counted(ranks, 'rank')}"
 
 
 def dataset_name(settings: Mapping) -> str:

@@ -46,6 +46,11 @@ class MemoryRun:
         return self.opened.table("memory-moments.csv")
 
     @property
+    def layers(self) -> pd.DataFrame:
+        """Returns what each kind of layer keeps for the backward pass; one row per kind."""
+        return self.opened.table("memory-layers.csv").drop_duplicates(["predicted_bytes"])
+
+    @property
     def peak_moment(self) -> str:
         """Returns the name of the moment at which the predicted memory is largest."""
         return self.moments.groupby("moment")["predicted_bytes"].sum().idxmax()
@@ -65,6 +70,13 @@ class MemoryRun:
         """Returns the most that a GPU's allocator held from the driver; None on a CPU."""
         reserved = self.peaks["reserved_bytes"].dropna()
         return int(reserved.iloc[0]) if len(reserved) else None
+
+
+LAYERS = {
+    "layer": "layer (the first of its kind)",
+    "predicted_bytes": ("predicted (MiB)", "{:,.2f}"),
+    "measured_bytes": ("seen (MiB)", "{:,.2f}"),
+}
 
 
 def open_memory_run(run_dir: str | Path | None = None) -> MemoryRun:
@@ -114,25 +126,14 @@ def peak_facts(run: MemoryRun) -> dict[str, str]:
     by_allocator = run.peak_bytes("allocator") is not None
     states = 16 if run.workload.optimizer == "adamw" else 8
     share = states * run.workload.config.num_parameters() / seen
+    error = predicted / seen - 1
     return {
         "predicted peak": f"{predicted / MIB:,.1f} MiB",
         "peak seen": f"{seen / MIB:,.1f} MiB",
         "seen by": "PyTorch's allocator" if by_allocator else "the operator-level tracker",
-        "error of the prediction": _error_text(predicted / seen - 1),
+        "error of the prediction": "less than 0.01%" if abs(error) < 1e-4 else f"{error:+.2%}",
         f"{states} bytes a parameter, over the peak seen": f"{share:.0%}",
     }
-
-
-def layer_table(run: MemoryRun) -> pd.DataFrame:
-    """Returns what each kind of layer keeps for the backward pass, in MiB; one row per kind."""
-    layers = run.opened.table("memory-layers.csv").drop_duplicates(["predicted_bytes"])
-    return pd.DataFrame(
-        {
-            "layer (the first of its kind)": layers["layer"],
-            "predicted (MiB)": layers["predicted_bytes"] / MIB,
-            "seen (MiB)": layers["measured_bytes"] / MIB,
-        }
-    )
 
 
 def reserved_facts(run: MemoryRun) -> dict[str, str]:
@@ -240,7 +241,3 @@ def sharded_peaks(workload: Workload, ranks: Sequence[int]) -> pd.DataFrame:
 def prediction_caption(workload: Workload) -> str:
     """Returns the caption of a figure that shows predictions only."""
     return f"predicted from sizes: {workload.model}, sequence {workload.seq_len}; no measurement"
-
-
-def _error_text(error: float) -> str:
-    return "less than 0.01%" if abs(error) < 1e-4 else f"{error:+.2%}"

@@ -18,6 +18,17 @@ from common.csv_tables import numbers
 TIMES, ARMS = "options-times.csv", "options-arms.csv"
 BASELINE, AGAIN, ALL = "baseline", "baseline-again", "all"
 WITHOUT = "all-but-"
+OPTIONS = {
+    "arm": "arm",
+    "told": "told from noise",
+    "tokens_per_s": "tokens/s",
+    "ratio": "ratio",
+    "ratio_low": "least",
+    "ratio_high": "greatest",
+    "first_step_s": ("first step (s)", "{:.1f}"),
+    "peak_allocated_mib": ("peak (MiB)", "{:,.0f}"),
+}
+"""Titles of ``OptionsRun.measured``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +54,13 @@ class OptionsRun:
 
     @property
     def measured(self) -> pd.DataFrame:
-        """Returns the rows of the arms that were measured, by arm."""
-        return self.table[self.table["measured"]].set_index("arm")
+        """Returns the rows of the arms that were measured, by arm.
+
+        Adds told: whether its ratio can be told from noise; None for the baselines.
+        """
+        table = self.table[self.table["measured"]].set_index("arm")
+        told = clear(table, self.noise_floor).astype(object)
+        return table.assign(told=told.where(~table.index.isin([BASELINE, AGAIN])))
 
     @property
     def alone(self) -> pd.DataFrame:
@@ -120,7 +136,7 @@ def clear(table: pd.DataFrame, floor: float) -> pd.Series:
 def option_facts(run: OptionsRun) -> dict[str, str]:
     """Returns the noise floor, the options beyond it and within it, and the largest gains."""
     alone = run.alone
-    told = clear(alone, run.noise_floor)
+    told = alone["told"].astype(bool)
     facts = {
         "noise floor (the baseline measured twice)": f"{run.noise_floor:.1%}",
         "can be told from noise": ", ".join(alone.index[told]) or "none",
@@ -132,26 +148,6 @@ def option_facts(run: OptionsRun) -> dict[str, str]:
     if ALL in run.measured.index:
         facts["ratio of all the fast ones together"] = f"{run.measured.loc[ALL, 'ratio']:.2f}"
     return facts
-
-
-def options_table(run: OptionsRun) -> pd.DataFrame:
-    """Returns the measured arms: told from noise or not, rate, ratio, first step, GPU memory."""
-    table = run.measured
-    told = clear(table, run.noise_floor).map({True: "yes", False: "no"})
-    told[told.index.isin([BASELINE, AGAIN])] = "–"
-    shown = pd.DataFrame(
-        {
-            "told from noise": told,
-            "tokens/s": table["tokens_per_s"],
-            "ratio": table["ratio"],
-            "least": table["ratio_low"],
-            "greatest": table["ratio_high"],
-            "first step (s)": table["first_step_s"],
-        }
-    )
-    if table["peak_allocated_mib"].notna().any():
-        shown["peak (MiB)"] = table["peak_allocated_mib"]
-    return shown.rename_axis("arm").reset_index()
 
 
 def not_measured(run: OptionsRun) -> dict[str, str]:

@@ -147,7 +147,7 @@ class ProfileRun(OfRun):
         """Returns the time of each kind of work.
 
         Index: categories, the longest first. Columns: ms, share; low_ms, high_ms over steps;
-        low_share, high_share, each of its own step.
+        low_share, high_share, each of its own step; kind, the category's name; flops_share.
         """
         by_step = self.operators.groupby(["step", "category"])["time_us"].sum().unstack() / 1e3
         by_step = by_step.fillna(0.0)
@@ -156,6 +156,8 @@ class ProfileRun(OfRun):
         spread = {"low_ms": by_step.min(), "high_ms": by_step.max()}
         spread |= {"low_share": shares.min(), "high_share": shares.max()}
         table = pd.DataFrame({"ms": ms, "share": ms / self.step_ms} | spread).fillna(0.0)
+        table["kind"] = [self.category_name(name) for name in table.index]
+        table["flops_share"] = self.flops_shares().reindex(table.index).fillna(0.0)
         return table.sort_values("ms", ascending=False)
 
     def flops_shares(self) -> pd.Series:

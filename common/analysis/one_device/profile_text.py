@@ -7,11 +7,34 @@ import pandas as pd
 from common.analysis.one_device.origin import product_type
 from common.analysis.one_device.profile import ProfileRun, open_profile
 from common.analysis.runs import gpu_folder
-from common.analysis.style import Table
+from common.analysis.show import Table
 from common.perfmodel.one_device.roofline import COMPUTE, MEMORY, OVERHEAD, UNKNOWN
 from common.traces.operator_categories import BOOKKEEPING, IDLE
 
 SHORT = {"native_layer_norm": "layer_norm", "embedding_dense": "embedding"}
+OPERATORS = {
+    **dict.fromkeys(("operator", "phase", "tensors", "calls", "ms", "share", "FLOP/B", "of roof")),
+    "bound by": ("bound by", lambda bound: "neither" if bound == OVERHEAD else bound),
+}
+"""Titles of ``operator_frame``."""
+KINDS = {
+    "kind": "kind of work",
+    "ms": ("ms", "{:.1f}"),
+    "low_ms": ("least", "{:.1f}"),
+    "high_ms": ("greatest", "{:.1f}"),
+    "share": ("of the time", "{:.1%}"),
+    "flops_share": ("of the FLOP", "{:.1%}"),
+}
+"""Titles of ``ProfileRun.categories``."""
+PHASES = {
+    "phase": "phase",
+    "ms": ("ms", "{:.1f}"),
+    "share": ("of the step", "{:.1%}"),
+    "ms_over_forward": "time over forward's",
+    "flops": ("GFLOP", lambda flops: f"{flops / 1e9:.2f}"),
+    "flops_over_forward": "FLOP over forward's",
+}
+"""Titles of ``ProfileRun.phase_costs``."""
 MOST_NAMES = 5
 """Operators that a cell of a table names."""
 ABOVE_ROOF = 1.05
@@ -102,12 +125,6 @@ def operator_frame(run: ProfileRun, top: int) -> pd.DataFrame:
     )
 
 
-def operator_table(run: ProfileRun, top: int = 10) -> Table:
-    """Returns the longest kinds of calls and what bounds them, as a table for a page."""
-    frame = operator_frame(run, top).drop(columns=["GFLOP/s", "GB/s"])
-    return _table(frame.replace(OVERHEAD, "neither"))
-
-
 def overhead_facts(run: ProfileRun) -> dict[str, str]:
     """Returns the length of a step with and without the profiler, and whether the two differ."""
     each = len(run.steps) // 2
@@ -129,41 +146,6 @@ def beside_gpu(run: ProfileRun) -> pd.DataFrame:
     }
     table = pd.DataFrame(shares).sort_values("this run", ascending=False)
     return table.iloc[:, ::-1].reset_index(names="kind of work")
-
-
-def kind_table(run: ProfileRun) -> Table:
-    """Returns the kinds of work, the longest first: time, its spread, shares of time and FLOP."""
-    table = run.categories()
-    flops = run.flops_shares().reindex(table.index).fillna(0.0)
-    frame = pd.DataFrame(
-        {
-            "kind of work": [run.category_name(name) for name in table.index],
-            "ms": table["ms"].to_numpy(),
-            "least": table["low_ms"].to_numpy(),
-            "greatest": table["high_ms"].to_numpy(),
-            "of the time": table["share"].to_numpy(),
-            "of the FLOP": flops.to_numpy(),
-        }
-    )
-    milliseconds = dict.fromkeys(("ms", "least", "greatest"), "{:.1f}")
-    return Table(frame, milliseconds | dict.fromkeys(("of the time", "of the FLOP"), "{:.1%}"))
-
-
-def phase_table(run: ProfileRun) -> Table:
-    """Returns the phases of a step: time and operations, also over the forward pass's."""
-    table = run.phase_costs()
-    frame = pd.DataFrame(
-        {
-            "phase": table.index,
-            "ms": table["ms"].to_numpy(),
-            "of the step": table["share"].to_numpy(),
-            "time over forward's": table["ms_over_forward"].to_numpy(),
-            "GFLOP": table["flops"].to_numpy() / 1e9,
-            "FLOP over forward's": table["flops_over_forward"].to_numpy(),
-        }
-    )
-    formats = dict.fromkeys(("time over forward's", "GFLOP", "FLOP over forward's"), "{:.2f}")
-    return Table(frame, formats | {"ms": "{:.1f}", "of the step": "{:.1%}"})
 
 
 def idle_facts(run: ProfileRun) -> dict[str, str]:
@@ -236,14 +218,9 @@ def _names(operators: pd.Series) -> str:
     return ", ".join(names[:MOST_NAMES]) + more if names else "none"
 
 
-def _table(frame: pd.DataFrame) -> Table:
-    formats = {"calls": "{:.0f}", "ms": "{:.2f}", "share": "{:.1%}", "of roof": "{:.0%}"}
-    return Table(frame, formats | dict.fromkeys(("GFLOP/s", "GB/s", "FLOP/B"), "{:.1f}"))
-
-
 def _aligned(frame: pd.DataFrame) -> list[str]:
     """Returns a table as lines of text: words to the left, numbers to the right."""
-    table = _table(frame)
+    table = Table(frame)
     rows = [table.columns, *table.cells]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     words = ("operator", "phase", "tensors", "bound by")

@@ -20,7 +20,6 @@ from common.analysis.one_device.throughput_text import (
     utilisation_text,
 )
 from common.analysis.runs import OfRun, complete_runs, gpu_folder, open_run_with, read_peak
-from common.analysis.style import digits
 from common.csv_tables import numbers
 from common.errors import UserError
 from common.perfmodel.one_device.architecture import GPT2Config
@@ -34,6 +33,7 @@ from common.perfmodel.one_device.extrapolation import (
 from common.perfmodel.one_device.flops import matrix_parameters, training_flops_per_token
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.perfmodel.one_device.workload import Workload
+from common.runtime.wording import digits
 
 BATCHES, PEAK = "throughput-batches.csv", "device-peak.csv"
 LEAST_BATCHES = 3

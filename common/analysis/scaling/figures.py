@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
-from common.analysis.scaling.sweep_run import Series, SweepRun, arm_name
+from common.analysis.scaling.sweep_run import ARM, Series, SweepRun, arm_name
 from common.analysis.scaling.training_run import WEAK
 from common.analysis.step_parts import PARTS
 from common.analysis.style import (
@@ -150,7 +150,7 @@ def step_parts(
                 label="predicted",
             )
             ends.append(predicted["predicted_step_ms"].max())
-        axes.set_yticks(places, [arm_name(row) for row in parts.itertuples()], fontsize=8.5)
+        axes.set_yticks(places, [arm_name(*row) for row in parts[ARM].values], fontsize=8.5)
         axes.set_xlim(0, 1.05 * np.nanmax(ends))
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("time of a step (ms)")
@@ -168,7 +168,7 @@ def communication_ratios(parts: pd.DataFrame, caption: str) -> Figure:
         exposed = several["exposed_ratio"]
         axes.barh(places - 0.19, exposed, height=0.36, color=ORANGE, label="exposed")
         axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
-        axes.set_yticks(places, [arm_name(row) for row in several.itertuples()], fontsize=8.5)
+        axes.set_yticks(places, [arm_name(*row) for row in several[ARM].values], fontsize=8.5)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("communication over computation (dashed: as long as it)")
         fig.legend(loc="outside upper center", ncols=2, fontsize=8)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from common.analysis.runs import Run, complete_runs, given_folder, origin, recorded_assignment
 from common.analysis.scaling.laws import FittedLaw, fit_law
-from common.analysis.scaling.prediction import predicted_steps
+from common.analysis.scaling.prediction import predicted_steps, prediction_errors
 from common.analysis.scaling.training_run import STRONG, WEAK
 from common.analysis.step_parts import decompose_all
 from common.analysis.sweep_speedups import step_times_by_round, sweep_speedups
@@ -34,6 +34,7 @@ from common.diagnose.evidence.evidence import (
 from common.errors import UserError
 from common.exercises.scaling_fit import AMDAHL, GUSTAFSON, USL
 from common.runtime.paths import relative_to_project
+from common.runtime.wording import counted
 
 LABEL, MLP, REPLAY = "assignment4-sweep", "mlp", "replay"
 LAWS = {STRONG: (AMDAHL, USL), WEAK: (GUSTAFSON, USL)}
@@ -163,6 +164,17 @@ class SweepRun:
         except UserError as reason:
             return None, str(reason)
 
+    @property
+    def errors(self) -> pd.DataFrame | None:
+        """Returns predicted beside measured steps (``prediction_errors``); None without any."""
+        predicted, _ = self.predictions
+        return None if predicted is None else prediction_errors(self.parts, predicted)
+
+    @property
+    def exchanges(self) -> pd.DataFrame:
+        """Returns ``parts`` of the arms on several ranks whose buckets were watched."""
+        return self.parts[self.parts["world_size"] > 1].dropna(subset="total_ratio")
+
     @cached_property
     def series(self) -> list[Series]:
         """Returns the series, weak ones first, then by batch.
@@ -182,17 +194,16 @@ class SweepRun:
         return found
 
 
-def arm_name(row) -> str:
-    """Returns an arm's name: ``2 ranks, batch 64 each (weak)``.
+ARM = ["world_size", "batch_per_rank", "regime", "change"]
+"""Columns that name an arm."""
 
-    Args:
-        row: of ``arms.csv``, or of a table with its columns.
-    """
-    ranks = "1 rank" if row.world_size == 1 else f"{row.world_size:.0f} ranks"
-    each = "" if row.world_size == 1 else " each"
-    regime = f" ({row.regime})" if isinstance(row.regime, str) and row.regime else ""
-    change = "" if row.change in ("none", np.nan) else f", {row.change}"
-    return f"{ranks}, batch {row.batch_per_rank:,.0f}{each}{change}{regime}"
+
+def arm_name(world_size: float, batch_per_rank: float, regime: object, change: object) -> str:
+    """Returns an arm's name from its columns: ``2 ranks, batch 64 each (weak)``."""
+    each = "" if world_size == 1 else " each"
+    which = f" ({regime})" if isinstance(regime, str) and regime else ""
+    changed = "" if change in ("none", np.nan) else f", {change}"
+    return f"{counted(int(world_size), 'rank')}, batch {batch_per_rank:,.0f}{each}{changed}{which}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 
 from common.analysis.scaling.laws import FittedLaw
-from common.analysis.scaling.prediction import prediction_errors
-from common.analysis.scaling.sweep_run import Series, SweepRun, arm_name
+from common.analysis.scaling.sweep_run import ARM, Series, SweepRun, arm_name
 from common.analysis.step_parts import PARTS, TOLERANCE
 from common.perfmodel.scaling.published_mlp import MEAN_SLOWDOWN, PCIE3_X16_BYTES_PER_S, Explanation
 from common.perfmodel.scaling.published_mlp import TOLERANCE as PUBLISHED_TOLERANCE
@@ -21,27 +20,42 @@ from common.samples import Interval
 NO_INTERVAL = "no interval: one round"
 
 
-def parts_table(run: SweepRun) -> pd.DataFrame:
-    """Returns a row per arm: whether its parts add up, the watched step, parts, the plain step.
-
-    Parts are shares of their sum. They add up where the sum is the plain step within ``TOLERANCE``.
-    """
-    parts = run.parts
-    known = parts["plain_step_ms"].notna()
-    adds_up = parts["adds_up"].map({True: "yes", False: "no"}).where(known, "–")
-    table = pd.DataFrame(
-        {
-            "arm": [arm_name(row) for row in parts.itertuples()],
-            "adds up": adds_up,
-            "watched step (ms)": parts["step_ms"],
-            "sum of parts (ms)": parts["sum_ms"],
-        }
-    )
-    for name in PARTS:
-        table[name] = parts[f"{name}_ms"] / parts["sum_ms"]
-    table["plain step (ms)"] = parts["plain_step_ms"]
-    table["watched / plain"] = parts["watching_share"]
-    return table
+PARTS_OF_STEP = {
+    tuple(ARM): ("arm", arm_name),
+    ("adds_up", "plain_step_ms"): (
+        "adds up",
+        lambda adds_up, plain_ms: "–" if pd.isna(plain_ms) else "yes" if adds_up else "no",
+    ),
+    "step_ms": ("watched step (ms)", "{:.1f}"),
+    "sum_ms": ("sum of parts (ms)", "{:.1f}"),
+    **{
+        (f"{part}_ms", "sum_ms"): (part, lambda own, all_ms: f"{own / all_ms:.0%}")
+        for part in PARTS
+    },
+    "plain_step_ms": ("plain step (ms)", "{:.1f}"),
+    "watching_share": "watched / plain",
+}
+"""Titles of ``SweepRun.parts``. Parts are shares of their sum; they add up where that is the plain
+step within ``TOLERANCE``."""
+OVERLAP = {
+    tuple(ARM): ("arm", arm_name),
+    "total_ratio": "all-reduces / computation",
+    "exposed_ratio": "exposed / computation",
+    ("total_ratio", "exposed_ratio"): (
+        "hidden",
+        lambda total, exposed: f"{1 - exposed / total if total > 0 else 0:.0%}",
+    ),
+}
+"""Titles of ``SweepRun.exchanges``."""
+PREDICTIONS = {
+    tuple(ARM): ("arm", arm_name),
+    "measured_ms": "measured (ms)",
+    "predicted_step_ms": "predicted (ms)",
+    "error": ("error", "{:+.0%}"),
+    "adjusted_step_ms": "adjusted (ms)",
+    "adjusted_error": ("its error", "{:+.0%}"),
+}
+"""Titles of ``SweepRun.errors``."""
 
 
 def parts_facts(run: SweepRun) -> dict[str, str]:
@@ -66,7 +80,7 @@ def parts_facts(run: SweepRun) -> dict[str, str]:
         computed, by_itself = (
             row["forward_ms"] + row["backward_ms"] for row in (last, alone.iloc[0])
         )
-        found[f"computation of {arm_name(last)} over the same on one rank by itself"] = (
+        found[f"computation of {arm_name(*last[ARM])} over the same on one rank by itself"] = (
             f"{computed / by_itself:.2f}"
         )
     return found
@@ -134,56 +148,11 @@ def against_one_rank(low: float, high: float) -> str:
     return "slower" if high < 1 else "cannot be told"
 
 
-def overlap_table(run: SweepRun) -> pd.DataFrame:
-    """Returns communication over computation, all and exposed, and the share that is hidden.
-
-    A row per arm on several ranks whose buckets were watched.
-    """
-    several = run.parts[run.parts["world_size"] > 1].dropna(subset="total_ratio")
-    total = several["total_ratio"].astype(float)
-    exposed = several["exposed_ratio"].astype(float)
-    return pd.DataFrame(
-        {
-            "arm": [arm_name(row) for row in several.itertuples()],
-            "all-reduces / computation": total,
-            "exposed / computation": exposed,
-            "hidden": (1 - exposed / total).where(total > 0, 0.0),
-        }
-    )
-
-
-def prediction_table(run: SweepRun) -> pd.DataFrame:
-    """Returns measured, predicted and adjusted steps: a row per arm on several ranks."""
-    predicted, _ = run.predictions
-    if predicted is None:
-        columns = [
-            "arm",
-            "measured (ms)",
-            "predicted (ms)",
-            "error",
-            "adjusted (ms)",
-            "its error",
-        ]
-        return pd.DataFrame(columns=columns)
-    both = prediction_errors(run.parts, predicted)
-    return pd.DataFrame(
-        {
-            "arm": [arm_name(row) for row in both.itertuples()],
-            "measured (ms)": both["measured_ms"],
-            "predicted (ms)": both["predicted_step_ms"],
-            "error": both["error"],
-            "adjusted (ms)": both["adjusted_step_ms"],
-            "its error": both["adjusted_error"],
-        }
-    )
-
-
 def prediction_facts(run: SweepRun) -> dict[str, str]:
     """Returns the errors of predicted steps, beside the noise floor, or why there are none."""
-    predicted, reason = run.predictions
-    if predicted is None:
-        return {"no prediction": reason}
-    both = prediction_errors(run.parts, predicted)
+    both = run.errors
+    if both is None:
+        return {"no prediction": run.predictions[1]}
     error, adjusted = both["error"], both["adjusted_error"].dropna().abs()
     found = {
         "noise floor of the measured steps": noise_text(run),

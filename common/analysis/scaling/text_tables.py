@@ -25,6 +25,49 @@ from common.analysis.scaling.training_run import ScalingRun
 from common.analysis.step_parts import PARTS
 
 NO_RUNS = "There are no text runs in this run directory."
+PUBLISHED = {
+    "configuration.dataset": "data",
+    "configuration.identity.model": "model",
+    "configuration.ranks": "GPUs",
+    "base.mean_epoch_s": "1 GPU (s)",
+    "configuration.mean_epoch_s": "epoch (s)",
+    "printed.value": ("as printed", "{:.2f}"),
+    "configuration": ("passes", lambda configuration: f"{passes(configuration):.0f}"),
+    "per_sample.value": "per sample",
+    "per_sample.efficiency": "efficiency",
+}
+"""Titles of ``published_on_several``, as printed and per sample."""
+OWN = {
+    "configuration.dataset": "data",
+    "configuration.name": "run",
+    "configuration.mean_epoch_s": "epoch (s)",
+    "configuration.identity.processed_per_epoch": ("computed", "{:,.0f}"),
+    "configuration.identity.distinct_per_epoch": ("different", "{:,.0f}"),
+    "configuration.identity.global_batch": "global batch",
+    ("is_base", "speedup"): (
+        "speedup",
+        lambda is_base, speedup: (
+            "base" if is_base else f"{speedup.value:.2f}x" if speedup else "n/a"
+        ),
+    ),
+    "configuration.final_accuracy": "accuracy",
+}
+"""Titles of the reader's runs (``TextStudy.all_own``): samples as counted, and the speedup."""
+USED = {
+    ("left_out", "all_own"): (
+        "runs used",
+        lambda left_out, own: (
+            f"none: {left_out}"
+            if left_out
+            else f"{sum(len(one.configuration.runs) for one in own)}"
+        ),
+    ),
+    "problems": ("runs left out or used with a remark", lambda problems: f"{len(problems)}"),
+    "warmup": "first epochs left out as warm-up",
+}
+"""Titles of ``TextStudy``: how many of the reader's runs were used, with how many remarks."""
+PROBLEMS = {"path": "run", "what": "remark"}
+"""Titles of the reader's runs that could not be used as they were."""
 MOST_ROWS = 5
 """Epochs that a table of equal losses shows."""
 
@@ -105,28 +148,10 @@ def _epochs_alone(alone: ScalingRun, run: ScalingRun) -> list[tuple[int, float, 
     return [known[place] for place in chosen]
 
 
-def published_table(study: TextStudy) -> pd.DataFrame:
-    """Returns the published runs on several GPUs, as printed and per sample."""
-    return pd.DataFrame(
-        {
-            "data": one.configuration.dataset,
-            "model": one.configuration.identity.model,
-            "GPUs": one.configuration.ranks,
-            "1 GPU (s)": one.base.mean_epoch_s,
-            "epoch (s)": one.configuration.mean_epoch_s,
-            "as printed": one.printed.value,
-            "passes": passes(one.configuration),
-            "per sample": one.per_sample.value,
-            "efficiency": one.per_sample.efficiency,
-        }
-        for one in _published_on_several(study)
-    )
-
-
 def per_sample_table(study: TextStudy) -> pd.DataFrame:
     """Returns how the published runs' samples are known, and how far ratios per sample carry."""
     rows = []
-    for one in _published_on_several(study):
+    for one in published_on_several(study):
         stated = one.configuration.runs[0].stated
         rows.append(
             {
@@ -142,7 +167,7 @@ def per_sample_table(study: TextStudy) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _published_on_several(study: TextStudy) -> list[Compared]:
+def published_on_several(study: TextStudy) -> list[Compared]:
     """Returns the published configurations on several GPUs that have both ratios."""
     return [
         one
@@ -201,46 +226,6 @@ def accuracy_table(targets: Sequence[tuple[Compared, float]]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
-
-
-def own_facts(study: TextStudy) -> dict[str, str]:
-    """Returns how many of the reader's runs were used, with how many remarks."""
-    if study.left_out:
-        used = f"none: {study.left_out}"
-    else:
-        used = f"{sum(len(one.configuration.runs) for one in study.all_own)}"
-    return {
-        "runs used": used,
-        "runs left out or used with a remark": f"{len(study.problems)}",
-        "first epochs left out as warm-up": f"{study.warmup}",
-    }
-
-
-def problems_table(study: TextStudy) -> pd.DataFrame:
-    """Returns a row for each of the reader's runs that could not be used as it was."""
-    rows = [{"run": problem.path, "remark": problem.what} for problem in study.problems]
-    return pd.DataFrame(rows, columns=["run", "remark"])
-
-
-def own_table(study: TextStudy) -> pd.DataFrame:
-    """Returns the reader's runs: samples as counted, and the speedup where there is one."""
-    return pd.DataFrame(
-        {
-            "data": one.configuration.dataset,
-            "run": one.configuration.name,
-            "epoch (s)": one.configuration.mean_epoch_s,
-            "computed": one.configuration.identity.processed_per_epoch,
-            "different": one.configuration.identity.distinct_per_epoch,
-            "global batch": one.configuration.identity.global_batch,
-            "speedup": "base" if one.is_base else _own_speedup(one),
-            "accuracy": one.configuration.final_accuracy,
-        }
-        for one in study.all_own
-    )
-
-
-def _own_speedup(one: Compared) -> str:
-    return f"{one.speedup.value:.2f}x" if one.speedup else "n/a"
 
 
 def own_speedup_table(study: TextStudy) -> pd.DataFrame:

@@ -20,6 +20,7 @@ from common.analysis.comparable import network_of
 from common.analysis.runs import Run
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
+from common.runtime.wording import counted
 from common.samples import slowest_rank
 from common.tables import ARM_COLUMNS, EPOCH_COLUMNS, FACT_COLUMNS
 
@@ -267,8 +268,7 @@ def _processor(folder: Path, environment: dict) -> str | None:
         return gpus[0].get("name")
     path = folder / "placement.csv"
     threads = int(read_table(path, ("threads",))["threads"].max()) if path.is_file() else 0
-    shown = f"{threads} thread{'s' if threads != 1 else ''}"
-    return f"{cpu['model']}, {shown}" if cpu.get("model") and threads else None
+    return f"{cpu['model']}, {counted(threads, 'thread')}" if cpu.get("model") and threads else None
 
 
 def _options(arm: pd.Series, world_size: int) -> str | None:

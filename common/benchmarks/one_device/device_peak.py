@@ -16,6 +16,7 @@ import torch
 
 from common.perfmodel.one_device.peaks import DevicePeak, known_peak
 from common.runtime.machine.environment import cpu_model
+from common.runtime.wording import counted
 from common.training.precision import DTYPES
 
 SIZES = (256, 512, 1024, 2048, 4096)
@@ -76,7 +77,7 @@ def cpu_peak(samples: list[dict]) -> DevicePeak:
         flops_per_s=best.drop("memory").to_dict(),
         memory_bytes_per_s=float(best["memory"]),
         source=f"measured here: best of {REPEATS} products of {size} × {size} matrices and copies "
-        f"of {COPY_BYTES >> 20} MiB, {threads} thread{'s' if threads != 1 else ''}",
+        f"of {COPY_BYTES >> 20} MiB, {counted(threads, 'thread')}",
     )
 
 

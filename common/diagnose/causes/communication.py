@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.analysis.style import size_text
 from common.diagnose.causes.overlap import first_let_it_overlap
 from common.diagnose.evidence.case import Case, Verdict, confidence, percent
 from common.diagnose.evidence.evidence import (
@@ -42,6 +41,7 @@ from common.perfmodel.scaling.step_model import (
     apart,
     predict,
 )
+from common.runtime.wording import counted, size_text
 
 COMMUNICATION = "communication_time_ms"
 CAP_GAIN = 0.08
@@ -124,7 +124,7 @@ def bucket_cap(case: Case) -> Verdict | None:
         cause="bucket-cap",
         title="the bucket cap does not fit",
         evidence=(
-            f"{len(sizes)} bucket{'s' if len(sizes) > 1 else ''} of {size_text(np.median(sizes))} "
+            f"{counted(len(sizes), 'bucket')} of {size_text(np.median(sizes))} "
             f"(median) {case.file(BUCKETS)}; with these all-reduce times {case.file(ALL_REDUCE)} "
             f"and gradient-ready times {case.file(READY_TIMES)} a step takes "
             f"{now.step_n_s * 1e3:.3g} ms, and {after.step_n_s * 1e3:.3g} ms with "
@@ -226,7 +226,7 @@ def communication_bound(case: Case) -> Verdict | None:
             else f", {percent(exposed.share)} of the step."
         ),
         f"Computation takes {compute_s * 1e3:.3g} ms {case.file(PROBES)}, sending "
-        f"{size_text(wire)} in {count} bucket{'s' if count > 1 else ''} {active_s * 1e3:.3g} ms, "
+        f"{size_text(wire)} in {counted(count, 'bucket')} {active_s * 1e3:.3g} ms, "
         f"{exposed.latency * active_s * 1e3:.3g} ms of it latency {case.file(ALL_REDUCE)}.",
     ]
     found = {"evidence": evidence, "level": level, "reason": f"share of the step: {reason}"}

@@ -11,7 +11,6 @@ import math
 import pandas as pd
 
 from common.analysis.step_parts import flags
-from common.analysis.style import size_text
 from common.diagnose.causes.settings import (
     BUSY_SHARE,
     NOT_ON_A_GPU,
@@ -30,6 +29,7 @@ from common.diagnose.evidence.evidence import (
 )
 from common.diagnose.evidence.measured_surroundings import surroundings_of
 from common.perfmodel.tables import read_all_reduce_samples
+from common.runtime.wording import size_text
 
 NORMS_SHARE = 0.02
 """Exchanges of norms that take less of a step are not worth another kind of norm."""

@@ -21,6 +21,7 @@ from common.diagnose.evidence.measured_surroundings import (
 )
 from common.perfmodel.scaling.scaled_step import at_bandwidth
 from common.perfmodel.scaling.step_model import predict
+from common.runtime.wording import counted
 
 THROTTLED_SHARE = 0.05
 """Threshold of the share of throttled periods. Starts (imports, compilation) use up a quota for a
@@ -65,9 +66,7 @@ def _short_quota(case: Case, rows: pd.DataFrame) -> Verdict | None:
         return None
     file = case.file(SURROUNDINGS)
     host, ranks = rows["host"].iloc[0], len(rows)
-    count = f"{ranks} rank{'s' if ranks > 1 else ''}"
-    granted = f"{quota:.3g} core{'s' if quota != 1 else ''}"
-    evidence = [f"{host} grants its {count} {granted} {file}."]
+    evidence = [f"{host} grants its {counted(ranks, 'rank')} {counted(quota, 'core')} {file}."]
     if not math.isnan(threads):
         evidence.append(
             f"They compute with {threads:.0f} threads on {cores_of(rows)} cores {file}."
@@ -170,7 +169,7 @@ def too_few_threads(case: Case) -> Verdict | None:
         cause="too-few-threads",
         title="one thread per rank, while cores stand idle",
         evidence=(
-            f"Each of {ranks} rank{'s' if ranks > 1 else ''} computes with one thread"
+            f"Each of {counted(ranks, 'rank')} computes with one thread"
             f"{', as OMP_NUM_THREADS=1 says' if by_torchrun else ''}; {least:.3g} cores are there "
             f"for each {file}.",
             f"A rank got {got:.2f} cores, and its passes take {percent(share)} of the step "

@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from common.analysis.style import size_text
 from common.diagnose.evidence.case import (
     MINOR,
     VALIDITY,
@@ -30,6 +29,7 @@ from common.diagnose.evidence.evidence import (
     NotJudged,
 )
 from common.perfmodel.scaling.step_model import predict
+from common.runtime.wording import size_text
 from common.samples import slowest_rank
 
 COLLECTING_SHARE = 0.02

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from common.analysis.style import size_text
 from common.diagnose.causes.sharing import on_gpu
 from common.diagnose.evidence.case import MINOR, Case, Verdict, percent
 from common.diagnose.evidence.evidence import FACTS, SURROUNDINGS, NotJudged
@@ -27,6 +26,7 @@ from common.diagnose.evidence.measured_surroundings import (
     setting,
     surroundings_of,
 )
+from common.runtime.wording import counted, size_text
 
 NOT_ON_A_GPU = "from documented signals; not judged on a GPU by this project"
 SHARED_BYTES_PER_WORKER = 64 * 2**20
@@ -273,7 +273,7 @@ def _others(row: pd.Series, table: pd.DataFrame) -> Iterable[Signal]:
     others = row["gpu_other_processes"] - (int(alike.sum()) - 1)
     if others > 0:
         yield Signal(
-            f"Rank {row['rank']}: {others:.0f} process{'es' if others > 1 else ''} of another job "
+            f"Rank {row['rank']}: {counted(others, 'process')} of another job "
             f"compute{'' if others > 1 else 's'} on {row['gpu_uuid']}",
             "nvidia-smi shows which; end them, or take another GPU (CUDA_VISIBLE_DEVICES)",
             "medium",

@@ -14,6 +14,7 @@ from common.diagnose.evidence.evidence import (
     NotJudged,
     standard_error,
 )
+from common.runtime.wording import counted
 
 TOGETHER_RATIO = 1.6
 """Ranks that compute together share caches, memory and hyper-threads: up to 1.4 is seen where
@@ -162,7 +163,7 @@ def _crowded(case: Case) -> list[str]:
         if cores and threads > len(cores) and len(on_host) > 1:
             found.append(
                 f"{len(on_host)} ranks with {threads} threads in all may run on "
-                f"{len(cores)} core{'s' if len(cores) > 1 else ''} {case.file(PLACEMENT)}."
+                f"{counted(len(cores), 'core')} {case.file(PLACEMENT)}."
             )
     return found
 

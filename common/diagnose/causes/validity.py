@@ -17,6 +17,7 @@ from common.diagnose.evidence.case import (
     percent,
 )
 from common.diagnose.evidence.evidence import FACTS, SAMPLES, STEPS, NotJudged, standard_error
+from common.runtime.wording import counted
 
 SHARED_SHARE = 0.01
 """A DistributedSampler repeats at most one sample a rank to make the shares equal; one in a hundred
@@ -72,7 +73,7 @@ def _sampler_verdict(
     else:
         title = "wrong sampler: a rank takes samples more than once in an epoch"
     evidence = [
-        f"In {epochs} epoch{'s' if epochs > 1 else ''} {case.ranks} ranks processed "
+        f"In {counted(epochs, 'epoch')} {case.ranks} ranks processed "
         f"{processed:,.0f} samples, of which {different:,.0f} were different ones {file}.",
         f"{percent(shared_share)} of a rank's samples were another rank's, too {file}."
         if shared_share > SHARED_SHARE
@@ -227,7 +228,7 @@ def warm_up_counted(case: Case) -> Verdict | None:
         cause="warm-up-counted",
         title="warm-up is counted in",
         evidence=(
-            f"The first {early} measured step{'s' if early > 1 else ''} took "
+            f"The first {counted(early, 'measured step')} took "
             f"{values[:early].mean():.3g} ms, the median of the later half is {steady:.3g} ms "
             f"{case.file(STEPS)}.",
             f"They raise the mean of {len(values)} steps from {later:.3g} to {mean:.3g} ms, by "

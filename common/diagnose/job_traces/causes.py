@@ -13,6 +13,7 @@ from common.diagnose.evidence.case import VALIDITY, Verdict, confidence, percent
 from common.diagnose.evidence.evidence import NotJudged, standard_error
 from common.diagnose.evidence.left_behind import LeftBehind
 from common.diagnose.evidence.measured_surroundings import named_ranks
+from common.runtime.wording import counted
 from common.traces.flight_recorder import Call, Stop, stops
 from common.traces.nccl_log import MOST_WARNINGS
 from common.traces.step_operations import GATHER, SCATTER
@@ -187,7 +188,7 @@ def _operations(left: LeftBehind, rank: int) -> pd.DataFrame:
 def _operation_sentences(operations: pd.DataFrame) -> Iterator[str]:
     """Yields a sentence on what the communication consists of."""
     parts = [
-        f"{row['calls']:.0f} {name}{'' if row['calls'] == 1 else 's'} {row['communication_ms']:.3g}"
+        f"{counted(row['calls'], name)} {row['communication_ms']:.3g}"
         f" ms ({row['exposed_ms']:.3g} exposed)"
         for name, row in operations.iterrows()
     ]

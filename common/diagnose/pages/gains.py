@@ -7,8 +7,7 @@ import math
 from common.diagnose.causes.trials import WORKERS, Tried
 from common.diagnose.diagnosis import Diagnosis
 from common.diagnose.evidence.case import Case, Verdict
-from common.diagnose.pages import bars
-from common.diagnose.pages.bars import Axis, number
+from common.diagnose.pages.bars import Axis, Bar, BarFigure, Row, number, upright, whiskers
 
 SPARE = 1.08
 """An axis ends a little after the longest bar, so that the line of the ideal is seen with its
@@ -40,21 +39,24 @@ def counted_in(verdict: Verdict, case: Case) -> bool:
     return now is not None and own is not None and not math.isclose(now, own, rel_tol=1e-3)
 
 
-def gains_section(found: Diagnosis, case: Case) -> str:
-    """Returns the speedup now and those predicted after each change, against the ideal."""
+def gains_section(found: Diagnosis, case: Case) -> dict[str, object]:
+    """Returns the speedup now and those predicted after each change, against the ideal.
+
+    Keys: said, and figure, None where no speedup is known.
+    """
     now, ranks = case.speedup_now, case.ranks
     predicted = [verdict for verdict in found.verdicts if verdict.predicted_speedup is not None]
     if ranks == 1 or (now is None and not predicted):
-        return f"<p>No speedup is known: {_why_none(ranks)}.</p>\n"
+        why = "there is one rank" if ranks == 1 else "there is nothing to compare with"
+        return {"said": f"No speedup is known: {why}.", "figure": None}
     values = [ranks, now or 0.0]
     for verdict in predicted:
         values += [verdict.predicted_speedup, verdict.speedup_now or 0.0, *(bounds(verdict) or ())]
-    axis = Axis(max(values) * SPARE)
     alone = any(counted_in(verdict, case) for verdict in predicted)
     name = "As it is, by steps alone" if alone else "As it is"
-    rows = [] if now is None else [_as_it_is(axis, name, now, ranks)]
+    rows = [] if now is None else [_as_it_is(name, now, ranks)]
     rows += [
-        _after(axis, place, verdict, ranks)
+        _after(place, verdict, ranks)
         for place, verdict in enumerate(found.verdicts, 1)
         if verdict.predicted_speedup is not None
     ]
@@ -74,69 +76,51 @@ def gains_section(found: Diagnosis, case: Case) -> str:
             " One above the ideal would make one rank faster as well; it is compared with one rank "
             "as it is."
         )
-    return (
-        f"<p>{told}</p>\n<figure>{bars.legend(kinds)}{''.join(rows)}"
-        f"{bars.scale(axis, 'speedup over one rank, in samples/s')}</figure>\n"
-    )
+    unit = "speedup over one rank, in samples/s"
+    return {"said": told, "figure": BarFigure(Axis(max(values) * SPARE), unit, rows, kinds)}
 
 
-def _why_none(ranks: int) -> str:
-    return "there is one rank" if ranks == 1 else "there is nothing to compare with"
-
-
-def _as_it_is(axis: Axis, name: str, now: float, ranks: int) -> str:
-    shapes = bars.bar(axis, "now", 0.0, now, TOP, THICK) + _ideal(axis, ranks)
+def _as_it_is(name: str, now: float, ranks: int) -> Row:
     said = f"Speedup now {number(now)}; the ideal is {ranks:,}."
-    return bars.row(axis, f"{name}: {number(now)}", said, shapes, HEIGHT)
+    shapes = [Bar("now", 0.0, now, TOP, THICK), upright("mark", ranks, 0, HEIGHT)]
+    return Row(f"{name}: {number(now)}", said, shapes, HEIGHT)
 
 
-def _after(axis: Axis, place: int, verdict: Verdict, ranks: int) -> str:
+def _after(place: int, verdict: Verdict, ranks: int) -> Row:
     after, now = verdict.predicted_speedup, verdict.speedup_now
-    shapes = [bars.bar(axis, "predicted", 0.0, after, TOP, THICK)]
+    shapes = [Bar("predicted", 0.0, after, TOP, THICK)]
     label = f"{place}. {verdict.cause}: {number(after)}{interval(verdict)}"
     said = f"Speedup predicted after the change for {verdict.title}: {number(after)}"
     if now is not None:
-        shapes.append(bars.bar(axis, "now", 0.0, now, TOP + THICK, THIN))
+        shapes.append(Bar("now", 0.0, now, TOP + THICK, THIN))
         said += f", now {number(now)}"
     if ends := bounds(verdict):
-        shapes += _whiskers(axis, *ends, TOP + THICK / 2)
-    shapes.append(_ideal(axis, ranks))
-    return bars.row(axis, label, f"{said}; the ideal is {ranks:,}.", "".join(shapes), HEIGHT)
+        shapes += whiskers(*ends, TOP + THICK / 2, THICK / 4)
+    shapes.append(upright("mark", ranks, 0, HEIGHT))
+    return Row(label, f"{said}; the ideal is {ranks:,}.", shapes, HEIGHT)
 
 
-def tried_section(found: Diagnosis) -> str:
-    """Returns how long a pass takes with each change that was tried, as bars."""
+def tried_section(found: Diagnosis) -> dict[str, object]:
+    """Returns how long a pass takes with each change that was tried: said, and figure."""
     axis = Axis(max(1.0, *(1 - tried.gain.low for tried in found.tried)) * 100 * SPARE)
-    rows = "".join(_tried(axis, tried) for tried in found.tried)
     kinds = [("tried", "with the change"), ("interval", "its interval"), ("mark", "as it is")]
     unit = "time of a forward and backward pass with its exchange, in % of the script's as it is"
     loads = any(tried.kind == WORKERS for tried in found.tried)
-    return (
-        "<p>Each was run on a copy of the model, alone, in rounds with the script as it is. Gains "
-        f"do not add up.{' With num_workers each pass loads a batch first.' * loads}</p>\n"
-        f"<figure>{bars.legend(kinds)}{rows}{bars.scale(axis, unit)}</figure>\n"
+    said = (
+        "Each was run on a copy of the model, alone, in rounds with the script as it is. Gains do "
+        f"not add up.{' With num_workers each pass loads a batch first.' * loads}"
     )
+    return {"said": said, "figure": BarFigure(axis, unit, [*map(_tried, found.tried)], kinds)}
 
 
-def _tried(axis: Axis, tried: Tried) -> str:
+def _tried(tried: Tried) -> Row:
     took = tried.gain.map(lambda saved: (1 - saved) * 100)
     shapes = [
-        bars.bar(axis, "tried", 0.0, took.estimate, (TALL - THICK) / 2, THICK),
-        *_whiskers(axis, took.low, took.high, TALL / 2),
-        bars.upright(axis, "mark", 100.0, 0, TALL),
+        Bar("tried", 0.0, took.estimate, (TALL - THICK) / 2, THICK),
+        *whiskers(took.low, took.high, TALL / 2, THICK / 4),
+        upright("mark", 100.0, 0, TALL),
     ]
     label = f"{tried.change}: {number(took.estimate)}\u00a0%"
     if tried.speedup is not None:
         label += f", speedup {number(tried.speedup.estimate)}"
-    return bars.row(axis, label, tried.said(), "".join(shapes), TALL)
-
-
-def _whiskers(axis: Axis, low: float, high: float, middle: float) -> list[str]:
-    """Returns an interval's line, at this height, and its two ends."""
-    half = THICK / 4
-    ends = [bars.upright(axis, "interval", x, middle - half, middle + half) for x in (low, high)]
-    return [bars.level(axis, "interval", low, high, middle), *ends]
-
-
-def _ideal(axis: Axis, ranks: int) -> str:
-    return bars.upright(axis, "mark", ranks, 0, HEIGHT)
+    return Row(label, tried.said(), shapes, TALL)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from common.analysis.step_parts import PARTS
-from common.analysis.style import size_text
 from common.diagnose.evidence.case import Case
 from common.diagnose.evidence.evidence import BUCKETS, PLACEMENT, STEP, STEPS, Evidence, NotJudged
-from common.diagnose.pages import bars
-from common.diagnose.pages.bars import BETWEEN, STEP_PARTS, Axis, number
+from common.diagnose.pages.bars import (
+    BETWEEN,
+    STEP_PARTS,
+    Axis,
+    Bar,
+    BarFigure,
+    Row,
+    number,
+    stacked,
+)
+from common.runtime.wording import size_text
 from common.samples import slowest_rank
 
 MOST_RANKS, MOST_IN_TIME, MOST_BUCKETS = 16, 6, 32
@@ -30,12 +37,15 @@ LANE, GAP, LEAST_LANE, BUCKET_HEIGHT = 16, 4, 10, 4
 and a bucket in it."""
 
 
-def ranks_section(case: Case) -> str:
-    """Returns a step as a bar by rank, with a table of the same numbers."""
+def ranks_section(case: Case) -> dict[str, object] | str:
+    """Returns a step as a bar by rank, with a table of the same numbers; or why it is not shown.
+
+    Keys: said, between (whether there is time between steps), sample, figure, header, numbers.
+    """
     try:
         parts = case.run.parts
     except NotJudged as missing:
-        return f"<p>Not shown: {html.escape(str(missing))}.</p>\n"
+        return f"Not shown: {missing}."
     columns = {f"{name}_ms": name for name in (*STEP_PARTS, "step")}
     medians = parts.by_rank.set_index("rank")[list(columns)].rename(columns=columns)
     medians = medians.dropna(axis="columns", how="all")
@@ -50,16 +60,17 @@ def ranks_section(case: Case) -> str:
         own = {name: float(value) for name, value in lengths.loc[rank].items()}
         slowest = len(medians) > 1 and rank == ready_ms.idxmax()
         label = f"{names[rank]} – the slowest" if slowest else names[rank]
-        rows.append(bars.row(axis, label, _said(label, own), bars.stacked(axis, own)))
-    between = " <em>Between</em> is the time before a step, not in it." if BETWEEN in kinds else ""
-    return (
-        f"<p>{_slowest_sentence(ready_ms)} Each part is its median over {parts.steps:,} steps "
-        f"[steps.csv]; medians of parts need not add up to the median step.{between}</p>\n"
-        f"{sample_sentence(shown, ready_ms)}"
-        f"<figure>{bars.legend((name, name) for name in kinds)}{''.join(rows)}"
-        f"{bars.scale(axis, 'ms')}</figure>\n"
-        f"{bars.folded('The same numbers as a table', _numbers(medians, shown))}"
-    )
+        rows.append(Row(label, _said(label, own), stacked(own)))
+    tabled = medians if len(medians) <= MOST_ROWS else medians.loc[shown]
+    return {
+        "said": f"{_slowest_sentence(ready_ms)} Each part is its median over {parts.steps:,} steps "
+        "[steps.csv]; medians of parts need not add up to the median step.",
+        "between": BETWEEN in kinds,
+        "sample": sample_sentence(shown, ready_ms),
+        "figure": BarFigure(axis, "ms", rows, [(name, name) for name in kinds]),
+        "header": ["rank", *medians.columns],
+        "numbers": [[rank, *map(number, values)] for rank, values in tabled.T.items()],
+    }
 
 
 def _slowest_sentence(ready_ms: pd.Series) -> str:
@@ -70,12 +81,6 @@ def _slowest_sentence(ready_ms: pd.Series) -> str:
         f"Rank {slowest} is the slowest: its gradients are ready after {number(ready_ms[slowest])} "
         f"ms, those of the fastest, rank {fastest}, after {number(ready_ms[fastest])} ms."
     )
-
-
-def _numbers(medians: pd.DataFrame, shown: Sequence[int]) -> str:
-    rows = medians if len(medians) <= MOST_ROWS else medians.loc[shown]
-    cells = ([str(rank), *map(number, values)] for rank, values in rows.T.items())
-    return bars.table("Medians by rank, in ms", ["rank", *medians.columns], cells)
 
 
 def shown_ranks(ready_ms: pd.Series, most: int) -> list[int]:
@@ -95,12 +100,12 @@ def _even_sample(count: int, most: int) -> list[int]:
 
 
 def sample_sentence(shown: Sequence[int], ready_ms: pd.Series) -> str:
-    """Returns a paragraph that says which ranks are drawn; nothing where all are."""
+    """Returns a sentence that says which ranks are drawn; nothing where all are."""
     if len(shown) == len(ready_ms):
         return ""
     return (
-        f"<p>{len(shown)} of {len(ready_ms):,} ranks are drawn: the fastest, the slowest, and an "
-        "even sample of those between, by the time at which their gradients are ready.</p>\n"
+        f"{len(shown)} of {len(ready_ms):,} ranks are drawn: the fastest, the slowest, and an "
+        "even sample of those between, by the time at which their gradients are ready."
     )
 
 
@@ -119,12 +124,15 @@ def _said(label: str, lengths_ms: Mapping[str, float]) -> str:
     return f"{label}, in ms: {told}."
 
 
-def timeline_section(case: Case) -> str:
-    """Returns up to three steps in time: a lane of computation and one of buckets by rank."""
+def timeline_section(case: Case) -> dict[str, object] | str:
+    """Returns up to three steps in time: a lane of computation and one of buckets by rank.
+
+    Keys: said, sample, kinds (of the legend), panels (by title); or why it is not shown.
+    """
     try:
         timed = case.run.timed
     except NotJudged as missing:
-        return f"<p>Not shown: {html.escape(str(missing))}.</p>\n"
+        return f"Not shown: {missing}."
     buckets, no_buckets = _buckets_of(case.run)
     ready_ms = timed.groupby("rank")[[PARTS[name] for name in UNTIL_READY]].median().sum(axis=1)
     shown = shown_ranks(ready_ms, MOST_IN_TIME)
@@ -135,9 +143,13 @@ def timeline_section(case: Case) -> str:
     own = {name: _placed_buckets(rows, buckets) for name, rows in steps.items()}
     axis = Axis(max(_end_ms(steps[name], own[name]) for name in steps) * SPARE)
     names = rank_names(case.run)
-    panels = "".join(_panel(axis, name, steps[name], own[name], names) for name in steps)
+    panels = dict(_panel(axis, name, steps[name], own[name], names) for name in steps)
     kinds = [(name, name) for name in PARTS]
-    sentences = [_which_steps(steps, buckets)]
+    sentences = [
+        "Ranks have no common clock: each rank's step is drawn from its own start, and bars below "
+        "one another were not at the same moment.",
+        _which_steps(steps, buckets),
+    ]
     if buckets.empty:
         sentences.append(f"Buckets are not drawn: {no_buckets}.")
     else:
@@ -147,12 +159,12 @@ def timeline_section(case: Case) -> str:
             "A step has several micro-batches: each part is drawn once, as their sum, and the "
             "buckets are those of the last one."
         )
-    return (
-        "<p>Ranks have no common clock: each rank's step is drawn from its own start, and bars "
-        "below one another were not at the same moment. "
-        f"{html.escape(' '.join(sentences))}</p>\n{sample_sentence(shown, ready_ms)}"
-        f'<figure>{bars.legend(kinds)}<div class="panels">{panels}</div></figure>\n'
-    )
+    return {
+        "said": " ".join(sentences),
+        "sample": sample_sentence(shown, ready_ms),
+        "kinds": kinds,
+        "panels": panels,
+    }
 
 
 def _which_steps(steps: Mapping[str, object], buckets: pd.DataFrame) -> str:
@@ -238,33 +250,29 @@ def _panel(
     rows: pd.DataFrame,
     placed: Mapping[int, pd.DataFrame],
     names: Mapping[int, str],
-) -> str:
+) -> tuple[str, BarFigure]:
     first = rows.iloc[0]
     numbers = [f"{key} {first[key]:g}" for key in STEP if first[key] or key == "step"]
-    lanes = "".join(
-        _lanes(
-            axis, f"{names[rank]}: {number(step['step_time_ms'])}\u00a0ms", step, placed.get(rank)
-        )
+    lanes = [
+        _lanes(f"{names[rank]}: {number(step['step_time_ms'])}\u00a0ms", step, placed.get(rank))
         for rank, step in rows.iterrows()
-    )
-    return (
-        f'<div class="panel"><h3>The {name}: {", ".join(numbers)}</h3>\n{lanes}'
-        f"{bars.scale(axis, 'ms from the start of the step')}</div>\n"
-    )
+    ]
+    title = f"The {name}: {', '.join(numbers)}"
+    return title, BarFigure(axis, "ms from the start of the step", lanes)
 
 
-def _lanes(axis: Axis, label: str, step: pd.Series, buckets: pd.DataFrame | None) -> str:
+def _lanes(label: str, step: pd.Series, buckets: pd.DataFrame | None) -> Row:
     """Returns a rank's step: its parts, and below them its buckets, each below the one before."""
     lengths = {name: max(0.0, float(step[column])) for name, column in PARTS.items()}
     shapes = [
-        bars.bar(axis, "whole", 0.0, float(step["step_time_ms"]), 2, LANE),
-        bars.stacked(axis, lengths, height=LANE),
+        Bar("whole", 0.0, float(step["step_time_ms"]), 2, LANE),
+        *stacked(lengths, height=LANE),
     ]
     said, height = _said(label, lengths), LANE + GAP
     if buckets is not None:
         drawn = buckets.iloc[_even_sample(len(buckets), MOST_BUCKETS)]
         top, lane = LANE + 2 * GAP, max(LEAST_LANE, BUCKET_HEIGHT * len(drawn))
-        shapes += _bucket_bars(axis, drawn, top, lane / len(drawn))
+        shapes += _bucket_bars(drawn, top, lane / len(drawn))
         height = top + lane + GAP
         if len(drawn) < len(buckets):
             label += f" ({len(drawn)} of {len(buckets)} buckets are drawn)"
@@ -272,13 +280,12 @@ def _lanes(axis: Axis, label: str, step: pd.Series, buckets: pd.DataFrame | None
             f" Buckets: {len(buckets)}, the first ready after {number(buckets.start_ms.min())} ms, "
             f"the last done after {number(buckets.end_ms.max())} ms."
         )
-    return bars.row(axis, label, said, "".join(shapes), height)
+    return Row(label, said, shapes, height)
 
 
-def _bucket_bars(axis: Axis, buckets: pd.DataFrame, top: float, height: float) -> list[str]:
+def _bucket_bars(buckets: pd.DataFrame, top: float, height: float) -> list[Bar]:
     return [
-        bars.bar(
-            axis,
+        Bar(
             "bucket",
             bucket.start_ms,
             bucket.end_ms - bucket.start_ms,

@@ -13,6 +13,7 @@ from common.errors import UserError
 from common.runtime.machine.gpus import read_gpu_facts
 from common.runtime.machine.memory_limit import is_out_of_memory
 from common.runtime.processes.ranks import current_ranks
+from common.runtime.wording import counted
 
 logger = logging.getLogger(__name__)
 DEVICES = ("cpu", "cuda")
@@ -62,7 +63,7 @@ def choose_device(
         return "cpu"
     wanted = "device cuda"
     if device is None:
-        wanted = f"the job was granted {granted} GPU{'s' if granted > 1 else ''}"
+        wanted = f"the job was granted {counted(granted, 'GPU')}"
     # Other hosts may be in order, so the first rank of each host reports its own problem.
     raise UserError(
         f"{wanted}, but {why_unusable(env, root)}; {remedy(instead)}",

@@ -19,6 +19,7 @@ from common.exercises.checkpoint_commit import (
     remove_checkpoint,
 )
 from common.runtime.records.run_directory import write_atomically
+from common.runtime.wording import counted
 
 STOPPED = "stopped"
 
@@ -43,8 +44,7 @@ class SavedCheckpoint:
     @property
     def origin(self) -> str:
         """Returns the strategy and ranks that wrote it, such as ``DDP on 2 ranks``."""
-        ranks = self.facts["world_size"]
-        return f"{self.facts['strategy']} on {ranks} rank{'s' if ranks > 1 else ''}"
+        return f"{self.facts['strategy']} on {counted(self.facts['world_size'], 'rank')}"
 
 
 def mark_stopped(folder: Path, step: int) -> None:

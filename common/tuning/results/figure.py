@@ -10,15 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from common.analysis.style import (
-    BLACK,
-    BLUE,
-    GREY,
-    ORANGE,
-    SMALLEST_CAP_MIB,
-    cap_axis,
-    figure,
-)
+from common.analysis.style import BLACK, BLUE, GREY, ORANGE, SMALLEST_CAP_MIB, cap_axis, figure
 from common.runtime.records.run_directory import read_environment
 from common.tuning.results.recommendation import Recommendation, Verified
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
-from common.analysis.style import size_text
+from common.analysis.show import show
 from common.runtime.paths import relative_to_project
-from common.samples import Interval
+from common.runtime.wording import size_text
 from common.tuning.results.recommendation import Recommendation, Verified
 
 if TYPE_CHECKING:
@@ -21,6 +19,20 @@ MEANS = {
     "fp16": "gradients are rounded to 11 bits on their way, and overflow above 65,504",
     "bf16": "gradients are rounded to 8 bits on their way",
 }
+
+SETTINGS = {
+    "setting.label": "setting",
+    "num_buckets": "buckets",
+    "predicted_step_s": ("expected", lambda step_s: f"{step_s * 1e3:.1f}"),
+    "measured_step_s": ("verified", lambda step_s: f"{step_s * 1e3:.1f}"),
+    "predicted_gain": ("gain expected", "{:+.1%}"),
+    "gain": (
+        "gain verified",
+        lambda gain: f"{gain.estimate:+.1%} ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})",
+    ),
+    "gain.rounds": "rounds",
+}
+"""Titles of settings: steps in ms, gains as shares of the default's step; – where not run."""
 
 
 def print_recommendation(found: Recommendation, console: Console | None = None) -> None:
@@ -104,37 +116,15 @@ def spent(found: Recommendation) -> str:
     return text
 
 
-def frame(rows: Sequence[Verified]) -> pd.DataFrame:
-    """Formats settings: steps in ms, gains as shares of the default's step; – where not run."""
-    return pd.DataFrame(
-        {
-            "setting": row.setting.label,
-            "buckets": row.num_buckets,
-            "expected": f"{row.predicted_step_s * 1e3:.1f}",
-            "verified": "–" if row.measured_step_s is None else f"{row.measured_step_s * 1e3:.1f}",
-            "gain expected": f"{row.predicted_gain:+.1%}",
-            "gain verified": _gain_text(row.gain),
-            "rounds": row.gain.rounds if row.gain else "–",
-        }
-        for row in rows
-    )
-
-
-def _gain_text(gain: Interval | None) -> str:
-    if gain is None:
-        return "–"
-    return f"{gain.estimate:+.1%} ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
-
-
 def _table(rows: Sequence[Verified], title: str) -> Table:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    found = frame(rows)
+    shown = show(rows, SETTINGS)
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for name in found:
+    for name in shown.columns:
         header = name.replace("gain ", "gain\n")
         table.add_column(header, justify="left" if name == "setting" else "right", no_wrap=True)
-    for row in found.itertuples(index=False):
-        table.add_row(*map(str, row))
+    for row in shown.cells:
+        table.add_row(*row)
     return table
