@@ -10,7 +10,6 @@ tests. The committed table names the tests that take longest.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import ctypes
 import os
@@ -44,12 +43,10 @@ def main() -> int:
     began = time.monotonic()
     pytest = subprocess.Popen([sys.executable, "-m", "pytest"], env=environment)
     witnessed_s = [fixed_computation_s()]
-    while pytest.poll() is None:
-        try:
-            pytest.wait(EVERY_S)
-        except subprocess.TimeoutExpired:
-            witnessed_s.append(fixed_computation_s())
-    wait_for_what_is_left(seconds=10)
+    while pytest.returncode is None:
+        witnessed_s.append(fixed_computation_s())
+        reap(EVERY_S, pytest)
+    reap(EVERY_S, pytest)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = {
         ALL: (time.monotonic() - began, used.ru_utime + used.ru_stime),
@@ -68,13 +65,22 @@ def main() -> int:
     return over(total, read(COMMITTED))
 
 
-def wait_for_what_is_left(seconds: float) -> None:
-    """Waits for what pytest has left, as the server of ranks, so that its time is counted."""
+def reap(seconds: float, pytest: subprocess.Popen) -> None:
+    """Waits for what has ended: pytest, and what it or its tests have left, as the server of ranks.
+
+    Returns after so many seconds, as soon as pytest ends, or when nothing is left.
+    """
     deadline = time.monotonic() + seconds
-    with contextlib.suppress(ChildProcessError):
-        while time.monotonic() < deadline:
-            if not os.waitpid(-1, os.WNOHANG)[0]:
-                time.sleep(0.05)
+    while time.monotonic() < deadline:
+        try:
+            process, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if process == pytest.pid:
+            pytest.returncode = os.waitstatus_to_exitcode(status)
+            return
+        if not process:
+            time.sleep(0.05)
 
 
 def over(now: dict[str, tuple[float, float]], committed: dict[str, tuple[float, float]]) -> int:

@@ -13,6 +13,7 @@ import json
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -75,7 +76,9 @@ class OwnProcesses:
         """Ends all processes and deletes what they wrote."""
         for connection in self._kept:
             connection.close()
-        psutil.wait_procs(self._processes, timeout=ANSWER_S)
+        deadline = time.monotonic() + ANSWER_S
+        while not all(map(_has_ended, self._processes)) and time.monotonic() < deadline:
+            time.sleep(0.001)
         self._kept.clear()
         self._processes.clear()
         empty(self.scratch)
@@ -83,6 +86,14 @@ class OwnProcesses:
     def sent_bytes(self) -> int:
         """Returns the bytes that all processes have written so far: those of gloo, and few more."""
         return sum(process.io_counters().write_chars for process in self._processes)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    """Returns True for a process that is gone, or that nobody has waited for yet."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class OwnStudent(Student):
