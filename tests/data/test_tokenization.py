@@ -314,7 +314,7 @@ def test_an_unreachable_hub_is_said_at_once_and_how_to_do_without(tmp_path: Path
 def test_recording_a_run_is_asked_for_as_before() -> None:
     for flags, words in (
         (("record", "/nowhere", "--machine", "m"), "/nowhere"),
-        (("record", "--machine", "m"), "run directory"),
+        (("record", "--machine", "m"), "Run directory"),
         (("nope",), "record, tokens"),
     ):
         assert words in refused("data", *flags)

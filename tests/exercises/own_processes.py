@@ -6,6 +6,7 @@ tests' server, which are called as those in a sandbox are. ``Student`` is the in
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import inspect
@@ -74,6 +75,9 @@ class OwnProcesses:
 
     def afresh(self) -> None:
         """Ends all processes and deletes what they wrote."""
+        for process in self._processes:  # each has a session of its own
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         for connection in self._kept:
             connection.close()
         deadline = time.monotonic() + ANSWER_S
