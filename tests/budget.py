@@ -26,8 +26,8 @@ RECORDED = HERE.parent / "outputs" / "durations.csv"
 HOUSES = {"diagnose": "diagnose", "course": "course", "exercises": "course"}
 """Folder of tests → house; all others are the lab's."""
 ALL, WITNESS = "all tests", "fixed computation"
-MOST_CPU_S = 6 * 60 * 2
-"""What six minutes on two cores hold."""
+MOST_CPU_S = 8 * 60 * 2
+"""What eight minutes on two cores hold; six are the aim."""
 MARGIN = 1.3
 EVERY_S = 10
 SHOWN, KEPT_CPU_S = 20, 1.0
