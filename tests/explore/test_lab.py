@@ -50,6 +50,8 @@ def test_figures_show_the_system_that_it_starts_from(lab: str, chromium: Browser
         page.set_default_timeout(90_000)
         page.wait_for_selector(".jp-Notebook")
         page.wait_for_selector("text=Python 3")
+        # A kernel that is still starting may be asked for cells that it then never runs.
+        page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']")
         page.get_by_role("menuitem", name="Run", exact=True).first.click()
         page.get_by_text("Run All Cells", exact=True).first.click()
         page.wait_for_function(POINTS)
