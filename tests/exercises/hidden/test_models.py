@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from judging import DRAWN
 
@@ -228,6 +228,7 @@ SPANS = st.lists(st.tuples(st.integers(-50, 250), st.integers(0, 80)), max_size=
 
 @DRAWN
 @given(computing=SPANS, communicating=SPANS)
+@example(computing=[(0, 80), (10, 5), (20, 10)], communicating=[])  # one holds the two after it
 def test_every_moment_of_a_step_is_one_of_its_parts(
     student: Student, computing: list[tuple[int, int]], communicating: list[tuple[int, int]]
 ) -> None:
