@@ -317,16 +317,31 @@ def test_the_page_of_a_run_without_a_record_of_its_own_names_the_machine(tmp_pat
     assert "AMD EPYC" in page.first(only="assignment0").machine[0]
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1300, 1920])
-def test_a_browser_shows_it_whole(chromium, width: int, dark: bool, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     timetable = Timetable([Entry("assignment0", "throughput", "throughput (1 rank)", 20.0)])
     page = RunPage(timetable)
     for assignment in ("assignment0", "assignment1", "assignment3"):
         page.open(assignment, DATA / assignment)
         page.look(assignment)
-    page.write(tmp_path)
-    with open_page(chromium, tmp_path / "index.html", width=width, dark=dark) as (shown, problems):
+    folder = tmp_path_factory.mktemp("first-page")
+    page.write(folder)
+    return folder / "index.html"
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        (360, True),
+        pytest.param(360, False, marks=pytest.mark.slow),
+        pytest.param(1300, True, marks=pytest.mark.slow),
+        (1300, False),
+        pytest.param(1920, True, marks=pytest.mark.slow),
+        pytest.param(1920, False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_browser_shows_it_whole(chromium, written: Path, width: int, dark: bool) -> None:
+    with open_page(chromium, written, width=width, dark=dark) as (shown, problems):
         wide = shown.evaluate("document.scrollingElement.scrollWidth")
         assert wide <= width
         sizes = shown.eval_on_selector_all(".first img", "all => all.map(one => one.naturalWidth)")
