@@ -177,7 +177,7 @@ def decompose_all(
     """
     _need(arms, ARM_COLUMNS, "arms.csv")
     measured = set(steps.loc[(steps["kind"] == TIMED) & ~flags(steps["warmup"]), "arm"])
-    found = [decompose(steps, arm, buckets) for arm in arms["arm"] if arm in measured]
+    by_arm = [decompose(steps, arm, buckets) for arm in arms["arm"] if arm in measured]
     rows = [
         {
             "arm": parts.arm,
@@ -194,7 +194,7 @@ def decompose_all(
             "total_ratio": parts.total_ratio,
             "samples_per_step": parts.samples_per_step,
         }
-        for parts in found
+        for parts in by_arm
     ]
     if not rows:
         raise UserError("steps.csv: no arm has a step of kind 'timed' after its warm-up")

@@ -14,9 +14,9 @@ def origin_of(run: runs.Run, workload: str = "", command: str = COMMAND) -> str:
     """Returns the line that says whose measurements these are, as Markdown.
 
     Args:
-        run: the opened run.
-        workload: what was trained; by default what ``workload_text`` says of the settings.
-        command: what measures on the reader's machine.
+        run: Opened run.
+        workload: What was trained; by default what ``workload_text`` says of the settings.
+        command: Command that measures on the reader's machine.
     """
     what = f"{run.caption}. {workload or workload_text(run.settings)}"
     return runs.origin(what, run.recorded, command)
