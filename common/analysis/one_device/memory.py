@@ -154,12 +154,12 @@ RESERVED = {
     ),
     ("tells_reserved", "seen_bytes"): (
         "allocated at the peak",
-        lambda tells, seen: f"{seen / MIB:,.0f} MiB" if tells else None,
+        lambda tells, peak: f"{peak / MIB:,.0f} MiB" if tells else None,
     ),
     "reserved_bytes": ("reserved", lambda size: f"{size / MIB:,.0f} MiB"),
     ("reserved_bytes", "seen_bytes"): (
         "difference",
-        lambda reserved, seen: reserved and f"{(reserved - seen) / MIB:,.0f} MiB",
+        lambda reserved, peak: reserved and f"{(reserved - peak) / MIB:,.0f} MiB",
     ),
 }
 """Titles of ``MemoryRun``: what a GPU's allocator used and held."""

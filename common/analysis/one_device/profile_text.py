@@ -63,7 +63,7 @@ ROOF = {
     ),
     "roof.memory_bytes_per_s": ("memory bandwidth", lambda rate: f"{rate / 1e9:,.0f} GB/s"),
     "roof.ridge": ("ridge", "{:.3g} FLOP/byte"),
-    ("knows_roof", "peak"): ("source", lambda known, peak: peak.source if known else None),
+    ("knows_roof", "peak"): ("source", lambda knows, peak: peak.source if knows else None),
 }
 """Titles of ``ProfileRun``: the roof's two figures, the ridge, and where they come from."""
 BOUNDS = {
