@@ -1,11 +1,16 @@
 """Opening a run: which folder, its settings, environment and tables, and whose they are.
 
+What an analysis writes is written whole or not at all (``written_whole``).
+
 Every notebook opens its run here. A run that the reader names is taken; else the newest complete
 one of the assignment; else recorded measurements, which say so."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -105,6 +110,11 @@ class OfRun:
     def environment(self) -> dict:
         """Returns its environment record."""
         return self.opened.environment
+
+    @property
+    def caption(self) -> str:
+        """Returns hardware, date and source, for figures."""
+        return self.opened.caption
 
 
 def choose_folder(
@@ -216,6 +226,29 @@ def origin(what: str, recorded: bool, command: str = "", left_out: str = "") -> 
         how = f" `{command}` measures here." if command else ""
         return f"> **Recorded data, not yours.** {what}.{how}"
     return f"> Measured in this run: {what}."
+
+
+@contextmanager
+def written_whole(target: Path) -> Iterator[Path]:
+    """Yields an empty folder whose files are moved into ``target`` in the end: all or nothing.
+
+    Files in a folder below it get the same folder below ``target``.
+
+    Raises UserError where ``target`` cannot be written to.
+    """
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=".analysis-", dir=target))
+        try:
+            yield beside
+            for path in sorted(path for path in beside.rglob("*") if path.is_file()):
+                moved = target / path.relative_to(beside)
+                moved.parent.mkdir(exist_ok=True)
+                path.replace(moved)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{relative_to_project(target)}: {error.strerror}") from None
 
 
 def read_peak(table: pd.DataFrame) -> DevicePeak | None:

@@ -85,10 +85,6 @@ def _row(arm: pd.Series, arms: pd.DataFrame, rounds: pd.DataFrame) -> dict:
         "global_batch_changed": _batch_changed(arm, arms),
         "step_ms": step_ms,
         "throughput_samples_per_s": arm["global_batch"] / step_ms * 1e3,
-        "speedup": np.nan,
-        "speedup_low": np.nan,
-        "speedup_high": np.nan,
-        "efficiency": np.nan,
         "refused": "",
     }
     base = baseline_of(arm, arms)

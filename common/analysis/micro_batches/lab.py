@@ -62,11 +62,6 @@ class MicroBatchLab:
         return self.comparison, *self.other_data
 
     @property
-    def recorded(self) -> bool:
-        """Returns True if these measurements came with the project."""
-        return is_recorded(self.folder)
-
-    @property
     def caption(self) -> str:
         """Returns hardware, date and source, for figures of the whole run."""
         return caption_of(self.comparison.environment, self.folder)
@@ -81,7 +76,7 @@ class MicroBatchLab:
     def origin(self) -> str:
         """Returns whose data these are, as Markdown."""
         what = what_text(self.comparison.settings, self.comparison.ranks)
-        return origin(f"{self.caption}. {what}", self.recorded, COMMAND)
+        return origin(f"{self.caption}. {what}", is_recorded(self.folder), COMMAND)
 
     @property
     def contents(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from common.analysis.micro_batches.training_runs import dataset_name, in_order, mode_name
 from common.analysis.runs import OfRun, Run, caption_of
+from common.analysis.step_parts import flags
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.runtime.paths import relative_to_project
@@ -327,7 +328,7 @@ def read_comparison(run: Run) -> ModeComparison:
     times = read_table(path, COLUMNS)
     for column in ("step_time_ms", "global_batch"):
         times[column] = numbers(times, column, name, above=0)
-    times["same_batch"] = times["same_batch"].astype(str).str.lower().isin(["true", "1"])
+    times["same_batch"] = flags(times["same_batch"])
     if STATIC not in set(times["mode"]):
         raise UserError(f"{name}: no steps of mode static, which the others are compared with")
     return ModeComparison(

@@ -9,6 +9,7 @@ import pandas as pd
 from common.analysis.micro_batches.mode_comparison import STATIC
 from common.analysis.micro_batches.training_runs import in_order, mode_name
 from common.analysis.runs import Run, caption_of
+from common.analysis.step_parts import flags
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.runtime.paths import relative_to_project
@@ -123,7 +124,7 @@ def read_simulation(run: Run) -> Simulation:
     name = relative_to_project(path)
     for column in ("world_size", "bottleneck_ms", "lower_bound_ms", "samples"):
         table[column] = numbers(table, column, name, above=0)
-    table["same_batch"] = table["same_batch"].astype(str).str.lower().isin(["true", "1"])
+    table["same_batch"] = flags(table["same_batch"])
     if STATIC not in set(table["mode"]):
         raise UserError(f"{name}: no bottlenecks of mode static")
     planning = read_table(run.folder / PLANNING, PLANNING_COLUMNS) if run.has(PLANNING) else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +19,7 @@ from common.analysis.micro_batches.training_runs import (
     same_batches,
     what_text,
 )
-from common.analysis.runs import Run, caption_of
-from common.errors import UserError
+from common.analysis.runs import Run, caption_of, written_whole
 from common.runtime.paths import relative_to_project
 from common.runtime.wording import digits
 from common.samples import slowest_rank
@@ -216,20 +213,12 @@ def write_analysis(runs: Sequence[MicroBatchRun]) -> Path:
     where = caption_of(runs[0].environment, target)
     where += "".join(f" and {run.folder.name}" for run in runs[1:])
     together = dict(zip(map(_name, labels(runs)), measured_together(runs), strict=True))
-    try:
-        beside = Path(tempfile.mkdtemp(prefix=".analysis-", dir=target))
-        try:
-            merged(runs).to_csv(beside / "merged_metrics.csv", index=False)
-            summary(runs).to_csv(beside / "summary.csv")
-            for name, draw in plots.FIGURES.items():
-                plots.save(draw(together, where), beside / f"{name}.png")
-            (target / "figures").mkdir(exist_ok=True)
-            for path in beside.iterdir():
-                path.replace(target / ("figures" if path.suffix == ".png" else ".") / path.name)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"{relative_to_project(target)}: {error.strerror}") from None
+    with written_whole(target) as folder:
+        merged(runs).to_csv(folder / "merged_metrics.csv", index=False)
+        summary(runs).to_csv(folder / "summary.csv")
+        (folder / "figures").mkdir()
+        for name, draw in plots.FIGURES.items():
+            plots.save(draw(together, where), folder / "figures" / f"{name}.png")
     return target
 
 

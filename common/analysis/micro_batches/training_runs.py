@@ -11,6 +11,7 @@ import pandas as pd
 
 from common.analysis.comparable import require_same, require_same_settings
 from common.analysis.runs import OfRun, Run
+from common.analysis.step_parts import flags
 from common.csv_tables import numbers, read_table
 from common.errors import UserError
 from common.runtime.paths import project_root, relative_to_project
@@ -69,7 +70,7 @@ AGREEING = {
 }
 """Settings in which compared runs agree, and their names in error messages."""
 RANKS = {"world_size": "number of ranks", "device": "device", "hardware": "hardware"}
-"""The same of the environment record."""
+"""Fields of the environment record in which compared runs agree, and their names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +247,7 @@ def _read_rank(path: Path) -> pd.DataFrame:
     for column in ("local_batch", "step_time_ms"):
         table[column] = numbers(table, column, name, above=0)
     table["peak_mem_mb"] = pd.to_numeric(table["peak_mem_mb"], errors="coerce")
-    table["warmup"] = table["warmup"].astype(str).str.lower().isin(["true", "1"])
+    table["warmup"] = flags(table["warmup"])
     return table[list(MICRO_BATCH_COLUMNS)].astype({"step": int, "rank": int})
 
 

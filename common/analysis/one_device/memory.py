@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.one_device.origin import origin_of, step_text
+from common.analysis.one_device.origin import OneDeviceRun, step_text
 from common.analysis.runs import (
     RECORDING_MACHINE,
-    OfRun,
     Run,
     complete_runs,
     gpu_folder,
@@ -29,16 +28,11 @@ TABLES = ("memory-moments.csv", "memory-components.csv", "memory-layers.csv")
 
 
 @dataclass(frozen=True, eq=False)
-class MemoryRun(OfRun):
+class MemoryRun(OneDeviceRun):
     """An analysis: its tables, and the workload that was analysed."""
 
     workload: Workload
     peaks: pd.DataFrame
-
-    @property
-    def origin(self) -> str:
-        """Returns the line that says whose data these are, as Markdown."""
-        return origin_of(self.opened)
 
     @property
     def moments(self) -> pd.DataFrame:

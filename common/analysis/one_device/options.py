@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.one_device.origin import origin_of
-from common.analysis.runs import OfRun, open_run_with
+from common.analysis.one_device.origin import OneDeviceRun
+from common.analysis.runs import open_run_with
 from common.csv_tables import numbers
 
 TIMES, ARMS = "options-times.csv", "options-arms.csv"
@@ -32,7 +32,7 @@ OPTIONS = {
 
 
 @dataclass(frozen=True, eq=False)
-class OptionsRun(OfRun):
+class OptionsRun(OneDeviceRun):
     """One run of options.py.
 
     Attributes:
@@ -44,11 +44,6 @@ class OptionsRun(OfRun):
     table: pd.DataFrame
     company: pd.DataFrame
     noise_floor: float
-
-    @property
-    def origin(self) -> str:
-        """Returns the line that says whose data these are, as Markdown."""
-        return origin_of(self.opened)
 
     @property
     def measured(self) -> pd.DataFrame:

@@ -1,13 +1,24 @@
-"""The first line of assignment 0's notebooks: whose measurements they show, of which workload."""
+"""Runs of assignment 0, whose notebooks say first whose measurements they show, and of what."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from common.analysis import runs
 
 COMMAND = "uv run ddplab run assignment0"
 """The command that measures all that the notebooks show."""
+
+
+@dataclass(frozen=True, eq=False)
+class OneDeviceRun(runs.OfRun):
+    """Base of what was read from one run of assignment 0."""
+
+    @property
+    def origin(self) -> str:
+        """Returns the line that says whose measurements these are, as Markdown."""
+        return origin_of(self.opened)
 
 
 def origin_of(run: runs.Run, workload: str = "", command: str = COMMAND) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.analysis.one_device.origin import origin_of, product_type, step_text
-from common.analysis.runs import OfRun, open_run_with, read_peak
+from common.analysis.one_device.origin import OneDeviceRun, origin_of, product_type, step_text
+from common.analysis.runs import open_run_with, read_peak
 from common.perfmodel.one_device.peaks import DevicePeak
 from common.perfmodel.one_device.roofline import Roof, placed
 from common.traces.operator_categories import (
@@ -35,7 +35,7 @@ BUSY = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class ProfileRun(OfRun):
+class ProfileRun(OneDeviceRun):
     """One run of profile_training.py.
 
     Attributes:
@@ -54,11 +54,6 @@ class ProfileRun(OfRun):
     def origin(self) -> str:
         """Returns the line that says whose data these are, as Markdown."""
         return origin_of(self.opened, self.workload, COMMAND)
-
-    @property
-    def caption(self) -> str:
-        """Returns hardware, date and source, for figures."""
-        return self.opened.caption
 
     @property
     def workload(self) -> str:

@@ -57,10 +57,7 @@ ROOF = {
         "the peaks of this device are known",
         {True: "yes", False: "no, and no operator's bound is"},
     ),
-    "roof.flops_per_s": (
-        "peak in {0.product_type}",
-        lambda rate: f"{rate / 1e9:,.0f} GFLOP/s",
-    ),
+    "roof.flops_per_s": ("peak in {0.product_type}", lambda rate: f"{rate / 1e9:,.0f} GFLOP/s"),
     "roof.memory_bytes_per_s": ("memory bandwidth", lambda rate: f"{rate / 1e9:,.0f} GB/s"),
     "roof.ridge": ("ridge", "{:.3g} FLOP/byte"),
     ("knows_roof", "peak"): ("source", lambda knows, peak: peak.source if knows else None),
@@ -74,15 +71,9 @@ BOUNDS = {
 }
 """Titles of ``bounds``."""
 FUSION = {
-    "between_calls": (
-        "calls of {0.calls_name} between matrix products and attention",
-        "{:,}",
-    ),
+    "between_calls": ("calls of {0.calls_name} between matrix products and attention", "{:,}"),
     "between_share": ("their share of the step", "{:.0%}"),
-    "most_fusing_gains": (
-        "the step, if they took no time",
-        "no more than {:.2f} times as fast",
-    ),
+    "most_fusing_gains": ("the step, if they took no time", "no more than {:.2f} times as fast"),
 }
 """Titles of ``ProfileRun``: the calls between matrix products, and the most fusing can gain."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from common.analysis.one_device.origin import origin_of, step_text
+from common.analysis.one_device.origin import OneDeviceRun, step_text
 from common.analysis.one_device.throughput_text import (
     MEMORY,
     TARGET_DAYS,
@@ -19,7 +19,7 @@ from common.analysis.one_device.throughput_text import (
     significant,
     utilisation_text,
 )
-from common.analysis.runs import OfRun, complete_runs, gpu_folder, open_run_with, read_peak
+from common.analysis.runs import complete_runs, gpu_folder, open_run_with, read_peak
 from common.csv_tables import numbers
 from common.errors import UserError
 from common.perfmodel.one_device.architecture import GPT2Config
@@ -62,7 +62,7 @@ class Saturation:
 
 
 @dataclass(frozen=True, eq=False)
-class ThroughputRun(OfRun):
+class ThroughputRun(OneDeviceRun):
     """One run of throughput.py.
 
     Attributes:
@@ -72,11 +72,6 @@ class ThroughputRun(OfRun):
 
     batches: pd.DataFrame
     peak: DevicePeak | None
-
-    @property
-    def origin(self) -> str:
-        """Returns the line that says whose data these are, as Markdown."""
-        return origin_of(self.opened)
 
     @property
     def config(self) -> GPT2Config:
@@ -238,10 +233,7 @@ SATURATION = {
         lambda error: f"batch {error.abs().idxmax()}, {max(error, key=abs):+.1%}",
     ),
     "saturation.fixed_s": ("fixed part of a step", lambda time_s: f"{time_s * 1e3:.3g} ms"),
-    "saturation.per_sequence_s": (
-        "part of each sequence",
-        lambda time_s: f"{time_s * 1e3:.3g} ms",
-    ),
+    "saturation.per_sequence_s": ("part of each sequence", lambda time_s: f"{time_s * 1e3:.3g} ms"),
     "ceiling_tokens_per_s": ("ceiling", "{:,.0f} tokens/s"),
     "saturation.half_batch": ("batch at half of the ceiling", "{:.2g}"),
     "measured": (

@@ -62,26 +62,24 @@ def predicted_steps(opened: Run, tables: Mapping[str, pd.DataFrame]) -> pd.DataF
             batch_per_rank=int(arm.batch_per_rank),
             accumulation=int(arm.accumulation),
         )
-        row = {"arm": arm.arm, "reference": bool(ranks > 1 and arm.arm == fitted_arm)}
+        bare, adjusted = (
+            predict(model if ranks == 1 else on_fewer_ranks(model, ranks), settings)
+            for model in (apart, reference)
+        )
+        step_s, adjusted_s = bare.step_n_s, adjusted.step_n_s
+        exposed_s, exchange_s = bare.exchange.exposed_communication_s, bare.exchange.communication_s
         if ranks == 1:
-            bare, adjusted = (predict(model, settings) for model in (apart, reference))
-            row |= {
-                "predicted_step_ms": bare.step_1_s * 1e3,
-                "adjusted_step_ms": adjusted.step_1_s * 1e3,
-                "predicted_exposed_ms": 0.0,
-                "predicted_communication_ms": 0.0,
+            step_s, adjusted_s, exposed_s, exchange_s = bare.step_1_s, adjusted.step_1_s, 0.0, 0.0
+        rows.append(
+            {
+                "arm": arm.arm,
+                "reference": bool(ranks > 1 and arm.arm == fitted_arm),
+                "predicted_step_ms": step_s * 1e3,
+                "adjusted_step_ms": adjusted_s * 1e3,
+                "predicted_exposed_ms": exposed_s * 1e3,
+                "predicted_communication_ms": exchange_s * 1e3,
             }
-        else:
-            bare, adjusted = (
-                predict(on_fewer_ranks(model, ranks), settings) for model in (apart, reference)
-            )
-            row |= {
-                "predicted_step_ms": bare.step_n_s * 1e3,
-                "adjusted_step_ms": adjusted.step_n_s * 1e3,
-                "predicted_exposed_ms": bare.exchange.exposed_communication_s * 1e3,
-                "predicted_communication_ms": bare.exchange.communication_s * 1e3,
-            }
-        rows.append(row)
+        )
     return pd.DataFrame(rows)
 
 

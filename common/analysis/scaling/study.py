@@ -109,7 +109,7 @@ class Configuration:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """A configuration beside the one on one rank.
+    """Compares a configuration with the one on one rank.
 
     Attributes:
         speedup: Speedup, where both did the same work, by count.

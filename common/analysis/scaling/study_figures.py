@@ -210,7 +210,7 @@ FIGURES = {
     "throughput": throughput,
     "accuracy": accuracy,
 }
-"""The figures by the end of their names; each takes what is compared, and a caption."""
+"""Figures by the end of their names; each takes the cases of a data set, and a caption."""
 
 
 def _runs(compared: Sequence[Compared]) -> list:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
+from common.analysis.runs import written_whole
 from common.analysis.scaling.study import (
     MARK,
     Compared,
@@ -123,24 +121,14 @@ def write_results(analysis: Analysis, out: Path) -> Path:
     Raises UserError where it cannot be written to.
     """
     table = summary_of(analysis)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=".analysis-", dir=out))
-        try:
-            for dataset, compared in analysis.compared.items():
-                for name, draw in FIGURES.items():
-                    fig = draw(compared, study_caption(analysis, dataset))
-                    path = beside / f"{data_key(dataset)}_{name}.png"
-                    fig.savefig(path, format="png", dpi=DPI)
-            table.to_csv(beside / SUMMARY, index=False)
-            (beside / LATEX).write_text(latex_table(table))
-            (beside / REPORT).write_text(report(analysis) + "\n")
-            for path in sorted(beside.iterdir()):
-                os.replace(path, out / path.name)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"{relative_to_project(out)}: {error.strerror}") from None
+    with written_whole(out) as folder:
+        for dataset, compared in analysis.compared.items():
+            for name, draw in FIGURES.items():
+                fig = draw(compared, study_caption(analysis, dataset))
+                fig.savefig(folder / f"{data_key(dataset)}_{name}.png", format="png", dpi=DPI)
+        table.to_csv(folder / SUMMARY, index=False)
+        (folder / LATEX).write_text(latex_table(table))
+        (folder / REPORT).write_text(report(analysis) + "\n")
     return out
 
 

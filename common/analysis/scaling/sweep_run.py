@@ -16,7 +16,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from common.analysis.runs import Run, complete_runs, given_folder, origin, recorded_assignment
+from common.analysis.runs import (
+    OfRun,
+    Run,
+    complete_runs,
+    given_folder,
+    origin,
+    recorded_assignment,
+)
 from common.analysis.scaling.laws import FittedLaw, fit_law
 from common.analysis.scaling.prediction import predicted_steps, prediction_errors
 from common.analysis.scaling.training_run import STRONG, WEAK
@@ -85,21 +92,14 @@ class Series:
 
 
 @dataclass(frozen=True, eq=False)
-class SweepRun:
+class SweepRun(OfRun):
     """One sweep.
 
     Attributes:
-        opened: Folder, settings, environment and caption.
         tables: Tables that it measured, by file name.
     """
 
-    opened: Run
     tables: Mapping[str, pd.DataFrame]
-
-    @property
-    def caption(self) -> str:
-        """Returns hardware, date and source, for figures."""
-        return self.opened.caption
 
     @property
     def origin(self) -> str:

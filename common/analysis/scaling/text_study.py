@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -50,12 +50,12 @@ class TextStudy:
     """
 
     published: dict[str, list[Compared]]
-    local: dict[str, list[Compared]]
-    problems: tuple[Problem, ...]
-    left_out: str
-    recorded: bool
-    caption: str
-    warmup: int
+    local: dict[str, list[Compared]] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    left_out: str = ""
+    recorded: bool = False
+    caption: str = ""
+    warmup: int = WARMUP
 
     @property
     def origin(self) -> str:
@@ -130,7 +130,6 @@ def open_text_study(run_dir: str | Path | None = None) -> TextStudy:
         published=by_data(read_published(), WARMUP),
         local=by_data(runs, warmup),
         problems=problems,
-        left_out="",
         recorded=is_recorded(folder),
         caption=caption_of(last.environment, folder),
         warmup=warmup,
@@ -138,15 +137,8 @@ def open_text_study(run_dir: str | Path | None = None) -> TextStudy:
 
 
 def _only_published(left_out: str, problems: tuple[Problem, ...] = ()) -> TextStudy:
-    return TextStudy(
-        published=by_data(read_published(), WARMUP),
-        local={},
-        problems=problems,
-        left_out=left_out,
-        recorded=False,
-        caption="",
-        warmup=WARMUP,
-    )
+    published = by_data(read_published(), WARMUP)
+    return TextStudy(published, left_out=left_out, problems=problems)
 
 
 def by_data(runs: list[ScalingRun], warmup: int) -> dict[str, list[Compared]]:

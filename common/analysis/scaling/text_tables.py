@@ -68,10 +68,7 @@ USED = {
 PROBLEMS = {"path": "run", "what": "remark"}
 """Titles of the reader's runs that could not be used as they were."""
 PRINTED = {
-    "reason": (
-        "comparable by our rule",
-        lambda reason: f"no: {reason}" if reason else "yes",
-    ),
+    "reason": ("comparable by our rule", lambda reason: f"no: {reason}" if reason else "yes"),
     "base.mean_epoch_s": ("epoch on 1 GPU", "{:.2f} s"),
     "configuration.mean_epoch_s": ("epoch on {0.configuration.ranks} GPUs", "{:.2f} s"),
     "printed.value": ("ratio as printed", "{:.2f}"),
