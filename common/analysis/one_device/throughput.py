@@ -238,7 +238,7 @@ SATURATION = {
     "saturation.half_batch": ("batch at half of the ceiling", "{:.2g}"),
     "measured": (
         "fastest batch",
-        lambda rows: "{0.batch_size}, at {0.tokens_per_s:,.0f} tokens/s".format(
+        lambda rows: "{0.batch_size:.0f}, at {0.tokens_per_s:,.0f} tokens/s".format(
             max(rows.itertuples(), key=lambda row: row.tokens_per_s)
         ),
     ),

@@ -173,16 +173,18 @@ def compare(runs: Sequence[ScalingRun], warmup: int) -> list[Compared]:
             raise UserError(
                 f"{run.name}: all of its {len(run.epochs)} epochs are warm-up (--warmup {warmup})"
             )
-    identities = sorted(
-        groups, key=lambda run: (str(run.model != "small"), str(run.model), run.world_size)
-    )
-    ordered = [groups[identity] for identity in identities]
+    ordered = sorted(groups.values(), key=lambda repeats: _order(repeats[0].identity))
     names = configuration_names([repeats[0] for repeats in ordered])
     configurations = [
         Configuration(name, repeats[0].dataset, tuple(repeats), warmup)
         for repeats, name in zip(ordered, names, strict=True)
     ]
     return [_compared(configuration, configurations) for configuration in configurations]
+
+
+def _order(identity: RunIdentity) -> tuple[bool, str, int]:
+    """Returns a key that sorts the small model first, then by model and ranks."""
+    return identity.model != "small", str(identity.model), identity.world_size
 
 
 def configuration_names(runs: Sequence[ScalingRun]) -> list[str]:
