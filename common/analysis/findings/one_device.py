@@ -41,9 +41,8 @@ def largest_batch(folder: Path) -> Found:
     has_gb = gpus[0]["memory_bytes"] / GB if gpus else table["memory_gb"].iloc[0]
     fits = table[table["memory_gb"] <= has_gb * 1.01]
     row = (fits if len(fits) else table).iloc[-1 if len(fits) else 0]
-    error = run.peak_bytes("predicted") / run.seen_bytes - 1
     work = run.workload
-    exactly = "the same to 0.01 %" if abs(error) < 1e-4 else f"{error:+.2%}"
+    exactly = "the same to 0.01 %" if abs(run.error) < 1e-4 else f"{run.error:+.2%}"
     return Found(
         value=f"{counted(int(row['as_asked']), 'sequence')} in {row['memory_gb']:.0f} GB",
         spread=(
