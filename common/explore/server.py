@@ -180,11 +180,11 @@ def _end(process: subprocess.Popen) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    _, left = psutil.wait_procs(kernels, timeout=2)
-    for kernel in left:
+    _, survivors = psutil.wait_procs(kernels, timeout=2)
+    for kernel in survivors:
         with contextlib.suppress(psutil.NoSuchProcess):
             kernel.kill()
-    psutil.wait_procs(left, timeout=5)
+    psutil.wait_procs(survivors, timeout=5)
 
 
 def _last_line(log: Path) -> str:
