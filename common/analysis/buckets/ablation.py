@@ -43,7 +43,7 @@ def predictions(run: Assignment2Run) -> dict[str, dict[float, float]]:
     """
     caps = list(run.sweep.distinct().measured_s())
     predictors = run.model.ladder() | {OWN_SPEED: own_speed_model(run).backward_s}
-    return {name: {cap: found(cap) for cap in caps} for name, found in predictors.items()}
+    return {name: {cap: predict(cap) for cap in caps} for name, predict in predictors.items()}
 
 
 def own_speed_model(run: Assignment2Run) -> DdpModel:
@@ -65,8 +65,8 @@ def compare_at_own_speed(run: Assignment2Run) -> dict[str, Accuracy]:
     """
     caps = list(run.sweep.distinct().measured_s())
     return {
-        name: evaluate(run.sweep, {cap: found(cap) for cap in caps})
-        for name, found in own_speed_model(run).ladder().items()
+        name: evaluate(run.sweep, {cap: predict(cap) for cap in caps})
+        for name, predict in own_speed_model(run).ladder().items()
     }
 
 
@@ -74,8 +74,8 @@ def errors(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
     """Tabulates the errors by cap (rows, MiB) and model (columns)."""
     return pd.DataFrame(
         {
-            name: found.table.set_index("bucket_cap_mib")["error"]
-            for name, found in accuracies.items()
+            name: accuracy.table.set_index("bucket_cap_mib")["error"]
+            for name, accuracy in accuracies.items()
         }
     )
 
@@ -87,12 +87,12 @@ def summary(
     and the regret of that.
 
     Args:
-        accuracies: of ``compare``.
-        own_speed: of ``compare_at_own_speed``; its median errors are a column of their own, and
+        accuracies: Result of ``compare``.
+        own_speed: Result of ``compare_at_own_speed``; its median errors are a further column, and
             ``OWN_SPEED`` has no row.
     """
     if own_speed is not None:
-        table = summary({name: found for name, found in accuracies.items() if name in own_speed})
+        table = summary({name: accuracies[name] for name in accuracies if name in own_speed})
         at_own = [own_speed[name].median_error for name in table["model"]]
         table.insert(3, AT_OWN_SPEED, at_own)
         return table
@@ -100,12 +100,12 @@ def summary(
         [
             {
                 "model": name,
-                "median error": found.median_error,
-                "worst error": found.worst_error,
-                "chosen cap (MiB)": found.predicted_best_mib,
-                "regret": found.regret,
+                "median error": accuracy.median_error,
+                "worst error": accuracy.worst_error,
+                "chosen cap (MiB)": accuracy.predicted_best_mib,
+                "regret": accuracy.regret,
             }
-            for name, found in accuracies.items()
+            for name, accuracy in accuracies.items()
         ]
     )
 
@@ -120,8 +120,8 @@ def term_errors(networks: Sequence[NetworkRun], ready: ReadySamples | None = Non
     """Computes the model's errors on every network, with ever more terms and without each.
 
     Args:
-        networks: measured sweeps with what predicts them.
-        ready: the samples behind their profile; with them the slowest rank is a term too.
+        networks: Measured sweeps with what predicts them.
+        ready: Samples behind their profile; with them the slowest rank is a term too.
 
     Returns:
         TERM_COLUMNS: ``group`` is ``added`` (each with all before it) or ``left out`` (of the full
@@ -131,9 +131,9 @@ def term_errors(networks: Sequence[NetworkRun], ready: ReadySamples | None = Non
     for run in networks:
         caps = list(run.sweep.distinct().measured_s())
         for (group, term), predict in _models(run, ready).items():
-            found = evaluate(run.sweep, {cap: predict(cap) for cap in caps})
-            errors_ = (found.median_error, found.worst_error, found.noise_floor, len(found.table))
-            rows.append((run.link, group, term, *errors_))
+            accuracy = evaluate(run.sweep, {cap: predict(cap) for cap in caps})
+            errors_ = (accuracy.median_error, accuracy.worst_error, accuracy.noise_floor)
+            rows.append((run.link, group, term, *errors_, len(accuracy.table)))
     return pd.DataFrame(rows, columns=list(TERM_COLUMNS))
 
 
@@ -148,7 +148,7 @@ def _models(run: NetworkRun, ready: ReadySamples | None) -> Mapping[tuple[str, s
         changed[LEFT_OUT, name] = replace(full, costs=costs.without(term))
     if full.in_flight > 1:
         changed[LEFT_OUT, SEVERAL] = replace(full, in_flight=1, crowded_network=None)
-    ladder = {(ADDED, name): found for name, found in full.ladder(one_rank).items()}
+    ladder = {(ADDED, name): predict for name, predict in full.ladder(one_rank).items()}
     return ladder | {key: model.backward_s for key, model in changed.items()}
 
 

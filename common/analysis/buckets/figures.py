@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from common.analysis.buckets.default import NAME
-from common.analysis.buckets.sweep import BucketSweep, predicted_fastest
+from common.analysis.buckets.networks import NetworkRun
+from common.analysis.buckets.sweep import DEFAULT_NAME, BucketSweep, predicted_fastest
 from common.analysis.style import (
     BLACK,
     BLUE,
@@ -29,7 +29,7 @@ def bucket_times(
     best: BestCap,
     caption: str,
     *,
-    others: Mapping[str, BestCap] | None = None,
+    compared: Mapping[str, BestCap] | None = None,
     sweep: BucketSweep | None = None,
     measured_best_mib: float | None = None,
     floor_ms: float | None = None,
@@ -42,7 +42,7 @@ def bucket_times(
     """
     with figure(caption) as (fig, axes):
         step_line(axes, best, "predicted", BLUE, 2.2)
-        for (name, other), colour in zip((others or {}).items(), (GREY, ORANGE), strict=False):
+        for (name, other), colour in zip((compared or {}).items(), (GREY, ORANGE), strict=False):
             step_line(axes, other, name, colour, 1.2)
         if sweep is None:
             star(axes, best, best.cap_mib, f"predicted b* = {best.cap_mib:.3g} MiB")
@@ -69,6 +69,30 @@ def bucket_times(
         cap_axis(axes, "bucket cap b (MiB)")
         axes.set_ylabel("backward pass T(b) (ms)")
         fig.legend(loc="outside upper center", ncols=2, fontsize=8)
+    return fig
+
+
+def bucket_times_by_network(runs: Sequence[NetworkRun]) -> Figure:
+    """Draws T(b) on each network: predicted as a line, measured as points with quartiles."""
+    captions = dict.fromkeys(run.caption for run in runs)
+    shape = {"ncols": len(runs), "sharey": True, "squeeze": False}
+    size = (7.2, 3.6 + 0.12 * len(captions))
+    with figure("\n".join(captions), figsize=size, **shape) as (fig, grid):
+        legend: dict = {}
+        for axes, run in zip(grid[0], runs, strict=True):
+            best = run.model.best_cap()
+            step_line(axes, best, "predicted", BLUE, 2.0)
+            measured_points(axes, run.sweep, "backward_time_ms", "measured (median, quartiles)")
+            default_line(axes, run.sweep)
+            chosen = predicted_stars(axes, best, run.sweep, caps_named=False)
+            axes.set_xlim(*cap_limits(run.sweep, chosen, 1.5))
+            cap_axis(axes, "bucket cap b (MiB)")
+            axes.set_title(run.name, fontsize=9)
+            handles, labels = axes.get_legend_handles_labels()
+            legend |= dict(zip(labels, handles, strict=True))
+        grid[0, 0].set_ylim(bottom=0)
+        grid[0, 0].set_ylabel("backward pass T(b) (ms)")
+        fig.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=2, fontsize=8)
     return fig
 
 
@@ -107,7 +131,9 @@ def default_line(axes: Axes, sweep: BucketSweep, column: str = "backward_time_ms
     measured = sweep.default(column)
     if measured is not None:
         time_ms = measured["median_ms"]
-        axes.axhline(time_ms, color=GREEN, linestyle="-.", linewidth=1.4, label=f"measured, {NAME}")
+        axes.axhline(
+            time_ms, color=GREEN, linestyle="-.", linewidth=1.4, label=f"measured, {DEFAULT_NAME}"
+        )
 
 
 def predicted_stars(
@@ -169,10 +195,10 @@ def cap_limits(sweep: BucketSweep, marked: Sequence[float], margin: float) -> tu
 
 def step_line(axes: Axes, best: BestCap, label: str, colour: str, width: float) -> None:
     """Draws T in steps: it is constant between two caps that give the same buckets."""
-    seen = [candidate for candidate in best.candidates if candidate.high_mib > SMALLEST_CAP_MIB]
-    lows = [max(candidate.low_mib, SMALLEST_CAP_MIB) for candidate in seen]
-    highs = [candidate.high_mib for candidate in seen]
+    drawn = [candidate for candidate in best.candidates if candidate.high_mib > SMALLEST_CAP_MIB]
+    lows = [max(candidate.low_mib, SMALLEST_CAP_MIB) for candidate in drawn]
+    highs = [candidate.high_mib for candidate in drawn]
     highs[-1] *= 4  # any larger cap puts everything in one bucket, too
     x = np.column_stack([lows, highs]).ravel()
-    y = np.repeat([candidate.total_s * 1e3 for candidate in seen], 2)
+    y = np.repeat([candidate.total_s * 1e3 for candidate in drawn], 2)
     axes.plot(x, y, label=label, color=colour, linewidth=width)

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from common.analysis.buckets.choice import near_text
-from common.analysis.buckets.default import gains_over_default
 from common.analysis.buckets.measurements import open_run
 from common.analysis.buckets.networks import NetworkRun, measured_networks
 from common.analysis.buckets.sweep import Accuracy
@@ -64,7 +63,7 @@ def gain_over_default(folder: Path) -> Answer:
     """
     network, run = slowest_network(folder)
     chosen = network.accuracy().predicted_best_mib
-    gains = gains_over_default(network.sweep, chosen)
+    gains = network.sweep.gains_over_default(chosen)
     if not gains:
         default_s, best_s = network.model.backward_s(None), network.model.best_cap().total_s
         return Answer(
