@@ -78,9 +78,7 @@ class Learned:
 
 def losses(training: Training) -> pd.DataFrame:
     """Returns a column per compared run, on the steps that all of them have."""
-    curves = [
-        run.loss.rename(name) for name, run in zip(training.names(), training.compared, strict=True)
-    ]
+    curves = [run.loss.rename(name) for name, run in training.named()]
     return pd.concat(curves, axis=1, join="inner")
 
 
