@@ -65,6 +65,9 @@ FORMATS: Mapping[str, Form] = {
     **dict.fromkeys(
         ("accuracy", "efficiency", "noise floor", "largest error", "within std"), "{:.1%}"
     ),
+    "at the sweep's own speed": "{:.1%}",
+    "last gradient's share": "{:.0%}",
+    "g (ns per byte)": "{:.3g}",
     "calls": "{:.0f}",
     "share": "{:.1%}",
     "of roof": "{:.0%}",

@@ -32,6 +32,20 @@ COST_TERMS = {
 }
 """Term left out of the full model → its name in ``DdpCosts.without``."""
 ADDED, LEFT_OUT = "added", "left out"
+EXPOSED = {
+    "bucket_cap_mib": "cap (MiB)",
+    "predicted_ms": "exposed, predicted (ms)",
+    "recorded_ms": "exposed, DDP's record (ms)",
+}
+"""Titles of ``exposed_communication``."""
+WHOLE_STEPS = {
+    "bucket_cap_mib": "cap (MiB)",
+    "num_buckets": "buckets",
+    "predicted_ms": "step, predicted (ms)",
+    "measured_ms": "step, measured (ms)",
+    "error": "error",
+}
+"""Titles of ``whole_steps``."""
 TERM_COLUMNS = ("network", "group", "term", "median_error", "worst_error", "noise_floor", "cases")
 
 
@@ -167,7 +181,7 @@ def exposed_communication(run: Assignment2Run) -> pd.DataFrame:
         for cap in run.exposed_ms.index
         if cap in run.sweep.measured_s()
     ]
-    return pd.DataFrame(rows, columns=["bucket_cap_mib", "predicted_ms", "recorded_ms"])
+    return pd.DataFrame(rows, columns=list(EXPOSED))
 
 
 def whole_steps(run: Assignment2Run) -> pd.DataFrame:

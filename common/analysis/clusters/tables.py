@@ -11,7 +11,7 @@ from common.perfmodel.cluster.published_sweep import (
     deviation_by_bandwidth,
     least_bandwidth_gb_per_s,
 )
-from common.perfmodel.cluster.scale_out import STRATEGIES, ScaleOut, stated_assumptions
+from common.perfmodel.cluster.scale_out import STRATEGIES, ScaleOut
 from common.perfmodel.one_device.architecture import GPT2Config
 
 SWEEP_CAPTION = (
@@ -49,11 +49,6 @@ EFFICIENCY = {
     "without_stragglers": ("without stragglers", "{:.1%}"),
 }
 """Titles of ``published_sweep.explain_efficiency``: two GPUs."""
-
-
-def assumptions_list(predicted: ScaleOut) -> str:
-    """Returns everything assumed, as a Markdown list."""
-    return "\n".join(f"- {sentence}" for sentence in stated_assumptions(predicted))
 
 
 def best_caps(predictions: Mapping[str, ScaleOut]) -> pd.DataFrame:
