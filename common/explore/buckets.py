@@ -142,7 +142,7 @@ def explore(system: System, settings: BucketSettings, best: BestCap | None = Non
         settings: Settings of the sliders.
         best: T(b) of the same settings but for the cap, which it does not depend on.
     """
-    scene = placed(system, settings)
+    chosen = placed(system, settings)
     unwritten: dict[str, None] = {}
 
     def if_written(compute: Callable[[], Found]) -> Found | None:
@@ -152,9 +152,9 @@ def explore(system: System, settings: BucketSettings, best: BestCap | None = Non
             unwritten[error.task] = None
             return None
 
-    timeline = if_written(lambda: scene.model.at_cap(settings.cap_mib))
+    timeline = if_written(lambda: chosen.model.at_cap(settings.cap_mib))
     best = best or if_written(
-        lambda: scene.model.best_cap(system.caps_mib, bucketings=system.bucketings)
+        lambda: chosen.model.best_cap(system.caps_mib, bucketings=system.bucketings)
     )
     ranks = shown_ranks(system)
     at_cap = if_written(lambda: efficiency(system, settings, settings.cap_mib, ranks))

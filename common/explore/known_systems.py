@@ -43,7 +43,7 @@ def known_systems(run_dir: str | Path | None = None) -> dict[str, Opener]:
     """Returns a function that opens each system, by its name; the first is shown first.
 
     Args:
-        run_dir: a run of assignment 2; by default the newest complete one. Recorded runs come
+        run_dir: Run of assignment 2; by default the newest complete one. Recorded runs come
             after it.
 
     Raises:

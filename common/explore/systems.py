@@ -53,7 +53,7 @@ class System:
     """A model on a network, from which the explorer starts.
 
     Attributes:
-        name: what it is called in the list of systems.
+        name: name in the list of systems.
         caption: hardware, date and source; recorded, of the reader's own, or computed.
         ranks: the ranks that its all-reduces were measured on, or are computed for at first.
         on: returns the system on this number of ranks, at least 2.
@@ -106,7 +106,7 @@ class System:
         """Computes the step of one rank that exchanges nothing.
 
         Args:
-            compute: both passes take this many times as long.
+            compute: Factor on the time of both passes.
         """
         passes = self.alone.forward_s + (self.alone.local_backward_s or 0.0)
         return passes * compute + self.alone.update_s

@@ -44,10 +44,10 @@ def run_assignments(what: str, label: str, output_dir: str, progress: StageProgr
     index.html is there from the beginning and grows. Each run directory keeps its own report.
 
     Args:
-        what: an assignment, or ``all``.
-        label: name of the presets: smoke, laptop or gpu.
-        output_dir: the folder of all runs.
-        progress: the terminal's display.
+        what: Name of an assignment, or ``all``.
+        label: Name of the presets: smoke, laptop or gpu.
+        output_dir: Folder of all runs.
+        progress: Display of the terminal.
     """
     assignments = known_assignments()
     if what != "all" and what not in assignments:

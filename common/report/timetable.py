@@ -111,18 +111,13 @@ class Timetable:
         """Returns the stages that were run to their end and of which a time was expected."""
         return [entry for entry in self.entries if entry.state == DONE and entry.expected_s]
 
-    @property
-    def has_unknown(self) -> bool:
-        """Returns True if a stage is still to come that never ran before."""
-        return any(entry.expected_s is None for entry in self.entries if not entry.is_over)
-
     def time_text(self) -> str:
         """Returns the time that is left in words; empty where nothing is, or is known of it."""
         left_s = self.left_s()
         if left_s is None or left_s[1] < 0.5:
             return ""
         low, high = map(duration_text, left_s)
-        if self.has_unknown:
+        if any(entry.expected_s is None for entry in self.entries if not entry.is_over):
             return f"at least {low}"
         if low == high:
             return f"about {low}"
@@ -183,11 +178,11 @@ def plan(
     """Plans a run.
 
     Args:
-        presets: presets of the run's assignments, in order.
-        label: the preset's name.
-        output: the folder with earlier runs.
-        titles: by assignment, the title of each stage and of what follows them, by its key.
-        with_hosts: this machine can emulate hosts; without, their stages take no time.
+        presets: Presets of the run's assignments, in order.
+        label: Name of the presets.
+        output: Folder with earlier runs.
+        titles: Titles of stages and of what follows them, by assignment and key.
+        with_hosts: Whether this machine can emulate hosts; without, their stages take no time.
     """
     entries, was_here = [], True
     run = stages_that_run(presets, with_hosts=with_hosts)

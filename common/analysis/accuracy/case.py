@@ -29,12 +29,12 @@ class JudgedCase:
     """One case: what predicts it, and what it is held against.
 
     Attributes:
-        facts: its row of cases.csv.
+        facts: row of cases.csv.
         profile: gradients, without DDP.
         curve: all-reduces one after another.
-        crowded: several at once, the time of each.
+        crowded: all-reduces while several run, the time of each.
         costs: DDP's copies and contention, of this case alone.
-        longer: the same from all cases that can tell: copies by the byte from all on as many hosts,
+        longer: costs from all cases that can tell: copies by the byte from all on as many hosts,
             what a message takes from computation from all networks of the model.
         local_s, around_s: backward pass without DDP; DDP's forward pass, which broadcasts buffers,
             and the update.

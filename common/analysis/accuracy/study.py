@@ -49,6 +49,8 @@ BESIDE = (LONGER, OTHERS, WITNESS)
 """The full model with other inputs."""
 GROUPS = (*REGIMES, LATENCY, "four ranks on two cores", "replay", LOOPBACK)
 JUDGED_ROUNDS = 8
+OFF = 0.05
+"""|error| of a backward pass above which a bucketing is listed by itself."""
 USUAL_CAP_MIB = 25.0
 """DDP's ``bucket_cap_mb``; an explicit one is not its default, whose first bucket has 1 MiB."""
 CHOICES = ("b*", "smallest", "largest", "default")
@@ -158,10 +160,10 @@ class JudgedStudy:
         """
         return pd.DataFrame([_regrets(case) for case in self.cases])
 
-    def over(self, limit: float = 0.05) -> pd.DataFrame:
-        """Selects the judged bucketings whose backward pass is off by more, the worst first."""
+    def off(self) -> pd.DataFrame:
+        """Selects the judged bucketings that are ``OFF``, the worst first."""
         errors = self.errors
-        return errors[errors[FULL].abs() > limit].sort_values(FULL, key=np.abs, ascending=False)
+        return errors[errors[FULL].abs() > OFF].sort_values(FULL, key=np.abs, ascending=False)
 
 
 def grouped(errors: pd.DataFrame) -> pd.Series:

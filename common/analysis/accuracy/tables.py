@@ -9,8 +9,6 @@ from common.analysis.show import Table
 from common.perfmodel.model import CURVE, FULL, LINE, SEVERAL
 from common.samples import MOST_NOISE
 
-OFF = 0.05
-"""Bucketings predicted worse than this are listed one by one."""
 NOISE = "noise"
 SINGLE = "one bucket after the pass"
 SHARED_CORES = "ranks on few cores"
@@ -81,17 +79,17 @@ def regret_facts(study: JudgedStudy) -> dict[str, str]:
     }
 
 
-def off_cases(study: JudgedStudy, limit: float = OFF) -> pd.DataFrame:
-    """Tabulates the cases with an error above ``limit``, the worst first.
+def off_cases(study: JudgedStudy) -> pd.DataFrame:
+    """Tabulates the cases with bucketings that are off (``JudgedStudy.off``), the worst first.
 
-    Columns: case, off (bucketings above the limit), bucketings, then of the worst one num_buckets,
+    Columns: case, off (number of these), bucketings, then of the worst one num_buckets,
     error and contention (its part of the error), and noise, compute_ms and all_reduce_ms (of all
     gradients in one), cause.
     """
     cases = {case.name: case for case in study.cases}
     counts = study.errors["case"].value_counts()
     rows = []
-    for name, bucketings in study.over(limit).groupby("case", sort=False):
+    for name, bucketings in study.off().groupby("case", sort=False):
         case, worst = cases[name], bucketings.iloc[0]
         rows.append(
             {

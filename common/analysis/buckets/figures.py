@@ -33,7 +33,6 @@ def bucket_times(
     sweep: BucketSweep | None = None,
     measured_best_mib: float | None = None,
     floor_ms: float | None = None,
-    column: str = "backward_time_ms",
 ) -> Figure:
     """Draws T(b): predicted as a line, measured as points with quartiles, predicted b* marked.
 
@@ -47,8 +46,8 @@ def bucket_times(
         if sweep is None:
             star(axes, best, best.cap_mib, f"predicted b* = {best.cap_mib:.3g} MiB")
         else:
-            table = measured_points(axes, sweep, column, "measured (median, quartiles)")
-            default_line(axes, sweep, column)
+            table = measured_points(axes, sweep, "measured (median, quartiles)")
+            default_line(axes, sweep)
             chosen = predicted_stars(axes, best, sweep)
             axes.set_xlim(*cap_limits(sweep, chosen, 1.3))
             if measured_best_mib is not None:
@@ -82,7 +81,7 @@ def bucket_times_by_network(runs: Sequence[NetworkRun]) -> Figure:
         for axes, run in zip(grid[0], runs, strict=True):
             best = run.model.best_cap()
             step_line(axes, best, "predicted", BLUE, 2.0)
-            measured_points(axes, run.sweep, "backward_time_ms", "measured (median, quartiles)")
+            measured_points(axes, run.sweep, "measured (median, quartiles)")
             default_line(axes, run.sweep)
             chosen = predicted_stars(axes, best, run.sweep, caps_named=False)
             axes.set_xlim(*cap_limits(run.sweep, chosen, 1.5))
@@ -97,13 +96,13 @@ def bucket_times_by_network(runs: Sequence[NetworkRun]) -> Figure:
 
 
 def measured_points(
-    axes: Axes, sweep: BucketSweep, column: str, label: str, *, colour: str = BLACK
+    axes: Axes, sweep: BucketSweep, label: str, *, colour: str = BLACK
 ) -> pd.DataFrame:
     """Draws medians with quartiles of the distinct bucketings of a sweep; returns their summary.
 
     A line leads from the smallest cap, where the point is, to the largest with the same buckets.
     """
-    table = sweep.distinct().summary(column)
+    table = sweep.distinct().summary()
     bars = [table["median_ms"] - table["q25_ms"], table["q75_ms"] - table["median_ms"]]
     axes.errorbar(
         table["bucket_cap_mib"],
@@ -123,12 +122,12 @@ def measured_points(
     return table
 
 
-def default_line(axes: Axes, sweep: BucketSweep, column: str = "backward_time_ms") -> None:
+def default_line(axes: Axes, sweep: BucketSweep) -> None:
     """Draws the measured median of DDP's default as a line across, where there is one.
 
     The default is no cap: its first bucket has 1 MiB, and others have 25.
     """
-    measured = sweep.default(column)
+    measured = sweep.default()
     if measured is not None:
         time_ms = measured["median_ms"]
         axes.axhline(

@@ -109,8 +109,8 @@ def _draw_pass(axes: Axes, timeline_: BackwardTimeline, longest_ms: float) -> No
             linewidth=0.4 if length_ms > SMALLEST_EDGED * longest_ms else 0,
         )
         if box.event and length_ms > SMALLEST_LABELLED * longest_ms:
-            number, x = f"{box.event.index + 1}", start_ms + length_ms / 2
-            axes.text(x, middle, number, ha="center", va="center", fontsize=6.5)
+            number, center_ms = f"{box.event.index + 1}", start_ms + length_ms / 2
+            axes.text(center_ms, middle, number, ha="center", va="center", fontsize=6.5)
     ready_ms = [event.ready_s * 1e3 for event in timeline_.events]
     axes.vlines(ready_ms, 1.31, 1.69, color=BLACK, linewidth=0.6)
     total_ms, end_ms = timeline_.total_s * 1e3, timeline_.compute_end_s * 1e3

@@ -42,11 +42,12 @@ class NetworkRun:
     """DDP's sweep over one network, with what predicts it.
 
     Attributes:
-        name: such as ``2 emulated hosts at 1 Gbit/s``, ``loopback`` or ``NCCL, 1 host × 4 ranks``.
+        name: name of the network: ``2 emulated hosts at 1 Gbit/s``, ``loopback``, ``NCCL, 1 host ×
+            4 ranks``.
         folder: run directory of the sweep.
         caption: hardware, network, date and source.
         model: predicts backward passes over this network.
-        contention: how it is known (``OverlapSamples.contention``).
+        contention: how contention is known (``OverlapSamples.contention``).
         links: per host what a TCP stream reached, in Mbit/s; empty where none is emulated.
         rate_bit_per_s: rate of the slowest link; infinite where none is emulated.
     """
@@ -114,13 +115,14 @@ def measured_networks(run: Assignment2Run) -> tuple[NetworkRun, ...]:
 
     Only those that this very run measured.
     """
-    emulated = [folder for folder in sorted(run.run_dir.glob("emulated-*")) if _complete(folder)]
+    tables = ("allreduce-samples.csv", "ddp-times.csv")
+    emulated = [
+        folder
+        for folder in sorted(run.run_dir.glob("emulated-*"))
+        if all(find_table(folder, name) for name in tables)
+    ]
     runs = [_not_emulated(run), *(_emulated(run, folder) for folder in emulated)]
     return tuple(sorted(runs, key=lambda network: network.rate_bit_per_s))
-
-
-def _complete(folder: Path) -> bool:
-    return all(find_table(folder, name) for name in ("allreduce-samples.csv", "ddp-times.csv"))
 
 
 def _not_emulated(run: Assignment2Run) -> NetworkRun:

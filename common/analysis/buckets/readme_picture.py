@@ -93,9 +93,7 @@ def draw(run: NetworkRun) -> Figure:
         axes.set_title(f"DDP's backward pass, {run.name}", fontsize=10.5, loc="left")
         step_line(axes, best, "predicted", BLUE, 2.2)
         _mark_predicted(axes, best)
-        table = measured_points(
-            axes, run.sweep, "backward_time_ms", "measured: median and quartiles"
-        )
+        table = measured_points(axes, run.sweep, "measured: median and quartiles")
         _mark_measured(axes, table)
         axes.axhline(alone_ms, color=GREY, linestyle="--", linewidth=1.2)
         _write(axes, "computation alone", (1, alone_ms), (-2, -11), _across(axes))

@@ -51,9 +51,9 @@ class BucketSweep:
         )
         return table.reset_index().sort_values("bucket_cap_mib", ignore_index=True)
 
-    def default(self, column: str = "backward_time_ms") -> pd.Series | None:
+    def default(self) -> pd.Series | None:
         """Returns the row of ``summary`` of DDP's default; None where it was not measured."""
-        table = self.summary(column)
+        table = self.summary()
         rows = table[table["bucket_cap_mib"].isna()]
         return None if rows.empty else rows.iloc[0]
 
@@ -83,11 +83,13 @@ class BucketSweep:
             return float("nan")
         return float((halves[0] / halves[1] - 1).abs().median())
 
-    def standard_errors(self, column: str = "backward_time_ms") -> pd.Series:
+    def standard_errors(self) -> pd.Series:
         """Returns by cap the standard error of its median, relative (``median_standard_error``)."""
         errors = {}
         for cap, steps in self.steps.groupby("bucket_cap_mib", dropna=False):
-            times = steps.pivot(index="round", columns="iteration", values=column).to_numpy()
+            times = steps.pivot(
+                index="round", columns="iteration", values="backward_time_ms"
+            ).to_numpy()
             errors[cap] = median_standard_error(times)
         return pd.Series(errors)
 

@@ -75,8 +75,8 @@ def best_caps(predictions: Mapping[str, ScaleOut]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def outgrown(predictions: Mapping[str, ScaleOut], least: float = COSTLY) -> pd.DataFrame:
-    """Returns the number of GPUs from which DDP's default costs more than ``least``, by cluster.
+def outgrown(predictions: Mapping[str, ScaleOut]) -> pd.DataFrame:
+    """Returns the number of GPUs from which DDP's default is ``COSTLY``, by cluster.
 
     Under strong scaling. Columns: cluster, costly from (GPUs; missing where it never is), most
     GPUs, default / best (there).
@@ -88,7 +88,7 @@ def outgrown(predictions: Mapping[str, ScaleOut], least: float = COSTLY) -> pd.D
         rows.append(
             {
                 "cluster": name,
-                "costly from (GPUs)": by_gpus.loc[ratio - 1 > least, "gpus"].min(),
+                "costly from (GPUs)": by_gpus.loc[ratio - 1 > COSTLY, "gpus"].min(),
                 "most GPUs": by_gpus["gpus"].iloc[-1],
                 "default / best": ratio.iloc[-1],
             }

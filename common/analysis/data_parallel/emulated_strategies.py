@@ -43,12 +43,12 @@ class EmulatedStrategies:
     """A comparison of strategies over one network, with the inputs of its prediction.
 
     Attributes:
-        measured: the strategies in turn.
-        all_reduce: by size, over the same network.
+        measured: steps of the strategies in turn.
+        all_reduce: time of an all-reduce by size, over the same network.
         profile: the last backward pass of a step, without communication.
-        local: the other parts of such a step, raw (local-times.csv).
+        local: the other parts of a step without communication, raw (local-times.csv).
         alone: steps of FSDP on a mesh of one rank, raw (alone-times.csv).
-        collectives: those of FSDP's steps, each by itself, raw (collective-times.csv).
+        collectives: collectives of FSDP's steps, one at a time, raw (collective-times.csv).
         costs: DDP's copies and contention over the same network, where they were measured.
         left_out: why these are recorded measurements and not the reader's own; or None.
     """
@@ -196,10 +196,10 @@ class PredictionAccuracy:
     """Accuracy of predicted steps on emulated hosts; errors are of predicted over measured.
 
     Attributes:
-        network: its name.
+        network: name of the network.
         median_error: the median of the errors' sizes.
-        worst_error: the largest one, with its sign.
-        worst_strategy: the strategy of the largest one.
+        worst_error: the largest error, with its sign.
+        worst_strategy: the strategy of the largest error.
         noise: the largest range of rounds' medians, as a share; NaN for single rounds.
         predicted_fastest: the strategy that the model would choose.
         measured_fastest: the strategy that was fastest.

@@ -23,7 +23,7 @@ class Agreement:
     """Largest difference between the loss curves of a comparison, and the tolerance for rounding.
 
     Attributes:
-        curves: how many are compared.
+        curves: number of curves.
         precision: the format of the numbers in which the runs computed.
         largest_nats: the largest difference of any two curves at any step.
         step: the step of that difference.
@@ -48,7 +48,7 @@ class Learned:
 
     Attributes:
         final_nats: the mean loss of the last steps.
-        averaged_steps: how many steps that is the mean of.
+        averaged_steps: number of these last steps.
         steps: all steps of the run.
         entropy_nats: the entropy of the text, below which no model's loss can stay.
         unigram_nats: the loss of a model that knows only how often each token comes; NaN where it

@@ -48,14 +48,14 @@ class StrategyTimes:
     """Steps of one run under each strategy.
 
     Attributes:
-        folder: where the table lies.
+        folder: folder of the table.
         caption: hardware, date and source, for figures.
         recorded: whether these measurements came with the project.
         rotated: whether strategies took turns in one process group; else these are steps of
             training runs, one run after another.
         settings: model, micro_batch_size, seq_len, precision, bucket_cap_mb.
         environment: the environment record.
-        times: raw samples, ``COLUMNS``.
+        times: raw samples, ``STRATEGY_COLUMNS``.
     """
 
     folder: Path
@@ -232,15 +232,15 @@ def above_noise(difference: pd.Series, noise: pd.Series) -> pd.Series:
     return larger.where(noise.notna(), "unknown")
 
 
-def exchange_cost(strategies: StrategyTimes, strategy: str = "DDP") -> pd.DataFrame:
-    """Compares a strategy's step with the same computation without communication.
+def exchange_cost(strategies: StrategyTimes) -> pd.DataFrame:
+    """Compares DDP's step with the same computation without communication.
 
     A row per accumulation at which both were measured. Columns: accumulation, above_noise (of
     added_share), step_ms, local_ms, added_ms (their difference), added_share (of local_ms), noise
     (the larger one of the two), speedup and local_speedup (over one device).
     """
     table = strategies.summary()
-    exchanging = table[table["strategy"] == strategy]
+    exchanging = table[table["strategy"] == "DDP"]
     local = table[table["strategy"] == "local"]
     pairs = exchanging.merge(local, on="accumulation", suffixes=("", "_local"))
     added_ms = pairs["step_ms"] - pairs["step_ms_local"]

@@ -18,6 +18,7 @@ from common.perfmodel.fsdp.communication import strategy_table
 from common.perfmodel.one_device.architecture import GPT2Config
 
 NOISE_COLUMN = "can be told from noise"
+LARGE = "gpt2-large"
 BACKEND_NAMES = {"gloo": "gloo", "nccl": "NCCL"}
 ANSWERS = {True: "yes", False: "no", None: "unknown: there is one curve"}
 
@@ -228,15 +229,13 @@ def learning_facts(training: Training) -> dict[str, str]:
     }
 
 
-def sent_by_backend(strategies: StrategyTimes, large: str = "gpt2-large") -> pd.DataFrame:
+def sent_by_backend(strategies: StrategyTimes) -> pd.DataFrame:
     """Returns the bytes that a rank would send over gloo and over NCCL, in MB.
 
-    Args:
-        strategies: Run with the first model and the number of ranks.
-        large: Second model.
+    Rows are of the run's model and of ``LARGE``, on as many ranks as the run's.
     """
     configs = {strategies.settings["model"]: strategies.config}
-    configs.setdefault(large, GPT2Config.named(large))
+    configs.setdefault(LARGE, GPT2Config.named(LARGE))
     tables = []
     for name, config in configs.items():
         table = strategy_table(config, strategies.ranks)

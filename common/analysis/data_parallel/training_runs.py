@@ -59,7 +59,7 @@ class TrainingRun(runs.OfRun):
     """One complete training run: its settings, and the tables of its steps and memory.
 
     Attributes:
-        opened: its files.
+        opened: files of the run.
     """
 
     @classmethod

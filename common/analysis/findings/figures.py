@@ -71,7 +71,7 @@ def bucket_times(folder: Path) -> SmallFigure:
     limits = cap_limits(network.sweep, (best.cap_mib,), 1.3)
     with _small() as (figure, axes):
         step_line(axes, best, "predicted", BLUE, 1.5)
-        table = measured_points(axes, network.sweep, "backward_time_ms", "measured", colour=RED)
+        table = measured_points(axes, network.sweep, "measured", colour=RED)
         axes.axvline(best.cap_mib, color=GREY, ls="--", lw=1, label="b*")
         predicted_ms = [
             candidate.total_s * 1e3

@@ -48,9 +48,9 @@ class Question:
     """A number that the first page asks for.
 
     Attributes:
-        title: of the finding.
+        title: title of the finding.
         meaning: one fixed sentence that says what the number means.
-        anchor: of the report's section that shows its evidence: notebook, then heading.
+        anchor: anchor of the report's section with the evidence: notebook, then heading.
         find: looks for the number in a run directory; raises UserError where it is not there.
     """
 
@@ -65,8 +65,8 @@ class Finding:
     """A question and its answer in one run.
 
     Attributes:
-        answer: None where the run has no answer.
-        missing: why it has none; empty where it has one.
+        answer: the number; None where the run has none.
+        missing: why there is no answer; empty where there is one.
     """
 
     assignment: str
