@@ -10,7 +10,7 @@ from common.analysis.style import BLACK, BLUE, GREEN, ORANGE, RED
 from common.data.text_lengths import LengthDistribution, read_text_lengths
 from common.errors import UserError
 from common.explore.bucket_tab import needs
-from common.explore.controls import Key, Slider, Text, box, choice
+from common.explore.controls import Key, Slider, Text, box, choice, column
 from common.explore.figures import Figure, figure, line
 from common.explore.micro_batches import (
     PLANS,
@@ -109,21 +109,18 @@ class BatchTab:
         )
 
     def _laid_out(self) -> ipywidgets.Widget:
-        panels = []
-        for name, made in self.figures.items():
-            panel = ipywidgets.VBox([self.headings[name].widget, made])
-            panel.add_class("ddplab-panel")
-            panel.add_class("ddplab-timeline")  # each as wide as there is room
-            panels.append(panel)
+        panels = [  # each as wide as there is room
+            column([self.headings[name].widget, made], "ddplab-panel", "ddplab-timeline")
+            for name, made in self.figures.items()
+        ]
         for dropdown in (self.data_set, self.plan):
             dropdown.add_class("ddplab-stacked")
-        controls = ipywidgets.VBox([self.data_set, self.plan, *self.sliders.values()])
-        controls.add_class("ddplab-controls")
+        choices = [self.data_set, self.plan, *self.sliders.values()]
         for text in (self.message.widget, self.caption.widget):
             text.add_class("ddplab-wide")
         return box(
             self.message.widget,
-            controls,
+            column(choices, "ddplab-controls"),
             box(*panels, css_class="ddplab-plots"),
             self.caption.widget,
             css_class="ddplab-explore",

@@ -36,6 +36,7 @@ from common.explore.controls import (
     Text,
     box,
     choice,
+    column,
     steps_between,
     time_text,
 )
@@ -187,21 +188,17 @@ class BucketTab:
         self.caption.show(f"{self.system.caption}. Shown: {how}.")
 
     def _laid_out(self) -> ipywidgets.Widget:
-        panels = []
-        for name, made in self.figures.items():
-            panel = ipywidgets.VBox([self.headings[name].widget, made])
-            panel.add_class("ddplab-panel")
-            panel.add_class(f"ddplab-{name}")
-            panels.append(panel)
-        controls = ipywidgets.VBox([*self.sliders.values(), self.reset])
-        controls.add_class("ddplab-controls")
+        panels = [
+            column([self.headings[name].widget, made], "ddplab-panel", f"ddplab-{name}")
+            for name, made in self.figures.items()
+        ]
         wide = [self.choice, self.message.widget, self.command, self.caption.widget]
         for widget in wide:
             widget.add_class("ddplab-wide")
         return box(
             self.choice,
             self.message.widget,
-            controls,
+            column([*self.sliders.values(), self.reset], "ddplab-controls"),
             box(*panels, css_class="ddplab-plots"),
             self.command,
             self.caption.widget,

@@ -113,6 +113,14 @@ def choice(label: str, options: Mapping[str, str] | Sequence[str]) -> ipywidgets
     return dropdown
 
 
+def column(children: Sequence[ipywidgets.Widget], *css_classes: str) -> ipywidgets.VBox:
+    """Returns widgets one below the other."""
+    container = ipywidgets.VBox(children)
+    for name in css_classes:
+        container.add_class(name)
+    return container
+
+
 def box(*children: ipywidgets.Widget, css_class: str) -> ipywidgets.Box:
     """Returns a box whose layout is the style sheet's."""
     container = ipywidgets.Box(children)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from common.analysis.buckets.measurements import WRITTEN_BY, Assignment2Run
 from common.analysis.buckets.networks import NetworkRun
-from common.analysis.buckets.sweep import Accuracy, evaluate
+from common.analysis.buckets.sweep import Accuracy
 from common.perfmodel.buckets import DdpOptions
 from common.perfmodel.collectives import as_alpha_beta
 from common.perfmodel.ddp.step import StepOptions
@@ -49,17 +49,6 @@ WHOLE_STEPS = {
 TERM_COLUMNS = ("network", "group", "term", "median_error", "worst_error", "noise_floor", "cases")
 
 
-def predictions(run: Assignment2Run) -> dict[str, dict[float, float]]:
-    """Predicts seconds of the backward pass by measured cap, on every rung of the ladder.
-
-    One more is no prediction: it takes the speed of computation from the sweep's own rounds, and so
-    shows what the terms of communication alone are worth.
-    """
-    caps = list(run.sweep.distinct().measured_s())
-    predictors = run.model.ladder() | {OWN_SPEED: own_speed_model(run).backward_s}
-    return {name: {cap: predict(cap) for cap in caps} for name, predict in predictors.items()}
-
-
 def own_speed_model(run: Assignment2Run) -> DdpModel:
     """Returns the full model with the speed at which the sweep's own rounds computed."""
     in_sweep = run.profile.scaled(compute=run.local_s / run.profile.backward_s)
@@ -67,8 +56,13 @@ def own_speed_model(run: Assignment2Run) -> DdpModel:
 
 
 def compare(run: Assignment2Run) -> dict[str, Accuracy]:
-    """Evaluates each model on the run's own sweep."""
-    return {name: evaluate(run.sweep, times) for name, times in predictions(run).items()}
+    """Evaluates every rung of the ladder on the run's own sweep.
+
+    One more is no prediction: it takes the speed of computation from the sweep's own rounds, and so
+    shows what the terms of communication alone are worth.
+    """
+    predictors = run.model.ladder() | {OWN_SPEED: own_speed_model(run).backward_s}
+    return {name: run.sweep.accuracy_of(predict) for name, predict in predictors.items()}
 
 
 def compare_at_own_speed(run: Assignment2Run) -> dict[str, Accuracy]:
@@ -77,11 +71,8 @@ def compare_at_own_speed(run: Assignment2Run) -> dict[str, Accuracy]:
     Where the speed changed between two benchmarks, a model that lacks a term may be closer than
     one that has it, as two errors make up for each other. Here they cannot.
     """
-    caps = list(run.sweep.distinct().measured_s())
-    return {
-        name: evaluate(run.sweep, {cap: predict(cap) for cap in caps})
-        for name, predict in own_speed_model(run).ladder().items()
-    }
+    ladder = own_speed_model(run).ladder()
+    return {name: run.sweep.accuracy_of(predict) for name, predict in ladder.items()}
 
 
 def errors(accuracies: dict[str, Accuracy]) -> pd.DataFrame:
@@ -143,9 +134,8 @@ def term_errors(networks: Sequence[NetworkRun], ready: ReadySamples | None = Non
     """
     rows = []
     for run in networks:
-        caps = list(run.sweep.distinct().measured_s())
         for (group, term), predict in _models(run, ready).items():
-            accuracy = evaluate(run.sweep, {cap: predict(cap) for cap in caps})
+            accuracy = run.sweep.accuracy_of(predict)
             errors_ = (accuracy.median_error, accuracy.worst_error, accuracy.noise_floor)
             rows.append((run.link, group, term, *errors_, len(accuracy.table)))
     return pd.DataFrame(rows, columns=list(TERM_COLUMNS))

@@ -15,7 +15,7 @@ from common.analysis.buckets.measurements import (
     check_comparable,
     open_run,
 )
-from common.analysis.buckets.sweep import Accuracy, BucketSweep, evaluate, read_sweep
+from common.analysis.buckets.sweep import Accuracy, BucketSweep, read_sweep
 from common.analysis.comparable import network_of
 from common.analysis.runs import DOCTOR, Run, origin, recorded_assignment
 from common.errors import UserError
@@ -68,8 +68,7 @@ class NetworkRun:
 
     def accuracy(self) -> Accuracy:
         """Holds the prediction against the sweep."""
-        caps = self.sweep.measured_s()
-        return evaluate(self.sweep, {cap: self.model.backward_s(cap) for cap in caps})
+        return self.sweep.accuracy_of(self.model.backward_s)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +66,10 @@ class BucketSweep:
         chosen, default = by_round.reindex(columns=[cap_mib, np.nan]).to_numpy().T
         gains = 1 - chosen / default
         return gains[~np.isnan(gains)].tolist()
+
+    def accuracy_of(self, predict: Callable[[float], float]) -> Accuracy:
+        """Holds predicted seconds of the backward pass, by cap in MiB, against the sweep."""
+        return evaluate(self, {cap: predict(cap) for cap in self.distinct().measured_s()})
 
     def noise_floor(self, column: str = "backward_time_ms") -> float:
         """Computes the median over caps of |A/B − 1|; A, B are medians of two halves of the rounds.
