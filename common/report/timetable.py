@@ -186,7 +186,9 @@ def plan(
     """
     entries, was_here = [], True
     run = stages_that_run(presets, with_hosts=with_hosts)
-    passed_over = {(p.assignment, stage.key) for p in presets for stage in p.stages} - run
+    passed_over = {
+        (preset.assignment, stage.key) for preset in presets for stage in preset.stages
+    } - run
     for preset in presets:
         expected, is_here = _earlier_times(preset.assignment, label, output)
         was_here = was_here and is_here

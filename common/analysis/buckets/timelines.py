@@ -70,7 +70,7 @@ class MeasuredTimelines:
         unknown. Raises UserError for a cap that was not watched.
         """
         rows = self._of(cap_mib)
-        return [_slowest(rows[rows["iteration"] == i]) for i in sorted(set(rows["iteration"]))]
+        return [_slowest(ranks) for _, ranks in rows.groupby("iteration")]
 
     def typical(self, cap_mib: float | None) -> BackwardTimeline:
         """Returns the pass at a cap whose length is the (lower) median."""
@@ -329,7 +329,9 @@ def _lengths_s(timeline: BackwardTimeline) -> dict[str, np.ndarray]:
 
 def _moments(events: Sequence[BucketEvent]) -> np.ndarray:
     """Stacks when each bucket was ready, started, reduced and copied back: [4, buckets], in s."""
-    return np.array([(e.ready_s, e.start_s, e.end_s, e.copied_s) for e in events]).T
+    return np.array(
+        [(event.ready_s, event.start_s, event.end_s, event.copied_s) for event in events]
+    ).T
 
 
 def _slowest(rows: pd.DataFrame) -> BackwardTimeline:

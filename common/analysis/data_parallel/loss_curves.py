@@ -15,7 +15,7 @@ WINDOWS = 40
 ROUNDING_NATS = {"float32": 1e-3, "float64": 1e-9}
 """Differences that rounding explains over a short run, by precision."""
 ROUGH_ROUNDING_NATS = 0.05
-"""The same with fewer digits."""
+"""Differences that rounding explains in formats of fewer digits."""
 
 
 @dataclass(frozen=True)
