@@ -62,7 +62,12 @@ FORMATS: Mapping[str, Form] = {
     **dict.fromkeys(("FLOP/B", "GFLOP/s", "GB/s"), "{:.1f}"),
     **dict.fromkeys(("error", "gain", "added", "watched / plain"), "{:+.1%}"),
     **dict.fromkeys(("median error", "mean error", "worst error", "regret", "waiting"), "{:.1%}"),
-    **dict.fromkeys(("accuracy", "efficiency", "noise floor", "largest error"), "{:.1%}"),
+    **dict.fromkeys(
+        ("accuracy", "efficiency", "noise floor", "largest error", "within std"), "{:.1%}"
+    ),
+    "at the sweep's own speed": "{:.1%}",
+    "last gradient's share": "{:.0%}",
+    "g (ns per byte)": "{:.3g}",
     "calls": "{:.0f}",
     "share": "{:.1%}",
     "of roof": "{:.0%}",
