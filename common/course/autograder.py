@@ -62,8 +62,8 @@ def bundle(root: Path, out: Path, variant: int, overlay: Path | None = None) -> 
     try:
         with with_overlay(root, overlay) as merged, zipfile.ZipFile(beside, "w") as archive:
             if overlay:
-                own = (str(path.relative_to(overlay)) for path in overlay.rglob("*"))
-                more = (name for name in own if is_packed(name) and (merged / name).is_file())
+                paths = (str(path.relative_to(overlay)) for path in overlay.rglob("*"))
+                more = (name for name in paths if is_packed(name) and (merged / name).is_file())
                 names = sorted({*names, *more})
             read_tasks(merged)
             for name, content in (("setup.sh", SETUP), ("run_autograder", RUN)):

@@ -68,20 +68,20 @@ def check(root: Path, tree: Path) -> Checked:
 def unwritten_tasks(tree: Path) -> tuple[str, ...]:
     """Returns the tasks that a student's tree leaves open, in their order."""
     wanted = re.compile(rf'raise {EXCEPTION}\("(A\d\.\d)"\)')
-    found = {
+    tasks = {
         task
         for path in (tree / "common" / "exercises").glob("*.py")
         for task in wanted.findall(path.read_text())
     }
-    return tuple(sorted(found))
+    return tuple(sorted(tasks))
 
 
 def solutions(root: Path, tasks: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yields each piece of these tasks' solutions: those of exercises, and second copies."""
-    known = read_tasks(root)
+    course_tasks = read_tasks(root)
     for name in tasks:
-        source = (root / known[name].path).read_text()
-        for task, text in solution_pieces(source, known[name].file):
+        source = (root / course_tasks[name].path).read_text()
+        for task, text in solution_pieces(source, course_tasks[name].file):
             if task == name:
                 yield task, text
 
@@ -90,7 +90,7 @@ def _run(tree: Path, *arguments: str) -> list[str]:
     """Runs Python in the tree; returns a line for each complaint."""
     variables = os.environ | {"PYTHONPATH": str(tree.absolute()), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *arguments],
             cwd=tree,
             env=variables,
@@ -100,8 +100,8 @@ def _run(tree: Path, *arguments: str) -> list[str]:
         )
     except subprocess.TimeoutExpired:
         return [f"python {arguments[0]} …: no end after {TIME_LIMIT_S:.0f} s"]
-    lines = done.stdout.splitlines()
+    lines = process.stdout.splitlines()
     if arguments[0] == "-c":
         complaints = [line for line in lines if not line.startswith("done")]
-        return complaints if lines else [f"modules cannot be imported: {done.stderr.strip()}"]
-    return [] if done.returncode == 0 else [f"ddplab --help: {done.stderr.strip()}"]
+        return complaints if lines else [f"modules cannot be imported: {process.stderr.strip()}"]
+    return [] if process.returncode == 0 else [f"ddplab --help: {process.stderr.strip()}"]

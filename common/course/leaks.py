@@ -33,9 +33,9 @@ class Leak:
 
     Attributes:
         path: path from the tree's root.
-        line: where it begins, from 1.
-        task: whose solution it is part of; empty for what is none.
-        what: it is, in words.
+        line: number of its first line, from 1.
+        task: task that it solves; empty for what is no solution.
+        what: the piece in words.
     """
 
     path: str
@@ -78,10 +78,10 @@ class Solutions:
                 continue
             coded = self.coded(tokens)
             for start in range(len(tokens) - size + 1):
-                known = self.windows.setdefault(size, {}).setdefault(
+                patterns = self.windows.setdefault(size, {}).setdefault(
                     coded[start : start + size], {}
                 )
-                known.setdefault(pattern(tokens[start : start + size]), task)
+                patterns.setdefault(pattern(tokens[start : start + size]), task)
 
     def coded(self, tokens: Sequence[Token]) -> str:
         """Returns a character for each token."""
@@ -96,8 +96,8 @@ class Solutions:
         coded = self.coded(tokens)
         for size, windows in self.windows.items():
             for start in range(len(tokens) - size + 1):
-                known = windows.get(coded[start : start + size])
-                task = known and known.get(pattern(tokens[start : start + size]))
+                patterns = windows.get(coded[start : start + size])
+                task = patterns and patterns.get(pattern(tokens[start : start + size]))
                 if task:
                     yield tokens[start].line, task
 

@@ -78,10 +78,16 @@ class HandedIn:
 
     def tasks(self, tasks: Mapping[str, Task]) -> dict[str, Task]:
         """Returns its tasks among those of the course."""
-        own = {name: task for name, task in tasks.items() if task.assignment == self.assignment}
+        assigned = {
+            name: task for name, task in tasks.items() if task.assignment == self.assignment
+        }
         if not self.part:
-            return own
-        return {name: own[name] for name in PARTS[self.assignment][self.part - 1] if name in own}
+            return assigned
+        return {
+            name: assigned[name]
+            for name in PARTS[self.assignment][self.part - 1]
+            if name in assigned
+        }
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ class Submission:
     """A submission, read.
 
     Attributes:
-        of: what it is of.
+        of: student, assignment and part.
         files: contents by their path below the tarball's folder.
     """
 
@@ -273,13 +279,13 @@ def path_inside(name: str, of: HandedIn) -> str | None:
     if len(name.encode()) > PATH_BYTES:
         return None
     inside = "/".join(path.parts[1:])
-    folder, _, rest = inside.partition("/")
-    known = (
+    folder, _, file = inside.partition("/")
+    belongs = (
         inside in (MANIFEST, ANSWERS, REPORT)
-        or (folder == EXERCISES and re.fullmatch(r"\w+\.py", rest))
+        or (folder == EXERCISES and re.fullmatch(r"\w+\.py", file))
         or (folder == RUN and path.suffix in KINDS_OF_TABLES)
     )
-    return inside if known else None
+    return inside if belongs else None
 
 
 def check_manifest(name: str, files: Mapping[str, bytes]) -> None:

@@ -27,25 +27,25 @@ class Opened:
     """A diagnosis and what it was made from.
 
     Attributes:
-        name: of what was named, for titles.
-        folder: where results may be written.
-        notes: what could not be seen, in sentences.
+        name: name of the bundle or run, for titles.
+        folder: folder that results may be written to.
+        notes: sentences on what could not be seen.
     """
 
     name: str
     folder: Path
     case: Case
-    found: Diagnosis
+    diagnosis: Diagnosis
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Returns the diagnosis as text, with what could not be seen at its end."""
         notes = [f"   - {note}" for note in self.notes]
-        return [*lines_of(self.found), *(["", "Not seen:", *notes] if notes else [])]
+        return [*lines_of(self.diagnosis), *(["", "Not seen:", *notes] if notes else [])]
 
     def as_json(self) -> dict[str, object]:
         """Returns the diagnosis as JSON can hold it."""
-        return {"name": self.name} | self.found.as_json() | {"notes": list(self.notes)}
+        return {"name": self.name} | self.diagnosis.as_json() | {"notes": list(self.notes)}
 
     def write(self) -> list[Path]:
         """Writes ``diagnosis.json`` and ``diagnosis.html``; returns their paths.
@@ -53,7 +53,7 @@ class Opened:
         Raises:
             UserError: the folder cannot be written.
         """
-        page = diagnosis_page(self.found, self.case, self.name, self.notes)
+        page = diagnosis_page(self.diagnosis, self.case, self.name, self.notes)
         text = json.dumps(self.as_json(), indent=1, default=str)
         try:
             write_atomically(self.folder / JSON, text)
@@ -114,7 +114,7 @@ def compared(before: Opened, after: Opened) -> pd.DataFrame:
 
 def causes_changed(before: Opened, after: Opened) -> Sequence[str]:
     """Returns a sentence for each cause that has come or gone."""
-    first, then = ({v.cause: v.title for v in o.found.verdicts} for o in (before, after))
+    first, then = ({v.cause: v.title for v in o.diagnosis.verdicts} for o in (before, after))
     gone = [f"Gone: {title}." for cause, title in first.items() if cause not in then]
     come = [f"New: {title}." for cause, title in then.items() if cause not in first]
     return [*gone, *come] or ["The same causes were found in both."]

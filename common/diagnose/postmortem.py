@@ -25,13 +25,13 @@ FEW = 3
 class PostMortem:
     """A diagnosis, and what it was made from."""
 
-    left: LeftBehind
-    found: Diagnosis
+    job: LeftBehind
+    diagnosis: Diagnosis
 
     def lines(self) -> list[str]:
         """Returns the diagnosis as text."""
-        notes = [f"   - {note}" for note in self.left.notes]
-        return [*lines_of(self.found, FEW), *(["", "Not read:", *notes] if notes else [])]
+        notes = [f"   - {note}" for note in self.job.notes]
+        return [*lines_of(self.diagnosis, FEW), *(["", "Not read:", *notes] if notes else [])]
 
     def write(self) -> Path:
         """Writes ``diagnosis.json`` into the folder; returns its path.
@@ -39,9 +39,9 @@ class PostMortem:
         Raises:
             UserError: the folder cannot be written.
         """
-        notes = {"notes": list(self.left.notes)}
-        content = {"name": self.left.folder.name} | self.found.as_json() | notes
-        path = self.left.folder / RESULT
+        notes = {"notes": list(self.job.notes)}
+        content = {"name": self.job.folder.name} | self.diagnosis.as_json() | notes
+        path = self.job.folder / RESULT
         try:
             write_atomically(path, json.dumps(content, indent=1))
         except OSError as error:
@@ -55,21 +55,21 @@ def open_postmortem(folder: Path | str) -> PostMortem:
     Raises:
         UserError: there is no such folder, or nothing in it that can be read.
     """
-    left = read_left_behind(folder)
-    verdicts, not_judged = judged(CAUSES, left)
-    found = Diagnosis(tuple(in_order(verdicts)), tuple(not_judged), _summary(left))
-    return PostMortem(left, found)
+    job = read_left_behind(folder)
+    verdicts, not_judged = judged(CAUSES, job)
+    diagnosis = Diagnosis(tuple(in_order(verdicts)), tuple(not_judged), _summary(job))
+    return PostMortem(job, diagnosis)
 
 
-def _summary(left: LeftBehind) -> str:
+def _summary(job: LeftBehind) -> str:
     """Returns what was read, and where a step's time goes in the traces."""
     read = []
-    if len(left.steps):
-        ranks, steps = left.steps["rank"].nunique(), left.common_steps
+    if len(job.steps):
+        ranks, steps = job.steps["rank"].nunique(), job.common_steps
         read.append(f"profiler traces of {counted(ranks, 'rank')}, {steps} steps")
-    if left.log is not None:
-        read.append(f"NCCL's log of {len(left.log.hosts)} ranks")
-    if left.dumps:
-        read.append(f"flight recorders' dumps of {len(left.dumps)} ranks")
-    said = f"Read: {'; '.join(read)}."
-    return f"{said} {profiled_step(left)}." if left.common_steps else said
+    if job.log is not None:
+        read.append(f"NCCL's log of {len(job.log.hosts)} ranks")
+    if job.dumps:
+        read.append(f"flight recorders' dumps of {len(job.dumps)} ranks")
+    sentence = f"Read: {'; '.join(read)}."
+    return f"{sentence} {profiled_step(job)}." if job.common_steps else sentence

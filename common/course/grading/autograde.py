@@ -21,12 +21,12 @@ def main() -> None:
     folder, results = Path(sys.argv[1]), Path(sys.argv[2])
     try:
         variant = int(sys.argv[3]) if len(sys.argv) > 3 else 0
-        found = sorted(folder.glob("*.tar.gz"))
-        if len(found) != 1:
+        tarballs = sorted(folder.glob("*.tar.gz"))
+        if len(tarballs) != 1:
             raise UserError(
-                f"{len(found)} tarballs were uploaded; expected one, of `ddplab handin`"
+                f"{len(tarballs)} tarballs were uploaded; expected one, of `ddplab handin`"
             )
-        write_json(Grader(project_root(), variant).grade(found[0]), results)
+        write_json(Grader(project_root(), variant).grade(tarballs[0]), results)
     except (UserError, RunFailed) as error:
         write_refusal(results, str(error))
         print(error)

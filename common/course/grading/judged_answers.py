@@ -37,10 +37,10 @@ def judge_answers(
     """Returns a mark for each question.
 
     Args:
-        questions, answers, key: by the questions' names.
+        questions, answers, key: question, answer and key by the question's name.
         run: folder of the tables that were handed in.
-        assignment: its number, whose functions recompute numbers.
-        levels: what somebody who read a text found: none, half or full.
+        assignment: number of the assignment, whose module recomputes numbers.
+        levels: question → level that a reader gave its text: none, half or full.
     """
     marks = []
     for name, question in questions.items():

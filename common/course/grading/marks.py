@@ -15,10 +15,10 @@ class Mark:
 
     Attributes:
         of: task or question.
-        name: what was judged.
-        points: of a right one.
-        score: what this one gets; None where it was not judged.
-        why: it gets no more, or was not judged.
+        name: the check or answer in words.
+        points: points of a right check or answer.
+        score: points that were given; None where it was not judged.
+        why: reason why it gets no more, or was not judged.
     """
 
     of: str
@@ -33,12 +33,12 @@ class Grade:
     """The marks of a submission.
 
     Attributes:
-        stem: whose and of what.
-        marks: one for each check and question, whatever happened.
-        isolation: how the student's code was kept apart; empty if it was not run.
-        variant: what numbers were drawn from.
-        remark: about the whole, such as why it could not be read.
-        seconds: that it took.
+        stem: student and assignment, as in the tarball's name.
+        marks: mark of each check and question, whatever happened.
+        isolation: kind of sandbox that the code ran in; empty if it was not run.
+        variant: seed of the numbers in checks.
+        remark: sentence on the submission, such as why it could not be read.
+        seconds: duration of the grading.
     """
 
     stem: str

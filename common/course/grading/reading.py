@@ -33,8 +33,8 @@ def reading_sheet(
     """Returns a page of HTML: for each question its levels, what to look for, and all answers.
 
     Args:
-        title: of the page.
-        questions, key: by the questions' names; only texts are read.
+        title: title of the page.
+        questions, key: question and key by the question's name; only texts are read.
         answers: submission → question → answer; submissions stand in the same order everywhere.
     """
     parts = []

@@ -32,8 +32,8 @@ def isolated(
     """Returns the command that starts Python in namespaces, in a root of its own.
 
     Args:
-        isolation: one of those with such a root.
-        folder, uid, new: as for ``root_of_its_own``.
+        isolation: ``namespaces`` or ``user namespaces``.
+        folder, uid, new: arguments of ``root_of_its_own``.
         arguments: Python's.
     """
     program = shlex.join([program_inside(), *arguments])

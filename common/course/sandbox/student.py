@@ -69,14 +69,14 @@ class Ranks:
     def __init__(self, sandbox: Sandbox, below: str, ranks: int, timeout_s: float) -> None:
         self.sandbox = sandbox
         self.world_size = ranks
-        place = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": free_port()}
+        group = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": free_port()}
         self.peers = [
             sandbox.start(
                 below,
                 timeout_s=timeout_s,
                 variables={
                     name: str(value)
-                    for name, value in {**place, "RANK": rank, "LOCAL_RANK": rank}.items()
+                    for name, value in {**group, "RANK": rank, "LOCAL_RANK": rank}.items()
                 },
             )
             for rank in range(ranks)
@@ -100,12 +100,12 @@ class Ranks:
             futures = [pool.submit(call_on, peer) for peer in self.peers]
             waiting = futures
             try:
-                done, waiting = wait(futures, return_when=FIRST_EXCEPTION)
+                finished, waiting = wait(futures, return_when=FIRST_EXCEPTION)
             finally:  # a time limit is raised here, too; the pool then waits for its threads
                 if waiting:
                     for peer in self.peers:
                         shut(peer)
-            failed = [future.exception() for future in done if future.exception()]
+            failed = [future.exception() for future in finished if future.exception()]
         if failed:
             # That a process has ended says less than what another one raised.
             raise min(failed, key=lambda error: isinstance(error, Ended))
@@ -153,9 +153,9 @@ def lay_out_student(
     """Writes the packages that a student's process sees to ``folder / below``.
 
     Args:
-        folder: the sandbox's.
-        root: the project, which has ``common/errors.py``.
-        below: a name.
+        folder: folder of the sandbox.
+        root: root of the project, which has ``common/errors.py``.
+        below: name of the part.
         probes: folder of the checks' functions that run there.
         exercise: returns the text of an exercise, whose path in the project it gets.
         files: exercises; by default all of the project's.

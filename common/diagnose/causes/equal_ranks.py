@@ -28,8 +28,8 @@ def hindered_ms(case: Case, rank: int, longer_ms: float = 0.0) -> float:
 
     Args:
         case: the run.
-        rank: the one that the others wait for.
-        longer_ms: what its passes take longer than the others' in a step, and will not then.
+        rank: rank that the others wait for.
+        longer_ms: time that its passes take longer than the others' in a step, and will not then.
 
     Returns:
         ms of a step, at least 0: nobody computes faster because nobody waits. 0 also where passes
@@ -57,8 +57,8 @@ def passes_ms(case: Case, rank: int) -> float | None:
     longer_ms = max(0.0, float(alone[rank] - alone.drop(rank).mean()))
     # A pass ends with its slowest rank, which is now one and now another.
     whole_ms = slowest_rank(measured.assign(whole=measured[PARTS].sum(axis=1)), "whole", by=KEYS)
-    others = measured[measured["rank"] != rank]
-    probed_ms = float(others.groupby("rank")[PARTS[0]].median().mean())
+    other_ranks = measured[measured["rank"] != rank]
+    probed_ms = float(other_ranks.groupby("rank")[PARTS[0]].median().mean())
     sending_ms = float(whole_ms.median()) - longer_ms - probed_ms
     [facts] = case.run.need(FACTS)
     exchanges = watched_exchanges(case.run, float(facts["gradient_bytes"].max()))
@@ -87,7 +87,9 @@ def _now_ms(case: Case, rank: int) -> float:
 def _silent_backward_ms(case: Case, rank: int) -> float:
     """Returns the ms of a backward pass of all ranks at once that sends nothing."""
     [probes] = case.run.need(PROBES)
-    own = probes[flags(probes["together"]) & (probes["batch_per_rank"] == case.run.batch_per_rank)]
-    if own.empty:
+    passes = probes[
+        flags(probes["together"]) & (probes["batch_per_rank"] == case.run.batch_per_rank)
+    ]
+    if passes.empty:
         raise NotJudged(f"{PROBES} has no passes of the script's own batch")
-    return float(own[own["rank"] != rank].groupby("rank")["backward_time_ms"].median().mean())
+    return float(passes[passes["rank"] != rank].groupby("rank")["backward_time_ms"].median().mean())

@@ -39,8 +39,8 @@ def slow_rank(case: Case) -> Verdict | None:
     compute, tokens = _compute_and_tokens(case)
     rate = compute / tokens
     slowest = int(rate.median().idxmax())
-    others = rate.drop(columns=slowest).median(axis=1)
-    ratios = rate[slowest] / others
+    other_rate = rate.drop(columns=slowest).median(axis=1)
+    ratios = rate[slowest] / other_rate
     ratio, error = float(ratios.median()), standard_error(ratios)
     often = float((rate.idxmax(axis=1) == slowest).mean())
     if not (ratio >= SLOW_RATIO and often >= SLOWEST_OFTEN):  # none of them if not known
@@ -103,12 +103,15 @@ def _slow_part(case: Case, slowest: int) -> list[str]:
     for name, column in (("forward", "forward_time_ms"), ("backward", "backward_time_ms")):
         medians = case.run.by_step(column).median()
         over[name] = (medians[slowest], float(medians.drop(slowest).mean()))
-    excess = {name: own - others for name, (own, others) in over.items()}
+    excess = {name: slow_ms - others_ms for name, (slow_ms, others_ms) in over.items()}
     name = max(excess, key=excess.get)
     if sum(excess.values()) <= 0 or excess[name] < MAIN_PART * sum(excess.values()):
         return []
-    own, others = over[name]
-    return [f"It is its {name} pass: {own:.3g} ms, the others' {others:.3g} ms {case.file(STEPS)}."]
+    slow_ms, others_ms = over[name]
+    return [
+        f"It is its {name} pass: {slow_ms:.3g} ms, the others' {others_ms:.3g} ms "
+        f"{case.file(STEPS)}."
+    ]
 
 
 def _slow_by_itself(case: Case, slowest: int) -> list[str]:
@@ -229,10 +232,10 @@ def _slope(compute: pd.DataFrame, tokens: pd.DataFrame) -> tuple[float, float]:
 
 def _compute(case: Case) -> pd.DataFrame:
     """Returns forward and backward pass in ms: a row per step, a column per rank."""
-    both = case.run.by_step("forward_time_ms") + case.run.by_step("backward_time_ms")
-    if both.dropna().empty:
+    passes_ms = case.run.by_step("forward_time_ms") + case.run.by_step("backward_time_ms")
+    if passes_ms.dropna().empty:
         raise NotJudged(f"{STEPS} has no step of all ranks with both passes")
-    return both.dropna()
+    return passes_ms.dropna()
 
 
 def _compute_and_tokens(case: Case) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -54,10 +54,10 @@ def hang(case: Case) -> Verdict | None:
         return None
     waits = lasting["stack"].map(_waits_for_others)
     behind = lasting[~waits] if waits.any() and not waits.all() else lasting.iloc[:0]
-    told = []
+    sentences = []
     for _, row in lasting.sort_values("rank").iterrows():
         lines = str(row["stack"]).splitlines()
-        told.append(
+        sentences.append(
             f"Rank {row['rank']} is in its {row['phase']} phase after step {row['step']}, for "
             f"{row['seconds']:.0f} s when it was looked at: {lines[0] if lines else 'no stack'} "
             f"{case.file(STALLS)}."
@@ -68,7 +68,7 @@ def hang(case: Case) -> Verdict | None:
         title=f"rank {who} does not go on, and the others wait for it"
         if who
         else "no rank goes on",
-        evidence=tuple(told),
+        evidence=tuple(sentences),
         lost_share=1.0,
         confidence="high" if who else "medium",
         reason="stacks are seen, not timed",
@@ -198,7 +198,7 @@ def allocator_retries(case: Case) -> Verdict | None:
 def growing_memory(case: Case) -> Verdict | None:
     """Judges whether memory grows from step to step: something is kept."""
     steps = _extra(case, "resident_bytes")
-    found = []
+    growths = []
     for column in ("allocated_bytes", "resident_bytes"):
         for rank, rows in steps.groupby("rank"):
             values = rows.sort_values("step")[column].to_numpy(dtype=float)
@@ -208,10 +208,10 @@ def growing_memory(case: Case) -> Verdict | None:
             first, second = np.median(values[:half]), np.median(values[half:])
             rises = float((np.diff(values) > 0).mean())
             if second - first > GROWTH_SHARE / 2 * first and rises > 0.5:
-                found.append((column, int(rank), (values[-1] - values[0]) / len(values), values))
-    if not found:
+                growths.append((column, int(rank), (values[-1] - values[0]) / len(values), values))
+    if not growths:
         return None
-    column, rank, growth, values = max(found, key=lambda each: each[2])
+    column, rank, growth, values = max(growths, key=lambda growth: growth[2])
     what = "GPU memory" if column == "allocated_bytes" else "resident memory"
     return Verdict(
         cause="growing-memory",

@@ -118,11 +118,11 @@ def together_times(case: Case) -> tuple[pd.Series, pd.Series] | None:
     batch = probes.loc[~together, "batch_per_rank"]
     if batch.empty or not together.any():
         return None
-    own = probes[probes["batch_per_rank"] == batch.iloc[0]]
-    times = own["forward_time_ms"] + own["backward_time_ms"]
-    keys = [own["rank"], own["repeat"]]
-    both = times.groupby([flags(own["together"]), *keys]).median()
-    return both.loc[True], both.loc[False]
+    rows = probes[probes["batch_per_rank"] == batch.iloc[0]]
+    times = rows["forward_time_ms"] + rows["backward_time_ms"]
+    keys = [rows["rank"], rows["repeat"]]
+    medians = times.groupby([flags(rows["together"]), *keys]).median()
+    return medians.loc[True], medians.loc[False]
 
 
 def _together(case: Case) -> tuple[float, str] | None:
@@ -156,16 +156,16 @@ def _crowded(case: Case) -> list[str]:
         return []
     placement = placement[placement["rank"] < case.ranks]
     hosts = placement.assign(host="all") if case.run.emulated else placement
-    found = []
+    sentences = []
     for _, on_host in hosts.groupby("host"):
         cores = set(" ".join(on_host["core_list"].fillna("").astype(str)).split())
         threads = int(on_host["threads"].sum())
         if cores and threads > len(cores) and len(on_host) > 1:
-            found.append(
+            sentences.append(
                 f"{len(on_host)} ranks with {threads} threads in all may run on "
                 f"{counted(len(cores), 'core')} {case.file(PLACEMENT)}."
             )
-    return found
+    return sentences
 
 
 def cores_got(case: Case) -> float | None:

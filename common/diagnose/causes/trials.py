@@ -50,12 +50,12 @@ class Tried:
     """A change that was tried.
 
     Attributes:
-        kind, change: what was changed, and the change as a line of Python or a word.
+        kind, change: kind of the change, and the change as a line of Python or a word.
         gain: the share of a pass that it saves.
-        share: of a step, what it shortens as it does a pass.
+        share: share of a step that it shortens as it does a pass.
         speedup: samples per second over those of one rank with it; None where one rank's are not
             known.
-        passes: of a step, where they are not the script's own: the global batch is another one.
+        passes: passes of a step, where they are not the script's: the global batch is another one.
     """
 
     kind: str
@@ -70,14 +70,16 @@ class Tried:
         gain = self.gain
         low, high = percent(gain.low), percent(gain.high)
         what = "loading and a pass take" if self.kind == WORKERS else "a pass takes"
-        said = f"{self.change}: {what} {_less(gain.estimate)} ({low} to {high} less)"
+        sentence = f"{self.change}: {what} {_less(gain.estimate)} ({low} to {high} less)"
         if speedup := self.speedup:
-            said += f"; speedup {speedup.estimate:.2f} ({speedup.low:.2f} to {speedup.high:.2f})"
+            sentence += (
+                f"; speedup {speedup.estimate:.2f} ({speedup.low:.2f} to {speedup.high:.2f})"
+            )
         if gain.low <= 0 <= gain.high:
-            said += "; not told from no change"
+            sentence += "; not told from no change"
         if self.passes is not None:
-            said += f"; a step is then of {self.passes} passes"
-        return said
+            sentence += f"; a step is then of {self.passes} passes"
+        return sentence
 
 
 def _less(gain: float) -> str:
@@ -94,7 +96,7 @@ def tried_changes(case: Case) -> tuple[Tried, ...]:
     tried = [
         _tried(case, times, change, rows) for change, rows in changed.groupby("setting", sort=False)
     ]
-    return tuple(sorted(filter(None, tried), key=lambda each: -each.gain.estimate))
+    return tuple(sorted(filter(None, tried), key=lambda trial: -trial.gain.estimate))
 
 
 def _tried(case: Case, times: pd.DataFrame, change: str, rows: pd.DataFrame) -> Tried | None:
@@ -108,18 +110,20 @@ def _tried(case: Case, times: pd.DataFrame, change: str, rows: pd.DataFrame) -> 
     """
     kind, passes = str(rows["kind"].iloc[0]), int(rows["passes"].iloc[0])
     base = AS_IT_LOADS if kind == WORKERS else AS_IT_IS
-    both = times.reindex(columns=[change, base]).dropna()
-    if both.empty:
+    pairs = times.reindex(columns=[change, base]).dropna()
+    if pairs.empty:
         return None
-    gain = paired_gain(both[change], both[base])
+    gain = paired_gain(pairs[change], pairs[base])
     share = _changed_share(case, kind)
-    known = case.speedup_now is not None
+    has_speedup = case.speedup_now is not None
     return Tried(
         kind=kind,
         change=str(change),
         gain=gain,
         share=share,
-        speedup=gain.map(lambda saved: case.speedup_without(share * saved)) if known else None,
+        speedup=gain.map(lambda saved: case.speedup_without(share * saved))
+        if has_speedup
+        else None,
         passes=passes if passes != case.run.accumulation else None,
     )
 
@@ -127,7 +131,7 @@ def _tried(case: Case, times: pd.DataFrame, change: str, rows: pd.DataFrame) -> 
 def tried_against(verdict: Verdict, tried: Sequence[Tried]) -> Tried | None:
     """Returns the best change that was tried against a cause; None where none was."""
     kinds = TRIED_BY.get(verdict.cause, ())
-    return next((each for each in tried if each.kind in kinds), None)
+    return next((trial for trial in tried if trial.kind in kinds), None)
 
 
 def _changed_share(case: Case, kind: str) -> float:

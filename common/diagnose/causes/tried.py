@@ -45,7 +45,7 @@ PREDICTED = ("bucket-cap", "wide-gradients")
 """Causes that are only named because a gain is predicted; the others are facts of the script."""
 
 
-def borne_out(case: Case, tried: Sequence[Tried], found: Sequence[Verdict]) -> list[Verdict]:
+def borne_out(case: Case, tried: Sequence[Tried], verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Returns verdicts as their trials leave them.
 
     Where a remedy was tried, what it saved is what it is predicted to save, in place of the model's
@@ -54,7 +54,7 @@ def borne_out(case: Case, tried: Sequence[Tried], found: Sequence[Verdict]) -> l
     costs time, a predicted cause is none. What a needless search costs is known from its trial
     alone. Trials of loader workers decide only how sure it is that loading can be shortened here.
     """
-    judged = (_borne_out(case, verdict, tried_against(verdict, tried)) for verdict in found)
+    judged = (_borne_out(case, verdict, tried_against(verdict, tried)) for verdict in verdicts)
     return [verdict for verdict in judged if verdict is not None]
 
 
@@ -107,19 +107,19 @@ def _as_tried(case: Case, verdict: Verdict, trial: Tried) -> Verdict:
     )
 
 
-def shown_by_trials(case: Case, tried: Sequence[Tried], found: Collection[str]) -> list[Verdict]:
+def shown_by_trials(case: Case, tried: Sequence[Tried], causes: Collection[str]) -> list[Verdict]:
     """Returns a verdict for each cause that a trial has shown and nothing else has.
 
     Args:
-        case: the run.
-        tried: changes, the best first.
-        found: causes that were found already.
+        case: run and its baseline.
+        tried: changes that were tried, the best first.
+        causes: names of the causes that other tables have shown.
     """
     verdicts: dict[str, Verdict] = {}
-    for each in tried:
-        cause = _cause(case, each)
-        if cause and cause not in found and cause not in verdicts and _gains(each):
-            verdicts[cause] = _verdict(case, each, cause, len(tried))
+    for trial in tried:
+        cause = _cause(case, trial)
+        if cause and cause not in causes and cause not in verdicts and _gains(trial):
+            verdicts[cause] = _verdict(case, trial, cause, len(tried))
     return list(verdicts.values())
 
 

@@ -79,9 +79,9 @@ def _sampler_verdict(
         if shared_share > SHARED_SHARE
         else f"Each rank met {distinct:,.0f} different ones among them {file}.",
     ]
-    known = pd.to_numeric(case.run.tables[SAMPLES]["data_samples"], errors="coerce").max()
-    if np.isfinite(known):
-        evidence.append(f"The data set has {known:,.0f} samples {file}.")
+    data_samples = pd.to_numeric(case.run.tables[SAMPLES]["data_samples"], errors="coerce").max()
+    if np.isfinite(data_samples):
+        evidence.append(f"The data set has {data_samples:,.0f} samples {file}.")
     now = case.speedup_now
     per_sample = None if now is None else now * (1 - wasted)
     if now is not None:
@@ -140,17 +140,18 @@ def mixed_configurations(case: Case) -> Verdict | None:
         facts = case.run.tables[FACTS].astype(object).fillna("").astype(str)
         for name in SAME_FACTS:
             if facts[name].nunique() > 1:
-                told = ", ".join(
+                by_rank = ", ".join(
                     f"rank {rank}: {value}"
                     for rank, value in zip(facts["rank"], facts[name], strict=True)
                 )
-                evidence.append(f"{name} differs between ranks: {told} {case.file(FACTS)}.")
+                evidence.append(f"{name} differs between ranks: {by_rank} {case.file(FACTS)}.")
     evidence += _ranks_with_other_batches(case)
     if case.baseline is not None:
-        both = case.file(FACTS, case.baseline)
+        baseline_file = case.file(FACTS, case.baseline)
         for name, (theirs, mine) in differing_facts(case.run, case.baseline).items():
             evidence.append(
-                f"{name}: {theirs} on one rank {both}, {mine} on {case.ranks} {case.file(FACTS)}."
+                f"{name}: {theirs} on one rank {baseline_file}, {mine} on {case.ranks} "
+                f"{case.file(FACTS)}."
             )
         evidence += _other_batch(case)
     elif FACTS not in case.run.tables:
@@ -180,11 +181,11 @@ def _ranks_with_other_batches(case: Case) -> list[str]:
     """
     by_rank = case.run.measured.groupby("rank")["samples"]
     samples = by_rank.median()
-    fixed = by_rank.agg(lambda each: (each == each.median()).mean()).min() >= FIXED_BATCHES
+    fixed = by_rank.agg(lambda counts: (counts == counts.median()).mean()).min() >= FIXED_BATCHES
     if not fixed or samples.nunique() <= 1:
         return []
-    told = ", ".join(f"rank {rank}: {value:g}" for rank, value in samples.items())
-    return [f"samples of a step differ between ranks: {told} {case.file(STEPS)}."]
+    medians = ", ".join(f"rank {rank}: {value:g}" for rank, value in samples.items())
+    return [f"samples of a step differ between ranks: {medians} {case.file(STEPS)}."]
 
 
 def _other_batch(case: Case) -> list[str]:
@@ -211,9 +212,9 @@ def warm_up_counted(case: Case) -> Verdict | None:
     if len(times) < MANY_STEPS:
         raise NotJudged(f"{len(times)} measured steps are too few to see a warm-up in")
     values = times.to_numpy()
-    rest = values[len(values) // 2 :]
-    steady, error = float(np.median(rest)), standard_error(rest)
-    limit = max(EARLY_STEP * steady, LATE_STEP * float(np.sort(rest)[-2]))
+    second_half = values[len(values) // 2 :]
+    steady, error = float(np.median(second_half)), standard_error(second_half)
+    limit = max(EARLY_STEP * steady, LATE_STEP * float(np.sort(second_half)[-2]))
     early = 0
     while early < len(values) // 2 and values[early] > limit:
         early += 1

@@ -54,7 +54,7 @@ def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
     probes, exchanging = _probes(bundle, steps), bundle.of("passes-exchanging")
     batch = int(arms["batch_per_rank"].iloc[0])
     probes, exchanging = of_usual_batch(probes, exchanging, steps, batch)
-    found = {
+    by_file = {
         ARMS: arms,
         STEPS: steps,
         FACTS: _facts(bundle),
@@ -74,7 +74,7 @@ def tables_of(bundle: Bundle) -> dict[str, pd.DataFrame]:
         SURROUNDINGS: bundle.of("surroundings"),
         TRIALS: bundle.of("trials"),
     }
-    return {name: table for name, table in found.items() if len(table)}
+    return {name: table for name, table in by_file.items() if len(table)}
 
 
 def _with_keys(table: pd.DataFrame) -> pd.DataFrame:
@@ -192,8 +192,8 @@ def _probes(bundle: Bundle, steps: pd.DataFrame) -> pd.DataFrame:
 def _samples(bundle: Bundle) -> pd.DataFrame:
     """Makes ``samples.csv``: of each epoch, which samples reached which rank."""
     identities, facts = bundle.of("identities"), bundle.of("facts")
-    known = pd.to_numeric(facts["data_samples"], errors="coerce") if len(facts) else pd.Series([])
-    size = int(known.max()) if known.notna().any() else None
+    sizes = pd.to_numeric(facts["data_samples"], errors="coerce") if len(facts) else pd.Series([])
+    size = int(sizes.max()) if sizes.notna().any() else None
     if identities.empty:
         return pd.DataFrame()
     by_epoch: dict[int, list[NDArray]] = {}

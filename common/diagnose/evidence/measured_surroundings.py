@@ -41,8 +41,8 @@ def surroundings_of(case: Case) -> pd.DataFrame:
     """
     [table] = case.run.need(SURROUNDINGS)
     every = list(dict.fromkeys([*table.columns, *SURROUNDING_COLUMNS]))  # older watchers: fewer
-    own = table.reindex(columns=every)[table["rank"] < case.ranks]
-    table = own.groupby("rank", as_index=False).last()
+    rows = table.reindex(columns=every)[table["rank"] < case.ranks]
+    table = rows.groupby("rank", as_index=False).last()
     if list(table["rank"]) != list(range(case.ranks)):
         raise NotJudged(f"{SURROUNDINGS} in {case.run.name} has no row of some rank")
     numbers = [name for name in SURROUNDING_COLUMNS if name not in TEXTS]

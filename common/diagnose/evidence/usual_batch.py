@@ -22,9 +22,9 @@ def of_usual_batch(
     """Scales passes to batches of the steps' mean size.
 
     Args:
-        probes, exchanging: as the ranks wrote them; the second may be empty.
+        probes, exchanging: passes as the ranks wrote them; the second may be empty.
         steps: ``steps.csv``.
-        batch: samples of a pass, to be those of the mean size.
+        batch: samples of a pass of mean size.
 
     Returns:
         both tables; unchanged where the sizes of batches are not known (of an earlier watch).
@@ -32,8 +32,10 @@ def of_usual_batch(
     usual = _mean_elements(steps)
     if ELEMENTS not in probes or not usual or not (probes[ELEMENTS] > 0).all():
         return probes, exchanging
-    own = probes["rank"].map(probes[probes["size"] == 1].groupby("rank")[ELEMENTS].median())
-    share = probes[ELEMENTS] / own
+    rank_elements = probes["rank"].map(
+        probes[probes["size"] == 1].groupby("rank")[ELEMENTS].median()
+    )
+    share = probes[ELEMENTS] / rank_elements
     scaled = {"batch_per_rank": (share * batch).round().clip(lower=1).astype(int)}
     several = probes[flags(probes["together"])]
     for column in PASSES:

@@ -39,14 +39,14 @@ def by_profile(
 
     Args:
         case: the run.
-        not_judged: (cause, why) of the steps as they were.
-        instead: what judges a cause by a profile, by its name there.
+        not_judged: (cause, why) for the steps as they were.
+        instead: cause → function that judges it by a profile.
 
     Returns:
         verdicts, and what is still not judged.
     """
-    left = profiled(case)
-    if left is None:
+    profile = profiled(case)
+    if profile is None:
         return [], list(not_judged)
     verdicts, still = [], []
     for cause, why in not_judged:
@@ -54,16 +54,16 @@ def by_profile(
             still.append((cause, why))
             continue
         try:
-            verdicts.append(instead[cause](left))
+            verdicts.append(instead[cause](profile))
         except NotJudged:
             still.append((cause, why))
-    if left.on_device:
-        verdicts.append(idle_device(left))
+    if profile.on_device:
+        verdicts.append(idle_device(profile))
     file = case.file(TRACE_STEPS)
     return [_with_file(verdict, file) for verdict in verdicts if verdict], still
 
 
 def _with_file(verdict: Verdict, file: str) -> Verdict:
     """Returns a verdict on traces that names the table of theirs in a bundle's run directory."""
-    first, *rest = verdict.evidence
-    return replace(verdict, evidence=(f"{first.removesuffix('.')} {file}.", *rest))
+    first, *further = verdict.evidence
+    return replace(verdict, evidence=(f"{first.removesuffix('.')} {file}.", *further))

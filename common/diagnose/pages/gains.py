@@ -26,8 +26,8 @@ def bounds(verdict: Verdict) -> tuple[float, float] | None:
 
 def interval(verdict: Verdict) -> str:
     """Returns the interval in brackets, with a space before it; nothing where there is none."""
-    found = bounds(verdict)
-    return "" if found is None else f" ({number(found[0])} to {number(found[1])})"
+    ends = bounds(verdict)
+    return "" if ends is None else f" ({number(ends[0])} to {number(ends[1])})"
 
 
 def counted_in(verdict: Verdict, case: Case) -> bool:
@@ -35,17 +35,17 @@ def counted_in(verdict: Verdict, case: Case) -> bool:
 
     What lies between steps, repeated samples and a warm-up are not in the time of a step.
     """
-    now, own = case.speedup_now, verdict.speedup_now
-    return now is not None and own is not None and not math.isclose(now, own, rel_tol=1e-3)
+    now, counted = case.speedup_now, verdict.speedup_now
+    return now is not None and counted is not None and not math.isclose(now, counted, rel_tol=1e-3)
 
 
-def gains_section(found: Diagnosis, case: Case) -> dict[str, object]:
+def gains_section(diagnosis: Diagnosis, case: Case) -> dict[str, object]:
     """Returns the speedup now and those predicted after each change, against the ideal.
 
     Keys: said, and figure, None where no speedup is known.
     """
     now, ranks = case.speedup_now, case.ranks
-    predicted = [verdict for verdict in found.verdicts if verdict.predicted_speedup is not None]
+    predicted = [verdict for verdict in diagnosis.verdicts if verdict.predicted_speedup is not None]
     if ranks == 1 or (now is None and not predicted):
         why = "there is one rank" if ranks == 1 else "there is nothing to compare with"
         return {"said": f"No speedup is known: {why}.", "figure": None}
@@ -56,8 +56,8 @@ def gains_section(found: Diagnosis, case: Case) -> dict[str, object]:
     name = "As it is, by steps alone" if alone else "As it is"
     rows = [] if now is None else [_as_it_is(name, now, ranks)]
     rows += [
-        _after(place, verdict, ranks)
-        for place, verdict in enumerate(found.verdicts, 1)
+        _after(index, verdict, ranks)
+        for index, verdict in enumerate(diagnosis.verdicts, 1)
         if verdict.predicted_speedup is not None
     ]
     kinds = [("now", "now")]
@@ -66,51 +66,54 @@ def gains_section(found: Diagnosis, case: Case) -> dict[str, object]:
     if any(bounds(verdict) for verdict in predicted):
         kinds.append(("interval", "its interval"))
     kinds.append(("mark", f"the ideal: {ranks:,}"))
-    told = "Each change is taken alone: gains do not add up."
+    sentence = "Each change is taken alone: gains do not add up."
     if alone:
-        told += " A cause that lies outside of steps is counted in where its change is drawn."
+        sentence += " A cause that lies outside of steps is counted in where its change is drawn."
     if not predicted:
-        told = "No change is predicted to gain."
+        sentence = "No change is predicted to gain."
     elif any(verdict.predicted_speedup > ranks for verdict in predicted):
-        told += (
+        sentence += (
             " One above the ideal would make one rank faster as well; it is compared with one rank "
             "as it is."
         )
     unit = "speedup over one rank, in samples/s"
-    return {"said": told, "figure": BarFigure(Axis(max(values) * SPARE), unit, rows, kinds)}
+    return {"said": sentence, "figure": BarFigure(Axis(max(values) * SPARE), unit, rows, kinds)}
 
 
 def _as_it_is(name: str, now: float, ranks: int) -> Row:
-    said = f"Speedup now {number(now)}; the ideal is {ranks:,}."
+    sentence = f"Speedup now {number(now)}; the ideal is {ranks:,}."
     shapes = [Bar("now", 0.0, now, TOP, THICK), upright("mark", ranks, 0, HEIGHT)]
-    return Row(f"{name}: {number(now)}", said, shapes, HEIGHT)
+    return Row(f"{name}: {number(now)}", sentence, shapes, HEIGHT)
 
 
-def _after(place: int, verdict: Verdict, ranks: int) -> Row:
+def _after(index: int, verdict: Verdict, ranks: int) -> Row:
     after, now = verdict.predicted_speedup, verdict.speedup_now
     shapes = [Bar("predicted", 0.0, after, TOP, THICK)]
-    label = f"{place}. {verdict.cause}: {number(after)}{interval(verdict)}"
-    said = f"Speedup predicted after the change for {verdict.title}: {number(after)}"
+    label = f"{index}. {verdict.cause}: {number(after)}{interval(verdict)}"
+    sentence = f"Speedup predicted after the change for {verdict.title}: {number(after)}"
     if now is not None:
         shapes.append(Bar("now", 0.0, now, TOP + THICK, THIN))
-        said += f", now {number(now)}"
+        sentence += f", now {number(now)}"
     if ends := bounds(verdict):
         shapes += whiskers(*ends, TOP + THICK / 2, THICK / 4)
     shapes.append(upright("mark", ranks, 0, HEIGHT))
-    return Row(label, f"{said}; the ideal is {ranks:,}.", shapes, HEIGHT)
+    return Row(label, f"{sentence}; the ideal is {ranks:,}.", shapes, HEIGHT)
 
 
-def tried_section(found: Diagnosis) -> dict[str, object]:
+def tried_section(diagnosis: Diagnosis) -> dict[str, object]:
     """Returns how long a pass takes with each change that was tried: said, and figure."""
-    axis = Axis(max(1.0, *(1 - tried.gain.low for tried in found.tried)) * 100 * SPARE)
+    axis = Axis(max(1.0, *(1 - tried.gain.low for tried in diagnosis.tried)) * 100 * SPARE)
     kinds = [("tried", "with the change"), ("interval", "its interval"), ("mark", "as it is")]
     unit = "time of a forward and backward pass with its exchange, in % of the script's as it is"
-    loads = any(tried.kind == WORKERS for tried in found.tried)
-    said = (
+    loads = any(tried.kind == WORKERS for tried in diagnosis.tried)
+    sentence = (
         "Each was run on a copy of the model, alone, in rounds with the script as it is. Gains do "
         f"not add up.{' With num_workers each pass loads a batch first.' * loads}"
     )
-    return {"said": said, "figure": BarFigure(axis, unit, [*map(_tried, found.tried)], kinds)}
+    return {
+        "said": sentence,
+        "figure": BarFigure(axis, unit, [*map(_tried, diagnosis.tried)], kinds),
+    }
 
 
 def _tried(tried: Tried) -> Row:

@@ -43,32 +43,32 @@ FLAG = re.compile(r"--\w[\w-]*")
 """A flag of a command, which a line must not break after its hyphens."""
 
 
-def diagnosis_page(found: Diagnosis, case: Case, title: str, notes: Sequence[str] = ()) -> str:
+def diagnosis_page(diagnosis: Diagnosis, case: Case, title: str, notes: Sequence[str] = ()) -> str:
     """Returns a diagnosis as one HTML file that needs no network.
 
     Args:
-        found: the diagnosis.
-        case: the run that it is of, and its baseline.
-        title: of the page.
-        notes: what could not be seen, a sentence each.
+        diagnosis: verdicts, summary and trials of the run.
+        case: run and its baseline.
+        title: title of the page.
+        notes: sentences on what could not be seen.
     """
-    compared = [*_with_main_cause(found, case), *_compared_with(case)]
-    if found.verdicts and found.much_unexplained:
-        compared.append(found.unexplained.said())
+    compared = [*_with_main_cause(diagnosis, case), *_compared_with(case)]
+    if diagnosis.verdicts and diagnosis.much_unexplained:
+        compared.append(diagnosis.unexplained.said())
     return rendered(
         TEMPLATE,
         title=title,
         style=f"{STYLE.read_text()}\n{colour_rules()}",
-        found=found,
+        diagnosis=diagnosis,
         cards=_cards(case),
         compared=compared,
-        healthy=_healthy(found, case),
-        not_judged=[f"{cause}: {why}" for cause, why in found.not_judged],
+        healthy=_healthy(diagnosis, case),
+        not_judged=[f"{cause}: {why}" for cause, why in diagnosis.not_judged],
         notes=notes,
         ranks=ranks_section(case),
         timeline=timeline_section(case),
-        gains=gains_section(found, case),
-        tried=tried_section(found) if found.tried else None,
+        gains=gains_section(diagnosis, case),
+        tried=tried_section(diagnosis) if diagnosis.tried else None,
         source=_source(case.run),
         costs=_costs,
         interval=interval,
@@ -80,9 +80,9 @@ def diagnosis_page(found: Diagnosis, case: Case, title: str, notes: Sequence[str
 
 def _source(run: Evidence) -> str:
     record = run.opened.environment
-    known = [record.get("hardware"), str(record.get("start_time", ""))[:10]]
+    facts = [record.get("hardware"), str(record.get("start_time", ""))[:10]]
     where = f"Arm {run.arm['arm']} of {run.name}"
-    return "; ".join([where, *(str(each) for each in known if each)]) + "."
+    return "; ".join([where, *(str(fact) for fact in facts if fact)]) + "."
 
 
 def _cards(case: Case) -> list[tuple[str, str, str]]:
@@ -111,14 +111,15 @@ def _cards(case: Case) -> list[tuple[str, str, str]]:
     ]
 
 
-def _with_main_cause(found: Diagnosis, case: Case) -> list[str]:
+def _with_main_cause(diagnosis: Diagnosis, case: Case) -> list[str]:
     """Returns a sentence with the speedup that counts more than steps, where the cause does."""
-    if not found.verdicts or case.ranks == 1 or not counted_in(found.verdicts[0], case):
+    if not diagnosis.verdicts or case.ranks == 1 or not counted_in(diagnosis.verdicts[0], case):
         return []
-    own = found.verdicts[0].speedup_now
+    speedup = diagnosis.verdicts[0].speedup_now
     return [
         "That is the speedup of steps alone. With the main cause counted in, which does not show "
-        f"in the time of a step, it is {number(own)}: efficiency {percent(own / case.ranks)}."
+        f"in the time of a step, it is {number(speedup)}: efficiency "
+        f"{percent(speedup / case.ranks)}."
     ]
 
 
@@ -131,23 +132,23 @@ def _compared_with(case: Case) -> list[str]:
     if case.ranks == 1:
         return ["One rank: there is no scaling to explain, and nothing to compare with."]
     differing = {} if case.baseline is None else differing_facts(case.run, case.baseline)
-    one = case.one_rank_throughput
+    throughput = case.one_rank_throughput
     if case.baseline is None:
-        given = "no run on one rank was given"
+        reason = "no run on one rank was given"
     else:
-        given = f"the run on one rank is of something else ({', '.join(differing)})"
-    if one is None:
+        reason = f"the run on one rank is of something else ({', '.join(differing)})"
+    if throughput is None:
         return [
-            f"Nothing to compare with: {given}, and one rank cannot be "
+            f"Nothing to compare with: {reason}, and one rank cannot be "
             f"predicted: {_why_not_predicted(case)}."
         ]
     if case.baseline is None or differing:
         return [
             f"The baseline is predicted from passes alone [probes.csv]: one rank would process "
-            f"{number(one)} samples/s. It was not measured: {given}."
+            f"{number(throughput)} samples/s. It was not measured: {reason}."
         ]
     return [
-        f"The baseline is measured: one rank processes {number(one)} samples/s, a step of "
+        f"The baseline is measured: one rank processes {number(throughput)} samples/s, a step of "
         f"{case.baseline.samples_per_step:,.0f} samples in {number(case.baseline.step_ms)} ms "
         f"{case.file('steps.csv', case.baseline)}.",
         *_kind_of_scaling(case.run, case.baseline),
@@ -180,17 +181,17 @@ def _kind_of_scaling(run: Evidence, baseline: Evidence) -> list[str]:
     ]
 
 
-def _healthy(found: Diagnosis, case: Case) -> str:
+def _healthy(diagnosis: Diagnosis, case: Case) -> str:
     now = case.speedup_now
-    said = "No part of a step takes so much that it counts as a cause."
+    sentence = "No part of a step takes so much that it counts as a cause."
     if case.ranks > 1 and now is not None and now < GOOD_EFFICIENCY * case.ranks:
-        said += (
+        sentence += (
             f" The efficiency is below {percent(GOOD_EFFICIENCY)} all the same: what is missing is "
             "spread over the parts below."
         )
-    if found.not_judged:
-        said += " Not all could be judged: see below what is missing."
-    return said
+    if diagnosis.not_judged:
+        sentence += " Not all could be judged: see below what is missing."
+    return sentence
 
 
 def _costs(verdict: Verdict) -> str:

@@ -71,10 +71,10 @@ class Case:
 
     Attributes:
         name: name of the case's folder.
-        cause: what must be named first; ``healthy`` for none.
+        cause: cause that must be named first; ``healthy`` for none.
         program: benchmark or text.
-        fault: for ``planted_faults``.
-        flags: beyond those of the program.
+        fault: argument of ``planted_faults``.
+        flags: flags beyond those of the program.
         rate: rate of the links of two emulated hosts; empty for ranks of this machine.
         held_out: whether it was not looked at when thresholds were set.
         baseline: the case, run on one rank, that it is compared with.
@@ -95,8 +95,8 @@ class Case:
         """Returns the script to start and its arguments; its run goes below ``folder``."""
         flags = FLAGS[self.program] | dict(self.flags)
         flags |= {"device": "cpu", "backend": "gloo", "output_dir": folder, "run_id": self.name}
-        given = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-        return [str(PLANTED), self.fault, str(PROGRAMS[self.program]), *given]
+        arguments = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        return [str(PLANTED), self.fault, str(PROGRAMS[self.program]), *arguments]
 
 
 def _pair(
@@ -304,9 +304,9 @@ def _found(case: Case, folder: Path) -> Diagnosis:
     return diagnose_folder(folder / case.name, folder / case.baseline if case.baseline else None)
 
 
-def _row(case: Case, found: Diagnosis) -> dict[str, object]:
-    causes = [verdict.cause for verdict in found.verdicts]
-    first = found.verdicts[0] if causes else None
+def _row(case: Case, diagnosis: Diagnosis) -> dict[str, object]:
+    causes = [verdict.cause for verdict in diagnosis.verdicts]
+    first = diagnosis.verdicts[0] if causes else None
     return {
         "case": case.name,
         "planted": case.cause,

@@ -20,8 +20,8 @@ class EndedSteps:
     """Takes a loop's steps as they end, and writes their rows.
 
     Args:
-        loop: whose steps they are.
-        record: where rows go.
+        loop: loop that the steps end in.
+        record: record of the rows.
         feed: keeps the samples of the steps after warm-up.
         warmup: steps that are recorded as warm-up.
         facts: returns the row on what is trained; called when the first step is written.

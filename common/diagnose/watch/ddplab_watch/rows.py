@@ -87,7 +87,7 @@ def facts(
         samples = len(data) if data is not None else None
     except TypeError:
         samples = None
-    found = {
+    row = {
         "parameters": sum(p.numel() for p in trained),
         "gradient_bytes": sum(p.numel() * p.element_size() for p in trained),
         "gradient_dtype": " ".join(sorted({str(p.dtype)[6:] for p in trained})),
@@ -106,7 +106,7 @@ def facts(
         "synchronised_norms": sum(isinstance(m, nn.SyncBatchNorm) for m in modules),
         "wrapper": "DDP" if ddp else "FSDP" if sharded else "",
     }
-    return found | (private.ddp_facts(ddp[0]) if ddp else {})
+    return row | (private.ddp_facts(ddp[0]) if ddp else {})
 
 
 def inside(root: Any) -> Any:

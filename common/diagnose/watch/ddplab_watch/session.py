@@ -102,9 +102,9 @@ class Session:
         """Records who this rank is and where it runs."""
         about = rows.about(self.record, self.options, self.rank, self.ranks, self.device)
         self.record.add("about", **about)
-        place = placement(self.device)
-        place["host"] = self.record.name(place["host"])
-        self.record.add("placement", **place)
+        row = placement(self.device)
+        row["host"] = self.record.name(row["host"])
+        self.record.add("placement", **row)
         self.look_around(None)
 
     def begin(self, kept: Hooks, guarded: Callable[[Callable], Callable]) -> None:
@@ -135,8 +135,8 @@ class Session:
     def look_around(self, earlier: CpuTimes | None) -> None:
         """Records this rank's surroundings, and the processors' time since an earlier reading."""
         index = (self.device.index or 0) if self.device.type == "cuda" else None
-        seen = surroundings(index, socket.gethostname(), earlier)
-        self.record.add("surroundings", host=self.record.name(socket.gethostname()), **seen)
+        row = surroundings(index, socket.gethostname(), earlier)
+        self.record.add("surroundings", host=self.record.name(socket.gethostname()), **row)
 
     def is_sharded(self) -> bool:
         """Returns True for a model under FSDP."""

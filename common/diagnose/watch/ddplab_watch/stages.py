@@ -111,8 +111,8 @@ class Stages:
         if self.waits is None:
             return
         self.waits.remove()
-        for (phase, place, call), count in self.waits.places.most_common(MOST_PLACES):
-            row = {"phase": phase, "place": place, "call": call, "waits": count}
+        for (phase, line, call), count in self.waits.places.most_common(MOST_PLACES):
+            row = {"phase": phase, "place": line, "call": call, "waits": count}
             self.session.record.add("host-waits", **row)
         self.waits = None
 
@@ -122,12 +122,12 @@ class Stages:
         Returns True after the probes.
         """
         session = self.session
-        done = session.updated - session.options.last_step
-        if done == 0 and session.profiled_steps:
+        further = session.updated - session.options.last_step
+        if further == 0 and session.profiled_steps:
             self.profile = ShortProfile(session.device)
             self.profile.start()
             return False
-        if done < session.profiled_steps:
+        if further < session.profiled_steps:
             self.profile.begin_step(session.updated)
             return False
         self.end_profile()
