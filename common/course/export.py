@@ -69,7 +69,9 @@ def export(
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
                 target.chmod(0o755 if (root / name).stat().st_mode & 0o100 else 0o644)
-        for name, content in extras(root).items():
+        # Only students have recorded runs under names that do not say a cause.
+        recorded = public_set(root) if (root / STUDY).is_dir() else {}
+        for name, content in recorded.items():
             (beside / name).parent.mkdir(parents=True, exist_ok=True)
             (beside / name).write_bytes(content)
         beside.rename(out)
@@ -78,11 +80,6 @@ def export(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return names
-
-
-def extras(root: Path) -> dict[str, bytes]:
-    """Returns files that only students have: recorded runs under names that do not say a cause."""
-    return public_set(root) if (root / STUDY).is_dir() else {}
 
 
 def solved_tasks(tasks: Mapping[str, Task], assignment: int, solved: Collection[str]) -> list[str]:

@@ -25,9 +25,15 @@ from common.diagnose.causes.gpu import (
     unpinned_copies,
     wide_computation,
 )
+from common.diagnose.causes.job_traces import (
+    by_profile,
+    exposed_communication,
+    profiled,
+    profiled_step,
+)
+from common.diagnose.causes.job_traces import slow_rank as slow_rank_of_traces
 from common.diagnose.causes.machine import cpu_quota, too_few_threads, wrong_interface
 from common.diagnose.causes.overlap import no_overlap
-from common.diagnose.causes.padding import padding
 from common.diagnose.causes.ranks import slow_rank, slow_update, unequal_lengths
 from common.diagnose.causes.script import (
     allocator_retries,
@@ -36,12 +42,18 @@ from common.diagnose.causes.script import (
     hang,
     narrow_gradients,
     needless_search,
+    padding,
     recompiling,
 )
 from common.diagnose.causes.settings import gpu_surroundings, nccl_settings
 from common.diagnose.causes.sharing import oversubscribed_cores, shared_device
-from common.diagnose.causes.trials import Tried, tried_against, tried_changes
-from common.diagnose.causes.tried import borne_out, shown_by_trials
+from common.diagnose.causes.trials import (
+    Tried,
+    borne_out,
+    shown_by_trials,
+    tried_against,
+    tried_changes,
+)
 from common.diagnose.causes.validity import (
     mixed_configurations,
     warm_up_counted,
@@ -55,12 +67,6 @@ from common.diagnose.evidence.evidence import (
     baseline_arm,
     open_evidence,
 )
-from common.diagnose.job_traces.causes import (
-    exposed_communication,
-    profiled_step,
-)
-from common.diagnose.job_traces.causes import slow_rank as slow_rank_of_traces
-from common.diagnose.job_traces.profiled import by_profile, profiled
 from common.diagnose.unexplained import Unexplained, unexplained
 from common.errors import UserError
 

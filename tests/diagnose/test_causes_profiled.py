@@ -17,8 +17,7 @@ from test_causes_machine import network
 from test_postmortem import STEP_US, span, trace
 
 from common.diagnose.diagnosis import diagnose_folder
-from common.diagnose.opened import Opened, open_diagnosis
-from common.diagnose.postmortem import open_postmortem
+from common.diagnose.opened import Opened, open_diagnosis, open_postmortem
 from common.traces.profiler_trace import events_of
 from common.traces.step_operations import step_operations
 from common.traces.step_overlap import activity, step_windows

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import ddplab, refused
 
-from common.diagnose.postmortem import open_postmortem
+from common.diagnose.opened import open_postmortem
 from common.errors import UserError
 
 STEP_US = 100_000

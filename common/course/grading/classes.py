@@ -12,8 +12,7 @@ from pathlib import Path
 
 from common.course.answers import TEXT, read_answers, read_questions
 from common.course.grading.grade import Grader, write_json
-from common.course.grading.judged_answers import read_key
-from common.course.grading.marks import Grade
+from common.course.grading.marks import Grade, read_key
 from common.course.grading.reading import blank_levels, reading_sheet
 from common.course.submission import ANSWERS, read_name, read_submission
 from common.errors import RunFailed, UserError

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.course.answers import read_answers, read_questions
-from common.course.grading.judged_answers import judge_answers, read_key
-from common.course.grading.marks import Grade, Mark
+from common.course.grading.marks import Grade, Mark, judge_answers, read_key
 from common.course.markers import student_source
 from common.course.outcomes import FAILED, PASSED, SKIPPED, Outcome, run_tests
 from common.course.progress import reason_of

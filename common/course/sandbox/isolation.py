@@ -94,10 +94,7 @@ def closed_to_others(isolation: str) -> str:
     else:
         ends = (Path(packages), Path(tempfile.gettempdir()).resolve())
         needed = [folder for end in ends for folder in (end, *end.parents)]
-    closed = (str(path) for path in needed if path.is_dir() and not others_may_enter(path))
+    closed = (
+        str(path) for path in needed if path.is_dir() and not path.stat().st_mode & stat.S_IXOTH
+    )
     return next((f"another user may not enter {path}" for path in closed), "")
-
-
-def others_may_enter(folder: Path) -> bool:
-    """Returns True if a folder's rights let everybody in."""
-    return bool(folder.stat().st_mode & stat.S_IXOTH)

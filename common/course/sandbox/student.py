@@ -103,8 +103,9 @@ class Ranks:
                 finished, waiting = wait(futures, return_when=FIRST_EXCEPTION)
             finally:  # a time limit is raised here, too; the pool then waits for its threads
                 if waiting:
-                    for peer in self.peers:
-                        shut(peer)
+                    for peer in self.peers:  # nobody waits for them any more
+                        with suppress(OSError):
+                            peer.connection.shutdown(socket.SHUT_RDWR)
             failed = [future.exception() for future in finished if future.exception()]
         if failed:
             # That a process has ended says less than what another one raised.
@@ -123,12 +124,6 @@ class Ranks:
             time.sleep(SETTLED_S)
             before, sent = sent, self.sent_bytes()
         return sent
-
-
-def shut(peer: Peer) -> None:
-    """Ends a connection, so that nobody waits for it any more."""
-    with suppress(OSError):
-        peer.connection.shutdown(socket.SHUT_RDWR)
 
 
 def lay_out(folder: Path, root: Path) -> None:

@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from common.diagnose.causes.equal_ranks import hindered_ms, hindered_said
+from common.diagnose.causes.sharing import hindered_ms, hindered_said
 from common.diagnose.evidence.case import Case, Verdict, confidence, percent, places
 from common.diagnose.evidence.evidence import (
     EPOCHS,

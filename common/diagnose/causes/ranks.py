@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from common.diagnose.causes.equal_ranks import hindered_ms, hindered_said
-from common.diagnose.causes.sharing import together_times
+from common.diagnose.causes.sharing import hindered_ms, hindered_said, together_times
 from common.diagnose.evidence.case import SURE, Case, Verdict, confidence, percent
 from common.diagnose.evidence.evidence import (
     PROBES,

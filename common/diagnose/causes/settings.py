@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pandas as pd
+from ddplab_watch.machine_cores import parse_cores
 
 from common.diagnose.causes.sharing import on_gpu
 from common.diagnose.evidence.case import MINOR, Case, Verdict, percent
@@ -22,7 +23,6 @@ from common.diagnose.evidence.measured_surroundings import (
     is_on,
     machine_of,
     named_ranks,
-    number_set,
     setting,
     surroundings_of,
 )
@@ -236,7 +236,7 @@ def _narrow_link(row: pd.Series) -> Iterable[Signal]:
 
 
 def _far_cores(row: pd.Series) -> Iterable[Signal]:
-    nodes, node = number_set(row["core_numa_nodes"]), row["gpu_numa_node"]
+    nodes, node = parse_cores(row["core_numa_nodes"]), row["gpu_numa_node"]
     if nodes and not math.isnan(node) and int(node) not in nodes:
         yield Signal(
             f"Rank {row['rank']}: {row['gpu_bus_id']} hangs on NUMA node {node:.0f}, the process "

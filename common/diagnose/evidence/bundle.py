@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -15,6 +15,7 @@ from tempfile import mkdtemp
 import pandas as pd
 
 from common.diagnose.evidence.left_behind import read_traces
+from common.diagnose.evidence.measured_surroundings import named_ranks
 from common.errors import UserError
 
 FORMAT = 1
@@ -154,6 +155,5 @@ def _notes(bundle: Bundle) -> list[str]:
     return notes
 
 
-def _ranks(ranks: object) -> str:
-    numbers = sorted(set(map(int, ranks)))
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+def _ranks(ranks: Iterable[int]) -> str:
+    return named_ranks(sorted(set(ranks))).lower()

@@ -154,8 +154,16 @@ class Evidence(OfRun):
         A benchmark's plain steps have no parts, and only their timed ones count. A watched script's
         plain steps are the same steps, and have those parts that can be seen without DDP's buckets.
         """
-        rows = (self.measured if self.watched else self.timed).dropna(subset=column)
-        return rows.groupby([*STEP, "rank"])[column].mean().unstack().dropna()
+        if column not in self._by_step:
+            rows = (self.measured if self.watched else self.timed).dropna(subset=column)
+            by_step = rows.groupby([*STEP, "rank"])[column].mean().unstack().dropna()
+            self._by_step[column] = by_step
+        return self._by_step[column]
+
+    @cached_property
+    def _by_step(self) -> dict[str, pd.DataFrame]:
+        """Keeps what ``by_step`` has returned: causes ask for the same columns again and again."""
+        return {}
 
     @cached_property
     def slowest_ms(self) -> pd.Series:

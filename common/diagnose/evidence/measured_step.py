@@ -104,7 +104,7 @@ def step_model(evidence: Evidence, *, gradient_as_bucket_view: bool | None = Non
         gradient_as_bucket_view=gradient_as_bucket_view,
         optimizer_s=_mean_rank(several, "optimizer_time_ms").median() / 1e3,
         data_s_per_sample=float(data_ms / samples / 1e3) if samples else 0.0,
-        backend=backend_of(evidence),
+        backend=evidence.process_group.removeprefix("ProcessGroup").lower(),  # as in IN_FLIGHT
         shares_cores=shares_cores(evidence),
     )
     overlapped_s = evidence.step_ms / 1e3 - (hidden_s(model) if evidence.waits else 0.0)
@@ -292,11 +292,6 @@ def shares_cores(evidence: Evidence) -> bool:
         return False
     on_cpu = placement["device"].astype(str).str.startswith("cpu").all()
     return bool(on_cpu and placement["host"].nunique() == 1)
-
-
-def backend_of(evidence: Evidence) -> str:
-    """Returns the backend that sends gradients, as ``IN_FLIGHT`` knows it; empty if not known."""
-    return evidence.process_group.removeprefix("ProcessGroup").lower()
 
 
 def pass_times(probes: pd.DataFrame) -> PassTimes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 import pandas as pd
+from ddplab_watch.machine_cores import parse_cores
 
 from common.diagnose.evidence.case import Case
 from common.diagnose.evidence.evidence import SURROUNDINGS, NotJudged
@@ -72,15 +73,9 @@ def host_of(case: Case, table: pd.DataFrame) -> pd.Series:
     return machine_of(table) if case.run.emulated else table["host"]
 
 
-def number_set(text: str) -> frozenset[int]:
-    """Returns the numbers of a list as Linux writes it: ``0-3,8``."""
-    runs = [run.split("-") for run in text.split(",") if run]
-    return frozenset(number for run in runs for number in range(int(run[0]), int(run[-1]) + 1))
-
-
 def cores_of(rows: pd.DataFrame) -> int:
     """Returns the number of cores that ranks of one machine may run on; 0 if unknown."""
-    return len(frozenset[int]().union(*map(number_set, rows["core_list"])))
+    return len(frozenset[int]().union(*map(parse_cores, rows["core_list"])))
 
 
 def setting(row: pd.Series, name: str) -> str | None:

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from ddplab_watch import hooks, private, rows
 from ddplab_watch.calls import Calls
-from ddplab_watch.ended_steps import EndedSteps
 from ddplab_watch.feed import Feed
 from ddplab_watch.hooks import Hooks
 from ddplab_watch.machine_cores import CpuTimes
@@ -25,6 +24,7 @@ from ddplab_watch.options import Options
 from ddplab_watch.pauses import Memory, Pauses
 from ddplab_watch.placement import placement
 from ddplab_watch.record import Record
+from ddplab_watch.rows import EndedSteps
 from ddplab_watch.stacks import Stacks
 from ddplab_watch.steps import Loop
 from ddplab_watch.surroundings import surroundings

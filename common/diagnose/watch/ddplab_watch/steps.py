@@ -232,11 +232,6 @@ class Loop:
         self._cpu_began_s = self.cpu_s()
         self.phase = "between"
 
-    @property
-    def newest(self) -> Pass | None:
-        """Returns the pass that is under way, or the last that was."""
-        return self.current or (self.segment.passes[-1] if self.segment.passes else None)
-
     def finish(self) -> None:
         """Ends the step that the next segment might have belonged to."""
         if self.step is not None:

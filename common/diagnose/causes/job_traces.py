@@ -1,19 +1,31 @@
-"""Causes that are judged from what a job left behind: traces, NCCL's log, flight recorders."""
+"""Causes that are judged from what a job left behind: traces, NCCL's log, flight recorders.
+
+Under FSDP there are no buckets, and a model that was compiled in place calls no hook. The watch
+then records a few steps with torch.profiler, which are judged here where the steps as they were do
+not suffice (``by_profile``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from common.diagnose.causes.communication import EXPOSED_SHARE
 from common.diagnose.causes.ranks import SLOW_RATIO, SLOWEST_OFTEN
 from common.diagnose.causes.settings import Signal, of_signals
-from common.diagnose.evidence.case import VALIDITY, Verdict, confidence, percent
-from common.diagnose.evidence.evidence import NotJudged, standard_error
+from common.diagnose.evidence.case import VALIDITY, Case, Verdict, confidence, percent
+from common.diagnose.evidence.evidence import (
+    TRACE_OPERATIONS,
+    TRACE_STEPS,
+    NotJudged,
+    standard_error,
+)
 from common.diagnose.evidence.left_behind import LeftBehind
 from common.diagnose.evidence.measured_surroundings import named_ranks
 from common.runtime.wording import counted
+from common.tables import TRACE_OPERATION_COLUMNS
 from common.traces.flight_recorder import Call, Stop, stops
 from common.traces.nccl_log import MOST_WARNINGS
 from common.traces.step_operations import GATHER, SCATTER
@@ -288,6 +300,54 @@ def nccl_connections(job: LeftBehind) -> Verdict | None:
     for warning, count in log.warnings.most_common(MOST_WARNINGS):
         signals.append(Signal(f"NCCL warned {count} times: {warning}.", "look it up", "low"))
     return of_signals("nccl-connections", "NCCL connects ranks by slow ways, or warns", signals)
+
+
+def profiled(case: Case) -> LeftBehind | None:
+    """Returns the steps that were profiled; None where none were."""
+    steps = case.run.tables.get(TRACE_STEPS)
+    if steps is None or steps.empty:
+        return None
+    none = pd.DataFrame(columns=list(TRACE_OPERATION_COLUMNS))
+    return LeftBehind(case.run.folder, steps, case.run.tables.get(TRACE_OPERATIONS, none))
+
+
+def by_profile(
+    case: Case,
+    not_judged: Sequence[tuple[str, str]],
+    instead: Mapping[str, Callable[[LeftBehind], Verdict | None]],
+) -> tuple[list[Verdict], list[tuple[str, str]]]:
+    """Judges by the profile what could not be judged by the steps as they were.
+
+    Args:
+        case: the run.
+        not_judged: (cause, why) for the steps as they were.
+        instead: cause → function that judges it by a profile.
+
+    Returns:
+        verdicts, and what is still not judged.
+    """
+    profile = profiled(case)
+    if profile is None:
+        return [], list(not_judged)
+    verdicts, still = [], []
+    for cause, why in not_judged:
+        if cause not in instead:
+            still.append((cause, why))
+            continue
+        try:
+            verdicts.append(instead[cause](profile))
+        except NotJudged:
+            still.append((cause, why))
+    if profile.on_device:
+        verdicts.append(idle_device(profile))
+    file = case.file(TRACE_STEPS)
+    return [_with_file(verdict, file) for verdict in verdicts if verdict], still
+
+
+def _with_file(verdict: Verdict, file: str) -> Verdict:
+    """Returns a verdict on traces that names the table of theirs in a bundle's run directory."""
+    first, *further = verdict.evidence
+    return replace(verdict, evidence=(f"{first.removesuffix('.')} {file}.", *further))
 
 
 CAUSES: dict[str, Callable[[LeftBehind], Verdict | None]] = {
