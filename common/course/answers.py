@@ -108,7 +108,7 @@ def checked(answer: object, question: Question, where: str) -> float | str:
     prefix = f"{where}: {question.name}: "
     if question.kind == NUMBER:
         if isinstance(answer, bool) or not isinstance(answer, int | float):
-            raise UserError(f"{prefix}expected a number, in {question.unit}; got {shown(answer)}")
+            raise UserError(f"{prefix}expected a number, in {question.unit}; got {short(answer)}")
         try:
             number = float(answer)
         except OverflowError:
@@ -118,11 +118,11 @@ def checked(answer: object, question: Question, where: str) -> float | str:
         return number
     if not isinstance(answer, str):
         raise UserError(
-            f"{prefix}expected {'a letter' if question.choices else 'text'}; got {shown(answer)}"
+            f"{prefix}expected {'a letter' if question.choices else 'text'}; got {short(answer)}"
         )
     if question.kind == CHOICE and answer.strip() not in question.choices:
         letters = ", ".join(question.choices)
-        raise UserError(f"{prefix}expected one of {letters}; got {shown(answer)}")
+        raise UserError(f"{prefix}expected one of {letters}; got {short(answer)}")
     if any("\ud800" <= letter <= "\udfff" for letter in answer):  # half of a letter of UTF-16
         raise UserError(f"{prefix}the text has characters that are none")
     return answer.strip()
@@ -142,10 +142,10 @@ def load(content: bytes, where: str) -> dict[str, dict]:
         raise UserError(f"{where}: no YAML") from None
     if not isinstance(document, dict) or not all(isinstance(e, dict) for e in document.values()):
         raise UserError(f"{where}: expected questions, each with an answer below it")
-    return {name if isinstance(name, str) else shown(name): e for name, e in document.items()}
+    return {name if isinstance(name, str) else short(name): e for name, e in document.items()}
 
 
-def shown(answer: object) -> str:
+def short(answer: object) -> str:
     """Returns an answer for a message, short."""
     kinds = {list: "a list", dict: "a mapping", bool: "yes or no"}
     try:

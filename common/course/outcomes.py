@@ -19,11 +19,11 @@ OUTCOMES = {"failure": FAILED, "error": FAILED, "skipped": SKIPPED}
 
 @dataclass(frozen=True)
 class Outcome:
-    """A test's.
+    """The outcome of a test.
 
     Attributes:
         file: the test's file, without its folders and ``.py``.
-        name: the test's, with its parameters in brackets.
+        name: name of the test, with its parameters in brackets.
         outcome: passed, failed or skipped.
         message: message of the test's error; empty where it passed.
     """

@@ -70,7 +70,7 @@ class Unexplained:
         return self.low > MOST_UNEXPLAINED
 
     def said(self) -> str:
-        """Returns it as sentences."""
+        """Returns the shares as sentences."""
         parts = [f"waiting and communication take {percent(self.exchanging)}"]
         if self.hindered:
             parts.append(f"passes that hinder each other {percent(self.hindered)}")

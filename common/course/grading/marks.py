@@ -25,7 +25,7 @@ SHARES = dict(zip(LEVELS, (0.0, 0.5, 1.0), strict=True))
 
 @dataclass(frozen=True)
 class Mark:
-    """A check's or an answer's.
+    """The mark of a check or an answer.
 
     Attributes:
         of: task or question.

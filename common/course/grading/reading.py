@@ -48,7 +48,7 @@ def reading_sheet(
         facts = "".join(
             f"<li>{html.escape(str(fact))}</li>" for fact in key.get(name, {}).get("look_for", ())
         )
-        given = "".join(
+        quotes = "".join(
             f"<h3>{html.escape(stem)}</h3><blockquote>{html.escape(str(texts.get(name) or '—'))}"
             "</blockquote>"
             for stem, texts in answers.items()
@@ -56,7 +56,7 @@ def reading_sheet(
         parts.append(
             f"<section><h2>{name} ({question.points} points)</h2>"
             f"<p>{html.escape(question.about)}</p><table>{rows}</table>"
-            f"<ul class='staff'>{facts}</ul>{given}</section>"
+            f"<ul class='staff'>{facts}</ul>{quotes}</section>"
         )
     head = f"<meta charset='utf-8'><title>{html.escape(title)}</title><style>{STYLE}</style>"
     view = "<meta name='viewport' content='width=device-width'>"

@@ -117,7 +117,7 @@ class Ranks:
         return self.sandbox.sent_bytes()
 
     def sent_when_quiet(self) -> int:
-        """Returns the same when nothing has been sent for a while, or after ``LONGEST_S``."""
+        """Returns ``sent_bytes`` once nothing has been sent for a while, or after ``LONGEST_S``."""
         until = time.monotonic() + LONGEST_S
         before, sent = -1, self.sent_bytes()
         while sent != before and time.monotonic() < until:

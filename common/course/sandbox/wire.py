@@ -37,7 +37,7 @@ class Ended(Exception):
 
 
 class Remote:
-    """Something on the other side; its attributes and calls are requests."""
+    """An object of the other side; its attributes and calls are requests."""
 
     def __init__(self, peer: Peer, number: int, kind: str) -> None:
         self.__dict__.update(_peer=peer, _number=number, _kind=kind)
@@ -140,7 +140,7 @@ class Peer:
             for buffer in buffers:
                 self.connection.sendall(buffer)
         except OSError as error:
-            raise Ended(said(error)) from None
+            raise Ended(why_broken(error)) from None
 
     def receive(self) -> list:
         """Returns the next message. Raises Ended where none comes, or none that can be read."""
@@ -167,7 +167,7 @@ class Peer:
             try:
                 part = self.connection.recv(min(missing, 2**20))
             except OSError as error:
-                raise Ended(said(error)) from None
+                raise Ended(why_broken(error)) from None
             if not part:
                 raise Ended("its process has ended")
             parts.append(part)
@@ -235,7 +235,7 @@ class Peer:
         raise ValueError(kind)
 
 
-def said(error: OSError) -> str:
+def why_broken(error: OSError) -> str:
     """Returns why a connection broke, in words."""
     return "no answer in time" if isinstance(error, TimeoutError) else "its process has ended"
 

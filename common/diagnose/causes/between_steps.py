@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from common.diagnose.causes.sharing import hindered_ms, hindered_said
+from common.diagnose.causes.sharing import hindered_ms, hindered_sentences
 from common.diagnose.evidence.case import Case, Verdict, confidence, percent, places
 from common.diagnose.evidence.evidence import (
     EPOCHS,
@@ -61,7 +61,7 @@ def data_loading(case: Case) -> Verdict | None:
         evidence=(
             f"Fetching batches takes {by_rank[slowest]:.3g} of {steps_ms.mean():.3g} ms, "
             f"{percent(share)} of the step{whose} {case.file(STEPS)}.",
-            *(hindered_said(case, slowest) if alone else ()),
+            *(hindered_sentences(case, slowest) if alone else ()),
         ),
         lost_share=lost,
         confidence=level,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from common.diagnose.causes.sharing import hindered_ms, hindered_said, together_times
+from common.diagnose.causes.sharing import hindered_ms, hindered_sentences, together_times
 from common.diagnose.evidence.case import SURE, Case, Verdict, confidence, percent
 from common.diagnose.evidence.evidence import (
     PROBES,
@@ -69,7 +69,7 @@ def slow_rank(case: Case) -> Verdict | None:
             *_slow_part(case, slowest),
             f"The others wait {waited:.3g} ms of each step {case.file(STEPS)}.",
             *_slow_by_itself(case, slowest),
-            *hindered_said(case, slowest, longer_ms),
+            *hindered_sentences(case, slowest, longer_ms),
         ),
         lost_share=min(lost, 0.99),
         confidence=level,
@@ -154,7 +154,7 @@ def slow_update(case: Case) -> Verdict | None:
             f"From the end of its backward pass to the end of its update rank {slowest} takes "
             f"{updates[slowest].median():.3g} ms, the others "
             f"{updates.drop(columns=slowest).median(axis=1).median():.3g} ms {case.file(STEPS)}.",
-            *hindered_said(case, slowest),
+            *hindered_sentences(case, slowest),
         ),
         lost_share=lost,
         confidence=level,

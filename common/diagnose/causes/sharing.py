@@ -237,7 +237,7 @@ def passes_ms(case: Case, rank: int) -> float | None:
     return forward_ms + exchanges * sending_ms + silent_ms
 
 
-def hindered_said(case: Case, rank: int, longer_ms: float = 0.0) -> list[str]:
+def hindered_sentences(case: Case, rank: int, longer_ms: float = 0.0) -> list[str]:
     """Returns a sentence with ``hindered_ms``; none where that is 0."""
     if not (more_ms := hindered_ms(case, rank, longer_ms)):
         return []

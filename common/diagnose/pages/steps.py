@@ -52,7 +52,7 @@ def ranks_section(case: Case) -> dict[str, object] | str:
     kinds = [name for name in STEP_PARTS if name in medians]
     lengths = medians[kinds].fillna(0.0).clip(lower=0.0)
     ready_ms = medians[UNTIL_READY].sum(axis=1)
-    ranks = shown_ranks(ready_ms, MOST_RANKS)
+    ranks = drawn_ranks(ready_ms, MOST_RANKS)
     axis = Axis(float(lengths.loc[ranks].sum(axis=1).max()) * SPARE)
     names = rank_names(case.run)
     rows = []
@@ -60,7 +60,7 @@ def ranks_section(case: Case) -> dict[str, object] | str:
         lengths_ms = {name: float(value) for name, value in lengths.loc[rank].items()}
         slowest = len(medians) > 1 and rank == ready_ms.idxmax()
         label = f"{names[rank]} – the slowest" if slowest else names[rank]
-        rows.append(Row(label, _said(label, lengths_ms), stacked(lengths_ms)))
+        rows.append(Row(label, _sentence(label, lengths_ms), stacked(lengths_ms)))
     tabled = medians if len(medians) <= MOST_ROWS else medians.loc[ranks]
     return {
         "said": f"{_slowest_sentence(ready_ms)} Each part is its median over {parts.steps:,} steps "
@@ -83,7 +83,7 @@ def _slowest_sentence(ready_ms: pd.Series) -> str:
     )
 
 
-def shown_ranks(ready_ms: pd.Series, most: int) -> list[int]:
+def drawn_ranks(ready_ms: pd.Series, most: int) -> list[int]:
     """Returns the ranks to draw: all, or the fastest, the slowest and an even sample of the rest.
 
     Args:
@@ -119,7 +119,7 @@ def rank_names(run: Evidence) -> dict[int, str]:
     return names
 
 
-def _said(label: str, lengths_ms: Mapping[str, float]) -> str:
+def _sentence(label: str, lengths_ms: Mapping[str, float]) -> str:
     parts = ", ".join(f"{name} {number(value)}" for name, value in lengths_ms.items() if value > 0)
     return f"{label}, in ms: {parts}."
 
@@ -135,7 +135,7 @@ def timeline_section(case: Case) -> dict[str, object] | str:
         return f"Not shown: {missing}."
     buckets, no_buckets = _buckets_of(case.run)
     ready_ms = timed.groupby("rank")[[PARTS[name] for name in UNTIL_READY]].median().sum(axis=1)
-    ranks = shown_ranks(ready_ms, MOST_IN_TIME)
+    ranks = drawn_ranks(ready_ms, MOST_IN_TIME)
     steps = {
         name: rows.set_index("rank").loc[ranks]
         for name, rows in chosen_steps(timed, buckets).items()
@@ -268,7 +268,7 @@ def _lanes(label: str, step: pd.Series, buckets: pd.DataFrame | None) -> Row:
         Bar("whole", 0.0, float(step["step_time_ms"]), 2, LANE),
         *stacked(lengths, height=LANE),
     ]
-    sentence, height = _said(label, lengths), LANE + GAP
+    sentence, height = _sentence(label, lengths), LANE + GAP
     if buckets is not None:
         drawn = buckets.iloc[_even_sample(len(buckets), MOST_BUCKETS)]
         top, lane = LANE + 2 * GAP, max(LEAST_LANE, BUCKET_HEIGHT * len(drawn))

@@ -22,7 +22,7 @@ MOST_PLACES = 50
 
 
 class Stages:
-    """What is watched now, and when that changes."""
+    """The stage that a watch is in, and the way to the next."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -89,7 +89,7 @@ class Stages:
             session.record.unseen("buckets", self.buckets.unseen)
 
     def unwatch_buckets(self) -> None:
-        """Ends that."""
+        """Takes the watch off gradients and buckets."""
         if self.buckets is not None:
             self.buckets.remove()
             self.buckets = None
@@ -107,7 +107,7 @@ class Stages:
             self.waits = waits
 
     def stop_counting_waits(self) -> None:
-        """Ends that, and records where the host waited."""
+        """Stops counting, and records where the host waited."""
         if self.waits is None:
             return
         self.waits.remove()
