@@ -13,7 +13,7 @@ from dataclasses import replace
 import pandas as pd
 
 from common.diagnose.causes.communication import EXPOSED_SHARE
-from common.diagnose.causes.ranks import SLOW_RATIO, SLOWEST_OFTEN
+from common.diagnose.causes.ranks import Slowest
 from common.diagnose.causes.settings import Signal, of_signals
 from common.diagnose.evidence.case import VALIDITY, Case, Verdict, confidence, percent
 from common.diagnose.evidence.evidence import (
@@ -105,19 +105,16 @@ def slow_rank(job: LeftBehind) -> Verdict | None:
     alone_ms = job.by_step("step_ms") - job.by_step("exposed_communication_ms")
     if alone_ms.shape[1] < 2:
         raise NotJudged("a trace of one rank has no other to be slower than")
-    slowest = int(alone_ms.median().idxmax())
-    others_ms = alone_ms.drop(columns=slowest).median(axis=1)
-    ratios = alone_ms[slowest] / others_ms
-    ratio, often = float(ratios.median()), float((alone_ms.idxmax(axis=1) == slowest).mean())
-    if ratio < SLOW_RATIO or often < SLOWEST_OFTEN:
+    slow = Slowest.of(alone_ms)
+    if not slow.is_slow:
         return None
     step_ms = float(job.slowest_ms.median())
     over = {}
     for name, column in (("computation", "computation_ms"), ("idle", "idle_ms")):
         medians = job.by_step(column).median()
-        over[name] = float(medians[slowest] - medians.drop(slowest).median())
+        over[name] = float(medians[slow.rank] - medians.drop(slow.rank).median())
     part = max(over, key=over.get)
-    level, reason = confidence(ratio, SLOW_RATIO, standard_error(ratios), len(ratios))
+    level, reason = slow.sureness()
     look = (
         "The device (clocks, temperature, other jobs), or more work for this rank."
         if part == "computation"
@@ -125,16 +122,16 @@ def slow_rank(job: LeftBehind) -> Verdict | None:
     )
     return Verdict(
         cause="slow-rank",
-        title=f"rank {slowest} keeps the others waiting",
+        title=f"rank {slow.rank} keeps the others waiting",
         evidence=(
-            f"Rank {slowest} takes {alone_ms[slowest].median():.3g} ms of a step for itself, the "
-            f"others {others_ms.median():.3g} ms: {ratio:.2f} times as long, and the longest in "
-            f"{percent(often)} of {len(ratios)} steps.",
+            f"Rank {slow.rank} takes {slow.times.median():.3g} ms of a step for itself, the others "
+            f"{slow.others.median():.3g} ms: {slow.ratio:.2f} times as long, and the longest in "
+            f"{percent(slow.often)} of {len(slow.ratios)} steps.",
             f"It is {part}: {over[part]:.3g} ms more than the others'.",
         ),
-        lost_share=min(0.99, float((alone_ms[slowest] - others_ms).median()) / step_ms),
+        lost_share=min(0.99, float((slow.times - slow.others).median()) / step_ms),
         confidence=level,
-        reason=f"its time over the others': {reason}",
+        reason=reason,
         change=f"Look at: {look[0].lower()}{look[1:]}",
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
@@ -31,53 +33,93 @@ LENGTHS_SLOPE = 0.3
 """Computing time grows at least so much with the padded tokens: a third of it is not fixed."""
 
 
+@dataclass(frozen=True)
+class Slowest:
+    """The rank with the largest median, against the others.
+
+    Attributes:
+        rank: rank.
+        times: times of that rank, by step.
+        others: the others' median time, by step.
+        often: share of the steps in which it takes longest.
+    """
+
+    rank: int
+    times: pd.Series
+    others: pd.Series
+    often: float
+
+    @classmethod
+    def of(cls, by_step: pd.DataFrame) -> Slowest:
+        """Finds it in a table with a row per step and a column per rank."""
+        rank = int(by_step.median().idxmax())
+        others = by_step.drop(columns=rank).median(axis=1)
+        often = float((by_step.idxmax(axis=1) == rank).mean())
+        return cls(rank, by_step[rank], others, often)
+
+    @property
+    def ratios(self) -> pd.Series:
+        """Returns its time over the others', by step."""
+        return self.times / self.others
+
+    @property
+    def ratio(self) -> float:
+        """Returns the median of ``ratios``."""
+        return float(self.ratios.median())
+
+    @property
+    def is_slow(self) -> bool:
+        """Returns True if it takes longer by ``SLOW_RATIO``, in most steps; False if unknown."""
+        return self.ratio >= SLOW_RATIO and self.often >= SLOWEST_OFTEN
+
+    def sureness(self) -> tuple[str, str]:
+        """Returns how sure it is that the rank is slow, and why."""
+        error = standard_error(self.ratios)
+        level, reason = confidence(self.ratio, SLOW_RATIO, error, len(self.ratios))
+        return level, f"its time over the others': {reason}"
+
+
 def slow_rank(case: Case) -> Verdict | None:
     """Judges whether one rank computes longer than the others, step after step."""
     if case.ranks < 2:
         raise NotJudged("one rank has no other to be slower than")
     compute, tokens = _compute_and_tokens(case)
-    rate = compute / tokens
-    slowest = int(rate.median().idxmax())
-    other_rate = rate.drop(columns=slowest).median(axis=1)
-    ratios = rate[slowest] / other_rate
-    ratio, error = float(ratios.median()), standard_error(ratios)
-    often = float((rate.idxmax(axis=1) == slowest).mean())
-    if not (ratio >= SLOW_RATIO and often >= SLOWEST_OFTEN):  # none of them if not known
+    slow = Slowest.of(compute / tokens)
+    if not slow.is_slow:
         return None
     medians = compute.median()
-    others_ms = float(medians.drop(slowest).mean())
-    lasting = 1 - _passing_ms(case) / float(medians[slowest])
-    if ratio * lasting < SLOW_RATIO:
+    slow_ms, others_ms = float(medians[slow.rank]), float(medians.drop(slow.rank).mean())
+    if slow.ratio * (1 - _passing_ms(case) / slow_ms) < SLOW_RATIO:
         return None
     # Of all steps that are seen. Watching buckets makes steps longer, but not the difference of two
     # ranks' passes: in a script most steps are plain.
     step_ms = float(case.run.slowest_ms.median())
-    longer_ms = float(medians[slowest]) - others_ms
-    hindered = hindered_ms(case, slowest, longer_ms)
+    longer_ms = slow_ms - others_ms
+    hindered = hindered_ms(case, slow.rank, longer_ms)
     lost = max(0.0, longer_ms - hindered) / step_ms
     if hindered and lost < SLOW_SHARE:
         return None
-    level, reason = confidence(ratio, SLOW_RATIO, error, len(ratios))
-    waited = case.run.by_step("waiting_time_ms").median().drop(slowest).mean()
+    level, reason = slow.sureness()
+    waited = case.run.by_step("waiting_time_ms").median().drop(slow.rank).mean()
     return Verdict(
         cause="slow-rank",
-        title=f"rank {slowest} is slower than the others",
+        title=f"rank {slow.rank} is slower than the others",
         evidence=(
-            f"Rank {slowest} computes {medians[slowest]:.3g} ms a step, the others "
-            f"{others_ms:.3g} ms: {ratio:.2f} times as long for the same work, "
-            f"and it is the slowest in {percent(often)} of {len(ratios)} steps {case.file(STEPS)}.",
-            *_slow_part(case, slowest),
+            f"Rank {slow.rank} computes {slow_ms:.3g} ms a step, the others "
+            f"{others_ms:.3g} ms: {slow.ratio:.2f} times as long for the same work, and it is the "
+            f"slowest in {percent(slow.often)} of {len(slow.ratios)} steps {case.file(STEPS)}.",
+            *_slow_part(case, slow.rank),
             f"The others wait {waited:.3g} ms of each step {case.file(STEPS)}.",
-            *_slow_by_itself(case, slowest),
-            *hindered_sentences(case, slowest, longer_ms),
+            *_slow_by_itself(case, slow.rank),
+            *hindered_sentences(case, slow.rank, longer_ms),
         ),
         lost_share=min(lost, 0.99),
         confidence=level,
-        reason=f"its time over the others': {reason}",
+        reason=reason,
         change=(
-            f"Look for what else runs where rank {slowest} does (other jobs, clocks, temperature, "
-            "extra work in its program), or replace that device; until then give it less work "
-            "(assignment 3: --mode dynamic with a calibrated cost)."
+            f"Look for what else runs where rank {slow.rank} does (other jobs, clocks, "
+            "temperature, extra work in its program), or replace that device; until then give it "
+            "less work (assignment 3: --mode dynamic with a calibrated cost)."
         ),
         speedup_now=case.speedup_now,
         predicted_speedup=case.speedup_without(min(lost, 0.99)),
@@ -137,30 +179,29 @@ def slow_update(case: Case) -> Verdict | None:
     """
     if case.ranks < 2:
         raise NotJudged("one rank has no other to be slower than")
-    updates = case.run.by_step("optimizer_time_ms")
-    slowest = int(updates.median().idxmax())
-    over_ms = updates[slowest] - updates.drop(columns=slowest).median(axis=1)
+    slow = Slowest.of(case.run.by_step("optimizer_time_ms"))
+    over_ms = slow.times - slow.others
     shares = over_ms / case.run.slowest_ms
     share, error = float(shares.median()), standard_error(shares)
     if share < UPDATE_SHARE or float((over_ms > 0).mean()) < SLOWEST_OFTEN:
         return None
     step_ms = float(case.run.slowest_ms.median())
-    lost = min(max(0.0, share - hindered_ms(case, slowest) / step_ms), 0.99)
+    lost = min(max(0.0, share - hindered_ms(case, slow.rank) / step_ms), 0.99)
     level, reason = confidence(share, UPDATE_SHARE, error, len(shares))
     return Verdict(
         cause="slow-update",
-        title=f"rank {slowest} takes longer to update than the others",
+        title=f"rank {slow.rank} takes longer to update than the others",
         evidence=(
-            f"From the end of its backward pass to the end of its update rank {slowest} takes "
-            f"{updates[slowest].median():.3g} ms, the others "
-            f"{updates.drop(columns=slowest).median(axis=1).median():.3g} ms {case.file(STEPS)}.",
-            *hindered_sentences(case, slowest),
+            f"From the end of its backward pass to the end of its update rank {slow.rank} takes "
+            f"{slow.times.median():.3g} ms, the others {slow.others.median():.3g} ms "
+            f"{case.file(STEPS)}.",
+            *hindered_sentences(case, slow.rank),
         ),
         lost_share=lost,
         confidence=level,
         reason=f"share of the step: {reason}",
         change=(
-            f"Look at what rank {slowest} alone does beside its update (averages of the weights, "
+            f"Look at what rank {slow.rank} alone does beside its update (averages of the weights, "
             "norms, logging), and share it among the ranks or do it every so many steps."
         ),
         speedup_now=case.speedup_now,
