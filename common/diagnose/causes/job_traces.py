@@ -125,11 +125,11 @@ def slow_rank(job: LeftBehind) -> Verdict | None:
         title=f"rank {slow.rank} keeps the others waiting",
         evidence=(
             f"Rank {slow.rank} takes {slow.times.median():.3g} ms of a step for itself, the others "
-            f"{slow.others.median():.3g} ms: {slow.ratio:.2f} times as long, and the longest in "
-            f"{percent(slow.often)} of {len(slow.ratios)} steps.",
+            f"{slow.other_times.median():.3g} ms: {slow.ratio:.2f} times as long, and the longest "
+            f"in {percent(slow.often)} of {len(slow.ratios)} steps.",
             f"It is {part}: {over[part]:.3g} ms more than the others'.",
         ),
-        lost_share=min(0.99, float((slow.times - slow.others).median()) / step_ms),
+        lost_share=min(0.99, float((slow.times - slow.other_times).median()) / step_ms),
         confidence=level,
         reason=reason,
         change=f"Look at: {look[0].lower()}{look[1:]}",

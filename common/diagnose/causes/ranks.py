@@ -40,27 +40,27 @@ class Slowest:
     Attributes:
         rank: rank.
         times: times of that rank, by step.
-        others: the others' median time, by step.
+        other_times: the others' median time, by step.
         often: share of the steps in which it takes longest.
     """
 
     rank: int
     times: pd.Series
-    others: pd.Series
+    other_times: pd.Series
     often: float
 
     @classmethod
     def of(cls, by_step: pd.DataFrame) -> Slowest:
         """Finds it in a table with a row per step and a column per rank."""
         rank = int(by_step.median().idxmax())
-        others = by_step.drop(columns=rank).median(axis=1)
+        other_times = by_step.drop(columns=rank).median(axis=1)
         often = float((by_step.idxmax(axis=1) == rank).mean())
-        return cls(rank, by_step[rank], others, often)
+        return cls(rank, by_step[rank], other_times, often)
 
     @property
     def ratios(self) -> pd.Series:
         """Returns its time over the others', by step."""
-        return self.times / self.others
+        return self.times / self.other_times
 
     @property
     def ratio(self) -> float:
@@ -180,7 +180,7 @@ def slow_update(case: Case) -> Verdict | None:
     if case.ranks < 2:
         raise NotJudged("one rank has no other to be slower than")
     slow = Slowest.of(case.run.by_step("optimizer_time_ms"))
-    over_ms = slow.times - slow.others
+    over_ms = slow.times - slow.other_times
     shares = over_ms / case.run.slowest_ms
     share, error = float(shares.median()), standard_error(shares)
     if share < UPDATE_SHARE or float((over_ms > 0).mean()) < SLOWEST_OFTEN:
@@ -193,7 +193,7 @@ def slow_update(case: Case) -> Verdict | None:
         title=f"rank {slow.rank} takes longer to update than the others",
         evidence=(
             f"From the end of its backward pass to the end of its update rank {slow.rank} takes "
-            f"{slow.times.median():.3g} ms, the others {slow.others.median():.3g} ms "
+            f"{slow.times.median():.3g} ms, the others {slow.other_times.median():.3g} ms "
             f"{case.file(STEPS)}.",
             *hindered_sentences(case, slow.rank),
         ),
