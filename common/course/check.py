@@ -173,30 +173,36 @@ class Solutions:
             size = min(WINDOW, len(tokens))
             if size < SHORTEST:
                 continue
-            coded = self.coded(tokens)
+            coded = self.coded([token.text for token in tokens])
             for start in range(len(tokens) - size + 1):
                 patterns = self.windows.setdefault(size, {}).setdefault(
                     coded[start : start + size], {}
                 )
                 patterns.setdefault(pattern(tokens[start : start + size]), task)
 
-    def coded(self, tokens: Sequence[Token]) -> str:
+    def coded(self, words: Sequence[str]) -> str:
         """Returns a character for each token."""
         return "".join(
-            VARIABLE if token.is_variable else self.codes.get(token.text, UNKNOWN)
-            for token in tokens
+            VARIABLE if is_variable(word, before) else self.codes.get(word, UNKNOWN)
+            for before, word in zip(("", *words), words, strict=False)
         )
 
     def found_in(self, text: str) -> Iterator[tuple[int, str]]:
         """Yields the line and the task of each piece of a solution in a text."""
-        tokens = list(tokens_of(text))
-        coded = self.coded(tokens)
-        for size, windows in self.windows.items():
-            for start in range(len(tokens) - size + 1):
-                patterns = windows.get(coded[start : start + size])
-                task = patterns and patterns.get(pattern(tokens[start : start + size]))
-                if task:
-                    yield tokens[start].line, task
+        coded = self.coded(TOKEN.findall(text))
+        # Nearly every text ends here: no window has a token that no solution has.
+        starts = [
+            (size, start)
+            for size, windows in self.windows.items()
+            for known in re.finditer(f"[^{UNKNOWN}]{{{size},}}", coded)
+            for start in range(known.start(), known.end() - size + 1)
+            if coded[start : start + size] in windows
+        ]
+        tokens = list(tokens_of(text)) if starts else []
+        for size, start in starts:
+            patterns = self.windows[size][coded[start : start + size]]
+            if task := patterns.get(pattern(tokens[start : start + size])):
+                yield tokens[start].line, task
 
 
 def pattern(tokens: Sequence[Token]) -> tuple[int, ...]:
@@ -213,11 +219,16 @@ def tokens_of(text: str) -> Iterator[Token]:
     for match in TOKEN.finditer(text):
         line += text.count("\n", position, match.start())
         position, word = match.start(), match[0]
-        is_name = word[0].islower() or word[0] == "_" or word.isupper()
-        # Behind a dot, or between quotes: an attribute, a column.
-        is_fixed = word in KEPT or before in (".", '"', "'")
-        yield Token(word, line, is_name and not is_fixed)
+        yield Token(word, line, is_variable(word, before))
         before = word
+
+
+def is_variable(word: str, before: str) -> bool:
+    """Returns True for a name that anybody may change; ``before`` is the token before it."""
+    if word in KEPT or not (word[0].islower() or word[0] == "_" or word.isupper()):
+        return False
+    # Behind a dot, or between quotes: an attribute, a column.
+    return before not in (".", '"', "'")
 
 
 def find_leaks(tree: Path, solutions: Solutions) -> list[Leak]:
@@ -235,7 +246,7 @@ def find_leaks(tree: Path, solutions: Solutions) -> list[Leak]:
             leaks.append(Leak(name, text.count("\n", 0, marker.start()) + 1, "", "a marker"))
         # A copy may have comments of its own, or stand in one.
         first: dict[str, int] = {}
-        for variant in (text.replace("#", " "), COMMENT.sub("", text)):
+        for variant in {text.replace("#", " "), COMMENT.sub("", text)}:
             for line, task in solutions.found_in(variant):
                 first[task] = min(line, first.get(task, line))
         leaks += [
