@@ -10,26 +10,27 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from types import MappingProxyType
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from common.benchmarks.one_device.replayed_profile import ReplayedProfile, open_replayed
 from common.data.synthetic import random_tokens
-from common.errors import UserError, unknown_name
+from common.errors import UserError
 from common.models.gpt2 import GPT2, GPT2Config
 from common.models.replay import ReplayModel
 from common.runtime.group.process_group import Worker
 from common.runtime.machine.kept_memory import settle_heap
-from common.runtime.run_options import RankOptions
 from common.runtime.seeding import seed_everything
+from common.settings import AtLeast, OneOf, Positive, RankOptions, Settings
 from common.training.precision import DTYPES, autocast, grad_scaler
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
-class StepSettings:
+class StepSettings(Settings):
     """Settings of a training step: model, batch, precision and optimizer, or a replay.
 
     ``dtype`` other than float32 means autocast: gradients stay float32. With ``replay``, a recorded
@@ -37,10 +38,10 @@ class StepSettings:
     """
 
     model: str
-    batch_size: int
-    max_seq_len: int
-    dtype: str = "float32"
-    optimizer: str = "adamw"
+    batch_size: Annotated[int, AtLeast(1)]
+    max_seq_len: Annotated[int, AtLeast(1)]
+    dtype: Annotated[str, OneOf(DTYPES)] = "float32"
+    optimizer: Annotated[str, OneOf(("adamw", "sgd"))] = "adamw"
     lr: float = 6e-4
     compile: bool = False
     seed: int = 42
@@ -49,13 +50,7 @@ class StepSettings:
     replay_time_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_seq_len"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.dtype not in DTYPES:
-            raise UserError(unknown_name("dtype", self.dtype, DTYPES))
-        if self.optimizer not in ("adamw", "sgd"):
-            raise UserError(unknown_name("optimizer", self.optimizer, ("adamw", "sgd")))
+        super().__post_init__()
         config = GPT2Config.named(self.model)
         if self.max_seq_len > config.n_positions:
             raise UserError(
@@ -114,7 +109,7 @@ class UpdatedStepOptions(StepRunOptions):
 
     optimizer: str = "adamw"
     """adamw or sgd."""
-    lr: float = 6e-4
+    lr: Annotated[float, Positive] = 6e-4
     compile: bool = False
     """Compile the model. Hooks then mark when the compiled backward pass hands gradients over."""
 

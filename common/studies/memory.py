@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 
-from common.errors import UserError
 from common.perfmodel.one_device.memory import predict_memory
 from common.perfmodel.one_device.memory_fit import largest_batch
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.machine.environment import describe_environment
 from common.runtime.records.study import study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
+from common.settings import AtLeast, Settings
 
 GB = 10**9
 GPU_OVERHEAD_GB = 1.0
@@ -65,7 +66,7 @@ OPTIONS = (
 
 
 @dataclass(frozen=True)
-class MemoryStudy:
+class MemoryStudy(Settings):
     """Settings of the study: every combination of these is predicted and tracked."""
 
     models: tuple[str, ...] = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -74,11 +75,10 @@ class MemoryStudy:
     attentions: tuple[str, ...] = ("sdpa", "eager")
     checkpointing: tuple[bool, ...] = (False, True)
     capacities_gb: tuple[float, ...] = (24, 40, 80, 141)
-    processes: int = 2
+    processes: Annotated[int, AtLeast(1)] = 2
 
     def __post_init__(self) -> None:
-        if self.processes < 1:
-            raise UserError(f"processes is {self.processes}; it must be at least 1")
+        super().__post_init__()
         self.workloads()
 
     def workloads(self) -> list[Workload]:

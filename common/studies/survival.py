@@ -15,16 +15,17 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 
 from common.data.markov_text import synthetic_shards
-from common.errors import RunFailed, UserError, unknown_name
+from common.errors import RunFailed, UserError
 from common.exercises.checkpoint_commit import OLD, PARTIAL, finished_checkpoints
 from common.runtime.machine.environment import describe_environment
-from common.runtime.records.recorder import require_not_negative, require_positive
 from common.runtime.records.study import study_run
 from common.runtime.stage_progress import StageProgress
+from common.settings import NonNegative, Positive, Settings, SomeOf
 from common.studies.damaged_checkpoints import resume_from_damaged
 from common.studies.killed_runs import (
     RANKS,
@@ -50,34 +51,28 @@ DATA_TOKENS = 200_000
 
 
 @dataclass(frozen=True)
-class SurvivalStudy:
+class SurvivalStudy(Settings):
     """Settings of the study: the training, and how often it is disturbed."""
 
-    trials: int = 30
-    restarts: int = 3
+    trials: Annotated[int, NonNegative] = 30
+    restarts: Annotated[int, NonNegative] = 3
     """Launches with --max-restarts in which a rank is killed twice."""
     damage: bool = True
     """Also damage checkpoints and resume from them."""
-    strategies: tuple[str, ...] = ("DDP", "FULL_SHARD")
+    strategies: Annotated[tuple[str, ...], SomeOf(STRATEGIES, "strategy")] = ("DDP", "FULL_SHARD")
     """Strategies of the trials and launches, in turn."""
     num_steps: int = 30
-    save_every: int = 3
-    seed: int = 0
+    save_every: Annotated[int, Positive] = 3
+    seed: Annotated[int, NonNegative] = 0
     """Seed of the moments and ranks that are drawn."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "save_every")
-        require_not_negative(self, "trials", "restarts", "seed")
+        super().__post_init__()
         if self.num_steps < 6 * self.save_every:
             raise UserError(
                 f"num_steps {self.num_steps}: at least 6 × save_every, {6 * self.save_every}, so "
                 "that there are checkpoints to kill and to resume from"
             )
-        for strategy in self.strategies:
-            if strategy not in STRATEGIES:
-                raise UserError(unknown_name("strategy", strategy, STRATEGIES))
-        if not self.strategies:
-            raise UserError(f"no strategies; known: {', '.join(STRATEGIES)}")
 
     def training(self, strategy: str, folder: Path, data: Path, **settings: object) -> Training:
         """Returns a run of gpt2-pico that takes seconds and records each step when it is done."""

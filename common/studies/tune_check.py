@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 
@@ -27,10 +28,10 @@ from common.errors import UserError, unknown_name
 from common.runtime.flags import as_flags
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.records.recorder import require_positive
 from common.runtime.records.study import earlier_table, study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
 from common.samples import per_round
+from common.settings import NonEmpty, Positive, Settings
 from common.studies.exhaustive_sweep import runoff_regret
 from common.tuning.ddp_setting import DEFAULT
 from common.tuning.launched import tune_on_ranks
@@ -49,10 +50,10 @@ HALF_WIDTH = 0.02
 
 
 @dataclass(frozen=True)
-class TuneStudy:
+class TuneStudy(Settings):
     """Settings of the study: models, network, and how carefully recommendations are checked."""
 
-    models: tuple[str, ...] = (
+    models: Annotated[tuple[str, ...], NonEmpty] = (
         "encoder_decoder",
         "convolutions",
         "vision_transformer",
@@ -62,20 +63,18 @@ class TuneStudy:
     """Functions of common.tuning.examples."""
     rate: str = "1gbit"
     """Rate of the links of two emulated hosts; empty leaves them out."""
-    rounds: int = SWEEP_ROUNDS
+    rounds: Annotated[int, Positive] = SWEEP_ROUNDS
     """Visits to each bucketing in the sweep."""
-    runoff_rounds: int = 12
+    runoff_rounds: Annotated[int, Positive] = 12
     """Rounds that a run-off adds at a time, until a regret is known to ``HALF_WIDTH``."""
-    most_runoff_rounds: int = 60
+    most_runoff_rounds: Annotated[int, Positive] = 60
     only: tuple[str, ...] = ()
     """Cases to run, such as convolutions-loopback; by default all."""
     continues: str = ""
     """Run directory of a study that was cut."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "rounds", "runoff_rounds", "most_runoff_rounds")
-        if not self.models:
-            raise UserError("models is empty; give at least one")
+        super().__post_init__()
         known = {f"{model}-{network}" for model in self.models for network in self.networks}
         for name in self.only:
             if name not in known:

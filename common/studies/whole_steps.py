@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 
@@ -22,10 +23,10 @@ from common.errors import UserError
 from common.runtime.flags import as_flags
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.records.recorder import require_positive
 from common.runtime.records.study import study_run
 from common.runtime.stage_progress import StageProgress
 from common.samples import MOST_NOISE, median_standard_error, per_round, slowest_rank
+from common.settings import Positive, Settings
 
 ASSIGNMENTS = project_root() / "assignments"
 CONFIG = ASSIGNMENTS / "assignment1" / "configs" / "laptop.yaml"
@@ -35,16 +36,13 @@ RATIOS = {"MY_BUCKETS": "DDP", "MY_ZERO1": "DDP", "MY_FSDP": "FULL_SHARD"}
 
 
 @dataclass(frozen=True)
-class WholeStepsStudy:
+class WholeStepsStudy(Settings):
     """Settings of the study: the number of runs, their links and rounds."""
 
-    runs: int = 3
+    runs: Annotated[int, Positive] = 3
     rate: str = "1gbit"
-    rounds: int = 8
+    rounds: Annotated[int, Positive] = 8
     """Rounds of steps under each strategy."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "runs", "rounds")
 
 
 SETTINGS = WholeStepsStudy

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from common.errors import UserError
-from common.runtime.run_options import RankOptions
+from common.settings import Positive, RankOptions
 
 SWEEP_ROUNDS = 2
 """Visits that an exhaustive sweep makes to each bucketing; tuning takes a share of their time."""
@@ -24,12 +24,8 @@ class TuneSettings(RankOptions):
     """MODULE:FUNCTION that returns (module, batch, loss)."""
     folder: str = "."
     """Folder in which MODULE is looked for, besides the installed packages."""
-    share: float = 0.2
+    share: Annotated[float, Positive] = 0.2
     """Time for tuning, as a share of an exhaustive sweep's; few bucketings may need more."""
     seed: int = 42
     """Seed that is set before FUNCTION is called, the same on all ranks."""
     output_dir: str = "outputs/tune"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share < float("inf"):
-            raise UserError(f"share is {self.share}; it must be above 0 and finite")

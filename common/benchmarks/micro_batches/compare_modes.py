@@ -14,6 +14,7 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
@@ -25,14 +26,13 @@ from common.runtime.progress import Progress
 from common.runtime.records.recorder import (
     Recorder,
     record_run,
-    require_not_negative,
-    require_positive,
 )
 from common.samples import rotated
 from common.scheduling.cost import TokensCost, TokensSquaredCost
 from common.scheduling.loader import AheadLoader, MicroBatch
 from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
 from common.scheduling.rank_speeds import RankCosts
+from common.settings import NonNegative, Positive
 from common.training.micro_batches.config import TextSettings, slow_factor_of
 from common.training.micro_batches.log import batch_facts, part_facts, split_exchange
 from common.training.scaling.cost_calibration import calibrate, exchange_ratios
@@ -97,11 +97,11 @@ class ModeComparison(TextSettings):
     Settings may also come from --config FILE (a YAML file; flags win).
     """
 
-    steps: int = 60
+    steps: Annotated[int, Positive] = 60
     """Global batches; each is one step of every mode."""
-    warmup: int = 5
+    warmup: Annotated[int, NonNegative] = 5
     """Global batches before the measured ones."""
-    slow_steps: int = 40
+    slow_steps: Annotated[int, NonNegative] = 40
     """Steps of each mode with one rank slowed down; 0 to leave that out."""
     slow_rank: int = -1
     """The rank that is slowed down; -1 is the last."""
@@ -109,8 +109,6 @@ class ModeComparison(TextSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "steps")
-        require_not_negative(self, "warmup", "slow_steps")
         if self.slow_rank < -1:
             raise UserError(f"slow_rank is {self.slow_rank}; a rank, or -1 for the last")
         if not 1 < self.slow_factor < float("inf"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 import torch
@@ -28,7 +29,7 @@ from common.perfmodel.one_device.memory_fit import (
 from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.records.recorder import Recorder, record_run, single_device
-from common.runtime.run_options import DeviceOptions
+from common.settings import DeviceOptions, Positive
 
 MIB = 2**20
 GB = 10**9
@@ -55,16 +56,13 @@ class MemoryAnalysis(DeviceOptions, Workload):
     """Ranks that share the work with --sharding."""
     run_step: bool = False
     """On the CPU: run the step for real too, and read PyTorch's CPU allocator."""
-    capacity_gb: tuple[float, ...] = (24, 40, 80, 141)
+    capacity_gb: Annotated[tuple[float, ...], Positive] = (24, 40, 80, 141)
     """Memory sizes (in 10⁹ bytes) for which the largest batch is predicted."""
     output_dir: str = "outputs/assignment0"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         Sharding(self.sharding, self.ranks)
-        for size in self.capacity_gb:
-            if not 0 < size < float("inf"):
-                raise UserError(f"capacity_gb {size:g}: must be above 0 and finite")
         if self.compile:
             raise UserError(
                 "compile: the analysis is of eager execution (a compiled step needs less); leave "

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Annotated
 
 import pandas as pd
 import torch
@@ -29,14 +30,12 @@ from common.runtime.machine.memory_limit import available_memory_bytes, is_out_o
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import (
     record_run,
-    require_not_negative,
-    require_positive,
     single_device,
 )
 from common.runtime.records.run_directory import RunDirectory
-from common.runtime.run_options import DeviceOptions
 from common.runtime.seeding import seed_everything
 from common.samples import rotated_rounds
+from common.settings import DeviceOptions, NonNegative, Positive
 from common.training.loop import time_steps
 from common.training.step import TrainingStep
 
@@ -62,19 +61,14 @@ class OptionsBenchmark(DeviceOptions, Workload):
     """sdpa (PyTorch's fused attention) or eager (the score matrix is written out)."""
     arms: tuple[str, ...] = ()
     """Options to measure besides the baseline, such as sdpa all all-but-compile; by default all."""
-    rounds: int = 6
+    rounds: Annotated[int, Positive] = 6
     """Rounds; each measures every option once."""
-    num_steps: int = 3
+    num_steps: Annotated[int, Positive] = 3
     """Measured steps per visit."""
-    warmup_steps: int = 1
+    warmup_steps: Annotated[int, NonNegative] = 1
     """Steps before the measured ones."""
     seed: int = 42
     output_dir: str = "outputs/assignment0"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "rounds", "num_steps")
-        require_not_negative(self, "warmup_steps")
 
     def baseline(self) -> Workload:
         """Returns the part of the settings that says what is computed."""

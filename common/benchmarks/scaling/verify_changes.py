@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 import yaml
@@ -19,14 +20,14 @@ from common.benchmarks.scaling.scaling import ScalingBenchmark
 from common.benchmarks.scaling.sweep import Arm, visit_arms
 from common.diagnose.evidence.evidence import open_evidence
 from common.diagnose.evidence.measured_step import model_from_evidence
-from common.errors import UserError, unknown_name
+from common.errors import UserError
 from common.perfmodel.scaling.scaled_step import Proposal, StepModel, StepSettings, predict, propose
 from common.runtime.group.process_group import process_group
 from common.runtime.machine.kept_memory import kept_memory
 from common.runtime.paths import project_root, relative_to_project
-from common.runtime.records.recorder import record_run, require_positive
+from common.runtime.records.recorder import record_run
 from common.runtime.records.run_directory import read_environment
-from common.runtime.run_options import RankOptions
+from common.settings import Positive, RankOptions, SomeOf
 from common.training.scaling.data_parallel_step import StepOptions
 
 SWEEP = "assignment4-sweep"
@@ -54,19 +55,11 @@ class VerifyChanges(RankOptions):
     batch_per_rank: int = 0
     """Batch per rank of the run that is changed, where the sweep has several; by default the
     first."""
-    kinds: tuple[str, ...] = KINDS
+    kinds: Annotated[tuple[str, ...], SomeOf(KINDS, "kind")] = KINDS
     """Kinds of changes to try; the best predicted change of each kind is run."""
-    rounds: int = 4
-    steps_per_visit: int = 4
+    rounds: Annotated[int, Positive] = 4
+    steps_per_visit: Annotated[int, Positive] = 4
     output_dir: str = "outputs/assignment4"
-
-    def __post_init__(self) -> None:
-        require_positive(self, "rounds", "steps_per_visit")
-        if not self.kinds:
-            raise UserError(f"kinds is empty; give one or more of {', '.join(KINDS)}")
-        for kind in self.kinds:
-            if kind not in KINDS:
-                raise UserError(unknown_name("kind", kind, KINDS))
 
 
 def main(settings: VerifyChanges) -> None:

@@ -136,19 +136,3 @@ def record_run(
         return
     with run:
         yield Recorder(worker, run)
-
-
-def require_positive(settings: Any, *names: str) -> None:
-    """Raises UserError for the first of the named settings that is not finite and above zero."""
-    for name in names:
-        value = getattr(settings, name)
-        if not 0 < value < float("inf"):
-            raise UserError(f"{name} is {value}; it must be above 0 and finite")
-
-
-def require_not_negative(settings: Any, *names: str) -> None:
-    """Raises UserError for the first of the named settings that is not finite, or below zero."""
-    for name in names:
-        value = getattr(settings, name)
-        if not 0 <= value < float("inf"):
-            raise UserError(f"{name} is {value}; it must be at least 0 and finite")

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 from ddplab_watch import __file__ as watch_file
@@ -35,9 +36,9 @@ from common.runtime.flags import as_flags
 from common.runtime.machine.device import choose_device
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.records.recorder import require_positive
 from common.runtime.records.study import study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
+from common.settings import Positive, Settings
 from common.studies.accuracy.tables import earlier_cases, join_case, open_tables
 from common.studies.exchange.emulated_group import EMULATED
 from common.studies.exchange.ranks import Wanted
@@ -105,17 +106,17 @@ BOUNDS = {
 
 
 @dataclass(frozen=True)
-class ExchangeStudy:
+class ExchangeStudy(Settings):
     """Settings of the study, for the CPU."""
 
     device: str = "cpu"
     models: tuple[Model, ...] = CPU_MODELS
-    judged: int = 5
+    judged: Annotated[int, Positive] = 5
     """Bucketings of each case, beside DDP's default."""
-    calibration_rounds: int = 4
-    rounds: int = 8
+    calibration_rounds: Annotated[int, Positive] = 4
+    rounds: Annotated[int, Positive] = 8
     max_rounds: int = 40
-    minutes_per_case: float = 3.0
+    minutes_per_case: Annotated[float, Positive] = 3.0
     """Time of a model for each of its exchanges."""
     only: tuple[str, ...] = ()
     """Cases to run, such as gpt2-nano-0.5; by default all."""
@@ -123,7 +124,7 @@ class ExchangeStudy:
     """Run directory of a study that was cut, whose cases are taken over."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "judged", "calibration_rounds", "rounds", "minutes_per_case")
+        super().__post_init__()
         known = {case for model in self.models for case in model.cases()}
         if strange := [name for name in self.only if name not in known]:
             raise UserError(f"unknown case {strange[0]!r}; there are {', '.join(sorted(known))}")

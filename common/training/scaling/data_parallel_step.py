@@ -16,16 +16,17 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from common.errors import UserError, unknown_name
 from common.runtime import private
 from common.runtime.group.process_group import Worker
 from common.runtime.timing import clock_for
+from common.settings import AtLeast, OneOf, Positive, Settings
 from common.training.ddp import (
     COMPRESSIONS,
     SETTLING_STEPS,
@@ -39,16 +40,16 @@ from common.training.step import update
 
 
 @dataclass(frozen=True)
-class StepOptions:
+class StepOptions(Settings):
     """Settings of a step; the same on all ranks."""
 
-    accumulation: int = 1
+    accumulation: Annotated[int, AtLeast(1)] = 1
     """Micro-batches per update; gradients are exchanged in the last one."""
-    precision: str = "float32"
+    precision: Annotated[str, OneOf(DTYPES)] = "float32"
     """float32, or autocast to bfloat16 or float16 (with a gradient scaler)."""
-    compression: str = "none"
+    compression: Annotated[str, OneOf(COMPRESSIONS)] = "none"
     """none, fp16 or bf16: what gradients are rounded to before they are sent."""
-    bucket_cap_mb: float | None = None
+    bucket_cap_mb: Annotated[float | None, Positive] = None
     """DDP's bucket cap in MiB; by default a first bucket of 1 MiB, then 25."""
     static_graph: bool = False
     gradient_as_bucket_view: bool = True
@@ -56,16 +57,6 @@ class StepOptions:
     """Send rank 0's buffers to all ranks before each forward pass (``broadcast_buffers``)."""
     max_gradient_norm: float | None = None
     """Gradients are scaled so that their joint L2 norm is at most this."""
-
-    def __post_init__(self) -> None:
-        if self.accumulation < 1:
-            raise UserError(f"accumulation is {self.accumulation}; it must be at least 1")
-        if self.compression not in COMPRESSIONS:
-            raise UserError(unknown_name("compression", self.compression, COMPRESSIONS))
-        if self.precision not in DTYPES:
-            raise UserError(unknown_name("precision", self.precision, DTYPES))
-        if self.bucket_cap_mb is not None and not 0 < self.bucket_cap_mb < float("inf"):
-            raise UserError(f"bucket_cap_mb is {self.bucket_cap_mb}; it must be above 0 and finite")
 
 
 @dataclass(frozen=True)
