@@ -97,21 +97,21 @@ def attempt(check: Check, worker: Worker, folder: Path, before: Sequence[Result]
     if any(LOST in result.detail or result.outcome == "not run" for result in before):
         return Result(check.name, "not run", "the ranks no longer reach each other", check.remedy)
     start = time.monotonic()
-    detail, outcome, said = "", "passed", ""
+    detail, outcome, message = "", "passed", ""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             detail = check.run(worker, folder)
     except LeftOut as reason:
-        outcome, said = "left out", str(reason)
+        outcome, message = "left out", str(reason)
     except Exception as raised:  # whatever it is belongs in the table
         lines = str(raised).splitlines() or [type(raised).__name__]
-        outcome, said = "failed", f"{socket.gethostname()}: {lines[0]}"
+        outcome, message = "failed", f"{socket.gethostname()}: {lines[0]}"
         if is_lost_peer(raised):  # what other ranks raised says more
             outcome = LOST
     try:
-        everywhere = worker.gather((outcome, said))
+        everywhere = worker.gather((outcome, message))
     except Exception:  # this group is broken, too
-        everywhere = [(outcome, said), (LOST, "")]
+        everywhere = [(outcome, message), (LOST, "")]
     said_of = dict(reversed(everywhere))  # the lowest rank's word of each kind
     if LOST in said_of:
         reason = said_of.get("failed") or said_of[LOST]
@@ -138,8 +138,8 @@ def report(settings: Selftest, worker: Worker, result: Result) -> None:
 def read_results(path: Path) -> list[Result]:
     """Returns the last result of each check, in order; none where there is no file."""
     lines = path.read_text().splitlines() if path.is_file() else []
-    found = [Result(**json.loads(line)) for line in lines]
-    return list({result.name: result for result in found}.values())
+    results = [Result(**json.loads(line)) for line in lines]
+    return list({result.name: result for result in results}.values())
 
 
 def print_results(results: Sequence[Result]) -> None:

@@ -98,8 +98,8 @@ class StepRunOptions(RankOptions):
 
     def step_settings(self) -> StepSettings:
         """Returns the part of the settings that says what is trained."""
-        own = {field.name for field in fields(self)}
-        wanted = [field.name for field in fields(StepSettings) if field.name in own]
+        names = {field.name for field in fields(self)}
+        wanted = [field.name for field in fields(StepSettings) if field.name in names]
         return StepSettings(**{name: getattr(self, name) for name in wanted})
 
 

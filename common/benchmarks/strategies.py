@@ -223,12 +223,12 @@ def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:
     config, ranks = settings.workload(1).config, worker.world_size
     calls: dict[tuple[str, int], Callable[[], object]] = {}
     for (operation, size_bytes), dtype in sharded_messages(settings, ranks).items():
-        whole = torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=worker.device)
-        part = torch.zeros(whole.numel() // ranks, dtype=dtype, device=worker.device)
+        gathered = torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=worker.device)
+        part = torch.zeros(gathered.numel() // ranks, dtype=dtype, device=worker.device)
         if operation == "all_gather":
-            call = functools.partial(dist.all_gather_into_tensor, whole, part)
+            call = functools.partial(dist.all_gather_into_tensor, gathered, part)
         else:
-            call = functools.partial(dist.reduce_scatter_tensor, part, whole)
+            call = functools.partial(dist.reduce_scatter_tensor, part, gathered)
         calls[operation, size_bytes] = call
     if "MY_ZERO1" in settings.strategies:
         sent = all_broadcasts(step_collectives(config, "MY_ZERO1", ranks))
@@ -248,7 +248,7 @@ def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:
 
 def sharded_messages(settings: StrategyBenchmark, ranks: int) -> dict[tuple[str, int], torch.dtype]:
     """Returns operation and bytes of each distinct collective of the FSDP steps, and its dtype."""
-    found: dict[tuple[str, int], torch.dtype] = {}
+    dtypes: dict[tuple[str, int], torch.dtype] = {}
     for strategy in settings.sharded:
         item_bytes = gathered_item_bytes(strategy, settings.precision)
         collectives = step_collectives(
@@ -257,10 +257,12 @@ def sharded_messages(settings: StrategyBenchmark, ranks: int) -> dict[tuple[str,
             ranks,
             parameter_bytes=item_bytes,
         )
-        for one in collectives:
-            halved = item_bytes == 2 and (one.operation, one.unit) == ("all_gather", "block")
-            found[one.operation, one.size_bytes] = torch.bfloat16 if halved else torch.float32
-    return dict(sorted(found.items(), key=lambda item: item[0]))
+        for collective in collectives:
+            operation, unit = collective.operation, collective.unit
+            halved = item_bytes == 2 and (operation, unit) == ("all_gather", "block")
+            dtype = torch.bfloat16 if halved else torch.float32
+            dtypes[operation, collective.size_bytes] = dtype
+    return dict(sorted(dtypes.items(), key=lambda item: item[0]))
 
 
 class _Visit:
@@ -322,9 +324,9 @@ class _Visit:
                 clock.wait()
                 sent = sent_bytes()
                 if iteration >= 0:
-                    known = sent is not None and sent_before is not None
+                    is_counted = sent is not None and sent_before is not None
                     step_ms = clock.elapsed_s(start, end) * 1e3
-                    exchanged = sent - sent_before if known else None
+                    exchanged = sent - sent_before if is_counted else None
                     row = {"step_time_ms": step_ms, "sent_bytes": exchanged}
                     rows.append({"iteration": iteration} | row)
                 if iteration >= 0 and ready:

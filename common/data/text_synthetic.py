@@ -48,8 +48,8 @@ def synthetic_texts(
     # The tokens of all texts are drawn in one flat array, which is divided into texts at the end.
     inner = lengths - 2  # without [CLS] and [SEP]
     total = int(inner.sum())
-    own = rng.random(total) < OWN_SHARE
-    part = np.where(own, np.repeat(labels, inner), rng.integers(num_labels, size=total))
+    of_label = rng.random(total) < OWN_SHARE
+    part = np.where(of_label, np.repeat(labels, inner), rng.integers(num_labels, size=total))
     # Zipf's law with exponent 1, continuous and cut off: the logarithm of the rank is uniform.
     rank = np.minimum((words + 1) ** rng.random(total) - 1, words - 1).astype(np.int64)
     ids = (len(SPECIAL_TOKENS) + part * words + rank).tolist()

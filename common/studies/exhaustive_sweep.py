@@ -116,10 +116,10 @@ def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Inte
     chosen = [name for name in times if name in set(swept["setting"]) and name != label]
     is_even = times.index % 2 == 0
     rival = pd.Series(index=times.index, dtype=float)
-    for own in (is_even, ~is_even):
-        choosing = times[~own] if (~own).any() else times  # of a single round
+    for half in (is_even, ~is_even):
+        choosing = times[~half] if (~half).any() else times  # of a single round
         fastest = choosing[chosen].median().idxmin()
-        rival[own] = times.loc[own, fastest]
+        rival[half] = times.loc[half, fastest]
     return paired_ratio(times[label], rival).map(lambda ratio: ratio - 1)
 
 

@@ -192,11 +192,11 @@ def _table(
     measured: Iterator[int], workloads: list[Workload], update: Callable[[str], None]
 ) -> pd.DataFrame:
     rows = []
-    for workload, seen in zip(workloads, measured, strict=True):
+    for workload, measured_bytes in zip(workloads, measured, strict=True):
         prediction = predict_memory(workload)
         case = {key: getattr(workload, key) for key in KEYS}
         moment = {"moment": prediction.peak.name}
-        sizes = {"predicted_bytes": prediction.peak_bytes, "measured_bytes": seen}
+        sizes = {"predicted_bytes": prediction.peak_bytes, "measured_bytes": measured_bytes}
         rows.append(case | moment | sizes)
         update(f"{workload.model}, batch {workload.batch_size}: {len(rows)} of {len(workloads)}")
     return pd.DataFrame(rows)

@@ -172,8 +172,8 @@ def one_trial(
     with launched(training) as run:
         killed = kill_at(run, study, aim, chance)
         status = run.wait()
-        left = run.processes_left()
-    found = finished_checkpoints(training.checkpoint_dir)
+        processes_left = run.processes_left()
+    checkpoints = finished_checkpoints(training.checkpoint_dir)
     row = {
         "killed_rank": killed,
         "aimed_at_saving": bool(aim),
@@ -181,15 +181,15 @@ def one_trial(
         "exit_status": status,
         "killed_after_step": training.steps_done(1),
         "left_unfinished": " ".join(sorted(training.being_changed())),
-        "checkpoints_found": len(found),
+        "checkpoints_found": len(checkpoints),
         "unreadable_checkpoints": len(unreadable(training.checkpoint_dir)),
-        "newest_checkpoint": int(found[0].name.rpartition("-")[2]) if found else 0,
+        "newest_checkpoint": int(checkpoints[0].name.rpartition("-")[2]) if checkpoints else 0,
     }
     run_to_the_end(training)
     return row | {
         "resumed_from_step": training.resumed_from(2),
         "losses_equal": equal_losses(training.rows(), reference.rows()),
-        "processes_left": left,
+        "processes_left": processes_left,
         "unfinished_at_end": len(training.being_changed()),
     }
 
@@ -249,14 +249,14 @@ def try_restarts(
             strategy = study.strategies[number % len(study.strategies)]
             training = study.training(strategy, runs / f"restarts-{number}", data)
             chance = random.Random(f"{study.seed} restarts {number}")
-            kills, status, left = 0, None, None  # of a launch that hangs
+            kills, status, processes_left = 0, None, None  # of a launch that hangs
             with suppress(RunFailed), launched(training, MAX_RESTARTS) as run:
                 for attempt in (1, 2):
                     step = attempt * third - chance.randrange(third)
                     run.wait_for_step(step, attempt)
                     process = run.workers().get(chance.randrange(RANKS))
                     kills += bool(process and kill(process))
-                status, left = run.wait(), run.processes_left()
+                status, processes_left = run.wait(), run.processes_left()
             rows.append(
                 {
                     "launch": number,
@@ -265,7 +265,7 @@ def try_restarts(
                     "restarts": len(training.attempts) - 1,
                     "exit_status": status,
                     "losses_equal": equal_losses(training.rows(), references[strategy].rows()),
-                    "processes_left": left,
+                    "processes_left": processes_left,
                 }
             )
             update(f"{number + 1} of {study.restarts}")
@@ -299,8 +299,10 @@ def judge(
         all_of("the checkpoint before the damaged one was resumed from", before)
         all_of("losses equal, from there on", damage["losses_equal"])
     if restarts is not None and len(restarts):
-        whole = (restarts["exit_status"] == 0) & (restarts["restarts"] == restarts["kills"])
-        all_of("a launch with --max-restarts went on by itself", whole & (restarts["kills"] == 2))
+        restarted = (restarts["exit_status"] == 0) & (restarts["restarts"] == restarts["kills"])
+        all_of(
+            "a launch with --max-restarts went on by itself", restarted & (restarts["kills"] == 2)
+        )
         all_of("losses equal over its restarts", restarts["losses_equal"])
         all_of("no process was left of it", restarts["processes_left"] == 0)
     table = pd.DataFrame(rows, columns=["promise", "found", "of"])

@@ -230,8 +230,8 @@ def limit_in_few_launches(gradients: Sequence[Tensor], max_norm: float) -> Tenso
         layout = getattr(gradient, "device_mesh", None), getattr(gradient, "placements", ())
         by_layout.setdefault(layout, []).append(part)
     squares = []
-    for (mesh, placements), alike in by_layout.items():
-        square = nn.utils.get_total_norm(alike).square()
+    for (mesh, placements), same_layout in by_layout.items():
+        square = nn.utils.get_total_norm(same_layout).square()
         # What a mesh dimension replicates (HYBRID_SHARD's groups) is the same on all its ranks.
         for dimension, placement in enumerate(placements):
             if placement.is_shard():

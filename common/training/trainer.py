@@ -174,9 +174,9 @@ def learning_rate(step: int, config: TrainingConfig) -> float:
     return cosine(step, config.lr, config.min_lr, config.warmup_steps, config.num_steps)
 
 
-def is_due(done: int, save_every: int) -> bool:
-    """Returns True if a checkpoint is made after ``done`` steps."""
-    return bool(save_every) and done % save_every == 0
+def is_due(steps: int, save_every: int) -> bool:
+    """Returns True if a checkpoint is made after so many steps."""
+    return bool(save_every) and steps % save_every == 0
 
 
 def on_device(batches: Iterable[TokenBatch], device: torch.device) -> Iterator[TokenBatch]:
@@ -200,8 +200,8 @@ def agree(
     Returns:
         (mean loss, gradient norm, True if a rank was asked to stop), the same on all ranks.
     """
-    asked = torch.full((), bool(stop.signal_name), dtype=torch.float64, device=worker.device)
-    both = torch.stack((loss.double(), asked))
-    dist.all_reduce(both)
-    total, asked, norm = torch.cat((both, gradient_norm.double().view(1))).tolist()
-    return total / worker.world_size, norm, asked > 0
+    stops = torch.full((), bool(stop.signal_name), dtype=torch.float64, device=worker.device)
+    sums = torch.stack((loss.double(), stops))
+    dist.all_reduce(sums)
+    total, stops, norm = torch.cat((sums, gradient_norm.double().view(1))).tolist()
+    return total / worker.world_size, norm, stops > 0

@@ -23,9 +23,9 @@ def main(settings: TuneSettings) -> None:
         seed_everything(settings.seed)
         folder = Path(settings.folder).absolute()
         user = together(worker, lambda: load_user_model(settings.function, folder, worker.device))
-        found = tune_model(user, worker, settings)
+        recommendation = tune_model(user, worker, settings)
         if worker.is_main:
-            print_recommendation(found)
+            print_recommendation(recommendation)
 
 
 if __name__ == "__main__":

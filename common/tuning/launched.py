@@ -49,8 +49,8 @@ def tune_on_ranks(
         raise UserError(f"tune on {ranks} ranks: there is nothing to exchange; at least 2")
     output = Path(output_dir).absolute()
     run_id = run_id or new_run_id("tune")
-    given = {"function": function, "folder": folder, "output_dir": output}
-    given |= {"run_id": run_id} | dict(flags or {})
+    settings = {"function": function, "folder": folder, "output_dir": output}
+    settings |= {"run_id": run_id} | dict(flags or {})
     made = [path for path in (output, *output.parents) if not path.exists()]
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def tune_on_ranks(
     try:
         launch(
             JOB,
-            as_flags(given),
+            as_flags(settings),
             hosts.ranks if hosts else ranks,
             log,
             hosts=hosts,

@@ -80,7 +80,7 @@ def measure_all(
         profile, gradient_dtype(step.model.parameters()), worker, recorder
     )
     costs = measure_costs(step, worker, recorder)
-    rows = [row for own in worker.gather(_copies(profile, worker)) for row in own]
+    rows = [row for rank_rows in worker.gather(_copies(profile, worker)) for row in rank_rows]
     casts = pd.DataFrame(rows).groupby("cost")
     cast_s = casts["time_ms"].median() / 1e3 / casts["size_bytes"].first()
     return Measured(
@@ -218,4 +218,6 @@ def _write(recorder: Recorder, name: str, columns: tuple[str, ...], rows: list[d
 def gathered(worker: Worker, rows: list[dict]) -> pd.DataFrame:
     """Gathers the rows of all ranks, each with its ``rank``; returns the same table on all."""
     everywhere = worker.gather(rows)
-    return pd.DataFrame([{"rank": r, **row} for r, own in enumerate(everywhere) for row in own])
+    return pd.DataFrame(
+        [{"rank": r, **row} for r, rank_rows in enumerate(everywhere) for row in rank_rows]
+    )

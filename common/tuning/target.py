@@ -17,9 +17,9 @@ def parse_target(text: str) -> tuple[str, str]:
 
     Raises UserError for anything else.
     """
-    found = re.fullmatch(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", text.strip())
-    if found and not found[1].endswith(".py"):
-        return found[1], found[2]
+    match = re.fullmatch(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", text.strip())
+    if match and not match[1].endswith(".py"):
+        return match[1], match[2]
     if re.search(r"\.py(:|$)|[/\\]", text):
         raise UserError(
             f"{text!r}: MODULE is the name that Python imports, not a file; {LIKE} in the folder "

@@ -102,19 +102,19 @@ def _find(module_name: str, function_name: str, folder: Path) -> Callable:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # as of a script that trains when it is imported
-        own = isinstance(error, ModuleNotFoundError) and error.name
-        if own and f"{module_name}.".startswith(f"{error.name}."):
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        if missing and f"{module_name}.".startswith(f"{error.name}."):
             raise UserError(no_module(module_name, folder)) from None
         raise UserError(f"module {module_name!r} cannot be imported: {said(error)}") from None
     if not hasattr(module, function_name):
-        own = [
+        functions = [
             name
             for name, value in vars(module).items()
             if inspect.isfunction(value)
             and value.__module__ == module.__name__  # not what it has imported
             and not name.startswith("_")
         ]
-        raise UserError(f"{module_name}: {unknown_name('function', function_name, own)}")
+        raise UserError(f"{module_name}: {unknown_name('function', function_name, functions)}")
     function = getattr(module, function_name)
     if not callable(function):
         raise UserError(f"{module_name}:{function_name} is {_kind(function)}, not a function")
@@ -211,13 +211,13 @@ def said(error: BaseException) -> str:
     text = " ".join(str(error).split())
     text = f"{text[:200]}…" if len(text) > 200 else text
     if isinstance(error, SyntaxError):
-        place = (error.filename, error.lineno)
+        position = (error.filename, error.lineno)
         text = error.msg
     else:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not re.search(NOT_THE_USERS, frame.filename)]
-        place = (own[-1].filename, own[-1].lineno) if own else None
-    where = f" ({Path(place[0]).name}, line {place[1]})" if place and place[0] else ""
+        user_frames = [frame for frame in frames if not re.search(NOT_THE_USERS, frame.filename)]
+        position = (user_frames[-1].filename, user_frames[-1].lineno) if user_frames else None
+    where = f" ({Path(position[0]).name}, line {position[1]})" if position and position[0] else ""
     return f"{type(error).__name__}: {text}{where}"
 
 

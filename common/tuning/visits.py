@@ -148,8 +148,8 @@ class Visits:
                 everywhere = self.worker.gather(visit(self.step, self.worker, setting))
                 rows = [
                     keys | {"rank": rank} | row
-                    for rank, own in enumerate(everywhere)
-                    for row in own
+                    for rank, rank_rows in enumerate(everywhere)
+                    for row in rank_rows
                 ]
                 self._rows += rows
                 self.count += setting.accumulation  # each of its steps has as many passes

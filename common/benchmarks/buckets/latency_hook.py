@@ -71,7 +71,7 @@ class LatencyHook:
         served: torch.futures.Future = torch.futures.Future()
         self._buckets.put((bucket.buffer(), served))
         # DDP looks at the future in C++, where an exception is only seen if a callback raised it.
-        return served.then(lambda done: done.value())
+        return served.then(lambda future: future.value())
 
     def _serve(self) -> None:
         broken: Exception | None = None

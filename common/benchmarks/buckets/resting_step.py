@@ -15,14 +15,14 @@ from torch import Tensor
 from common.training.step import TrainingStep
 
 
-def rest(step: TrainingStep, place: torch.device) -> Callable[[], None]:
-    """Moves the states that are on the step's device to ``place``.
+def rest(step: TrainingStep, device: torch.device) -> Callable[[], None]:
+    """Moves the states that are on the step's device to ``device``.
 
     To be called between steps, when there are no gradients. Returns the function that brings
     them back. What was elsewhere (AdamW's step counters, on the host unless it is fused) stays.
     """
     moved = [tensor for tensor in states_of(step) if tensor.device == step.device]
-    _move(moved, place)
+    _move(moved, device)
     return lambda: _move(moved, step.device)
 
 
@@ -34,6 +34,6 @@ def states_of(step: TrainingStep) -> Iterator[Tensor]:
         yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
-def _move(tensors: list[Tensor], place: torch.device) -> None:
+def _move(tensors: list[Tensor], device: torch.device) -> None:
     for tensor in tensors:
-        tensor.data = tensor.data.to(place, copy=True)
+        tensor.data = tensor.data.to(device, copy=True)

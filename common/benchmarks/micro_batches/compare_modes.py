@@ -208,10 +208,10 @@ def compare(
 
         rows: list[dict] = []
         for index, (name, step, order) in enumerate(visits):
-            found = _one_step(task, loader, visits, index, request)
+            row = _one_step(task, loader, visits, index, request)
             same = ARMS.get(name) in SAME_BATCH
             keys = {"mode": name, "same_batch": same, "step": step, "order": order}
-            rows.append(keys | found)
+            rows.append(keys | row)
             progress.step(f"step {step}, {name}")
             if index + 1 == len(visits) or visits[index + 1][1] != step:
                 slowest = _write(table, rows, worker) if step >= 0 else {}
@@ -236,8 +236,8 @@ def compare_slowed(
     plan's bottleneck for ranks as slow as they really are.
     """
     table = recorder.stream("slow-rank.csv", SLOW_COLUMNS)
-    told = [cost.scaled(by) for cost, by in zip(ranks.costs, slowdown, strict=True)]
-    known = {
+    slowed_costs = [cost.scaled(by) for cost, by in zip(ranks.costs, slowdown, strict=True)]
+    rank_factors = {
         NOT_TOLD: ranks.factors,
         TOLD: [a * b for a, b in zip(ranks.factors, slowdown, strict=True)],
     }
@@ -251,7 +251,7 @@ def compare_slowed(
 
         def request(visit: tuple[str, int, int]) -> None:
             name, step, _ = visit
-            factors = known.get(name, ranks.factors)
+            factors = rank_factors.get(name, ranks.factors)
             costs = [ranks.base.scaled(factor) for factor in factors]
             loader.request(functools.partial(_plan, planner, task, costs, step), tag=factors)
 
@@ -262,18 +262,18 @@ def compare_slowed(
 
         rows: list[dict] = []
         for index, (name, step, _) in enumerate(visits):
-            found = _one_step(task, loader, visits, index, request, refine)
-            plan, factors = found.pop("plan"), found.pop("tag")
-            del found["loss"], found["global_batch"]
+            row = _one_step(task, loader, visits, index, request, refine)
+            plan, factors = row.pop("plan"), row.pop("tag")
+            del row["loss"], row["global_batch"]
             if name == CALIBRATED:
                 ranks.note(
-                    batch_size=found["local_batch"],
-                    longest=found["max_seq_len_in_batch"],
-                    measured_s=found["compute_time_ms"] / 1e3,
+                    batch_size=row["local_batch"],
+                    longest=row["max_seq_len_in_batch"],
+                    measured_s=row["compute_time_ms"] / 1e3,
                 )
             keys = {"mode": name, "step": step, "slow_factor": slowdown[worker.rank]}
             keys |= {"estimated_factor": factors[worker.rank]}
-            rows.append(keys | {"expected_ms": plan.slowest_cost(told) * 1e3} | found)
+            rows.append(keys | {"expected_ms": plan.slowest_cost(slowed_costs) * 1e3} | row)
             if index + 1 == len(visits) or visits[index + 1][1] != step:
                 _write(table, rows, worker)
                 rows = []
@@ -290,7 +290,7 @@ def control_texts(
     share = settings.global_batch / worker.world_size
     bottlenecks = [plan(step).padded_tokens.max() for step in range(20)]
     length = max(3, round(float(np.median(bottlenecks)) / share))
-    tokens = [(own * (length // len(own) + 1))[:length] for own in map(list, task.train.tokens)]
+    tokens = [(text * (length // len(text) + 1))[:length] for text in map(list, task.train.tokens)]
     return replace(task.train, tokens=tokens, lengths=np.full(len(tokens), length))
 
 
@@ -335,11 +335,11 @@ def _write(table, rows: list[dict], worker: Worker) -> dict[str, float]:
         for name in ("plan", "tag"):
             row.pop(name, None)
     gathered = worker.gather(rows)
-    own, slowest = [], {}
+    local, slowest = [], {}
     for ranks in zip(*gathered, strict=True):
         loss = sum(row["loss"] for row in ranks) if "loss" in ranks[0] else None
         row = split_exchange(ranks)[worker.rank]
-        own.append(row if loss is None else row | {"loss": loss})
-        slowest[row["mode"]] = max(one["step_time_ms"] for one in ranks)
-    table.write(own)
+        local.append(row if loss is None else row | {"loss": loss})
+        slowest[row["mode"]] = max(rank_row["step_time_ms"] for rank_row in ranks)
+    table.write(local)
     return slowest

@@ -201,10 +201,10 @@ def simulated_rows(
 
 
 def _facts(plan: StepPlan, cost: CalibratedCost) -> dict:
-    own = plan.lengths[np.concatenate([np.asarray(group) for group in plan.groups])]
+    lengths = plan.lengths[np.concatenate([np.asarray(group) for group in plan.groups])]
     return {
         "bottleneck_ms": 1e3 * plan.slowest_cost(cost),
-        "lower_bound_ms": 1e3 * lower_bound_s(own, len(plan.groups), cost),
+        "lower_bound_ms": 1e3 * lower_bound_s(lengths, len(plan.groups), cost),
         "padded_tokens": int(plan.padded_tokens.sum()),
         "tokens": plan.total_tokens,
         "samples": plan.global_batch,
@@ -238,8 +238,8 @@ def lower_bound_s(lengths: NDArray, world_size: int, cost: CalibratedCost) -> fl
     rank is at least the mean of all, c0 + Σ w / G, and some rank has the longest sample: c0 + w(m).
     """
     # Whole numbers add up to the same in any order.
-    own = cost.c1_s * int(lengths.sum()) + cost.c2_s * int((lengths**2).sum())
-    return max(cost.c0_s + own / world_size, float(cost(1, int(lengths.max()))))
+    work_s = cost.c1_s * int(lengths.sum()) + cost.c2_s * int((lengths**2).sum())
+    return max(cost.c0_s + work_s / world_size, float(cost(1, int(lengths.max()))))
 
 
 def planning_times(settings: ModeSimulation, distribution: LengthDistribution) -> pd.DataFrame:

@@ -120,14 +120,14 @@ def measure(
             optimizer_s = clock.elapsed_s(optimizer_start, optimizer_end)
             ready.write(ready_rows(step.model, times.ready_s, iteration))
             steps.write([times.row(iteration, optimizer_s)])
-            others = {
+            phases = {
                 "forward": times.forward_s,
                 "backward": times.backward_s,
                 "step": optimizer_s,
             }
-            slowest = pd.DataFrame(worker.gather(times.ready_s | others)).max()
+            slowest = pd.DataFrame(worker.gather(times.ready_s | phases)).max()
             layers = layer_durations(slowest[list(times.ready_s)].to_dict(), slowest["backward"])
-            durations.append(pd.Series(layers | slowest[list(others)].to_dict(), name=iteration))
+            durations.append(pd.Series(layers | slowest[list(phases)].to_dict(), name=iteration))
     return pd.DataFrame(durations) if worker.is_main else pd.DataFrame()
 
 

@@ -203,8 +203,8 @@ def largest_batches(settings: MemoryAnalysis) -> pd.DataFrame:
     rows = []
     for size in settings.capacity_gb:
         usable = size * GB - GPU_OVERHEAD_BYTES
-        found = {k: largest_batch(replace(settings, **way), usable) for k, way in ways.items()}
-        rows.append({"memory_gb": size} | found)
+        largest = {k: largest_batch(replace(settings, **way), usable) for k, way in ways.items()}
+        rows.append({"memory_gb": size} | largest)
     return pd.DataFrame(rows)
 
 
@@ -248,21 +248,21 @@ def _print_peak(prediction: MemoryPrediction, components: pd.DataFrame) -> None:
     for name, size in prediction.peak.components.items():
         print(f"  {name + ':':<20}{size / MIB:>12,.2f} MiB")
     print(f"  {'predicted:':<20}{prediction.peak_bytes / MIB:>12,.2f} MiB\n")
-    shown = components.set_index("component") / MIB
-    shown.columns = ["predicted MiB", "tracked MiB", "residual MiB"]
-    print(shown.to_string(float_format="{:,.2f}".format))
+    table = components.set_index("component") / MIB
+    table.columns = ["predicted MiB", "tracked MiB", "residual MiB"]
+    print(table.to_string(float_format="{:,.2f}".format))
 
 
 def _print_layers(layers: pd.DataFrame, checkpointing: bool) -> None:
     without = ", if it were not computed again" if checkpointing else ""
     print(f"\n--- Kept for the backward pass, by layer{without} ---")
-    shown = layers[["predicted_bytes", "measured_bytes"]] / MIB
-    shown.insert(0, "layer", layers.layer)
-    same = shown.layer.str.startswith("block") & ~shown.drop(columns="layer").duplicated()
-    shown = shown[same | ~shown.layer.str.startswith("block")]  # one of the blocks that are alike
-    shown.loc[same, "layer"] = f"each of {layers.layer.str.startswith('block').sum()} blocks"
-    shown.columns = ["layer", "predicted MiB", "seen MiB"]
-    print(shown.to_string(index=False, float_format="{:,.2f}".format))
+    table = layers[["predicted_bytes", "measured_bytes"]] / MIB
+    table.insert(0, "layer", layers.layer)
+    same = table.layer.str.startswith("block") & ~table.drop(columns="layer").duplicated()
+    table = table[same | ~table.layer.str.startswith("block")]  # one of the blocks that are alike
+    table.loc[same, "layer"] = f"each of {layers.layer.str.startswith('block').sum()} blocks"
+    table.columns = ["layer", "predicted MiB", "seen MiB"]
+    print(table.to_string(index=False, float_format="{:,.2f}".format))
 
 
 def _print_allocator(tracked: TrackedPeak, allocator: AllocatorPeak | None) -> None:

@@ -85,8 +85,8 @@ def track_step(workload: Workload, device: torch.device | None = None) -> Tracke
             del loss
             step.update()
             note("update")
-    found = tracker.get_tracker_snapshot("peak")[target]
-    named = {_name(key): size for key, size in found.items()}
+    sizes = tracker.get_tracker_snapshot("peak")[target]
+    named = {_name(key): size for key, size in sizes.items()}
     return TrackedPeak(phase, {name: named.get(key, 0) for key, name in CATEGORIES.items()})
 
 
@@ -104,7 +104,7 @@ def saved_by_layer(workload: Workload) -> pd.DataFrame:
     with private.fake_tensors():
         step = TrainingStep(workload, torch.device("cpu"))
         batch = empty_batch(workload, torch.device("cpu"))
-        seen = {parameter.untyped_storage()._cdata for parameter in step.model.parameters()}
+        storages = {parameter.untyped_storage()._cdata for parameter in step.model.parameters()}
         kept: dict[str, int] = {}
         alive: list[Tensor] = []
         layer = "embeddings"
@@ -115,8 +115,8 @@ def saved_by_layer(workload: Workload) -> pd.DataFrame:
 
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            if storage._cdata not in seen:
-                seen.add(storage._cdata)
+            if storage._cdata not in storages:
+                storages.add(storage._cdata)
                 alive.append(tensor)  # or its storage's address would be used again
                 kept[layer] = kept.get(layer, 0) + storage.nbytes()
             return tensor
@@ -142,8 +142,8 @@ def _mark_layers(model: nn.Module, enter) -> None:
 
 def _peak(tracker: Any, device: torch.device) -> int:
     """Returns the peak of memory so far, in bytes."""
-    found = tracker.get_tracker_snapshot("peak")[device]
-    return next(size for key, size in found.items() if _name(key) == "Total")
+    sizes = tracker.get_tracker_snapshot("peak")[device]
+    return next(size for key, size in sizes.items() if _name(key) == "Total")
 
 
 def _name(key: object) -> str:

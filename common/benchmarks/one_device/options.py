@@ -123,7 +123,7 @@ def check_memory(arms: list[Arm], device: torch.device) -> None:
             )
     has, steps = available_memory_bytes(), [0]
     if device.type == "cpu":
-        steps = [peak - own for peak, own in zip(peaks, kept, strict=True)]
+        steps = [peak - states for peak, states in zip(peaks, kept, strict=True)]
     if sum(kept) + max(steps) > has:
         raise UserError(
             f"{len(arms)} arms of {model} keep {sum(kept) / 2**30:.1f} GiB on the host, a "
@@ -163,10 +163,10 @@ def visiting_order(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
     Side by side the two would differ by less than the baseline and an arm at the other end of the
     round do from the same drift, and the noise would be told too small.
     """
-    others = [arm for arm in arms if arm.name != AGAIN]
+    without_again = [arm for arm in arms if arm.name != AGAIN]
     again = [arm for arm in arms if arm.name == AGAIN]
-    half = (len(others) + 1) // 2
-    return (*others[:half], *again, *others[half:])
+    half = (len(without_again) + 1) // 2
+    return (*without_again[:half], *again, *without_again[half:])
 
 
 class Bench:
@@ -239,9 +239,9 @@ class Bench:
         self._rest(arm)
 
     def _rest(self, arm: Arm) -> None:
-        place = resting_place(self.device)
-        if place:
-            self._wake[arm.name] = rest(self._steps[arm.name], place)
+        host = resting_place(self.device)
+        if host:
+            self._wake[arm.name] = rest(self._steps[arm.name], host)
 
     def _measure(self, arm: Arm, round_: int) -> None:
         step = self._steps[arm.name]
@@ -253,8 +253,8 @@ class Bench:
         if self.device.type == "cuda":
             # The arm's own peak: what the steps took on top of what was allocated before them, and
             # the arm's states, which were among that.
-            own = torch.cuda.max_memory_allocated(self.device) - allocated + state_bytes(step)
-            self._peak_bytes[arm.name] = max(own, self._peak_bytes.get(arm.name, 0))
+            peak = torch.cuda.max_memory_allocated(self.device) - allocated + state_bytes(step)
+            self._peak_bytes[arm.name] = max(peak, self._peak_bytes.get(arm.name, 0))
         rows = [
             (arm.name, round_, iteration, arm.workload.tokens_per_step, time_s * 1e3)
             for iteration, time_s in enumerate(times_s)
@@ -281,7 +281,7 @@ class Bench:
 
 def state_bytes(step: TrainingStep) -> int:
     """Returns the bytes of a step's states on its device, gradients left out."""
-    return sum(each.nbytes for each in states_of(step) if each.device == step.device)
+    return sum(tensor.nbytes for tensor in states_of(step) if tensor.device == step.device)
 
 
 def _why_dropped(arm: Arm, error: Exception, round_: int, device: torch.device) -> str:

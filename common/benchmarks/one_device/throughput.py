@@ -95,7 +95,7 @@ class ThroughputBenchmark(DeviceOptions, Workload):
 
     def point(self, batch_size: int, **how: object) -> ThroughputPoint:
         """Returns the settings of one point. Raises UserError where such a batch cannot be."""
-        workload = {each.name: getattr(self, each.name) for each in fields(Workload)}
+        workload = {field.name: getattr(self, field.name) for field in fields(Workload)}
         shared = {
             name: getattr(self, name)
             for name in ("num_steps", "warmup_steps", "keep_memory", "seed")

@@ -71,7 +71,7 @@ def global_batch(texts: int, size: int, step: int, seed: int) -> np.ndarray:
     places = np.arange(step * size, (step + 1) * size)
     epochs, within = np.divmod(places, texts)
     pairs = zip(epochs.tolist(), within.tolist(), strict=True)
-    return np.array([_order(texts, epoch, seed)[place] for epoch, place in pairs])
+    return np.array([_order(texts, epoch, seed)[position] for epoch, position in pairs])
 
 
 @functools.lru_cache(maxsize=4)

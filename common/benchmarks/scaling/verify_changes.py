@@ -109,13 +109,13 @@ def find_sweep(settings: VerifyChanges) -> Path:
             raise UserError(f"--run_dir {settings.run_dir}: no complete sweep there (no arms.csv)")
         return folder
     base = Path(settings.output_dir)
-    found = newest_sweep(base)
-    if found is None:
+    newest = newest_sweep(base)
+    if newest is None:
         raise UserError(
             f"no complete sweep below {relative_to_project(base)}; run benchmark.py --sweep first, "
             "or give --run_dir"
         )
-    return found
+    return newest
 
 
 def newest_sweep(base: Path) -> Path | None:
@@ -131,12 +131,12 @@ def newest_sweep(base: Path) -> Path | None:
 
 def read_settings(folder: Path) -> ScalingBenchmark:
     """Reads the settings that a sweep was run with."""
-    known = {field.name for field in dataclasses.fields(ScalingBenchmark)}
+    names = {field.name for field in dataclasses.fields(ScalingBenchmark)}
     content = yaml.safe_load((folder / "config.yaml").read_text())
     values = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in content.items()
-        if name in known
+        if name in names
     }
     return ScalingBenchmark(**values)
 
@@ -168,8 +168,8 @@ def one_rank_step_s(folder: Path, arm: pd.Series) -> float | None:
     base = baseline_of(arm, arms)
     if base is None:
         return None
-    found = sweep_speedups(arms, steps).set_index("arm")
-    return float(found.loc[base["arm"], "step_ms"]) / 1e3
+    speedups = sweep_speedups(arms, steps).set_index("arm")
+    return float(speedups.loc[base["arm"], "step_ms"]) / 1e3
 
 
 def chosen_changes(model: StepModel, kinds: tuple[str, ...]) -> list[tuple[str, StepSettings]]:
@@ -178,7 +178,10 @@ def chosen_changes(model: StepModel, kinds: tuple[str, ...]) -> list[tuple[str, 
     for proposal in propose(model, factors=FACTORS):
         if proposal.kind in kinds:
             chosen.setdefault(proposal.kind, proposal)
-    return [("none", model.settings), *((each.change, each.settings) for each in chosen.values())]
+    return [
+        ("none", model.settings),
+        *((proposal.change, proposal.settings) for proposal in chosen.values()),
+    ]
 
 
 def change_arms(

@@ -98,10 +98,10 @@ class AccuracyStudy(Settings):
         if len(names) < len(self.models):
             raise UserError(f"models {self.models}: each once")
         for what in ("over_loopback", "on_four_hosts", "with_latency", "regimes", "replays"):
-            given = getattr(self, what)
-            if len(set(given)) < len(given):
-                raise UserError(f"{what} {given}: each once")
-            if what not in ("regimes", "replays") and (strange := set(given) - set(names)):
+            chosen = getattr(self, what)
+            if len(set(chosen)) < len(chosen):
+                raise UserError(f"{what} {chosen}: each once")
+            if what not in ("regimes", "replays") and (strange := set(chosen) - set(names)):
                 raise UserError(f"{what}: model {strange.pop()!r} is not among models {names}")
         for job in self.jobs():
             for network in job.networks:
@@ -147,7 +147,7 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
         raise UserError(reason)
     jobs = [[f"{job.name}-{network}" for network in job.networks] for job in study.jobs()]
     earlier = earlier_cases("accuracy", study, FREE, jobs)
-    known = {row["case"] for row in earlier["cases.csv"]}
+    finished = {row["case"] for row in earlier["cases.csv"]}
     environment = describe_environment("gloo", "cpu", 2)
     with study_run("accuracy", study, output_dir, progress, environment) as run:
         scratch = (run.path / "runs").absolute()  # ranks start in another folder
@@ -157,7 +157,7 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
             streams[name].write(rows)
         for job in study.jobs():
             folders = [scratch / f"{job.name}-{network}" for network in job.networks]
-            if known.issuperset(folder.name for folder in folders):
+            if finished.issuperset(folder.name for folder in folders):
                 continue
             minutes = study.minutes_per_case
             if job.model == REPLAY:

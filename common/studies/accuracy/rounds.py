@@ -145,8 +145,10 @@ class CaseRounds:
         sizes = [p.numel() * p.element_size() for p in self.lab.ready_order]
         chosen = choose_caps(sizes, self.case.judged, self.case.max_buckets)
         default = assign_buckets(sizes, DdpOptions().limits_bytes())
-        known = [assign_buckets(sizes, DdpOptions(cap.cap_mib).limits_bytes()) for cap in chosen]
-        if default not in known:
+        bucketings = [
+            assign_buckets(sizes, DdpOptions(cap.cap_mib).limits_bytes()) for cap in chosen
+        ]
+        if default not in bucketings:
             chosen = (*chosen, DEFAULT)
         return self.worker.broadcast(chosen)
 
@@ -341,7 +343,7 @@ def take_turns(settings: RoundSettings, cases: list[CaseRounds], worker: Worker)
         if worker.broadcast(next_s) > settings.budget_s:
             break
         if round_ + 1 >= settings.rounds:
-            known = worker.broadcast([case.known() for case in cases])
-            cases = [case for case, enough in zip(cases, known, strict=True) if not enough]
+            settled = worker.broadcast([case.known() for case in cases])
+            cases = [case for case, enough in zip(cases, settled, strict=True) if not enough]
             if not cases:
                 break

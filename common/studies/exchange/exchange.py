@@ -125,21 +125,21 @@ class ExchangeStudy(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = {case for model in self.models for case in model.cases()}
-        if strange := [name for name in self.only if name not in known]:
-            raise UserError(f"unknown case {strange[0]!r}; there are {', '.join(sorted(known))}")
+        cases = {case for model in self.models for case in model.cases()}
+        if strange := [name for name in self.only if name not in cases]:
+            raise UserError(f"unknown case {strange[0]!r}; there are {', '.join(sorted(cases))}")
 
     def jobs(self) -> list[list[str]]:
         """Returns the names of all cases, each complete by itself."""
         return [[case] for model in self.models for case in model.cases()]
 
-    def wanted(self, done: set[str]) -> Iterator[tuple[Model, dict[str, str]]]:
+    def wanted(self, finished: set[str]) -> Iterator[tuple[Model, dict[str, str]]]:
         """Yields each model with its cases that are asked for and not done."""
         for model in self.models:
             cases = {
                 name: exchange
                 for name, exchange in model.cases().items()
-                if name not in done and (name in self.only or not self.only)
+                if name not in finished and (name in self.only or not self.only)
             }
             if cases:
                 yield model, cases
@@ -162,7 +162,7 @@ def run_study(study: ExchangeStudy, output_dir: str, progress: StageProgress) ->
         UserError: the study that it continues is not there, or measured something else.
     """
     earlier = earlier_cases("exchange", study, FREE, study.jobs())
-    done = {row["case"] for row in earlier["cases.csv"]}
+    finished = {row["case"] for row in earlier["cases.csv"]}
     environment = describe_environment(EMULATED, study.device, 1)
     with study_run("exchange", study, output_dir, progress, environment) as run:
         scratch = (run.path / "runs").absolute()
@@ -170,7 +170,7 @@ def run_study(study: ExchangeStudy, output_dir: str, progress: StageProgress) ->
         streams = open_tables(run)
         for name, rows in earlier.items():
             streams[name].write(rows)
-        for model, cases in study.wanted(done):
+        for model, cases in study.wanted(finished):
             with progress.stage(f"{model.name}, {len(cases)} exchanges") as update:
                 log = scratch / f"{model.name}.log"
                 flags = job_flags(study, model, cases, scratch)
@@ -242,11 +242,11 @@ def by_case(study: JudgedStudy) -> pd.DataFrame:
     """
     regrets = study.regrets().set_index("case")["regret of b*"]
     rows = []
-    for case, own in study.errors.groupby("case", sort=False):
-        size = own[[FULL, COPIES, NO_OVERLAP, PERFECT_OVERLAP]].abs()
-        row = {"case": case, "stalls": Wanted.named(own["regime"].iloc[0]).stalls}
-        row |= {"caps": len(own), "rounds": own["rounds"].iloc[0]}
-        row |= {"n": own["standard error"].max(), "median": size[FULL].median()}
+    for case, errors in study.errors.groupby("case", sort=False):
+        size = errors[[FULL, COPIES, NO_OVERLAP, PERFECT_OVERLAP]].abs()
+        row = {"case": case, "stalls": Wanted.named(errors["regime"].iloc[0]).stalls}
+        row |= {"caps": len(errors), "rounds": errors["rounds"].iloc[0]}
+        row |= {"n": errors["standard error"].max(), "median": size[FULL].median()}
         row |= {"worst": size[FULL].max(), "no contention": size[COPIES].median()}
         row |= {name: size[name].median() for name in (NO_OVERLAP, PERFECT_OVERLAP)}
         rows.append(row | {"regret": regrets[case]})
@@ -270,7 +270,7 @@ def judge(
         (case.predictions["written_s"] < case.facts["judged_from_s"]).all() for case in study.cases
     ]
     ours = size[FULL].median()
-    found = [
+    values = [
         ("cases not predicted before they were measured", None, 0.0, written.count(False)),
         ("median |error| of T(b)", None, bounds.median, ours),
         ("worst |error| of T(b)", None, bounds.worst, size[FULL].max()),
@@ -282,4 +282,4 @@ def judge(
         ("the wait is the diagnosis' first cause", 1.0, None, float(causes[STALLS] == STALLED)),
         ("the same without a wait", None, 0.0, float(causes[HEALTHY] == STALLED)),
     ]
-    return with_verdicts(pd.DataFrame(found, columns=["promise", "at_least", "at_most", "found"]))
+    return with_verdicts(pd.DataFrame(values, columns=["promise", "at_least", "at_most", "found"]))

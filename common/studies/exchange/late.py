@@ -64,8 +64,8 @@ def gradients(strategy: str, worker: Worker) -> torch.Tensor:
         model.zero_grad(set_to_none=True)
         with gradient_sync(model, strategy, is_last=True):
             model(tokens, targets).backward()
-    found = [parameter.grad.flatten() for parameter in model.parameters()]
-    return torch.cat(found).sort().values
+    gradients = [parameter.grad.flatten() for parameter in model.parameters()]
+    return torch.cat(gradients).sort().values
 
 
 if __name__ == "__main__":

@@ -38,11 +38,11 @@ def own_part(
     """
     # Bytes given to each replica so far, one list per number of replicas, so that tensors with as
     # many replicas are balanced among themselves. All ranks find the same without communication.
-    given: dict[int, list[int]] = {}
+    assigned: dict[int, list[int]] = {}
 
     def is_own(tensor: Tensor) -> bool:
         replica, replicas = place_among_replicas(tensor, worker)
-        so_far = given.setdefault(replicas, [0] * replicas)
+        so_far = assigned.setdefault(replicas, [0] * replicas)
         chosen = so_far.index(min(so_far))
         so_far[chosen] += tensor.numel() * tensor.element_size()  # a DTensor's is of the whole
         return chosen == replica

@@ -42,7 +42,7 @@ def states_to_write(model: nn.Module, optimizer: torch.optim.Optimizer, worker: 
     return own_part(
         states,
         worker,
-        lambda keys, own: model.whole(parts[keys], own) if keys in parts else own,
+        lambda keys, part: model.whole(parts[keys], part) if keys in parts else part,
     )
 
 
@@ -65,27 +65,27 @@ def load_states(
             keys: _at(states, keys).new_empty(sizes[".".join(keys)].size) for keys in together
         }
         read: dict = {}
-        for keys, whole in wholes.items():
-            _put(read, keys, whole)
+        for keys, tensor in wholes.items():
+            _put(read, keys, tensor)
         dcp.load(read, checkpoint_id=path, process_group=group)
-        for keys, whole in wholes.items():
-            _at(states, keys).copy_(model.part(parts[keys], whole))
-    others = _without(states, parts)
+        for keys, tensor in wholes.items():
+            _at(states, keys).copy_(model.part(parts[keys], tensor))
+    plain = _without(states, parts)
     # Of the optimizer only its states: settings are this run's, which may differ from those saved.
-    settings = others[OPTIMIZER].pop(SETTINGS)
-    dcp.load(others, checkpoint_id=path, process_group=group)
-    others[OPTIMIZER][SETTINGS] = settings
+    settings = plain[OPTIMIZER].pop(SETTINGS)
+    dcp.load(plain, checkpoint_id=path, process_group=group)
+    plain[OPTIMIZER][SETTINGS] = settings
     for keys in parts:
-        _put(others, keys, _at(states, keys))
+        _put(plain, keys, _at(states, keys))
     if isinstance(optimizer, ShardedOptimizer):
         # A rank of MY_ZERO1 has not the states of all parameters. Up to torch 2.9 each has to be
         # there, also where it is not required to.
-        others[OPTIMIZER][STATE] = {name: {} for name in others[MODEL]} | others[OPTIMIZER][STATE]
+        plain[OPTIMIZER][STATE] = {name: {} for name in plain[MODEL]} | plain[OPTIMIZER][STATE]
     set_state_dict(
         without_wrapper(model),
         optimizer,
-        model_state_dict=others[MODEL],
-        optim_state_dict=others[OPTIMIZER],
+        model_state_dict=plain[MODEL],
+        optim_state_dict=plain[OPTIMIZER],
         options=StateDictOptions(strict=not isinstance(optimizer, ShardedOptimizer)),
     )
 
@@ -123,7 +123,7 @@ def _put(states: dict, keys: Keys, tensor: Tensor) -> None:
 def _without(states: dict, left_out: dict[Keys, nn.Parameter], keys: Keys = ()) -> dict:
     kept = {}
     for name, value in states.items():
-        here = (*keys, name)
-        if here not in left_out:
-            kept[name] = _without(value, left_out, here) if isinstance(value, dict) else value
+        nested = (*keys, name)
+        if nested not in left_out:
+            kept[name] = _without(value, left_out, nested) if isinstance(value, dict) else value
     return kept

@@ -83,13 +83,13 @@ class TextSettings(RankOptions):
 
     def without_effect(self) -> list[str]:
         """Returns the settings of data, model and limits that a run ignores, with the reason."""
-        found = list(ignored_data_settings(self))
+        ignored = list(ignored_data_settings(self))
         takes_size = self.dataset == "synthetic" or self.model_name == "small"
         if not takes_size and is_changed(self, "vocab_size"):
-            found.append(f"vocab_size: the model {self.model_name} has its own vocabulary")
+            ignored.append(f"vocab_size: the model {self.model_name} has its own vocabulary")
         if self.max_local_batch_cap and is_changed(self, "probe_max_batch"):
-            found.append("probe_max_batch: with max_local_batch_cap nothing is probed")
-        return found
+            ignored.append("probe_max_batch: with max_local_batch_cap nothing is probed")
+        return ignored
 
     def check_ranks(self, world_size: int) -> None:
         """Raises UserError for a global batch that leaves a rank without a text."""
@@ -143,21 +143,21 @@ class MicroBatchConfig(TextSettings):
 
     def without_effect(self) -> list[str]:
         """Returns the settings that this run ignores, each with the reason."""
-        found = super().without_effect()
+        ignored = super().without_effect()
         if self.mode != "dynamic" and self.cost_type != "tokens":
-            found.append(f"cost_type, which only mode dynamic has (this is {self.mode})")
+            ignored.append(f"cost_type, which only mode dynamic has (this is {self.mode})")
         if self.mode != "token_budget" and self.max_tokens:
-            found.append(f"max_tokens, which only mode token_budget has (this is {self.mode})")
+            ignored.append(f"max_tokens, which only mode token_budget has (this is {self.mode})")
         if (self.mode, self.cost_type) != ("dynamic", "calibrated"):
-            found += [
+            ignored += [
                 f"{name}, which only mode dynamic with cost_type calibrated has "
                 f"(this is {self.mode} with {self.cost_type})"
                 for name in ("refine_every", "speed_tolerance")
                 if is_changed(self, name)
             ]
         if self.slow_rank < 0 and is_changed(self, "slow_factor"):
-            found.append("slow_factor: no slow_rank is given")
-        return found
+            ignored.append("slow_factor: no slow_rank is given")
+        return ignored
 
     def slow_factor_of(self, worker: Worker) -> float:
         """Returns the factor that multiplies the compute time of ``worker``."""

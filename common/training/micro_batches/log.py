@@ -105,8 +105,8 @@ class MicroBatchLog:
             "warmup": step < self.discard_steps,
         }
         self._rows.append(row | {"loss": parts.loss, "learning_rate": lr})
-        done = step + 1
-        if done % self.log_every == 0 or done == self.steps:
+        steps_done = step + 1
+        if steps_done % self.log_every == 0 or steps_done == self.steps:
             self._flush()
         self._peak.start()
 
@@ -135,8 +135,8 @@ class MicroBatchLog:
             of_all = {name: ranks[0][name] for name in ("step", "learning_rate")}
             self._losses.write([of_all | {"loss": loss}])
             for rank, row in enumerate(split_exchange(ranks)):
-                own = {name: row[name] for name in MICRO_BATCH_COLUMNS if name != "rank"}
-                self._metrics[rank].write([own | {"rank": rank}])
+                metrics = {name: row[name] for name in MICRO_BATCH_COLUMNS if name != "rank"}
+                self._metrics[rank].write([metrics | {"rank": rank}])
         slowest_ms = max(row["step_time_ms"] for row in ranks)
         self.say(
             f"step={ranks[0]['step']} | loss={loss:.4f} | lr={ranks[0]['learning_rate']:.2e} | "

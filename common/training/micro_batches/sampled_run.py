@@ -98,8 +98,8 @@ class SampledRun:
     def validation_batches(self) -> Iterator[LabelledBatch]:
         """Yields this rank's part of the validation split."""
         data = self.validation
-        for own in own_batches(data.texts.lengths, self.config.batch_size, self.worker):
-            batch = self.collate([data[index] for index in own]).to(self.worker.device)
+        for indices in own_batches(data.texts.lengths, self.config.batch_size, self.worker):
+            batch = self.collate([data[index] for index in indices]).to(self.worker.device)
             yield batch.inputs, batch.targets
 
     @contextmanager

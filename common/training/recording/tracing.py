@@ -36,14 +36,14 @@ def traced_steps(
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    done = 0
+    steps = 0
 
     def step_done() -> bool:
-        nonlocal done
+        nonlocal steps
         profiler.step()
-        done += 1
+        steps += 1
         # The step after the last traced one pays for writing the trace.
-        return wait < done <= wait + warmup + active + 1
+        return wait < steps <= wait + warmup + active + 1
 
     with profile(
         activities=activities,

@@ -192,9 +192,9 @@ class DataParallelStep:
         end = clock.mark()
         clock.wait()
         cpu_s = time.process_time() - cpu_began
-        whole = StepTimes(clock.elapsed_s(start, end), began, cpu_s, total.item() / passes)
+        step_times = StepTimes(clock.elapsed_s(start, end), began, cpu_s, total.item() / passes)
         if not self.timed:
-            return whole, batches
+            return step_times, batches
         for (before, fetched, forward, after), ready in spans:
             parts["data_s"] += clock.elapsed_s(before, fetched)
             parts["forward_s"] += clock.elapsed_s(fetched, forward)
@@ -205,7 +205,7 @@ class DataParallelStep:
             buckets = self.exchange.bucket_times(backward_start)
         optimizer_s = clock.elapsed_s(optimizer_start, end)
         timed = {"optimizer_s": optimizer_s, "exchanged_bytes": exchanged, "buckets": buckets}
-        return replace(whole, **parts, **timed), batches
+        return replace(step_times, **parts, **timed), batches
 
     def settle(self, next_batch: Callable[[], Batch]) -> None:
         """Runs passes whose gradients are dropped, until DDP's buckets are what they will be."""

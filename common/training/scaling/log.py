@@ -114,8 +114,8 @@ class ScalingLog:
                 "between_time_ms": _ms(between_s),
             }
         )
-        here = (r for r in self._rows if r["arm"] == key.arm and r["round"] == key.round)
-        if not key.warmup and sum(not r["warmup"] for r in here) <= BUCKET_STEPS:
+        visit_rows = (r for r in self._rows if r["arm"] == key.arm and r["round"] == key.round)
+        if not key.warmup and sum(not r["warmup"] for r in visit_rows) <= BUCKET_STEPS:
             self._buckets += [
                 {
                     "arm": key.arm,
@@ -154,9 +154,9 @@ class ScalingLog:
             data_samples: size of the data set, None where it is endless.
             arm: the arm that processed them; its ranks have rows.
         """
-        own = np.concatenate([np.empty(0, np.int64), *self._identities])
+        identities = np.concatenate([np.empty(0, np.int64), *self._identities])
         self._identities = []
-        everyone = self.worker.gather(own)
+        everyone = self.worker.gather(identities)
         if not self._streams:
             return
         everyone = everyone[: self.arms[arm]["world_size"]]
@@ -194,7 +194,9 @@ class ScalingLog:
         gathered = self.worker.gather(list(rows))
         if self._streams:
             self._streams[name].write(
-                {"rank": rank, **row} for rank, own in enumerate(gathered) for row in own
+                {"rank": rank, **row}
+                for rank, rank_rows in enumerate(gathered)
+                for row in rank_rows
             )
 
 

@@ -54,7 +54,7 @@ def open_texts(options: TextOptions) -> tuple[IndexedTexts, IndexedTexts]:
 
     def tokenize(*splits: LabelledTexts) -> tuple[TokenizedTexts, TokenizedTexts]:
         train, validation = (
-            hash_texts(one, options.vocab_size, options.max_length) for one in splits
+            hash_texts(split, options.vocab_size, options.max_length) for split in splits
         )
         return train, validation
 

@@ -104,7 +104,9 @@ def open_texts(options: TextOptions, model_name: str) -> tuple[TokenizedTexts, T
 
     def tokenize(*splits: LabelledTexts) -> tuple[TokenizedTexts, TokenizedTexts]:
         tokenizer = open_tokenizer(model_name, texts=splits[0].texts, vocab_size=options.vocab_size)
-        train, validation = (tokenize_texts(one, tokenizer, options.max_length) for one in splits)
+        train, validation = (
+            tokenize_texts(split, tokenizer, options.max_length) for split in splits
+        )
         return train, validation
 
     return open_splits(options, tokenize)

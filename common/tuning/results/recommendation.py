@@ -97,9 +97,9 @@ class Recommendation:
         return self.setting.python(self.on_gpu)
 
 
-def write_recommendation(found: Recommendation, folder: Path) -> None:
+def write_recommendation(recommendation: Recommendation, folder: Path) -> None:
     """Writes the recommendation to the run directory, as recommendation.json."""
-    write_atomically(folder / FILE, json.dumps(dataclasses.asdict(found), indent=1))
+    write_atomically(folder / FILE, json.dumps(dataclasses.asdict(recommendation), indent=1))
 
 
 def read_recommendation(folder: Path | str) -> Recommendation:
@@ -111,7 +111,8 @@ def read_recommendation(folder: Path | str) -> Recommendation:
         raise UserError(f"{path}: no recommendation there; make one with ddplab tune") from None
     verified = {name: _verified(values[name]) for name in ("default", "best")}
     lists = {
-        name: tuple(_verified(each) for each in values[name]) for name in ("candidates", "options")
+        name: tuple(_verified(entry) for entry in values[name])
+        for name in ("candidates", "options")
     }
     return Recommendation(**values | verified | lists)
 
