@@ -7,6 +7,7 @@ checks them when an instance is made; rules between fields stand in a class's ow
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import typing
 from collections.abc import Callable, Iterable
@@ -120,6 +121,12 @@ class Settings:
             value = getattr(self, name)
             if value is not None:
                 rule.check(name, value)
+
+
+def is_changed(settings: Settings, name: str) -> bool:
+    """Returns True if a field has not its default."""
+    defaults = {field.name: field.default for field in dataclasses.fields(settings)}
+    return getattr(settings, name) != defaults[name]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ ALLOWED = {
     "settings": {"errors"},
     "runtime": {"errors"},
     "models": {"errors", "runtime", "perfmodel"},
-    "data": {"errors", "runtime"},
+    "data": {"errors", "settings", "runtime"},
     "tables": set(),
     "samples": set(),
     "csv_tables": {"errors"},

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from common.benchmarks.one_device.replayed_profile import ReplayedProfile, open_replayed
-from common.data.synthetic import random_tokens
+from common.data.batches import random_tokens
 from common.errors import UserError
 from common.models.gpt2 import GPT2, GPT2Config
 from common.models.replay import ReplayModel
@@ -121,7 +121,7 @@ class FixedBatchStep:
         model: the module whose parameters are trained, on ``device``.
         forward_model: the module that the loss is computed with, unless another one is given.
         name: the model's name in messages.
-        note: what a run's record says of the step besides its settings.
+        note: text of a run's record on the step, besides its settings.
         recorded_settings: settings that the record shows in place of the flags'.
     """
 
@@ -141,7 +141,7 @@ class FixedBatchStep:
         """Makes the step.
 
         Args:
-            model: what is trained; it is moved to the worker's device.
+            model: module to train; it is moved to the worker's device.
             loss_of: the loss of the batch, a scalar, under the module it is called with (the
                 model, or DDP around it).
             worker: this rank.

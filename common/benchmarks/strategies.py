@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from common.data.synthetic import random_tokens
+from common.data.batches import random_tokens
 from common.errors import UserError
 from common.exercises.sharded_optimizer import ShardedOptimizer
 from common.perfmodel.ddp.step import BUCKET_VIEW

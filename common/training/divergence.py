@@ -16,7 +16,7 @@ def require_finite(losses: Sequence[float], first: int, advice: str = "lower --l
     Args:
         losses: losses of consecutive steps.
         first: the number of the first of these steps.
-        advice: what to try.
+        advice: the way out, for the message.
     """
     if math.isfinite(losses[-1]):
         return

@@ -36,8 +36,8 @@ def evaluate(
     """Computes mean loss (nats) and accuracy over the batches of all ranks; all ranks call it.
 
     Args:
-        model: called as ``model(*inputs)``, returns logits [batch, labels].
-        batches: this rank's, on its device.
+        model: classifier; ``model(*inputs)`` returns logits [batch, labels].
+        batches: this rank's batches, on its device.
         precision: precision of the forward pass.
     """
     # Each rank sums loss, right answers and texts of its share in float64, and the all-reduce sums

@@ -14,12 +14,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.data.token_shards import TokenBatches
+from common.data.markov_text import synthetic_shards
+from common.data.token_shards import TokenBatches, TokenShards
 from common.errors import Preempted
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.paths import relative_to_project
@@ -37,10 +39,9 @@ from common.training.divergence import require_finite
 from common.training.learning_rate import cosine, set_learning_rate
 from common.training.parallel import gradient_sync, parallelise
 from common.training.recording.step_log import StepLog
-from common.training.recording.trace_tables import write_trace_tables
+from common.training.recording.tracing import write_trace_tables
 from common.training.step import TokenBatch, TrainingStep, build_model
 from common.training.stop_request import StopRequest, stop_requests
-from common.training.token_source import open_data
 
 logger = logging.getLogger(__name__)
 
@@ -205,3 +206,19 @@ def agree(
     dist.all_reduce(sums)
     total, stops, norm = torch.cat((sums, gradient_norm.double().view(1))).tolist()
     return total / worker.world_size, norm, stops > 0
+
+
+def open_data(config: TrainingConfig, worker: Worker) -> TokenShards:
+    """Opens the run's token shards on every rank; makes synthetic ones if none are given.
+
+    Raises:
+        UserError: no shards there, a file that is none, or synthetic text that cannot be written.
+    """
+    if config.data:
+        with worker.mistakes_shared():
+            return TokenShards.open(config.data)
+    folder = Path(config.output_dir) / "tokens"
+    with worker.mistakes_shared():
+        if worker.ranks.local_rank == 0:  # on each node, as nodes need not share a file system
+            synthetic_shards(folder)
+    return TokenShards.open(synthetic_shards(folder))

@@ -9,8 +9,7 @@ from common.runtime.script import run_script
 from common.runtime.seeding import seed_everything
 from common.tuning.results.report import print_recommendation
 from common.tuning.same_graph import together
-from common.tuning.target import parse_target
-from common.tuning.tune_settings import TuneSettings
+from common.tuning.tune_settings import TuneSettings, parse_target
 from common.tuning.tuner import check_ranks, tune_model
 from common.tuning.user_model import load_user_model
 

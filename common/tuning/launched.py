@@ -12,7 +12,7 @@ from common.errors import UserError
 from common.runtime.flags import as_flags
 from common.runtime.records.run_directory import new_run_id
 from common.tuning.results.recommendation import Recommendation, read_recommendation
-from common.tuning.target import check_module_exists
+from common.tuning.tune_settings import check_module_exists
 
 JOB = Path(__file__).with_name("job.py")
 
@@ -34,7 +34,7 @@ def tune_on_ranks(
             an installed package.
         ranks: local ranks, at least 2; emulated hosts have their own number.
         hosts: emulated hosts; None for ranks of this machine.
-        output_dir: where the run directory goes.
+        output_dir: folder of the run directory.
         run_id: name of the run directory; made up by default.
         flags: other settings of ``TuneSettings``.
         on_output: called with each line that ranks print.

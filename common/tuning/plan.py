@@ -26,8 +26,8 @@ class VisitPlan:
     Attributes:
         levels: candidates at each level of the halving, the default beside them.
         final_rounds: rounds of the winner and the default.
-        options: for each option that is visited in the final rounds too, the cost of a visit, in
-            visits of the default: one, or more where a step has several passes (accumulation).
+        options: cost of a visit to each option of the final rounds, in visits of the default: one,
+            or more where a step has several passes (accumulation).
     """
 
     levels: tuple[int, ...]

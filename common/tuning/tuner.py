@@ -57,7 +57,7 @@ class Budget:
     """The time for tuning, in visits to DDP's default.
 
     Attributes:
-        visits: all of tuning may take the time of so many.
+        visits: number of visits whose time all of tuning may take.
         began: the moment at which tuning began, by ``time.perf_counter`` of this rank.
         visiting: the moment at which visits began, likewise.
     """
@@ -87,7 +87,7 @@ def tune(
         batch: one example batch, tensors in any nest of tuples, lists and dicts.
         loss: ``loss(module, batch)`` → a scalar tensor; calls nothing of the module but itself.
         worker: this rank, from ``common.runtime.group.process_group.process_group``.
-        settings: how long may be measured, and where the run directory goes.
+        settings: the share of a sweep's time to take, and the folder of the run directory.
 
     Raises:
         UserError: on all ranks, before anything is written: one rank only, the contract is not

@@ -28,7 +28,7 @@ from common.errors import UserError, unknown_name
 from common.runtime.group.gradient_marks import ready_marks
 from common.runtime.group.process_group import Worker
 from common.runtime.timing import clock_for
-from common.tuning.target import no_module, parse_target
+from common.tuning.tune_settings import no_module, parse_target
 
 CONTRACT = "(module, batch, loss) with loss(module, batch) a scalar tensor"
 NOT_THE_USERS = rf"site-packages|importlib|{re.escape(__file__)}"

@@ -109,7 +109,8 @@ class Visits:
     """Visits of settings, all ranks together; every rank keeps the samples of all.
 
     Args:
-        step, worker: what is run, where.
+        step: the step that is run under each setting.
+        worker: this rank.
         sink: a table of VISIT_COLUMNS that grows with every visit, on rank 0.
         progress: counts the visits.
     """

@@ -132,11 +132,11 @@ def watch(
 
     Args:
         ddp: the instance, without a hook.
-        model: what is called: ``ddp``, or ``ddp`` compiled.
-        step: what is trained.
+        model: ``ddp``, or ``ddp`` compiled.
+        step: the training step.
         worker: this rank.
-        passes: how many passes to keep.
-        warmup_steps: steps before, in which DDP forms its buckets.
+        passes: number of passes to keep.
+        warmup_steps: steps before these, in which DDP forms its buckets.
         hook: delays every bucket; it is registered here.
 
     Returns:

@@ -206,7 +206,7 @@ class OverlapLab:
         """Runs a backward pass beside all-reduces.
 
         Args:
-            model: what the forward pass goes through, such as DDP; None for the step's own.
+            model: the module of the forward pass, such as DDP; None for the step's own.
             held: hold the device back until the host is ahead.
             at_start: launched before the pass begins.
             as_ready: launched in the pass (``launched_as_ready``).

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import numpy as np
 
-from common.data.text import TokenizedTexts
+from common.data.text_tokens import TokenizedTexts
 from common.errors import UserError
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.paths import relative_to_project

@@ -36,9 +36,10 @@ def measure_peak(
     """Runs three steps of ``workload`` on ``device``; returns the allocator's peak in the third.
 
     Args:
-        workload: what to run; it allocates what it needs.
-        device: where. Other tensors of this process on a GPU count too, so there should be none.
-        snapshot: on a GPU, where to save the allocator's history of that step.
+        workload: the step to run.
+        device: the step's device. Other tensors of this process on a GPU count too, so there
+            should be none.
+        snapshot: file for the allocator's history of that step, on a GPU.
 
     Raises:
         torch.OutOfMemoryError: it does not fit.

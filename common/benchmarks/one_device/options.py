@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from common.analysis.one_device.options import noise_floor, option_ratios, ratios_text
-from common.benchmarks.buckets.resting_step import rest, states_of
 from common.benchmarks.one_device.option_arms import AGAIN, BASELINE, Arm, plan_arms
 from common.data.batches import BatchStream
 from common.errors import UserError
@@ -36,8 +36,7 @@ from common.runtime.records.run_directory import RunDirectory
 from common.runtime.seeding import seed_everything
 from common.samples import rotated_rounds
 from common.settings import DeviceOptions, NonNegative, Positive
-from common.training.loop import time_steps
-from common.training.step import TrainingStep
+from common.training.step import TrainingStep, time_steps
 
 logger = logging.getLogger(__name__)
 
@@ -297,3 +296,31 @@ def _why_dropped(arm: Arm, error: Exception, round_: int, device: torch.device) 
     if arm.workload.compile and round_ == PREPARATION:
         return f"does not compile: {(str(error).strip() or repr(error)).splitlines()[0]}"
     raise error
+
+
+def rest(step: TrainingStep, device: torch.device) -> Callable[[], None]:
+    """Moves the states that are on the step's device to ``device``, so that others have its memory.
+
+    To be called between steps, when there are no gradients. Returns the function that brings
+    them back. What was elsewhere (AdamW's step counters, on the host unless it is fused) stays.
+
+    Parameters and optimizer states keep their identity, as ``nn.Module.to`` keeps it: only their
+    data are replaced, so that compiled code, which looks at a parameter's shape, type and device,
+    and the optimizer's own tables go on as before. Nothing here is timed; a warm-up follows.
+    """
+    moved = [tensor for tensor in states_of(step) if tensor.device == step.device]
+    _move(moved, device)
+    return lambda: _move(moved, step.device)
+
+
+def states_of(step: TrainingStep) -> Iterator[Tensor]:
+    """Yields parameters, buffers and optimizer states, each once; gradients left out."""
+    yield from step.model.parameters()
+    yield from step.model.buffers()
+    for state in step.optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def _move(tensors: list[Tensor], device: torch.device) -> None:
+    for tensor in tensors:
+        tensor.data = tensor.data.to(device, copy=True)

@@ -163,7 +163,7 @@ class Points:
 
     Attributes:
         capacity_bytes: the memory that a point can have.
-        limit_bytes: what it is limited to; 0 where the device says no by itself.
+        limit_bytes: limit that is set for the process; 0 where the device says no by itself.
     """
 
     def __init__(

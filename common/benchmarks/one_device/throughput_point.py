@@ -28,8 +28,7 @@ from common.runtime.machine.memory_limit import (
 )
 from common.runtime.progress import Progress
 from common.runtime.records.run_directory import write_atomically
-from common.training.loop import time_steps
-from common.training.step import TrainingStep
+from common.training.step import TrainingStep, time_steps
 
 MEASURED, OUT_OF_MEMORY, REFUSED, FAILED = "measured", "out of memory", "refused", "failed"
 """Possible ends of a point; a refused one names a mistake in its settings."""

@@ -20,8 +20,13 @@ import torch
 
 from common.analysis.step_parts import decompose
 from common.benchmarks.scaling.sweep import SweepPlan, sweep
-from common.benchmarks.scaling.text_workload import text_workload
-from common.benchmarks.scaling.workloads import MlpSizes, Workload, mlp_workload, replay_workload
+from common.benchmarks.scaling.workloads import (
+    MlpSizes,
+    Workload,
+    mlp_workload,
+    replay_workload,
+    text_workload,
+)
 from common.csv_tables import read_table
 from common.diagnose.diagnosis import diagnosis_lines
 from common.errors import UserError

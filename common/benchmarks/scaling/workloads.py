@@ -6,6 +6,7 @@ arm of a sweep begins alike and what ranks compute together is what one rank com
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -17,7 +18,12 @@ from torch.nn import functional
 from common.benchmarks.one_device.replayed_profile import open_replayed
 from common.models.mlp import MLP
 from common.models.replay import ReplayModel
+from common.models.text_classifier import TextClassifier
+from common.training.micro_batches.sampled_run import loss_of
 from common.training.scaling.data_parallel_step import Batch
+from common.training.texts.data import Collate, open_texts
+from common.training.texts.files import parse_experiment
+from common.training.texts.model import make_optimizer
 
 
 @dataclass(frozen=True)
@@ -25,12 +31,12 @@ class Workload:
     """Something to train.
 
     Attributes:
-        model, data: what it is called in tables.
+        model, data: names of model and data in tables.
         build: a model for micro-batches of so many samples; the weights are the same each time.
         make_optimizer: makes an optimizer of the parameters.
         loss_of: mean loss from the model's output and the batch.
         make_batch: makes a batch of ``size`` samples for (step, rank, ranks).
-        note: what every caption must say of it.
+        note: text that every caption must have.
         longest: length of the data's longest sample, where they differ.
     """
 
@@ -124,3 +130,65 @@ def replay_workload(
         make_batch,
         note=replayed.label,
     )
+
+
+def text_workload(
+    experiment: str, dataset: str, dataset_dir: str, samples: int, device: torch.device, seed: int
+) -> Workload:
+    """Makes the workload of an experiment: its model, optimizer and texts.
+
+    Texts are filled up to the experiment's length, as the original's were, so that every step
+    computes as much. The texts of a step are the next of a random order: rank r of R takes every
+    R-th of them, as ``DistributedSampler`` does, so that a global batch has the same texts on any
+    number of ranks.
+
+    Args:
+        experiment: a name below assignments/assignment4/configs, or a file.
+        dataset: ``synthetic`` (as long as the experiment's data), or a real data set.
+        dataset_dir: folder of local files of a real one.
+        samples: texts to draw from.
+        device: device of the model and the batches.
+        seed: seed of weights, texts and their order.
+    """
+    named = parse_experiment(["--experiment", experiment]).dataset
+    flags = ["--experiment", experiment, "--max_train_samples", str(samples), "--seed", str(seed)]
+    flags += ["--dataset", dataset, "--dataset_dir", dataset_dir, "--dropout", "0"]
+    flags += ["--pad", "max_length"]
+    if dataset == "synthetic":
+        flags += ["--synthetic_like", named]
+    config = parse_experiment(flags)
+    train, _ = open_texts(config.texts())
+    collate = Collate(train.texts.pad_id, config.loading().width)
+
+    def build(_: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return TextClassifier(config.classifier(train.texts.num_labels)).to(device)
+
+    def make_batch(size: int, step: int, rank: int, ranks: int) -> Batch:
+        drawn = global_batch(len(train), size * ranks, step, seed)[rank::ranks]
+        return collate([train[int(index)] for index in drawn]).to(device)
+
+    return Workload(
+        f"encoder of {experiment}",
+        train.texts.source,
+        build,
+        functools.partial(make_optimizer, lr=config.lr, weight_decay=config.weight_decay),
+        loss_of,
+        make_batch,
+        longest=config.max_length,
+    )
+
+
+def global_batch(texts: int, size: int, step: int, seed: int) -> np.ndarray:
+    """Returns the indices [size] of a step's texts: the next of one random order after another."""
+    # All steps together count places without an end; each epoch of ``texts`` places has a random
+    # order of its own, and a step may reach from one epoch into the next.
+    places = np.arange(step * size, (step + 1) * size)
+    epochs, within = np.divmod(places, texts)
+    pairs = zip(epochs.tolist(), within.tolist(), strict=True)
+    return np.array([_order(texts, epoch, seed)[position] for epoch, position in pairs])
+
+
+@functools.lru_cache(maxsize=4)
+def _order(texts: int, epoch: int, seed: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(texts)

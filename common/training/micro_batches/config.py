@@ -6,14 +6,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
-from common.data.text import DATASETS
-from common.data.text_splits import TextOptions
+from common.data.text_sources import DATASETS
+from common.data.text_splits import TextOptions, ignored_data_settings
 from common.errors import UserError
 from common.exercises.loss_scale import LOSS_MEANS
 from common.runtime.group.process_group import Worker
 from common.scheduling.modes import MODES
-from common.settings import AtLeast, Fraction, NonNegative, OneOf, Positive, RankOptions
-from common.training.ignored_settings import ignored_data_settings, is_changed
+from common.settings import AtLeast, Fraction, NonNegative, OneOf, Positive, RankOptions, is_changed
 from common.training.precision import PRECISION_NAMES, resolved_precision
 
 COST_TYPES = ("tokens", "tokens_sq", "calibrated")

@@ -108,13 +108,13 @@ class DataParallelStep:
     """A model, its optimizer and the step they make on the ranks of a group, all together.
 
     Args:
-        model: on ``worker``'s device; called as ``model(*batch.inputs)``.
+        model: module on ``worker``'s device, called as ``model(*batch.inputs)``.
         optimizer: optimizer of the model's parameters.
         loss_of: mean loss over a micro-batch's samples, from the model's output and the batch.
         worker: this rank.
-        options: how the step is made.
+        options: settings of the step.
         group: the ranks that take part; all by default.
-        timed: whether buckets are watched.
+        timed: watch the buckets.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ class ScalingLog:
         Args:
             times: the step's times on this rank.
             batches: the step's micro-batches on this rank.
-            key: which step it is.
+            key: the step's name in the tables.
             counted: the samples count as the epoch's.
         """
         if counted:

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from common.data.hashed_words import check_sizes
-from common.data.text import DATASETS
 from common.data.text_lengths import recorded_lengths
-from common.data.text_splits import TextOptions
+from common.data.text_sources import DATASETS
+from common.data.text_splits import TextOptions, ignored_data_settings
 from common.errors import UserError
 from common.models.text_classifier import TextClassifierConfig
 from common.runtime.group.process_group import Worker
 from common.settings import Fraction, NonNegative, OneOf, Positive, RankOptions
 from common.training.ddp import COMPRESSIONS
-from common.training.ignored_settings import ignored_data_settings
 from common.training.precision import PRECISION_NAMES, resolved_precision
 from common.training.scaling.data_parallel_step import StepOptions
 from common.training.texts.data import LoaderOptions

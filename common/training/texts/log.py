@@ -80,7 +80,7 @@ class EpochLog:
             span: the epoch's steps.
             train_s: seconds of the steps.
             evaluation_s: seconds of the evaluation after them.
-            loss, accuracy: on the validation split.
+            loss, accuracy: loss and accuracy on the validation split.
 
         Raises:
             RunFailed: on all ranks, if the last loss is not finite.

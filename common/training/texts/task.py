@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from common.data.text import TokenizedTexts, open_tokenizer, tokenize_texts
 from common.data.text_sources import LabelledTexts
 from common.data.text_splits import TextOptions, open_splits
+from common.data.text_tokens import TokenizedTexts, open_tokenizer, tokenize_texts
 from common.errors import UserError
 from common.models.text_classifier import build_text_classifier, model_limit
 from common.runtime.group.process_group import Worker
