@@ -253,8 +253,4 @@ def module_step(
     Args:
         loss_of: the loss of the batch, a scalar, under the module it is called with.
     """
-    return FixedBatchStep(model, loss_of, worker, make_optimizer=partial(_sgd, lr=lr))
-
-
-def _sgd(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=lr)
+    return FixedBatchStep(model, loss_of, worker, make_optimizer=partial(torch.optim.SGD, lr=lr))

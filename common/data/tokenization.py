@@ -237,7 +237,7 @@ def encode(
     Documents without text are left out. Ends after ``max_tokens`` tokens; 0 is no limit.
     """
     remaining = max_tokens or None
-    for batch in _batches(_without_empty(pieces)):
+    for batch in _batches(piece for piece in pieces if piece.text):
         tokens: list[int] = []
         ids = vocabulary.encode([piece.text for piece in batch])
         for piece, of_piece in zip(batch, ids, strict=True):
@@ -250,12 +250,6 @@ def encode(
             remaining -= len(encoded)
             if not remaining:
                 return
-
-
-def _without_empty(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    for piece in pieces:
-        if piece.text:
-            yield piece
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -82,6 +82,7 @@ def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
 
     messages = _said_by_case((folder / "log").read_text())
     expected = int(older.name.rpartition("-")[2])
+    undisturbed = read_steps(reference.attempts[0])
     rows = []
     for case, (name, way) in cases.items():
         run = folder / "runs" / case
@@ -97,15 +98,10 @@ def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
                 "named": bool(named),
                 "expected_step": expected,
                 "resumed_from_step": resumed,
-                "losses_equal": equal_losses(read_steps(run), read_steps_of(reference), expected),
+                "losses_equal": equal_losses(read_steps(run), undisturbed, expected),
             }
         )
     return pd.DataFrame(rows)
-
-
-def read_steps_of(reference: Training) -> pd.DataFrame:
-    """Reads the steps of an undisturbed run."""
-    return read_steps(reference.attempts[0])
 
 
 def _said_by_case(log: str) -> Mapping[str, str]:

@@ -135,7 +135,8 @@ def checked_model(made: object, name: str, device: torch.device) -> UserModel:
             f"{name}: the first it returned is {_kind(module)}, not a torch.nn.Module; expected "
             f"{CONTRACT}"
         )
-    if lazy := [key for key, value in _state(module) if is_lazy(value)]:
+    states = (*module.named_parameters(), *module.named_buffers())
+    if lazy := [key for key, value in states if is_lazy(value)]:
         raise UserError(
             f"{name}: {listed(lazy)} have no shape before a first forward pass; make one in the "
             "function, before it returns the module"
@@ -147,10 +148,6 @@ def checked_model(made: object, name: str, device: torch.device) -> UserModel:
             f"{name}: no parameter of the module requires a gradient; nothing to exchange"
         )
     return UserModel(module.to(device), to_device(batch, device), loss, name)
-
-
-def _state(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*module.named_parameters(), *module.named_buffers()]
 
 
 def to_device(batch: object, device: torch.device) -> object:

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from common.benchmarks.one_device.memory_tracker import empty_batch
 from common.perfmodel.one_device.workload import Workload
-from common.runtime import private
+from common.training.recording.memory_watch import AllocationWatch
 from common.training.step import TrainingStep
 
 
@@ -50,7 +48,9 @@ def measure_peak(
         step.run(batches)
     if device.type == "cuda":
         return _cuda_peak(step, batches, device, snapshot)
-    return AllocatorPeak(_cpu_peak(step, batches), None)
+    watch = AllocationWatch(step.model, step.optimizer)
+    step.run(batches)
+    return AllocatorPeak(watch.finish(), None)
 
 
 def _cuda_peak(
@@ -68,22 +68,3 @@ def _cuda_peak(
     return AllocatorPeak(
         torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     )
-
-
-def _cpu_peak(step: TrainingStep, batches: Iterable) -> int:
-    """Returns the bytes held before the step plus the peak that the profiler saw on top."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step.run(batches)
-    # The running sum over time is what the step holds at each moment, and its maximum the peak.
-    changes = private.memory_changes(profiler)
-    return _held_bytes(step) + max(itertools.accumulate(changes, initial=0))
-
-
-def _held_bytes(step: TrainingStep) -> int:
-    states = [value for state in step.optimizer.state.values() for value in state.values()]
-    tensors = [*step.model.parameters(), *filter(torch.is_tensor, states)]
-    return sum(_nbytes(tensor) for tensor in tensors)
-
-
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -112,7 +112,8 @@ class _Counting(TorchDispatchMode):
         result = func(*args, **kwargs)
         call = _Call(func, args, kwargs, result)
         if not call.is_view():
-            cost = self.costs.by_call[func._schema.name, shapes_text(call.input_shapes())]
+            shapes = tensor_shapes([list(tensor.shape) for _, tensor in call.inputs])
+            cost = self.costs.by_call[func._schema.name, shapes_text(shapes)]
             cost.calls += 1
             cost.flops += call.flops()
             cost.bytes += call.moved_bytes()
@@ -136,10 +137,6 @@ class _Call:
         ]
         old = {_storage(tensor) for _, tensor in self.inputs}
         self.outputs = [t for t in _tensors(result) if _storage(t) not in old]
-
-    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Returns the shapes of all input tensors, as the profiler records them."""
-        return tensor_shapes([list(tensor.shape) for _, tensor in self.inputs])
 
     def is_view(self) -> bool:
         """Returns True if the call only gives another shape to memory that was there."""

@@ -77,7 +77,8 @@ class ScalingLog:
             }
             self._streams = {name: recorder.run.stream(name, of) for name, of in tables.items()}
             self._streams["arms.csv"].write(arms)
-        self._write("placement.csv", [placement_row(worker)])
+        local_rank = {"local_rank": worker.ranks.local_rank}
+        self._write("placement.csv", [placement(worker.device) | local_rank])
 
     def add(
         self,
@@ -210,11 +211,6 @@ def model_facts(model: nn.Module, output_dtype: torch.dtype | None) -> dict[str,
         "gradient_dtype": " ".join(kinds),
         "compute_dtype": _name(output_dtype),
     }
-
-
-def placement_row(worker: Worker) -> dict[str, object]:
-    """Returns this rank's row of PLACEMENT_COLUMNS, but for the rank: its host and its device."""
-    return placement(worker.device) | {"local_rank": worker.ranks.local_rank}
 
 
 def single_arm(

@@ -59,8 +59,8 @@ class Recommendation:
         sweep_s: seconds that visits to every bucketing would take, estimated from the visits made.
         run_dir: folder of the tables.
         on_gpu: True if the model was on a GPU.
-        expected_error: in two lines the error to expect of predictions, and by how much chance moves
-            them. Recommendations from before 2026-11-23 have none.
+        expected_error: the error to expect of predictions, and by how much chance moves them; two
+            lines. Recommendations from before 2026-11-23 have none.
     """
 
     model: str
