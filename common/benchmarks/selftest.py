@@ -152,27 +152,24 @@ def print_results(results: Sequence[Result]) -> None:
 def print_header() -> None:
     """Prints the table's title and head."""
     print("Self-test")
-    _print_table(_table(show_header=True))
+    _print_cells()
 
 
 def print_row(result: Result) -> None:
     """Prints a row of the table; widths are fixed, so that it need not wait for later rows."""
-    table = _table(show_header=False)
     colour = COLOURS.get(result.outcome, "yellow")
     outcome = f"[{colour}]{result.outcome}[/{colour}]"
     remedy = result.remedy if result.is_bad else ""
-    table.add_row(result.name, outcome, escape(result.detail), escape(remedy))
-    _print_table(table)
+    _print_cells(result.name, outcome, escape(result.detail), escape(remedy))
 
 
-def _table(show_header: bool) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_header=show_header, show_edge=False)
+def _print_cells(*cells: str) -> None:
+    """Prints a row of the table; without cells its head."""
+    table = Table(box=SIMPLE_HEAD, show_header=not cells, show_edge=False)
     for name, width in COLUMNS.items():
         table.add_column(name, width=width, overflow="fold")
-    return table
-
-
-def _print_table(table: Table) -> None:
+    if cells:
+        table.add_row(*cells)
     console = Console()
     console = console if console.is_terminal else Console(width=110)
     console.print(table)

@@ -114,11 +114,11 @@ def run_study(study: MemoryStudy, output_dir: str, progress: StageProgress) -> P
     environment = describe_environment(None, "cpu", 1, "tensors without data")
     with study_run("memory", study, output_dir, progress, environment) as run:
         with progress.stage(f"allocator, {len(small)} real steps of gpt2-nano") as update:
-            allocated = _table(_each(_allocated, small, study.processes), small, update)
+            allocated = _compared(_each(_allocated, small, study.processes), small, update)
         run.write_table("memory-allocator.csv", allocated)
         workloads = study.workloads()
         with progress.stage(f"tracker, {len(workloads)} steps on fake tensors") as update:
-            tracked = _table(_each(_tracked, workloads, study.processes), workloads, update)
+            tracked = _compared(_each(_tracked, workloads, study.processes), workloads, update)
         run.write_table("memory-tracked.csv", tracked)
         run.write_table("largest-batch.csv", largest_batches(study))
         verdicts = judge(tracked, allocated)
@@ -188,7 +188,7 @@ def _allocated(workload: Workload) -> int:
     return measure_peak(workload, torch.device("cpu")).allocated_bytes
 
 
-def _table(
+def _compared(
     measured: Iterator[int], workloads: list[Workload], update: Callable[[str], None]
 ) -> pd.DataFrame:
     rows = []

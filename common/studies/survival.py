@@ -109,14 +109,14 @@ def run_study(study: SurvivalStudy, output_dir: str, progress: StageProgress) ->
                 run_to_the_end(references[strategy])
         tables = {}
 
-        def keep_table(name: str, table: pd.DataFrame) -> None:
+        def write(name: str, table: pd.DataFrame) -> None:
             tables[name] = table
             run.write_table(f"{name}.csv", table)
 
-        keep_table("trials", try_kills(study, references, runs, data, progress))
+        write("trials", try_kills(study, references, runs, data, progress))
         if study.damage:
-            keep_table("damage", try_damage(references, runs, progress))
-        keep_table("restarts", try_restarts(study, references, runs, data, progress))
+            write("damage", try_damage(references, runs, progress))
+        write("restarts", try_restarts(study, references, runs, data, progress))
         verdicts = judge(
             trials=tables.get("trials"),
             damage=tables.get("damage"),

@@ -31,8 +31,8 @@ from common.training.checkpoints.resume import (
     checkpoint_facts,
     free_run_id,
     open_checkpoints,
+    recorded_settings,
     restore_scaler,
-    run_facts,
 )
 from common.training.config import GLOBAL_BATCH_SIZE, TrainingConfig
 from common.training.divergence import require_finite
@@ -123,7 +123,7 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
 
     named = replace(config, run_id=free_run_id(config))
     with record_run(
-        named, config.folder, worker, recorded_settings=run_facts(config, data, saved)
+        named, config.folder, worker, recorded_settings=recorded_settings(config, data, saved)
     ) as recorder:
         say(f"Tokens in shard: {data.lengths[0]:,}")
         began = time.perf_counter()

@@ -34,9 +34,9 @@ from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
 from common.scheduling.rank_speeds import RankCosts
 from common.settings import NonNegative, Positive
 from common.training.micro_batches.config import TextSettings, slow_factor_of
-from common.training.micro_batches.log import batch_facts, part_facts, split_exchange
+from common.training.micro_batches.log import split_exchange, step_columns
 from common.training.scaling.cost_calibration import calibrate, exchange_ratios
-from common.training.texts.task import Task, open_task, planner_for, task_facts
+from common.training.texts.task import Task, open_task, planner_for
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ def main(settings: ModeComparison) -> None:
             settings,
             "compare_modes",
             worker,
-            recorded_settings=task_facts(task, worker),
+            recorded_settings=task.facts(),
         ) as recorder:
             ranks = calibrate(settings, task, worker, recorder)
             ratios = compare(settings, task, planners, ranks, worker, recorder)
@@ -325,8 +325,8 @@ def _one_step(
 
     parts, batch = task.step.run(next_batch)
     plan = batch.plan
-    facts = {"global_batch": plan.global_batch, "loss": parts.loss, "plan": plan, "tag": batch.tag}
-    return batch_facts(batch) | part_facts(parts, batch) | facts
+    of_plan = {"global_batch": plan.global_batch, "plan": plan, "tag": batch.tag}
+    return step_columns(parts, batch) | of_plan | {"loss": parts.loss}
 
 
 def _write(table, rows: list[dict], worker: Worker) -> dict[str, float]:

@@ -191,7 +191,7 @@ def simulated_rows(
         planner = Planner(mode, lengths, world_size, global_batch, seed=settings.seed)
         steps = 1 if same else planner.steps_per_epoch()
         plans = (planner(step, settings.cost) for step in range(steps))
-        means = pd.DataFrame([_facts(plan, settings.cost) for plan in plans]).mean().to_dict()
+        means = pd.DataFrame([_columns(plan, settings.cost) for plan in plans]).mean().to_dict()
         rows.append(key | {"mode": mode, "same_batch": same} | means)
         if mode == "static":
             batch = np.concatenate([np.asarray(group) for group in planner(0).groups])
@@ -200,7 +200,7 @@ def simulated_rows(
     return rows
 
 
-def _facts(plan: StepPlan, cost: CalibratedCost) -> dict:
+def _columns(plan: StepPlan, cost: CalibratedCost) -> dict:
     lengths = plan.lengths[np.concatenate([np.asarray(group) for group in plan.groups])]
     return {
         "bottleneck_ms": 1e3 * plan.slowest_cost(cost),

@@ -72,7 +72,9 @@ def open_replayed(name: str, factor: float, time_factor: float = 1.0) -> Replaye
         folder, profile = table.parent, read_ready_times(table)
     profile = profile.scaled(compute=1 / time_factor, size=1 / factor)
     sizes = np.maximum(1, np.rint(profile.sizes_bytes / 4)).astype(np.int64) * 4  # float32
-    return ReplayedProfile(_shown(folder), factor, time_factor, replace(profile, sizes_bytes=sizes))
+    return ReplayedProfile(
+        _path(folder), factor, time_factor, replace(profile, sizes_bytes=sizes)
+    )
 
 
 def _find(name: str) -> Path:
@@ -84,7 +86,7 @@ def _find(name: str) -> Path:
     raise UserError(f"replay: {message}; a run directory or a {TABLE} will do too")
 
 
-def _shown(folder: Path) -> str:
+def _path(folder: Path) -> str:
     for above in (DATA, project_root()):
         if folder.is_relative_to(above):
             return folder.relative_to(above).as_posix()

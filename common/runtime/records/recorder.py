@@ -46,15 +46,20 @@ class RankStream:
 
     def write(self, rows: list[dict]) -> None:
         """Appends the rows of every rank, in rank order, each with its ``rank``."""
-        gathered = self.worker.gather(rows)
+        gathered = gather_rows(self.worker, rows)
         if self.sink is not None:
-            ranked = [{"rank": rank, **row} for rank, own in enumerate(gathered) for row in own]
-            self.sink.write(ranked)
-            self._rows += ranked
+            self.sink.write(gathered)
+            self._rows += gathered
 
     def table(self) -> pd.DataFrame:
         """Returns all rows written so far on rank 0, and an empty table on other ranks."""
         return pd.DataFrame(self._rows)
+
+
+def gather_rows(worker: Worker, rows: Sequence[Mapping]) -> list[dict]:
+    """Gathers the rows of all ranks, in rank order, each with its ``rank``; the same on all."""
+    gathered = worker.gather(list(rows))
+    return [{"rank": rank, **row} for rank, ranked in enumerate(gathered) for row in ranked]
 
 
 @contextmanager

@@ -17,23 +17,17 @@ LOSS_COLUMNS = ("step", "loss", "learning_rate")
 EVALUATION_COLUMNS = ("rank", "step", "samples", "loss", "accuracy")
 
 
-def batch_facts(batch: MicroBatch) -> dict:
-    """Returns the sizes of a rank's micro-batch, by column."""
+def step_columns(parts: StepParts, batch: MicroBatch) -> dict:
+    """Returns the sizes of this rank's micro-batch and the parts of its step in ms, by column.
+
+    ``exchange_time_ms`` is divided later, by ``split_exchange``.
+    """
     count, longest = batch.input_ids.shape
     return {
         "local_batch": count,
         "max_seq_len_in_batch": longest,
         "padded_tokens": count * longest,
         "tokens": batch.tokens,
-    }
-
-
-def part_facts(parts: StepParts, batch: MicroBatch) -> dict:
-    """Returns the parts of a step on this rank in ms, by column.
-
-    ``exchange_time_ms`` is divided later, by ``split_exchange``.
-    """
-    return {
         "step_time_ms": parts.step_s * 1e3,
         "compute_time_ms": parts.compute_s * 1e3,
         "exchange_time_ms": parts.exchange_s * 1e3,
@@ -96,8 +90,7 @@ class MicroBatchLog:
         peak_bytes = self._peak.peak_bytes()  # None where it is not known
         row = {
             "step": step,
-            **batch_facts(batch),
-            **part_facts(parts, batch),
+            **step_columns(parts, batch),
             "peak_mem_mb": None if peak_bytes is None else peak_bytes / 1e6,
             "throughput_samples_per_s": len(batch.labels) / parts.step_s,
             "throughput_tokens_per_s": batch.tokens / parts.step_s,

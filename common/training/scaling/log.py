@@ -17,7 +17,7 @@ from torch import nn
 from common import tables as columns
 from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.runtime.group.process_group import Worker
-from common.runtime.records.recorder import Recorder
+from common.runtime.records.recorder import Recorder, gather_rows
 from common.runtime.records.samples import sample_rows
 from common.training.scaling.data_parallel_step import Batch, DataParallelStep, StepTimes
 from common.training.scaling.timed_exchange import divided_exchange
@@ -184,7 +184,7 @@ class ScalingLog:
             data_samples: size of the data set, None where it is endless.
             longest: tokens of the data's longest sample, where samples differ in length.
         """
-        row = model_facts(step.model, step.output_dtype)
+        row = tensor_columns(step.model, step.output_dtype)
         shape = (longest,) if longest else tuple(batch.inputs[0].shape[1:]) if batch.inputs else ()
         row |= {"input_shape": "x".join(map(str, shape)), "model": model, "data": data}
         row |= {"data_samples": data_samples}
@@ -192,16 +192,12 @@ class ScalingLog:
         self._write("facts.csv", [row])
 
     def _write(self, name: str, rows: Sequence[Mapping]) -> None:
-        gathered = self.worker.gather(list(rows))
+        gathered = gather_rows(self.worker, rows)
         if self._streams:
-            self._streams[name].write(
-                {"rank": rank, **row}
-                for rank, rank_rows in enumerate(gathered)
-                for row in rank_rows
-            )
+            self._streams[name].write(gathered)
 
 
-def model_facts(model: nn.Module, output_dtype: torch.dtype | None) -> dict[str, object]:
+def tensor_columns(model: nn.Module, output_dtype: torch.dtype | None) -> dict[str, object]:
     """Returns the sizes and types of a model's tensors, by column of ``facts.csv``."""
     parameters = list(model.parameters())
     kinds = sorted({_name(parameter.dtype) for parameter in parameters})

@@ -41,6 +41,19 @@ class Task:
     limits: list[int]
     """Most texts of a micro-batch, by rank."""
 
+    def facts(self) -> dict[str, object]:
+        """Returns entries of ``config.yaml`` beyond the settings, by which runs are comparable."""
+        model = self.step.exchange.model
+        return {
+            "precision": self.step.precision,
+            "data_source": self.train.source,
+            "train_texts": len(self.train.labels),
+            "vocabulary": self.train.vocab_size,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "world_size": len(self.limits),
+            "local_batch_limits": self.limits,
+        }
+
 
 def open_task(
     config: TextSettings, worker: Worker, slow_factor: float = 1.0, eval_samples: int = 200
@@ -187,17 +200,3 @@ def validation_batches(task: Task, worker: Worker) -> Iterator[LabelledBatch]:
     for group in own_batches(data.lengths, batch_size, worker):
         batch = collate(data, StepPlan((tuple(group),), data.lengths), 0).to(worker.device)
         yield (batch.input_ids, batch.attention_mask), batch.labels
-
-
-def task_facts(task: Task, worker: Worker) -> dict[str, object]:
-    """Returns entries of ``config.yaml`` beyond the settings, by which runs are comparable."""
-    model = task.step.exchange.model
-    return {
-        "precision": task.step.precision,
-        "data_source": task.train.source,
-        "train_texts": len(task.train.labels),
-        "vocabulary": task.train.vocab_size,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "world_size": worker.world_size,
-        "local_batch_limits": task.limits,
-    }
