@@ -182,7 +182,7 @@ def _tracked(workload: Workload) -> int:
 def _allocated(workload: Workload) -> int:
     import torch
 
-    from common.benchmarks.one_device.allocator import measure_peak
+    from common.benchmarks.one_device.memory_tracker import measure_peak
 
     torch.set_num_threads(1)
     return measure_peak(workload, torch.device("cpu")).allocated_bytes

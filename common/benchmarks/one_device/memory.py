@@ -10,8 +10,13 @@ from typing import Annotated
 import pandas as pd
 import torch
 
-from common.benchmarks.one_device.allocator import AllocatorPeak, measure_peak
-from common.benchmarks.one_device.memory_tracker import TrackedPeak, saved_by_layer, track_step
+from common.benchmarks.one_device.memory_tracker import (
+    AllocatorPeak,
+    TrackedPeak,
+    measure_peak,
+    saved_by_layer,
+    track_step,
+)
 from common.errors import UserError
 from common.perfmodel.one_device.activations import saved_per_layer
 from common.perfmodel.one_device.memory import (

@@ -72,9 +72,7 @@ def open_replayed(name: str, factor: float, time_factor: float = 1.0) -> Replaye
         folder, profile = table.parent, read_ready_times(table)
     profile = profile.scaled(compute=1 / time_factor, size=1 / factor)
     sizes = np.maximum(1, np.rint(profile.sizes_bytes / 4)).astype(np.int64) * 4  # float32
-    return ReplayedProfile(
-        _path(folder), factor, time_factor, replace(profile, sizes_bytes=sizes)
-    )
+    return ReplayedProfile(_path(folder), factor, time_factor, replace(profile, sizes_bytes=sizes))
 
 
 def _find(name: str) -> Path:
