@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from common.errors import UserError, unknown_name
@@ -66,7 +66,7 @@ class OneOf:
         kind: what a refusal calls a name; by default as the field.
     """
 
-    names: Iterable[str]
+    names: Collection[str]
     kind: str = ""
 
     def check(self, name: str, value: object) -> None:

@@ -246,11 +246,11 @@ def replay_step(settings: StepSettings, worker: Worker) -> FixedBatchStep:
 
 
 def module_step(
-    model: nn.Module, loss_of: Callable[[nn.Module], Tensor], worker: Worker, lr: float = 0.0
+    model: nn.Module, loss_of: Callable[[nn.Module], Tensor], worker: Worker
 ) -> FixedBatchStep:
-    """Makes the step of any module with SGD; at a learning rate of 0 every step computes the same.
+    """Makes the step of any module with SGD at a learning rate of 0: each computes the same.
 
     Args:
         loss_of: the loss of the batch, a scalar, under the module it is called with.
     """
-    return FixedBatchStep(model, loss_of, worker, make_optimizer=partial(torch.optim.SGD, lr=lr))
+    return FixedBatchStep(model, loss_of, worker, make_optimizer=partial(torch.optim.SGD, lr=0.0))

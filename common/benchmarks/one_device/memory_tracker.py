@@ -12,7 +12,6 @@ library.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -53,8 +52,8 @@ class TrackedPeak:
         return sum(self.categories.values())
 
 
-def track_step(workload: Workload, device: torch.device | None = None) -> TrackedPeak:
-    """Follows the second step of ``workload``: on fake tensors, or on a real ``device``.
+def track_step(workload: Workload) -> TrackedPeak:
+    """Follows the second step of ``workload`` on fake tensors.
 
     In the first step the optimizer makes its states. A float16 loss is not scaled here, which
     changes no size.
@@ -67,11 +66,11 @@ def track_step(workload: Workload, device: torch.device | None = None) -> Tracke
             "compile: a compiled step hides its operators from the memory tracker; leave out "
             "--compile to analyse the memory of the step in eager mode"
         )
-    target = device or torch.device("cpu")
-    with private.fake_tensors() if device is None else contextlib.nullcontext():
-        step = TrainingStep(workload, target)
-        step.scaler = torch.amp.GradScaler(target.type, enabled=False)
-        batch = empty_batch(workload, target)
+    device = torch.device("cpu")
+    with private.fake_tensors():
+        step = TrainingStep(workload, device)
+        step.scaler = torch.amp.GradScaler(device.type, enabled=False)
+        batch = empty_batch(workload, device)
         step.run(itertools.repeat(batch))  # the optimizer makes its states
         tracker = private.memory_tracker()
         tracker.track_external(step.model, step.optimizer, *batch)
@@ -79,7 +78,7 @@ def track_step(workload: Workload, device: torch.device | None = None) -> Tracke
 
         def note(name: str) -> None:
             nonlocal phase, reached
-            peak = _peak(tracker, target)
+            peak = _peak(tracker, device)
             if peak > reached:
                 phase, reached = name, peak
 
@@ -93,7 +92,7 @@ def track_step(workload: Workload, device: torch.device | None = None) -> Tracke
             del loss
             step.update()
             note("update")
-    sizes = tracker.get_tracker_snapshot("peak")[target]
+    sizes = tracker.get_tracker_snapshot("peak")[device]
     named = {_name(key): size for key, size in sizes.items()}
     return TrackedPeak(phase, {name: named.get(key, 0) for key, name in CATEGORIES.items()})
 

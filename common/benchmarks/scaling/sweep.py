@@ -235,7 +235,6 @@ def probe_sweep(
     workload: Workload,
     worker: Worker,
     recorder: Recorder,
-    formats: tuple[str, ...] = ("none", "fp16", "bf16"),
 ) -> None:
     """Probes the job's ranks at a batch per rank; all ranks call it."""
     probed = Probed(
@@ -246,4 +245,4 @@ def probe_sweep(
         batch_size=batch_size,
         options=options,
     )
-    probe(probed, worker, recorder, ProbePlan(formats=formats))
+    probe(probed, worker, recorder, ProbePlan(formats=("none", "fp16", "bf16")))

@@ -60,7 +60,7 @@ class MlpSizes:
     output_dim: int = 2048
 
 
-def mlp_workload(sizes: MlpSizes, device: torch.device, seed: int, lr: float = 1e-3) -> Workload:
+def mlp_workload(sizes: MlpSizes, device: torch.device, seed: int) -> Workload:
     """Makes a regression of random numbers from random numbers, by SGD on the mean squared error.
 
     Weights and samples are drawn on the device, where a hundred million numbers a step take no
@@ -88,7 +88,7 @@ def mlp_workload(sizes: MlpSizes, device: torch.device, seed: int, lr: float = 1
         name,
         f"random numbers, seed {seed}",
         build,
-        lambda parameters: torch.optim.SGD(parameters, lr=lr),
+        lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
         lambda outputs, batch: functional.mse_loss(outputs, batch.targets),
         make_batch,
     )
@@ -103,19 +103,17 @@ def identities(inputs: Tensor) -> np.ndarray:
     return (bits[:, 0] << np.uint64(32) | bits[:, -1]).view(np.int64)
 
 
-def replay_workload(
-    name: str, factor: float, time_factor: float, batch_size: int, forward_share: float = 0.5
-) -> Workload:
+def replay_workload(name: str, factor: float, time_factor: float, batch_size: int) -> Workload:
     """Makes a workload that sleeps as a recorded backward pass computed: ranks need no core each.
 
     The recording stands for ``batch_size`` samples; of another number it takes proportionally
-    long. A forward pass takes ``forward_share`` of a backward pass.
+    long. A forward pass takes half as long as a backward pass.
     """
     replayed = open_replayed(name, factor, time_factor)
 
     def build(size: int) -> nn.Module:
         profile = replayed.profile.scaled(compute=size / batch_size)
-        return ReplayModel(profile, forward_s=forward_share * profile.backward_s)
+        return ReplayModel(profile, forward_s=profile.backward_s / 2)
 
     def make_batch(size: int, step: int, rank: int, ranks: int) -> Batch:
         first = (step * ranks + rank) * size
