@@ -1,8 +1,8 @@
 """A run whose micro-batches PyTorch's sampler draws, epoch after epoch, all of the same size.
 
-``SampledRun`` is what ``text_trainer`` trains; ``SampledBatches`` is its source of micro-batches.
-Before anything is trained, passes and all-reduces are timed by themselves, from which a step is
-predicted.
+``SampledRun`` is what ``text_trainer`` trains, ``SampledBatches`` its source of micro-batches, and
+``EpochLog`` its record: epochs.csv, the original's metrics.csv, losses.csv, and lines. Before
+anything is trained, passes and all-reduces are timed by themselves, from which a step is predicted.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from common.training.texts.data import Collate, drawn_batch, open_loader, open_t
 from common.training.texts.model import build_on_rank, make_optimizer
 
 logger = logging.getLogger(__name__)
+
+LOSS_COLUMNS = ("epoch", "step", "loss", "learning_rate")
 
 
 class SampledRun:
@@ -185,11 +187,6 @@ def warn_of_processes(workers: int, worker: Worker) -> None:
             f"workers: {workers} for each rank here are {processes} processes beside "
             f"the ranks, on {usable_cores()} cores"
         )
-
-
-logger = logging.getLogger(__name__)
-
-LOSS_COLUMNS = ("epoch", "step", "loss", "learning_rate")
 
 
 class EpochLog:
