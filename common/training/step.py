@@ -63,7 +63,7 @@ def build_optimizer(
         parameters: parameters that it updates.
         workload: names the optimizer and its implementation.
         lr: learning rate.
-        weight_decay: AdamW's.
+        weight_decay: weight decay of AdamW.
         shard_states: keep the states of some parameters only on each rank (exercise A1.4).
     """
     settings: dict[str, object] = {"lr": lr}
@@ -85,7 +85,7 @@ class TrainingStep:
         device: device of the model.
         model: called as ``model(tokens, targets)``, returns the loss; by default the workload's.
         lr: learning rate.
-        weight_decay: AdamW's.
+        weight_decay: weight decay of AdamW.
         seed: seed of the initial weights.
         gradient_sync: makes the context of each micro-batch's forward and backward pass, where
             ranks exchange gradients; it is given True for the step's last.

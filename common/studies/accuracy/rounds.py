@@ -101,7 +101,7 @@ class CaseRounds:
     """The arms of one case, a model on a network, and the tables they are written to.
 
     Args:
-        settings: the job's.
+        settings: settings of the job.
         connect: puts the case's network between the ranks; all ranks call it before each round.
         lab: the model beside all-reduces.
         recorder: recorder of the case's run directory.

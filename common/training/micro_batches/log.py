@@ -50,7 +50,7 @@ class MicroBatchLog:
     Args:
         worker: this rank.
         recorder: the run's writer.
-        steps: the run's.
+        steps: number of the run's steps.
         discard_steps: first steps, which are marked as warm-up.
         log_every: steps between lines, with which rows are written.
         eval_texts: number of texts of the validation split.
