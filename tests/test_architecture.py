@@ -11,14 +11,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ALLOWED = {
     "errors": set(),
+    "settings": {"errors"},
     "runtime": {"errors"},
     "models": {"errors", "runtime", "perfmodel"},
-    "data": {"errors", "runtime"},
+    "data": {"errors", "settings", "runtime"},
     "tables": set(),
     "samples": set(),
     "csv_tables": {"errors"},
     "exercises": {"errors"},
-    "perfmodel": {"csv_tables", "errors", "samples", "exercises"},
+    "perfmodel": {"csv_tables", "errors", "settings", "samples", "exercises"},
     "traces": {"errors", "exercises"},
     "analysis": {
         "csv_tables",
@@ -30,9 +31,10 @@ ALLOWED = {
         "traces",
         "runtime",
     },
-    "scheduling": {"errors", "runtime", "data", "exercises"},
+    "scheduling": {"errors", "settings", "runtime", "data", "exercises"},
     "training": {
         "errors",
+        "settings",
         "samples",
         "exercises",
         "tables",
@@ -46,6 +48,7 @@ ALLOWED = {
     "benchmarks": {
         "csv_tables",
         "errors",
+        "settings",
         "samples",
         "exercises",
         "tables",
@@ -75,6 +78,7 @@ ALLOWED = {
     "report": {"errors", "runtime", "cluster", "perfmodel", "analysis"},
     "tuning": {
         "errors",
+        "settings",
         "samples",
         "runtime",
         "cluster",
@@ -87,6 +91,7 @@ ALLOWED = {
         "csv_tables",
         "tuning",
         "errors",
+        "settings",
         "samples",
         "exercises",
         "runtime",
@@ -100,7 +105,16 @@ ALLOWED = {
         "models",
         "data",
     },
-    "explore": {"csv_tables", "errors", "runtime", "data", "perfmodel", "analysis", "scheduling"},
+    "explore": {
+        "csv_tables",
+        "errors",
+        "settings",
+        "runtime",
+        "data",
+        "perfmodel",
+        "analysis",
+        "scheduling",
+    },
     "cli": {
         "course",
         "explore",

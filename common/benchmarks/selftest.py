@@ -97,21 +97,21 @@ def attempt(check: Check, worker: Worker, folder: Path, before: Sequence[Result]
     if any(LOST in result.detail or result.outcome == "not run" for result in before):
         return Result(check.name, "not run", "the ranks no longer reach each other", check.remedy)
     start = time.monotonic()
-    detail, outcome, said = "", "passed", ""
+    detail, outcome, message = "", "passed", ""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             detail = check.run(worker, folder)
     except LeftOut as reason:
-        outcome, said = "left out", str(reason)
+        outcome, message = "left out", str(reason)
     except Exception as raised:  # whatever it is belongs in the table
         lines = str(raised).splitlines() or [type(raised).__name__]
-        outcome, said = "failed", f"{socket.gethostname()}: {lines[0]}"
+        outcome, message = "failed", f"{socket.gethostname()}: {lines[0]}"
         if is_lost_peer(raised):  # what other ranks raised says more
             outcome = LOST
     try:
-        everywhere = worker.gather((outcome, said))
+        everywhere = worker.gather((outcome, message))
     except Exception:  # this group is broken, too
-        everywhere = [(outcome, said), (LOST, "")]
+        everywhere = [(outcome, message), (LOST, "")]
     said_of = dict(reversed(everywhere))  # the lowest rank's word of each kind
     if LOST in said_of:
         reason = said_of.get("failed") or said_of[LOST]
@@ -138,8 +138,8 @@ def report(settings: Selftest, worker: Worker, result: Result) -> None:
 def read_results(path: Path) -> list[Result]:
     """Returns the last result of each check, in order; none where there is no file."""
     lines = path.read_text().splitlines() if path.is_file() else []
-    found = [Result(**json.loads(line)) for line in lines]
-    return list({result.name: result for result in found}.values())
+    results = [Result(**json.loads(line)) for line in lines]
+    return list({result.name: result for result in results}.values())
 
 
 def print_results(results: Sequence[Result]) -> None:
@@ -152,27 +152,24 @@ def print_results(results: Sequence[Result]) -> None:
 def print_header() -> None:
     """Prints the table's title and head."""
     print("Self-test")
-    _print_table(_table(show_header=True))
+    _print_cells()
 
 
 def print_row(result: Result) -> None:
     """Prints a row of the table; widths are fixed, so that it need not wait for later rows."""
-    table = _table(show_header=False)
     colour = COLOURS.get(result.outcome, "yellow")
     outcome = f"[{colour}]{result.outcome}[/{colour}]"
     remedy = result.remedy if result.is_bad else ""
-    table.add_row(result.name, outcome, escape(result.detail), escape(remedy))
-    _print_table(table)
+    _print_cells(result.name, outcome, escape(result.detail), escape(remedy))
 
 
-def _table(show_header: bool) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_header=show_header, show_edge=False)
+def _print_cells(*cells: str) -> None:
+    """Prints a row of the table; without cells its head."""
+    table = Table(box=SIMPLE_HEAD, show_header=not cells, show_edge=False)
     for name, width in COLUMNS.items():
         table.add_column(name, width=width, overflow="fold")
-    return table
-
-
-def _print_table(table: Table) -> None:
+    if cells:
+        table.add_row(*cells)
     console = Console()
     console = console if console.is_terminal else Console(width=110)
     console.print(table)

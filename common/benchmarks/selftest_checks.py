@@ -70,13 +70,13 @@ def check_placement(worker: Worker, folder: Path) -> str:
     # What Slurm granted is no limit for ranks that do without a GPU.
     if worker.device.type == "cpu":
         places = [
-            dataclasses.replace(place, granted_gpus=None, device="cpu", identity="cpu")
-            for place in places
+            dataclasses.replace(rank, granted_gpus=None, device="cpu", identity="cpu")
+            for rank in places
         ]
     problems = placement_problems(places, worker.ranks_per_gpu)
     if problems:
         raise RuntimeError("; ".join(problems))
-    hosts = {place.host for place in places}
+    hosts = {rank.host for rank in places}
     shared = f", {worker.ranks_per_gpu} on one GPU" if worker.ranks_per_gpu > 1 else ""
     return f"{worker.world_size} ranks on {counted(len(hosts), 'host')}{shared}"
 

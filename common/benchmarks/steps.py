@@ -10,26 +10,27 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from types import MappingProxyType
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from common.benchmarks.one_device.replayed_profile import ReplayedProfile, open_replayed
-from common.data.synthetic import random_tokens
-from common.errors import UserError, unknown_name
+from common.data.batches import random_tokens
+from common.errors import UserError
 from common.models.gpt2 import GPT2, GPT2Config
 from common.models.replay import ReplayModel
 from common.runtime.group.process_group import Worker
 from common.runtime.machine.kept_memory import settle_heap
-from common.runtime.run_options import RankOptions
 from common.runtime.seeding import seed_everything
+from common.settings import AtLeast, OneOf, Positive, RankOptions, Settings
 from common.training.precision import DTYPES, autocast, grad_scaler
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
-class StepSettings:
+class StepSettings(Settings):
     """Settings of a training step: model, batch, precision and optimizer, or a replay.
 
     ``dtype`` other than float32 means autocast: gradients stay float32. With ``replay``, a recorded
@@ -37,10 +38,10 @@ class StepSettings:
     """
 
     model: str
-    batch_size: int
-    max_seq_len: int
-    dtype: str = "float32"
-    optimizer: str = "adamw"
+    batch_size: Annotated[int, AtLeast(1)]
+    max_seq_len: Annotated[int, AtLeast(1)]
+    dtype: Annotated[str, OneOf(DTYPES)] = "float32"
+    optimizer: Annotated[str, OneOf(("adamw", "sgd"))] = "adamw"
     lr: float = 6e-4
     compile: bool = False
     seed: int = 42
@@ -49,13 +50,7 @@ class StepSettings:
     replay_time_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_seq_len"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.dtype not in DTYPES:
-            raise UserError(unknown_name("dtype", self.dtype, DTYPES))
-        if self.optimizer not in ("adamw", "sgd"):
-            raise UserError(unknown_name("optimizer", self.optimizer, ("adamw", "sgd")))
+        super().__post_init__()
         config = GPT2Config.named(self.model)
         if self.max_seq_len > config.n_positions:
             raise UserError(
@@ -103,8 +98,8 @@ class StepRunOptions(RankOptions):
 
     def step_settings(self) -> StepSettings:
         """Returns the part of the settings that says what is trained."""
-        own = {field.name for field in fields(self)}
-        wanted = [field.name for field in fields(StepSettings) if field.name in own]
+        names = {field.name for field in fields(self)}
+        wanted = [field.name for field in fields(StepSettings) if field.name in names]
         return StepSettings(**{name: getattr(self, name) for name in wanted})
 
 
@@ -114,7 +109,7 @@ class UpdatedStepOptions(StepRunOptions):
 
     optimizer: str = "adamw"
     """adamw or sgd."""
-    lr: float = 6e-4
+    lr: Annotated[float, Positive] = 6e-4
     compile: bool = False
     """Compile the model. Hooks then mark when the compiled backward pass hands gradients over."""
 
@@ -126,7 +121,7 @@ class FixedBatchStep:
         model: the module whose parameters are trained, on ``device``.
         forward_model: the module that the loss is computed with, unless another one is given.
         name: the model's name in messages.
-        note: what a run's record says of the step besides its settings.
+        note: text of a run's record on the step, besides its settings.
         recorded_settings: settings that the record shows in place of the flags'.
     """
 
@@ -146,7 +141,7 @@ class FixedBatchStep:
         """Makes the step.
 
         Args:
-            model: what is trained; it is moved to the worker's device.
+            model: module to train; it is moved to the worker's device.
             loss_of: the loss of the batch, a scalar, under the module it is called with (the
                 model, or DDP around it).
             worker: this rank.
@@ -251,15 +246,11 @@ def replay_step(settings: StepSettings, worker: Worker) -> FixedBatchStep:
 
 
 def module_step(
-    model: nn.Module, loss_of: Callable[[nn.Module], Tensor], worker: Worker, lr: float = 0.0
+    model: nn.Module, loss_of: Callable[[nn.Module], Tensor], worker: Worker
 ) -> FixedBatchStep:
-    """Makes the step of any module with SGD; at a learning rate of 0 every step computes the same.
+    """Makes the step of any module with SGD at a learning rate of 0: each computes the same.
 
     Args:
         loss_of: the loss of the batch, a scalar, under the module it is called with.
     """
-    return FixedBatchStep(model, loss_of, worker, make_optimizer=partial(_sgd, lr=lr))
-
-
-def _sgd(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=lr)
+    return FixedBatchStep(model, loss_of, worker, make_optimizer=partial(torch.optim.SGD, lr=0.0))

@@ -13,6 +13,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Annotated
 
 import pandas as pd
 import torch
@@ -20,8 +21,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from common.data.synthetic import random_tokens
-from common.errors import UserError, unknown_name
+from common.data.batches import random_tokens
+from common.errors import UserError
 from common.exercises.sharded_optimizer import ShardedOptimizer
 from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.perfmodel.fsdp.communication import (
@@ -44,13 +45,11 @@ from common.runtime.progress import Progress
 from common.runtime.records.recorder import (
     Recorder,
     record_run,
-    require_not_negative,
-    require_positive,
 )
-from common.runtime.run_options import RankOptions
 from common.runtime.seeding import seed_everything
 from common.runtime.timing import clock_for
 from common.samples import rotated, slowest_rank
+from common.settings import AtLeast, NonEmpty, OneOf, Positive, RankOptions
 from common.tables import STRATEGY_COLUMNS
 from common.training.config import (
     DDP_STRATEGIES,
@@ -92,41 +91,31 @@ class StrategyBenchmark(RankOptions):
     Settings may also come from --config FILE (a YAML file; flags win).
     """
 
-    strategies: tuple[str, ...] = STRATEGIES
+    strategies: Annotated[tuple[str, ...], NonEmpty, OneOf(KNOWN, "strategy")] = STRATEGIES
     """single, local, DDP, FULL_SHARD, SHARD_GRAD_OP; and the exercises' MY_DDP, MY_BUCKETS,
     MY_ZERO1, MY_FSDP."""
-    accumulations: tuple[int, ...] = (1,)
+    accumulations: Annotated[tuple[int, ...], NonEmpty, AtLeast(1)] = (1,)
     """Micro-batches per step and rank; each is measured."""
     model: str = "gpt2-large"
-    micro_batch_size: int = 4
+    micro_batch_size: Annotated[int, Positive] = 4
     """Sequences per forward pass of a rank."""
-    seq_len: int = 1024
+    seq_len: Annotated[int, Positive] = 1024
     precision: str = "float32"
     """float32 or bfloat16."""
     bucket_cap_mb: float | None = None
     """Bucket cap of DDP and MY_BUCKETS in MiB; by default a first bucket of 1 MiB, then 25."""
     parts: bool = False
     """Also measure, in the same rounds, what FSDP's steps are predicted from."""
-    rounds: int = 3
-    num_steps: int = 4
+    rounds: Annotated[int, Positive] = 3
+    num_steps: Annotated[int, Positive] = 4
     """Measured steps per visit."""
-    warmup_steps: int = 3
+    warmup_steps: Annotated[int, AtLeast(3, "DDP forms its buckets in the first two")] = 3
     """Steps before the measured ones; at least 3, as DDP forms its buckets in the first two."""
     seed: int = 42
     output_dir: str = "outputs/assignment1"
 
     def __post_init__(self) -> None:
-        require_positive(self, "micro_batch_size", "seq_len", "rounds", "num_steps")
-        require_not_negative(self, "warmup_steps")
-        if self.warmup_steps < 3:
-            raise UserError(f"warmup_steps {self.warmup_steps}: at least 3, for DDP's buckets")
-        if not self.strategies or not self.accumulations:
-            raise UserError("strategies and accumulations: give at least one of each")
-        for name in self.strategies:
-            if name not in KNOWN:
-                raise UserError(unknown_name("strategy", name, KNOWN))
-        if min(self.accumulations) < 1:
-            raise UserError(f"accumulations {self.accumulations}: each is at least 1")
+        super().__post_init__()
         for name in ("strategies", "accumulations"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
@@ -234,12 +223,12 @@ def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:
     config, ranks = settings.workload(1).config, worker.world_size
     calls: dict[tuple[str, int], Callable[[], object]] = {}
     for (operation, size_bytes), dtype in sharded_messages(settings, ranks).items():
-        whole = torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=worker.device)
-        part = torch.zeros(whole.numel() // ranks, dtype=dtype, device=worker.device)
+        gathered = torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=worker.device)
+        part = torch.zeros(gathered.numel() // ranks, dtype=dtype, device=worker.device)
         if operation == "all_gather":
-            call = functools.partial(dist.all_gather_into_tensor, whole, part)
+            call = functools.partial(dist.all_gather_into_tensor, gathered, part)
         else:
-            call = functools.partial(dist.reduce_scatter_tensor, part, whole)
+            call = functools.partial(dist.reduce_scatter_tensor, part, gathered)
         calls[operation, size_bytes] = call
     if "MY_ZERO1" in settings.strategies:
         sent = all_broadcasts(step_collectives(config, "MY_ZERO1", ranks))
@@ -259,7 +248,7 @@ def time_collectives(settings: StrategyBenchmark, worker: Worker) -> list[dict]:
 
 def sharded_messages(settings: StrategyBenchmark, ranks: int) -> dict[tuple[str, int], torch.dtype]:
     """Returns operation and bytes of each distinct collective of the FSDP steps, and its dtype."""
-    found: dict[tuple[str, int], torch.dtype] = {}
+    dtypes: dict[tuple[str, int], torch.dtype] = {}
     for strategy in settings.sharded:
         item_bytes = gathered_item_bytes(strategy, settings.precision)
         collectives = step_collectives(
@@ -268,10 +257,12 @@ def sharded_messages(settings: StrategyBenchmark, ranks: int) -> dict[tuple[str,
             ranks,
             parameter_bytes=item_bytes,
         )
-        for one in collectives:
-            halved = item_bytes == 2 and (one.operation, one.unit) == ("all_gather", "block")
-            found[one.operation, one.size_bytes] = torch.bfloat16 if halved else torch.float32
-    return dict(sorted(found.items(), key=lambda item: item[0]))
+        for collective in collectives:
+            operation, unit = collective.operation, collective.unit
+            halved = item_bytes == 2 and (operation, unit) == ("all_gather", "block")
+            dtype = torch.bfloat16 if halved else torch.float32
+            dtypes[operation, collective.size_bytes] = dtype
+    return dict(sorted(dtypes.items(), key=lambda item: item[0]))
 
 
 class _Visit:
@@ -333,9 +324,9 @@ class _Visit:
                 clock.wait()
                 sent = sent_bytes()
                 if iteration >= 0:
-                    known = sent is not None and sent_before is not None
+                    is_counted = sent is not None and sent_before is not None
                     step_ms = clock.elapsed_s(start, end) * 1e3
-                    exchanged = sent - sent_before if known else None
+                    exchanged = sent - sent_before if is_counted else None
                     row = {"step_time_ms": step_ms, "sent_bytes": exchanged}
                     rows.append({"iteration": iteration} | row)
                 if iteration >= 0 and ready:

@@ -163,8 +163,9 @@ class TextLengths:
 
     def run(self) -> None:
         """Writes the tables and says what is in them."""
-        from common.data.text import load_texts, open_tokenizer
         from common.data.text_lengths import LengthDistribution, write_text_lengths
+        from common.data.text_sources import load_texts
+        from common.data.text_tokens import open_tokenizer
 
         logging.getLogger("common").setLevel(logging.INFO)  # progress
         tokenizer = open_tokenizer(self.tokenizer)

@@ -43,8 +43,7 @@ class Tune:
     def run(self) -> None:
         """Tunes and prints the recommendation."""
         from common.runtime.processes.ranks import current_ranks
-        from common.tuning.target import parse_target
-        from common.tuning.tune_settings import TuneSettings
+        from common.tuning.tune_settings import TuneSettings, parse_target
 
         parse_target(self.function)
         values = {key: value for key, value in asdict(self).items() if value not in (None, "")}

@@ -1,4 +1,4 @@
-"""Batches on their way from host memory to the device, with or without waiting for the copy."""
+"""Made-up batches of tokens, and their way from host memory to the device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from common.data.synthetic import random_tokens
+
+def random_tokens(
+    batch_size: int, sequence_length: int, vocab_size: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Draws uniform tokens and next-token targets, both int64 [batch_size, sequence_length]."""
+    shape = (batch_size, sequence_length + 1)
+    tokens = torch.randint(vocab_size, shape, device=device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
 
 POOL = 8
 """Number of distinct batches that a stream repeats in turn."""

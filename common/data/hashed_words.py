@@ -56,12 +56,12 @@ def hashed_words(texts: Sequence[str], vocab_size: int, max_length: int) -> list
     differs from process to process. A text without words keeps one token, that of the empty word,
     so that a mean over its tokens exists.
     """
-    known: dict[str, int] = {}
+    numbers: dict[str, int] = {}
 
     def number(word: str) -> int:
-        if word not in known:
-            known[word] = 1 + zlib.crc32(word.encode()) % (vocab_size - 1)
-        return known[word]
+        if word not in numbers:
+            numbers[word] = 1 + zlib.crc32(word.encode()) % (vocab_size - 1)
+        return numbers[word]
 
     words = ((WORD.findall(text.lower()) or [""])[:max_length] for text in texts)
     return [[number(word) for word in of_text] for of_text in words]

@@ -55,14 +55,16 @@ def split_files(folder: Path, split: str) -> Iterator[list[Path]]:
             of a table is missing.
     """
     for name in SPLIT_FILES[split]:
-        found = [[path] for ending in ENDINGS if (path := folder / f"{name}{ending}").is_file()]
+        candidates = [
+            [path] for ending in ENDINGS if (path := folder / f"{name}{ending}").is_file()
+        ]
         if parts := sorted(folder.glob(f"{name}-*-of-*.parquet")):
             check_parts(folder, name, parts)
-            found.append(parts)
-        if len(found) > 1:
-            names = " and ".join(paths[0].name for paths in found)
+            candidates.append(parts)
+        if len(candidates) > 1:
+            names = " and ".join(paths[0].name for paths in candidates)
             raise UserError(f"{folder}: both {names} are there; keep the one that is meant")
-        yield from found
+        yield from candidates
 
 
 def check_parts(folder: Path, name: str, parts: Sequence[Path]) -> None:
@@ -205,10 +207,10 @@ def _columns(path: Path, first: list[str], dataset: str) -> Columns:
         raise NoLabels
     if dataset == "ag_news" and path.suffix == ".csv" and len(first) == 3:
         return Columns(3, 0, (1, 2), first_label=1, header=False)
-    found = ", ".join(name[:20] for name in first)
+    columns = ", ".join(name[:20] for name in first)
     raise UserError(
         f"{path}:1: columns label and {', '.join(TEXT_COLUMNS[:-1])} or {TEXT_COLUMNS[-1]} are "
-        f"needed (or AG News's three, without a header); found {found}"
+        f"needed (or AG News's three, without a header); found {columns}"
     )
 
 
@@ -269,11 +271,11 @@ def _broken_field(lines: list[str], first: int) -> int | None:
     """Returns the line on which the first malformed field begins, from line ``first`` on."""
     # Well-formed fields are matched one after another; the first character that none of them
     # covers belongs to the malformed field. Its line is the number of lines up to it.
-    rest = "".join(lines[first - 1 :])
+    text = "".join(lines[first - 1 :])
     position = 0
-    while match := WELL_FORMED_FIELD.match(rest, position):
+    while match := WELL_FORMED_FIELD.match(text, position):
         position = match.end()
-    return first + len(_lines(rest[:position] + "x")) - 1 if position < len(rest) else None
+    return first + len(_lines(text[:position] + "x")) - 1 if position < len(text) else None
 
 
 def _read_parquet(path: Path, num_labels: int) -> tuple[list[str], list[int]]:

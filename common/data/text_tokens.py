@@ -159,14 +159,14 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int = 8192) -> TextTokeniz
     blank = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     _as_bert(blank, lowercase=True)
     letters = _alphabet(texts, blank)
-    known = [*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters)]
-    if vocab_size < len(known):
+    required = [*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters)]
+    if vocab_size < len(required):
         raise UserError(
-            f"vocabulary of {vocab_size} tokens: the characters of these texts need {len(known)}"
+            f"vocabulary of {vocab_size} tokens: the characters of these texts need {len(required)}"
         )
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        special_tokens=known,
+        special_tokens=required,
         initial_alphabet=letters,
         limit_alphabet=len(letters),
         show_progress=False,

@@ -44,7 +44,7 @@ class TokenShards:
         paths = tuple(sorted(path.glob("*.bin"))) if path.is_dir() else (path,)
         if not paths:
             raise UserError(f"no token shards: {path} holds no *.bin; {make}")
-        return cls(paths, tuple(len(read_shard(one)) for one in paths))
+        return cls(paths, tuple(len(read_shard(shard)) for shard in paths))
 
     @property
     def num_tokens(self) -> int:

@@ -102,11 +102,13 @@ def load_vocabulary(name: str) -> Vocabulary:
 def _local_tokenizer(folder: Path) -> Tokenizer:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    found = [names for names in LOCAL_VOCABULARIES if all((folder / n).is_file() for n in names)]
-    if not found:
+    vocabularies = [
+        names for names in LOCAL_VOCABULARIES if all((folder / n).is_file() for n in names)
+    ]
+    if not vocabularies:
         legal = ", or ".join(" and ".join(names) for names in LOCAL_VOCABULARIES)
         raise UserError(f"no vocabulary in {folder}: a folder with {legal} is needed")
-    files = [str(folder / name) for name in found[0]]
+    files = [str(folder / name) for name in vocabularies[0]]
     try:
         if len(files) == 1:
             return Tokenizer.from_file(files[0])
@@ -158,22 +160,22 @@ def text_pieces(path: Path | str) -> Iterator[Piece]:
     try:
         progress = Progress(-(-path.stat().st_size // PIECE_BYTES))
         decoder = codecs.getincrementaldecoder("utf-8")()
-        rest, begins = "", True
+        pending, begins = "", True
         with path.open("rb") as file:
             while encoded := file.read(PIECE_BYTES):
-                *whole, last = (rest + decoder.decode(encoded)).split(END_OF_TEXT)
-                for text in whole:
+                *complete, last = (pending + decoder.decode(encoded)).split(END_OF_TEXT)
+                for text in complete:
                     yield Piece(text, begins)
                     begins = True
                 cut = _cut(last)
                 if cut:
                     yield Piece(last[:cut], begins)
                     begins = False
-                rest = last[cut:]
+                pending = last[cut:]
                 done_bytes += len(encoded)
                 progress.step(f"reading {path.name}")
         decoder.decode(b"", final=True)
-        yield Piece(rest, begins)
+        yield Piece(pending, begins)
     except UnicodeDecodeError as error:
         where = f"near byte {done_bytes + error.start}"
         raise UserError(f"{path}: not UTF-8 text {where} ({error.reason})") from None
@@ -234,26 +236,20 @@ def encode(
 
     Documents without text are left out. Ends after ``max_tokens`` tokens; 0 is no limit.
     """
-    left = max_tokens or None
-    for batch in _batches(_without_empty(pieces)):
+    remaining = max_tokens or None
+    for batch in _batches(piece for piece in pieces if piece.text):
         tokens: list[int] = []
         ids = vocabulary.encode([piece.text for piece in batch])
         for piece, of_piece in zip(batch, ids, strict=True):
             if piece.begins_document:
                 tokens.append(vocabulary.end_of_text)
             tokens += of_piece
-        encoded = np.array(tokens[:left], np.uint16)
+        encoded = np.array(tokens[:remaining], np.uint16)
         yield encoded
-        if left is not None:
-            left -= len(encoded)
-            if not left:
+        if remaining is not None:
+            remaining -= len(encoded)
+            if not remaining:
                 return
-
-
-def _without_empty(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    for piece in pieces:
-        if piece.text:
-            yield piece
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

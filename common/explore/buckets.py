@@ -14,7 +14,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from common.perfmodel.ddp.best_cap import BestCap
 from common.perfmodel.ddp.profile import DdpCosts, SecondsBySize
 from common.perfmodel.ddp.step import StepOptions
 from common.perfmodel.ddp.timeline import BackwardTimeline
+from common.settings import NonNegative, Positive, Settings
 
 RANKS = tuple(2**power for power in range(1, 11))
 """Numbers of ranks that efficiency is computed for, beside 1 and the system's own."""
@@ -37,7 +38,7 @@ Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
-class BucketSettings:
+class BucketSettings(Settings):
     """Settings of the sliders.
 
     Attributes:
@@ -49,19 +50,15 @@ class BucketSettings:
         contention: 1 as measured, 0 for none, 2 for twice as much.
     """
 
-    alpha_us: float
-    beta_gb_per_s: float
+    alpha_us: Annotated[float, Positive]
+    beta_gb_per_s: Annotated[float, Positive]
     ranks: int
-    cap_mib: float
-    compute: float = 1.0
-    contention: float = 1.0
+    cap_mib: Annotated[float, Positive]
+    compute: Annotated[float, Positive] = 1.0
+    contention: Annotated[float, NonNegative] = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("alpha_us", "beta_gb_per_s", "cap_mib", "compute"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UserError(f"{name} = {getattr(self, name)}: above 0 and finite")
-        if not 0 <= self.contention < float("inf"):
-            raise UserError(f"contention = {self.contention}: at least 0 and finite")
+        super().__post_init__()
         if self.ranks < 2:
             raise UserError(f"{self.ranks} ranks: at least 2 exchange gradients")
 

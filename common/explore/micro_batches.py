@@ -7,16 +7,18 @@ takes as long as the rank with the most padded tokens: the bottleneck.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.analysis.micro_batches.lengths import equal_counts, padded_tokens
 from common.data.text_lengths import LengthDistribution
-from common.errors import NotYetWritten, UserError, unknown_name
+from common.errors import NotYetWritten, UserError
 from common.scheduling.cost import TokensCost
 from common.scheduling.packing import karmarkar_karp
 from common.scheduling.partition import min_max_contiguous
+from common.settings import OneOf, Settings
 
 STATIC, SORTED, PACKED, OPTIMUM = "static", "sorted", "karmarkar-karp", "optimum"
 PLANS = {
@@ -29,7 +31,7 @@ PLANS = {
 
 
 @dataclass(frozen=True)
-class BatchSettings:
+class BatchSettings(Settings):
     """Settings of the sliders.
 
     Attributes:
@@ -44,15 +46,14 @@ class BatchSettings:
     texts: int
     max_length: int = 0
     seed: int = 0
-    plan: str = STATIC
+    plan: Annotated[str, OneOf(PLANS)] = STATIC
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.ranks < 1 or self.texts < 1:
             raise UserError(f"{self.ranks} ranks with {self.texts} texts: at least 1 of each")
         if self.max_length < 0:
             raise UserError(f"texts cut at {self.max_length} tokens: at least 1, or 0 for none")
-        if self.plan not in PLANS:
-            raise UserError(unknown_name("plan", self.plan, PLANS))
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from common.errors import UserError
 from common.exercises.cost_fit import fit_cost
+from common.settings import NonNegative, Settings
 
 Cost = Callable[[Any, Any], Any]
 UNLIMITED = 2**31
@@ -48,22 +49,16 @@ class TokensSquaredCost:
 
 
 @dataclass(frozen=True)
-class CalibratedCost:
+class CalibratedCost(Settings):
     """Seconds of a micro-batch's forward and backward pass: c0 + c1·b·m + c2·b·m².
 
     c0 is the time of any pass (launches), c1 that of the layers for each token, c2 that of
     attention for each pair of tokens. None may be negative: the cost would fall as batches grow.
     """
 
-    c0_s: float
-    c1_s: float
-    c2_s: float
-
-    def __post_init__(self) -> None:
-        for name in ("c0_s", "c1_s", "c2_s"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise UserError(f"{name} is {value}; a cost needs it finite and at least 0")
+    c0_s: Annotated[float, NonNegative]
+    c1_s: Annotated[float, NonNegative]
+    c2_s: Annotated[float, NonNegative]
 
     def __call__(self, batch_size: Any, longest: Any) -> Any:
         """Returns the seconds for ``batch_size`` texts, padded to the ``longest``."""

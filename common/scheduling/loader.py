@@ -22,7 +22,7 @@ from torch import Tensor
 from common.scheduling.modes import StepPlan
 
 if TYPE_CHECKING:
-    from common.data.text import TokenizedTexts
+    from common.data.text_tokens import TokenizedTexts
 
 
 @dataclass(frozen=True)

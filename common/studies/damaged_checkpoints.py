@@ -80,13 +80,14 @@ def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
     arguments = ["--folder", str(folder), "--strategy", reference.strategy]
     launch(Path(__file__), arguments, RANKS, folder / "log")
 
-    said = _said_by_case((folder / "log").read_text())
+    messages = _said_by_case((folder / "log").read_text())
     expected = int(older.name.rpartition("-")[2])
+    undisturbed = read_steps(reference.attempts[0])
     rows = []
     for case, (name, way) in cases.items():
         run = folder / "runs" / case
         resumed = yaml.safe_load((run / "config.yaml").read_text())["resumed_from_step"]
-        line = said.get(case, "")
+        line = messages.get(case, "")
         named = re.search(rf"{newer.name} is damaged: {expected_words(name, way)}$", line)
         rows.append(
             {
@@ -97,24 +98,19 @@ def resume_from_damaged(reference: Training, folder: Path) -> pd.DataFrame:
                 "named": bool(named),
                 "expected_step": expected,
                 "resumed_from_step": resumed,
-                "losses_equal": equal_losses(read_steps(run), read_steps_of(reference), expected),
+                "losses_equal": equal_losses(read_steps(run), undisturbed, expected),
             }
         )
     return pd.DataFrame(rows)
 
 
-def read_steps_of(reference: Training) -> pd.DataFrame:
-    """Reads the steps of an undisturbed run."""
-    return read_steps(reference.attempts[0])
-
-
 def _said_by_case(log: str) -> Mapping[str, str]:
     """Maps each case to the line that names its damaged checkpoint, without the path before it."""
-    said: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for part in log.split("case: ")[1:]:
         lines = [line for line in part.splitlines() if " is damaged: " in line]
-        said[part.split(maxsplit=1)[0]] = "; ".join(line.rpartition("/")[2] for line in lines)
-    return said
+        messages[part.split(maxsplit=1)[0]] = "; ".join(line.rpartition("/")[2] for line in lines)
+    return messages
 
 
 @dataclass(frozen=True)

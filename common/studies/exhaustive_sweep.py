@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 
@@ -17,11 +18,11 @@ from common.csv_tables import read_table
 from common.errors import UserError
 from common.runtime.group.process_group import process_group
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import record_run, require_positive
-from common.runtime.run_options import RankOptions
+from common.runtime.records.recorder import record_run
 from common.runtime.script import run_script
 from common.runtime.seeding import seed_everything
 from common.samples import Interval, paired_ratio, per_round
+from common.settings import Positive, RankOptions
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
 from common.tuning.results.recommendation import read_recommendation
 from common.tuning.same_graph import check_same_graph, on_main, together
@@ -44,21 +45,20 @@ class Exhaustive(RankOptions):
     tune_run: str = ""
     """The run directory of ddplab tune."""
     folder: str = "."
-    rounds: int = SWEEP_ROUNDS
+    rounds: Annotated[int, Positive] = SWEEP_ROUNDS
     """Visits to each bucketing."""
-    runoff_rounds: int = 12
+    runoff_rounds: Annotated[int, Positive] = 12
     """Rounds that the run-off adds at a time, while the interval of the regret is wider than
     ``within`` to either side."""
-    most_runoff_rounds: int = 60
-    within: float = 0.02
-    runoff_best: int = 3
+    most_runoff_rounds: Annotated[int, Positive] = 60
+    within: Annotated[float, Positive] = 0.02
+    runoff_best: Annotated[int, Positive] = 3
     """Number of the sweep's fastest that run off against the recommendation."""
     seed: int = 42
     output_dir: str = "outputs/tune"
 
     def __post_init__(self) -> None:
-        require_positive(self, "rounds", "runoff_rounds", "most_runoff_rounds", "runoff_best")
-        require_positive(self, "within")
+        super().__post_init__()
         if not (self.function and self.tune_run):
             raise UserError("give --function MODULE:FUNCTION and --tune_run DIR")
 
@@ -116,10 +116,10 @@ def runoff_regret(runoff: pd.DataFrame, swept: pd.DataFrame, label: str) -> Inte
     chosen = [name for name in times if name in set(swept["setting"]) and name != label]
     is_even = times.index % 2 == 0
     rival = pd.Series(index=times.index, dtype=float)
-    for own in (is_even, ~is_even):
-        choosing = times[~own] if (~own).any() else times  # of a single round
+    for half in (is_even, ~is_even):
+        choosing = times[~half] if (~half).any() else times  # of a single round
         fastest = choosing[chosen].median().idxmin()
-        rival[own] = times.loc[own, fastest]
+        rival[half] = times.loc[half, fastest]
     return paired_ratio(times[label], rival).map(lambda ratio: ratio - 1)
 
 

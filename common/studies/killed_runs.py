@@ -74,8 +74,8 @@ class Training:
     @property
     def attempts(self) -> list[Path]:
         """Returns the run directories so far, oldest first: run, run-2, run-3 …"""
-        found = [path.parent for path in self.folder.glob("run*/config.yaml")]
-        return sorted(found, key=lambda path: int(path.name.partition("-")[2] or 1))
+        folders = [path.parent for path in self.folder.glob("run*/config.yaml")]
+        return sorted(folders, key=lambda path: int(path.name.partition("-")[2] or 1))
 
     def rows(self) -> pd.DataFrame:
         """Reads the steps of all attempts: attempt (from 1), step, rank, loss and gradient_norm."""
@@ -95,8 +95,8 @@ class Training:
                 with suppress(FileNotFoundError):  # renamed since
                     # The last whole line decides: what follows it is still being written. Its first
                     # cell is the step, or the column's name where there is no row yet.
-                    whole, _, _ = path.read_bytes().rpartition(b"\n")
-                    step = whole.rpartition(b"\n")[2].partition(b",")[0]
+                    lines, _, _ = path.read_bytes().rpartition(b"\n")
+                    step = lines.rpartition(b"\n")[2].partition(b",")[0]
                     return int(step) + 1 if step.isdigit() else 0
         return 0
 
@@ -124,13 +124,13 @@ class Launched:
 
     def workers(self) -> dict[int, psutil.Process]:
         """Returns the processes of the ranks that are alive, by rank."""
-        found = {}
+        processes = {}
         for process in marked_processes(self._mark):
             try:
-                found[int(process.environ()["RANK"])] = process
+                processes[int(process.environ()["RANK"])] = process
             except (psutil.Error, KeyError):
                 continue
-        return found
+        return processes
 
     def wait_for_step(self, step: int, attempt: int = 1) -> bool:
         """Waits until an attempt has done ``step`` steps. False if the training ends before."""
@@ -221,7 +221,7 @@ def read_steps(run: Path) -> pd.DataFrame:
     return table.astype({"step": int, "rank": int} | dict.fromkeys(COMPARED, float))
 
 
-def equal_losses(found: pd.DataFrame, reference: pd.DataFrame, first: int = 0) -> bool:
+def equal_losses(losses: pd.DataFrame, reference: pd.DataFrame, first: int = 0) -> bool:
     """Returns True if all steps from ``first`` on have the reference's numbers on every rank.
 
     No step may be missing, and all rows must be equal bit for bit, also those of steps that were
@@ -229,10 +229,10 @@ def equal_losses(found: pd.DataFrame, reference: pd.DataFrame, first: int = 0) -
     """
     expected = reference.set_index(["step", "rank"])[COMPARED]
     expected = expected[expected.index.get_level_values("step") >= first]
-    own = found.set_index(["step", "rank"])[COMPARED]
-    if set(own.index) != set(expected.index):
+    computed = losses.set_index(["step", "rank"])[COMPARED]
+    if set(computed.index) != set(expected.index):
         return False
-    return bool((own.to_numpy() == expected.loc[own.index].to_numpy()).all())
+    return bool((computed.to_numpy() == expected.loc[computed.index].to_numpy()).all())
 
 
 def unreadable(folder: Path) -> list[str]:

@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 
-from common.errors import UserError
 from common.perfmodel.one_device.memory import predict_memory
 from common.perfmodel.one_device.memory_fit import largest_batch
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.machine.environment import describe_environment
 from common.runtime.records.study import study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
+from common.settings import AtLeast, Settings
 
 GB = 10**9
 GPU_OVERHEAD_GB = 1.0
@@ -65,7 +66,7 @@ OPTIONS = (
 
 
 @dataclass(frozen=True)
-class MemoryStudy:
+class MemoryStudy(Settings):
     """Settings of the study: every combination of these is predicted and tracked."""
 
     models: tuple[str, ...] = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -74,11 +75,10 @@ class MemoryStudy:
     attentions: tuple[str, ...] = ("sdpa", "eager")
     checkpointing: tuple[bool, ...] = (False, True)
     capacities_gb: tuple[float, ...] = (24, 40, 80, 141)
-    processes: int = 2
+    processes: Annotated[int, AtLeast(1)] = 2
 
     def __post_init__(self) -> None:
-        if self.processes < 1:
-            raise UserError(f"processes is {self.processes}; it must be at least 1")
+        super().__post_init__()
         self.workloads()
 
     def workloads(self) -> list[Workload]:
@@ -114,11 +114,11 @@ def run_study(study: MemoryStudy, output_dir: str, progress: StageProgress) -> P
     environment = describe_environment(None, "cpu", 1, "tensors without data")
     with study_run("memory", study, output_dir, progress, environment) as run:
         with progress.stage(f"allocator, {len(small)} real steps of gpt2-nano") as update:
-            allocated = _table(_each(_allocated, small, study.processes), small, update)
+            allocated = _compared(_each(_allocated, small, study.processes), small, update)
         run.write_table("memory-allocator.csv", allocated)
         workloads = study.workloads()
         with progress.stage(f"tracker, {len(workloads)} steps on fake tensors") as update:
-            tracked = _table(_each(_tracked, workloads, study.processes), workloads, update)
+            tracked = _compared(_each(_tracked, workloads, study.processes), workloads, update)
         run.write_table("memory-tracked.csv", tracked)
         run.write_table("largest-batch.csv", largest_batches(study))
         verdicts = judge(tracked, allocated)
@@ -182,21 +182,21 @@ def _tracked(workload: Workload) -> int:
 def _allocated(workload: Workload) -> int:
     import torch
 
-    from common.benchmarks.one_device.allocator import measure_peak
+    from common.benchmarks.one_device.memory_tracker import measure_peak
 
     torch.set_num_threads(1)
     return measure_peak(workload, torch.device("cpu")).allocated_bytes
 
 
-def _table(
+def _compared(
     measured: Iterator[int], workloads: list[Workload], update: Callable[[str], None]
 ) -> pd.DataFrame:
     rows = []
-    for workload, seen in zip(workloads, measured, strict=True):
+    for workload, measured_bytes in zip(workloads, measured, strict=True):
         prediction = predict_memory(workload)
         case = {key: getattr(workload, key) for key in KEYS}
         moment = {"moment": prediction.peak.name}
-        sizes = {"predicted_bytes": prediction.peak_bytes, "measured_bytes": seen}
+        sizes = {"predicted_bytes": prediction.peak_bytes, "measured_bytes": measured_bytes}
         rows.append(case | moment | sizes)
         update(f"{workload.model}, batch {workload.batch_size}: {len(rows)} of {len(workloads)}")
     return pd.DataFrame(rows)

@@ -15,16 +15,17 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 
 from common.data.markov_text import synthetic_shards
-from common.errors import RunFailed, UserError, unknown_name
+from common.errors import RunFailed, UserError
 from common.exercises.checkpoint_commit import OLD, PARTIAL, finished_checkpoints
 from common.runtime.machine.environment import describe_environment
-from common.runtime.records.recorder import require_not_negative, require_positive
 from common.runtime.records.study import study_run
 from common.runtime.stage_progress import StageProgress
+from common.settings import NonNegative, Positive, Settings, SomeOf
 from common.studies.damaged_checkpoints import resume_from_damaged
 from common.studies.killed_runs import (
     RANKS,
@@ -50,34 +51,28 @@ DATA_TOKENS = 200_000
 
 
 @dataclass(frozen=True)
-class SurvivalStudy:
+class SurvivalStudy(Settings):
     """Settings of the study: the training, and how often it is disturbed."""
 
-    trials: int = 30
-    restarts: int = 3
+    trials: Annotated[int, NonNegative] = 30
+    restarts: Annotated[int, NonNegative] = 3
     """Launches with --max-restarts in which a rank is killed twice."""
     damage: bool = True
     """Also damage checkpoints and resume from them."""
-    strategies: tuple[str, ...] = ("DDP", "FULL_SHARD")
+    strategies: Annotated[tuple[str, ...], SomeOf(STRATEGIES, "strategy")] = ("DDP", "FULL_SHARD")
     """Strategies of the trials and launches, in turn."""
     num_steps: int = 30
-    save_every: int = 3
-    seed: int = 0
+    save_every: Annotated[int, Positive] = 3
+    seed: Annotated[int, NonNegative] = 0
     """Seed of the moments and ranks that are drawn."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "save_every")
-        require_not_negative(self, "trials", "restarts", "seed")
+        super().__post_init__()
         if self.num_steps < 6 * self.save_every:
             raise UserError(
                 f"num_steps {self.num_steps}: at least 6 × save_every, {6 * self.save_every}, so "
                 "that there are checkpoints to kill and to resume from"
             )
-        for strategy in self.strategies:
-            if strategy not in STRATEGIES:
-                raise UserError(unknown_name("strategy", strategy, STRATEGIES))
-        if not self.strategies:
-            raise UserError(f"no strategies; known: {', '.join(STRATEGIES)}")
 
     def training(self, strategy: str, folder: Path, data: Path, **settings: object) -> Training:
         """Returns a run of gpt2-pico that takes seconds and records each step when it is done."""
@@ -114,14 +109,14 @@ def run_study(study: SurvivalStudy, output_dir: str, progress: StageProgress) ->
                 run_to_the_end(references[strategy])
         tables = {}
 
-        def keep_table(name: str, table: pd.DataFrame) -> None:
+        def write(name: str, table: pd.DataFrame) -> None:
             tables[name] = table
             run.write_table(f"{name}.csv", table)
 
-        keep_table("trials", try_kills(study, references, runs, data, progress))
+        write("trials", try_kills(study, references, runs, data, progress))
         if study.damage:
-            keep_table("damage", try_damage(references, runs, progress))
-        keep_table("restarts", try_restarts(study, references, runs, data, progress))
+            write("damage", try_damage(references, runs, progress))
+        write("restarts", try_restarts(study, references, runs, data, progress))
         verdicts = judge(
             trials=tables.get("trials"),
             damage=tables.get("damage"),
@@ -177,8 +172,8 @@ def one_trial(
     with launched(training) as run:
         killed = kill_at(run, study, aim, chance)
         status = run.wait()
-        left = run.processes_left()
-    found = finished_checkpoints(training.checkpoint_dir)
+        processes_left = run.processes_left()
+    checkpoints = finished_checkpoints(training.checkpoint_dir)
     row = {
         "killed_rank": killed,
         "aimed_at_saving": bool(aim),
@@ -186,15 +181,15 @@ def one_trial(
         "exit_status": status,
         "killed_after_step": training.steps_done(1),
         "left_unfinished": " ".join(sorted(training.being_changed())),
-        "checkpoints_found": len(found),
+        "checkpoints_found": len(checkpoints),
         "unreadable_checkpoints": len(unreadable(training.checkpoint_dir)),
-        "newest_checkpoint": int(found[0].name.rpartition("-")[2]) if found else 0,
+        "newest_checkpoint": int(checkpoints[0].name.rpartition("-")[2]) if checkpoints else 0,
     }
     run_to_the_end(training)
     return row | {
         "resumed_from_step": training.resumed_from(2),
         "losses_equal": equal_losses(training.rows(), reference.rows()),
-        "processes_left": left,
+        "processes_left": processes_left,
         "unfinished_at_end": len(training.being_changed()),
     }
 
@@ -254,14 +249,14 @@ def try_restarts(
             strategy = study.strategies[number % len(study.strategies)]
             training = study.training(strategy, runs / f"restarts-{number}", data)
             chance = random.Random(f"{study.seed} restarts {number}")
-            kills, status, left = 0, None, None  # of a launch that hangs
+            kills, status, processes_left = 0, None, None  # of a launch that hangs
             with suppress(RunFailed), launched(training, MAX_RESTARTS) as run:
                 for attempt in (1, 2):
                     step = attempt * third - chance.randrange(third)
                     run.wait_for_step(step, attempt)
                     process = run.workers().get(chance.randrange(RANKS))
                     kills += bool(process and kill(process))
-                status, left = run.wait(), run.processes_left()
+                status, processes_left = run.wait(), run.processes_left()
             rows.append(
                 {
                     "launch": number,
@@ -270,7 +265,7 @@ def try_restarts(
                     "restarts": len(training.attempts) - 1,
                     "exit_status": status,
                     "losses_equal": equal_losses(training.rows(), references[strategy].rows()),
-                    "processes_left": left,
+                    "processes_left": processes_left,
                 }
             )
             update(f"{number + 1} of {study.restarts}")
@@ -304,8 +299,10 @@ def judge(
         all_of("the checkpoint before the damaged one was resumed from", before)
         all_of("losses equal, from there on", damage["losses_equal"])
     if restarts is not None and len(restarts):
-        whole = (restarts["exit_status"] == 0) & (restarts["restarts"] == restarts["kills"])
-        all_of("a launch with --max-restarts went on by itself", whole & (restarts["kills"] == 2))
+        restarted = (restarts["exit_status"] == 0) & (restarts["restarts"] == restarts["kills"])
+        all_of(
+            "a launch with --max-restarts went on by itself", restarted & (restarts["kills"] == 2)
+        )
         all_of("losses equal over its restarts", restarts["losses_equal"])
         all_of("no process was left of it", restarts["processes_left"] == 0)
     table = pd.DataFrame(rows, columns=["promise", "found", "of"])

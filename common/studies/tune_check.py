@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 
@@ -27,10 +28,10 @@ from common.errors import UserError, unknown_name
 from common.runtime.flags import as_flags
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.records.recorder import require_positive
 from common.runtime.records.study import earlier_table, study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
 from common.samples import per_round
+from common.settings import NonEmpty, Positive, Settings
 from common.studies.exhaustive_sweep import runoff_regret
 from common.tuning.ddp_setting import DEFAULT
 from common.tuning.launched import tune_on_ranks
@@ -49,10 +50,10 @@ HALF_WIDTH = 0.02
 
 
 @dataclass(frozen=True)
-class TuneStudy:
+class TuneStudy(Settings):
     """Settings of the study: models, network, and how carefully recommendations are checked."""
 
-    models: tuple[str, ...] = (
+    models: Annotated[tuple[str, ...], NonEmpty] = (
         "encoder_decoder",
         "convolutions",
         "vision_transformer",
@@ -62,24 +63,22 @@ class TuneStudy:
     """Functions of common.tuning.examples."""
     rate: str = "1gbit"
     """Rate of the links of two emulated hosts; empty leaves them out."""
-    rounds: int = SWEEP_ROUNDS
+    rounds: Annotated[int, Positive] = SWEEP_ROUNDS
     """Visits to each bucketing in the sweep."""
-    runoff_rounds: int = 12
+    runoff_rounds: Annotated[int, Positive] = 12
     """Rounds that a run-off adds at a time, until a regret is known to ``HALF_WIDTH``."""
-    most_runoff_rounds: int = 60
+    most_runoff_rounds: Annotated[int, Positive] = 60
     only: tuple[str, ...] = ()
     """Cases to run, such as convolutions-loopback; by default all."""
     continues: str = ""
     """Run directory of a study that was cut."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "rounds", "runoff_rounds", "most_runoff_rounds")
-        if not self.models:
-            raise UserError("models is empty; give at least one")
-        known = {f"{model}-{network}" for model in self.models for network in self.networks}
+        super().__post_init__()
+        cases = {f"{model}-{network}" for model in self.models for network in self.networks}
         for name in self.only:
-            if name not in known:
-                raise UserError(unknown_name("case", name, sorted(known)))
+            if name not in cases:
+                raise UserError(unknown_name("case", name, sorted(cases)))
 
     @property
     def networks(self) -> dict[str, EmulatedCluster | None]:
@@ -110,8 +109,8 @@ def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Pat
     if any(hosts for *_, hosts in cases) and (reason := why_not()):
         raise UserError(reason)
     earlier = earlier_table(study.continues, CASES, NEEDED)
-    known = {(row["model"], row["network"]): row for row in earlier.to_dict("records")}
-    for model, network in known:
+    earlier_rows = {(row["model"], row["network"]): row for row in earlier.to_dict("records")}
+    for model, network in earlier_rows:
         if not (Path(study.continues) / f"{model}-{network}" / "sweep").is_dir():
             raise UserError(f"--continues {study.continues}: no {model}-{network}/sweep in it")
     environment = describe_environment("gloo", "cpu", RANKS)
@@ -120,12 +119,12 @@ def run_study(study: TuneStudy, output_dir: str, progress: StageProgress) -> Pat
         for model, network, hosts in cases:
             name = f"{model}-{network}"
             case = run.path.absolute() / name  # ranks start in another folder
-            if row := known.get((model, network)):
+            if row := earlier_rows.get((model, network)):
                 shutil.copytree(Path(study.continues) / name, case)
                 row |= regrets(row["recommended"], case / "sweep")
             else:
-                found = check(study, model, hosts, case, progress)
-                row = {"model": model, "network": network} | found
+                result = check(study, model, hosts, case, progress)
+                row = {"model": model, "network": network} | result
             rows.append(row)
             table = pd.DataFrame(rows)
             run.write_table(CASES, table)  # whole after each
@@ -147,7 +146,7 @@ def check(
     folder.mkdir()
     function = f"{EXAMPLES}:{model}"
     with progress.stage(f"tune {folder.name}") as update:
-        found = tune_on_ranks(
+        advice = tune_on_ranks(
             function=function,
             ranks=RANKS,
             hosts=hosts,
@@ -176,23 +175,23 @@ def check(
             hosts=hosts,
             on_output=update,
         )
-    return compare(found, folder / "sweep")
+    return compare(advice, folder / "sweep")
 
 
-def compare(found: Recommendation, sweep: Path) -> dict:
+def compare(advice: Recommendation, sweep: Path) -> dict:
     """Compares the recommendation with the sweep; returns columns of ``cases.csv``."""
     sweep_s = float(pd.read_csv(sweep / "sweep.csv")["sweep_s"].iloc[0])
     return {
-        "bucketings": found.bucketings,
-        "recommended": found.setting.label,
-        **regrets(found.setting.label, sweep),
-        "expected_gain": found.best.predicted_gain,
-        "verified_gain": found.best.gain.estimate if found.best.gain else float("nan"),
-        "worth_it": found.worth_it,
-        "noise": found.noise,
-        "tuning_s": found.tuning_s,
+        "bucketings": advice.bucketings,
+        "recommended": advice.setting.label,
+        **regrets(advice.setting.label, sweep),
+        "expected_gain": advice.best.predicted_gain,
+        "verified_gain": advice.best.gain.estimate if advice.best.gain else float("nan"),
+        "worth_it": advice.worth_it,
+        "noise": advice.noise,
+        "tuning_s": advice.tuning_s,
         "sweep_s": sweep_s,
-        "share": found.tuning_s / sweep_s,
+        "share": advice.tuning_s / sweep_s,
     }
 
 
@@ -227,7 +226,7 @@ def judge(cases: pd.DataFrame) -> pd.DataFrame:
     cases that are not judged do not count; if no case is judged, no promise on regrets held.
     """
     judged = cases[cases["half_width"] <= HALF_WIDTH]
-    found = [
+    values = [
         (
             "the recommendation is within this of the sweep's best",
             WITHIN,
@@ -237,4 +236,4 @@ def judge(cases: pd.DataFrame) -> pd.DataFrame:
         ("share of the cases whose regret is known too badly", 0.0, 1 - len(judged) / len(cases)),
         ("tuning takes this share of the sweep", SHARE, cases["share"].max()),
     ]
-    return with_verdicts(pd.DataFrame(found, columns=["promise", "at_most", "found"]))
+    return with_verdicts(pd.DataFrame(values, columns=["promise", "at_most", "found"]))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 
@@ -22,10 +23,10 @@ from common.errors import UserError
 from common.runtime.flags import as_flags
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.records.recorder import require_positive
 from common.runtime.records.study import study_run
 from common.runtime.stage_progress import StageProgress
 from common.samples import MOST_NOISE, median_standard_error, per_round, slowest_rank
+from common.settings import Positive, Settings
 
 ASSIGNMENTS = project_root() / "assignments"
 CONFIG = ASSIGNMENTS / "assignment1" / "configs" / "laptop.yaml"
@@ -35,16 +36,13 @@ RATIOS = {"MY_BUCKETS": "DDP", "MY_ZERO1": "DDP", "MY_FSDP": "FULL_SHARD"}
 
 
 @dataclass(frozen=True)
-class WholeStepsStudy:
+class WholeStepsStudy(Settings):
     """Settings of the study: the number of runs, their links and rounds."""
 
-    runs: int = 3
+    runs: Annotated[int, Positive] = 3
     rate: str = "1gbit"
-    rounds: int = 8
+    rounds: Annotated[int, Positive] = 8
     """Rounds of steps under each strategy."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "runs", "rounds")
 
 
 SETTINGS = WholeStepsStudy
@@ -76,10 +74,10 @@ def run_study(study: WholeStepsStudy, output_dir: str, progress: StageProgress) 
                         hosts=cluster,
                         on_output=update,
                     )
-            found = read_emulated(folder, folder.parent)
-            tables.append(steps_of(found).assign(run=number + 1))
-            ratios.append(ratios_of(found.measured.times).assign(run=number + 1))
-            sent.append(found.measured.sent().assign(run=number + 1))
+            emulated = read_emulated(folder, folder.parent)
+            tables.append(steps_of(emulated).assign(run=number + 1))
+            ratios.append(ratios_of(emulated.measured.times).assign(run=number + 1))
+            sent.append(emulated.measured.sent().assign(run=number + 1))
         run.write_table("ratios.csv", pd.concat(ratios))
         run.write_table("bytes.csv", pd.concat(sent))
         progress.say(summary_of(pd.concat(ratios)).to_string(float_format="%.3f"))
@@ -124,15 +122,15 @@ def ratios_of(times: pd.DataFrame) -> pd.DataFrame:
 
 def summary_of(ratios: pd.DataFrame) -> pd.DataFrame:
     """Returns median and quartiles of the ratios over all rounds of all runs, by strategy."""
-    found = ratios.groupby(["strategy", "over"])["ratio"].quantile([0.25, 0.5, 0.75]).unstack()
-    return found.set_axis(["q25", "median", "q75"], axis=1)
+    quartiles = ratios.groupby(["strategy", "over"])["ratio"].quantile([0.25, 0.5, 0.75]).unstack()
+    return quartiles.set_axis(["q25", "median", "q75"], axis=1)
 
 
-def steps_of(found: EmulatedStrategies) -> pd.DataFrame:
+def steps_of(emulated: EmulatedStrategies) -> pd.DataFrame:
     """Returns a row per strategy: predicted_ms, measured_ms, error and n, both relative."""
-    table = found.table()
+    table = emulated.table()
     keys = ["strategy", "accumulation", "round", "iteration"]
-    slowest = slowest_rank(found.measured.times, "step_time_ms", by=keys)
+    slowest = slowest_rank(emulated.measured.times, "step_time_ms", by=keys)
     # Of each strategy's steps [rounds, iterations], each as long as its slowest rank's.
     n = [
         median_standard_error(slowest[row.strategy, row.accumulation].unstack().to_numpy())
@@ -149,16 +147,16 @@ def ranges_of(steps: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for strategy in [name for name in EXCHANGING if name in set(steps["strategy"])]:
-        own = steps[steps["strategy"] == strategy]
-        judged = own.loc[own["n"] <= MOST_NOISE, "error"]
+        of_strategy = steps[steps["strategy"] == strategy]
+        judged = of_strategy.loc[of_strategy["n"] <= MOST_NOISE, "error"]
         rows.append(
             {
                 "strategy": strategy,
-                "runs": own["run"].nunique(),
+                "runs": of_strategy["run"].nunique(),
                 "judged": len(judged),
                 "lowest": judged.min(),
                 "highest": judged.max(),
-                "worst_n": own["n"].max(),
+                "worst_n": of_strategy["n"].max(),
             }
         )
     return pd.DataFrame(rows)

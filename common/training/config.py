@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.group.global_batch import dividing_batch
 from common.runtime.group.process_group import Worker
 from common.runtime.machine.placement import own_placement, split_groups
-from common.runtime.records.recorder import require_not_negative, require_positive
-from common.runtime.run_options import RankOptions
 from common.runtime.wording import counted
-from common.training.ignored_settings import is_changed
+from common.settings import NonNegative, OneOf, Positive, RankOptions, is_changed
 
 DDP_STRATEGIES = ("DDP", "MY_DDP", "MY_BUCKETS", "MY_ZERO1")
 FSDP_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD")
@@ -51,27 +49,27 @@ class TrainingConfig(RankOptions):
     GPU and gpt2-nano on a CPU."""
     vocab_size: int = 0
     """Give the model a vocabulary of this many tokens; 0 keeps its own."""
-    global_batch_size: int = 0
+    global_batch_size: Annotated[int, NonNegative] = 0
     """Sequences per step, over all ranks; by default 32, or fewer that the ranks divide."""
-    micro_batch_size: int = 0
+    micro_batch_size: Annotated[int, NonNegative] = 0
     """Sequences per forward pass of a rank; by default 8, or fewer that divide a rank's share."""
-    seq_len: int = 0
+    seq_len: Annotated[int, NonNegative] = 0
     """Tokens per sequence; by default 1024, or as many as the model has positions."""
-    num_steps: int = 20
+    num_steps: Annotated[int, Positive] = 20
     optimizer: str = "adamw"
     """adamw or sgd."""
     optimizer_implementation: str = ""
     """for-loop, foreach or fused; by default fused, or foreach for sgd under FSDP."""
-    lr: float = 3e-4
+    lr: Annotated[float, Positive] = 3e-4
     """Learning rate after warm-up."""
-    min_lr: float = 0.0
+    min_lr: Annotated[float, NonNegative] = 0.0
     """Learning rate that the cosine ends in."""
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, NonNegative] = 0
     """Steps in which the learning rate rises linearly."""
-    weight_decay: float = 0.1
-    grad_clip: float = 1.0
+    weight_decay: Annotated[float, NonNegative] = 0.1
+    grad_clip: Annotated[float, NonNegative] = 1.0
     """Largest norm of all gradients together; 0 for no limit."""
-    precision: str = "float32"
+    precision: Annotated[str, OneOf(PRECISIONS)] = "float32"
     """float32, bfloat16 or float16 (by autocast, weights stay float32), or float64."""
     tf32: bool = False
     """Let float32 matrix products use TensorFloat-32 (Ampere GPUs and later)."""
@@ -83,58 +81,34 @@ class TrainingConfig(RankOptions):
     """Compute logits and loss in this many pieces of a micro-batch."""
     compile: bool = False
     """torch.compile the model (each block of it under FSDP)."""
-    log_every: int = 10
+    log_every: Annotated[int, Positive] = 10
     """Steps between printed lines."""
     profile: bool = True
     """Trace some steps with torch.profiler."""
-    profile_wait: int = 2
+    profile_wait: Annotated[int, NonNegative] = 2
     """Steps before the profiler starts."""
-    profile_warmup: int = 2
+    profile_warmup: Annotated[int, NonNegative] = 2
     """Steps with the profiler on whose records are thrown away."""
-    profile_active: int = 6
+    profile_active: Annotated[int, Positive] = 6
     """Steps that are traced."""
     measure_memory: bool = False
     """On a CPU, follow the allocations of the third step, and trace after it; on a GPU the
     allocator's peak is always known."""
-    save_every: int = 0
+    save_every: Annotated[int, NonNegative] = 0
     """Make a checkpoint each so many steps and at the end; 0 for none."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Annotated[int, Positive] = 2
     """Newest checkpoints that are kept."""
     checkpoint_dir: str = ""
     """Folder of the checkpoints, from which an interrupted run resumes; naming it turns them on.
     By default a folder of the strategy's (or of --run_id's) name below output_dir."""
-    async_checkpoints: str = "auto"
+    async_checkpoints: Annotated[str, OneOf(ASYNCHRONOUS)] = "auto"
     """Write checkpoints while training goes on: on, off, or auto (on a GPU)."""
     seed: int = 42
     """Seed of the initial weights: rank r draws with seed + r, then takes rank 0's weights."""
     output_dir: str = "outputs/assignment1"
 
     def __post_init__(self) -> None:
-        require_positive(
-            self,
-            "num_steps",
-            "lr",
-            "log_every",
-            "keep_checkpoints",
-            "profile_active",
-        )
-        require_not_negative(
-            self,
-            "global_batch_size",
-            "micro_batch_size",
-            "seq_len",
-            "min_lr",
-            "warmup_steps",
-            "weight_decay",
-            "grad_clip",
-            "save_every",
-            "profile_wait",
-            "profile_warmup",
-        )
-        if self.precision not in PRECISIONS:
-            raise UserError(unknown_name("precision", self.precision, PRECISIONS))
-        if self.async_checkpoints not in ASYNCHRONOUS:
-            raise UserError(unknown_name("async_checkpoints", self.async_checkpoints, ASYNCHRONOUS))
+        super().__post_init__()
         if self.compile and self.strategy in OWN_STRATEGIES:
             raise UserError(f"compile: not with strategy {self.strategy}")
         if self.min_lr > self.lr:
@@ -259,22 +233,18 @@ class DdpConfig(TrainingConfig):
     assignments/assignment1/train_ddp.py
     """
 
-    strategy: str = "DDP"
+    strategy: Annotated[str, OneOf(DDP_STRATEGIES)] = "DDP"
     """DDP, or one of the exercises: MY_DDP (an all-reduce per gradient, A1.3), MY_BUCKETS (A2.4) or
     MY_ZERO1 (DDP with optimizer states spread over the ranks, A1.4)."""
-    bucket_cap_mb: float | None = None
+    bucket_cap_mb: Annotated[float | None, Positive] = None
     """Bucket cap of DDP and MY_BUCKETS in MiB; by default a first bucket of 1 MiB, then 25."""
     gradient_as_bucket_view: bool = True
     """Let gradients be views of DDP's buckets: one copy and their memory less."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.strategy not in DDP_STRATEGIES:
-            raise UserError(unknown_name("strategy", self.strategy, DDP_STRATEGIES))
-        if self.bucket_cap_mb is not None:
-            require_positive(self, "bucket_cap_mb")
-            if self.strategy == "MY_DDP":
-                raise UserError("bucket_cap_mb: MY_DDP has no buckets")
+        if self.bucket_cap_mb is not None and self.strategy == "MY_DDP":
+            raise UserError("bucket_cap_mb: MY_DDP has no buckets")
 
     def without_effect(self) -> Iterator[str]:
         """Yields the settings that change nothing beside others, each with the reason."""
@@ -292,22 +262,18 @@ class FsdpConfig(TrainingConfig):
     --nproc_per_node=2 assignments/assignment1/train_fsdp.py --strategy SHARD_GRAD_OP
     """
 
-    strategy: str = "FULL_SHARD"
+    strategy: Annotated[str, OneOf((*FSDP_STRATEGIES, MY_FSDP))] = "FULL_SHARD"
     """FULL_SHARD (parameters are gathered for each use), SHARD_GRAD_OP (once a step),
     HYBRID_SHARD (FULL_SHARD within groups of shard_size ranks, DDP between them) or MY_FSDP (as
     FULL_SHARD, by exercise A1.5)."""
-    shard_size: int = 0
+    shard_size: Annotated[int, NonNegative] = 0
     """Ranks that share one copy under HYBRID_SHARD; by default those of a node, or half of them
     where there is one node only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = (*FSDP_STRATEGIES, MY_FSDP)
-        if self.strategy not in known:
-            raise UserError(unknown_name("strategy", self.strategy, known))
         if (self.optimizer, self.optimizer_implementation) == ("sgd", "fused"):
             raise UserError("optimizer_implementation fused: not for sgd under FSDP; use foreach")
-        require_not_negative(self, "shard_size")
         if self.shard_size and self.strategy != "HYBRID_SHARD":
             raise UserError(f"shard_size {self.shard_size}: only HYBRID_SHARD has groups")
         if self.precision == "float16":

@@ -55,9 +55,9 @@ def make_ddp(
 
 def _buffer_argument() -> str:
     """Returns the name of DDP's argument that sends buffers; torch has renamed it."""
-    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    parameters = inspect.signature(DistributedDataParallel.__init__).parameters
     renamed = "forward_sync_buffers"
-    return renamed if renamed in known else "broadcast_buffers"
+    return renamed if renamed in parameters else "broadcast_buffers"
 
 
 def compress_gradients(

@@ -16,13 +16,13 @@ def require_finite(losses: Sequence[float], first: int, advice: str = "lower --l
     Args:
         losses: losses of consecutive steps.
         first: the number of the first of these steps.
-        advice: what to try.
+        advice: the way out, for the message.
     """
     if math.isfinite(losses[-1]):
         return
-    place = len(losses) - 1
-    while place and not math.isfinite(losses[place - 1]):
-        place -= 1
+    index = len(losses) - 1
+    while index and not math.isfinite(losses[index - 1]):
+        index -= 1
     raise RunFailed(
-        f"the loss is {losses[-1]} since step {first + place}: training went apart; {advice}"
+        f"the loss is {losses[-1]} since step {first + index}: training went apart; {advice}"
     )

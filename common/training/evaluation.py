@@ -24,9 +24,9 @@ def own_batches(lengths: Sequence[int], batch_size: int, worker: Worker) -> Iter
     of them have little padding.
     """
     order = np.argsort(lengths, kind="stable")
-    own = order[worker.rank :: worker.world_size].tolist()
-    for start in range(0, len(own), batch_size):
-        yield own[start : start + batch_size]
+    indices = order[worker.rank :: worker.world_size].tolist()
+    for start in range(0, len(indices), batch_size):
+        yield indices[start : start + batch_size]
 
 
 @torch.no_grad()
@@ -36,21 +36,21 @@ def evaluate(
     """Computes mean loss (nats) and accuracy over the batches of all ranks; all ranks call it.
 
     Args:
-        model: called as ``model(*inputs)``, returns logits [batch, labels].
-        batches: this rank's, on its device.
+        model: classifier; ``model(*inputs)`` returns logits [batch, labels].
+        batches: this rank's batches, on its device.
         precision: precision of the forward pass.
     """
     # Each rank sums loss, right answers and texts of its share in float64, and the all-reduce sums
     # over ranks. So each text counts once, also where shares differ in size.
     model.eval()
-    found = torch.zeros(3, dtype=torch.float64, device=worker.device)
+    sums = torch.zeros(3, dtype=torch.float64, device=worker.device)
     for inputs, labels in batches:
         with autocast(precision, worker.device):
             logits = model(*inputs)
         loss = functional.cross_entropy(logits.double(), labels, reduction="sum")
         right = (logits.argmax(1) == labels).sum()
-        found += torch.stack([loss, right, torch.tensor(len(labels)).to(loss)])
+        sums += torch.stack([loss, right, torch.tensor(len(labels)).to(loss)])
     model.train()
-    dist.all_reduce(found)
-    loss, right, count = found.tolist()
+    dist.all_reduce(sums)
+    loss, right, count = sums.tolist()
     return loss / count, right / count

@@ -15,8 +15,8 @@ def cosine(step: int, lr: float, min_lr: float, warmup_steps: int, num_steps: in
     """
     if step < warmup_steps:
         return lr * (step + 1) / (warmup_steps + 1)
-    done = (step - warmup_steps) / (num_steps - warmup_steps)
-    return min_lr + (lr - min_lr) * (1 + math.cos(math.pi * done)) / 2
+    progress = (step - warmup_steps) / (num_steps - warmup_steps)
+    return min_lr + (lr - min_lr) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def linear(step: int, lr: float, warmup_steps: int, num_steps: int) -> float:

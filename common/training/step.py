@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from common.models.gpt2 import GPT2
 from common.perfmodel.one_device.workload import Workload
 from common.runtime import private
 from common.runtime.seeding import seed_everything
+from common.runtime.timing import clock_for
 from common.training.precision import autocast, check_precision, grad_scaler, set_tf32
 
 TokenBatch = tuple[Tensor, Tensor]
@@ -58,11 +60,11 @@ def build_optimizer(
     """Builds AdamW, or SGD without momentum, in the workload's implementation.
 
     Args:
-        parameters: what it updates.
-        workload: which one, and how it is implemented.
+        parameters: parameters that it updates.
+        workload: names the optimizer and its implementation.
         lr: learning rate.
-        weight_decay: AdamW's.
-        shard_states: each rank keeps the states of some parameters only (exercise A1.4).
+        weight_decay: weight decay of AdamW.
+        shard_states: keep the states of some parameters only on each rank (exercise A1.4).
     """
     settings: dict[str, object] = {"lr": lr}
     settings |= {name: workload.optimizer_implementation == name for name in ("foreach", "fused")}
@@ -79,11 +81,11 @@ class TrainingStep:
     """Model, optimizer and loss scaler, and the step they make together.
 
     Args:
-        workload: what to compute and how.
-        device: where.
+        workload: the computation of a step.
+        device: device of the model.
         model: called as ``model(tokens, targets)``, returns the loss; by default the workload's.
         lr: learning rate.
-        weight_decay: AdamW's.
+        weight_decay: weight decay of AdamW.
         seed: seed of the initial weights.
         gradient_sync: makes the context of each micro-batch's forward and backward pass, where
             ranks exchange gradients; it is given True for the step's last.
@@ -230,8 +232,8 @@ def limit_in_few_launches(gradients: Sequence[Tensor], max_norm: float) -> Tenso
         layout = getattr(gradient, "device_mesh", None), getattr(gradient, "placements", ())
         by_layout.setdefault(layout, []).append(part)
     squares = []
-    for (mesh, placements), alike in by_layout.items():
-        square = nn.utils.get_total_norm(alike).square()
+    for (mesh, placements), same_layout in by_layout.items():
+        square = nn.utils.get_total_norm(same_layout).square()
         # What a mesh dimension replicates (HYBRID_SHARD's groups) is the same on all its ranks.
         for dimension, placement in enumerate(placements):
             if placement.is_shard():
@@ -271,3 +273,24 @@ def check_compiler(device: torch.device) -> None:
                 "compile: Triton needs a C compiler, and neither gcc nor clang is installed; "
                 "install one, or leave out --compile"
             )
+
+
+def time_steps(
+    step: TrainingStep,
+    batches: Iterable[TokenBatch],
+    count: int,
+    after_step: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """Returns the seconds of each of ``count`` steps, one right after another.
+
+    On a GPU the marks are events, read at the end: the host runs ahead, as it does in training.
+    """
+    clock = clock_for(step.device)
+    clock.wait()
+    marks = [clock.mark()]
+    for _ in range(count):
+        step.run(batches)
+        marks.append(clock.mark())
+        after_step()
+    clock.wait()
+    return [clock.elapsed_s(start, end) for start, end in pairwise(marks)]

@@ -14,12 +14,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.data.token_shards import TokenBatches
+from common.data.markov_text import synthetic_shards
+from common.data.token_shards import TokenBatches, TokenShards
 from common.errors import Preempted
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.paths import relative_to_project
@@ -29,18 +31,17 @@ from common.training.checkpoints.resume import (
     checkpoint_facts,
     free_run_id,
     open_checkpoints,
+    recorded_settings,
     restore_scaler,
-    run_facts,
 )
 from common.training.config import GLOBAL_BATCH_SIZE, TrainingConfig
 from common.training.divergence import require_finite
 from common.training.learning_rate import cosine, set_learning_rate
 from common.training.parallel import gradient_sync, parallelise
 from common.training.recording.step_log import StepLog
-from common.training.recording.trace_tables import write_trace_tables
+from common.training.recording.tracing import write_trace_tables
 from common.training.step import TokenBatch, TrainingStep, build_model
 from common.training.stop_request import StopRequest, stop_requests
-from common.training.token_source import open_data
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ def _train(config: TrainingConfig, worker: Worker, stop: StopRequest) -> None:
 
     named = replace(config, run_id=free_run_id(config))
     with record_run(
-        named, config.folder, worker, recorded_settings=run_facts(config, data, saved)
+        named, config.folder, worker, recorded_settings=recorded_settings(config, data, saved)
     ) as recorder:
         say(f"Tokens in shard: {data.lengths[0]:,}")
         began = time.perf_counter()
@@ -174,9 +175,9 @@ def learning_rate(step: int, config: TrainingConfig) -> float:
     return cosine(step, config.lr, config.min_lr, config.warmup_steps, config.num_steps)
 
 
-def is_due(done: int, save_every: int) -> bool:
-    """Returns True if a checkpoint is made after ``done`` steps."""
-    return bool(save_every) and done % save_every == 0
+def is_due(steps: int, save_every: int) -> bool:
+    """Returns True if a checkpoint is made after so many steps."""
+    return bool(save_every) and steps % save_every == 0
 
 
 def on_device(batches: Iterable[TokenBatch], device: torch.device) -> Iterator[TokenBatch]:
@@ -200,8 +201,24 @@ def agree(
     Returns:
         (mean loss, gradient norm, True if a rank was asked to stop), the same on all ranks.
     """
-    asked = torch.full((), bool(stop.signal_name), dtype=torch.float64, device=worker.device)
-    both = torch.stack((loss.double(), asked))
-    dist.all_reduce(both)
-    total, asked, norm = torch.cat((both, gradient_norm.double().view(1))).tolist()
-    return total / worker.world_size, norm, asked > 0
+    stops = torch.full((), bool(stop.signal_name), dtype=torch.float64, device=worker.device)
+    sums = torch.stack((loss.double(), stops))
+    dist.all_reduce(sums)
+    total, stops, norm = torch.cat((sums, gradient_norm.double().view(1))).tolist()
+    return total / worker.world_size, norm, stops > 0
+
+
+def open_data(config: TrainingConfig, worker: Worker) -> TokenShards:
+    """Opens the run's token shards on every rank; makes synthetic ones if none are given.
+
+    Raises:
+        UserError: no shards there, a file that is none, or synthetic text that cannot be written.
+    """
+    if config.data:
+        with worker.mistakes_shared():
+            return TokenShards.open(config.data)
+    folder = Path(config.output_dir) / "tokens"
+    with worker.mistakes_shared():
+        if worker.ranks.local_rank == 0:  # on each node, as nodes need not share a file system
+            synthetic_shards(folder)
+    return TokenShards.open(synthetic_shards(folder))

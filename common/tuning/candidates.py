@@ -80,21 +80,21 @@ def predict_all(measured: Measured, with_first_bucket: bool = True) -> Predicted
     searched = ddp_model(measured).best_cap(bucketings=bucketings).candidates
     default = predict(measured, DEFAULT)
     plain = [predict(measured, setting) for setting in spread_settings(searched)]
-    others = [
+    smaller_first = [
         predict(measured, setting)
         for setting in first_buckets(plain[0].setting)
         if with_first_bucket
     ]
     promising = plain[0].step_s * (1 - WORTH_AN_OPTION)
-    first = [p for p in sorted(others, key=lambda p: p.step_s)[:1] if p.step_s <= promising]
+    first = [p for p in sorted(smaller_first, key=lambda p: p.step_s)[:1] if p.step_s <= promising]
     best = DEFAULT if _same_buckets(plain[0], default) else plain[0].setting
     view = predict(measured, replace(best, bucket_view=True))
     accumulated = predict(measured, replace(best, accumulation=ACCUMULATION))
-    unlike = [each for each in plain if not _same_buckets(each, default)]
+    unlike = [prediction for prediction in plain if not _same_buckets(prediction, default)]
     # The first MOST_CANDIDATES are taken: the bucket view and the first bucket are always among
     # them. Sorted by predicted time, those that are predicted alike keep this order.
     ordered = [*unlike[:1], view, *first, *unlike[1:]]
-    lowest = min(each.step_s for each in ordered)
+    lowest = min(prediction.step_s for prediction in ordered)
     return Predicted(
         default=default,
         bucketings=searched,
@@ -103,9 +103,9 @@ def predict_all(measured: Measured, with_first_bucket: bool = True) -> Predicted
     )
 
 
-def _same_buckets(one: Prediction, other: Prediction) -> bool:
+def _same_buckets(first: Prediction, second: Prediction) -> bool:
     """Returns True if two plain settings are one bucketing: their predictions are then equal."""
-    return (one.num_buckets, one.backward_s) == (other.num_buckets, other.backward_s)
+    return (first.num_buckets, first.backward_s) == (second.num_buckets, second.backward_s)
 
 
 def _place(time_s: float, best_s: float) -> int:
@@ -151,13 +151,13 @@ def best_compressed(measured: Measured, bucketings: Sequence[Bucketing]) -> list
     """
     if set(measured.profile.kinds) != {"float32"}:
         return []
-    found = []
+    predictions = []
     for name in measured.cast_s_per_byte:
         model, hook = ddp_model(measured, name), cast_hook(measured, name)
         best = model.best_cap(bucketings=bucketings, hook=hook)
         fastest = cap_of(best.candidate(best.cap_mib))
-        found.append(predict(measured, DdpSetting(fastest, compression=name)))
-    return [min(found, key=lambda p: p.step_s)]
+        predictions.append(predict(measured, DdpSetting(fastest, compression=name)))
+    return [min(predictions, key=lambda p: p.step_s)]
 
 
 def cast_hook(measured: Measured, name: str) -> CastHook:

@@ -7,15 +7,17 @@ rounded, and accumulation makes the global batch larger.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError
 from common.perfmodel.buckets import MIB, cap_label, parse_cap
+from common.settings import AtLeast, OneOf, Settings
 
 COMPRESSIONS = ("none", "fp16", "bf16")
 
 
 @dataclass(frozen=True)
-class DdpSetting:
+class DdpSetting(Settings):
     """The arguments and options by which DDP wraps a model and makes a step.
 
     Attributes:
@@ -29,19 +31,16 @@ class DdpSetting:
     cap_mib: float | None = None
     first_mib: float | None = None
     bucket_view: bool = False
-    compression: str = "none"
-    accumulation: int = 1
+    compression: Annotated[str, OneOf(COMPRESSIONS)] = "none"
+    accumulation: Annotated[int, AtLeast(1)] = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for cap in (self.cap_mib, self.first_mib):
             if cap is not None:
                 parse_cap(cap)
         if self.first_mib is not None and self.cap_mib is None:
             raise UserError("a first bucket of its own needs a cap for the others")
-        if self.compression not in COMPRESSIONS:
-            raise UserError(unknown_name("compression", self.compression, COMPRESSIONS))
-        if self.accumulation < 1:
-            raise UserError(f"accumulation is {self.accumulation}; it must be at least 1")
 
     @property
     def changes_numbers(self) -> bool:

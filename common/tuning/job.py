@@ -9,8 +9,7 @@ from common.runtime.script import run_script
 from common.runtime.seeding import seed_everything
 from common.tuning.results.report import print_recommendation
 from common.tuning.same_graph import together
-from common.tuning.target import parse_target
-from common.tuning.tune_settings import TuneSettings
+from common.tuning.tune_settings import TuneSettings, parse_target
 from common.tuning.tuner import check_ranks, tune_model
 from common.tuning.user_model import load_user_model
 
@@ -23,9 +22,9 @@ def main(settings: TuneSettings) -> None:
         seed_everything(settings.seed)
         folder = Path(settings.folder).absolute()
         user = together(worker, lambda: load_user_model(settings.function, folder, worker.device))
-        found = tune_model(user, worker, settings)
+        recommendation = tune_model(user, worker, settings)
         if worker.is_main:
-            print_recommendation(found)
+            print_recommendation(recommendation)
 
 
 if __name__ == "__main__":

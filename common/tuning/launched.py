@@ -12,7 +12,7 @@ from common.errors import UserError
 from common.runtime.flags import as_flags
 from common.runtime.records.run_directory import new_run_id
 from common.tuning.results.recommendation import Recommendation, read_recommendation
-from common.tuning.target import check_module_exists
+from common.tuning.tune_settings import check_module_exists
 
 JOB = Path(__file__).with_name("job.py")
 
@@ -34,7 +34,7 @@ def tune_on_ranks(
             an installed package.
         ranks: local ranks, at least 2; emulated hosts have their own number.
         hosts: emulated hosts; None for ranks of this machine.
-        output_dir: where the run directory goes.
+        output_dir: folder of the run directory.
         run_id: name of the run directory; made up by default.
         flags: other settings of ``TuneSettings``.
         on_output: called with each line that ranks print.
@@ -49,8 +49,8 @@ def tune_on_ranks(
         raise UserError(f"tune on {ranks} ranks: there is nothing to exchange; at least 2")
     output = Path(output_dir).absolute()
     run_id = run_id or new_run_id("tune")
-    given = {"function": function, "folder": folder, "output_dir": output}
-    given |= {"run_id": run_id} | dict(flags or {})
+    settings = {"function": function, "folder": folder, "output_dir": output}
+    settings |= {"run_id": run_id} | dict(flags or {})
     made = [path for path in (output, *output.parents) if not path.exists()]
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def tune_on_ranks(
     try:
         launch(
             JOB,
-            as_flags(given),
+            as_flags(settings),
             hosts.ranks if hosts else ranks,
             log,
             hosts=hosts,

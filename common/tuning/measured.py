@@ -28,7 +28,7 @@ from common.perfmodel.tables import (
 from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCalls, time_all_reduces
 from common.runtime.group.gradient_marks import READY_COLUMNS, ready_rows
 from common.runtime.group.process_group import Worker
-from common.runtime.records.recorder import Recorder
+from common.runtime.records.recorder import Recorder, gather_rows
 from common.samples import rotated_rounds, slowest_rank
 from common.training.scaling.probes import ProbePlan, time_copies
 from common.tuning.same_graph import on_main, together
@@ -80,8 +80,7 @@ def measure_all(
         profile, gradient_dtype(step.model.parameters()), worker, recorder
     )
     costs = measure_costs(step, worker, recorder)
-    rows = [row for own in worker.gather(_copies(profile, worker)) for row in own]
-    casts = pd.DataFrame(rows).groupby("cost")
+    casts = pd.DataFrame(gather_rows(worker, _copies(profile, worker))).groupby("cost")
     cast_s = casts["time_ms"].median() / 1e3 / casts["size_bytes"].first()
     return Measured(
         forward_s=forward_s,
@@ -131,7 +130,7 @@ def write_passes(
         profile of the backward pass; the same on every rank.
     """
     path = _write(recorder, "gradient-ready-times.csv", READY_COLUMNS, passes.ready)
-    times = gathered(worker, passes.times)
+    times = pd.DataFrame(gather_rows(worker, passes.times))
     if recorder.run:
         recorder.run.write_table("local-step-times.csv", times[list(PASS_COLUMNS)])
     slowest = slowest_rank(times, "forward_time_ms", by=["iteration"])
@@ -209,13 +208,7 @@ def measure_costs(step: FixedBatchStep, worker: Worker, recorder: Recorder) -> D
 
 def _write(recorder: Recorder, name: str, columns: tuple[str, ...], rows: list[dict]) -> Path:
     """Writes the rows of all ranks; returns the table's path, which is valid on rank 0 only."""
-    table = gathered(recorder.worker, rows)
+    table = pd.DataFrame(gather_rows(recorder.worker, rows))
     if recorder.run is None:
         return Path(name)
     return recorder.run.write_table(name, table[list(columns)])
-
-
-def gathered(worker: Worker, rows: list[dict]) -> pd.DataFrame:
-    """Gathers the rows of all ranks, each with its ``rank``; returns the same table on all."""
-    everywhere = worker.gather(rows)
-    return pd.DataFrame([{"rank": r, **row} for r, own in enumerate(everywhere) for row in own])

@@ -26,8 +26,8 @@ class VisitPlan:
     Attributes:
         levels: candidates at each level of the halving, the default beside them.
         final_rounds: rounds of the winner and the default.
-        options: for each option that is visited in the final rounds too, the cost of a visit, in
-            visits of the default: one, or more where a step has several passes (accumulation).
+        options: cost of a visit to each option of the final rounds, in visits of the default: one,
+            or more where a step has several passes (accumulation).
     """
 
     levels: tuple[int, ...]
@@ -55,14 +55,14 @@ def with_final_rounds(plan: VisitPlan, visits: float) -> VisitPlan:
     return replace(plan, final_rounds=FEWEST_FINAL, options=())
 
 
-def rounds_with_time_left(done: int, visits: float) -> int:
+def rounds_with_time_left(rounds_done: int, visits: float) -> int:
     """Returns how many more rounds of the winner and the default fit into the ``visits`` left.
 
     Args:
-        done: final rounds so far.
+        rounds_done: final rounds so far.
         visits: visits that there is time for.
     """
-    return max(0, min(MOST_WITH_TIME_LEFT - done, int(visits // 2)))
+    return max(0, min(MOST_WITH_TIME_LEFT - rounds_done, int(visits // 2)))
 
 
 def plan_visits(visits: int, candidates: int, options: Sequence[int] = ()) -> VisitPlan:

@@ -32,10 +32,10 @@ def together(worker: Worker, work: Callable[[], Result]) -> Result:
     except UserError as refused:
         error = str(refused)
     errors = worker.gather(error)
-    found = [rank for rank, said in enumerate(errors) if said is not None]
-    if found:
-        whose = "" if len(found) == worker.world_size else f"rank {found[0]}: "
-        raise UserError(f"{whose}{errors[found[0]]}")
+    refusing = [rank for rank, text in enumerate(errors) if text is not None]
+    if refusing:
+        whose = "" if len(refusing) == worker.world_size else f"rank {refusing[0]}: "
+        raise UserError(f"{whose}{errors[refusing[0]]}")
     return result
 
 
@@ -71,16 +71,16 @@ def _compare(worker: Worker, lines: Sequence[str], name: str, what: str) -> None
     digests = worker.gather(digest)
     if len(set(digests)) == 1:
         return
-    other = next(rank for rank, found in enumerate(digests) if found != digests[0])
+    other = next(rank for rank, rank_digest in enumerate(digests) if rank_digest != digests[0])
     everywhere = worker.gather(list(lines))
-    here, there = everywhere[0], everywhere[other]
+    first, second = everywhere[0], everywhere[other]
     if what == "gradients":
-        apart = sorted(set(here) ^ set(there))
-        has, lacks, own = (0, other, here) if apart[0] in here else (other, 0, there)
-        only = [gradient for gradient in apart if gradient in own]
+        apart = sorted(set(first) ^ set(second))
+        has, lacks, holder = (0, other, first) if apart[0] in first else (other, 0, second)
+        only = [gradient for gradient in apart if gradient in holder]
         detail = f"{listed(only)} got a gradient on rank {has} and none on rank {lacks}"
     else:
-        pairs = zip_longest(here, there, fillvalue="nothing")
-        one, two = next(pair for pair in pairs if pair[0] != pair[1])
-        detail = f"where rank 0 has {one}, rank {other} has {two}"
+        pairs = zip_longest(first, second, fillvalue="nothing")
+        of_first, of_second = next(pair for pair in pairs if pair[0] != pair[1])
+        detail = f"where rank 0 has {of_first}, rank {other} has {of_second}"
     raise UserError(f"{name}: ranks run different graphs: {detail}")

@@ -57,7 +57,7 @@ class Budget:
     """The time for tuning, in visits to DDP's default.
 
     Attributes:
-        visits: all of tuning may take the time of so many.
+        visits: number of visits whose time all of tuning may take.
         began: the moment at which tuning began, by ``time.perf_counter`` of this rank.
         visiting: the moment at which visits began, likewise.
     """
@@ -87,7 +87,7 @@ def tune(
         batch: one example batch, tensors in any nest of tuples, lists and dicts.
         loss: ``loss(module, batch)`` → a scalar tensor; calls nothing of the module but itself.
         worker: this rank, from ``common.runtime.group.process_group.process_group``.
-        settings: how long may be measured, and where the run directory goes.
+        settings: the share of a sweep's time to take, and the folder of the run directory.
 
     Raises:
         UserError: on all ranks, before anything is written: one rank only, the contract is not
@@ -114,10 +114,10 @@ def tune_model(user: UserModel, worker: Worker, settings: TuneSettings) -> Recom
         check_under_ddp(user, step, worker)
         passes = watch_passes(step, worker)
         with record_run(settings, "tune", worker) as recorder:
-            found = _tune(step, passes, worker, settings, recorder, began)
+            recommendation = _tune(step, passes, worker, settings, recorder, began)
             if recorder.run:
-                write_recommendation(found, recorder.run.path)
-    return found
+                write_recommendation(recommendation, recorder.run.path)
+    return recommendation
 
 
 def _tune(
@@ -193,9 +193,9 @@ def _tune(
         best=verified(best, final),
         candidates=(
             verified(best, final),
-            *(verified(each, everything) for each in ranked[1:]),
+            *(verified(candidate, everything) for candidate in ranked[1:]),
         ),
-        options=tuple(verified(each, final) for each in predicted.options),
+        options=tuple(verified(option, final) for option in predicted.options),
         noise=float(final[DEFAULT.label].std() / final[DEFAULT.label].median()),
         bucketings=len(predicted.bucketings),
         tuning_s=tuning_s,
@@ -234,10 +234,13 @@ def rank_candidates(
     """
     ranked = list(candidates)
     for level, count in enumerate(plan.levels):
-        settings = [DEFAULT, *(each.setting for each in ranked[:count])]
+        settings = [DEFAULT, *(candidate.setting for candidate in ranked[:count])]
         visits.rounds(f"choice {level + 1}", settings, ROUNDS_PER_LEVEL)
         times = instance_times_s(visits.samples)
-        saved = {each: _gain(times, each.setting.label).estimate for each in ranked[:count]}
+        saved = {
+            candidate: _gain(times, candidate.setting.label).estimate
+            for candidate in ranked[:count]
+        }
         ranked[:count] = sorted(saved, key=saved.__getitem__, reverse=True)
     return ranked
 
@@ -256,22 +259,22 @@ def _gain(times: pd.DataFrame, label: str) -> Interval:
 
     ``times`` are those of ``instance_times_s``.
     """
-    both = times[[label, DEFAULT.label]].dropna()
-    return paired_gain(both[label], both[DEFAULT.label])
+    pairs = times[[label, DEFAULT.label]].dropna()
+    return paired_gain(pairs[label], pairs[DEFAULT.label])
 
 
 def bucketing_table(predicted: Predicted, measured: Measured) -> pd.DataFrame:
     """Returns ``predictions.csv``: a row for every distinct bucketing, by cap."""
     return pd.DataFrame(
         {
-            "bucket_cap_mib": cap_of(each),
-            "low_mib": each.low_mib,
-            "high_mib": each.high_mib,
-            "num_buckets": each.num_buckets,
-            "backward_time_ms": each.total_s * 1e3,
-            "step_time_ms": (measured.forward_s + each.total_s) * 1e3,
+            "bucket_cap_mib": cap_of(bucketing),
+            "low_mib": bucketing.low_mib,
+            "high_mib": bucketing.high_mib,
+            "num_buckets": bucketing.num_buckets,
+            "backward_time_ms": bucketing.total_s * 1e3,
+            "step_time_ms": (measured.forward_s + bucketing.total_s) * 1e3,
         }
-        for each in predicted.bucketings
+        for bucketing in predicted.bucketings
     )
 
 

@@ -28,7 +28,7 @@ from common.errors import UserError, unknown_name
 from common.runtime.group.gradient_marks import ready_marks
 from common.runtime.group.process_group import Worker
 from common.runtime.timing import clock_for
-from common.tuning.target import no_module, parse_target
+from common.tuning.tune_settings import no_module, parse_target
 
 CONTRACT = "(module, batch, loss) with loss(module, batch) a scalar tensor"
 NOT_THE_USERS = rf"site-packages|importlib|{re.escape(__file__)}"
@@ -102,19 +102,19 @@ def _find(module_name: str, function_name: str, folder: Path) -> Callable:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # as of a script that trains when it is imported
-        own = isinstance(error, ModuleNotFoundError) and error.name
-        if own and f"{module_name}.".startswith(f"{error.name}."):
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        if missing and f"{module_name}.".startswith(f"{error.name}."):
             raise UserError(no_module(module_name, folder)) from None
         raise UserError(f"module {module_name!r} cannot be imported: {said(error)}") from None
     if not hasattr(module, function_name):
-        own = [
+        functions = [
             name
             for name, value in vars(module).items()
             if inspect.isfunction(value)
             and value.__module__ == module.__name__  # not what it has imported
             and not name.startswith("_")
         ]
-        raise UserError(f"{module_name}: {unknown_name('function', function_name, own)}")
+        raise UserError(f"{module_name}: {unknown_name('function', function_name, functions)}")
     function = getattr(module, function_name)
     if not callable(function):
         raise UserError(f"{module_name}:{function_name} is {_kind(function)}, not a function")
@@ -135,7 +135,8 @@ def checked_model(made: object, name: str, device: torch.device) -> UserModel:
             f"{name}: the first it returned is {_kind(module)}, not a torch.nn.Module; expected "
             f"{CONTRACT}"
         )
-    if lazy := [key for key, value in _state(module) if is_lazy(value)]:
+    states = (*module.named_parameters(), *module.named_buffers())
+    if lazy := [key for key, value in states if is_lazy(value)]:
         raise UserError(
             f"{name}: {listed(lazy)} have no shape before a first forward pass; make one in the "
             "function, before it returns the module"
@@ -147,10 +148,6 @@ def checked_model(made: object, name: str, device: torch.device) -> UserModel:
             f"{name}: no parameter of the module requires a gradient; nothing to exchange"
         )
     return UserModel(module.to(device), to_device(batch, device), loss, name)
-
-
-def _state(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*module.named_parameters(), *module.named_buffers()]
 
 
 def to_device(batch: object, device: torch.device) -> object:
@@ -211,13 +208,13 @@ def said(error: BaseException) -> str:
     text = " ".join(str(error).split())
     text = f"{text[:200]}…" if len(text) > 200 else text
     if isinstance(error, SyntaxError):
-        place = (error.filename, error.lineno)
+        position = (error.filename, error.lineno)
         text = error.msg
     else:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not re.search(NOT_THE_USERS, frame.filename)]
-        place = (own[-1].filename, own[-1].lineno) if own else None
-    where = f" ({Path(place[0]).name}, line {place[1]})" if place and place[0] else ""
+        user_frames = [frame for frame in frames if not re.search(NOT_THE_USERS, frame.filename)]
+        position = (user_frames[-1].filename, user_frames[-1].lineno) if user_frames else None
+    where = f" ({Path(position[0]).name}, line {position[1]})" if position and position[0] else ""
     return f"{type(error).__name__}: {text}{where}"
 
 

@@ -22,6 +22,7 @@ from common.errors import UserError
 from common.runtime import private
 from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
+from common.runtime.records.recorder import gather_rows
 from common.runtime.records.run_directory import SampleStream
 from common.runtime.timing import clock_for
 from common.samples import rotated
@@ -109,7 +110,8 @@ class Visits:
     """Visits of settings, all ranks together; every rank keeps the samples of all.
 
     Args:
-        step, worker: what is run, where.
+        step: the step that is run under each setting.
+        worker: this rank.
         sink: a table of VISIT_COLUMNS that grows with every visit, on rank 0.
         progress: counts the visits.
     """
@@ -145,12 +147,8 @@ class Visits:
         for round_ in range(first, first + rounds):
             for order, setting in enumerate(rotated(settings, round_)):
                 keys = {"stage": stage, "setting": setting.label, "round": round_, "order": order}
-                everywhere = self.worker.gather(visit(self.step, self.worker, setting))
-                rows = [
-                    keys | {"rank": rank} | row
-                    for rank, own in enumerate(everywhere)
-                    for row in own
-                ]
+                measured = gather_rows(self.worker, visit(self.step, self.worker, setting))
+                rows = [keys | row for row in measured]
                 self._rows += rows
                 self.count += setting.accumulation  # each of its steps has as many passes
                 if self.sink:

@@ -74,7 +74,7 @@ def test_the_tables_add_up(run):
         ({"model": "gpt3"}, "model 'gpt3'"),
         ({"precision": "float8"}, "precision 'float8'"),
         ({"compile": True}, "leave out --compile"),
-        ({"capacity_gb": (24, 0)}, "capacity_gb 0"),
+        ({"capacity_gb": (24, 0)}, "capacity_gb: 0"),
         ({"sharding": "ZeRO"}, "sharding 'ZeRO'"),
     ],
     ids=str,

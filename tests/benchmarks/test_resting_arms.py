@@ -14,10 +14,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.benchmarks.buckets.resting_step import rest, states_of
 from common.benchmarks.one_device import options
 from common.benchmarks.one_device.option_arms import plan_arms
-from common.benchmarks.one_device.options import OptionsBenchmark, check_memory, main
+from common.benchmarks.one_device.options import (
+    OptionsBenchmark,
+    check_memory,
+    main,
+    rest,
+    states_of,
+)
 from common.errors import UserError
 from common.models.gpt2 import GPT2, GPT2Config
 from common.perfmodel.one_device.workload import Workload

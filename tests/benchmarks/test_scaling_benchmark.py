@@ -11,9 +11,8 @@ import torch
 from refusal_support import refused_line
 
 from common.benchmarks.scaling.scaling import ScalingBenchmark
-from common.benchmarks.scaling.text_workload import global_batch
 from common.benchmarks.scaling.verify_changes import VerifyChanges
-from common.benchmarks.scaling.workloads import MlpSizes, mlp_workload
+from common.benchmarks.scaling.workloads import MlpSizes, global_batch, mlp_workload
 from common.diagnose.changes import open_changes
 from common.errors import UserError
 from common.models.mlp import MLP

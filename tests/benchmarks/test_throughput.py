@@ -240,7 +240,7 @@ def test_options_without_effect_are_named_once(
         ({"num_steps": 0}, "num_steps is 0"),
         ({"warmup_steps": -1}, "warmup_steps is -1"),
         ({"batch_sizes": ()}, "batch_sizes is empty"),
-        ({"batch_sizes": (4, 0)}, "batch_sizes: 0 is no batch"),
+        ({"batch_sizes": (4, 0)}, "batch_sizes: 0; each is at least 1"),
         ({"seq_len": 2000}, "gpt2-nano has 256 positions"),
         ({"model": "gpt3"}, "did you mean 'gpt2'"),
         ({"precision": "fp8"}, "unknown precision 'fp8'"),

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.data.hashed_words import PAD_ID, hash_texts, hashed_words
-from common.data.text import LabelledTexts
+from common.data.text_sources import LabelledTexts
 from common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

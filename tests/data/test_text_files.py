@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.data import text_sources
-from common.data.text import load_texts
 from common.data.text_files import read_file
+from common.data.text_sources import load_texts
 from common.errors import UserError
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "datasets"

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.cli.data import TextLengths
-from common.data.text import open_tokenizer, synthetic_texts
 from common.data.text_lengths import (
     LengthDistribution,
     read_text_lengths,
     recorded_lengths,
     write_text_lengths,
 )
+from common.data.text_splits import synthetic_texts
+from common.data.text_tokens import open_tokenizer
 from common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

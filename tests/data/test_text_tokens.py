@@ -9,15 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.data.text import (
-    LabelledTexts,
+from common.data.text_sources import LabelledTexts, load_texts
+from common.data.text_tokens import (
+    SPECIAL_TOKENS,
     TextTokenizer,
     check_max_length,
-    load_texts,
     open_tokenizer,
     tokenize_texts,
 )
-from common.data.text_tokens import SPECIAL_TOKENS
 from common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,7 +116,7 @@ def test_every_process_trains_the_same_vocabulary(tmp_path: Path) -> None:
     texts = made_up_texts()
     (tmp_path / "texts.json").write_text(json.dumps(texts))
     code = (
-        "import json, sys; from common.data.text import open_tokenizer\n"
+        "import json, sys; from common.data.text_tokens import open_tokenizer\n"
         "texts = json.load(open(sys.argv[1]))\n"
         "found = open_tokenizer('small', texts=texts, vocab_size=90)\n"
         "print(json.dumps(sorted(found.backend.get_vocab().items())))\n"

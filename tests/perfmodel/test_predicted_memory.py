@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.benchmarks.one_device.allocator import measure_peak
-from common.benchmarks.one_device.memory_tracker import saved_by_layer, track_step
+from common.benchmarks.one_device.memory_tracker import measure_peak, saved_by_layer, track_step
 from common.errors import UserError
 from common.perfmodel.one_device.activations import saved_per_layer
 from common.perfmodel.one_device.memory import estimated_states, predict_memory

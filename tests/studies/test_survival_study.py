@@ -137,7 +137,7 @@ def test_each_kind_of_damage_makes_a_checkpoint_unreadable(tmp_path, way):
         ({"trials": -1}, "trials is -1"),
         ({"save_every": 0}, "save_every is 0"),
         ({"strategies": ("FULLSHARD",)}, "did you mean 'FULL_SHARD'"),
-        ({"strategies": ()}, "no strategies"),
+        ({"strategies": ()}, "strategies is empty; give one or more of DDP"),
     ],
 )
 def test_bad_settings_get_one_line(settings, message):

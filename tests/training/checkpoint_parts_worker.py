@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.group.process_group import process_group
 from common.training.checkpoints.checkpoint import Checkpoints
-from common.training.checkpoints.parts import own_part
+from common.training.checkpoints.states import own_part
 from common.training.config import DdpConfig, FsdpConfig
 from common.training.parallel import parallelise
 from common.training.step import TrainingStep, build_model

@@ -182,7 +182,7 @@ def test_refusals_are_one_line_and_leave_nothing(runs):
         ({"precision": "fp8"}, "unknown precision"),
         ({"loss_mean": "words"}, "unknown loss_mean"),
         ({"global_batch": 0}, "global_batch is 0"),
-        ({"max_length": 2}, "max_length 2: at least 3"),
+        ({"max_length": 2}, "max_length is 2; it must be at least 3"),
         ({"slow_factor": 0.5}, "at least 1"),
         ({"slow_factor": float("nan")}, "slow_factor is nan"),
         ({"slow_rank": -7}, "slow_rank is -7"),

@@ -14,7 +14,8 @@ from text_scaling_worker import MODEL, SHARED, TRAINING
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from common.data.hashed_words import hash_texts
-from common.data.text import load_texts, synthetic_texts
+from common.data.text_sources import load_texts
+from common.data.text_splits import synthetic_texts
 from common.errors import UserError
 from common.models.text_classifier import TextClassifier, TextClassifierConfig
 from common.runtime.group.process_group import Worker

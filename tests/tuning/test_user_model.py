@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import UserError
 from common.tuning.ddp_setting import DEFAULT, DdpSetting
-from common.tuning.target import parse_target
+from common.tuning.tune_settings import parse_target
 from common.tuning.user_model import TrainedPart, load_user_model, ready_order
 
 HERE = Path(__file__).parent

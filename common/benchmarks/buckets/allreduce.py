@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Annotated
 
 import pandas as pd
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError
 from common.perfmodel.collectives import algorithm_bandwidth, bus_bandwidth
 from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCalls, time_all_reduces
 from common.runtime.group.process_group import Worker, process_group
@@ -15,11 +16,9 @@ from common.runtime.progress import Progress
 from common.runtime.records.recorder import (
     Recorder,
     record_run,
-    require_not_negative,
-    require_positive,
 )
-from common.runtime.run_options import RankOptions
 from common.samples import rotated_rounds, slowest_rank
+from common.settings import NonNegative, OneOf, Positive, RankOptions
 from common.training.precision import DTYPES
 
 # The course's list: one element, then 12,792 doubling up to 1,676,718,080 (in float32 6.7 GB).
@@ -64,13 +63,13 @@ class AllReduceBenchmark(RankOptions):
 
     numel: tuple[int, ...] = COURSE_NUMEL
     """Elements per all-reduce, ascending."""
-    dtype: str = "float32"
-    rounds: int = 4
-    iterations: int = 10
+    dtype: Annotated[str, OneOf(DTYPES)] = "float32"
+    rounds: Annotated[int, Positive] = 4
+    iterations: Annotated[int, Positive] = 10
     """Timed calls per size, mode and round."""
-    warmup_steps: int = 2
+    warmup_steps: Annotated[int, NonNegative] = 2
     """Untimed calls before the timed ones."""
-    in_flight_mib: float = 256
+    in_flight_mib: Annotated[float, Positive] = 256
     """Memory for the buffers of calls in flight; 2 to 16 of them."""
     launch_included: bool = False
     """On GPUs: start on an idle device, so that a small message's time is that of its launch. By
@@ -79,11 +78,8 @@ class AllReduceBenchmark(RankOptions):
     output_dir: str = "outputs/assignment2"
 
     def __post_init__(self) -> None:
-        require_not_negative(self, "warmup_steps")
-        require_positive(self, "rounds", "iterations", "in_flight_mib")
+        super().__post_init__()
         check_numel(self.numel)
-        if self.dtype not in DTYPES:
-            raise UserError(unknown_name("dtype", self.dtype, DTYPES))
 
 
 def check_numel(numel: tuple[int, ...]) -> None:

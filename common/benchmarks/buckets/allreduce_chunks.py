@@ -6,18 +6,18 @@ Figures 2a and 2b of Li et al., "PyTorch Distributed", VLDB 2020.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from common.errors import UserError, unknown_name
 from common.runtime.group.collective_timing import check_sum, time_in_flight, time_sequence
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import Recorder, record_run, require_positive
-from common.runtime.run_options import RankOptions
+from common.runtime.records.recorder import Recorder, record_run
 from common.samples import rotated_rounds, slowest_rank
+from common.settings import OneOf, Positive, RankOptions
 from common.training.precision import DTYPES
 
 
@@ -32,18 +32,13 @@ class ChunkBenchmark(RankOptions):
     Settings may also come from --config FILE (a YAML file; flags win).
     """
 
-    numel: int = 10_000_000
+    numel: Annotated[int, Positive] = 10_000_000
     """Elements of all chunks together."""
-    dtype: str = "float32"
-    rounds: int = 4
-    iterations: int = 2
+    dtype: Annotated[str, OneOf(DTYPES)] = "float32"
+    rounds: Annotated[int, Positive] = 4
+    iterations: Annotated[int, Positive] = 2
     """Samples per chunk size, mode and round."""
     output_dir: str = "outputs/assignment2"
-
-    def __post_init__(self) -> None:
-        require_positive(self, "numel", "rounds", "iterations")
-        if self.dtype not in DTYPES:
-            raise UserError(unknown_name("dtype", self.dtype, DTYPES))
 
 
 CHUNK_COLUMNS = (

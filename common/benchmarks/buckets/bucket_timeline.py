@@ -69,9 +69,9 @@ class BucketMarks:
             self._sizes[index] = buffer.numel() * buffer.element_size()
             self._ready[index] = self.clock.mark()
 
-            def back(done: torch.futures.Future) -> torch.Tensor:
+            def back(future: torch.futures.Future) -> torch.Tensor:
                 self._done[index] = self._mark_back()
-                return done.value()
+                return future.value()
 
             return hook(state, bucket).then(back)
 
@@ -79,15 +79,15 @@ class BucketMarks:
 
     def _mark_back(self) -> object:
         """Marks the moment at which a bucket comes back, on the thread that it comes back on."""
-        own = self._own_stream
-        with torch.cuda.stream(own) if own is not None else nullcontext():
+        stream = self._own_stream
+        with torch.cuda.stream(stream) if stream is not None else nullcontext():
             return self.clock.mark()
 
     def average(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Averages a bucket over the ranks, as DDP does without a hook."""
         buffer = bucket.buffer().div_(self.worker.world_size)
         work = dist.all_reduce(buffer, async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])
+        return work.get_future().then(lambda future: future.value()[0])
 
     def rows(self, start: object, end: object) -> list[dict]:
         """Returns rows of BUCKET_FIELDS for the latest pass, from its marks ``start`` to ``end``.
@@ -132,11 +132,11 @@ def watch(
 
     Args:
         ddp: the instance, without a hook.
-        model: what is called: ``ddp``, or ``ddp`` compiled.
-        step: what is trained.
+        model: ``ddp``, or ``ddp`` compiled.
+        step: the training step.
         worker: this rank.
-        passes: how many passes to keep.
-        warmup_steps: steps before, in which DDP forms its buckets.
+        passes: number of passes to keep.
+        warmup_steps: steps before these, in which DDP forms its buckets.
         hook: delays every bucket; it is registered here.
 
     Returns:
@@ -154,14 +154,14 @@ def watch(
     for _ in range(warmup_steps):
         watched_step(model, step, worker)
     if marks:
-        found = [marked_pass(marks, model, step, worker) for _ in range(passes)]
+        pass_rows = [marked_pass(marks, model, step, worker) for _ in range(passes)]
     else:
         traces = [traced_pass(model, step, worker) for _ in range(passes)]
         # DDP's record of rebuilt buckets is up to date one step after they were rebuilt.
         buckets = describe_buckets(private.ddp_record(ddp), step)
-        found = _found(traces, [row["size_bytes"] for row in buckets])
+        pass_rows = _found(traces, [row["size_bytes"] for row in buckets])
     step.zero_grad()
-    return [{"iteration": i} | row for i, rows in enumerate(found) for row in rows]
+    return [{"iteration": i} | row for i, rows in enumerate(pass_rows) for row in rows]
 
 
 def watched_step(

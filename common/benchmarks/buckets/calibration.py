@@ -74,7 +74,7 @@ def watch_pass(
 
     Args:
         step: step that is timed; its gradients are not reset here.
-        clock: the worker's.
+        clock: clock of the worker's device.
         gradients: marks of the gradients, from ``ready_marks``.
         barrier_before: the pass that ranks begin together, on an idle device. Where that is the
             backward pass, its times do not contain another rank's slow forward pass.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
+from typing import Annotated
 
 import pandas as pd
 import torch
@@ -14,7 +15,6 @@ from common.benchmarks.buckets.ddp_record import describe_buckets, lateness_rows
 from common.benchmarks.buckets.latency_hook import (
     LatencyHook,
     added_latency,
-    check_added_latency,
     latency_note,
 )
 from common.benchmarks.steps import FixedBatchStep, UpdatedStepOptions, make_step
@@ -27,11 +27,10 @@ from common.runtime.progress import Progress
 from common.runtime.records.recorder import (
     Recorder,
     record_run,
-    require_not_negative,
-    require_positive,
 )
 from common.runtime.timing import clock_for
 from common.samples import rotated_rounds, slowest_rank
+from common.settings import AtLeast, NonNegative, Positive
 from common.training.ddp import make_ddp
 
 STEP_COLUMNS = (
@@ -88,30 +87,23 @@ class DdpBenchmark(UpdatedStepOptions):
 
     bucket_cap_mb: tuple[str, ...] = ("1", "5", "10", "25", "50", "100", "200", "400")
     """Caps in DDP's unit (MiB); None is DDP's default (a first bucket of 1 MiB, then 25)."""
-    rounds: int = 4
-    num_steps: int = 5
+    rounds: Annotated[int, Positive] = 4
+    num_steps: Annotated[int, Positive] = 5
     """Measured steps per cap and round."""
-    warmup_steps: int = 3
+    warmup_steps: Annotated[int, AtLeast(3, "DDP forms its buckets in the first two")] = 3
     """Steps before the measured ones; at least 3, as DDP forms its buckets in the first two."""
-    initial_steps: int = 10
+    initial_steps: Annotated[int, NonNegative] = 10
     """Steps before the first round, after which the machine runs at its usual speed."""
-    timeline_steps: int = 3
+    timeline_steps: Annotated[int, NonNegative] = 3
     """Passes per cap that are watched after the rounds; 0 leaves bucket-timeline.csv out."""
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
     find_unused_parameters: bool = False
-    added_latency_ms: float = 0.0
+    added_latency_ms: Annotated[float, NonNegative] = 0.0
     """Delay every bucket by this, with a comm hook that reduces one bucket after another."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "rounds", "num_steps", "lr")
-        require_not_negative(self, "initial_steps", "timeline_steps")
-        check_added_latency(self.added_latency_ms)
-        if self.warmup_steps < 3:
-            raise UserError(
-                f"warmup_steps {self.warmup_steps}: at least 3, DDP rebuilds its buckets in the "
-                "first two steps"
-            )
+        super().__post_init__()
         self.caps()
         self.step_settings()
 

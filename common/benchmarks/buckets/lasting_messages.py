@@ -33,7 +33,7 @@ class LastingMessages:
 
     Args:
         worker: this rank; all ranks ask for the same sizes.
-        memory_bytes: for all buffers together.
+        memory_bytes: memory of all buffers together.
         dtype: type of all messages.
     """
 

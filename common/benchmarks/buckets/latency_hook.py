@@ -18,14 +18,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import UserError
+from common.settings import NonNegative
 
 CLOSE_TIMEOUT_S = 2.0
-
-
-def check_added_latency(latency_ms: float) -> None:
-    """Raises UserError for a latency that is not a finite number of at least 0 ms."""
-    if not 0 <= latency_ms < float("inf"):
-        raise UserError(f"added_latency_ms is {latency_ms}; it must be at least 0 and finite")
 
 
 def latency_note(latency_ms: float) -> str:
@@ -41,8 +36,8 @@ class LatencyHook:
     """
 
     def __init__(self, latency_ms: float, device: torch.device) -> None:
-        """Raises UserError on a GPU, whose streams the thread would not wait for."""
-        check_added_latency(latency_ms)
+        """Raises UserError for a negative latency, and on a GPU: nothing waits for its streams."""
+        NonNegative.check("added_latency_ms", latency_ms)
         if device.type != "cpu":
             raise UserError(
                 f"added_latency_ms on {device.type}: it is for gloo on the CPU; use --device cpu"
@@ -71,7 +66,7 @@ class LatencyHook:
         served: torch.futures.Future = torch.futures.Future()
         self._buckets.put((bucket.buffer(), served))
         # DDP looks at the future in C++, where an exception is only seen if a callback raised it.
-        return served.then(lambda done: done.value())
+        return served.then(lambda future: future.value())
 
     def _serve(self) -> None:
         broken: Exception | None = None

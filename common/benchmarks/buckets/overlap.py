@@ -6,6 +6,7 @@ The arms of ``overlap_lab`` in rotated rounds, all ranks at the same time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import pandas as pd
 
@@ -17,10 +18,9 @@ from common.runtime.progress import Progress
 from common.runtime.records.recorder import (
     Recorder,
     record_run,
-    require_not_negative,
-    require_positive,
 )
 from common.samples import rotated_rounds, slowest_rank
+from common.settings import NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,13 @@ class OverlapBenchmark(StepRunOptions):
     message_mib: tuple[float, ...] = ()
     """Sizes of the all-reduces beside the backward pass, in MiB; by default 1/512, 1/64 and 1/8 of
     all gradients."""
-    rounds: int = 4
-    num_steps: int = 4
+    rounds: Annotated[int, Positive] = 4
+    num_steps: Annotated[int, Positive] = 4
     """Measured backward passes per message size and round."""
-    warmup_steps: int = 2
+    warmup_steps: Annotated[int, NonNegative] = 2
 
     def __post_init__(self) -> None:
-        require_not_negative(self, "warmup_steps")
-        require_positive(self, "rounds", "num_steps")
+        super().__post_init__()
         for size in self.message_mib:
             if not 1 / 2**20 <= size < float("inf"):
                 raise UserError(f"message_mib {size}: a message has at least one byte, and an end")

@@ -86,13 +86,13 @@ class OverlapArm:
 class OverlappedPass:
     """Seconds of one backward pass, and from its start to the last all-reduce's end.
 
-    ``done``: all-reduces that ended during the backward pass; ``copy_out_s``: what DDP over one
-    rank copied gradients back in, NaN where there is no DDP.
+    ``completed``: all-reduces that ended during the backward pass; ``copy_out_s``: the time in
+    which DDP over one rank copied gradients back, NaN where there is no DDP.
     """
 
     backward_s: float
     all_reduce_s: float
-    done: int = 0
+    completed: int = 0
     copy_out_s: float = float("nan")
 
 
@@ -154,13 +154,13 @@ class OverlapLab:
                 "messages": arm.messages,
                 "round": round_,
                 "iteration": iteration,
-                "backward_time_ms": one.backward_s * 1e3,
-                "all_reduce_time_ms": one.all_reduce_s * 1e3,
-                "messages_done": one.done,
-                "copy_out_time_ms": one.copy_out_s * 1e3,
+                "backward_time_ms": timed.backward_s * 1e3,
+                "all_reduce_time_ms": timed.all_reduce_s * 1e3,
+                "messages_done": timed.completed,
+                "copy_out_time_ms": timed.copy_out_s * 1e3,
                 "gradient_bytes": self.gradient_bytes,
             }
-            for iteration, one in enumerate(measured)
+            for iteration, timed in enumerate(measured)
         ]
 
     def _run(self, arm: OverlapArm, count: int) -> list[OverlappedPass]:
@@ -191,8 +191,8 @@ class OverlapLab:
             passes.append(self._timed_backward(model))
             copied_s.append(exposed_s(private.ddp_record(model)))
         return [
-            replace(one, copy_out_s=after)
-            for one, after in zip(passes[:-1], copied_s[1:], strict=True)
+            replace(timed, copy_out_s=after)
+            for timed, after in zip(passes[:-1], copied_s[1:], strict=True)
         ]
 
     def _timed_backward(
@@ -206,7 +206,7 @@ class OverlapLab:
         """Runs a backward pass beside all-reduces.
 
         Args:
-            model: what the forward pass goes through, such as DDP; None for the step's own.
+            model: the module of the forward pass, such as DDP; None for the step's own.
             held: hold the device back until the host is ahead.
             at_start: launched before the pass begins.
             as_ready: launched in the pass (``launched_as_ready``).
@@ -224,13 +224,13 @@ class OverlapLab:
         works += launched
         if self.worker.device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # the host is ahead of the backward pass
-        done = sum(work.is_completed() for work in works) - before
+        completed = sum(work.is_completed() for work in works) - before
         for work in works:
             work.wait()
         end = self.clock.mark()
         self.clock.wait()
         elapsed = self.clock.elapsed_s
-        return OverlappedPass(elapsed(backward_start, backward_end), elapsed(start, end), done)
+        return OverlappedPass(elapsed(backward_start, backward_end), elapsed(start, end), completed)
 
     def _watch_backward(self) -> tuple[list[torch.nn.Parameter], float]:
         """Returns parameters in the order in which they are ready, and the backward pass's seconds.
@@ -277,7 +277,7 @@ def launched_as_ready(
 
     handles = []
     if messages:
-        handles = [one.register_post_accumulate_grad_hook(note) for one in parameters]
+        handles = [parameter.register_post_accumulate_grad_hook(note) for parameter in parameters]
     try:
         yield works
     finally:

@@ -14,10 +14,11 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
-from common.data.text import TokenizedTexts
+from common.data.text_tokens import TokenizedTexts
 from common.errors import UserError
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.paths import relative_to_project
@@ -25,18 +26,17 @@ from common.runtime.progress import Progress
 from common.runtime.records.recorder import (
     Recorder,
     record_run,
-    require_not_negative,
-    require_positive,
 )
 from common.samples import rotated
 from common.scheduling.cost import TokensCost, TokensSquaredCost
 from common.scheduling.loader import AheadLoader, MicroBatch
 from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
 from common.scheduling.rank_speeds import RankCosts
+from common.settings import NonNegative, Positive
 from common.training.micro_batches.config import TextSettings, slow_factor_of
-from common.training.micro_batches.log import batch_facts, part_facts, split_exchange
+from common.training.micro_batches.log import split_exchange, step_columns
 from common.training.scaling.cost_calibration import calibrate, exchange_ratios
-from common.training.texts.task import Task, open_task, planner_for, task_facts
+from common.training.texts.task import Task, open_task, planner_for
 
 logger = logging.getLogger(__name__)
 
@@ -97,11 +97,11 @@ class ModeComparison(TextSettings):
     Settings may also come from --config FILE (a YAML file; flags win).
     """
 
-    steps: int = 60
+    steps: Annotated[int, Positive] = 60
     """Global batches; each is one step of every mode."""
-    warmup: int = 5
+    warmup: Annotated[int, NonNegative] = 5
     """Global batches before the measured ones."""
-    slow_steps: int = 40
+    slow_steps: Annotated[int, NonNegative] = 40
     """Steps of each mode with one rank slowed down; 0 to leave that out."""
     slow_rank: int = -1
     """The rank that is slowed down; -1 is the last."""
@@ -109,8 +109,6 @@ class ModeComparison(TextSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "steps")
-        require_not_negative(self, "warmup", "slow_steps")
         if self.slow_rank < -1:
             raise UserError(f"slow_rank is {self.slow_rank}; a rank, or -1 for the last")
         if not 1 < self.slow_factor < float("inf"):
@@ -138,7 +136,7 @@ def main(settings: ModeComparison) -> None:
             settings,
             "compare_modes",
             worker,
-            recorded_settings=task_facts(task, worker),
+            recorded_settings=task.facts(),
         ) as recorder:
             ranks = calibrate(settings, task, worker, recorder)
             ratios = compare(settings, task, planners, ranks, worker, recorder)
@@ -210,10 +208,10 @@ def compare(
 
         rows: list[dict] = []
         for index, (name, step, order) in enumerate(visits):
-            found = _one_step(task, loader, visits, index, request)
+            row = _one_step(task, loader, visits, index, request)
             same = ARMS.get(name) in SAME_BATCH
             keys = {"mode": name, "same_batch": same, "step": step, "order": order}
-            rows.append(keys | found)
+            rows.append(keys | row)
             progress.step(f"step {step}, {name}")
             if index + 1 == len(visits) or visits[index + 1][1] != step:
                 slowest = _write(table, rows, worker) if step >= 0 else {}
@@ -238,8 +236,8 @@ def compare_slowed(
     plan's bottleneck for ranks as slow as they really are.
     """
     table = recorder.stream("slow-rank.csv", SLOW_COLUMNS)
-    told = [cost.scaled(by) for cost, by in zip(ranks.costs, slowdown, strict=True)]
-    known = {
+    slowed_costs = [cost.scaled(by) for cost, by in zip(ranks.costs, slowdown, strict=True)]
+    rank_factors = {
         NOT_TOLD: ranks.factors,
         TOLD: [a * b for a, b in zip(ranks.factors, slowdown, strict=True)],
     }
@@ -253,7 +251,7 @@ def compare_slowed(
 
         def request(visit: tuple[str, int, int]) -> None:
             name, step, _ = visit
-            factors = known.get(name, ranks.factors)
+            factors = rank_factors.get(name, ranks.factors)
             costs = [ranks.base.scaled(factor) for factor in factors]
             loader.request(functools.partial(_plan, planner, task, costs, step), tag=factors)
 
@@ -264,18 +262,18 @@ def compare_slowed(
 
         rows: list[dict] = []
         for index, (name, step, _) in enumerate(visits):
-            found = _one_step(task, loader, visits, index, request, refine)
-            plan, factors = found.pop("plan"), found.pop("tag")
-            del found["loss"], found["global_batch"]
+            row = _one_step(task, loader, visits, index, request, refine)
+            plan, factors = row.pop("plan"), row.pop("tag")
+            del row["loss"], row["global_batch"]
             if name == CALIBRATED:
                 ranks.note(
-                    batch_size=found["local_batch"],
-                    longest=found["max_seq_len_in_batch"],
-                    measured_s=found["compute_time_ms"] / 1e3,
+                    batch_size=row["local_batch"],
+                    longest=row["max_seq_len_in_batch"],
+                    measured_s=row["compute_time_ms"] / 1e3,
                 )
             keys = {"mode": name, "step": step, "slow_factor": slowdown[worker.rank]}
             keys |= {"estimated_factor": factors[worker.rank]}
-            rows.append(keys | {"expected_ms": plan.slowest_cost(told) * 1e3} | found)
+            rows.append(keys | {"expected_ms": plan.slowest_cost(slowed_costs) * 1e3} | row)
             if index + 1 == len(visits) or visits[index + 1][1] != step:
                 _write(table, rows, worker)
                 rows = []
@@ -292,7 +290,7 @@ def control_texts(
     share = settings.global_batch / worker.world_size
     bottlenecks = [plan(step).padded_tokens.max() for step in range(20)]
     length = max(3, round(float(np.median(bottlenecks)) / share))
-    tokens = [(own * (length // len(own) + 1))[:length] for own in map(list, task.train.tokens)]
+    tokens = [(text * (length // len(text) + 1))[:length] for text in map(list, task.train.tokens)]
     return replace(task.train, tokens=tokens, lengths=np.full(len(tokens), length))
 
 
@@ -327,8 +325,8 @@ def _one_step(
 
     parts, batch = task.step.run(next_batch)
     plan = batch.plan
-    facts = {"global_batch": plan.global_batch, "loss": parts.loss, "plan": plan, "tag": batch.tag}
-    return batch_facts(batch) | part_facts(parts, batch) | facts
+    of_plan = {"global_batch": plan.global_batch, "plan": plan, "tag": batch.tag}
+    return step_columns(parts, batch) | of_plan | {"loss": parts.loss}
 
 
 def _write(table, rows: list[dict], worker: Worker) -> dict[str, float]:
@@ -337,11 +335,11 @@ def _write(table, rows: list[dict], worker: Worker) -> dict[str, float]:
         for name in ("plan", "tag"):
             row.pop(name, None)
     gathered = worker.gather(rows)
-    own, slowest = [], {}
+    local, slowest = [], {}
     for ranks in zip(*gathered, strict=True):
         loss = sum(row["loss"] for row in ranks) if "loss" in ranks[0] else None
         row = split_exchange(ranks)[worker.rank]
-        own.append(row if loss is None else row | {"loss": loss})
-        slowest[row["mode"]] = max(one["step_time_ms"] for one in ranks)
-    table.write(own)
+        local.append(row if loss is None else row | {"loss": loss})
+        slowest[row["mode"]] = max(rank_row["step_time_ms"] for rank_row in ranks)
+    table.write(local)
     return slowest

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -23,16 +24,14 @@ from common.runtime.paths import relative_to_project
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import (
     record_run,
-    require_not_negative,
-    require_positive,
     single_device,
 )
 from common.runtime.records.run_directory import find_table
-from common.runtime.run_options import RunOptions
 from common.scheduling.cost import CalibratedCost, Cost, TokensCost, TokensSquaredCost
 from common.scheduling.modes import MODES, SAME_BATCH, Planner, StepPlan
 from common.scheduling.packing import karmarkar_karp, largest_first
 from common.scheduling.partition import min_max_contiguous
+from common.settings import AtLeast, NonEmpty, NonNegative, Positive, RunOptions
 
 COLUMNS = (
     "dataset",
@@ -67,16 +66,16 @@ class ModeSimulation(RunOptions):
     lower_bound_s). Settings may also come from --config FILE (a YAML file; flags win).
     """
 
-    datasets: tuple[str, ...] = ("sst2", "ag_news", "imdb")
+    datasets: Annotated[tuple[str, ...], NonEmpty] = ("sst2", "ag_news", "imdb")
     """Recorded length distributions, under data/text-lengths."""
-    world_sizes: tuple[int, ...] = (8, 32, 128, 512, 1024)
-    rank_batch: int = 12
+    world_sizes: Annotated[tuple[int, ...], NonEmpty, AtLeast(1)] = (8, 32, 128, 512, 1024)
+    rank_batch: Annotated[int, Positive] = 12
     """Samples a rank has on average: the global batch is this times the world size."""
-    draws: int = 5
+    draws: Annotated[int, Positive] = 5
     """Data sets drawn for each world size."""
-    samples: int = 50_000
+    samples: Annotated[int, Positive] = 50_000
     """Texts in each data set drawn; at least two global batches are drawn."""
-    max_length: int = 256
+    max_length: Annotated[int, AtLeast(1)] = 256
     """Tokens after which a text is cut."""
     c0_s: float = 3e-3
     """Constant term of a step's cost c0 + c1·b·m + c2·b·m², in seconds (b texts, the longest of m
@@ -86,26 +85,17 @@ class ModeSimulation(RunOptions):
     calibration: str = ""
     """Take c0, c1 and c2 from the calibration.csv of this run directory, or (newest) of the newest
     complete run below output_dir."""
-    planning_world_sizes: tuple[int, ...] = (64, 1024)
+    planning_world_sizes: Annotated[tuple[int, ...], AtLeast(1)] = (64, 1024)
     """World sizes whose planning is timed; --planning-batches has the global batch of
     each."""
-    planning_batches: tuple[int, ...] = (512, 4096)
-    planning_repeats: int = 30
+    planning_batches: Annotated[tuple[int, ...], AtLeast(1)] = (512, 4096)
+    planning_repeats: Annotated[int, Positive] = 30
     """Plans that are timed for each world size and cost."""
-    seed: int = 42
+    seed: Annotated[int, NonNegative] = 42
     output_dir: str = "outputs/assignment3"
 
     def __post_init__(self) -> None:
-        require_positive(self, "rank_batch", "draws", "samples", "planning_repeats")
-        require_not_negative(self, "seed")
-        if self.max_length < 1:
-            raise UserError(f"max_length is {self.max_length}; a text keeps at least 1 token")
-        for name in ("datasets", "world_sizes"):
-            if not getattr(self, name):
-                raise UserError(f"{name} is empty; give at least one")
-        for name in ("world_sizes", "planning_world_sizes", "planning_batches"):
-            if min(getattr(self, name), default=1) < 1:
-                raise UserError(f"{name}: {min(getattr(self, name))}; each is at least 1")
+        super().__post_init__()
         if len(self.planning_world_sizes) != len(self.planning_batches):
             raise UserError(
                 f"planning_batches has {len(self.planning_batches)} values and "
@@ -201,7 +191,7 @@ def simulated_rows(
         planner = Planner(mode, lengths, world_size, global_batch, seed=settings.seed)
         steps = 1 if same else planner.steps_per_epoch()
         plans = (planner(step, settings.cost) for step in range(steps))
-        means = pd.DataFrame([_facts(plan, settings.cost) for plan in plans]).mean().to_dict()
+        means = pd.DataFrame([_columns(plan, settings.cost) for plan in plans]).mean().to_dict()
         rows.append(key | {"mode": mode, "same_batch": same} | means)
         if mode == "static":
             batch = np.concatenate([np.asarray(group) for group in planner(0).groups])
@@ -210,11 +200,11 @@ def simulated_rows(
     return rows
 
 
-def _facts(plan: StepPlan, cost: CalibratedCost) -> dict:
-    own = plan.lengths[np.concatenate([np.asarray(group) for group in plan.groups])]
+def _columns(plan: StepPlan, cost: CalibratedCost) -> dict:
+    lengths = plan.lengths[np.concatenate([np.asarray(group) for group in plan.groups])]
     return {
         "bottleneck_ms": 1e3 * plan.slowest_cost(cost),
-        "lower_bound_ms": 1e3 * lower_bound_s(own, len(plan.groups), cost),
+        "lower_bound_ms": 1e3 * lower_bound_s(lengths, len(plan.groups), cost),
         "padded_tokens": int(plan.padded_tokens.sum()),
         "tokens": plan.total_tokens,
         "samples": plan.global_batch,
@@ -248,8 +238,8 @@ def lower_bound_s(lengths: NDArray, world_size: int, cost: CalibratedCost) -> fl
     rank is at least the mean of all, c0 + Σ w / G, and some rank has the longest sample: c0 + w(m).
     """
     # Whole numbers add up to the same in any order.
-    own = cost.c1_s * int(lengths.sum()) + cost.c2_s * int((lengths**2).sum())
-    return max(cost.c0_s + own / world_size, float(cost(1, int(lengths.max()))))
+    work_s = cost.c1_s * int(lengths.sum()) + cost.c2_s * int((lengths**2).sum())
+    return max(cost.c0_s + work_s / world_size, float(cost(1, int(lengths.max()))))
 
 
 def planning_times(settings: ModeSimulation, distribution: LengthDistribution) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 from torch import nn
@@ -25,11 +26,10 @@ from common.runtime.progress import Progress
 from common.runtime.records.recorder import (
     Recorder,
     record_run,
-    require_not_negative,
-    require_positive,
 )
 from common.runtime.records.run_directory import RunDirectory, write_atomically
 from common.runtime.timing import clock_for
+from common.settings import NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,15 @@ class LayerBenchmark(UpdatedStepOptions):
     Settings may also come from --config FILE (a YAML file; flags win).
     """
 
-    warmup_steps: int = 5
-    num_steps: int = 15
-    gradient_accumulation: int = 1
+    warmup_steps: Annotated[int, NonNegative] = 5
+    num_steps: Annotated[int, Positive] = 15
+    gradient_accumulation: Annotated[int, Positive] = 1
     """Micro-batches per step; the last one is timed."""
     layer_size_output: str = ""
     """Write layer-sizes.csv to this path too."""
 
     def __post_init__(self) -> None:
-        require_not_negative(self, "warmup_steps")
-        require_positive(self, "num_steps", "gradient_accumulation", "lr")
+        super().__post_init__()
         if self.replay and self.layer_size_output:
             raise UserError("--layer_size_output with --replay: a replay has no layers")
         self.step_settings()
@@ -121,14 +120,14 @@ def measure(
             optimizer_s = clock.elapsed_s(optimizer_start, optimizer_end)
             ready.write(ready_rows(step.model, times.ready_s, iteration))
             steps.write([times.row(iteration, optimizer_s)])
-            others = {
+            phases = {
                 "forward": times.forward_s,
                 "backward": times.backward_s,
                 "step": optimizer_s,
             }
-            slowest = pd.DataFrame(worker.gather(times.ready_s | others)).max()
+            slowest = pd.DataFrame(worker.gather(times.ready_s | phases)).max()
             layers = layer_durations(slowest[list(times.ready_s)].to_dict(), slowest["backward"])
-            durations.append(pd.Series(layers | slowest[list(others)].to_dict(), name=iteration))
+            durations.append(pd.Series(layers | slowest[list(phases)].to_dict(), name=iteration))
     return pd.DataFrame(durations) if worker.is_main else pd.DataFrame()
 
 

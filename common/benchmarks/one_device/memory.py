@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 import torch
 
-from common.benchmarks.one_device.allocator import AllocatorPeak, measure_peak
-from common.benchmarks.one_device.memory_tracker import TrackedPeak, saved_by_layer, track_step
+from common.benchmarks.one_device.memory_tracker import (
+    AllocatorPeak,
+    TrackedPeak,
+    measure_peak,
+    saved_by_layer,
+    track_step,
+)
 from common.errors import UserError
 from common.perfmodel.one_device.activations import saved_per_layer
 from common.perfmodel.one_device.memory import (
@@ -28,7 +34,7 @@ from common.perfmodel.one_device.memory_fit import (
 from common.perfmodel.one_device.sharding import Sharding
 from common.perfmodel.one_device.workload import Workload
 from common.runtime.records.recorder import Recorder, record_run, single_device
-from common.runtime.run_options import DeviceOptions
+from common.settings import DeviceOptions, Positive
 
 MIB = 2**20
 GB = 10**9
@@ -55,16 +61,13 @@ class MemoryAnalysis(DeviceOptions, Workload):
     """Ranks that share the work with --sharding."""
     run_step: bool = False
     """On the CPU: run the step for real too, and read PyTorch's CPU allocator."""
-    capacity_gb: tuple[float, ...] = (24, 40, 80, 141)
+    capacity_gb: Annotated[tuple[float, ...], Positive] = (24, 40, 80, 141)
     """Memory sizes (in 10⁹ bytes) for which the largest batch is predicted."""
     output_dir: str = "outputs/assignment0"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         Sharding(self.sharding, self.ranks)
-        for size in self.capacity_gb:
-            if not 0 < size < float("inf"):
-                raise UserError(f"capacity_gb {size:g}: must be above 0 and finite")
         if self.compile:
             raise UserError(
                 "compile: the analysis is of eager execution (a compiled step needs less); leave "
@@ -205,8 +208,8 @@ def largest_batches(settings: MemoryAnalysis) -> pd.DataFrame:
     rows = []
     for size in settings.capacity_gb:
         usable = size * GB - GPU_OVERHEAD_BYTES
-        found = {k: largest_batch(replace(settings, **way), usable) for k, way in ways.items()}
-        rows.append({"memory_gb": size} | found)
+        largest = {k: largest_batch(replace(settings, **way), usable) for k, way in ways.items()}
+        rows.append({"memory_gb": size} | largest)
     return pd.DataFrame(rows)
 
 
@@ -250,21 +253,21 @@ def _print_peak(prediction: MemoryPrediction, components: pd.DataFrame) -> None:
     for name, size in prediction.peak.components.items():
         print(f"  {name + ':':<20}{size / MIB:>12,.2f} MiB")
     print(f"  {'predicted:':<20}{prediction.peak_bytes / MIB:>12,.2f} MiB\n")
-    shown = components.set_index("component") / MIB
-    shown.columns = ["predicted MiB", "tracked MiB", "residual MiB"]
-    print(shown.to_string(float_format="{:,.2f}".format))
+    table = components.set_index("component") / MIB
+    table.columns = ["predicted MiB", "tracked MiB", "residual MiB"]
+    print(table.to_string(float_format="{:,.2f}".format))
 
 
 def _print_layers(layers: pd.DataFrame, checkpointing: bool) -> None:
     without = ", if it were not computed again" if checkpointing else ""
     print(f"\n--- Kept for the backward pass, by layer{without} ---")
-    shown = layers[["predicted_bytes", "measured_bytes"]] / MIB
-    shown.insert(0, "layer", layers.layer)
-    same = shown.layer.str.startswith("block") & ~shown.drop(columns="layer").duplicated()
-    shown = shown[same | ~shown.layer.str.startswith("block")]  # one of the blocks that are alike
-    shown.loc[same, "layer"] = f"each of {layers.layer.str.startswith('block').sum()} blocks"
-    shown.columns = ["layer", "predicted MiB", "seen MiB"]
-    print(shown.to_string(index=False, float_format="{:,.2f}".format))
+    table = layers[["predicted_bytes", "measured_bytes"]] / MIB
+    table.insert(0, "layer", layers.layer)
+    same = table.layer.str.startswith("block") & ~table.drop(columns="layer").duplicated()
+    table = table[same | ~table.layer.str.startswith("block")]  # one of the blocks that are alike
+    table.loc[same, "layer"] = f"each of {layers.layer.str.startswith('block').sum()} blocks"
+    table.columns = ["layer", "predicted MiB", "seen MiB"]
+    print(table.to_string(index=False, float_format="{:,.2f}".format))
 
 
 def _print_allocator(tracked: TrackedPeak, allocator: AllocatorPeak | None) -> None:

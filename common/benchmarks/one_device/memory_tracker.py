@@ -1,15 +1,21 @@
-"""The memory of a training step, followed operator by operator without allocating it.
+"""The peak memory of a training step, followed operator by operator, or seen by the allocator.
 
 PyTorch's ``MemTracker`` sees every operator's outputs come and go. On fake tensors, which have
 shapes and no data, it follows a step of gpt2-xl in seconds on a laptop. What a kernel needs inside
 (a workspace of cuBLAS, say) it does not see.
+
+The allocator sees a real step. On a GPU the caching allocator counts what tensors use (allocated)
+and what it holds from the driver (reserved). The CPU's allocator keeps no counters, but tells the
+profiler of every allocation; there is nothing reserved, as what is freed goes back to the C
+library.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -19,6 +25,7 @@ from torch import Tensor, nn
 from common.errors import UserError
 from common.perfmodel.one_device.workload import Workload
 from common.runtime import private
+from common.training.recording.memory_watch import AllocationWatch
 from common.training.step import TokenBatch, TrainingStep
 
 CATEGORIES = {
@@ -45,8 +52,8 @@ class TrackedPeak:
         return sum(self.categories.values())
 
 
-def track_step(workload: Workload, device: torch.device | None = None) -> TrackedPeak:
-    """Follows the second step of ``workload``: on fake tensors, or on a real ``device``.
+def track_step(workload: Workload) -> TrackedPeak:
+    """Follows the second step of ``workload`` on fake tensors.
 
     In the first step the optimizer makes its states. A float16 loss is not scaled here, which
     changes no size.
@@ -59,11 +66,11 @@ def track_step(workload: Workload, device: torch.device | None = None) -> Tracke
             "compile: a compiled step hides its operators from the memory tracker; leave out "
             "--compile to analyse the memory of the step in eager mode"
         )
-    target = device or torch.device("cpu")
-    with private.fake_tensors() if device is None else contextlib.nullcontext():
-        step = TrainingStep(workload, target)
-        step.scaler = torch.amp.GradScaler(target.type, enabled=False)
-        batch = empty_batch(workload, target)
+    device = torch.device("cpu")
+    with private.fake_tensors():
+        step = TrainingStep(workload, device)
+        step.scaler = torch.amp.GradScaler(device.type, enabled=False)
+        batch = empty_batch(workload, device)
         step.run(itertools.repeat(batch))  # the optimizer makes its states
         tracker = private.memory_tracker()
         tracker.track_external(step.model, step.optimizer, *batch)
@@ -71,7 +78,7 @@ def track_step(workload: Workload, device: torch.device | None = None) -> Tracke
 
         def note(name: str) -> None:
             nonlocal phase, reached
-            peak = _peak(tracker, target)
+            peak = _peak(tracker, device)
             if peak > reached:
                 phase, reached = name, peak
 
@@ -85,8 +92,8 @@ def track_step(workload: Workload, device: torch.device | None = None) -> Tracke
             del loss
             step.update()
             note("update")
-    found = tracker.get_tracker_snapshot("peak")[target]
-    named = {_name(key): size for key, size in found.items()}
+    sizes = tracker.get_tracker_snapshot("peak")[device]
+    named = {_name(key): size for key, size in sizes.items()}
     return TrackedPeak(phase, {name: named.get(key, 0) for key, name in CATEGORIES.items()})
 
 
@@ -104,7 +111,7 @@ def saved_by_layer(workload: Workload) -> pd.DataFrame:
     with private.fake_tensors():
         step = TrainingStep(workload, torch.device("cpu"))
         batch = empty_batch(workload, torch.device("cpu"))
-        seen = {parameter.untyped_storage()._cdata for parameter in step.model.parameters()}
+        storages = {parameter.untyped_storage()._cdata for parameter in step.model.parameters()}
         kept: dict[str, int] = {}
         alive: list[Tensor] = []
         layer = "embeddings"
@@ -115,8 +122,8 @@ def saved_by_layer(workload: Workload) -> pd.DataFrame:
 
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            if storage._cdata not in seen:
-                seen.add(storage._cdata)
+            if storage._cdata not in storages:
+                storages.add(storage._cdata)
                 alive.append(tensor)  # or its storage's address would be used again
                 kept[layer] = kept.get(layer, 0) + storage.nbytes()
             return tensor
@@ -142,9 +149,59 @@ def _mark_layers(model: nn.Module, enter) -> None:
 
 def _peak(tracker: Any, device: torch.device) -> int:
     """Returns the peak of memory so far, in bytes."""
-    found = tracker.get_tracker_snapshot("peak")[device]
-    return next(size for key, size in found.items() if _name(key) == "Total")
+    sizes = tracker.get_tracker_snapshot("peak")[device]
+    return next(size for key, size in sizes.items() if _name(key) == "Total")
 
 
 def _name(key: object) -> str:
     return str(getattr(key, "value", key))
+
+
+@dataclass(frozen=True)
+class AllocatorPeak:
+    """The peak of allocated memory during one step; ``reserved_bytes`` on a GPU only."""
+
+    allocated_bytes: int
+    reserved_bytes: int | None
+
+
+def measure_peak(
+    workload: Workload, device: torch.device, snapshot: Path | None = None
+) -> AllocatorPeak:
+    """Runs three steps of ``workload`` on ``device``; returns the allocator's peak in the third.
+
+    Args:
+        workload: the step to run.
+        device: the step's device. Other tensors of this process on a GPU count too, so there
+            should be none.
+        snapshot: file for the allocator's history of that step, on a GPU.
+
+    Raises:
+        torch.OutOfMemoryError: it does not fit.
+    """
+    step = TrainingStep(workload, device)
+    batches = itertools.repeat(empty_batch(workload, device))
+    for _ in range(2):
+        step.run(batches)
+    if device.type == "cuda":
+        return _cuda_peak(step, batches, device, snapshot)
+    watch = AllocationWatch(step.model, step.optimizer)
+    step.run(batches)
+    return AllocatorPeak(watch.finish(), None)
+
+
+def _cuda_peak(
+    step: TrainingStep, batches: Iterable, device: torch.device, snapshot: Path | None
+) -> AllocatorPeak:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    if snapshot:
+        torch.cuda.memory._record_memory_history(max_entries=200_000)
+    step.run(batches)
+    torch.cuda.synchronize(device)
+    if snapshot:
+        torch.cuda.memory._dump_snapshot(str(snapshot))
+        torch.cuda.memory._record_memory_history(enabled=None)
+    return AllocatorPeak(
+        torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    )

@@ -112,7 +112,8 @@ class _Counting(TorchDispatchMode):
         result = func(*args, **kwargs)
         call = _Call(func, args, kwargs, result)
         if not call.is_view():
-            cost = self.costs.by_call[func._schema.name, shapes_text(call.input_shapes())]
+            shapes = tensor_shapes([list(tensor.shape) for _, tensor in call.inputs])
+            cost = self.costs.by_call[func._schema.name, shapes_text(shapes)]
             cost.calls += 1
             cost.flops += call.flops()
             cost.bytes += call.moved_bytes()
@@ -128,18 +129,14 @@ class _Call:
         self.func = func
         self.args, self.kwargs, self.result = args, kwargs, result
         self.name = func._schema.name.removeprefix("aten::")
-        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
+        by_name = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
         self.inputs = [
             (argument, tensor)
             for argument in func._schema.arguments
-            for tensor in _tensors((given | dict(kwargs)).get(argument.name))
+            for tensor in _tensors((by_name | dict(kwargs)).get(argument.name))
         ]
         old = {_storage(tensor) for _, tensor in self.inputs}
         self.outputs = [t for t in _tensors(result) if _storage(t) not in old]
-
-    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Returns the shapes of all input tensors, as the profiler records them."""
-        return tensor_shapes([list(tensor.shape) for _, tensor in self.inputs])
 
     def is_view(self) -> bool:
         """Returns True if the call only gives another shape to memory that was there."""
@@ -175,10 +172,10 @@ class _Call:
         if LIKE.get(self.name) == index:
             return 0
         if LOOKUPS.get(self.name) == index:
-            found = sum(t.numel() for t in self.outputs[:1])
+            elements = sum(t.numel() for t in self.outputs[:1])
             if self.name == "nll_loss_forward":
-                found = self.inputs[1][1].numel()
-            return min(size, found * tensor.element_size())
+                elements = self.inputs[1][1].numel()
+            return min(size, elements * tensor.element_size())
         if not _is_written(argument) or argument.name in READ_ONLY.get(self.name, ()):
             return size
         only_written = argument.is_out or self.name in OVERWRITING

@@ -60,13 +60,13 @@ def plan_arms(base: Workload, device: torch.device, names: Iterable[str] = ()) -
     working = {arm.name for arm in arms if not arm.reason}
     arms.append(Arm(ALL, everything, no_effect(ALL, base, everything, device)))
     for name in (name for name in fast if name in working):
-        rest = _turned_on(base, [other for other in fast if other != name])
-        reason = no_effect(name, rest, everything, device)
-        arms.append(Arm(f"{ALL}-but-{name}", rest, reason))
+        all_but_one = _turned_on(base, [other for other in fast if other != name])
+        reason = no_effect(name, all_but_one, everything, device)
+        arms.append(Arm(f"{ALL}-but-{name}", all_but_one, reason))
     chosen = {BASELINE, AGAIN, *(names or (arm.name for arm in arms))}
-    known = [arm.name for arm in arms]
-    for name in chosen.difference(known):
-        raise UserError(unknown_name("arm", name, known))
+    arm_names = [arm.name for arm in arms]
+    for name in chosen.difference(arm_names):
+        raise UserError(unknown_name("arm", name, arm_names))
     return [arm for arm in arms if arm.name in chosen]
 
 
@@ -86,9 +86,9 @@ def no_effect(name: str, without: Workload, with_: Workload, device: torch.devic
     """Returns the reason why an option changes no computation here; empty where it does."""
     if effective(with_, device) != effective(without, device):
         return ""
-    said = [reason for reason in with_.without_effect(device.type) if reason.startswith(name)]
-    if said:
-        return f"no effect: {said[0]}"
+    reasons = [reason for reason in with_.without_effect(device.type) if reason.startswith(name)]
+    if reasons:
+        return f"no effect: {reasons[0]}"
     if name == "tf32" and not without.tf32:
         return "no effect: TF32 needs an Ampere GPU or a later one"
     if name == "vocab_multiple":

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Annotated
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from common.analysis.one_device.options import noise_floor, option_ratios, ratios_text
-from common.benchmarks.buckets.resting_step import rest, states_of
 from common.benchmarks.one_device.option_arms import AGAIN, BASELINE, Arm, plan_arms
 from common.data.batches import BatchStream
 from common.errors import UserError
@@ -29,16 +30,13 @@ from common.runtime.machine.memory_limit import available_memory_bytes, is_out_o
 from common.runtime.progress import Progress
 from common.runtime.records.recorder import (
     record_run,
-    require_not_negative,
-    require_positive,
     single_device,
 )
 from common.runtime.records.run_directory import RunDirectory
-from common.runtime.run_options import DeviceOptions
 from common.runtime.seeding import seed_everything
 from common.samples import rotated_rounds
-from common.training.loop import time_steps
-from common.training.step import TrainingStep
+from common.settings import DeviceOptions, NonNegative, Positive
+from common.training.step import TrainingStep, time_steps
 
 logger = logging.getLogger(__name__)
 
@@ -62,19 +60,14 @@ class OptionsBenchmark(DeviceOptions, Workload):
     """sdpa (PyTorch's fused attention) or eager (the score matrix is written out)."""
     arms: tuple[str, ...] = ()
     """Options to measure besides the baseline, such as sdpa all all-but-compile; by default all."""
-    rounds: int = 6
+    rounds: Annotated[int, Positive] = 6
     """Rounds; each measures every option once."""
-    num_steps: int = 3
+    num_steps: Annotated[int, Positive] = 3
     """Measured steps per visit."""
-    warmup_steps: int = 1
+    warmup_steps: Annotated[int, NonNegative] = 1
     """Steps before the measured ones."""
     seed: int = 42
     output_dir: str = "outputs/assignment0"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "rounds", "num_steps")
-        require_not_negative(self, "warmup_steps")
 
     def baseline(self) -> Workload:
         """Returns the part of the settings that says what is computed."""
@@ -129,7 +122,7 @@ def check_memory(arms: list[Arm], device: torch.device) -> None:
             )
     has, steps = available_memory_bytes(), [0]
     if device.type == "cpu":
-        steps = [peak - own for peak, own in zip(peaks, kept, strict=True)]
+        steps = [peak - states for peak, states in zip(peaks, kept, strict=True)]
     if sum(kept) + max(steps) > has:
         raise UserError(
             f"{len(arms)} arms of {model} keep {sum(kept) / 2**30:.1f} GiB on the host, a "
@@ -169,10 +162,10 @@ def visiting_order(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
     Side by side the two would differ by less than the baseline and an arm at the other end of the
     round do from the same drift, and the noise would be told too small.
     """
-    others = [arm for arm in arms if arm.name != AGAIN]
+    without_again = [arm for arm in arms if arm.name != AGAIN]
     again = [arm for arm in arms if arm.name == AGAIN]
-    half = (len(others) + 1) // 2
-    return (*others[:half], *again, *others[half:])
+    half = (len(without_again) + 1) // 2
+    return (*without_again[:half], *again, *without_again[half:])
 
 
 class Bench:
@@ -245,9 +238,9 @@ class Bench:
         self._rest(arm)
 
     def _rest(self, arm: Arm) -> None:
-        place = resting_place(self.device)
-        if place:
-            self._wake[arm.name] = rest(self._steps[arm.name], place)
+        host = resting_place(self.device)
+        if host:
+            self._wake[arm.name] = rest(self._steps[arm.name], host)
 
     def _measure(self, arm: Arm, round_: int) -> None:
         step = self._steps[arm.name]
@@ -259,8 +252,8 @@ class Bench:
         if self.device.type == "cuda":
             # The arm's own peak: what the steps took on top of what was allocated before them, and
             # the arm's states, which were among that.
-            own = torch.cuda.max_memory_allocated(self.device) - allocated + state_bytes(step)
-            self._peak_bytes[arm.name] = max(own, self._peak_bytes.get(arm.name, 0))
+            peak = torch.cuda.max_memory_allocated(self.device) - allocated + state_bytes(step)
+            self._peak_bytes[arm.name] = max(peak, self._peak_bytes.get(arm.name, 0))
         rows = [
             (arm.name, round_, iteration, arm.workload.tokens_per_step, time_s * 1e3)
             for iteration, time_s in enumerate(times_s)
@@ -287,7 +280,7 @@ class Bench:
 
 def state_bytes(step: TrainingStep) -> int:
     """Returns the bytes of a step's states on its device, gradients left out."""
-    return sum(each.nbytes for each in states_of(step) if each.device == step.device)
+    return sum(tensor.nbytes for tensor in states_of(step) if tensor.device == step.device)
 
 
 def _why_dropped(arm: Arm, error: Exception, round_: int, device: torch.device) -> str:
@@ -303,3 +296,31 @@ def _why_dropped(arm: Arm, error: Exception, round_: int, device: torch.device) 
     if arm.workload.compile and round_ == PREPARATION:
         return f"does not compile: {(str(error).strip() or repr(error)).splitlines()[0]}"
     raise error
+
+
+def rest(step: TrainingStep, device: torch.device) -> Callable[[], None]:
+    """Moves the states that are on the step's device to ``device``, so that others have its memory.
+
+    To be called between steps, when there are no gradients. Returns the function that brings
+    them back. What was elsewhere (AdamW's step counters, on the host unless it is fused) stays.
+
+    Parameters and optimizer states keep their identity, as ``nn.Module.to`` keeps it: only their
+    data are replaced, so that compiled code, which looks at a parameter's shape, type and device,
+    and the optimizer's own tables go on as before. Nothing here is timed; a warm-up follows.
+    """
+    moved = [tensor for tensor in states_of(step) if tensor.device == step.device]
+    _move(moved, device)
+    return lambda: _move(moved, step.device)
+
+
+def states_of(step: TrainingStep) -> Iterator[Tensor]:
+    """Yields parameters, buffers and optimizer states, each once; gradients left out."""
+    yield from step.model.parameters()
+    yield from step.model.buffers()
+    for state in step.optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def _move(tensors: list[Tensor], device: torch.device) -> None:
+    for tensor in tensors:
+        tensor.data = tensor.data.to(device, copy=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 import torch
@@ -28,12 +29,10 @@ from common.runtime.progress import Progress
 from common.runtime.records.recorder import (
     Recorder,
     record_run,
-    require_not_negative,
-    require_positive,
     single_device,
 )
-from common.runtime.run_options import DeviceOptions
 from common.runtime.timing import clock_for
+from common.settings import DeviceOptions, NonNegative, Positive
 from common.traces.attribution import attribute
 from common.traces.profiler_trace import Event, read_trace
 from common.training.recording.tracing import silence_profiler
@@ -54,21 +53,16 @@ class ProfileTraining(DeviceOptions, Workload):
     Settings may also come from --config FILE (a YAML file; flags win).
     """
 
-    wait_steps: int = 2
+    wait_steps: Annotated[int, NonNegative] = 2
     """Steps before any is timed; a compiled model is compiled in the first."""
-    warmup_steps: int = 2
+    warmup_steps: Annotated[int, NonNegative] = 2
     """Steps with the profiler on whose records are thrown away."""
-    active_steps: int = 6
+    active_steps: Annotated[int, Positive] = 6
     """Steps that are profiled; as many are timed without the profiler."""
     trace: bool = True
     """Keep the profiler's trace in the run directory."""
     seed: int = 42
     output_dir: str = "outputs/assignment0"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "active_steps")
-        require_not_negative(self, "wait_steps", "warmup_steps")
 
 
 def main(settings: ProfileTraining) -> None:

@@ -38,8 +38,8 @@ class ReplayedProfile:
         """Returns a label for settings and captions: ``replay of umd-2x4-a100, sizes / 64``."""
         source = Path(self.source)
         faster = f", times / {self.time_factor:g}" if self.time_factor != 1 else ""
-        shown = source.name if source.is_absolute() else source
-        return f"replay of {shown}, sizes / {self.factor:g}{faster}"
+        short = source.name if source.is_absolute() else source
+        return f"replay of {short}, sizes / {self.factor:g}{faster}"
 
 
 def open_replayed(name: str, factor: float, time_factor: float = 1.0) -> ReplayedProfile:
@@ -71,20 +71,20 @@ def open_replayed(name: str, factor: float, time_factor: float = 1.0) -> Replaye
             raise UserError(f"replay {name}: no complete run with {TABLE} there")
         folder, profile = table.parent, read_ready_times(table)
     profile = profile.scaled(compute=1 / time_factor, size=1 / factor)
-    whole = np.maximum(1, np.rint(profile.sizes_bytes / 4)).astype(np.int64) * 4  # float32
-    return ReplayedProfile(_shown(folder), factor, time_factor, replace(profile, sizes_bytes=whole))
+    sizes = np.maximum(1, np.rint(profile.sizes_bytes / 4)).astype(np.int64) * 4  # float32
+    return ReplayedProfile(_path(folder), factor, time_factor, replace(profile, sizes_bytes=sizes))
 
 
 def _find(name: str) -> Path:
     for path in (Path(name), project_root() / name, DATA / name):
         if path.exists():
             return path.resolve()
-    known = [source.parent.name for source in sorted(DATA.glob(f"*/{LAYERS}"))]
-    message = unknown_name("recording", name, known)
+    names = [source.parent.name for source in sorted(DATA.glob(f"*/{LAYERS}"))]
+    message = unknown_name("recording", name, names)
     raise UserError(f"replay: {message}; a run directory or a {TABLE} will do too")
 
 
-def _shown(folder: Path) -> str:
+def _path(folder: Path) -> str:
     for above in (DATA, project_root()):
         if folder.is_relative_to(above):
             return folder.relative_to(above).as_posix()

@@ -7,6 +7,7 @@ import logging
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -36,12 +37,10 @@ from common.runtime.machine.memory_limit import available_memory_bytes, can_limi
 from common.runtime.processes.child import run_child
 from common.runtime.records.recorder import (
     record_run,
-    require_not_negative,
-    require_positive,
     single_device,
 )
 from common.runtime.records.run_directory import RunDirectory
-from common.runtime.run_options import DeviceOptions
+from common.settings import AtLeast, DeviceOptions, NonEmpty, NonNegative, Positive
 from common.training.precision import check_precision
 from common.training.step import check_compiler
 
@@ -77,32 +76,26 @@ class ThroughputBenchmark(DeviceOptions, Workload):
     Settings may also come from --config FILE (a YAML file; flags win).
     """
 
-    batch_sizes: tuple[int, ...] = (1, 4, 8, 16, 32, 64)
+    batch_sizes: Annotated[tuple[int, ...], NonEmpty, AtLeast(1)] = (1, 4, 8, 16, 32, 64)
     """Batch sizes of the sweep; batch_size itself is measured once even if it is among them."""
-    num_steps: int = 20
+    num_steps: Annotated[int, Positive] = 20
     """Measured steps per batch size."""
-    warmup_steps: int = 5
+    warmup_steps: Annotated[int, NonNegative] = 5
     keep_memory: bool = False
     """Keep freed memory mapped from step to step (CPUs with glibc; PyTorch always does on GPUs)."""
-    memory_limit_gib: float = 0
+    memory_limit_gib: Annotated[float, NonNegative] = 0
     """Let the measured process take this much memory and no more; 0 is what the machine has."""
     seed: int = 42
     output_dir: str = "outputs/assignment0"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "num_steps")
-        require_not_negative(self, "warmup_steps", "memory_limit_gib")
-        if not self.batch_sizes:
-            raise UserError("batch_sizes is empty; give at least one, such as --batch_sizes 1 8")
-        if min(self.batch_sizes) < 1:
-            raise UserError(f"batch_sizes: {min(self.batch_sizes)} is no batch; at least 1")
         for batch_size in self.batch_sizes:
             self.point(batch_size)
 
     def point(self, batch_size: int, **how: object) -> ThroughputPoint:
         """Returns the settings of one point. Raises UserError where such a batch cannot be."""
-        workload = {each.name: getattr(self, each.name) for each in fields(Workload)}
+        workload = {field.name: getattr(self, field.name) for field in fields(Workload)}
         shared = {
             name: getattr(self, name)
             for name in ("num_steps", "warmup_steps", "keep_memory", "seed")
@@ -170,7 +163,7 @@ class Points:
 
     Attributes:
         capacity_bytes: the memory that a point can have.
-        limit_bytes: what it is limited to; 0 where the device says no by itself.
+        limit_bytes: limit that is set for the process; 0 where the device says no by itself.
     """
 
     def __init__(

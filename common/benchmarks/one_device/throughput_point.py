@@ -23,13 +23,12 @@ from common.runtime.machine.memory_limit import (
     is_out_of_memory,
     limit_memory,
     peak_resident_bytes,
-    reset_peak_resident,
     writable_bytes,
 )
 from common.runtime.progress import Progress
 from common.runtime.records.run_directory import write_atomically
-from common.training.loop import time_steps
-from common.training.step import TrainingStep
+from common.training.recording.memory_watch import PeakMemory
+from common.training.step import TrainingStep, time_steps
 
 MEASURED, OUT_OF_MEMORY, REFUSED, FAILED = "measured", "out of memory", "refused", "failed"
 """Possible ends of a point; a refused one names a mistake in its settings."""
@@ -101,7 +100,7 @@ def measure(point: ThroughputPoint) -> PointOutcome:
     progress = Progress(point.warmup_steps + point.num_steps)
     print("Warming up...")
     warmup_s = time_steps(step, batches, point.warmup_steps, lambda: progress.step("warm-up step"))
-    _reset_peaks(device)
+    PeakMemory(device).start()
     print(f"Measuring throughput over {point.num_steps} steps...")
     steps_s = time_steps(step, batches, point.num_steps, lambda: progress.step("measured step"))
     on_gpu = device.type == "cuda"
@@ -120,13 +119,6 @@ def _held_bytes(device: torch.device) -> int:
         free, total = torch.cuda.mem_get_info(device)
         return total - free
     return writable_bytes()
-
-
-def _reset_peaks(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        reset_peak_resident()
 
 
 if __name__ == "__main__":

@@ -14,26 +14,30 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 
 from common.analysis.step_parts import decompose
 from common.benchmarks.scaling.sweep import SweepPlan, sweep
-from common.benchmarks.scaling.text_workload import text_workload
-from common.benchmarks.scaling.workloads import MlpSizes, Workload, mlp_workload, replay_workload
+from common.benchmarks.scaling.workloads import (
+    MlpSizes,
+    Workload,
+    mlp_workload,
+    replay_workload,
+    text_workload,
+)
 from common.csv_tables import read_table
 from common.diagnose.diagnosis import diagnosis_lines
-from common.errors import UserError, unknown_name
+from common.errors import UserError
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.kept_memory import kept_memory
 from common.runtime.paths import relative_to_project
 from common.runtime.records.recorder import (
     Recorder,
     record_run,
-    require_not_negative,
-    require_positive,
 )
-from common.runtime.run_options import RankOptions
+from common.settings import AtLeast, NonNegative, OneOf, Positive, RankOptions, SomeOf
 from common.training.precision import set_tf32
 from common.training.recording.tracing import traced_steps
 from common.training.scaling.data_parallel_step import DataParallelStep, StepOptions
@@ -76,17 +80,17 @@ class ScalingBenchmark(RankOptions):
     Settings may also come from --config FILE (a YAML file; flags win).
     """
 
-    batch_size: int = 256
+    batch_size: Annotated[int, Positive] = 256
     """Samples of a micro-batch, per rank."""
-    steps_per_epoch: int = 20
-    epochs: int = 5
-    warmup_steps: int = 5
+    steps_per_epoch: Annotated[int, Positive] = 20
+    epochs: Annotated[int, Positive] = 5
+    warmup_steps: Annotated[int, NonNegative] = 5
     """Number of first steps that are not counted."""
-    input_dim: int = 4096
-    hidden_dim: int = 4096
-    num_layers: int = 3
+    input_dim: Annotated[int, Positive] = 4096
+    hidden_dim: Annotated[int, Positive] = 4096
+    num_layers: Annotated[int, Positive] = 3
     """Hidden layers."""
-    output_dim: int = 2048
+    output_dim: Annotated[int, Positive] = 2048
     bucket_cap_mb: float | None = 50
     """DDP's bucket cap in MiB; None is DDP's own default."""
     broadcast_buffers: bool = False
@@ -99,23 +103,23 @@ class ScalingBenchmark(RankOptions):
     """Send gradients as none (as they are), fp16 or bf16."""
     precision: str = "float32"
     """float32, or autocast to bfloat16 or float16."""
-    timed_steps: int = 10
+    timed_steps: Annotated[int, NonNegative] = 10
     """Steps whose buckets are timed, after the other steps; 0 for none, and no probes."""
     profile: bool = False
     """Write a trace of two steps of rank 0 for Perfetto, trace.json.gz."""
     sweep: bool = False
     """Go through world sizes, regimes and batches."""
-    workload: str = "mlp"
+    workload: Annotated[str, OneOf(WORKLOADS)] = "mlp"
     """Workload of a sweep: mlp, text or replay."""
-    regimes: tuple[str, ...] = REGIMES
+    regimes: Annotated[tuple[str, ...], SomeOf(REGIMES, "regime")] = REGIMES
     """strong (the global batch stays) and weak (the batch per rank stays)."""
-    world_sizes: tuple[int, ...] = ()
+    world_sizes: Annotated[tuple[int, ...], AtLeast(1)] = ()
     """World sizes of a sweep, up to all ranks of the job; by default 1, 2, 4 … and all ranks."""
-    batch_sizes: tuple[int, ...] = ()
+    batch_sizes: Annotated[tuple[int, ...], AtLeast(1)] = ()
     """Batches per rank of a sweep, at its largest world size; by default batch_size."""
-    rounds: int = 4
+    rounds: Annotated[int, Positive] = 4
     """Rounds of a sweep; each measures every case once."""
-    steps_per_visit: int = 6
+    steps_per_visit: Annotated[int, Positive] = 6
     plain: bool = True
     """Measure every case of a sweep twice: DDP as it is, and with its buckets timed; else only the
     latter, which for a replay is the same."""
@@ -125,7 +129,7 @@ class ScalingBenchmark(RankOptions):
     """Data of the workload text: synthetic (texts as long as the experiment's), or the experiment's
     data set."""
     dataset_dir: str = "datasets"
-    text_samples: int = 4000
+    text_samples: Annotated[int, Positive] = 4000
     """Number of texts that the workload text draws batches from."""
     replay: str = "umd-2x4-a100"
     """Recorded backward pass of the workload replay."""
@@ -133,38 +137,15 @@ class ScalingBenchmark(RankOptions):
     """Factor that a replay's gradient sizes are divided by."""
     replay_time_factor: float = 1.0
     """Factor that a replay's times are divided by."""
-    seed: int = 42
+    seed: Annotated[int, NonNegative] = 42
     output_dir: str = "outputs/assignment4"
 
     def __post_init__(self) -> None:
-        require_positive(
-            self,
-            "batch_size",
-            "steps_per_epoch",
-            "epochs",
-            "input_dim",
-            "hidden_dim",
-            "num_layers",
-            "output_dim",
-            "rounds",
-            "steps_per_visit",
-            "text_samples",
-        )
-        require_not_negative(self, "warmup_steps", "timed_steps", "seed")
-        if self.workload not in WORKLOADS:
-            raise UserError(unknown_name("workload", self.workload, WORKLOADS))
+        super().__post_init__()
         if self.workload != "mlp" and not self.sweep:
             raise UserError(f"--workload {self.workload} is for --sweep")
-        if not self.regimes:
-            raise UserError(f"regimes is empty; give one or more of {', '.join(REGIMES)}")
         if self.profile and (self.sweep or not self.timed_steps):
             raise UserError("--profile traces watched steps: not with --sweep or --timed-steps 0")
-        for regime in self.regimes:
-            if regime not in REGIMES:
-                raise UserError(unknown_name("regime", regime, REGIMES))
-        for size in (*self.world_sizes, *self.batch_sizes):
-            if size < 1:
-                raise UserError(f"world_sizes and batch_sizes are at least 1, not {size}")
         if self.warmup_steps >= self.epochs * self.steps_per_epoch:
             raise UserError(
                 f"warmup_steps {self.warmup_steps}: of {self.epochs} × {self.steps_per_epoch} steps"

@@ -64,14 +64,14 @@ class Arm:
 
     def row(self, index: int) -> dict:
         """Returns this arm as a row of ``arms.csv``."""
-        found = single_arm(
+        row = single_arm(
             ranks=self.world_size,
             batch_size=self.batch_per_rank,
             options=self.options,
             regime=self.regime,
             change=self.change,
         )
-        return found | {"arm": index}
+        return row | {"arm": index}
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,10 @@ class SweepPlan:
 
         A strong arm whose ranks could not share the global batch evenly is left out.
         """
-        most, found = max(self.world_sizes), []
+        most, arms = max(self.world_sizes), []
         for batch in self.batch_sizes:
             if "weak" in self.regimes:
-                found += [Arm("weak", size, batch, self.options) for size in self.world_sizes]
+                arms += [Arm("weak", size, batch, self.options) for size in self.world_sizes]
             if "strong" in self.regimes:
                 for size in self.world_sizes:
                     if batch * most % size:
@@ -111,8 +111,8 @@ class SweepPlan:
                             f"global batch of {batch * most} evenly"
                         )
                         continue
-                    found.append(Arm("strong", size, batch * most // size, self.options))
-        return found
+                    arms.append(Arm("strong", size, batch * most // size, self.options))
+        return arms
 
 
 def sweep(plan: SweepPlan, workload: Workload, worker: Worker, recorder: Recorder) -> None:
@@ -235,7 +235,6 @@ def probe_sweep(
     workload: Workload,
     worker: Worker,
     recorder: Recorder,
-    formats: tuple[str, ...] = ("none", "fp16", "bf16"),
 ) -> None:
     """Probes the job's ranks at a batch per rank; all ranks call it."""
     probed = Probed(
@@ -246,4 +245,4 @@ def probe_sweep(
         batch_size=batch_size,
         options=options,
     )
-    probe(probed, worker, recorder, ProbePlan(formats=formats))
+    probe(probed, worker, recorder, ProbePlan(formats=("none", "fp16", "bf16")))

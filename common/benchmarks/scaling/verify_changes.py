@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 import yaml
@@ -19,14 +20,14 @@ from common.benchmarks.scaling.scaling import ScalingBenchmark
 from common.benchmarks.scaling.sweep import Arm, visit_arms
 from common.diagnose.evidence.evidence import open_evidence
 from common.diagnose.evidence.measured_step import model_from_evidence
-from common.errors import UserError, unknown_name
+from common.errors import UserError
 from common.perfmodel.scaling.scaled_step import Proposal, StepModel, StepSettings, predict, propose
 from common.runtime.group.process_group import process_group
 from common.runtime.machine.kept_memory import kept_memory
 from common.runtime.paths import project_root, relative_to_project
-from common.runtime.records.recorder import record_run, require_positive
+from common.runtime.records.recorder import record_run
 from common.runtime.records.run_directory import read_environment
-from common.runtime.run_options import RankOptions
+from common.settings import Positive, RankOptions, SomeOf
 from common.training.scaling.data_parallel_step import StepOptions
 
 SWEEP = "assignment4-sweep"
@@ -54,19 +55,11 @@ class VerifyChanges(RankOptions):
     batch_per_rank: int = 0
     """Batch per rank of the run that is changed, where the sweep has several; by default the
     first."""
-    kinds: tuple[str, ...] = KINDS
+    kinds: Annotated[tuple[str, ...], SomeOf(KINDS, "kind")] = KINDS
     """Kinds of changes to try; the best predicted change of each kind is run."""
-    rounds: int = 4
-    steps_per_visit: int = 4
+    rounds: Annotated[int, Positive] = 4
+    steps_per_visit: Annotated[int, Positive] = 4
     output_dir: str = "outputs/assignment4"
-
-    def __post_init__(self) -> None:
-        require_positive(self, "rounds", "steps_per_visit")
-        if not self.kinds:
-            raise UserError(f"kinds is empty; give one or more of {', '.join(KINDS)}")
-        for kind in self.kinds:
-            if kind not in KINDS:
-                raise UserError(unknown_name("kind", kind, KINDS))
 
 
 def main(settings: VerifyChanges) -> None:
@@ -116,13 +109,13 @@ def find_sweep(settings: VerifyChanges) -> Path:
             raise UserError(f"--run_dir {settings.run_dir}: no complete sweep there (no arms.csv)")
         return folder
     base = Path(settings.output_dir)
-    found = newest_sweep(base)
-    if found is None:
+    newest = newest_sweep(base)
+    if newest is None:
         raise UserError(
             f"no complete sweep below {relative_to_project(base)}; run benchmark.py --sweep first, "
             "or give --run_dir"
         )
-    return found
+    return newest
 
 
 def newest_sweep(base: Path) -> Path | None:
@@ -138,12 +131,12 @@ def newest_sweep(base: Path) -> Path | None:
 
 def read_settings(folder: Path) -> ScalingBenchmark:
     """Reads the settings that a sweep was run with."""
-    known = {field.name for field in dataclasses.fields(ScalingBenchmark)}
+    names = {field.name for field in dataclasses.fields(ScalingBenchmark)}
     content = yaml.safe_load((folder / "config.yaml").read_text())
     values = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in content.items()
-        if name in known
+        if name in names
     }
     return ScalingBenchmark(**values)
 
@@ -175,8 +168,8 @@ def one_rank_step_s(folder: Path, arm: pd.Series) -> float | None:
     base = baseline_of(arm, arms)
     if base is None:
         return None
-    found = sweep_speedups(arms, steps).set_index("arm")
-    return float(found.loc[base["arm"], "step_ms"]) / 1e3
+    speedups = sweep_speedups(arms, steps).set_index("arm")
+    return float(speedups.loc[base["arm"], "step_ms"]) / 1e3
 
 
 def chosen_changes(model: StepModel, kinds: tuple[str, ...]) -> list[tuple[str, StepSettings]]:
@@ -185,7 +178,10 @@ def chosen_changes(model: StepModel, kinds: tuple[str, ...]) -> list[tuple[str, 
     for proposal in propose(model, factors=FACTORS):
         if proposal.kind in kinds:
             chosen.setdefault(proposal.kind, proposal)
-    return [("none", model.settings), *((each.change, each.settings) for each in chosen.values())]
+    return [
+        ("none", model.settings),
+        *((proposal.change, proposal.settings) for proposal in chosen.values()),
+    ]
 
 
 def change_arms(

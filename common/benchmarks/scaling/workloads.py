@@ -6,6 +6,7 @@ arm of a sweep begins alike and what ranks compute together is what one rank com
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -17,7 +18,12 @@ from torch.nn import functional
 from common.benchmarks.one_device.replayed_profile import open_replayed
 from common.models.mlp import MLP
 from common.models.replay import ReplayModel
+from common.models.text_classifier import TextClassifier
+from common.training.micro_batches.sampled_run import loss_of
 from common.training.scaling.data_parallel_step import Batch
+from common.training.texts.data import Collate, open_texts
+from common.training.texts.files import parse_experiment
+from common.training.texts.model import make_optimizer
 
 
 @dataclass(frozen=True)
@@ -25,12 +31,12 @@ class Workload:
     """Something to train.
 
     Attributes:
-        model, data: what it is called in tables.
+        model, data: names of model and data in tables.
         build: a model for micro-batches of so many samples; the weights are the same each time.
         make_optimizer: makes an optimizer of the parameters.
         loss_of: mean loss from the model's output and the batch.
         make_batch: makes a batch of ``size`` samples for (step, rank, ranks).
-        note: what every caption must say of it.
+        note: text that every caption must have.
         longest: length of the data's longest sample, where they differ.
     """
 
@@ -54,7 +60,7 @@ class MlpSizes:
     output_dim: int = 2048
 
 
-def mlp_workload(sizes: MlpSizes, device: torch.device, seed: int, lr: float = 1e-3) -> Workload:
+def mlp_workload(sizes: MlpSizes, device: torch.device, seed: int) -> Workload:
     """Makes a regression of random numbers from random numbers, by SGD on the mean squared error.
 
     Weights and samples are drawn on the device, where a hundred million numbers a step take no
@@ -82,7 +88,7 @@ def mlp_workload(sizes: MlpSizes, device: torch.device, seed: int, lr: float = 1
         name,
         f"random numbers, seed {seed}",
         build,
-        lambda parameters: torch.optim.SGD(parameters, lr=lr),
+        lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
         lambda outputs, batch: functional.mse_loss(outputs, batch.targets),
         make_batch,
     )
@@ -97,19 +103,17 @@ def identities(inputs: Tensor) -> np.ndarray:
     return (bits[:, 0] << np.uint64(32) | bits[:, -1]).view(np.int64)
 
 
-def replay_workload(
-    name: str, factor: float, time_factor: float, batch_size: int, forward_share: float = 0.5
-) -> Workload:
+def replay_workload(name: str, factor: float, time_factor: float, batch_size: int) -> Workload:
     """Makes a workload that sleeps as a recorded backward pass computed: ranks need no core each.
 
     The recording stands for ``batch_size`` samples; of another number it takes proportionally
-    long. A forward pass takes ``forward_share`` of a backward pass.
+    long. A forward pass takes half as long as a backward pass.
     """
     replayed = open_replayed(name, factor, time_factor)
 
     def build(size: int) -> nn.Module:
         profile = replayed.profile.scaled(compute=size / batch_size)
-        return ReplayModel(profile, forward_s=forward_share * profile.backward_s)
+        return ReplayModel(profile, forward_s=profile.backward_s / 2)
 
     def make_batch(size: int, step: int, rank: int, ranks: int) -> Batch:
         first = (step * ranks + rank) * size
@@ -124,3 +128,65 @@ def replay_workload(
         make_batch,
         note=replayed.label,
     )
+
+
+def text_workload(
+    experiment: str, dataset: str, dataset_dir: str, samples: int, device: torch.device, seed: int
+) -> Workload:
+    """Makes the workload of an experiment: its model, optimizer and texts.
+
+    Texts are filled up to the experiment's length, as the original's were, so that every step
+    computes as much. The texts of a step are the next of a random order: rank r of R takes every
+    R-th of them, as ``DistributedSampler`` does, so that a global batch has the same texts on any
+    number of ranks.
+
+    Args:
+        experiment: a name below assignments/assignment4/configs, or a file.
+        dataset: ``synthetic`` (as long as the experiment's data), or a real data set.
+        dataset_dir: folder of local files of a real one.
+        samples: texts to draw from.
+        device: device of the model and the batches.
+        seed: seed of weights, texts and their order.
+    """
+    named = parse_experiment(["--experiment", experiment]).dataset
+    flags = ["--experiment", experiment, "--max_train_samples", str(samples), "--seed", str(seed)]
+    flags += ["--dataset", dataset, "--dataset_dir", dataset_dir, "--dropout", "0"]
+    flags += ["--pad", "max_length"]
+    if dataset == "synthetic":
+        flags += ["--synthetic_like", named]
+    config = parse_experiment(flags)
+    train, _ = open_texts(config.texts())
+    collate = Collate(train.texts.pad_id, config.loading().width)
+
+    def build(_: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return TextClassifier(config.classifier(train.texts.num_labels)).to(device)
+
+    def make_batch(size: int, step: int, rank: int, ranks: int) -> Batch:
+        drawn = global_batch(len(train), size * ranks, step, seed)[rank::ranks]
+        return collate([train[int(index)] for index in drawn]).to(device)
+
+    return Workload(
+        f"encoder of {experiment}",
+        train.texts.source,
+        build,
+        functools.partial(make_optimizer, lr=config.lr, weight_decay=config.weight_decay),
+        loss_of,
+        make_batch,
+        longest=config.max_length,
+    )
+
+
+def global_batch(texts: int, size: int, step: int, seed: int) -> np.ndarray:
+    """Returns the indices [size] of a step's texts: the next of one random order after another."""
+    # All steps together count places without an end; each epoch of ``texts`` places has a random
+    # order of its own, and a step may reach from one epoch into the next.
+    places = np.arange(step * size, (step + 1) * size)
+    epochs, within = np.divmod(places, texts)
+    pairs = zip(epochs.tolist(), within.tolist(), strict=True)
+    return np.array([_order(texts, epoch, seed)[position] for epoch, position in pairs])
+
+
+@functools.lru_cache(maxsize=4)
+def _order(texts: int, epoch: int, seed: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(texts)

@@ -11,30 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from common.errors import UserError, unknown_name
+from common.errors import UserError
 from common.exercises.step_memory import FLOAT32
 from common.perfmodel.one_device.architecture import GPT2Config
+from common.settings import AtLeast, OneOf, Settings
 
 STRATEGIES = ("none", "DDP", "ZERO1", "SHARD_GRAD_OP", "FULL_SHARD")
 
 
 @dataclass(frozen=True)
-class Sharding:
+class Sharding(Settings):
     """A strategy over ``ranks`` ranks; ``none`` is a single one.
 
     Raises UserError for an unknown strategy, for less than one rank, and for several without one.
     """
 
-    strategy: str = "none"
-    ranks: int = 1
+    strategy: Annotated[str, OneOf(STRATEGIES, "sharding")] = "none"
+    ranks: Annotated[int, AtLeast(1)] = 1
     gradient_as_bucket_view: bool = False
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            raise UserError(unknown_name("sharding", self.strategy, STRATEGIES))
-        if self.ranks < 1:
-            raise UserError(f"ranks is {self.ranks}; it must be at least 1")
+        super().__post_init__()
         if self.strategy == "none" and self.ranks > 1:
             raise UserError(
                 f"ranks {self.ranks} without --sharding: {', '.join(STRATEGIES[1:])} say how"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Annotated
 
 from common.errors import UserError, unknown_name
 from common.perfmodel.one_device.architecture import CONFIGS, TITLES, GPT2Config
+from common.settings import AtLeast, Settings
 
 CHOICES = {
     "precision": ("float32", "bfloat16", "float16"),
@@ -17,7 +19,7 @@ CHOICES = {
 
 
 @dataclass(frozen=True)
-class Workload:
+class Workload(Settings):
     """A training step of a GPT-2. Scripts extend this with settings of their own.
 
     A step is ``gradient_accumulation`` forward and backward passes over ``batch_size`` sequences
@@ -26,9 +28,9 @@ class Workload:
 
     model: str = "gpt2"
     """gpt2-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl."""
-    batch_size: int = 8
+    batch_size: Annotated[int, AtLeast(1)] = 8
     """Sequences per forward pass."""
-    seq_len: int = 1024
+    seq_len: Annotated[int, AtLeast(1)] = 1024
     """Tokens per sequence."""
     precision: str = "float32"
     """float32, bfloat16 or float16 (the latter two by autocast: weights and gradients stay
@@ -43,13 +45,13 @@ class Workload:
     """adamw or sgd (without momentum: no state)."""
     optimizer_implementation: str = "for-loop"
     """for-loop, foreach or fused: PyTorch's three implementations of an optimizer."""
-    vocab_multiple: int = 1
+    vocab_multiple: Annotated[int, AtLeast(1)] = 1
     """Pad the vocabulary to a multiple of this; 64 gives the matrix product even tiles."""
     activation_checkpointing: bool = False
     """Keep each block's input only, and compute the rest again in the backward pass."""
-    loss_chunks: int = 1
+    loss_chunks: Annotated[int, AtLeast(1)] = 1
     """Compute logits, loss and their gradients in this many pieces of the batch."""
-    gradient_accumulation: int = 1
+    gradient_accumulation: Annotated[int, AtLeast(1)] = 1
     """Forward and backward passes per update."""
     async_batches: bool = False
     """Copy the next batch from pinned memory while this one is computed (GPUs only)."""
@@ -57,9 +59,7 @@ class Workload:
     """Give the model a vocabulary of this many tokens; 0 keeps its own."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "seq_len", "vocab_multiple", "loss_chunks"):
-            self._check_at_least_one(name)
-        self._check_at_least_one("gradient_accumulation")
+        super().__post_init__()
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UserError(unknown_name(name, getattr(self, name), choices))
@@ -83,10 +83,6 @@ class Workload:
         names = {field.name for field in fields(Workload)}
         own = {name: value for name, value in settings.items() if name in names}
         return Workload(**own | other)
-
-    def _check_at_least_one(self, name: str) -> None:
-        if getattr(self, name) < 1:
-            raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
     @property
     def unpadded(self) -> GPT2Config:

@@ -46,15 +46,20 @@ class RankStream:
 
     def write(self, rows: list[dict]) -> None:
         """Appends the rows of every rank, in rank order, each with its ``rank``."""
-        gathered = self.worker.gather(rows)
+        gathered = gather_rows(self.worker, rows)
         if self.sink is not None:
-            ranked = [{"rank": rank, **row} for rank, own in enumerate(gathered) for row in own]
-            self.sink.write(ranked)
-            self._rows += ranked
+            self.sink.write(gathered)
+            self._rows += gathered
 
     def table(self) -> pd.DataFrame:
         """Returns all rows written so far on rank 0, and an empty table on other ranks."""
         return pd.DataFrame(self._rows)
+
+
+def gather_rows(worker: Worker, rows: Sequence[Mapping]) -> list[dict]:
+    """Gathers the rows of all ranks, in rank order, each with its ``rank``; the same on all."""
+    gathered = worker.gather(list(rows))
+    return [{"rank": rank, **row} for rank, ranked in enumerate(gathered) for row in ranked]
 
 
 @contextmanager
@@ -136,19 +141,3 @@ def record_run(
         return
     with run:
         yield Recorder(worker, run)
-
-
-def require_positive(settings: Any, *names: str) -> None:
-    """Raises UserError for the first of the named settings that is not finite and above zero."""
-    for name in names:
-        value = getattr(settings, name)
-        if not 0 < value < float("inf"):
-            raise UserError(f"{name} is {value}; it must be above 0 and finite")
-
-
-def require_not_negative(settings: Any, *names: str) -> None:
-    """Raises UserError for the first of the named settings that is not finite, or below zero."""
-    for name in names:
-        value = getattr(settings, name)
-        if not 0 <= value < float("inf"):
-            raise UserError(f"{name} is {value}; it must be at least 0 and finite")

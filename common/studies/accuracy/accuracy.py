@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from common.analysis.accuracy.study import open_study
 from common.cluster.emulated import EmulatedCluster, why_not
@@ -26,9 +27,9 @@ from common.perfmodel.expected_error import ERRORS
 from common.runtime.flags import as_flags
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.records.recorder import require_positive
 from common.runtime.records.study import study_run
 from common.runtime.stage_progress import StageProgress
+from common.settings import Positive, Settings
 from common.studies.accuracy.networks import FASTEST_MBIT, LOOPBACK, REGIMES, parse_network
 from common.studies.accuracy.tables import earlier_cases, join_case, open_tables
 
@@ -59,7 +60,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class AccuracyStudy:
+class AccuracyStudy(Settings):
     """Settings of the study. A model is its name and the batch of each rank, as ``bert:8``."""
 
     models: tuple[str, ...] = (
@@ -77,32 +78,30 @@ class AccuracyStudy:
     added_latency_ms: float = 8.0
     replays: tuple[str, ...] = ("4:communication-bound", "8:balanced")
     """Number of hosts and regime of each case of the replayed recording."""
-    replay_factor_per_host: float = 128.0
+    replay_factor_per_host: Annotated[float, Positive] = 128.0
     """Factor per host that the recording's sizes are divided by: one machine carries all links."""
     replay_time_factor: float = 1.0
-    calibration_rounds: int = 4
-    rounds: int = 8
-    max_rounds: int = 80
-    minutes_per_case: float = 7.0
+    calibration_rounds: Annotated[int, Positive] = 4
+    rounds: Annotated[int, Positive] = 8
+    max_rounds: Annotated[int, Positive] = 80
+    minutes_per_case: Annotated[float, Positive] = 7.0
     """Time of a job for each of its networks. After two rounds it begins none that would end
     later."""
-    minutes_per_replay: float = 12.0
+    minutes_per_replay: Annotated[float, Positive] = 12.0
     """Time of a job for each of its networks, for replays, whose steps take seconds."""
     continues: str = ""
     """The run directory of a study that was cut."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "rounds", "max_rounds", "minutes_per_case", "minutes_per_replay")
-        require_positive(self, "replay_factor_per_host")
-        require_positive(self, "calibration_rounds")
+        super().__post_init__()
         names = list(self._batches())
         if len(names) < len(self.models):
             raise UserError(f"models {self.models}: each once")
         for what in ("over_loopback", "on_four_hosts", "with_latency", "regimes", "replays"):
-            given = getattr(self, what)
-            if len(set(given)) < len(given):
-                raise UserError(f"{what} {given}: each once")
-            if what not in ("regimes", "replays") and (strange := set(given) - set(names)):
+            chosen = getattr(self, what)
+            if len(set(chosen)) < len(chosen):
+                raise UserError(f"{what} {chosen}: each once")
+            if what not in ("regimes", "replays") and (strange := set(chosen) - set(names)):
                 raise UserError(f"{what}: model {strange.pop()!r} is not among models {names}")
         for job in self.jobs():
             for network in job.networks:
@@ -148,7 +147,7 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
         raise UserError(reason)
     jobs = [[f"{job.name}-{network}" for network in job.networks] for job in study.jobs()]
     earlier = earlier_cases("accuracy", study, FREE, jobs)
-    known = {row["case"] for row in earlier["cases.csv"]}
+    finished = {row["case"] for row in earlier["cases.csv"]}
     environment = describe_environment("gloo", "cpu", 2)
     with study_run("accuracy", study, output_dir, progress, environment) as run:
         scratch = (run.path / "runs").absolute()  # ranks start in another folder
@@ -158,7 +157,7 @@ def run_study(study: AccuracyStudy, output_dir: str, progress: StageProgress) ->
             streams[name].write(rows)
         for job in study.jobs():
             folders = [scratch / f"{job.name}-{network}" for network in job.networks]
-            if known.issuperset(folder.name for folder in folders):
+            if finished.issuperset(folder.name for folder in folders):
                 continue
             minutes = study.minutes_per_case
             if job.model == REPLAY:

@@ -46,8 +46,8 @@ class Network:
 
 def parse_network(name: str) -> Network:
     """Returns the network of a name. Raises UserError for a name that is not legal."""
-    found = re.fullmatch(r"([a-z-]+)(?:\+([\d.]+)ms)?", name)
-    if not found or found[1] not in (LOOPBACK, *REGIMES):
+    match = re.fullmatch(r"([a-z-]+)(?:\+([\d.]+)ms)?", name)
+    if not match or match[1] not in (LOOPBACK, *REGIMES):
         legal = ", ".join((LOOPBACK, *REGIMES))
         raise UserError(f"network {name!r}: there are {legal}; +4ms adds a latency")
-    return Network(found[1], float(found[2] or 0))
+    return Network(match[1], float(match[2] or 0))

@@ -78,10 +78,10 @@ def main(settings: JobSettings) -> None:
                     "added_latency_ms": network.added_latency_ms,
                     "rate_mbit_per_s": rate,
                 }
-                own = replace(settings, run_id=f"{settings.run_id}-{network.name}")
+                case_settings = replace(settings, run_id=f"{settings.run_id}-{network.name}")
                 recorder = stack.enter_context(
                     record_run(
-                        settings=own,
+                        settings=case_settings,
                         label="accuracy_case",
                         worker=worker,
                         recorded_settings=dict(step.recorded_settings or {}) | facts,
@@ -89,7 +89,7 @@ def main(settings: JobSettings) -> None:
                 )
                 cases.append(
                     CaseRounds(
-                        own,
+                        case_settings,
                         partial(set_links, worker, rate),
                         lab,
                         recorder,

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -46,8 +47,9 @@ from common.runtime.group.collective_timing import ALL_REDUCE_COLUMNS, TimedCall
 from common.runtime.group.gradient_marks import READY_COLUMNS, ready_rows
 from common.runtime.group.process_group import Worker
 from common.runtime.progress import Progress
-from common.runtime.records.recorder import Recorder, require_positive
+from common.runtime.records.recorder import Recorder
 from common.samples import rotated
+from common.settings import Positive, Settings
 
 INITIAL_STEPS = 12
 SMALLEST_MESSAGE_BYTES = 4096
@@ -69,41 +71,37 @@ CAP_COLUMNS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundSettings:
+class RoundSettings(Settings):
     """Settings by which a job's cases are calibrated and judged."""
 
-    judged: int = 3
+    judged: Annotated[int, Positive] = 3
     """Distinct bucketings to judge, beside DDP's default."""
     max_buckets: int = 48
     """Most buckets of a bucketing; caps that lead to more are left out."""
-    sizes: int = 7
+    sizes: Annotated[int, Positive] = 7
     """Message sizes of the all-reduce curve."""
-    steps: int = 3
+    steps: Annotated[int, Positive] = 3
     """Measured steps of each visit: few, as visits differ by more than the steps of one."""
-    probes: int = 3
+    probes: Annotated[int, Positive] = 3
     """Measured repetitions of all-reduces and watched passes in each round."""
     warmup_steps: int = 3
-    calibration_rounds: int = 6
-    rounds: int = 8
-    max_rounds: int = 80
+    calibration_rounds: Annotated[int, Positive] = 6
+    rounds: Annotated[int, Positive] = 8
+    max_rounds: Annotated[int, Positive] = 80
     noise: float = 0.01
     """Rounds go on after ``rounds`` while the standard error of a judged median is above this."""
-    budget_s: float = 90.0
+    budget_s: Annotated[float, Positive] = 90.0
     """Time after which no further round may end; the first two rounds are always run."""
     output_dir: str = "outputs/studies"
     run_id: str = ""
     """Beginning of the run directories' names; each ends with the name of its network."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "judged", "sizes", "steps", "probes", "rounds", "max_rounds")
-        require_positive(self, "budget_s", "calibration_rounds")
 
 
 class CaseRounds:
     """The arms of one case, a model on a network, and the tables they are written to.
 
     Args:
-        settings: the job's.
+        settings: settings of the job.
         connect: puts the case's network between the ranks; all ranks call it before each round.
         lab: the model beside all-reduces.
         recorder: recorder of the case's run directory.
@@ -147,8 +145,10 @@ class CaseRounds:
         sizes = [p.numel() * p.element_size() for p in self.lab.ready_order]
         chosen = choose_caps(sizes, self.case.judged, self.case.max_buckets)
         default = assign_buckets(sizes, DdpOptions().limits_bytes())
-        known = [assign_buckets(sizes, DdpOptions(cap.cap_mib).limits_bytes()) for cap in chosen]
-        if default not in known:
+        bucketings = [
+            assign_buckets(sizes, DdpOptions(cap.cap_mib).limits_bytes()) for cap in chosen
+        ]
+        if default not in bucketings:
             chosen = (*chosen, DEFAULT)
         return self.worker.broadcast(chosen)
 
@@ -343,7 +343,7 @@ def take_turns(settings: RoundSettings, cases: list[CaseRounds], worker: Worker)
         if worker.broadcast(next_s) > settings.budget_s:
             break
         if round_ + 1 >= settings.rounds:
-            known = worker.broadcast([case.known() for case in cases])
-            cases = [case for case, enough in zip(cases, known, strict=True) if not enough]
+            settled = worker.broadcast([case.known() for case in cases])
+            cases = [case for case, enough in zip(cases, settled, strict=True) if not enough]
             if not cases:
                 break

@@ -150,8 +150,8 @@ def earlier_cases(
             raise UserError(
                 f"--continues {folder}: its {name} was {settings.get(name)}, now it is {value}"
             )
-    known = set(tables["cases.csv"]["case"])
-    complete = {case for job in jobs if known.issuperset(job) for case in job}
+    finished = set(tables["cases.csv"]["case"])
+    complete = {case for job in jobs if finished.issuperset(job) for case in job}
     return {
         name: table[table["case"].isin(complete)].fillna("").to_dict("records")
         for name, table in tables.items()

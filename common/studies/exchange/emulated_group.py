@@ -94,9 +94,9 @@ class Exchange:
     @property
     def name(self) -> str:
         """Returns the name by which runs record it as their network."""
-        shown = f"emulated exchange, α {self.alpha_s * 1e6:.3g} µs"
-        shown += f", {self.bytes_per_s / 1e9:.3g} GB/s, {self.blocks} blocks"
-        return shown + (", get_future waits" if self.stalls else "")
+        name = f"emulated exchange, α {self.alpha_s * 1e6:.3g} µs"
+        name += f", {self.bytes_per_s / 1e9:.3g} GB/s, {self.blocks} blocks"
+        return name + (", get_future waits" if self.stalls else "")
 
     def time_s(self, size_bytes: int) -> float:
         """Returns the seconds of an all-reduce of a size."""
@@ -169,16 +169,16 @@ class EmulatedGroup(dist.ProcessGroup):
 
     def allgather(self, outputs, inputs, opts: object = None) -> EmulatedWork:
         """Copies the rank's own tensors."""
-        for parts, own in zip(outputs, inputs, strict=True):
-            parts[0].copy_(own)
+        for parts, tensor in zip(outputs, inputs, strict=True):
+            parts[0].copy_(tensor)
         return self._launch([], opts, INSTANT)
 
-    def _gather(self, output: Tensor, own: Tensor, opts: object = None) -> EmulatedWork:
-        output.copy_(own.view_as(output))
+    def _gather(self, output: Tensor, part: Tensor, opts: object = None) -> EmulatedWork:
+        output.copy_(part.view_as(output))
         return self._launch([output], opts, INSTANT)
 
-    def _scatter(self, output: Tensor, own: Tensor, opts: object = None) -> EmulatedWork:
-        output.copy_(own.view_as(output))
+    def _scatter(self, output: Tensor, part: Tensor, opts: object = None) -> EmulatedWork:
+        output.copy_(part.view_as(output))
         return self._launch([output], opts, self.exchange)
 
     # The names of these collectives before torch 2.15, and since.

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 from ddplab_watch import __file__ as watch_file
@@ -35,9 +36,9 @@ from common.runtime.flags import as_flags
 from common.runtime.machine.device import choose_device
 from common.runtime.machine.environment import describe_environment
 from common.runtime.paths import project_root
-from common.runtime.records.recorder import require_positive
 from common.runtime.records.study import study_run, with_verdicts
 from common.runtime.stage_progress import StageProgress
+from common.settings import Positive, Settings
 from common.studies.accuracy.tables import earlier_cases, join_case, open_tables
 from common.studies.exchange.emulated_group import EMULATED
 from common.studies.exchange.ranks import Wanted
@@ -105,17 +106,17 @@ BOUNDS = {
 
 
 @dataclass(frozen=True)
-class ExchangeStudy:
+class ExchangeStudy(Settings):
     """Settings of the study, for the CPU."""
 
     device: str = "cpu"
     models: tuple[Model, ...] = CPU_MODELS
-    judged: int = 5
+    judged: Annotated[int, Positive] = 5
     """Bucketings of each case, beside DDP's default."""
-    calibration_rounds: int = 4
-    rounds: int = 8
+    calibration_rounds: Annotated[int, Positive] = 4
+    rounds: Annotated[int, Positive] = 8
     max_rounds: int = 40
-    minutes_per_case: float = 3.0
+    minutes_per_case: Annotated[float, Positive] = 3.0
     """Time of a model for each of its exchanges."""
     only: tuple[str, ...] = ()
     """Cases to run, such as gpt2-nano-0.5; by default all."""
@@ -123,22 +124,22 @@ class ExchangeStudy:
     """Run directory of a study that was cut, whose cases are taken over."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "judged", "calibration_rounds", "rounds", "minutes_per_case")
-        known = {case for model in self.models for case in model.cases()}
-        if strange := [name for name in self.only if name not in known]:
-            raise UserError(f"unknown case {strange[0]!r}; there are {', '.join(sorted(known))}")
+        super().__post_init__()
+        cases = {case for model in self.models for case in model.cases()}
+        if strange := [name for name in self.only if name not in cases]:
+            raise UserError(f"unknown case {strange[0]!r}; there are {', '.join(sorted(cases))}")
 
     def jobs(self) -> list[list[str]]:
         """Returns the names of all cases, each complete by itself."""
         return [[case] for model in self.models for case in model.cases()]
 
-    def wanted(self, done: set[str]) -> Iterator[tuple[Model, dict[str, str]]]:
+    def wanted(self, finished: set[str]) -> Iterator[tuple[Model, dict[str, str]]]:
         """Yields each model with its cases that are asked for and not done."""
         for model in self.models:
             cases = {
                 name: exchange
                 for name, exchange in model.cases().items()
-                if name not in done and (name in self.only or not self.only)
+                if name not in finished and (name in self.only or not self.only)
             }
             if cases:
                 yield model, cases
@@ -161,7 +162,7 @@ def run_study(study: ExchangeStudy, output_dir: str, progress: StageProgress) ->
         UserError: the study that it continues is not there, or measured something else.
     """
     earlier = earlier_cases("exchange", study, FREE, study.jobs())
-    done = {row["case"] for row in earlier["cases.csv"]}
+    finished = {row["case"] for row in earlier["cases.csv"]}
     environment = describe_environment(EMULATED, study.device, 1)
     with study_run("exchange", study, output_dir, progress, environment) as run:
         scratch = (run.path / "runs").absolute()
@@ -169,7 +170,7 @@ def run_study(study: ExchangeStudy, output_dir: str, progress: StageProgress) ->
         streams = open_tables(run)
         for name, rows in earlier.items():
             streams[name].write(rows)
-        for model, cases in study.wanted(done):
+        for model, cases in study.wanted(finished):
             with progress.stage(f"{model.name}, {len(cases)} exchanges") as update:
                 log = scratch / f"{model.name}.log"
                 flags = job_flags(study, model, cases, scratch)
@@ -241,11 +242,11 @@ def by_case(study: JudgedStudy) -> pd.DataFrame:
     """
     regrets = study.regrets().set_index("case")["regret of b*"]
     rows = []
-    for case, own in study.errors.groupby("case", sort=False):
-        size = own[[FULL, COPIES, NO_OVERLAP, PERFECT_OVERLAP]].abs()
-        row = {"case": case, "stalls": Wanted.named(own["regime"].iloc[0]).stalls}
-        row |= {"caps": len(own), "rounds": own["rounds"].iloc[0]}
-        row |= {"n": own["standard error"].max(), "median": size[FULL].median()}
+    for case, errors in study.errors.groupby("case", sort=False):
+        size = errors[[FULL, COPIES, NO_OVERLAP, PERFECT_OVERLAP]].abs()
+        row = {"case": case, "stalls": Wanted.named(errors["regime"].iloc[0]).stalls}
+        row |= {"caps": len(errors), "rounds": errors["rounds"].iloc[0]}
+        row |= {"n": errors["standard error"].max(), "median": size[FULL].median()}
         row |= {"worst": size[FULL].max(), "no contention": size[COPIES].median()}
         row |= {name: size[name].median() for name in (NO_OVERLAP, PERFECT_OVERLAP)}
         rows.append(row | {"regret": regrets[case]})
@@ -269,7 +270,7 @@ def judge(
         (case.predictions["written_s"] < case.facts["judged_from_s"]).all() for case in study.cases
     ]
     ours = size[FULL].median()
-    found = [
+    values = [
         ("cases not predicted before they were measured", None, 0.0, written.count(False)),
         ("median |error| of T(b)", None, bounds.median, ours),
         ("worst |error| of T(b)", None, bounds.worst, size[FULL].max()),
@@ -281,4 +282,4 @@ def judge(
         ("the wait is the diagnosis' first cause", 1.0, None, float(causes[STALLS] == STALLED)),
         ("the same without a wait", None, 0.0, float(causes[HEALTHY] == STALLED)),
     ]
-    return with_verdicts(pd.DataFrame(found, columns=["promise", "at_least", "at_most", "found"]))
+    return with_verdicts(pd.DataFrame(values, columns=["promise", "at_least", "at_most", "found"]))

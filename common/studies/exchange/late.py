@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from common.data.synthetic import random_tokens
+from common.data.batches import random_tokens
 from common.models.gpt2 import GPT2, GPT2Config
 from common.runtime.group.process_group import Worker, process_group
 from common.runtime.machine.device import choose_device
@@ -29,7 +29,7 @@ MODEL, BATCH_SIZE, SEQUENCE = "gpt2-pico", 2, 32
 
 @dataclass(frozen=True)
 class LateCheck:
-    """Where the table goes."""
+    """Folder of the table."""
 
     table: Path
     device: str | None = None
@@ -64,8 +64,8 @@ def gradients(strategy: str, worker: Worker) -> torch.Tensor:
         model.zero_grad(set_to_none=True)
         with gradient_sync(model, strategy, is_last=True):
             model(tokens, targets).backward()
-    found = [parameter.grad.flatten() for parameter in model.parameters()]
-    return torch.cat(found).sort().values
+    gradients = [parameter.grad.flatten() for parameter in model.parameters()]
+    return torch.cat(gradients).sort().values
 
 
 if __name__ == "__main__":

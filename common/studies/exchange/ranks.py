@@ -48,18 +48,18 @@ class Wanted:
     @classmethod
     def named(cls, name: str) -> Wanted:
         """Reads a name. Raises UserError for one that is not legal."""
-        found = NAME.fullmatch(name)
-        if not found or not float(found[1]):
+        match = NAME.fullmatch(name)
+        if not match or not float(match[1]):
             raise UserError(
                 f"exchange {name!r}: all-reduce over backward pass, as 0.5, then +300us (latency), "
                 "x8 (thread blocks), -stalls"
             )
         return cls(
             name=name,
-            ratio=float(found[1]),
-            alpha_us=float(found[2] or ALPHA_US),
-            blocks=int(found[3] or BLOCKS),
-            stalls=bool(found[4]),
+            ratio=float(match[1]),
+            alpha_us=float(match[2] or ALPHA_US),
+            blocks=int(match[3] or BLOCKS),
+            stalls=bool(match[4]),
         )
 
     def exchange(self, backward_s: float, gradient_bytes: int) -> Exchange:
@@ -126,17 +126,17 @@ def main(settings: ExchangeJob) -> None:
                 "replay_factor": 1.0,
                 "replay_time_factor": 1.0,
             }
-            own = replace(settings, run_id=f"{settings.run_id}-{wanted.name}")
+            case_settings = replace(settings, run_id=f"{settings.run_id}-{wanted.name}")
             recorder = stack.enter_context(
                 record_run(
-                    settings=own,
+                    settings=case_settings,
                     label="exchange_case",
                     worker=worker,
                     recorded_settings=facts,
                     network=exchange.name,
                 )
             )
-            cases.append(CaseRounds(own, partial(connect, exchange), lab, recorder))
+            cases.append(CaseRounds(case_settings, partial(connect, exchange), lab, recorder))
         take_turns(settings, cases, worker)
 
 

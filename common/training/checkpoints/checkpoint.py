@@ -112,7 +112,7 @@ class Checkpoints:
             saved = SavedCheckpoint(path, facts)
         except Damaged as damage:
             problem = str(damage)
-        problems = [found for found in self._gather(problem) if found]
+        problems = [text for text in self._gather(problem) if text]
         return (problems[0], None) if problems else (None, saved)
 
     def load(
@@ -164,8 +164,8 @@ class Checkpoints:
         try:
             partial = self._on_main(lambda: start_checkpoint(self.folder, facts["step"]))
             dcp.save(states, storage_writer=Writer(partial), process_group=self._group)
-            own = self._everywhere(lambda: self._write_own(partial, random_states))
-            files = {name: record for part in own for name, record in part.items()}
+            records = self._everywhere(lambda: self._write_own(partial, random_states))
+            files = {name: record for part in records for name, record in part.items()}
             self._on_main(lambda: self._finish(partial, facts, files))
         except (CannotWrite, CheckpointException) as error:
             if self.worker.is_main and partial:
@@ -177,10 +177,10 @@ class Checkpoints:
         random_file = partial / _random_file(self.worker)
         torch.save(random_states, random_file)
         flush(random_file)
-        own = [random_file, *partial.glob(f"__{self.worker.rank}_*.distcp")]
+        paths = [random_file, *partial.glob(f"__{self.worker.rank}_*.distcp")]
         if self.worker.is_main:
-            own.append(partial / ".metadata")
-        return {path.name: describe_file(path) for path in own}
+            paths.append(partial / ".metadata")
+        return {path.name: describe_file(path) for path in paths}
 
     def _finish(self, partial: Path, facts: Mapping, files: Mapping[str, FileRecord]) -> None:
         commit_checkpoint(partial, facts, files)

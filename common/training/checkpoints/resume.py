@@ -133,7 +133,7 @@ def changed_settings(
     ]
 
 
-def run_facts(
+def recorded_settings(
     config: TrainingConfig, data: TokenShards, saved: SavedCheckpoint | None
 ) -> dict[str, object]:
     """Returns the entries of ``config.yaml`` that are not among the settings."""

@@ -4,11 +4,18 @@ torch.distributed.checkpoint knows the tensors of DDP and FSDP2. The exercises s
 of their own. MY_FSDP has flat parts: they are put together one tensor after another, and each whole
 one stays on the rank that writes it. MY_ZERO1 has the optimizer's states of a parameter on one rank
 only, which writes them.
+
+Under DDP every rank has all states, and under HYBRID_SHARD every group of ranks. An asynchronous
+checkpoint copies states to pinned memory of the host before they are written: all of them on every
+rank of a node would be 9.3 GB for gpt2-large, times the ranks. torch.distributed.checkpoint removes
+duplicates only after that copy. So each tensor is left to one of the ranks that have it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from itertools import groupby
+from math import prod
 from pathlib import Path
 
 import torch
@@ -20,17 +27,19 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
+from torch.distributed.tensor import DTensor
 
 from common.exercises.fsdp import FSDP
 from common.exercises.sharded_optimizer import ShardedOptimizer
 from common.runtime.group.process_group import Worker
-from common.training.checkpoints.parts import Keys, own_part
 from common.training.parallel import without_wrapper
 
 MODEL, OPTIMIZER, STATE = "model", "optimizer", "state"
 """Keys of states: model → name → tensor, and optimizer → state → name → kind → tensor."""
 SETTINGS = "param_groups"
 """Key of an optimizer's own settings, beside its states: learning rate, weight decay and others."""
+Keys = tuple[str, ...]
+"""The way to a tensor in nested states."""
 
 
 def states_to_write(model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker) -> dict:
@@ -42,7 +51,7 @@ def states_to_write(model: nn.Module, optimizer: torch.optim.Optimizer, worker: 
     return own_part(
         states,
         worker,
-        lambda keys, own: model.whole(parts[keys], own) if keys in parts else own,
+        lambda keys, part: model.whole(parts[keys], part) if keys in parts else part,
     )
 
 
@@ -65,27 +74,27 @@ def load_states(
             keys: _at(states, keys).new_empty(sizes[".".join(keys)].size) for keys in together
         }
         read: dict = {}
-        for keys, whole in wholes.items():
-            _put(read, keys, whole)
+        for keys, tensor in wholes.items():
+            _put(read, keys, tensor)
         dcp.load(read, checkpoint_id=path, process_group=group)
-        for keys, whole in wholes.items():
-            _at(states, keys).copy_(model.part(parts[keys], whole))
-    others = _without(states, parts)
+        for keys, tensor in wholes.items():
+            _at(states, keys).copy_(model.part(parts[keys], tensor))
+    plain = _without(states, parts)
     # Of the optimizer only its states: settings are this run's, which may differ from those saved.
-    settings = others[OPTIMIZER].pop(SETTINGS)
-    dcp.load(others, checkpoint_id=path, process_group=group)
-    others[OPTIMIZER][SETTINGS] = settings
+    settings = plain[OPTIMIZER].pop(SETTINGS)
+    dcp.load(plain, checkpoint_id=path, process_group=group)
+    plain[OPTIMIZER][SETTINGS] = settings
     for keys in parts:
-        _put(others, keys, _at(states, keys))
+        _put(plain, keys, _at(states, keys))
     if isinstance(optimizer, ShardedOptimizer):
         # A rank of MY_ZERO1 has not the states of all parameters. Up to torch 2.9 each has to be
         # there, also where it is not required to.
-        others[OPTIMIZER][STATE] = {name: {} for name in others[MODEL]} | others[OPTIMIZER][STATE]
+        plain[OPTIMIZER][STATE] = {name: {} for name in plain[MODEL]} | plain[OPTIMIZER][STATE]
     set_state_dict(
         without_wrapper(model),
         optimizer,
-        model_state_dict=others[MODEL],
-        optim_state_dict=others[OPTIMIZER],
+        model_state_dict=plain[MODEL],
+        optim_state_dict=plain[OPTIMIZER],
         options=StateDictOptions(strict=not isinstance(optimizer, ShardedOptimizer)),
     )
 
@@ -123,7 +132,72 @@ def _put(states: dict, keys: Keys, tensor: Tensor) -> None:
 def _without(states: dict, left_out: dict[Keys, nn.Parameter], keys: Keys = ()) -> dict:
     kept = {}
     for name, value in states.items():
-        here = (*keys, name)
-        if here not in left_out:
-            kept[name] = _without(value, left_out, here) if isinstance(value, dict) else value
+        nested = (*keys, name)
+        if nested not in left_out:
+            kept[name] = _without(value, left_out, nested) if isinstance(value, dict) else value
+    return kept
+
+
+def own_part(
+    states: Mapping,
+    worker: Worker,
+    prepare: Callable[[Keys, Tensor], Tensor] = lambda keys, tensor: tensor,
+) -> dict:
+    """Returns the nested ``states`` without the tensors that other ranks write.
+
+    Every rank calls this with states of the same names, shapes and order. Each part of a tensor is
+    written by one rank, which is the one that has the fewest bytes so far. What is no tensor stays
+    on all ranks.
+
+    Args:
+        states: nested, with tensors.
+        worker: this rank.
+        prepare: called on all ranks with each tensor; what it returns is written in its place.
+    """
+    # Bytes given to each replica so far, one list per number of replicas, so that tensors with as
+    # many replicas are balanced among themselves. All ranks find the same without communication.
+    assigned: dict[int, list[int]] = {}
+
+    def is_own(tensor: Tensor) -> bool:
+        replica, replicas = place_among_replicas(tensor, worker)
+        so_far = assigned.setdefault(replicas, [0] * replicas)
+        chosen = so_far.index(min(so_far))
+        so_far[chosen] += tensor.numel() * tensor.element_size()  # a DTensor's is of the whole
+        return chosen == replica
+
+    return _filtered(states, is_own, prepare)
+
+
+def place_among_replicas(tensor: Tensor, worker: Worker) -> tuple[int, int]:
+    """Returns this rank's number among the ranks with its part of ``tensor``, and their count.
+
+    A plain tensor is the same on all ranks; a DTensor along the mesh dimensions that replicate it.
+    """
+    if not isinstance(tensor, DTensor):
+        return worker.rank, worker.world_size
+    mesh = tensor.device_mesh
+    dimensions = [at for at, how in enumerate(tensor.placements) if how.is_replicate()]
+    # The ranks' coordinates in these dimensions, read as the digits of one number.
+    replica = 0
+    for dimension in dimensions:
+        replica = replica * mesh.size(dimension) + mesh.get_local_rank(dimension)
+    return replica, prod(mesh.size(dimension) for dimension in dimensions)
+
+
+def _filtered(
+    states: Mapping,
+    is_own: Callable[[Tensor], bool],
+    prepare: Callable[[Keys, Tensor], Tensor],
+    keys: Keys = (),
+) -> dict:
+    kept = {}
+    for name, value in states.items():
+        if isinstance(value, Tensor):
+            prepared = prepare((*keys, name), value)
+            if is_own(prepared):
+                kept[name] = prepared
+        elif isinstance(value, Mapping):
+            kept[name] = _filtered(value, is_own, prepare, (*keys, name))
+        else:
+            kept[name] = value
     return kept

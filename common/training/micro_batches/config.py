@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Annotated
 
-from common.data.text import DATASETS
-from common.data.text_splits import TextOptions
-from common.errors import UserError, unknown_name
+from common.data.text_sources import DATASETS
+from common.data.text_splits import TextOptions, ignored_data_settings
+from common.errors import UserError
 from common.exercises.loss_scale import LOSS_MEANS
 from common.runtime.group.process_group import Worker
-from common.runtime.records.recorder import require_not_negative, require_positive
-from common.runtime.run_options import RankOptions
 from common.scheduling.modes import MODES
-from common.training.ignored_settings import ignored_data_settings, is_changed
+from common.settings import AtLeast, Fraction, NonNegative, OneOf, Positive, RankOptions, is_changed
 from common.training.precision import PRECISION_NAMES, resolved_precision
 
 COST_TYPES = ("tokens", "tokens_sq", "calibrated")
@@ -23,7 +22,7 @@ COST_TYPES = ("tokens", "tokens_sq", "calibrated")
 class TextSettings(RankOptions):
     """Settings that the scripts on texts of varying length share: data, model, batch."""
 
-    dataset: str = "sst2"
+    dataset: Annotated[str, OneOf(DATASETS)] = "sst2"
     """sst2, ag_news, imdb (from the hub, its cache or --dataset_dir), or synthetic."""
     dataset_dir: str = "datasets"
     """Folder of local files: GLUE TSV, AG News CSV, label,text CSV or parquet."""
@@ -31,75 +30,42 @@ class TextSettings(RankOptions):
     """The data set whose lengths synthetic texts have."""
     model_name: str = "distilbert-base-uncased"
     """A transformers model, a local folder with one, or small (an encoder of 4 layers)."""
-    vocab_size: int = 4096
+    vocab_size: Annotated[int, Positive] = 4096
     """Vocabulary of the WordPiece that is trained for the model small."""
-    dropout: float | None = None
+    dropout: Annotated[float | None, Fraction] = None
     """Dropout; by default the model's own, and 0 for small, so that a loss depends on the samples
     only."""
-    global_batch: int = 32
+    global_batch: Annotated[int, Positive] = 32
     """Texts per step, over all ranks."""
-    max_length: int = 256
+    max_length: Annotated[int, AtLeast(3, "[CLS], a token, [SEP]")] = 256
     """Tokens that a text is cut at."""
-    max_train_samples: int = 10_000
+    max_train_samples: Annotated[int, NonNegative] = 10_000
     """Texts drawn from the training split; 0 for all."""
-    max_tokens: int = 0
+    max_tokens: Annotated[int, NonNegative] = 0
     """Padded tokens of a micro-batch under token_budget; by default as many as make a mean
     micro-batch one of global_batch / ranks texts."""
-    loss_mean: str = "samples"
+    loss_mean: Annotated[str, OneOf(LOSS_MEANS)] = "samples"
     """Unit over which the loss is a mean: samples or tokens."""
-    precision: str = "auto"
+    precision: Annotated[str, OneOf(PRECISION_NAMES)] = "auto"
     """auto, fp32, bf16, fp16 or fp64; auto is bf16 where it is supported, else fp16, and fp32 on a
     CPU."""
-    lr: float = 3e-5
-    weight_decay: float = 0.01
-    warmup_steps: int = 20
+    lr: Annotated[float, Positive] = 3e-5
+    weight_decay: Annotated[float, NonNegative] = 0.01
+    warmup_steps: Annotated[int, NonNegative] = 20
     """Steps in which the learning rate rises; it then falls to 0 in a straight line."""
-    max_local_batch_cap: int = 0
+    max_local_batch_cap: Annotated[int, NonNegative] = 0
     """Most texts of a micro-batch; 0 to probe what memory holds."""
-    probe_max_batch: int = 64
+    probe_max_batch: Annotated[int, Positive] = 64
     """Largest micro-batch that the probe of memory tries."""
-    speed_tolerance: float = 0.1
+    speed_tolerance: Annotated[float, NonNegative] = 0.1
     """Ranks whose calibrated speeds differ by less are planned for as if they were alike."""
-    refine_every: int = 10
+    refine_every: Annotated[int, Positive] = 10
     """Steps after which ranks exchange how long their steps took, under cost_type calibrated."""
-    bucket_cap_mb: float | None = None
+    bucket_cap_mb: Annotated[float | None, Positive] = None
     """DDP's bucket cap in MiB; by default a first bucket of 1 MiB, then 25."""
-    seed: int = 42
+    seed: Annotated[int, NonNegative] = 42
     """Seed of the samples' order and of the initial weights."""
     output_dir: str = "outputs"
-
-    def __post_init__(self) -> None:
-        require_positive(
-            self,
-            "vocab_size",
-            "global_batch",
-            "max_length",
-            "lr",
-            "probe_max_batch",
-            "refine_every",
-        )
-        require_not_negative(
-            self,
-            "max_train_samples",
-            "max_tokens",
-            "weight_decay",
-            "warmup_steps",
-            "max_local_batch_cap",
-            "speed_tolerance",
-            "seed",
-        )
-        if self.dataset not in DATASETS:
-            raise UserError(unknown_name("dataset", self.dataset, DATASETS))
-        if self.loss_mean not in LOSS_MEANS:
-            raise UserError(unknown_name("loss_mean", self.loss_mean, LOSS_MEANS))
-        if self.precision not in PRECISION_NAMES:
-            raise UserError(unknown_name("precision", self.precision, PRECISION_NAMES))
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise UserError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
-        if self.bucket_cap_mb is not None:
-            require_positive(self, "bucket_cap_mb")
-        if self.max_length < 3:
-            raise UserError(f"max_length {self.max_length}: at least 3 ([CLS], a token, [SEP])")
 
     def texts(self, eval_samples: int) -> TextOptions:
         """Returns which texts a run takes, ``eval_samples`` of the validation split."""
@@ -116,13 +82,13 @@ class TextSettings(RankOptions):
 
     def without_effect(self) -> list[str]:
         """Returns the settings of data, model and limits that a run ignores, with the reason."""
-        found = list(ignored_data_settings(self))
+        ignored = list(ignored_data_settings(self))
         takes_size = self.dataset == "synthetic" or self.model_name == "small"
         if not takes_size and is_changed(self, "vocab_size"):
-            found.append(f"vocab_size: the model {self.model_name} has its own vocabulary")
+            ignored.append(f"vocab_size: the model {self.model_name} has its own vocabulary")
         if self.max_local_batch_cap and is_changed(self, "probe_max_batch"):
-            found.append("probe_max_batch: with max_local_batch_cap nothing is probed")
-        return found
+            ignored.append("probe_max_batch: with max_local_batch_cap nothing is probed")
+        return ignored
 
     def check_ranks(self, world_size: int) -> None:
         """Raises UserError for a global batch that leaves a rank without a text."""
@@ -144,34 +110,28 @@ class MicroBatchConfig(TextSettings):
     Settings may also come from --config FILE (a YAML file; flags win).
     """
 
-    mode: str = "static"
+    mode: Annotated[str, OneOf(MODES)] = "static"
     """static, dynamic, karmarkar_karp, length_grouped or token_budget."""
-    cost_type: str = "tokens"
+    cost_type: Annotated[str, OneOf(COST_TYPES)] = "tokens"
     """Cost of a micro-batch under dynamic: tokens, tokens_sq or calibrated (measured at the start,
     and corrected as steps are measured)."""
-    steps: int = 300
-    buffer_size: int = 32
+    steps: Annotated[int, Positive] = 300
+    buffer_size: Annotated[int, Positive] = 32
     """Texts that are planned and put together ahead of the step; at least a global batch."""
-    eval_samples: int = 200
+    eval_samples: Annotated[int, NonNegative] = 200
     """Texts of the validation split; 0 for all."""
-    eval_every: int = 0
+    eval_every: Annotated[int, NonNegative] = 0
     """Steps between evaluations; 0 for one at the end."""
-    discard_steps: int = 5
+    discard_steps: Annotated[int, NonNegative] = 5
     """Number of first steps that no statistic counts."""
     slow_rank: int = -1
     """Slow this rank down on purpose (CPU only), to see what a mode makes of it; -1 for none."""
     slow_factor: float = 2.0
     """Factor on the slow rank's compute time."""
-    log_every: int = 20
+    log_every: Annotated[int, Positive] = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "steps", "buffer_size", "slow_factor", "log_every")
-        require_not_negative(self, "eval_samples", "eval_every", "discard_steps")
-        if self.mode not in MODES:
-            raise UserError(unknown_name("mode", self.mode, MODES))
-        if self.cost_type not in COST_TYPES:
-            raise UserError(unknown_name("cost_type", self.cost_type, COST_TYPES))
         if not 1 <= self.slow_factor < float("inf"):
             raise UserError(f"slow_factor is {self.slow_factor}; it must be at least 1 and finite")
         if self.slow_rank < -1:
@@ -182,21 +142,21 @@ class MicroBatchConfig(TextSettings):
 
     def without_effect(self) -> list[str]:
         """Returns the settings that this run ignores, each with the reason."""
-        found = super().without_effect()
+        ignored = super().without_effect()
         if self.mode != "dynamic" and self.cost_type != "tokens":
-            found.append(f"cost_type, which only mode dynamic has (this is {self.mode})")
+            ignored.append(f"cost_type, which only mode dynamic has (this is {self.mode})")
         if self.mode != "token_budget" and self.max_tokens:
-            found.append(f"max_tokens, which only mode token_budget has (this is {self.mode})")
+            ignored.append(f"max_tokens, which only mode token_budget has (this is {self.mode})")
         if (self.mode, self.cost_type) != ("dynamic", "calibrated"):
-            found += [
+            ignored += [
                 f"{name}, which only mode dynamic with cost_type calibrated has "
                 f"(this is {self.mode} with {self.cost_type})"
                 for name in ("refine_every", "speed_tolerance")
                 if is_changed(self, name)
             ]
         if self.slow_rank < 0 and is_changed(self, "slow_factor"):
-            found.append("slow_factor: no slow_rank is given")
-        return found
+            ignored.append("slow_factor: no slow_rank is given")
+        return ignored
 
     def slow_factor_of(self, worker: Worker) -> float:
         """Returns the factor that multiplies the compute time of ``worker``."""

@@ -17,23 +17,17 @@ LOSS_COLUMNS = ("step", "loss", "learning_rate")
 EVALUATION_COLUMNS = ("rank", "step", "samples", "loss", "accuracy")
 
 
-def batch_facts(batch: MicroBatch) -> dict:
-    """Returns the sizes of a rank's micro-batch, by column."""
+def step_columns(parts: StepParts, batch: MicroBatch) -> dict:
+    """Returns the sizes of this rank's micro-batch and the parts of its step in ms, by column.
+
+    ``exchange_time_ms`` is divided later, by ``split_exchange``.
+    """
     count, longest = batch.input_ids.shape
     return {
         "local_batch": count,
         "max_seq_len_in_batch": longest,
         "padded_tokens": count * longest,
         "tokens": batch.tokens,
-    }
-
-
-def part_facts(parts: StepParts, batch: MicroBatch) -> dict:
-    """Returns the parts of a step on this rank in ms, by column.
-
-    ``exchange_time_ms`` is divided later, by ``split_exchange``.
-    """
-    return {
         "step_time_ms": parts.step_s * 1e3,
         "compute_time_ms": parts.compute_s * 1e3,
         "exchange_time_ms": parts.exchange_s * 1e3,
@@ -56,7 +50,7 @@ class MicroBatchLog:
     Args:
         worker: this rank.
         recorder: the run's writer.
-        steps: the run's.
+        steps: number of the run's steps.
         discard_steps: first steps, which are marked as warm-up.
         log_every: steps between lines, with which rows are written.
         eval_texts: number of texts of the validation split.
@@ -96,8 +90,7 @@ class MicroBatchLog:
         peak_bytes = self._peak.peak_bytes()  # None where it is not known
         row = {
             "step": step,
-            **batch_facts(batch),
-            **part_facts(parts, batch),
+            **step_columns(parts, batch),
             "peak_mem_mb": None if peak_bytes is None else peak_bytes / 1e6,
             "throughput_samples_per_s": len(batch.labels) / parts.step_s,
             "throughput_tokens_per_s": batch.tokens / parts.step_s,
@@ -105,8 +98,8 @@ class MicroBatchLog:
             "warmup": step < self.discard_steps,
         }
         self._rows.append(row | {"loss": parts.loss, "learning_rate": lr})
-        done = step + 1
-        if done % self.log_every == 0 or done == self.steps:
+        steps_done = step + 1
+        if steps_done % self.log_every == 0 or steps_done == self.steps:
             self._flush()
         self._peak.start()
 
@@ -135,8 +128,8 @@ class MicroBatchLog:
             of_all = {name: ranks[0][name] for name in ("step", "learning_rate")}
             self._losses.write([of_all | {"loss": loss}])
             for rank, row in enumerate(split_exchange(ranks)):
-                own = {name: row[name] for name in MICRO_BATCH_COLUMNS if name != "rank"}
-                self._metrics[rank].write([own | {"rank": rank}])
+                metrics = {name: row[name] for name in MICRO_BATCH_COLUMNS if name != "rank"}
+                self._metrics[rank].write([metrics | {"rank": rank}])
         slowest_ms = max(row["step_time_ms"] for row in ranks)
         self.say(
             f"step={ranks[0]['step']} | loss={loss:.4f} | lr={ranks[0]['learning_rate']:.2e} | "

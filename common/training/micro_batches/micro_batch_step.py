@@ -157,13 +157,15 @@ class MicroBatchStep:
             logits = logits.float()
         losses = functional.cross_entropy(logits, batch.labels, reduction="none")
         weights = batch.attention_mask.sum(1) if self.loss_mean == "tokens" else None
-        own = (losses * weights).sum() / weights.sum() if weights is not None else losses.mean()
+        mean_loss = (
+            (losses * weights).sum() / weights.sum() if weights is not None else losses.mean()
+        )
         if self.loss_mean == "tokens":
             local, total = tokens, batch.plan.total_tokens
         else:
             local, total = texts, batch.plan.global_batch
         ranks = self.worker.world_size
-        scaled = own * loss_scale(self.loss_mean, ranks, local, total)
+        scaled = mean_loss * loss_scale(self.loss_mean, ranks, local, total)
         self.scaler.scale(scaled).backward()
         return scaled.detach() / ranks
 

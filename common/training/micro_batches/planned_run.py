@@ -25,7 +25,7 @@ from common.training.micro_batches.config import MicroBatchConfig
 from common.training.micro_batches.log import MicroBatchLog
 from common.training.micro_batches.micro_batch_step import StepParts
 from common.training.scaling.cost_calibration import calibrate, exchange_ratios
-from common.training.texts.task import Task, open_task, planner_for, task_facts, validation_batches
+from common.training.texts.task import Task, open_task, planner_for, validation_batches
 
 
 class PlannedRun:
@@ -54,7 +54,7 @@ class PlannedRun:
 
     def facts(self) -> dict[str, object]:
         """Returns the entries of ``config.yaml`` that are not among the settings."""
-        return task_facts(self.task, self.worker)
+        return self.task.facts()
 
     def validation_batches(self) -> Iterator[LabelledBatch]:
         """Yields this rank's part of the validation split."""

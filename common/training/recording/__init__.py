@@ -1,1 +1,1 @@
-"""What a training run writes of its steps."""
+"""Tables and traces that a training run writes of its steps."""

@@ -1,4 +1,4 @@
-"""Some steps of a run under torch.profiler, as one trace per rank."""
+"""Some steps of a run under torch.profiler: a trace per rank, and the tables read from it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pandas as pd
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from common.runtime.records.recorder import Recorder
+from common.traces import step_overlap
+
 TRACE = "rank{rank}.json.gz"
+COLLECTIVE_COLUMNS = ("rank", "step", "operation", "size_bytes", "count")
 
 
 def silence_profiler(device: torch.device) -> None:
@@ -36,14 +41,14 @@ def traced_steps(
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    done = 0
+    steps = 0
 
     def step_done() -> bool:
-        nonlocal done
+        nonlocal steps
         profiler.step()
-        done += 1
+        steps += 1
         # The step after the last traced one pays for writing the trace.
-        return wait < done <= wait + warmup + active + 1
+        return wait < steps <= wait + warmup + active + 1
 
     with profile(
         activities=activities,
@@ -52,3 +57,34 @@ def traced_steps(
         record_shapes=True,
     ) as profiler:
         yield step_done
+
+
+def write_trace_tables(recorder: Recorder, trace: Path, steps: range) -> bool:
+    """Writes step-overlap.csv and step-collectives.csv from the traces of all ranks.
+
+    All ranks call it. The tables are empty if there are no traces.
+
+    Args:
+        recorder: the run's writer.
+        trace: this rank's trace, which does not exist if the run ended before it was traced.
+        steps: the training steps since the profiler began to count; what came after the last
+            one is no step.
+
+    Returns:
+        True if there were traces.
+    """
+    overlap = recorder.stream("step-overlap.csv", ("rank", *step_overlap.COLUMNS))
+    collectives = recorder.stream("step-collectives.csv", COLLECTIVE_COLUMNS)
+    if not trace.is_file():
+        overlap.write([])
+        collectives.write([])
+        return False
+    overlap.write(_of_training(step_overlap.read_step_overlap(trace), steps))
+    collectives.write(_of_training(step_overlap.collectives_of(trace), steps))
+    return True
+
+
+def _of_training(table: pd.DataFrame, steps: range) -> list[dict]:
+    """Returns the table's rows, with the trace's step numbers replaced by those of training."""
+    numbered = table.assign(step=table["step"] + steps.start)
+    return numbered[numbered["step"] < steps.stop].to_dict("records")

@@ -111,10 +111,11 @@ def calibrate(config: TextSettings, task: Task, worker: Worker, recorder: Record
     rows = time_sizes(task.step, sizes, task.train.vocab_size, worker)
     recorder.stream("calibration.csv", CALIBRATION_COLUMNS).write(rows)
     costs = worker.gather(fit_cost(rows))
-    found = RankCosts(costs, sizes, config.speed_tolerance)
-    for rank, (cost, own) in enumerate(zip(found.costs, worker.gather(rows), strict=True)):
+    rank_costs = RankCosts(costs, sizes, config.speed_tolerance)
+    for rank, (cost, samples) in enumerate(zip(rank_costs.costs, worker.gather(rows), strict=True)):
         batch_size, longest, time_ms = (
-            np.array([row[name] for row in own]) for name in ("batch_size", "longest", "time_ms")
+            np.array([row[name] for row in samples])
+            for name in ("batch_size", "longest", "time_ms")
         )
         error = cost.relative_error(batch_size, longest, time_ms / 1e3)
         if worker.is_main:
@@ -122,12 +123,12 @@ def calibrate(config: TextSettings, task: Task, worker: Worker, recorder: Record
                 f"Cost on rank {rank}: {cost.c0_s * 1e3:.2f} ms + {cost.c1_s * 1e6:.2f} µs·b·m + "
                 f"{cost.c2_s * 1e9:.2f} ns·b·m² (off by {error:.1%}, median)"
             )
-    return found
+    return rank_costs
 
 
 def exchange_ratios(ranks: RankCosts, worker: Worker) -> None:
     """Gathers every rank's recent time relative to the typical rank's, and updates ``ranks``."""
-    own = torch.tensor([ranks.own_ratio], device=worker.device)
-    every = [torch.empty_like(own) for _ in range(worker.world_size)]
-    dist.all_gather(every, own)
+    own_ratio = torch.tensor([ranks.own_ratio], device=worker.device)
+    every = [torch.empty_like(own_ratio) for _ in range(worker.world_size)]
+    dist.all_gather(every, own_ratio)
     ranks.update([ratio.item() for ratio in every])

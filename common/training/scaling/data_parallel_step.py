@@ -16,16 +16,17 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from common.errors import UserError, unknown_name
 from common.runtime import private
 from common.runtime.group.process_group import Worker
 from common.runtime.timing import clock_for
+from common.settings import AtLeast, OneOf, Positive, Settings
 from common.training.ddp import (
     COMPRESSIONS,
     SETTLING_STEPS,
@@ -39,16 +40,16 @@ from common.training.step import update
 
 
 @dataclass(frozen=True)
-class StepOptions:
+class StepOptions(Settings):
     """Settings of a step; the same on all ranks."""
 
-    accumulation: int = 1
+    accumulation: Annotated[int, AtLeast(1)] = 1
     """Micro-batches per update; gradients are exchanged in the last one."""
-    precision: str = "float32"
+    precision: Annotated[str, OneOf(DTYPES)] = "float32"
     """float32, or autocast to bfloat16 or float16 (with a gradient scaler)."""
-    compression: str = "none"
+    compression: Annotated[str, OneOf(COMPRESSIONS)] = "none"
     """none, fp16 or bf16: what gradients are rounded to before they are sent."""
-    bucket_cap_mb: float | None = None
+    bucket_cap_mb: Annotated[float | None, Positive] = None
     """DDP's bucket cap in MiB; by default a first bucket of 1 MiB, then 25."""
     static_graph: bool = False
     gradient_as_bucket_view: bool = True
@@ -56,16 +57,6 @@ class StepOptions:
     """Send rank 0's buffers to all ranks before each forward pass (``broadcast_buffers``)."""
     max_gradient_norm: float | None = None
     """Gradients are scaled so that their joint L2 norm is at most this."""
-
-    def __post_init__(self) -> None:
-        if self.accumulation < 1:
-            raise UserError(f"accumulation is {self.accumulation}; it must be at least 1")
-        if self.compression not in COMPRESSIONS:
-            raise UserError(unknown_name("compression", self.compression, COMPRESSIONS))
-        if self.precision not in DTYPES:
-            raise UserError(unknown_name("precision", self.precision, DTYPES))
-        if self.bucket_cap_mb is not None and not 0 < self.bucket_cap_mb < float("inf"):
-            raise UserError(f"bucket_cap_mb is {self.bucket_cap_mb}; it must be above 0 and finite")
 
 
 @dataclass(frozen=True)
@@ -117,13 +108,13 @@ class DataParallelStep:
     """A model, its optimizer and the step they make on the ranks of a group, all together.
 
     Args:
-        model: on ``worker``'s device; called as ``model(*batch.inputs)``.
+        model: module on ``worker``'s device, called as ``model(*batch.inputs)``.
         optimizer: optimizer of the model's parameters.
         loss_of: mean loss over a micro-batch's samples, from the model's output and the batch.
         worker: this rank.
-        options: how the step is made.
+        options: settings of the step.
         group: the ranks that take part; all by default.
-        timed: whether buckets are watched.
+        timed: watch the buckets.
     """
 
     def __init__(
@@ -201,9 +192,9 @@ class DataParallelStep:
         end = clock.mark()
         clock.wait()
         cpu_s = time.process_time() - cpu_began
-        whole = StepTimes(clock.elapsed_s(start, end), began, cpu_s, total.item() / passes)
+        step_times = StepTimes(clock.elapsed_s(start, end), began, cpu_s, total.item() / passes)
         if not self.timed:
-            return whole, batches
+            return step_times, batches
         for (before, fetched, forward, after), ready in spans:
             parts["data_s"] += clock.elapsed_s(before, fetched)
             parts["forward_s"] += clock.elapsed_s(fetched, forward)
@@ -214,7 +205,7 @@ class DataParallelStep:
             buckets = self.exchange.bucket_times(backward_start)
         optimizer_s = clock.elapsed_s(optimizer_start, end)
         timed = {"optimizer_s": optimizer_s, "exchanged_bytes": exchanged, "buckets": buckets}
-        return replace(whole, **parts, **timed), batches
+        return replace(step_times, **parts, **timed), batches
 
     def settle(self, next_batch: Callable[[], Batch]) -> None:
         """Runs passes whose gradients are dropped, until DDP's buckets are what they will be."""

@@ -17,7 +17,7 @@ from torch import nn
 from common import tables as columns
 from common.perfmodel.ddp.step import BUCKET_VIEW
 from common.runtime.group.process_group import Worker
-from common.runtime.records.recorder import Recorder
+from common.runtime.records.recorder import Recorder, gather_rows
 from common.runtime.records.samples import sample_rows
 from common.training.scaling.data_parallel_step import Batch, DataParallelStep, StepTimes
 from common.training.scaling.timed_exchange import divided_exchange
@@ -77,7 +77,8 @@ class ScalingLog:
             }
             self._streams = {name: recorder.run.stream(name, of) for name, of in tables.items()}
             self._streams["arms.csv"].write(arms)
-        self._write("placement.csv", [placement_row(worker)])
+        local_rank = {"local_rank": worker.ranks.local_rank}
+        self._write("placement.csv", [placement(worker.device) | local_rank])
 
     def add(
         self,
@@ -92,7 +93,7 @@ class ScalingLog:
         Args:
             times: the step's times on this rank.
             batches: the step's micro-batches on this rank.
-            key: which step it is.
+            key: the step's name in the tables.
             counted: the samples count as the epoch's.
         """
         if counted:
@@ -114,8 +115,8 @@ class ScalingLog:
                 "between_time_ms": _ms(between_s),
             }
         )
-        here = (r for r in self._rows if r["arm"] == key.arm and r["round"] == key.round)
-        if not key.warmup and sum(not r["warmup"] for r in here) <= BUCKET_STEPS:
+        visit_rows = (r for r in self._rows if r["arm"] == key.arm and r["round"] == key.round)
+        if not key.warmup and sum(not r["warmup"] for r in visit_rows) <= BUCKET_STEPS:
             self._buckets += [
                 {
                     "arm": key.arm,
@@ -154,9 +155,9 @@ class ScalingLog:
             data_samples: size of the data set, None where it is endless.
             arm: the arm that processed them; its ranks have rows.
         """
-        own = np.concatenate([np.empty(0, np.int64), *self._identities])
+        identities = np.concatenate([np.empty(0, np.int64), *self._identities])
         self._identities = []
-        everyone = self.worker.gather(own)
+        everyone = self.worker.gather(identities)
         if not self._streams:
             return
         everyone = everyone[: self.arms[arm]["world_size"]]
@@ -183,7 +184,7 @@ class ScalingLog:
             data_samples: size of the data set, None where it is endless.
             longest: tokens of the data's longest sample, where samples differ in length.
         """
-        row = model_facts(step.model, step.output_dtype)
+        row = tensor_columns(step.model, step.output_dtype)
         shape = (longest,) if longest else tuple(batch.inputs[0].shape[1:]) if batch.inputs else ()
         row |= {"input_shape": "x".join(map(str, shape)), "model": model, "data": data}
         row |= {"data_samples": data_samples}
@@ -191,14 +192,12 @@ class ScalingLog:
         self._write("facts.csv", [row])
 
     def _write(self, name: str, rows: Sequence[Mapping]) -> None:
-        gathered = self.worker.gather(list(rows))
+        gathered = gather_rows(self.worker, rows)
         if self._streams:
-            self._streams[name].write(
-                {"rank": rank, **row} for rank, own in enumerate(gathered) for row in own
-            )
+            self._streams[name].write(gathered)
 
 
-def model_facts(model: nn.Module, output_dtype: torch.dtype | None) -> dict[str, object]:
+def tensor_columns(model: nn.Module, output_dtype: torch.dtype | None) -> dict[str, object]:
     """Returns the sizes and types of a model's tensors, by column of ``facts.csv``."""
     parameters = list(model.parameters())
     kinds = sorted({_name(parameter.dtype) for parameter in parameters})
@@ -208,11 +207,6 @@ def model_facts(model: nn.Module, output_dtype: torch.dtype | None) -> dict[str,
         "gradient_dtype": " ".join(kinds),
         "compute_dtype": _name(output_dtype),
     }
-
-
-def placement_row(worker: Worker) -> dict[str, object]:
-    """Returns this rank's row of PLACEMENT_COLUMNS, but for the rank: its host and its device."""
-    return placement(worker.device) | {"local_rank": worker.ranks.local_rank}
 
 
 def single_arm(

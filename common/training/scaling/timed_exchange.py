@@ -153,8 +153,8 @@ class TimedExchange:
             self.ready, self._last = mark, buffer
             self._pattern = self._sent
 
-        def back(done: torch.futures.Future) -> Tensor:
-            reduced = done.value()[0]
+        def back(future: torch.futures.Future) -> Tensor:
+            reduced = future.value()[0]
             result = reduced if narrow is None else buffer.copy_(reduced)
             self._done[index] = self.clock.mark()
             return result
@@ -187,9 +187,9 @@ def divided_exchange(row: Mapping, exchanges_ms: Sequence[float] | None) -> dict
     ``exchanges_ms``, those of all ranks in this step, is communication, and the rest of this rank's
     exchange was waiting. Without them neither is known, and both are None.
     """
-    rest = {name: value for name, value in row.items() if name != "exchange_time_ms"}
+    times = {name: value for name, value in row.items() if name != "exchange_time_ms"}
     communication_ms = waiting_ms = None
     if exchanges_ms:
         communication_ms = min(exchanges_ms)
         waiting_ms = row["exchange_time_ms"] - communication_ms
-    return rest | {"communication_time_ms": communication_ms, "waiting_time_ms": waiting_ms}
+    return times | {"communication_time_ms": communication_ms, "waiting_time_ms": waiting_ms}

@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 from common.data.hashed_words import check_sizes
-from common.data.text import DATASETS
 from common.data.text_lengths import recorded_lengths
-from common.data.text_splits import TextOptions
-from common.errors import UserError, unknown_name
+from common.data.text_sources import DATASETS
+from common.data.text_splits import TextOptions, ignored_data_settings
+from common.errors import UserError
 from common.models.text_classifier import TextClassifierConfig
 from common.runtime.group.process_group import Worker
-from common.runtime.records.recorder import require_not_negative, require_positive
-from common.runtime.run_options import RankOptions
+from common.settings import Fraction, NonNegative, OneOf, Positive, RankOptions
 from common.training.ddp import COMPRESSIONS
-from common.training.ignored_settings import ignored_data_settings
 from common.training.precision import PRECISION_NAMES, resolved_precision
 from common.training.scaling.data_parallel_step import StepOptions
 from common.training.texts.data import LoaderOptions
@@ -42,122 +41,83 @@ class TextScalingConfig(RankOptions):
     experiment_name: str = ""
     """Name of the run in tables; by default the data set and the number of ranks."""
     output_dir: str = "outputs/assignment4/text"
-    seed: int = 42
+    seed: Annotated[int, NonNegative] = 42
     """Seed of the initial weights and of the samples' order; rank r draws its dropout with seed +
     r."""
 
-    d_model: int = 128
-    n_head: int = 4
-    n_layer: int = 2
-    d_ff: int = 256
-    dropout: float = 0.1
+    d_model: Annotated[int, Positive] = 128
+    n_head: Annotated[int, Positive] = 4
+    n_layer: Annotated[int, Positive] = 2
+    d_ff: Annotated[int, Positive] = 256
+    dropout: Annotated[float, Fraction] = 0.1
     vocab_size: int = 20_000
     """Numbers that words are hashed to, padding's among them."""
     max_length: int = 128
     """Words that a text is cut at, and positions of the model."""
 
-    dataset: str = "ag_news"
+    dataset: Annotated[str, OneOf(DATASETS)] = "ag_news"
     """ag_news, imdb, sst2 (from the hub, its cache or --dataset_dir), or synthetic."""
     dataset_dir: str = "datasets"
     """Folder of local files: AG News CSV, label,text CSV, GLUE TSV or parquet."""
-    synthetic_like: str = "ag_news"
+    synthetic_like: Annotated[str, OneOf(recorded_lengths())] = "ag_news"
     """The data set whose lengths synthetic texts have."""
-    max_train_samples: int = 0
+    max_train_samples: Annotated[int, NonNegative] = 0
     """Texts drawn from the training split; 0 for all."""
-    eval_samples: int = 0
+    eval_samples: Annotated[int, NonNegative] = 0
     """Texts of the validation split; 0 for all."""
-    data_seed: int = 42
+    data_seed: Annotated[int, NonNegative] = 42
     """Seed of the choice of texts, where not all are taken."""
-    pad: str = "longest"
+    pad: Annotated[str, OneOf(PADDINGS)] = "longest"
     """Fill up every text to the micro-batch's longest one, or to max_length."""
-    workers: int = 2
+    workers: Annotated[int, NonNegative] = 2
     """Processes per rank that put batches together; 0 does it in the step."""
     persistent_workers: bool = False
     """Keep the loader's processes from one epoch to the next."""
 
-    epochs: int = 20
-    batch_size: int = 32
+    epochs: Annotated[int, Positive] = 20
+    batch_size: Annotated[int, Positive] = 32
     """Texts of a micro-batch, per rank; batch_size_per_rank in files."""
-    accumulation: int = 1
+    accumulation: Annotated[int, Positive] = 1
     """Micro-batches per step; gradients are exchanged after the last one."""
-    total_batch_size: int = 0
+    total_batch_size: Annotated[int, NonNegative] = 0
     """Texts per step over all ranks, if it is to be checked; 0 for whatever it comes to."""
-    lr: float = 1e-3
+    lr: Annotated[float, Positive] = 1e-3
     """AdamW's learning rate after warm-up; it then falls to 0 in a straight line."""
-    weight_decay: float = 0.01
-    warmup_steps: int = 500
+    weight_decay: Annotated[float, NonNegative] = 0.01
+    warmup_steps: Annotated[int, NonNegative] = 500
     """Steps in which the learning rate rises."""
-    max_gradient_norm: float = 1.0
+    max_gradient_norm: Annotated[float, NonNegative] = 1.0
     """Largest norm of all gradients together; 0 for no limit."""
-    precision: str = "auto"
+    precision: Annotated[str, OneOf(PRECISION_NAMES)] = "auto"
     """auto, fp32, bf16, fp16 or fp64; auto is bf16 where it is supported, else fp16, and fp32 on a
     CPU. fp16 comes with a loss scaler."""
     cudnn_benchmark: bool = False
     """Let cuDNN try its algorithms at first and keep the fastest."""
-    discard_steps: int = 5
+    discard_steps: Annotated[int, NonNegative] = 5
     """Number of first steps that no statistic of step times counts."""
-    log_every: int = 50
+    log_every: Annotated[int, Positive] = 50
     """Steps between printed lines."""
-    probe_repeats: int = 5
+    probe_repeats: Annotated[int, NonNegative] = 5
     """Repetitions of the probes of passes, all-reduces and copies before training, at up to twice
     the batch; 0 for none."""
 
-    bucket_cap_mb: float | None = None
+    bucket_cap_mb: Annotated[float | None, Positive] = None
     """DDP's bucket cap in MiB; by default a first bucket of 1 MiB, then 25."""
-    compression: str = "none"
+    compression: Annotated[str, OneOf(COMPRESSIONS)] = "none"
     """Send gradients as none (as they are), fp16 or bf16."""
     static_graph: bool = False
     """Tell DDP that every step uses the same parameters."""
     gradient_as_bucket_view: bool = True
     """Let gradients lie in DDP's buckets instead of being copied there."""
-    threads: int = 0
+    threads: Annotated[int, NonNegative] = 0
     """Threads that a rank computes with on a CPU; 0 for OMP_NUM_THREADS. One rank that computes
     with all cores is no base for several that have one each."""
 
     def __post_init__(self) -> None:
-        require_positive(
-            self,
-            "d_model",
-            "n_head",
-            "n_layer",
-            "d_ff",
-            "epochs",
-            "batch_size",
-            "lr",
-            "accumulation",
-            "log_every",
-        )
-        require_not_negative(
-            self,
-            "seed",
-            "max_train_samples",
-            "eval_samples",
-            "workers",
-            "total_batch_size",
-            "data_seed",
-            "probe_repeats",
-            "weight_decay",
-            "warmup_steps",
-            "max_gradient_norm",
-            "discard_steps",
-            "threads",
-        )
+        super().__post_init__()
         check_sizes(self.vocab_size, self.max_length)
         if self.d_model % self.n_head:
             raise UserError(f"d_model {self.d_model} is not a multiple of n_head {self.n_head}")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
-        if self.bucket_cap_mb is not None:
-            require_positive(self, "bucket_cap_mb")
-        for name, legal in (
-            ("dataset", DATASETS),
-            ("synthetic_like", recorded_lengths()),
-            ("precision", PRECISION_NAMES),
-            ("compression", COMPRESSIONS),
-            ("pad", PADDINGS),
-        ):
-            if getattr(self, name) not in legal:
-                raise UserError(unknown_name(name, getattr(self, name), legal))
 
     def texts(self) -> TextOptions:
         """Returns which texts the run takes."""

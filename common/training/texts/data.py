@@ -16,9 +16,9 @@ import torch.utils.data.distributed
 from numpy.typing import NDArray
 
 from common.data.hashed_words import hash_texts
-from common.data.text import TokenizedTexts
 from common.data.text_sources import PUBLISHED, LabelledTexts
 from common.data.text_splits import TextOptions, open_splits
+from common.data.text_tokens import TokenizedTexts
 from common.errors import UserError
 from common.runtime.group.process_group import Worker
 from common.training.scaling.data_parallel_step import Batch
@@ -54,7 +54,7 @@ def open_texts(options: TextOptions) -> tuple[IndexedTexts, IndexedTexts]:
 
     def tokenize(*splits: LabelledTexts) -> tuple[TokenizedTexts, TokenizedTexts]:
         train, validation = (
-            hash_texts(one, options.vocab_size, options.max_length) for one in splits
+            hash_texts(split, options.vocab_size, options.max_length) for split in splits
         )
         return train, validation
 

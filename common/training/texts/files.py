@@ -93,11 +93,11 @@ def with_files(argv: Sequence[str]) -> list[str]:
     parser.add_argument("--config")
     parser.add_argument("--experiment")
     try:
-        known, flags = parser.parse_known_args(list(argv))
+        options, flags = parser.parse_known_args(list(argv))
     except argparse.ArgumentError as error:
         raise UserError(f"{error.argument_name}: {error.message}") from None
-    settings = file_settings(Path(known.config)) if known.config else {}
-    experiment = known.experiment or settings.pop("experiment", None)
+    settings = file_settings(Path(options.config)) if options.config else {}
+    experiment = options.experiment or settings.pop("experiment", None)
     if experiment:
         settings = file_settings(find_experiment(str(experiment))) | settings
         settings["experiment"] = experiment
@@ -135,8 +135,8 @@ def file_settings(path: Path) -> dict[str, object]:
     for key, value in _without_sections(path, content):
         name = IN_FILES.get(key, key)
         if name not in types:
-            known = [*types, *IN_FILES, *SECTIONS]
-            raise UserError(f"{path}: {unknown_name('setting', key, known)}")
+            names = [*types, *IN_FILES, *SECTIONS]
+            raise UserError(f"{path}: {unknown_name('setting', key, names)}")
         check_kind(f"{path}: {key}", value, types[name])
         settings[name] = value
     return settings

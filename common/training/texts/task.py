@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from common.data.text import TokenizedTexts, open_tokenizer, tokenize_texts
 from common.data.text_sources import LabelledTexts
 from common.data.text_splits import TextOptions, open_splits
+from common.data.text_tokens import TokenizedTexts, open_tokenizer, tokenize_texts
 from common.errors import UserError
 from common.models.text_classifier import build_text_classifier, model_limit
 from common.runtime.group.process_group import Worker
@@ -40,6 +40,19 @@ class Task:
     step: MicroBatchStep
     limits: list[int]
     """Most texts of a micro-batch, by rank."""
+
+    def facts(self) -> dict[str, object]:
+        """Returns entries of ``config.yaml`` beyond the settings, by which runs are comparable."""
+        model = self.step.exchange.model
+        return {
+            "precision": self.step.precision,
+            "data_source": self.train.source,
+            "train_texts": len(self.train.labels),
+            "vocabulary": self.train.vocab_size,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "world_size": len(self.limits),
+            "local_batch_limits": self.limits,
+        }
 
 
 def open_task(
@@ -104,7 +117,9 @@ def open_texts(options: TextOptions, model_name: str) -> tuple[TokenizedTexts, T
 
     def tokenize(*splits: LabelledTexts) -> tuple[TokenizedTexts, TokenizedTexts]:
         tokenizer = open_tokenizer(model_name, texts=splits[0].texts, vocab_size=options.vocab_size)
-        train, validation = (tokenize_texts(one, tokenizer, options.max_length) for one in splits)
+        train, validation = (
+            tokenize_texts(split, tokenizer, options.max_length) for split in splits
+        )
         return train, validation
 
     return open_splits(options, tokenize)
@@ -185,17 +200,3 @@ def validation_batches(task: Task, worker: Worker) -> Iterator[LabelledBatch]:
     for group in own_batches(data.lengths, batch_size, worker):
         batch = collate(data, StepPlan((tuple(group),), data.lengths), 0).to(worker.device)
         yield (batch.input_ids, batch.attention_mask), batch.labels
-
-
-def task_facts(task: Task, worker: Worker) -> dict[str, object]:
-    """Returns entries of ``config.yaml`` beyond the settings, by which runs are comparable."""
-    model = task.step.exchange.model
-    return {
-        "precision": task.step.precision,
-        "data_source": task.train.source,
-        "train_texts": len(task.train.labels),
-        "vocabulary": task.train.vocab_size,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "world_size": worker.world_size,
-        "local_batch_limits": task.limits,
-    }

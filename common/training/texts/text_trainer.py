@@ -120,7 +120,10 @@ def run_steps(
     """Runs all steps, and evaluates after each span of them.
 
     Args:
-        run, source, log, worker: what is trained, on what, written where, and by which rank.
+        run: the model and its step.
+        source: the micro-batches of each span of steps.
+        log: the writer of the run's tables.
+        worker: this rank.
         lr: learning rate after ``warmup_steps`` steps; it then falls to 0 in a straight line.
         precision: precision of the evaluation.
     """

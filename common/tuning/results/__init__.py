@@ -1,1 +1,1 @@
-"""What a tuning recommends, and how that is shown."""
+"""The recommendation of a tuning, and its presentation."""

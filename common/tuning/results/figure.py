@@ -15,13 +15,15 @@ from common.runtime.records.run_directory import read_environment
 from common.tuning.results.recommendation import Recommendation, Verified
 
 
-def plot_recommendation(found: Recommendation) -> Figure:
+def plot_recommendation(advice: Recommendation) -> Figure:
     """Draws step time by bucket cap: predicted as a line, measured as points with intervals."""
-    run = [each for each in found.candidates if each.gain and each.setting.cap_mib]
-    smallest = min([SMALLEST_CAP_MIB, *(each.setting.cap_mib / 2 for each in run)])
-    predicted = pd.read_csv(Path(found.run_dir) / "predictions.csv")
+    run = [
+        candidate for candidate in advice.candidates if candidate.gain and candidate.setting.cap_mib
+    ]
+    smallest = min([SMALLEST_CAP_MIB, *(candidate.setting.cap_mib / 2 for candidate in run)])
+    predicted = pd.read_csv(Path(advice.run_dir) / "predictions.csv")
     predicted = predicted[predicted["high_mib"] > smallest]
-    with figure(caption(found), figsize=(7.2, 3.9)) as (fig, axes):
+    with figure(caption(advice), figsize=(7.2, 3.9)) as (fig, axes):
         lows = predicted["low_mib"].clip(lower=smallest)
         axes.stairs(
             values=predicted["step_time_ms"],
@@ -31,12 +33,12 @@ def plot_recommendation(found: Recommendation) -> Figure:
             linewidth=1.8,
             label="predicted",
         )
-        default_ms = found.default.measured_step_s * 1e3
+        default_ms = advice.default.measured_step_s * 1e3
         axes.axhline(default_ms, color=GREY, linestyle="--", label="DDP's default, measured")
-        plain = [each for each in run if not _has_option(each)]
+        plain = [candidate for candidate in run if not _has_option(candidate)]
         _points(axes, plain, default_ms, "measured", "o", BLACK)
-        others = [each for each in run if _has_option(each)]
-        _points(axes, others, default_ms, "measured, with an option", "s", ORANGE)
+        optional = [candidate for candidate in run if _has_option(candidate)]
+        _points(axes, optional, default_ms, "measured, with an option", "s", ORANGE)
         cap_axis(axes, "bucket cap (MiB)")
         axes.set_ylim(bottom=0)
         axes.set_ylabel("step: forward and backward pass (ms)")
@@ -44,18 +46,18 @@ def plot_recommendation(found: Recommendation) -> Figure:
     return fig
 
 
-def caption(found: Recommendation) -> str:
+def caption(advice: Recommendation) -> str:
     """Returns the caption: model, hardware and date, and how to read the figure."""
-    date = str(read_environment(Path(found.run_dir)).get("start_time", ""))[:10]
+    date = str(read_environment(Path(advice.run_dir)).get("start_time", ""))[:10]
     return (
-        f"{found.model} on {found.hardware}, {date}; dashed: median over DDP instances; points: "
+        f"{advice.model} on {advice.hardware}, {date}; dashed: median over DDP instances; points: "
         "that, less what each setting saved in the same rounds, with its interval (of 95 % from "
         "six rounds on). Source: ddplab tune"
     )
 
 
-def _has_option(each: Verified) -> bool:
-    return each.setting.bucket_view or each.setting.first_mib is not None
+def _has_option(candidate: Verified) -> bool:
+    return candidate.setting.bucket_view or candidate.setting.first_mib is not None
 
 
 def _points(
@@ -67,10 +69,12 @@ def _points(
     """
     if not run:
         return
-    saved = np.array([(each.gain.estimate, each.gain.low, each.gain.high) for each in run])
+    saved = np.array(
+        [(candidate.gain.estimate, candidate.gain.low, candidate.gain.high) for candidate in run]
+    )
     middle, slowest, fastest = default_ms * (1 - saved.T)
     axes.errorbar(
-        x=[each.setting.cap_mib for each in run],
+        x=[candidate.setting.cap_mib for candidate in run],
         y=middle,
         yerr=[middle - fastest, slowest - middle],
         fmt=marker,

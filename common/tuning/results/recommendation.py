@@ -23,9 +23,10 @@ class Verified:
         num_buckets: buckets that DDP makes.
         predicted_step_s: forward and backward pass, per micro-batch.
         predicted_gain: the share of the default's step that it saves.
-        measured_step_s: of the default the median over instances, of others that less their gain:
-            what they would have taken in the default's rounds. None where it was not run.
-        gain: against the default in the same rounds; None where it was not run.
+        measured_step_s: median over instances, in the default's rounds: of other settings the
+            default's median less their gain. None where it was not run.
+        gain: share of the default's step that it saved in the same rounds; None where it was not
+            run.
     """
 
     setting: DdpSetting
@@ -41,25 +42,25 @@ class Recommendation:
     """The answer of ``ddplab tune``.
 
     Attributes:
-        model: MODULE:FUNCTION, or what the module is called.
+        model: MODULE:FUNCTION, or the module's name.
         hardware: ranks, device, backend and network.
-        parameters, tensors, gradient_bytes: numbers and bytes of what the module trains.
-        forward_s, backward_s: without DDP.
+        parameters, tensors, gradient_bytes: numbers and bytes of the module's trained tensors.
+        forward_s, backward_s: times of the passes without DDP.
         default: DDP as it comes.
         best: the fastest setting that computes the same numbers; it was chosen in rounds before
             those of its gain.
         candidates: the most promising settings, the default not among them, the best first. Those
             that the choice left out follow, the last first, with their gain in the rounds they
             were in; those that there was no time to visit have none.
-        options: what changes the numbers; never part of the recommendation.
+        options: settings that change the numbers; never part of the recommendation.
         noise: spread of the default's instances: the standard deviation over their median.
-        bucketings: distinct ones there are.
-        tuning_s: what all of it took, from the first pass on.
-        sweep_s: what visiting every bucketing would take, estimated from the visits made.
-        run_dir: where the tables are.
-        on_gpu: whether the model was on one.
-        expected_error: how far off to expect predictions, and by how much chance moves them; one
-            line each. Recommendations from before 2026-11-23 have none.
+        bucketings: number of distinct bucketings.
+        tuning_s: seconds of tuning, from the first pass on.
+        sweep_s: seconds that visits to every bucketing would take, estimated from the visits made.
+        run_dir: folder of the tables.
+        on_gpu: True if the model was on a GPU.
+        expected_error: the error to expect of predictions, and by how much chance moves them; two
+            lines. Recommendations from before 2026-11-23 have none.
     """
 
     model: str
@@ -97,9 +98,9 @@ class Recommendation:
         return self.setting.python(self.on_gpu)
 
 
-def write_recommendation(found: Recommendation, folder: Path) -> None:
+def write_recommendation(recommendation: Recommendation, folder: Path) -> None:
     """Writes the recommendation to the run directory, as recommendation.json."""
-    write_atomically(folder / FILE, json.dumps(dataclasses.asdict(found), indent=1))
+    write_atomically(folder / FILE, json.dumps(dataclasses.asdict(recommendation), indent=1))
 
 
 def read_recommendation(folder: Path | str) -> Recommendation:
@@ -111,7 +112,8 @@ def read_recommendation(folder: Path | str) -> Recommendation:
         raise UserError(f"{path}: no recommendation there; make one with ddplab tune") from None
     verified = {name: _verified(values[name]) for name in ("default", "best")}
     lists = {
-        name: tuple(_verified(each) for each in values[name]) for name in ("candidates", "options")
+        name: tuple(_verified(entry) for entry in values[name])
+        for name in ("candidates", "options")
     }
     return Recommendation(**values | verified | lists)
 

@@ -35,7 +35,7 @@ SETTINGS = {
 """Titles of settings: steps in ms, gains as shares of the default's step; – where not run."""
 
 
-def print_recommendation(found: Recommendation, console: Console | None = None) -> None:
+def print_recommendation(advice: Recommendation, console: Console | None = None) -> None:
     """Prints a recommendation: what was tuned, what was found, the lines to paste, the cost."""
     from rich.console import Console
 
@@ -46,44 +46,44 @@ def print_recommendation(found: Recommendation, console: Console | None = None) 
     def say(line: str = "") -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=line.startswith(" "))
 
-    say(subject(found))
+    say(subject(advice))
     title = "Forward and backward pass, ms; the default, then the best first"
-    console.print(_table([found.default, *found.candidates], title))
-    say(verdict(found))
-    if found.worth_it:
+    console.print(_table([advice.default, *advice.candidates], title))
+    say(verdict(advice))
+    if advice.worth_it:
         say()
-        for line in found.python.splitlines():
+        for line in advice.python.splitlines():
             say(f"    {line}")
         say()
-    if found.options:
-        console.print(_table(found.options, "Options that change the numbers, ms per micro-batch"))
-        for option in found.options:
+    if advice.options:
+        console.print(_table(advice.options, "Options that change the numbers, ms per micro-batch"))
+        for option in advice.options:
             say(f"- {option.setting.label}: {meaning(option)}")
-    for line in found.expected_error.splitlines():
+    for line in advice.expected_error.splitlines():
         say(line)
-    say(spent(found))
-    say(f"Written to {relative_to_project(found.run_dir)}")
+    say(spent(advice))
+    say(f"Written to {relative_to_project(advice.run_dir)}")
 
 
-def subject(found: Recommendation) -> str:
+def subject(advice: Recommendation) -> str:
     """Returns what was tuned, and where, in a few sentences."""
     return (
-        f"{found.model}: {found.parameters:,} trained parameters in {found.tensors} tensors, "
-        f"{size_text(found.gradient_bytes)} of gradients; {found.hardware}. Without DDP the "
-        f"forward pass takes {found.forward_s * 1e3:.1f} ms and the backward pass "
-        f"{found.backward_s * 1e3:.1f} ms. {found.bucketings} distinct bucketings were predicted."
+        f"{advice.model}: {advice.parameters:,} trained parameters in {advice.tensors} tensors, "
+        f"{size_text(advice.gradient_bytes)} of gradients; {advice.hardware}. Without DDP the "
+        f"forward pass takes {advice.forward_s * 1e3:.1f} ms and the backward pass "
+        f"{advice.backward_s * 1e3:.1f} ms. {advice.bucketings} distinct bucketings were predicted."
     )
 
 
-def verdict(found: Recommendation) -> str:
+def verdict(advice: Recommendation) -> str:
     """Returns the recommendation in a sentence or two."""
-    best, gain = found.best, found.best.gain
-    noise = f"Instances of DDP's default differ by {found.noise:.1%} (standard deviation)."
+    best, gain = advice.best, advice.best.gain
+    noise = f"Instances of DDP's default differ by {advice.noise:.1%} (standard deviation)."
     if gain is None:
         return f"Nothing was verified; keep DDP's default. {noise}"
     interval = f"{gain.confidence:.0%} interval {gain.low:+.1%} to {gain.high:+.1%}"
     measured = f"expected {best.predicted_gain:+.1%}, verified {gain.estimate:+.1%} ({interval})"
-    if found.worth_it:
+    if advice.worth_it:
         return (
             f"Recommended: {best.setting.label}, {best.num_buckets} buckets. Time saved per step: "
             f"{measured}, from {gain.rounds} rounds that had no part in the choice. {noise}"
@@ -104,12 +104,12 @@ def meaning(option: Verified) -> str:
     return MEANS[option.setting.compression]
 
 
-def spent(found: Recommendation) -> str:
+def spent(advice: Recommendation) -> str:
     """Returns the time that tuning took, and that of a sweep, in a sentence or two."""
-    share = found.tuning_s / found.sweep_s
+    share = advice.tuning_s / advice.sweep_s
     text = (
-        f"Took {found.tuning_s:.0f} s; visiting all {found.bucketings} bucketings as often as a "
-        f"sweep does would take {found.sweep_s:.0f} s ({share:.0%})."
+        f"Took {advice.tuning_s:.0f} s; visiting all {advice.bucketings} bucketings as often as a "
+        f"sweep does would take {advice.sweep_s:.0f} s ({share:.0%})."
     )
     if share > 1:
         text += " With so few bucketings a sweep would be as quick."
@@ -120,11 +120,11 @@ def _table(rows: Sequence[Verified], title: str) -> Table:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    shown = show(rows, SETTINGS)
+    formatted = show(rows, SETTINGS)
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for name in shown.columns:
+    for name in formatted.columns:
         header = name.replace("gain ", "gain\n")
         table.add_column(header, justify="left" if name == "setting" else "right", no_wrap=True)
-    for row in shown.cells:
+    for row in formatted.cells:
         table.add_row(*row)
     return table
