@@ -134,6 +134,7 @@ class RunOptions(Settings):
     """The folder of a run's results, and its id."""
 
     output_dir: str = "outputs"
+    """Folder that the run directory is made in."""
     run_id: str = ""
     """Name of the run directory below output_dir; made up by default."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -98,3 +99,20 @@ def test_a_subclass_keeps_the_rules_of_its_base() -> None:
     with pytest.raises(UserError, match="metres is 0"):
         Fence(metres=0)
     assert isinstance(Fence(), Settings)
+
+
+HELP = Path(__file__).parent / "guard" / "answers" / "help"
+FLAG = re.compile(r"  (-{1,2}[a-z][\w-]*.*)")
+SIGNATURE = re.compile(r"(-{1,2}[\w-]+,? *)+(\{[^}]*\}\S*|[A-Z]+\b|\[.*?\]\])? *")
+
+
+@pytest.mark.parametrize("path", sorted(HELP.glob("*.txt")), ids=lambda path: path.stem)
+def test_every_flag_of_a_command_says_what_it_is(path: Path) -> None:
+    flags: dict[str, str] = {}
+    for line in path.read_text().splitlines():
+        if flag := FLAG.fullmatch(line):
+            flags[flag[1]] = flag[1]
+        elif flags and line.startswith("      "):
+            flags[list(flags)[-1]] += " " + line.strip()
+    said = {flag: SIGNATURE.sub("", text, count=1) for flag, text in flags.items()}
+    assert [flag for flag, text in said.items() if not re.sub(r"\(default:.*", "", text)] == []

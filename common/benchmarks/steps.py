@@ -94,6 +94,7 @@ class StepRunOptions(RankOptions):
     replay_time_factor: float = 1.0
     """Divide the recording's times by this."""
     seed: int = 42
+    """Seed of the initial weights and of the random inputs."""
     output_dir: str = "outputs/assignment2"
 
     def step_settings(self) -> StepSettings:
@@ -110,6 +111,7 @@ class UpdatedStepOptions(StepRunOptions):
     optimizer: str = "adamw"
     """adamw or sgd."""
     lr: Annotated[float, Positive] = 6e-4
+    """Learning rate of the optimizer."""
     compile: bool = False
     """Compile the model. Hooks then mark when the compiled backward pass hands gradients over."""
 

@@ -97,9 +97,11 @@ class StrategyBenchmark(RankOptions):
     accumulations: Annotated[tuple[int, ...], NonEmpty, AtLeast(1)] = (1,)
     """Micro-batches per step and rank; each is measured."""
     model: str = "gpt2-large"
+    """Name of a GPT-2 configuration, as gpt2-large."""
     micro_batch_size: Annotated[int, Positive] = 4
     """Sequences per forward pass of a rank."""
     seq_len: Annotated[int, Positive] = 1024
+    """Tokens of a sequence."""
     precision: str = "float32"
     """float32 or bfloat16."""
     bucket_cap_mb: float | None = None
@@ -107,11 +109,13 @@ class StrategyBenchmark(RankOptions):
     parts: bool = False
     """Also measure, in the same rounds, what FSDP's steps are predicted from."""
     rounds: Annotated[int, Positive] = 3
+    """Rounds; each visits every strategy once."""
     num_steps: Annotated[int, Positive] = 4
     """Measured steps per visit."""
     warmup_steps: Annotated[int, AtLeast(3, "DDP forms its buckets in the first two")] = 3
     """Steps before the measured ones; at least 3, as DDP forms its buckets in the first two."""
     seed: int = 42
+    """Seed of the initial weights and of the random tokens."""
     output_dir: str = "outputs/assignment1"
 
     def __post_init__(self) -> None:

@@ -45,16 +45,20 @@ class Exhaustive(RankOptions):
     tune_run: str = ""
     """The run directory of ddplab tune."""
     folder: str = "."
+    """Folder that the function's module is imported from."""
     rounds: Annotated[int, Positive] = SWEEP_ROUNDS
     """Visits to each bucketing."""
     runoff_rounds: Annotated[int, Positive] = 12
     """Rounds that the run-off adds at a time, while the interval of the regret is wider than
     ``within`` to either side."""
     most_runoff_rounds: Annotated[int, Positive] = 60
+    """Most rounds of the run-off between the best settings."""
     within: Annotated[float, Positive] = 0.02
+    """Relative half-width at which the run-off ends."""
     runoff_best: Annotated[int, Positive] = 3
     """Number of the sweep's fastest that run off against the recommendation."""
     seed: int = 42
+    """Seed of the initial weights and of the random inputs."""
     output_dir: str = "outputs/tune"
 
     def __post_init__(self) -> None:

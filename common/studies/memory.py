@@ -70,12 +70,19 @@ class MemoryStudy(Settings):
     """Settings of the study: every combination of these is predicted and tracked."""
 
     models: tuple[str, ...] = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+    """Names of GPT-2 configurations."""
     batch_sizes: tuple[int, ...] = (1, 4, 16)
+    """Sequences of a batch, one case each."""
     seq_lens: tuple[int, ...] = (512, 1024)
+    """Tokens of a sequence, one case each."""
     attentions: tuple[str, ...] = ("sdpa", "eager")
+    """Implementations of attention: sdpa, eager."""
     checkpointing: tuple[bool, ...] = (False, True)
+    """Whether activations are checkpointed, one case each."""
     capacities_gb: tuple[float, ...] = (24, 40, 80, 141)
+    """Memories whose largest batch is computed, in GB."""
     processes: Annotated[int, AtLeast(1)] = 2
+    """Processes that measure at the same time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -55,6 +55,7 @@ class SurvivalStudy(Settings):
     """Settings of the study: the training, and how often it is disturbed."""
 
     trials: Annotated[int, NonNegative] = 30
+    """Runs that are killed at a random moment."""
     restarts: Annotated[int, NonNegative] = 3
     """Launches with --max-restarts in which a rank is killed twice."""
     damage: bool = True
@@ -62,7 +63,9 @@ class SurvivalStudy(Settings):
     strategies: Annotated[tuple[str, ...], SomeOf(STRATEGIES, "strategy")] = ("DDP", "FULL_SHARD")
     """Strategies of the trials and launches, in turn."""
     num_steps: int = 30
+    """Steps of each run."""
     save_every: Annotated[int, Positive] = 3
+    """Steps between checkpoints."""
     seed: Annotated[int, NonNegative] = 0
     """Seed of the moments and ranks that are drawn."""
 

@@ -68,6 +68,7 @@ class TuneStudy(Settings):
     runoff_rounds: Annotated[int, Positive] = 12
     """Rounds that a run-off adds at a time, until a regret is known to ``HALF_WIDTH``."""
     most_runoff_rounds: Annotated[int, Positive] = 60
+    """Most rounds of the run-off between the best settings."""
     only: tuple[str, ...] = ()
     """Cases to run, such as convolutions-loopback; by default all."""
     continues: str = ""

@@ -40,7 +40,9 @@ class WholeStepsStudy(Settings):
     """Settings of the study: the number of runs, their links and rounds."""
 
     runs: Annotated[int, Positive] = 3
+    """Runs on each network."""
     rate: str = "1gbit"
+    """Rate of the emulated links, as tc writes it."""
     rounds: Annotated[int, Positive] = 8
     """Rounds of steps under each strategy."""
 

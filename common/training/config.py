@@ -56,6 +56,7 @@ class TrainingConfig(RankOptions):
     seq_len: Annotated[int, NonNegative] = 0
     """Tokens per sequence; by default 1024, or as many as the model has positions."""
     num_steps: Annotated[int, Positive] = 20
+    """Optimizer steps of the run."""
     optimizer: str = "adamw"
     """adamw or sgd."""
     optimizer_implementation: str = ""
@@ -67,6 +68,7 @@ class TrainingConfig(RankOptions):
     warmup_steps: Annotated[int, NonNegative] = 0
     """Steps in which the learning rate rises linearly."""
     weight_decay: Annotated[float, NonNegative] = 0.1
+    """AdamW's weight decay."""
     grad_clip: Annotated[float, NonNegative] = 1.0
     """Largest norm of all gradients together; 0 for no limit."""
     precision: Annotated[str, OneOf(PRECISIONS)] = "float32"

@@ -64,7 +64,9 @@ class AllReduceBenchmark(RankOptions):
     numel: tuple[int, ...] = COURSE_NUMEL
     """Elements per all-reduce, ascending."""
     dtype: Annotated[str, OneOf(DTYPES)] = "float32"
+    """Type of the elements: float32, float16 or bfloat16."""
     rounds: Annotated[int, Positive] = 4
+    """Rounds; each visits every size and mode once."""
     iterations: Annotated[int, Positive] = 10
     """Timed calls per size, mode and round."""
     warmup_steps: Annotated[int, NonNegative] = 2

@@ -35,7 +35,9 @@ class ChunkBenchmark(RankOptions):
     numel: Annotated[int, Positive] = 10_000_000
     """Elements of all chunks together."""
     dtype: Annotated[str, OneOf(DTYPES)] = "float32"
+    """Type of the elements: float32, float16 or bfloat16."""
     rounds: Annotated[int, Positive] = 4
+    """Rounds; each visits every chunk size once."""
     iterations: Annotated[int, Positive] = 2
     """Samples per chunk size, mode and round."""
     output_dir: str = "outputs/assignment2"

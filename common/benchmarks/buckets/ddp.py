@@ -88,6 +88,7 @@ class DdpBenchmark(UpdatedStepOptions):
     bucket_cap_mb: tuple[str, ...] = ("1", "5", "10", "25", "50", "100", "200", "400")
     """Caps in DDP's unit (MiB); None is DDP's default (a first bucket of 1 MiB, then 25)."""
     rounds: Annotated[int, Positive] = 4
+    """Rounds; each visits every bucket cap once."""
     num_steps: Annotated[int, Positive] = 5
     """Measured steps per cap and round."""
     warmup_steps: Annotated[int, AtLeast(3, "DDP forms its buckets in the first two")] = 3
@@ -97,8 +98,11 @@ class DdpBenchmark(UpdatedStepOptions):
     timeline_steps: Annotated[int, NonNegative] = 3
     """Passes per cap that are watched after the rounds; 0 leaves bucket-timeline.csv out."""
     static_graph: bool = False
+    """DDP's static_graph: the same parameters get gradients in every step."""
     gradient_as_bucket_view: bool = False
+    """DDP's gradient_as_bucket_view: gradients are views of the buckets."""
     find_unused_parameters: bool = False
+    """DDP's find_unused_parameters: look for parameters that get no gradient in a step."""
     added_latency_ms: Annotated[float, NonNegative] = 0.0
     """Delay every bucket by this, with a comm hook that reduces one bucket after another."""
 

@@ -36,9 +36,11 @@ class OverlapBenchmark(StepRunOptions):
     """Sizes of the all-reduces beside the backward pass, in MiB; by default 1/512, 1/64 and 1/8 of
     all gradients."""
     rounds: Annotated[int, Positive] = 4
+    """Rounds; each visits every kind of backward pass once."""
     num_steps: Annotated[int, Positive] = 4
     """Measured backward passes per message size and round."""
     warmup_steps: Annotated[int, NonNegative] = 2
+    """Untimed steps before the timed ones of each visit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -106,6 +106,7 @@ class ModeComparison(TextSettings):
     slow_rank: int = -1
     """The rank that is slowed down; -1 is the last."""
     slow_factor: float = 2.0
+    """How many times as long the slowed rank computes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

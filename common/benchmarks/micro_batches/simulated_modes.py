@@ -69,6 +69,7 @@ class ModeSimulation(RunOptions):
     datasets: Annotated[tuple[str, ...], NonEmpty] = ("sst2", "ag_news", "imdb")
     """Recorded length distributions, under data/text-lengths."""
     world_sizes: Annotated[tuple[int, ...], NonEmpty, AtLeast(1)] = (8, 32, 128, 512, 1024)
+    """Numbers of ranks to simulate."""
     rank_batch: Annotated[int, Positive] = 12
     """Samples a rank has on average: the global batch is this times the world size."""
     draws: Annotated[int, Positive] = 5
@@ -81,7 +82,9 @@ class ModeSimulation(RunOptions):
     """Constant term of a step's cost c0 + c1·b·m + c2·b·m², in seconds (b texts, the longest of m
     tokens). The defaults of c0, c1 and c2 are the small encoder's on a laptop core."""
     c1_s: float = 1.2e-4
+    """Coefficient of b·m in a step's cost, in seconds per token."""
     c2_s: float = 1e-8
+    """Coefficient of b·m² in a step's cost, in seconds per squared token."""
     calibration: str = ""
     """Take c0, c1 and c2 from the calibration.csv of this run directory, or (newest) of the newest
     complete run below output_dir."""
@@ -89,9 +92,11 @@ class ModeSimulation(RunOptions):
     """World sizes whose planning is timed; --planning-batches has the global batch of
     each."""
     planning_batches: Annotated[tuple[int, ...], AtLeast(1)] = (512, 4096)
+    """Global batches whose planning is timed."""
     planning_repeats: Annotated[int, Positive] = 30
     """Plans that are timed for each world size and cost."""
     seed: Annotated[int, NonNegative] = 42
+    """Seed of the drawn batches."""
     output_dir: str = "outputs/assignment3"
 
     def __post_init__(self) -> None:

@@ -44,7 +44,9 @@ class LayerBenchmark(UpdatedStepOptions):
     """
 
     warmup_steps: Annotated[int, NonNegative] = 5
+    """Untimed steps before the timed ones."""
     num_steps: Annotated[int, Positive] = 15
+    """Timed steps."""
     gradient_accumulation: Annotated[int, Positive] = 1
     """Micro-batches per step; the last one is timed."""
     layer_size_output: str = ""

@@ -67,6 +67,7 @@ class OptionsBenchmark(DeviceOptions, Workload):
     warmup_steps: Annotated[int, NonNegative] = 1
     """Steps before the measured ones."""
     seed: int = 42
+    """Seed of the initial weights and of the random tokens."""
     output_dir: str = "outputs/assignment0"
 
     def baseline(self) -> Workload:

@@ -62,6 +62,7 @@ class ProfileTraining(DeviceOptions, Workload):
     trace: bool = True
     """Keep the profiler's trace in the run directory."""
     seed: int = 42
+    """Seed of the initial weights and of the random tokens."""
     output_dir: str = "outputs/assignment0"
 
 

@@ -81,11 +81,13 @@ class ThroughputBenchmark(DeviceOptions, Workload):
     num_steps: Annotated[int, Positive] = 20
     """Measured steps per batch size."""
     warmup_steps: Annotated[int, NonNegative] = 5
+    """Untimed steps before the timed ones."""
     keep_memory: bool = False
     """Keep freed memory mapped from step to step (CPUs with glibc; PyTorch always does on GPUs)."""
     memory_limit_gib: Annotated[float, NonNegative] = 0
     """Let the measured process take this much memory and no more; 0 is what the machine has."""
     seed: int = 42
+    """Seed of the initial weights and of the random tokens."""
     output_dir: str = "outputs/assignment0"
 
     def __post_init__(self) -> None:

@@ -83,20 +83,27 @@ class ScalingBenchmark(RankOptions):
     batch_size: Annotated[int, Positive] = 256
     """Samples of a micro-batch, per rank."""
     steps_per_epoch: Annotated[int, Positive] = 20
+    """Steps of an epoch."""
     epochs: Annotated[int, Positive] = 5
+    """Epochs of a run."""
     warmup_steps: Annotated[int, NonNegative] = 5
     """Number of first steps that are not counted."""
     input_dim: Annotated[int, Positive] = 4096
+    """Width of the input."""
     hidden_dim: Annotated[int, Positive] = 4096
+    """Width of the hidden layers."""
     num_layers: Annotated[int, Positive] = 3
     """Hidden layers."""
     output_dim: Annotated[int, Positive] = 2048
+    """Width of the output."""
     bucket_cap_mb: float | None = 50
     """DDP's bucket cap in MiB; None is DDP's own default."""
     broadcast_buffers: bool = False
     """Send rank 0's buffers to all ranks before each forward pass."""
     static_graph: bool = True
+    """DDP's static_graph: the same parameters get gradients in every step."""
     gradient_as_bucket_view: bool = True
+    """DDP's gradient_as_bucket_view: gradients are views of the buckets."""
     accumulation: int = 1
     """Micro-batches per step; gradients are exchanged after the last one."""
     compression: str = "none"
@@ -120,6 +127,7 @@ class ScalingBenchmark(RankOptions):
     rounds: Annotated[int, Positive] = 4
     """Rounds of a sweep; each measures every case once."""
     steps_per_visit: Annotated[int, Positive] = 6
+    """Timed steps of a world size in each round of a sweep."""
     plain: bool = True
     """Measure every case of a sweep twice: DDP as it is, and with its buckets timed; else only the
     latter, which for a replay is the same."""
@@ -129,6 +137,7 @@ class ScalingBenchmark(RankOptions):
     """Data of the workload text: synthetic (texts as long as the experiment's), or the experiment's
     data set."""
     dataset_dir: str = "datasets"
+    """Folder of the experiment's data set."""
     text_samples: Annotated[int, Positive] = 4000
     """Number of texts that the workload text draws batches from."""
     replay: str = "umd-2x4-a100"
@@ -138,6 +147,7 @@ class ScalingBenchmark(RankOptions):
     replay_time_factor: float = 1.0
     """Factor that a replay's times are divided by."""
     seed: Annotated[int, NonNegative] = 42
+    """Seed of the initial weights and of the synthetic data."""
     output_dir: str = "outputs/assignment4"
 
     def __post_init__(self) -> None:

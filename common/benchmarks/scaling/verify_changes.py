@@ -58,7 +58,9 @@ class VerifyChanges(RankOptions):
     kinds: Annotated[tuple[str, ...], SomeOf(KINDS, "kind")] = KINDS
     """Kinds of changes to try; the best predicted change of each kind is run."""
     rounds: Annotated[int, Positive] = 4
+    """Rounds; each visits the run as it was and every change once."""
     steps_per_visit: Annotated[int, Positive] = 4
+    """Timed steps of each visit."""
     output_dir: str = "outputs/assignment4"
 
 

@@ -43,8 +43,11 @@ class GradingStudy:
     """Settings of the study."""
 
     assignments: tuple[int, ...] = ASSIGNMENTS
+    """Assignments whose references and mutants are graded."""
     rounds: int = 10
+    """Gradings of each."""
     variant: int = 2027
+    """Seed of the numbers that checks draw."""
     continues: str = ""
     """Run directory of a study that was cut."""
 

@@ -72,18 +72,27 @@ class AccuracyStudy(Settings):
     """Models and their batches. The batches are large: the links of all regimes are then so slow
     that two cores fill them."""
     regimes: tuple[str, ...] = tuple(REGIMES)
+    """Networks between the ranks, by name."""
     over_loopback: tuple[str, ...] = ("gpt2-nano", "bert", "convnext")
+    """Models judged over loopback too."""
     on_four_hosts: tuple[str, ...] = ()
+    """Models judged on four emulated hosts too."""
     with_latency: tuple[str, ...] = ("bert",)
+    """Models judged with latency added to the network too."""
     added_latency_ms: float = 8.0
+    """Latency that is added, in milliseconds."""
     replays: tuple[str, ...] = ("4:communication-bound", "8:balanced")
     """Number of hosts and regime of each case of the replayed recording."""
     replay_factor_per_host: Annotated[float, Positive] = 128.0
     """Factor per host that the recording's sizes are divided by: one machine carries all links."""
     replay_time_factor: float = 1.0
+    """Factor on the times of replayed computation."""
     calibration_rounds: Annotated[int, Positive] = 4
+    """Rounds that the model is calibrated with."""
     rounds: Annotated[int, Positive] = 8
+    """Least rounds of the judged measurement."""
     max_rounds: Annotated[int, Positive] = 80
+    """Most rounds of the judged measurement."""
     minutes_per_case: Annotated[float, Positive] = 7.0
     """Time of a job for each of its networks. After two rounds it begins none that would end
     later."""

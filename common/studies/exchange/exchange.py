@@ -110,12 +110,17 @@ class ExchangeStudy(Settings):
     """Settings of the study, for the CPU."""
 
     device: str = "cpu"
+    """cpu or cuda."""
     models: tuple[Model, ...] = CPU_MODELS
+    """Models whose exchange is measured."""
     judged: Annotated[int, Positive] = 5
     """Bucketings of each case, beside DDP's default."""
     calibration_rounds: Annotated[int, Positive] = 4
+    """Rounds that the model is calibrated with."""
     rounds: Annotated[int, Positive] = 8
+    """Least rounds of the judged measurement."""
     max_rounds: int = 40
+    """Most rounds of the judged measurement."""
     minutes_per_case: Annotated[float, Positive] = 3.0
     """Time of a model for each of its exchanges."""
     only: tuple[str, ...] = ()

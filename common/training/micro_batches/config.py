@@ -50,7 +50,9 @@ class TextSettings(RankOptions):
     """auto, fp32, bf16, fp16 or fp64; auto is bf16 where it is supported, else fp16, and fp32 on a
     CPU."""
     lr: Annotated[float, Positive] = 3e-5
+    """Learning rate of AdamW."""
     weight_decay: Annotated[float, NonNegative] = 0.01
+    """AdamW's weight decay."""
     warmup_steps: Annotated[int, NonNegative] = 20
     """Steps in which the learning rate rises; it then falls to 0 in a straight line."""
     max_local_batch_cap: Annotated[int, NonNegative] = 0
@@ -116,6 +118,7 @@ class MicroBatchConfig(TextSettings):
     """Cost of a micro-batch under dynamic: tokens, tokens_sq or calibrated (measured at the start,
     and corrected as steps are measured)."""
     steps: Annotated[int, Positive] = 300
+    """Optimizer steps of the run."""
     buffer_size: Annotated[int, Positive] = 32
     """Texts that are planned and put together ahead of the step; at least a global batch."""
     eval_samples: Annotated[int, NonNegative] = 200
@@ -129,6 +132,7 @@ class MicroBatchConfig(TextSettings):
     slow_factor: float = 2.0
     """Factor on the slow rank's compute time."""
     log_every: Annotated[int, Positive] = 20
+    """Steps between printed lines."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -46,10 +46,15 @@ class TextScalingConfig(RankOptions):
     r."""
 
     d_model: Annotated[int, Positive] = 128
+    """Width of the encoder's layers."""
     n_head: Annotated[int, Positive] = 4
+    """Attention heads."""
     n_layer: Annotated[int, Positive] = 2
+    """Layers of the encoder."""
     d_ff: Annotated[int, Positive] = 256
+    """Width of the feed-forward parts."""
     dropout: Annotated[float, Fraction] = 0.1
+    """Share of activations that are dropped in training."""
     vocab_size: int = 20_000
     """Numbers that words are hashed to, padding's among them."""
     max_length: int = 128
@@ -75,6 +80,7 @@ class TextScalingConfig(RankOptions):
     """Keep the loader's processes from one epoch to the next."""
 
     epochs: Annotated[int, Positive] = 20
+    """Epochs of a run."""
     batch_size: Annotated[int, Positive] = 32
     """Texts of a micro-batch, per rank; batch_size_per_rank in files."""
     accumulation: Annotated[int, Positive] = 1
@@ -84,6 +90,7 @@ class TextScalingConfig(RankOptions):
     lr: Annotated[float, Positive] = 1e-3
     """AdamW's learning rate after warm-up; it then falls to 0 in a straight line."""
     weight_decay: Annotated[float, NonNegative] = 0.01
+    """AdamW's weight decay."""
     warmup_steps: Annotated[int, NonNegative] = 500
     """Steps in which the learning rate rises."""
     max_gradient_norm: Annotated[float, NonNegative] = 1.0
