@@ -67,17 +67,17 @@ class Doctor:
         from common.cli.checks.gpu_table import gpu_rows
 
         console = Console()
-        found = find_gpus()
+        facts = find_gpus()
         tables = {"This process": describe()}
-        if found.gpus:
-            tables["GPUs"] = gpu_rows(found)
+        if facts.gpus:
+            tables["GPUs"] = gpu_rows(facts)
         for title, rows in tables.items():
             about = Table("", "found", title=title, title_justify="left", show_header=False)
             for name, value in rows:
                 about.add_row(name, value)
             console.print(about)
         features = Table("feature", "", "detail", title="What works here", title_justify="left")
-        checks = [*check_features(found), *check_gpus(found)]
+        checks = [*check_features(facts), *check_gpus(facts)]
         for check in checks:
             features.add_row(check.feature, "yes" if check.works else "no", check.detail)
         console.print(features)
@@ -98,7 +98,7 @@ def show_placement() -> None:
 
     reachable = reachable_peers(find_gpus().listed, granted_gpus())
     with process_group("cpu") as worker:
-        places = worker.gather(own_placement(gpus=visible_gpus()))
+        placements = worker.gather(own_placement(gpus=visible_gpus()))
         hidden = worker.gather(reachable.detail if reachable and not reachable.works else None)
     if worker.is_main and os.environ.get("SLURM_PROCID", "0") == "0":
         table = Table(
@@ -111,21 +111,21 @@ def show_placement() -> None:
             title="Placement",
             title_justify="left",
         )
-        for place in places:
+        for placement in placements:
             table.add_row(
-                str(place.rank),
-                str(place.host),
-                str(place.local_rank),
-                str(place.device),
-                str(place.visible or "not set"),
-                "not said" if place.granted_gpus is None else str(place.granted_gpus),
+                str(placement.rank),
+                str(placement.host),
+                str(placement.local_rank),
+                str(placement.device),
+                str(placement.visible or "not set"),
+                "not said" if placement.granted_gpus is None else str(placement.granted_gpus),
             )
         console = Console(width=110)
         console.print(table)
         for rank, why in enumerate(hidden):
             if why:
                 console.print(f"rank {rank}: {why}", highlight=False, soft_wrap=True)
-    _refuse(placement_problems(places))
+    _refuse(placement_problems(placements))
 
 
 def _refuse(problems: list[str]) -> None:
@@ -178,11 +178,11 @@ def describe() -> list[tuple[str, str]]:
     ]
 
 
-def check_features(found: GpuFacts) -> list[Check]:
+def check_features(facts: GpuFacts) -> list[Check]:
     """Makes one check per feature; each imports or runs the real thing."""
     return [
         _benchmarks(),
-        _gpu(found),
+        _gpu(facts),
         _all_reduce(),
         _overlap(),
         _packages("notebooks", ("papermill", "jupyterlab", "ipykernel")),
@@ -202,22 +202,22 @@ def find_gpus() -> GpuFacts:
     return GpuFacts() if hides_gpus() else read_gpu_facts(cuda_devices() or None)
 
 
-def check_gpus(found: GpuFacts) -> list[Check]:
+def check_gpus(facts: GpuFacts) -> list[Check]:
     """Makes the checks that matter with GPUs only; none on a machine without."""
     import torch
 
     from common.cli.checks import gpu_checks as checks
     from common.runtime.machine.memory_limit import available_memory_bytes
 
-    count = len(found.gpus)
+    count = len(facts.gpus)
     if not count:
         return []
     rows = (
-        checks.driver_for_build(found.driver, found.driver_cuda, torch.version.cuda),
-        checks.several_processes(found.gpus),
-        checks.mig_slices(found.gpus),
-        reachable_peers(found.listed, granted_gpus()),
-        checks.peer_access(found.pairs),
+        checks.driver_for_build(facts.driver, facts.driver_cuda, torch.version.cuda),
+        checks.several_processes(facts.gpus),
+        checks.mig_slices(facts.gpus),
+        reachable_peers(facts.listed, granted_gpus()),
+        checks.peer_access(facts.pairs),
         checks.host_memory(count, checks.job_memory_bytes(available_memory_bytes())),
         checks.shared_memory(count, checks.free_shared_memory()),
     )
@@ -239,7 +239,7 @@ def _benchmarks() -> Check:
     return Check("benchmarks on CPU", works, "gloo" if works else "torch lacks gloo", True)
 
 
-def _gpu(found: GpuFacts) -> Check:
+def _gpu(facts: GpuFacts) -> Check:
     """Checks that torch can use a GPU.
 
     CUDA is not asked for free memory: that takes a context, which another process may forbid.
@@ -248,12 +248,12 @@ def _gpu(found: GpuFacts) -> Check:
 
     if torch.cuda.is_available():
         detail = counted(torch.cuda.device_count(), "GPU")
-        first = found.gpus[0] if found.gpus else None
+        first = facts.gpus[0] if facts.gpus else None
         if first and first.memory_bytes and first.memory_used_bytes is not None:
             total, used = first.memory_bytes / 2**30, first.memory_used_bytes / 2**30
             detail += f", {used:.1f} of {total:.1f} GiB in use on the first"
         return Check("benchmarks on GPU", True, detail)
-    driver = found.driver or shutil.which("nvidia-smi")
+    driver = facts.driver or shutil.which("nvidia-smi")
     reason = "the driver is there but torch cannot use it" if driver else "no NVIDIA driver here"
     return Check("benchmarks on GPU", False, f"{reason}; the laptop preset needs none")
 
@@ -286,8 +286,8 @@ def _overlap() -> Check:
         return Check(OVERLAP, False, "not tried: no GPU here")
     chosen = GROUP_CHOICE in os.environ
     try:
-        own = None if chosen or not hasattr(dist, "ProcessGroupNCCL2") else try_group("1")
-        return overlap(try_group(), own)
+        default = None if chosen or not hasattr(dist, "ProcessGroupNCCL2") else try_group("1")
+        return overlap(try_group(), default)
     except RunFailed as error:
         return Check(OVERLAP, False, f"not tried: {error}")
 

@@ -59,8 +59,8 @@ def asked_page(
 
     Raises UserError for a subcommand that is none.
     """
-    command, *rest = words
-    for word in [*rest, HELP_FLAGS[0]]:
+    command, *arguments = words
+    for word in [*arguments, HELP_FLAGS[0]]:
         page = pages.get(command)
         if page is None:
             return None

@@ -279,14 +279,14 @@ def end_marked_processes(mark: str, grace_s: float) -> None:
 
 def marked_processes(mark: str) -> list[psutil.Process]:
     """Returns the living processes whose environment carries the launch's mark."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                processes.append(process)
         except (psutil.Error, OSError):
             continue
-    return [process for process in found if process.pid != os.getpid()]
+    return [process for process in processes if process.pid != os.getpid()]
 
 
 def _cause(log: Path) -> str:
@@ -301,5 +301,5 @@ def _cause(log: Path) -> str:
         return f"a rank died of {first[1]}"
     lines = [re.sub(RANK_PREFIX, "", line) for line in text.splitlines()]
     raised = [line for line in lines if re.match(r"(\w+\.)*\w+(Error|Exception): ", line)]
-    said = [line.removeprefix("failed: ") for line in lines if line.startswith("failed: ")]
-    return next((found[0] for found in (raised, said) if found), "a rank died")
+    failures = [line.removeprefix("failed: ") for line in lines if line.startswith("failed: ")]
+    return next((causes[0] for causes in (raised, failures) if causes), "a rank died")

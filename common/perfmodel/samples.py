@@ -133,11 +133,11 @@ class AllReduceSamples:
         # the last place is NaN where there are fewer than places.
         sizes, rounds, calls = self.time_s.shape
         # A run that was stopped in a round has not all sizes in it.
-        whole = np.flatnonzero((~np.isnan(self.time_s)).any(axis=2).all(axis=0))
-        chosen = whole[generator.integers(len(whole), size=rounds)]
-        known = (~np.isnan(self.time_s[:, chosen])).sum(axis=2, keepdims=True)
-        iterations = (generator.random((sizes, rounds, calls)) * known).astype(int)
-        iterations = np.where(np.arange(calls) < known, iterations, calls - 1)
+        complete = np.flatnonzero((~np.isnan(self.time_s)).any(axis=2).all(axis=0))
+        chosen = complete[generator.integers(len(complete), size=rounds)]
+        present = (~np.isnan(self.time_s[:, chosen])).sum(axis=2, keepdims=True)
+        iterations = (generator.random((sizes, rounds, calls)) * present).astype(int)
+        iterations = np.where(np.arange(calls) < present, iterations, calls - 1)
         return self.curve(chosen, iterations)
 
     def curve(
@@ -208,8 +208,8 @@ class OverlapSamples:
         # The rank whose pass is longest has seen the most all-reduces end.
         times = ["backward_time_ms", "all_reduce_time_ms", "messages_done", "copy_out_time_ms"]
         keys = ["arm", "message_bytes", "round"]
-        known = table.reindex(columns=[*keys, "iteration", *times])  # older runs lack the last two
-        by_round = slowest_rank(known, times, by=[*keys, "iteration"]).groupby(keys).median()
+        rows = table.reindex(columns=[*keys, "iteration", *times])  # older runs lack the last two
+        by_round = slowest_rank(rows, times, by=[*keys, "iteration"]).groupby(keys).median()
         rounds = sorted(set(table["round"]))
 
         def samples(arm: str, column: str, size: float = 0) -> NDArray:
@@ -315,16 +315,19 @@ class OverlapSamples:
             return copies
         sizes = tuple(map(float, self.beside))
         most = IN_FLIGHT.get(self.backend or "", max(IN_FLIGHT.values()))
-        pairs = [each.contention(self.local_s, taken, most) for each in self.beside.values()]
+        pairs = [
+            messages.contention(self.local_s, taken, most) for messages in self.beside.values()
+        ]
         lost_s, delay_s = zip(*pairs, strict=True)
         lost = (sizes, lost_s)
         if self.launched:
             launched_s = [
-                each.contention(self.local_s, taken, most)[0] for each in self.launched.values()
+                messages.contention(self.local_s, taken, most)[0]
+                for messages in self.launched.values()
             ]
             lost = (tuple(map(float, self.launched)), tuple(launched_s))
         if self.paced:
-            paced_s = [each.lost_s(self.local_s, taken) for each in self.paced.values()]
+            paced_s = [messages.lost_s(self.local_s, taken) for messages in self.paced.values()]
             # A larger message never costs less than a smaller one: that would be noise.
             lost = (tuple(self.paced), tuple(np.maximum.accumulate(paced_s).tolist()))
         return replace(copies, lost_compute=lost, delays=(sizes, delay_s))
@@ -365,15 +368,15 @@ class BesideMessages:
         """
         backward_s = _middle(self.backward_s[taken])
         each_s = _middle(self.alone_s[taken]) / self.messages
-        done = self.messages - (_middle(self.until_done_s[taken]) - backward_s) / each_s
+        count = self.messages - (_middle(self.until_done_s[taken]) - backward_s) / each_s
         counted = _middle(self.done[taken])
         if not np.isnan(counted):
-            done = min(max(done, counted), counted + in_flight, self.messages)
-        done = max(0.5, done)
-        lost_s = max(0.0, _middle((self.backward_s - local_s)[taken])) / done
+            count = min(max(count, counted), counted + in_flight, self.messages)
+        count = max(0.5, count)
+        lost_s = max(0.0, _middle((self.backward_s - local_s)[taken])) / count
         if counted >= self.messages:
             return lost_s, 0.0
-        return lost_s, max(0.0, backward_s / done - each_s)
+        return lost_s, max(0.0, backward_s / count - each_s)
 
 
 @dataclass(frozen=True, eq=False)

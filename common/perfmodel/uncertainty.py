@@ -42,13 +42,13 @@ class PredictionBands:
     drawn_s: NDArray
     level: float
 
-    def difference(self, one: int, other: int) -> tuple[float, float]:
+    def difference(self, row: int, other_row: int) -> tuple[float, float]:
         """Returns the band of T(one) / T(other) − 1; caps are given by their rows in the table.
 
         Both come from the same draws, so what they share cancels: two caps may differ for sure
         though their bands overlap.
         """
-        ratios = self.drawn_s[:, one] / self.drawn_s[:, other] - 1
+        ratios = self.drawn_s[:, row] / self.drawn_s[:, other_row] - 1
         return middle(ratios, confidence=self.level)
 
 
@@ -77,11 +77,11 @@ def prediction_bands(
         str([bucket[-1] for bucket in buckets]): cap
         for buckets, cap in zip(bucketings, caps_mib, strict=True)
     }
-    place = {key: index for index, key in enumerate(distinct)}
-    of_cap = [place[str([bucket[-1] for bucket in buckets])] for buckets in bucketings]
+    row_of = {key: index for index, key in enumerate(distinct)}
+    of_cap = [row_of[str([bucket[-1] for bucket in buckets])] for buckets in bucketings]
 
-    def times(one: DdpModel) -> list[float]:
-        return [one.backward_s(cap) for cap in distinct.values()]
+    def times(drawn_model: DdpModel) -> list[float]:
+        return [drawn_model.backward_s(cap) for cap in distinct.values()]
 
     predicted = np.array(times(model))[of_cap]
     drawn = np.array([times(calibration.drawn(generator)) for _ in range(draws)])[:, of_cap]

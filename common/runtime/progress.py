@@ -24,5 +24,5 @@ class Progress:
         moment = time.monotonic()
         if self.enabled and (moment - self._last >= self.interval_s or self.done == self.total):
             self._last = moment
-            left = (moment - self._start) / self.done * (self.total - self.done)
-            logger.info("[%d/%d] %s, about %.0f s left", self.done, self.total, doing, left)
+            remaining_s = (moment - self._start) / self.done * (self.total - self.done)
+            logger.info("[%d/%d] %s, about %.0f s left", self.done, self.total, doing, remaining_s)

@@ -80,15 +80,15 @@ def probe_largest_batches(
         largest = calculated_batch(
             step, upper_bound, ranks_on_machine(worker.ranks.local_world_size)
         )
-    found = worker.gather(largest)
-    short = [str(rank) for rank, batch_size in enumerate(found) if batch_size == 0]
+    batch_sizes = worker.gather(largest)
+    short = [str(rank) for rank, batch_size in enumerate(batch_sizes) if batch_size == 0]
     if short:
         raise UserError(
             f"max_length {max_length}: not even one such text fits in the memory of "
             f"{'rank' if len(short) == 1 else 'ranks'} {', '.join(short)}; "
             "give a smaller --max_length or a smaller model"
         )
-    return found
+    return batch_sizes
 
 
 def largest_micro_batch(
@@ -124,13 +124,13 @@ def largest_micro_batch(
                 largest, too_large = (size, too_large) if fitted else (largest, size)
         rounds += 1
         reason = f"{type(failure).__name__}: {failure}" if failure else None
-        rest = agree((largest + 1 >= too_large, reason))
+        answers = agree((largest + 1 >= too_large, reason))
         if failure:
             raise failure
-        for rank, (_, reason) in enumerate(rest):
+        for rank, (_, reason) in enumerate(answers):
             if reason:
                 raise RunFailed(f"memory probe: rank {rank} failed: {reason.splitlines()[0]}")
-        if all(done for done, _ in rest):
+        if all(finished for finished, _ in answers):
             return ProbeResult(largest, tuple(tried), rounds)
 
 

@@ -88,11 +88,11 @@ class _Allocations(TorchDispatchMode):
     ``totals`` has the total after each operator.
     """
 
-    def __init__(self, known: list[Tensor]) -> None:
+    def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
         self.totals: list[int] = []
         self._now = 0
-        self._storages = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
+        self._storages = weakref.WeakSet(tensor.untyped_storage() for tensor in tensors)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))

@@ -74,16 +74,16 @@ class SlowestOf:
 
 def kinds_of(costs: Sequence[Cost], limits: Sequence[int]) -> list[RankKind]:
     """Returns a kind for each distinct (cost, limit), in the order of their first ranks."""
-    found: dict[tuple, list[int]] = {}
+    by_kind: dict[tuple, list[int]] = {}
     for rank, key in enumerate(zip(costs, limits, strict=True)):
-        found.setdefault(key, []).append(rank)
-    return [RankKind(cost, limit, tuple(ranks)) for (cost, limit), ranks in found.items()]
+        by_kind.setdefault(key, []).append(rank)
+    return [RankKind(cost, limit, tuple(ranks)) for (cost, limit), ranks in by_kind.items()]
 
 
 def trial_steps(kinds: Sequence[RankKind]) -> int:
     """Counts the numbers that one trial of a bottleneck computes: counts × layers × kinds."""
-    *others, largest = sorted(len(kind.ranks) for kind in kinds)
-    return math.prod(count + 1 for count in others) * (sum(others) + largest) * len(kinds)
+    *smaller, largest = sorted(len(kind.ranks) for kind in kinds)
+    return math.prod(count + 1 for count in smaller) * (sum(smaller) + largest) * len(kinds)
 
 
 def optimal_order(batch: SortedBatch, kinds: Sequence[RankKind]) -> tuple[float, list[int], list]:

@@ -79,9 +79,9 @@ def read_records(path: Path) -> list[dict]:
 
 def events_of(records: Sequence[dict]) -> list[Event]:
     """Returns the events that the records of a trace show, by start and then longest first."""
-    known = [record for record in records if record.get("cat") in KINDS and "dur" in record]
-    origin_us = min((record["ts"] for record in known), default=0.0)
-    events = [_event(record, origin_us) for record in known]
+    spans = [record for record in records if record.get("cat") in KINDS and "dur" in record]
+    origin_us = min((record["ts"] for record in spans), default=0.0)
+    events = [_event(record, origin_us) for record in spans]
     return sorted(events, key=lambda event: (event.start_us, -event.end_us))
 
 

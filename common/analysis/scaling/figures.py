@@ -235,7 +235,7 @@ def published_steps(found: Explanation, caption: str) -> Figure:
     batches = np.unique(np.geomspace(64, 8192, 57).round()).astype(int)
     model = found.model
     with figure(caption) as (fig, axes):
-        one = [model.one.step_s(batch) * 1e3 for batch in batches]
+        one = [model.device.step_s(batch) * 1e3 for batch in batches]
         axes.plot(batches, one, color=SKY, label="1 GPU: line through both points")
         alone = found.one_gpu_ms
         axes.plot(alone.keys(), alone.values(), "s", color=BLUE, label="1 GPU, published", zorder=4)

@@ -269,7 +269,7 @@ def published_facts(found: Explanation) -> dict[str, str]:
     fixed_beta, fixed_error = found.at_mean_slowdown
     _, bare_error = found.without_slowdown
     worst = max(abs(error) for error in found.errors.values())
-    parameters = found.model.one.mlp.parameters
+    parameters = found.model.device.mlp.parameters
     all_reduce_ms = parameters * 4 / found.bandwidth_bytes_per_s * 1e3
     return {
         "bandwidth that explains both steps best": f"{found.bandwidth_bytes_per_s / 1e9:.1f} GB/s",

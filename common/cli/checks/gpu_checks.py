@@ -44,14 +44,14 @@ def driver_for_build(
     """Checks that the driver can run this torch; all CUDA versions of one major go together."""
     if not driver_cuda or not build:
         return None
-    found = f"driver {driver or 'of unknown version'} runs CUDA {driver_cuda}"
+    versions = f"driver {driver or 'of unknown version'} runs CUDA {driver_cuda}"
     works = int(driver_cuda.split(".")[0]) >= int(build.split(".")[0])
     if works:
-        return Check("driver", True, f"{found}, torch was built with {build}")
+        return Check("driver", True, f"{versions}, torch was built with {build}")
     return Check(
         "driver",
         False,
-        f"{found}, too old for this torch, built with {build}: update it, or install a torch "
+        f"{versions}, too old for this torch, built with {build}: update it, or install a torch "
         f"built with CUDA {driver_cuda.split('.')[0]} (sbatch/README.md)",
     )
 
@@ -112,29 +112,29 @@ def reachable_peers(listed: int | None, granted: int) -> Check | None:
 
 def peer_access(pairs: Sequence[GpuPair]) -> Check | None:
     """Checks that each GPU can read the others' memory."""
-    told = [pair for pair in pairs if pair.peer_to_peer is not None]
-    if not told:
+    answered = [pair for pair in pairs if pair.peer_to_peer is not None]
+    if not answered:
         return None
     feature = "peer-to-peer"
-    off = [pair for pair in told if pair.peer_to_peer != "ok"]
+    off = [pair for pair in answered if pair.peer_to_peer != "ok"]
     if not off:
-        return Check(feature, True, f"between {counted(len(told), 'pair')} of GPUs")
-    shown = ", ".join(f"{pair.first}–{pair.second}" for pair in off)
+        return Check(feature, True, f"between {counted(len(answered), 'pair')} of GPUs")
+    names = ", ".join(f"{pair.first}–{pair.second}" for pair in off)
     reasons = " and ".join(sorted({pair.peer_to_peer for pair in off}))
     return Check(
         feature,
         False,
-        f"not between GPUs {shown} ({reasons}): NCCL copies through host memory there, and "
+        f"not between GPUs {names} ({reasons}): NCCL copies through host memory there, and "
         "measures the host's speed; choose GPUs that NVLink or one PCIe switch joins",
     )
 
 
-def overlap(used: Tried, own: Tried | None) -> Check:
+def overlap(used: Tried, default: Tried | None) -> Check:
     """Checks that DDP's exchange over NCCL runs beside the backward pass.
 
     Args:
         used: the process group of this project's runs.
-        own: torch's own choice, where it was tried and the user has not chosen.
+        default: torch's own choice, where it was tried and the user has not chosen.
     """
     if used.waits:
         return Check(
@@ -144,9 +144,9 @@ def overlap(used: Tried, own: Tried | None) -> Check:
             f"set {GROUP_CHOICE}=0, or take a torch before 2.15",
         )
     detail = f"get_future of {used.group} does not wait"
-    if own and own.group != used.group:
-        detail += f"; that of {own.group}, torch's own choice, "
-        if own.waits:
+    if default and default.group != used.group:
+        detail += f"; that of {default.group}, torch's own choice, "
+        if default.waits:
             detail += f"does, so runs set {GROUP_CHOICE}=0"
         else:
             detail += f"does not either: {GROUP_CHOICE}=1 takes it"

@@ -13,9 +13,9 @@ MANY = 8
 """Upper bound on the GPUs or pairs with one value that are named one by one."""
 
 
-def gpu_rows(found: GpuFacts) -> list[tuple[str, str]]:
+def gpu_rows(facts: GpuFacts) -> list[tuple[str, str]]:
     """Returns (name, value) rows; GPUs and pairs with the same value share a line."""
-    driver = f"{found.driver or UNKNOWN}, for CUDA up to {found.driver_cuda or UNKNOWN}"
+    driver = f"{facts.driver or UNKNOWN}, for CUDA up to {facts.driver_cuda or UNKNOWN}"
     rows: list[tuple[str, str]] = [("driver", driver)]
     questions: tuple[tuple[str, Callable[[Gpu], str]], ...] = (
         ("name", _name),
@@ -32,10 +32,10 @@ def gpu_rows(found: GpuFacts) -> list[tuple[str, str]]:
         ("nearest network", _nearest),
     )
     for name, answer in questions:
-        rows.append((name, _grouped({str(i): answer(gpu) for i, gpu in enumerate(found.gpus)})))
-    rows.append(("power draw", ", ".join(_watts(gpu.power_draw_w) for gpu in found.gpus)))
-    if found.pairs:
-        pairs = {f"{pair.first}–{pair.second}": _pair(pair) for pair in found.pairs}
+        rows.append((name, _grouped({str(i): answer(gpu) for i, gpu in enumerate(facts.gpus)})))
+    rows.append(("power draw", ", ".join(_watts(gpu.power_draw_w) for gpu in facts.gpus)))
+    if facts.pairs:
+        pairs = {f"{pair.first}–{pair.second}": _pair(pair) for pair in facts.pairs}
         rows.append(("between GPUs", _grouped(pairs)))
     return rows
 

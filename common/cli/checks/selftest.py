@@ -36,11 +36,11 @@ def run_selftest(output_dir: str) -> None:
                 launch(script, flags, ranks, log, on_output=update)
         except (RunFailed, UserError) as error:
             failure = str(error)
-        found = read_results(results)
-        if not found:
-            said = log.read_text().strip().splitlines()[-1:] or [""]
-            found = [Result("start", "failed", failure or said[0], "see ddplab doctor")]
-    print_results(found)
-    failed = [result.name for result in found if result.is_bad]
+        rows = read_results(results)
+        if not rows:
+            lines = log.read_text().strip().splitlines()[-1:] or [""]
+            rows = [Result("start", "failed", failure or lines[0], "see ddplab doctor")]
+    print_results(rows)
+    failed = [result.name for result in rows if result.is_bad]
     if failed or failure:
         raise RunFailed(f"self-test: {', '.join(failed) or failure}")

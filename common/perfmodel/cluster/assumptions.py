@@ -39,13 +39,13 @@ class Range:
                 f"{name} takes one number, or three: value, lowest, highest; not {len(numbers)}"
             )
         value, low, high = numbers if len(numbers) == 3 else 3 * tuple(numbers)
-        found = cls(value, low, high)
-        shown = " ".join(f"{number:g}" for number in numbers)
-        if not all(map(math.isfinite, numbers)) or not least <= found.low or not found.high <= most:
-            raise UserError(f"{name} {shown}: it must be from {least:g} to {most:g}")
-        if not found.low <= found.value <= found.high:
-            raise UserError(f"{name} {shown}: the value must be between the lowest and the highest")
-        return found
+        span = cls(value, low, high)
+        words = " ".join(f"{number:g}" for number in numbers)
+        if not all(map(math.isfinite, numbers)) or not least <= span.low or not span.high <= most:
+            raise UserError(f"{name} {words}: it must be from {least:g} to {most:g}")
+        if not span.low <= span.value <= span.high:
+            raise UserError(f"{name} {words}: the value must be between the lowest and the highest")
+        return span
 
     @property
     def is_certain(self) -> bool:
@@ -133,7 +133,7 @@ class Assumptions:
         # into as many equal strata as there are draws, and each stratum gives one draw, in an order
         # of the range's own. So a few draws cover every range, and ranges vary independently.
         columns = []
-        for one in ranges:
+        for span in ranges:
             places = generator.permutation(self.draws) + generator.random(self.draws)
-            columns.append(np.concatenate([[one.value], one.at(places / self.draws)]))
+            columns.append(np.concatenate([[span.value], span.at(places / self.draws)]))
         return Draws(*columns)

@@ -98,13 +98,13 @@ def load_cluster(name_or_file: str | Path) -> Cluster:
     Raises UserError for an unknown name, a file that cannot be read, keys that are missing or
     unknown, and illegal values.
     """
-    known = known_clusters()
-    given = Path(name_or_file)
-    if str(name_or_file) in known:
-        given = CLUSTERS / f"{name_or_file}.yaml"
-    elif given.suffix not in (".yaml", ".yml") and not given.is_file():
-        raise UserError(f"{unknown_name('cluster', str(name_or_file), known)}, or a YAML file")
-    return _read(given)
+    names = known_clusters()
+    path = Path(name_or_file)
+    if str(name_or_file) in names:
+        path = CLUSTERS / f"{name_or_file}.yaml"
+    elif path.suffix not in (".yaml", ".yml") and not path.is_file():
+        raise UserError(f"{unknown_name('cluster', str(name_or_file), names)}, or a YAML file")
+    return _read(path)
 
 
 def _read(path: Path) -> Cluster:
@@ -117,17 +117,17 @@ def _read(path: Path) -> Cluster:
         raise UserError(f"{path}: cannot be read as YAML: {reason}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: a cluster file is a YAML mapping of keys to values")
-    known = {field.name for field in fields(Cluster)}
+    keys = {field.name for field in fields(Cluster)}
     for key in values:
-        if key not in known:
-            raise UserError(f"{path}: {unknown_name('key', str(key), sorted(known))}")
+        if key not in keys:
+            raise UserError(f"{path}: {unknown_name('key', str(key), sorted(keys))}")
     values.setdefault("name", path.stem)
     required = [field.name for field in fields(Cluster) if field.default is MISSING]
     missing = [name for name in required if name not in values]
     if missing:
         raise UserError(f"{path}: no {', '.join(missing)}")
     stated = values["assumptions"]
-    if not isinstance(stated, list) or not all(isinstance(one, str) for one in stated):
+    if not isinstance(stated, list) or not all(isinstance(sentence, str) for sentence in stated):
         raise UserError(f"{path}: assumptions is a list of sentences")
     values["assumptions"] = tuple(stated)
     try:

@@ -138,12 +138,12 @@ def tree_factor(protocols: NDArray, size_bytes: NDArray) -> NDArray:
     ``protocols`` are indices into ``PROTOCOLS``.
     """
     # Linear in log2 of the size between the table's powers of two; 1.001 keeps ``below + 1`` in it.
-    place = np.log2(np.maximum(size_bytes, _FACTOR_FROM_BYTES) / _FACTOR_FROM_BYTES)
-    place = np.minimum(place, _TREE_FACTORS.shape[1] - 1.001)
-    below = place.astype(int)
+    position = np.log2(np.maximum(size_bytes, _FACTOR_FROM_BYTES) / _FACTOR_FROM_BYTES)
+    position = np.minimum(position, _TREE_FACTORS.shape[1] - 1.001)
+    below = position.astype(int)
     table = _TREE_FACTORS[protocols]
     low = table[:, below]
-    return low + (table[:, below + 1] - low) * (place - below)
+    return low + (table[:, below + 1] - low) * (position - below)
 
 
 def _trees(cluster: Cluster, gpus: int, nodes: int) -> list[Choice]:

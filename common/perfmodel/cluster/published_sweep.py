@@ -176,8 +176,12 @@ def deviation_by_bandwidth(
     """
     rows = []
     for bandwidth in bandwidths_gb_per_s:
-        found = explain_sweep(model, AlphaBeta(LATENCY_S, bandwidth * 1e9), folder)
-        row = (found.communication_share, found.spread("predicted_ms"), found.worst_deviation)
+        explanation = explain_sweep(model, AlphaBeta(LATENCY_S, bandwidth * 1e9), folder)
+        row = (
+            explanation.communication_share,
+            explanation.spread("predicted_ms"),
+            explanation.worst_deviation,
+        )
         rows.append((bandwidth, *row))
     columns = ["bandwidth_gb_per_s", "communication_share", "predicted_spread", "worst_deviation"]
     return pd.DataFrame(rows, columns=columns)
@@ -236,11 +240,11 @@ def explain_efficiency(
 def _published(path: Path, model: str) -> pd.DataFrame:
     table = read_table(path, ["model", "bucket_cap_mib", "step_time_ms", "profiled_events"])
     table["step_time_ms"] = numbers(table, "step_time_ms", path, above=0)
-    found = table[table["model"] == model].reset_index(drop=True)
-    if found.empty:
-        known = ", ".join(dict.fromkeys(table["model"]))
-        raise UserError(f"{path}: no steps of {model!r}; has {known}")
-    return found
+    steps = table[table["model"] == model].reset_index(drop=True)
+    if steps.empty:
+        models = ", ".join(dict.fromkeys(table["model"]))
+        raise UserError(f"{path}: no steps of {model!r}; has {models}")
+    return steps
 
 
 def _mfu_for(step_s: Callable[[float], float], wanted_s: float) -> float:
@@ -248,13 +252,13 @@ def _mfu_for(step_s: Callable[[float], float], wanted_s: float) -> float:
 
     A step is all but linear in 1/MFU, so the secant method is there after a few steps.
     """
-    # ``one`` and ``other`` are the last two values of 1/MFU; 0.5 keeps the MFU at 2 or below.
-    one, other = 1 / 0.9, 1 / 0.5
-    one_s = step_s(1 / one)
+    # ``earlier`` and ``later`` are the last two values of 1/MFU; 0.5 keeps the MFU at 2 or below.
+    earlier, later = 1 / 0.9, 1 / 0.5
+    earlier_s = step_s(1 / earlier)
     for _ in range(10):
-        other_s = step_s(1 / other)
-        if abs(other_s / wanted_s - 1) < 1e-12 or other_s == one_s:
+        later_s = step_s(1 / later)
+        if abs(later_s / wanted_s - 1) < 1e-12 or later_s == earlier_s:
             break
-        step = (wanted_s - other_s) * (other - one) / (other_s - one_s)
-        one, one_s, other = other, other_s, max(other + step, 0.5)
-    return 1 / other
+        step = (wanted_s - later_s) * (later - earlier) / (later_s - earlier_s)
+        earlier, earlier_s, later = later, later_s, max(later + step, 0.5)
+    return 1 / later

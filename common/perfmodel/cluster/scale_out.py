@@ -128,8 +128,8 @@ def parse_gpus(text: str) -> list[int]:
         if ".." in text:
             first, last = (int(part) for part in text.split(".."))
         else:
-            found = [int(part) for part in text.split(",")]
-            first, last = min(found), max(found)
+            numbers = [int(part) for part in text.split(",")]
+            first, last = min(numbers), max(numbers)
     except ValueError:
         raise UserError(f"--gpus {text}: expected {legal}") from None
     if first < 1:
@@ -137,8 +137,8 @@ def parse_gpus(text: str) -> list[int]:
     if first > last:
         raise UserError(f"--gpus {text}: the range ends before it begins")
     if ".." in text:
-        found = [first << power for power in range((last // first).bit_length())]
-    return sorted(set(found))
+        numbers = [first << power for power in range((last // first).bit_length())]
+    return sorted(set(numbers))
 
 
 def stated_assumptions(predicted: ScaleOut) -> list[str]:

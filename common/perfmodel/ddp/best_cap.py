@@ -101,8 +101,8 @@ def fastest_cap(
         for bucketing, timeline in zip(bucketings, timelines, strict=True)
     ]
     least_s = min(candidate.total_s for candidate in candidates)
-    alike = [c for c in candidates if c.total_s <= least_s * (1 + ROUNDING)]
-    best = max(alike, key=lambda candidate: candidate.low_mib)
+    fastest = [c for c in candidates if c.total_s <= least_s * (1 + ROUNDING)]
+    best = max(fastest, key=lambda candidate: candidate.low_mib)
     cap = float(np.sqrt(best.low_mib * best.high_mib))
     if caps_mib is not None:
         inside = [c for c in caps_mib if best.contains(c)]

@@ -56,13 +56,13 @@ def distinct_bucketings(
         raise UserError("no caps to search")
     # A bucketing is known by the last gradient of each bucket. Caps ascend, so the first one that
     # gives it is its lowest, and the latest its highest.
-    found: dict[tuple[int, ...], Bucketing] = {}
+    bucketings: dict[tuple[int, ...], Bucketing] = {}
     for cap in sorted(set(map(float, caps_mib))):
         buckets = profile_buckets(profile, DdpOptions(cap))
         key = tuple(bucket[-1] for bucket in buckets)
-        low = found[key].low_mib if key in found else cap
-        found[key] = Bucketing(low, cap, tuple(map(tuple, buckets)))
-    return tuple(found.values())
+        low = bucketings[key].low_mib if key in bucketings else cap
+        bucketings[key] = Bucketing(low, cap, tuple(map(tuple, buckets)))
+    return tuple(bucketings.values())
 
 
 def _all_bucketings(profile: BackwardProfile) -> Iterator[Bucketing]:

@@ -40,15 +40,15 @@ def choose_caps(
     The one with the most buckets that ``max_buckets`` allows and the single bucket are always
     among them. By ascending cap. Raises UserError where there are not two.
     """
-    known = [cap for cap in distinct_caps(sizes_bytes) if cap.num_buckets <= max_buckets]
-    by_number = {cap.num_buckets: cap for cap in known}  # of equal numbers the largest cap
+    candidates = [cap for cap in distinct_caps(sizes_bytes) if cap.num_buckets <= max_buckets]
+    by_number = {cap.num_buckets: cap for cap in candidates}  # of equal numbers the largest cap
     numbers = sorted(by_number)
     if count < 2 or len(numbers) < 2:
         raise UserError(f"{len(numbers)} distinct bucketings, {count} asked: at least 2 are needed")
     # Not every number of buckets can be had: each wanted one takes the nearest that is still left.
     chosen = {numbers[0], numbers[-1]}
     for wanted in np.geomspace(numbers[0], numbers[-1], count)[1:-1]:
-        left = [n for n in numbers if n not in chosen]
-        if left:
-            chosen.add(min(left, key=lambda n: abs(np.log(n / wanted))))
+        pool = [n for n in numbers if n not in chosen]
+        if pool:
+            chosen.add(min(pool, key=lambda n: abs(np.log(n / wanted))))
     return tuple(by_number[number] for number in sorted(chosen, reverse=True))

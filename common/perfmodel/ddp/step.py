@@ -41,8 +41,8 @@ class StepParts:
     local_backward_s: float | None = None
 
     def __post_init__(self) -> None:
-        known = (self.forward_s, self.update_s, self.before_s, self.local_backward_s or 0.0)
-        if not all(seconds >= 0 for seconds in known):
+        parts_s = (self.forward_s, self.update_s, self.before_s, self.local_backward_s or 0.0)
+        if not all(seconds >= 0 for seconds in parts_s):
             raise UserError("the parts of a step must not be negative")
 
 

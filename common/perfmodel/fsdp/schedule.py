@@ -73,11 +73,11 @@ def schedule(layers: int, exchange: Exchange) -> list[Issue]:
     first = head + 2  # where the last block's backward pass begins
     if exchange.backward:
         issues.append(Issue("all_gather", "block", head + 1, first))
-    for done in range(layers):  # blocks whose backward pass is over
-        if exchange.reduce and done:
-            issues.append(Issue("reduce_scatter", "block", first + done, None))
-        if exchange.backward and done + 1 < layers:
-            issues.append(Issue("all_gather", "block", first + done, first + done + 1))
+    for finished in range(layers):  # blocks whose backward pass is over
+        if exchange.reduce and finished:
+            issues.append(Issue("reduce_scatter", "block", first + finished, None))
+        if exchange.backward and finished + 1 < layers:
+            issues.append(Issue("all_gather", "block", first + finished, first + finished + 1))
     if exchange.reduce:
         issues.append(Issue("reduce_scatter", "block", end, None))
         issues.append(Issue("reduce_scatter", "root", end, None))
@@ -123,12 +123,12 @@ class ShardedModel:
         """Returns the seconds of each segment with the copies that belong to it, by case."""
         forward = [self.block_s] * self.layers + [self.head_s]
         backward = [2 * self.head_s] + [2 * self.block_s] * self.layers
-        found = np.array(np.broadcast_arrays(*forward, *backward), dtype=float)
+        seconds = np.array(np.broadcast_arrays(*forward, *backward), dtype=float)
         for issue in issues:
             copy = self.copy_s[issue.operation, issue.unit]
-            place = issue.limit if issue.operation == "all_gather" else issue.ready - 1
-            found[place] += copy
-        return found
+            segment = issue.limit if issue.operation == "all_gather" else issue.ready - 1
+            seconds[segment] += copy
+        return seconds
 
 
 def simulate_step(
@@ -157,7 +157,9 @@ def simulate_step(
         if (micro_batch_counts > 2).any():
             kinds.append((np.maximum(micro_batch_counts - 2, 0), middle[1]))
     for count, kind in kinds:
-        found = model.simulate(kind, compute_slowdown)
-        for total, part in zip(sums, (found.total_s, found.slowed_s, found.exposed_s), strict=True):
+        overlap = model.simulate(kind, compute_slowdown)
+        for total, part in zip(
+            sums, (overlap.total_s, overlap.slowed_s, overlap.exposed_s), strict=True
+        ):
             total += count * part
     return sums[0], sums[1], sums[2]

@@ -49,5 +49,5 @@ def what_would_fit(workload: Workload, capacity_bytes: float) -> str:
     fits = {way: largest_batch(changed, capacity_bytes) for way, changed in ways.items()}
     if not fits[" with both"]:
         return "no batch is predicted to fit; use a smaller model, or shard it over several devices"
-    found = [f"{batch}{way}" for way, batch in fits.items() if batch]
-    return f"largest batch predicted to fit: {', '.join(found)}"
+    batches = [f"{batch}{way}" for way, batch in fits.items() if batch]
+    return f"largest batch predicted to fit: {', '.join(batches)}"

@@ -81,8 +81,8 @@ class Workload:
     def of(cls, settings: Mapping[str, object], **other: object) -> Workload:
         """Returns the step among a run's settings, with ``other`` in place of its own."""
         names = {field.name for field in fields(Workload)}
-        own = {name: value for name, value in settings.items() if name in names}
-        return Workload(**own | other)
+        step_settings = {name: value for name, value in settings.items() if name in names}
+        return Workload(**step_settings | other)
 
     def _check_at_least_one(self, name: str) -> None:
         if getattr(self, name) < 1:
@@ -91,8 +91,8 @@ class Workload:
     @property
     def unpadded(self) -> GPT2Config:
         """Returns the sizes of the model without padding, which is no token."""
-        own = GPT2Config.named(self.model)
-        return replace(own, vocab_size=self.vocab_size or own.vocab_size)
+        sizes = GPT2Config.named(self.model)
+        return replace(sizes, vocab_size=self.vocab_size or sizes.vocab_size)
 
     @property
     def config(self) -> GPT2Config:

@@ -85,8 +85,8 @@ def explain_published(folder: Path = PUBLISHED) -> Explanation:
         num_layers=settings["num_layers"],
         output_dim=settings["output_dim"],
     )
-    one = fit_one_device(mlp, times[1])
-    return explain(TwoGpuModel(one, settings["bucket_cap_mb"]), times[2], times[1])
+    device = fit_one_device(mlp, times[1])
+    return explain(TwoGpuModel(device, settings["bucket_cap_mb"]), times[2], times[1])
 
 
 def read_published(folder: Path = PUBLISHED) -> tuple[dict[int, dict[int, float]], dict]:

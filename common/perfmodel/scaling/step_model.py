@@ -162,14 +162,14 @@ def predict(model: StepModel, settings: StepSettings | None = None) -> Predictio
 
     Raises UserError for a compression whose all-reduce was not measured.
     """
-    asked = settings or model.settings
-    batch, passes = asked.batch_per_rank, asked.accumulation
+    settings = settings or model.settings
+    batch, passes = settings.batch_per_rank, settings.accumulation
     parts = StepParts(
         forward_s=model.together.forward.time_s(batch),
         update_s=model.optimizer_s,
-        before_s=model.data_s_per_sample * asked.samples,
+        before_s=model.data_s_per_sample * settings.samples,
     )
-    step = ddp_model(model, asked).step(parts, asked.options(cast_hook(model, asked)))
+    step = ddp_model(model, settings).step(parts, settings.options(cast_hook(model, settings)))
     one_s = parts.before_s + passes * model.alone.time_s(batch) + model.optimizer_s
     return Prediction(
         ranks=model.ranks,

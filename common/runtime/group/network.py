@@ -143,10 +143,10 @@ def layout_name(backend: str | None, hosts: Sequence[int]) -> str | None:
         return OVER_LOOPBACK
     if sum(hosts) == 1:
         return None
-    shown = backend.replace("nccl", "NCCL")
+    library = backend.replace("nccl", "NCCL")
     if len(set(hosts)) > 1:
-        return f"{shown}, hosts with {' + '.join(map(str, hosts))} ranks"
-    return f"{shown}, {counted(len(hosts), 'host')} × {counted(hosts[0], 'rank')}"
+        return f"{library}, hosts with {' + '.join(map(str, hosts))} ranks"
+    return f"{library}, {counted(len(hosts), 'host')} × {counted(hosts[0], 'rank')}"
 
 
 def ranks_by_host(world_size: int | None = None, rank_hosts: Sequence[str] = ()) -> tuple[int, ...]:
@@ -164,8 +164,8 @@ def ranks_by_host(world_size: int | None = None, rank_hosts: Sequence[str] = ())
     ranks = current_ranks()
     if ranks.world_size == 1:
         return (world_size or 1,)
-    hosts, rest = divmod(ranks.world_size, ranks.local_world_size)
-    return (ranks.local_world_size,) * hosts + ((rest,) if rest else ())
+    hosts, remainder = divmod(ranks.world_size, ranks.local_world_size)
+    return (ranks.local_world_size,) * hosts + ((remainder,) if remainder else ())
 
 
 def describe_rates(rates_bit_per_s: Sequence[float]) -> str:

@@ -48,7 +48,11 @@ class RankStream:
         """Appends the rows of every rank, in rank order, each with its ``rank``."""
         gathered = self.worker.gather(rows)
         if self.sink is not None:
-            ranked = [{"rank": rank, **row} for rank, own in enumerate(gathered) for row in own]
+            ranked = [
+                {"rank": rank, **row}
+                for rank, rank_rows in enumerate(gathered)
+                for row in rank_rows
+            ]
             self.sink.write(ranked)
             self._rows += ranked
 
