@@ -9,7 +9,8 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.cli.checks.gpu_checks import Check, reachable_peers
+from common.cli.checks import gpu_checks as checks
+from common.cli.checks.gpu_checks import OVERLAP, Check, gpu_rows, overlap, reachable_peers
 from common.errors import RunFailed, UserError
 from common.runtime.machine.device import granted_gpus, hides_gpus
 from common.runtime.wording import counted
@@ -63,8 +64,6 @@ class Doctor:
         """Prints what works on this machine. Raises UserError if the main job lacks something."""
         from rich.console import Console
         from rich.table import Table
-
-        from common.cli.checks.gpu_table import gpu_rows
 
         console = Console()
         facts = find_gpus()
@@ -206,7 +205,6 @@ def check_gpus(facts: GpuFacts) -> list[Check]:
     """Makes the checks that matter with GPUs only; none on a machine without."""
     import torch
 
-    from common.cli.checks import gpu_checks as checks
     from common.runtime.machine.memory_limit import available_memory_bytes
 
     count = len(facts.gpus)
@@ -278,7 +276,6 @@ def _overlap() -> Check:
     import torch
     import torch.distributed as dist
 
-    from common.cli.checks.gpu_checks import OVERLAP, overlap
     from common.runtime.group.network import GROUP_CHOICE
     from common.runtime.group.overlap_probe import try_group
 

@@ -8,7 +8,7 @@ same global batches among the ranks; ``length_grouped`` and ``token_budget`` for
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -91,20 +91,6 @@ class StepPlan:
     @cached_property
     def _starts(self) -> NDArray:
         return np.cumsum(self.local_batch) - self.local_batch
-
-
-def global_batches(count: int, global_batch: int, seed: int) -> Iterator[NDArray]:
-    """Yields whole global batches (indices [B]) of a data set of ``count`` samples, endlessly.
-
-    Each epoch is a permutation of its own. The samples at its end that make no whole batch are
-    dropped, others each time. So no sample comes twice within an epoch or within a step.
-    """
-    epoch = 0
-    while True:
-        order = epoch_order(count, seed, epoch)
-        for start in range(0, count - global_batch + 1, global_batch):
-            yield order[start : start + global_batch]
-        epoch += 1
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> NDArray:

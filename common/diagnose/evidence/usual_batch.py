@@ -11,7 +11,7 @@ import pandas as pd
 
 from common.analysis.step_parts import PLAIN, flags
 from common.diagnose.evidence.evidence import ELEMENTS
-from common.perfmodel.scaling.pass_times import LinearTime
+from common.perfmodel.scaling.step_model import LinearTime
 
 PASSES = ("forward_time_ms", "backward_time_ms")
 

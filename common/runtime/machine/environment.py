@@ -81,6 +81,7 @@ def describe_environment(
     ranks = current_ranks()
     devices = cuda_devices() if device != "cpu" else []
     facts = read_gpu_facts(devices) if devices else GpuFacts()
+    driver = {"driver": facts.driver, "driver_cuda": facts.driver_cuda}
     device_name = name_of_device([gpu.name for gpu in devices])
     hosts = ranks_by_host(world_size, group.hosts)
     network = group.network or network_name(
@@ -104,7 +105,7 @@ def describe_environment(
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": {"model": cpu_model(), "cores": usable_cores()},
-        "cuda": _cuda(facts) if devices else None,
+        "cuda": driver | build_versions() if devices else None,
         "gpus": [asdict(gpu) for gpu in facts.gpus],
         "gpu_pairs": [asdict(pair) for pair in facts.pairs],
         "interconnect": _interconnect(network if backend else None),
@@ -197,10 +198,6 @@ def _versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
     return versions
-
-
-def _cuda(facts: GpuFacts) -> dict[str, str | None]:
-    return {"driver": facts.driver, "driver_cuda": facts.driver_cuda} | build_versions()
 
 
 def _host_names(rank_hosts: Sequence[str], count: int) -> list[str] | None:
