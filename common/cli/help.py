@@ -25,7 +25,7 @@ class Subcommands:
     Attributes:
         about: a sentence on the command.
         groups: heading → subcommand → its class, and a line of at most 80 columns with its name.
-        noun: what a subcommand is called.
+        noun: name of a subcommand in messages.
     """
 
     about: str

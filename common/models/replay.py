@@ -44,7 +44,7 @@ class ReplayModel(nn.Module):
         Args:
             profile: sizes and ready times; sizes are multiples of 4 bytes.
             forward_s: time that a forward pass sleeps, in seconds.
-            value: what every element of a gradient is before DDP averages it over ranks.
+            value: value of every element of a gradient before DDP averages it over ranks.
 
         Raises:
             UserError: a gradient that is not float32 or not a whole number of its elements, or

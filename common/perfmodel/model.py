@@ -224,8 +224,8 @@ class DdpModel:
             caps_mib: caps to choose from; caps that give the same buckets are simulated once. None
                 searches the bucketings of ``distinct_bucketings``.
             tolerance: excess over the best time that counts as near, as a fraction of that time.
-            bucketings: of ``distinct_bucketings`` for this profile and these caps, found once where
-                many networks are compared.
+            bucketings: result of ``distinct_bucketings`` for this profile and these caps, computed
+                once where many networks are compared.
             hook: a communication hook, which decides what is sent.
         """
         if caps_mib is not None and not len(caps_mib):

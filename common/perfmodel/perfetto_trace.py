@@ -109,11 +109,11 @@ def trace_json(
     """Returns the text of a trace file.
 
     Args:
-        timelines: by the name of the process that shows each, such as ``predicted``.
+        timelines: name of a process of the trace, such as ``predicted`` → its backward pass.
         parameters: names of the gradients that the buckets' members are indices into; a bucket
             without members is that of the same index in the first timeline.
         facts: facts that the file should state (``otherData``): model, cap, hardware.
-        around: forward pass and update by the same names, where they are known.
+        around: name of a process → forward pass and update, where they are known.
     """
     around = around or {}
     zero_s = max((step.forward_s for step in around.values()), default=0.0)

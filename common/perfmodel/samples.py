@@ -176,7 +176,7 @@ class OverlapSamples:
         copy_out_s: the part of it that copies gradients back, by DDP's own record; None in runs
             that did not take it.
         local_s: the pass alone.
-        gradient_bytes: of the model.
+        gradient_bytes: bytes of the model's gradients.
         beside: message size → the pass beside all-reduces of it without pause, ascending.
         launched: message size → the pass that launches all-reduces of it as its gradients become
             ready; empty in runs that have none.
@@ -184,8 +184,8 @@ class OverlapSamples:
             before 2026-11-23 have these, and ``beside`` of one size only.
         launches_hidden: whether a GPU was held back before the passes beside all-reduces, so that
             what the host takes to launch these is not in their times.
-        backend: of the process group, which says how many all-reduces can be under way; None
-            allows for the most of any.
+        backend: the process group's backend, which says how many all-reduces can be under way;
+            None allows for the most of any.
     """
 
     bookkeeping_s: NDArray
@@ -338,11 +338,11 @@ class BesideMessages:
     """A backward pass beside all-reduces of one size, by round.
 
     Attributes:
-        messages: number of them in all.
-        backward_s: the pass.
-        until_done_s: from its start until the last of the all-reduces is done.
-        alone_s: all of them with nothing beside them.
-        done: number of them that ended during the pass; NaN where that was not counted.
+        messages: number of all-reduces.
+        backward_s: duration of the pass.
+        until_done_s: time from the pass's start until the last all-reduce is done.
+        alone_s: duration of all all-reduces with nothing beside them.
+        done: number of all-reduces that ended during the pass; NaN where that was not counted.
     """
 
     messages: float

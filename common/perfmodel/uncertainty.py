@@ -31,7 +31,7 @@ class PredictionBands:
     """A prediction and its band for each cap.
 
     Attributes:
-        table: by cap: ``bucket_cap_mib`` (NaN is DDP's default), ``predicted_ms`` (from all
+        table: a row per cap: ``bucket_cap_mib`` (NaN is DDP's default), ``predicted_ms`` (from all
             samples), ``median_ms``, ``low_ms`` and ``high_ms`` (of the drawn ones), and
             ``best_share``: in which share of the draws no other cap was faster.
         drawn_s: T of every draw [draws, caps].
@@ -120,7 +120,7 @@ def spread_by_source(
 
 @dataclass(frozen=True)
 class Chance:
-    """What chance in the measurements does to a prediction.
+    """The effect of chance in the measurements on a prediction.
 
     Attributes:
         predicted_s: T, from all samples, with its 90 % band.

@@ -33,7 +33,7 @@ class NcclLog:
         transports: (rank, rank) → how often each transport connects them, such as ``P2P/CUMEM``.
         networks: networks that NCCL said it uses.
         no_infiniband: NCCL looked for InfiniBand and found none.
-        warnings: how often each was printed.
+        warnings: warning → how often it was printed.
     """
 
     hosts: dict[int, str] = field(default_factory=dict)
@@ -46,9 +46,9 @@ class NcclLog:
         """Returns the pairs of ranks that a transport connects.
 
         Args:
-            transport: its beginning, such as ``SHM``.
-            one_host: those of one host, or those of two; pairs whose hosts are not known are
-                neither.
+            transport: beginning of the transport's name, such as ``SHM``.
+            one_host: True for pairs on one host, False for pairs on two; a pair whose hosts are
+                not known is neither.
         """
         return sorted(
             pair

@@ -36,8 +36,8 @@ class Event:
     """An event of a trace.
 
     Attributes:
-        name: such as ``aten::addmm``, ``forward`` or a kernel's name.
-        start_us, end_us: in microseconds, from an origin that all events of a trace share.
+        name: name such as ``aten::addmm``, ``forward`` or a kernel's name.
+        start_us, end_us: microseconds from an origin that all events of a trace share.
         thread: thread of the host; for kernels the device's stream.
         shapes: shapes of the input tensors (operators only), in order.
         kind: ``operator``, ``range`` (named by the program), ``launch`` (the host hands a kernel

@@ -29,7 +29,7 @@ def step_operations(
 
     Columns: step, operation (``all_gather``, ``reduce_scatter``, ``all_reduce``, ``broadcast``,
     ``other``), calls (that began in the step), communication_ms, exposed_ms (without computation).
-    Those of several operations at once count for each.
+    Time of several operations at once counts for each.
 
     Args:
         events: events of one rank's trace.

@@ -93,7 +93,7 @@ class StepWindow:
 class Activity:
     """Disjoint intervals [n, 2], in µs, of a rank's computation, communication and copies (GPU).
 
-    Those of different kinds may overlap.
+    Intervals of different kinds may overlap.
     """
 
     computation: NDArray

@@ -100,12 +100,12 @@ class Assumptions:
 
     Attributes:
         mfu: model FLOPs utilisation of a GPU that computes and does not wait.
-        network_speed: of collectives, relative to the model of NCCL.
+        network_speed: speed of collectives, relative to the model of NCCL.
         straggler_spread: standard deviation of a GPU's computation in a step, as a share.
         overlap_slowdown: computation beside a collective takes this many times longer.
         straggler_distribution: see ``stragglers``.
-        draws: how many draws the bands come from.
-        seed: of the draws.
+        draws: number of draws that the bands come from.
+        seed: seed of the draws.
     """
 
     mfu: Range = MFU

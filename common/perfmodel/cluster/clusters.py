@@ -32,18 +32,18 @@ class Cluster:
     """Nodes of one kind and their network. GB is 10⁹ bytes; rates are of one direction.
 
     Attributes:
-        name: its name.
-        generation: of ``GENERATIONS``; chooses NCCL's constants.
+        name: name of the cluster.
+        generation: one of ``GENERATIONS``, which chooses NCCL's constants.
         gpu: a name that ``peaks`` knows.
-        gpus_per_node, max_nodes: how large a job may be.
+        gpus_per_node, max_nodes: size of the largest job.
         channels, channel_gb_per_s: rings and trees over NVLink.
         nvls_channels, nvls_channel_gb_per_s: NVLink SHARP; 0 where there is none.
-        network: of ``NETWORKS``.
+        network: one of ``NETWORKS``.
         network_gb_per_s: payload that a node sends, all its network cards together.
-        source: where the figures come from.
-        assumptions: one sentence each, to be shown with a result.
-        network_latency_us: what a hop takes beyond NCCL's constants for InfiniBand.
-        cpu: of ``CPUS``; NCCL's constants for several nodes depend on it.
+        source: origin of the figures.
+        assumptions: sentences to be shown with a result.
+        network_latency_us: time of a hop beyond NCCL's constants for InfiniBand.
+        cpu: one of ``CPUS``, on which NCCL's constants for several nodes depend.
         ll128: whether NCCL may use its LL128 protocol between nodes (it needs GPUDirect RDMA).
     """
 

@@ -64,11 +64,11 @@ class Choice:
     """One way to do a collective.
 
     Attributes:
-        algorithm, protocol: as NCCL names them.
-        latency_s: of a message without length.
+        algorithm, protocol: NCCL's names.
+        latency_s: duration of a message without length.
         bandwidth_bytes_per_s: algorithm bandwidth, size over time, of a long message.
         steps: hops in a row that each piece of a message makes.
-        channel_bytes_per_s: of one channel, all protocols alike.
+        channel_bytes_per_s: bandwidth of one channel, the same for all protocols.
     """
 
     algorithm: str

@@ -96,7 +96,7 @@ class SweepExplained:
     """A published sweep of one model beside the prediction.
 
     Attributes:
-        model: its name.
+        model: name of the model.
         table: bucket_cap_mib, num_buckets, published_buckets (counted in the published profile),
             measured_ms, predicted_ms, deviation (predicted over measured, minus 1), exposed_ms.
         mfu: the share of the float32 peak that gives the mean of the published steps.

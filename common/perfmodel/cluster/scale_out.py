@@ -77,9 +77,9 @@ def predict_scale_out(
         global_batch_size: sequences of a step under strong scaling. A GPU takes its share in
             micro-batches of at most ``workload.batch_size``; numbers of GPUs above it are left out
             there, as some GPUs would have nothing to do.
-        assumptions: by default those of ``assumptions``.
+        assumptions: assumptions on GPUs and network, by default the defaults of ``Assumptions``.
         caps_mib: caps among which b* is looked for.
-        strategies: of ``STRATEGIES``.
+        strategies: members of ``STRATEGIES`` to predict.
 
     Raises:
         UserError: GPUs that the cluster cannot hold, or whose peak is not known at this precision;

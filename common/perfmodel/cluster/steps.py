@@ -52,9 +52,9 @@ class Base(NamedTuple):
     Attributes:
         scaling: strong or weak.
         network: index into the networks, which is that of the number of GPUs.
-        gpus: their number.
-        sequences: of a GPU's step.
-        global_sequences: of a step on all GPUs.
+        gpus: number of GPUs.
+        sequences: sequences of a GPU's step.
+        global_sequences: sequences of a step on all GPUs.
     """
 
     scaling: str

@@ -85,8 +85,8 @@ def fastest_cap(
     among ``caps_mib``; larger caps win ties.
 
     Args:
-        bucketings: the ones to choose from, by cap.
-        timelines: the backward pass of each.
+        bucketings: bucketings to choose from, by cap.
+        timelines: backward pass of each bucketing.
         caps_mib: caps to choose from; None takes any.
         tolerance: excess over the best time that counts as near, as a fraction of that time.
     """

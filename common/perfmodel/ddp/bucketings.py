@@ -93,8 +93,8 @@ def choose_caps(
 ) -> tuple[DistinctCap, ...]:
     """Chooses at most ``count`` bucketings, spread evenly by the logarithm of their bucket count.
 
-    The one with the most buckets that ``max_buckets`` allows and the single bucket are always
-    among them. By ascending cap. Raises UserError where there are not two.
+    The most buckets that ``max_buckets`` allows and the single bucket are always among them. By
+    ascending cap. Raises UserError where there are not two.
     """
     candidates = [cap for cap in distinct_caps(sizes_bytes) if cap.num_buckets <= max_buckets]
     by_number = {cap.num_buckets: cap for cap in candidates}  # of equal numbers the largest cap

@@ -21,7 +21,7 @@ class BackwardProfile:
         backward_s: seconds until the backward pass ends, at least the last ready time.
         kinds: dtype of each gradient; only equal ones share a bucket.
         registration: place of each parameter in ``module.parameters()``.
-        assumptions: what was not measured and had to be assumed, one sentence each.
+        assumptions: sentences on what was not measured and had to be assumed.
         rank_ready_s: float [ranks, gradients], each rank's own ready times where ranks differ;
             a bucket is then ready when its last gradient is on the last rank. Without it,
             ``ready_s`` is taken for the slowest rank's.

@@ -44,11 +44,11 @@ class Collective:
     """Equal collectives of one step.
 
     Attributes:
-        operation: of ``OPERATIONS``.
-        unit: what it is for: ``bucket 0``, ``block`` (any of them), ``root``, ``parameter``.
+        operation: one of ``OPERATIONS``.
+        unit: tensors exchanged: ``bucket 0``, ``block`` (any of them), ``root``, ``parameter``.
         size_bytes: the whole message: the tensor that is reduced, gathered, sent to all, or about
             to be scattered, padding included.
-        count: number of them in a step.
+        count: number of these collectives in a step.
         group_size: ranks that take part.
     """
 
@@ -89,11 +89,11 @@ def step_collectives(
     Args:
         config: the model's sizes.
         strategy: one of ``STRATEGIES``.
-        ranks: of the whole job.
+        ranks: ranks of the whole job.
         accumulation: micro-batches a step.
         shard_size: ranks that share one copy; HYBRID_SHARD only.
-        parameter_bytes: of a block's parameter as it is gathered, 2 under FSDP's mixed precision.
-            The root's are gathered in float32, and gradients are reduced in it.
+        parameter_bytes: bytes of a block's parameter as it is gathered, 2 under FSDP's mixed
+            precision. The root's are gathered in float32, and gradients are reduced in it.
         bucket_cap_mb: DDP's argument, in MiB; None is its default.
 
     Raises:

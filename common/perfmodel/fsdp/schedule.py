@@ -96,11 +96,11 @@ class ShardedModel:
     """A sharded model's computation and collectives in a micro-batch; arrays over cases, seconds.
 
     Attributes:
-        layers: blocks.
+        layers: number of blocks.
         block_s, head_s: forward pass of one block, of the head; the backward pass takes twice that.
-        collective_s: by (operation, unit), each collective alone.
-        copy_s: by (operation, unit), copying what was gathered out of the buffer, or what is to be
-            reduced into one.
+        collective_s: (operation, unit) → duration of the collective alone.
+        copy_s: (operation, unit) → duration of copying what was gathered out of the buffer, or
+            what is to be reduced into one.
     """
 
     layers: int
@@ -148,7 +148,7 @@ def simulate_step(
     Args:
         model: a micro-batch of the step.
         strategy: ``FULL_SHARD`` or ``SHARD_GRAD_OP``.
-        micro_batch_counts: (cases,) of a step.
+        micro_batch_counts: (cases,) number of micro-batches of a step.
         compute_slowdown: (cases,) computation beside a collective takes this many times longer.
     """
     # Each kind of micro-batch is simulated once, for all cases, and counts as often as a case has

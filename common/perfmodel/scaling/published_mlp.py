@@ -33,15 +33,16 @@ class Explanation:
     """One bandwidth for all published steps on two GPUs.
 
     Attributes:
-        bandwidth_bytes_per_s, slowdown: at which the largest error of any point is least.
+        bandwidth_bytes_per_s, slowdown: values with the least largest error of any point.
         low, high: bandwidths that explain every point within ``TOLERANCE``, with some slowdown
             between none and the largest published.
-        predicted_ms, published_ms: by batch, at ``bandwidth_bytes_per_s`` and ``slowdown``.
-        needed: by batch, the bandwidths that give the published time exactly: (with no
+        predicted_ms, published_ms: batch → time, predicted at ``bandwidth_bytes_per_s`` and
+            ``slowdown``.
+        needed: batch → bandwidths that give the published time exactly: (with no
             slowdown, with the largest); NaN where no bandwidth does.
         at_mean_slowdown: (bandwidth, largest error) with the published mean slowdown, so with the
             bandwidth alone free.
-        without_slowdown: the same with none.
+        without_slowdown: (bandwidth, largest error) with no slowdown.
     """
 
     model: TwoGpuModel

@@ -66,10 +66,10 @@ def smallest_that_suffices(
     """Finds the smallest batch per rank, or accumulation, that reaches an exchange efficiency.
 
     Args:
-        model: of the step.
-        settings: those that are changed.
-        name: of the field that grows, ``batch_per_rank`` or ``accumulation``.
-        most: its largest value.
+        model: model of the step.
+        settings: settings to change.
+        name: field that grows, ``batch_per_rank`` or ``accumulation``.
+        most: largest value of the field.
         target: exchange efficiency to reach.
 
     Returns:

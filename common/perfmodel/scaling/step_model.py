@@ -141,19 +141,19 @@ class StepModel:
     """A step, measured in pieces.
 
     Attributes:
-        ranks: N.
-        settings: those under which it was measured.
+        ranks: number of ranks, N.
+        settings: settings of the measured step.
         together: passes while all ranks compute, the slowest rank's.
         alone: passes of one rank that has the machine to itself.
         profile: gradients in float32 and when they are ready, at any batch.
-        networks: all-reduces by the type on the wire.
-        costs: into a bucket and back (``copy``, ``fp16``, ``bf16``), by bytes in float32.
+        networks: type on the wire → its all-reduces.
+        costs: seconds into a bucket and back (``copy``, ``fp16``, ``bf16``), by bytes in float32.
         optimizer_s, data_s_per_sample: update, and loading of a sample.
         contention: κ, what an all-reduce takes longer in the step, and from computation beside it,
             as a share of its time.
         backend: decides how many all-reduces are in flight; one where it is not known.
-        gradient_as_bucket_view: as for DDP; gradients are not copied back. What a compression casts
-            it casts all the same.
+        gradient_as_bucket_view: DDP's argument; gradients are not copied back. What a compression
+            casts it casts all the same.
         shares_cores: True if the cores that compute also do the all-reduces (gloo within one
             machine): beside computation an all-reduce then takes from it all of its time.
     """

@@ -111,8 +111,8 @@ def describe_network(
     """Returns the name of a network by what joins it; see ``network_name``.
 
     Args:
-        backend: as ``backend_name`` returns it.
-        ranks_per_gpu, device_name: as for ``network_name``.
+        backend: name that ``backend_name`` returns.
+        ranks_per_gpu, device_name: see ``network_name``.
         hosts: number of ranks on each host.
         env: variables of a rank, which say whether its network is emulated.
     """
@@ -134,7 +134,7 @@ def layout_name(backend: str | None, hosts: Sequence[int]) -> str | None:
     Examples: ``NCCL, 2 hosts × 4 ranks``, ``NCCL, hosts with 4 + 2 ranks``, ``TCP over loopback``.
 
     Args:
-        backend: as ``backend_name`` returns it.
+        backend: name that ``backend_name`` returns.
         hosts: number of ranks on each host.
     """
     if backend is None or not backend.startswith(("gloo", "nccl")):

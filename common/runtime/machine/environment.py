@@ -71,9 +71,9 @@ def describe_environment(
     agree.
 
     Args:
-        backend: the one that joins the ranks; None for a single device.
+        backend: backend that joins the ranks; None for a single device.
         device: ``cpu`` or ``cuda``; by default GPUs are described where there are any.
-        world_size: of the job that this process starts; by default of the job it is a rank of.
+        world_size: ranks of the job that this process starts; by default of its own job.
         note: text for every caption.
         group: the ranks and their network, where this process is one of them.
     """

@@ -62,12 +62,13 @@ class Gpu:
     Attributes:
         memory_bytes: memory of the MIG slice, if this is one, else of the GPU.
         memory_used_bytes: memory used by all processes and by the driver itself.
-        power_limit_w, power_draw_w: in watts.
+        power_limit_w, power_draw_w: watts allowed, and drawn now.
         mig_mode: True if the GPU is split into MIG slices.
         mig_slice: True if the device that this process sees is such a slice.
         compute_mode: DEFAULT lets several processes use it, EXCLUSIVE_PROCESS one.
-        pcie_generation, pcie_width: now (an idle link may be slower); with ``_max``, at most.
-        local_cores: those of its NUMA node, as Linux writes them.
+        pcie_generation, pcie_width: present values (an idle link may be slower); with ``_max``, the
+            largest.
+        local_cores: cores of its NUMA node, as Linux writes them.
     """
 
     name: str
@@ -165,8 +166,8 @@ def read_gpu_facts(
     """Reads the facts of these devices from NVML and sysfs, in the order of the devices.
 
     Args:
-        devices: those that CUDA shows; None for all that the driver lists, for machines where CUDA
-            cannot be used.
+        devices: devices that CUDA shows; None for all that the driver lists, for machines where
+            CUDA cannot be used.
         nvml: the module that speaks to the driver; by default pynvml.
         root: the root of the file system.
     """

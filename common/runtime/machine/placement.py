@@ -143,8 +143,8 @@ def split_groups(hosts: Sequence[str], size: int) -> list[str]:
     """Returns a sentence for each group of ranks on several hosts, though one host has as many.
 
     Args:
-        hosts: of every rank, in rank order.
-        size: of a group, whose ranks follow each other.
+        hosts: host of every rank, in rank order.
+        size: ranks of a group, which follow each other.
     """
     if size > max(Counter(hosts).values()):
         return []  # as was asked for

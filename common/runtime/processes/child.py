@@ -29,9 +29,9 @@ class ChildExit:
     """The end of a child.
 
     Attributes:
-        status: as subprocess gives it, negative after a signal.
+        status: exit status, negative after a signal.
         log: file of the child's standard error.
-        timeout_s: after which it was ended; None where it ended by itself.
+        timeout_s: seconds after which it was ended; None where it ended by itself.
     """
 
     status: int
