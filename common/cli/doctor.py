@@ -6,11 +6,13 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.cli.checks import gpu_checks as checks
-from common.cli.checks.gpu_checks import OVERLAP, Check, gpu_rows, overlap, reachable_peers
+from common.cli import gpu_checks as checks
+from common.cli.gpu_checks import OVERLAP, Check, gpu_rows, overlap, reachable_peers
 from common.errors import RunFailed, UserError
 from common.runtime.machine.device import granted_gpus, hides_gpus
 from common.runtime.wording import counted
@@ -50,7 +52,6 @@ class Doctor:
 
     def run(self) -> None:
         """Prints the tables; exit status 2 when something the main job needs is missing."""
-        from common.cli.checks.selftest import run_selftest
         from common.runtime.processes.ranks import current_ranks
 
         if self.selftest:
@@ -305,3 +306,41 @@ def _emulated_hosts() -> Check:
 def _slurm() -> Check:
     sbatch = shutil.which("sbatch")
     return Check("cluster jobs", bool(sbatch), "sbatch found" if sbatch else "no sbatch here")
+
+
+def run_selftest(output_dir: str) -> None:
+    """Starts the self-test, shows its table, and leaves with its verdict.
+
+    Raises:
+        UserError: GPUs were granted that torch cannot use.
+        RunFailed: a check failed, or a rank died.
+    """
+    from common.benchmarks.selftest import Result, print_results, read_results
+    from common.cluster.launch import launch
+    from common.runtime.machine.device import choose_device
+    from common.runtime.machine.gpus import cuda_devices
+    from common.runtime.paths import project_root
+    from common.runtime.stage_progress import StageProgress
+
+    device = choose_device()
+    ranks = len(cuda_devices()) if device == "cuda" else 2
+    with tempfile.TemporaryDirectory(prefix="ddplab-selftest-") as folder:
+        results = Path(folder) / "results"
+        log = Path(folder) / "log"
+        flags = ["--output_dir", str(Path(output_dir).absolute()), "--results", str(results)]
+        flags += ["--device", device]
+        script = project_root() / "common" / "benchmarks" / "selftest.py"
+        failure = None
+        try:
+            with StageProgress().stage(f"self-test ({ranks} ranks)") as update:
+                launch(script, flags, ranks, log, on_output=update)
+        except (RunFailed, UserError) as error:
+            failure = str(error)
+        rows = read_results(results)
+        if not rows:
+            lines = log.read_text().strip().splitlines()[-1:] or [""]
+            rows = [Result("start", "failed", failure or lines[0], "see ddplab doctor")]
+    print_results(rows)
+    failed = [result.name for result in rows if result.is_bad]
+    if failed or failure:
+        raise RunFailed(f"self-test: {', '.join(failed) or failure}")

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from common.cluster.emulated import EmulatedCluster
 from common.errors import UserError
-from common.runtime.group.global_batch import dividing_batch
 from common.runtime.machine.device import choose_device
 from common.runtime.paths import project_root, relative_to_project
 from common.runtime.records.run_directory import read_environment
+from common.runtime.run_options import dividing_batch
 from common.runtime.script import read_yaml
 from common.runtime.wording import counted
 

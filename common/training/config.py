@@ -10,11 +10,10 @@ from typing import ClassVar
 from common.errors import UserError, unknown_name
 from common.perfmodel.one_device.architecture import GPT2Config
 from common.perfmodel.one_device.workload import Workload
-from common.runtime.group.global_batch import dividing_batch
 from common.runtime.group.process_group import Worker
 from common.runtime.machine.placement import own_placement, split_groups
 from common.runtime.records.recorder import require_not_negative, require_positive
-from common.runtime.run_options import RankOptions
+from common.runtime.run_options import RankOptions, dividing_batch
 from common.runtime.wording import counted
 from common.training.ignored_settings import is_changed
 
