@@ -154,15 +154,15 @@ def overlap(used: Tried, default: Tried | None) -> Check:
     return Check(OVERLAP, True, detail)
 
 
-def host_memory(gpus: int, available_bytes: int, model: str = LARGEST_MODEL) -> Check | None:
-    """Checks that a checkpoint of ``model`` fits: a node's ranks stage the states once."""
+def host_memory(gpus: int, available_bytes: int) -> Check | None:
+    """Checks that a checkpoint of ``LARGEST_MODEL`` fits: a node's ranks stage the states once."""
     from common.perfmodel.one_device.architecture import GPT2Config
 
     if not gpus:
         return None
-    needed = STATE_BYTES * GPT2Config.named(model).num_parameters()
+    needed = STATE_BYTES * GPT2Config.named(LARGEST_MODEL).num_parameters()
     detail = (
-        f"{available_bytes / 1e9:.1f} GB of host memory; a checkpoint of {model} stages "
+        f"{available_bytes / 1e9:.1f} GB of host memory; a checkpoint of {LARGEST_MODEL} stages "
         f"{needed / 1e9:.1f} GB, divided among the ranks"
     )
     if needed <= available_bytes:
@@ -196,9 +196,9 @@ def job_memory_bytes(available_bytes: int, env: Mapping[str, str] = os.environ) 
     return min(available_bytes, int(limit) * 2**20)
 
 
-def free_shared_memory(folder: Path = SHARED_MEMORY) -> int | None:
+def free_shared_memory() -> int | None:
     """Returns the bytes free in /dev/shm, or None where there is none."""
-    return shutil.disk_usage(folder).free if folder.is_dir() else None
+    return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
 
 
 UNKNOWN = "not known"

@@ -146,11 +146,9 @@ def best_rows(total_s: NDArray) -> NDArray:
     return len(total_s) - 1 - np.argmax(is_fastest[::-1], axis=0)
 
 
-def near_interval(
-    rows: Sequence[CapRow], total_s: NDArray, best: int, tolerance: float = 0.01
-) -> tuple[float, float]:
-    """Returns the interval of caps (MiB) around ``best`` that stays within ``tolerance`` of it."""
-    near = total_s <= total_s[best] * (1 + tolerance)
+def near_interval(rows: Sequence[CapRow], total_s: NDArray, best: int) -> tuple[float, float]:
+    """Returns the interval of caps (MiB) around ``best`` that stays within 1 % of it."""
+    near = total_s <= total_s[best] * 1.01
     low = high = best
     while low > 0 and near[low - 1]:
         low -= 1

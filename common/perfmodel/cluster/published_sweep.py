@@ -166,9 +166,7 @@ def explain_sweep(
     return SweepExplained(model, table, mfu, alone_s * 1e3)
 
 
-def deviation_by_bandwidth(
-    model: str, bandwidths_gb_per_s: Sequence[float], folder: Path = PUBLISHED
-) -> pd.DataFrame:
+def deviation_by_bandwidth(model: str, bandwidths_gb_per_s: Sequence[float]) -> pd.DataFrame:
     """Predicts the curve on links of other bandwidths (algorithm bandwidth, 1e9 bytes/s).
 
     Columns: bandwidth_gb_per_s, communication_share (of the step), predicted_spread (slowest over
@@ -176,7 +174,7 @@ def deviation_by_bandwidth(
     """
     rows = []
     for bandwidth in bandwidths_gb_per_s:
-        explanation = explain_sweep(model, AlphaBeta(LATENCY_S, bandwidth * 1e9), folder)
+        explanation = explain_sweep(model, AlphaBeta(LATENCY_S, bandwidth * 1e9))
         row = (
             explanation.communication_share,
             explanation.spread("predicted_ms"),
@@ -187,38 +185,32 @@ def deviation_by_bandwidth(
     return pd.DataFrame(rows, columns=columns)
 
 
-def least_bandwidth_gb_per_s(
-    model: str, tolerance: float = 0.01, folder: Path = PUBLISHED
-) -> float:
-    """Finds the slowest link (1e9 bytes/s) with all steps within ``tolerance`` of the published.
+def least_bandwidth_gb_per_s(model: str) -> float:
+    """Finds the slowest link (1e9 bytes/s) with all steps within 1 % of the published.
 
     More bandwidth never makes the curve steeper, so it is found by bisection of the logarithm.
     """
     low, high = 1.0, 1000.0
     for _ in range(20):
         middle = (low * high) ** 0.5
-        if deviation_by_bandwidth(model, [middle], folder)["worst_deviation"][0] > tolerance:
+        if deviation_by_bandwidth(model, [middle])["worst_deviation"][0] > 0.01:
             low = middle
         else:
             high = middle
     return high
 
 
-def explain_efficiency(
-    network: AllReduceModel | None = None,
-    straggler_spread: float = STRAGGLER_SPREAD.value,
-    folder: Path = PUBLISHED,
-) -> pd.DataFrame:
+def explain_efficiency() -> pd.DataFrame:
     """Puts published throughput on two GPUs beside the prediction from one GPU's.
 
     Columns: batch_per_gpu, mfu (of the one GPU), measured_efficiency, predicted_efficiency,
     without_stragglers (predicted, on GPUs that are equally fast).
     """
-    network = network or two_a100s()
-    source = yaml.safe_load((folder / "source.yaml").read_text())["settings"]
-    path = folder / "efficiency.csv"
+    network = two_a100s()
+    source = yaml.safe_load((PUBLISHED / "source.yaml").read_text())["settings"]
+    path = PUBLISHED / "efficiency.csv"
     published = read_table(path, ["model", "batch_per_gpu", "one_gpu_tokens_per_s"])
-    slower = float(slowest_of(2, straggler_spread)) - 1
+    slower = float(slowest_of(2, STRAGGLER_SPREAD.value)) - 1
     rows = []
     for row in published.itertuples():
         config = GPT2Config.named(row.model, n_positions=source["n_positions"])

@@ -63,10 +63,10 @@ class BestCap:
                 return candidate
         raise UserError(f"cap {cap_mib} MiB was not searched")
 
-    def matched_by(self, caps_mib: Iterable[float], tolerance: float = 1e-3) -> bool:
-        """Returns True if one of these caps is predicted as fast as b*, within ``tolerance``."""
+    def matched_by(self, caps_mib: Iterable[float]) -> bool:
+        """Returns True if one of these caps is predicted as fast as b*, within 0.1 %."""
         fastest_s = min(map(self.predicted_s, caps_mib))
-        return fastest_s <= self.total_s * (1 + tolerance)
+        return fastest_s <= self.total_s * 1.001
 
     def predicted_s(self, cap_mib: float) -> float:
         """Returns T, in seconds, of a cap that ``candidate`` knows."""

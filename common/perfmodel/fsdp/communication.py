@@ -199,7 +199,6 @@ def strategy_table(
     config: GPT2Config,
     ranks: int,
     accumulations: Sequence[int] = (1, 4),
-    backends: Sequence[str] = BACKENDS,
     shard_size: int | None = None,
 ) -> pd.DataFrame:
     """Tabulates the bytes that a rank sends in a step under each strategy.
@@ -211,7 +210,7 @@ def strategy_table(
     NaN for a single rank).
     """
     rows = []
-    for backend in backends:
+    for backend in BACKENDS:
         for accumulation in accumulations:
             for strategy in PYTORCHS[1:]:
                 hybrid = strategy == "HYBRID_SHARD"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import yaml
@@ -68,7 +67,7 @@ class Explanation:
         return self.bandwidth_bytes_per_s / PCIE3_X16_BYTES_PER_S
 
 
-def explain_published(folder: Path = PUBLISHED) -> Explanation:
+def explain_published() -> Explanation:
     """Finds one link bandwidth, with its range, for the published pair of steps on two V100s.
 
     At the small batch nearly all communication is exposed, so the time tells the bandwidth and
@@ -78,7 +77,7 @@ def explain_published(folder: Path = PUBLISHED) -> Explanation:
     be assumed matters little: any latency up to 100 µs, or memory from 700 GB/s to infinitely fast,
     moves the bandwidth by less than 1.5 %.
     """
-    times, source = read_published(folder)
+    times, source = read_published()
     settings = source["settings"]
     mlp = Mlp.of(
         input_dim=settings["input_dim"],
@@ -90,9 +89,9 @@ def explain_published(folder: Path = PUBLISHED) -> Explanation:
     return explain(TwoGpuModel(device, settings["bucket_cap_mb"]), times[2], times[1])
 
 
-def read_published(folder: Path = PUBLISHED) -> tuple[dict[int, dict[int, float]], dict]:
+def read_published() -> tuple[dict[int, dict[int, float]], dict]:
     """Reads step times in seconds by world size and batch, and the source with the settings."""
-    path = folder / "mlp-step-times.csv"
+    path = PUBLISHED / "mlp-step-times.csv"
     table = read_table(path, ["world_size", "batch_per_rank", "step_time_ms"])
     table["step_time_ms"] = numbers(table, "step_time_ms", path, above=0)
     times: dict[int, dict[int, float]] = {}
@@ -101,7 +100,7 @@ def read_published(folder: Path = PUBLISHED) -> tuple[dict[int, dict[int, float]
     for world_size in (1, 2):
         if world_size not in times:
             raise UserError(f"{path}: no step on {world_size} GPU(s)")
-    return times, yaml.safe_load((folder / "source.yaml").read_text())
+    return times, yaml.safe_load((PUBLISHED / "source.yaml").read_text())
 
 
 def explain(

@@ -153,34 +153,28 @@ LEAST_GAIN = 0.03
 """Lower bound on a predicted gain: less cannot be told from the noise of a measurement."""
 
 
-def propose(
-    model: StepModel,
-    *,
-    factors: Sequence[int] = FACTORS,
-    target: float = TARGET_EFFICIENCY,
-    least_gain: float = LEAST_GAIN,
-) -> list[Proposal]:
+def propose(model: StepModel, *, factors: Sequence[int] = FACTORS) -> list[Proposal]:
     """Proposes changes that make N ranks scale better, one setting at a time.
 
     Of each kind the first is the one to take: the smallest change that reaches the target
     efficiency, or else the one that comes closest. Kinds come in the order of what this first one
     is predicted to reach, and ``network``, which no flag changes, comes last. Changes predicted to
-    gain less than ``least_gain`` are left out.
+    gain less than ``LEAST_GAIN`` are left out.
     """
     now = model.settings
     before = predict(model)
     kinds: list[list[Proposal]] = []
     for changes in _changes(model, factors):
         kind = [_proposal(model, changed, before) for changed in changes]
-        kind = [proposal for proposal in kind if proposal.gain >= least_gain]
+        kind = [proposal for proposal in kind if proposal.gain >= LEAST_GAIN]
         # Stable: those that reach the target stay in the order from small to large.
-        kind.sort(key=lambda proposal: -min(proposal.predicted_efficiency, target))
+        kind.sort(key=lambda proposal: -min(proposal.predicted_efficiency, TARGET_EFFICIENCY))
         if kind:
             kinds.append(kind)
     kinds.sort(key=lambda kind: -kind[0].predicted_efficiency)
     proposals = [proposal for kind in kinds for proposal in kind]
-    bandwidth = needed_bandwidth(model, target)
-    if bandwidth is not None and before.exchange_efficiency < target:
+    bandwidth = needed_bandwidth(model, TARGET_EFFICIENCY)
+    if bandwidth is not None and before.exchange_efficiency < TARGET_EFFICIENCY:
         wire = WIRE_TYPES[now.compression]
         factor = bandwidth / as_alpha_beta(model.networks[wire]).bandwidth_bytes_per_s
         bus = bandwidth * 2 * (model.ranks - 1) / model.ranks
@@ -188,7 +182,7 @@ def propose(
         if factor > 1:
             after = predict(at_bandwidth(model, factor))
             network = _filled(f"network={bus / 1e9:.3g} GB/s", now, after, before, now)
-            proposals += [network] if network.gain >= least_gain else []
+            proposals += [network] if network.gain >= LEAST_GAIN else []
     return proposals
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -26,14 +26,14 @@ SHARING_SINCE = (2, 30)
 logger = logging.getLogger(__name__)
 
 
-def choose_group(env: MutableMapping[str, str] = os.environ) -> None:
+def choose_group() -> None:
     """Makes ``nccl`` the process group whose exchange DDP overlaps, unless the user chose.
 
     Must come before ``init_process_group``. No version of torch ends this: ``ddplab doctor`` tries
     both groups on a GPU, and says if the newer one overlaps as well. Until then, and after,
     ``TORCH_DIST_USE_NCCL2=1`` takes the newer one. Torch before 2.15 does not read the variable.
     """
-    env.setdefault(GROUP_CHOICE, "0")
+    os.environ.setdefault(GROUP_CHOICE, "0")
 
 
 def group_class(device: torch.device) -> str:

@@ -29,12 +29,12 @@ def emulated_network(env: Mapping[str, str] = os.environ) -> dict | None:
     return json.loads(env[EMULATED_NETWORK]) if EMULATED_NETWORK in env else None
 
 
-def ranks_on_machine(ranks_on_host: int, env: Mapping[str, str] = os.environ) -> int:
+def ranks_on_machine(ranks_on_host: int) -> int:
     """Returns the number of ranks that share this machine's memory and cores.
 
     Emulated hosts are one machine.
     """
-    emulated = emulated_network(env)
+    emulated = emulated_network()
     return ranks_on_host * (emulated["hosts"] if emulated else 1)
 
 
