@@ -315,8 +315,8 @@ def _yaml_arguments(path: Path, settings_type: type, section: str) -> list[str]:
     return as_flags(settings)
 
 
-def leave_when_terminated() -> None:
-    """Makes SIGTERM end this process: by RunFailed, or after five seconds by ``os._exit``.
+def leave_when_terminated(grace_s: float = 5.0) -> None:
+    """Makes SIGTERM end this process: by RunFailed, or after ``grace_s`` seconds by ``os._exit``.
 
     A rank that waits in a collective for one that is gone does not return to Python, where the
     exception would be raised. A thread then ends it, before torchrun's half minute is over.
@@ -335,7 +335,7 @@ def leave_when_terminated() -> None:
     def watch() -> None:
         while os.read(reader, 1) != bytes([signal.SIGTERM]):
             pass
-        time.sleep(5)
+        time.sleep(grace_s)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
